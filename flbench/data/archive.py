@@ -113,6 +113,10 @@ class Archive:
         if self._zip is not None:
             self._zip.close()
 
+    def place(self, name: str) -> str:
+        """Return what error messages call an entry."""
+        return f"{self.path}: {name}"
+
     def read(self, name: str) -> bytes:
         """Return the content of an entry.
 

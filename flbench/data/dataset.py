@@ -1,5 +1,6 @@
 """The data type of a data set in memory, and checks of its labels."""
 
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -231,3 +232,26 @@ def check_names(names: Sequence[str], path: Path | str) -> None:
                 f"{path}: the classes {other} and {k} have the same name, {name.strip()!r}. Give"
                 " each class a name of its own."
             )
+
+
+def notes_on_names(names: Sequence[str], what: str) -> tuple[str, ...]:
+    """Return a note if two different names look the same.
+
+    Args:
+        names: Names of classes or clients.
+        what: What they name, `class` or `client`.
+
+    >>> [note] = notes_on_names(["a", "b", "a "], "client")
+    >>> "0 and 2, 'a' and 'a '" in note
+    True
+    """
+    seen: dict[str, int] = {}
+    for k, name in enumerate(names):
+        shown = " ".join(unicodedata.normalize("NFC", name).split())
+        if (other := seen.setdefault(shown, k)) != k:
+            plural = "classes" if what == "class" else f"{what}s"
+            return (
+                f"data: the names of the {plural} {other} and {k}, {names[other]!a} and {name!a},"
+                f" look the same, and are two. If they mean one {what}, write them in one way.",
+            )
+    return ()

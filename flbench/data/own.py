@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
-from flbench.core.errors import DataError, did_you_mean
+from flbench.core.errors import DataError, did_you_mean, shortened
 from flbench.data import labels as labels_of
 from flbench.data import npz_files, pixels, table_files
 from flbench.data.dataset import Dataset
@@ -116,6 +116,7 @@ class Data:
             part = _arrays(test, None, label, None, f"{self.where}, `test`")
             arrays |= {key.replace("train_", "test_"): part[key] for key in part if "_" in key}
         if clients is not None:
+            _check_order(x, clients, f"{self.where}, `clients`")
             arrays["train_groups"] = _array(clients, f"{self.where}, `clients`")
             labels_of.as_texts(arrays["train_groups"], f"{self.where}, `clients`", "client")
         if layout == "auto" and "layout" in arrays:
@@ -149,16 +150,21 @@ class Data:
 
 
 class _Frames:
-    """Tables of pandas as CSV files in memory, one for each client."""
+    """Tables of pandas as CSV files in memory, one for each client, or one for all samples."""
 
-    def __init__(self, frames: Mapping[str, pd.DataFrame], where: str) -> None:
+    def __init__(self, frames: Mapping[str, pd.DataFrame], where: str, *, by_client: bool) -> None:
         self.path = Path(where)
-        self._frames = dict(frames)
+        self._frames, self._by_client = dict(frames), by_client
 
     @property
     def names(self) -> list[str]:
         """Names of the files."""
         return list(self._frames)
+
+    def place(self, name: str) -> str:
+        """Return what error messages call a table."""
+        client = f" of the client `{shortened(name.removesuffix('.csv'), 60)}`"
+        return f"{self.path}, rows{client if self._by_client else ''} as CSV"
 
     def read(self, name: str) -> bytes:
         """Return a table as the text of a CSV file."""
@@ -223,7 +229,8 @@ def _table(
         frames = {f"{key}.csv": part.drop(columns=client) for key, part in parts.items()}
     else:
         parts, frames = {}, {"table.csv": frame}
-    dataset = table_files.read(_Frames(frames, where), name, label)
+    tables = _Frames(frames, where, by_client=client is not None)
+    dataset = table_files.read(tables, name, label)
     if client is None:
         return replace(dataset, groups=None, group_names=())
     return replace(dataset, group_names=tuple(parts))
@@ -287,6 +294,7 @@ def _arrays(x: Any, y: Any, label: str | None, client: str | None, where: str) -
     if y is None and isinstance(x, tuple | list) and len(x) == 2:
         x, y = x
     if y is not None:
+        _check_order(x, y, f"{where}, `y`")
         return _first_channels(x) | {
             "train_images": _array(x, f"{where}, `x`"),
             "train_labels": _array(y, f"{where}, `y`"),
@@ -364,6 +372,32 @@ def _stacked(pairs: Iterable[Any], count: int, where: str) -> dict[str, Any]:
     return {"train_images": x, "train_labels": np.asarray(labels), **found}
 
 
+def _check_order(x: Any, other: Any, what: str) -> None:
+    """Raise a DataError if the rows of two objects of pandas have the same index in other orders.
+
+    Samples and labels belong together by position, as everywhere but in pandas.
+
+    Args:
+        x: The samples.
+        other: Their labels or clients.
+        what: What `other` is, as the beginning of an error message.
+    """
+    x = x[0] if isinstance(x, tuple | list) and x else x
+    if not all(isinstance(one, pd.DataFrame | pd.Series) for one in (x, other)):
+        return
+    if x.index.equals(other.index) or len(x) != len(other) or not x.index.is_unique:
+        return
+    places = x.index.get_indexer(other.index) if other.index.is_unique else np.array([-1])
+    if (places >= 0).all():
+        row = int(np.flatnonzero(places != np.arange(len(x)))[0])
+        raise DataError(
+            f"{what} has the rows of `x` in another order: row {row} (counted from 0) has the index"
+            f" `{other.index[row]}` there and `{x.index[row]}` in `x`. Bring both to one order, for"
+            " example by y.loc[x.index]; or reset both indices (reset_index(drop=True)) if the"
+            " positions are right."
+        )
+
+
 def _array(value: Any, what: str = "`data`") -> NDArray[Any]:
     """Return a tensor, an image of Pillow, a Series, a list or an array as an array.
 
@@ -379,6 +413,8 @@ def _array(value: Any, what: str = "`data`") -> NDArray[Any]:
         value = value.float() if value.dtype == torch.bfloat16 else value
     if _is_image(value):
         value, _ = pixels.as_seen(value)
+    if hasattr(value, "nnz") and hasattr(value, "toarray"):
+        raise DataError(f"{what} is a sparse matrix of SciPy. Give a dense array: .toarray().")
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         place = np.argwhere(np.ma.getmaskarray(value))[0].tolist()
         raise DataError(

@@ -18,7 +18,7 @@ from flbench.core import given, imported
 from flbench.core.errors import DataError, did_you_mean
 from flbench.data import image_files, npz_files, table_files
 from flbench.data.archive import Archive, SingleFile, check_format
-from flbench.data.dataset import Dataset, check_classes, check_lengths
+from flbench.data.dataset import Dataset, check_classes, check_lengths, notes_on_names
 from flbench.data.known_sets import known
 from flbench.data.own import Data
 from flbench.data.partition_files import data_hash
@@ -145,7 +145,9 @@ def _checked(dataset: Dataset, path: Path | str, config: DataConfig) -> Dataset:
             f"`data.augment`={list(config.augment)} is for images, but {path} has tables. Leave it"
             " out."
         )
-    return dataset
+    notes = notes_on_names(dataset.classes, "class")
+    notes += notes_on_names(dataset.group_names, "client")
+    return replace(dataset, notes=(*dataset.notes, *notes))
 
 
 def _read(path: Path, config: DataConfig) -> Dataset:

@@ -78,6 +78,9 @@ class Tables(Protocol):
     def names(self) -> Sequence[str]:
         """Names of all files, sorted."""
 
+    def place(self, name: str) -> str:
+        """Return what error messages call a file."""
+
     def read(self, name: str) -> bytes:
         """Return the content of a file."""
 
@@ -103,7 +106,7 @@ def read(archive: Tables, name: str, label: str | None) -> Dataset:
     features: list[Features] = []
     labels, groups = [], []
     for group, entry in enumerate(files):
-        where = f"{archive.path}: {entry}"
+        where = archive.place(entry)
         rows, lines = _rows(archive, entry)
         _check_fields(rows, lines, where)
         header = header or rows[0]
@@ -178,7 +181,7 @@ def read_features(
     Raises:
         DataError: The table lacks a column, or a value cannot be used.
     """
-    where = f"{archive.path}: {entry}"
+    where = archive.place(entry)
     rows, lines = _rows(archive, entry)
     header = rows[0]
     if missing := [name for name in columns if name not in header]:
@@ -239,7 +242,7 @@ def _rows(archive: Tables, entry: str) -> tuple[list[list[str]], list[int]]:
     """
     rows: list[list[str]] = []
     lines: list[int] = []
-    where, line = f"{archive.path}: {entry}", 1
+    where, line = archive.place(entry), 1
     try:
         reader = csv.reader(io.StringIO(archive.read(entry).decode("utf-8-sig")), strict=True)
         for row in reader:

@@ -150,6 +150,15 @@ class SequentialEngine:
         state.restore()
         return state.changes
 
+    def changed_fixed(self) -> list[str]:
+        """Return the names of the tensors that the user has fixed and the last client has changed.
+
+        Each client begins with their first values.
+        """
+        env = self._environment
+        names = sorted(fixed.of(env.net).leaves)
+        return [name for name in names if not torch.equal(env.own[name], env.start[name])]
+
     def settle(self) -> None:
         """Let each further step begin with the net's attributes as its code has left them."""
         env = self._environment

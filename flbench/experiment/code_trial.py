@@ -148,6 +148,7 @@ class CodeTrial:
             engine.changed_attributes()
             try:
                 first = self._round(engine, ids)
+                self._check_fixed(engine)
                 before = remembered(roots)
                 second = self._round(engine, ids)
                 changed = changes(before, remembered(roots))
@@ -190,6 +191,20 @@ class CodeTrial:
                 " buffer for what must last."
             ]
         return []
+
+    def _check_fixed(self, engine: "SequentialEngine") -> None:
+        """Raise a ConfigError if a client's training has changed what the user has fixed."""
+        if not (names := engine.changed_fixed()):
+            return
+        cure = "Make them buffers (register_buffer), which clients keep and send."
+        if isinstance(self.net, LightningNet):
+            cure += " Or leave requires_grad=True, and leave them out of the optimizer."
+        shown = [name.removeprefix("module.").removeprefix("backbone.") for name in names]
+        raise ConfigError(
+            f"model: the code changes {_listed(shown)} while a client trains, which"
+            " requires_grad=False or the eval mode fixes: what is fixed is the same for all clients"
+            f" in all rounds, so the change would be lost after each training. {cure}"
+        )
 
     def _cures(self, changed: list[str]) -> str:
         """Return what code may use instead of what it remembers."""

@@ -364,7 +364,7 @@ def learned(path: Path, federation: Federation | None = None) -> tuple[Learned, 
     check_run_folder(path)
     threads = torch.get_num_threads()
     config, _ = resolve_written(path / "config.yaml")
-    experiment = build(_on_this_machine(config), federation)
+    experiment = build(_on_this_machine(config), federation, tried=False)
     try:
         _check_data(experiment, path)
         return experiment.algorithm.learned(_read_state(experiment, path, "last"))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
@@ -14,6 +15,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from flbench.config.schema import OwnModelConfig
 from flbench.core import given, imported, user_code
 from flbench.core.errors import ConfigError
+from flbench.core.tree import digest
 from flbench.core.types import Outputs
 from flbench.models import fixed, lightning_net, trial
 from flbench.models.copies import bound_functions, hooked_parameters, sentence_on
@@ -221,9 +223,13 @@ def sha256(config: OwnModelConfig, net: nn.Module) -> str:
             sha.update(f"{name}{leaf.dtype}{list(leaf.shape)}".encode())
             sha.update(leaf.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         now, whose = sha.hexdigest(), "of the net that was given, with its weights,"
-        code = imported.net_hashes(given.find("model"))
-        if code is not None and config.sha256 != now:  # earlier versions hashed no code
-            now = user_code.combined({"weights": now, "code": code[0]})
+        parts = {"weights": now}
+        # Earlier versions hashed the weights alone, and then the code.
+        if (code := imported.net_hashes(given.find("model"))) and config.sha256 != now:
+            parts["code"] = code[0]
+            now = user_code.combined(parts)
+        if (others := _unsaved(net)) and config.sha256 != now:
+            now = user_code.combined({**parts, "others": digest([others])})
     else:
         now = imported.source_sha256(config.name, config.sha256)
         whose = f"of the source of `{config.name}`"
@@ -233,6 +239,23 @@ def sha256(config: OwnModelConfig, net: nn.Module) -> str:
             " a function starts from the run's seed), or start a new run."
         )
     return now
+
+
+def _unsaved(net: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors and arrays of a net that its state_dict does not have, by name."""
+    saved = net.state_dict().keys()
+    found = {name: one for name, one in net.named_buffers() if name not in saved}
+    for place, module in net.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+                found[f"{place}.{name}"] = torch.tensor(value)
+            elif isinstance(value, Tensor):
+                found[f"{place}.{name}"] = value
+    return {
+        name: one.to_dense() if one.layout != torch.strided else one
+        for name, one in found.items()
+        if not one.is_meta
+    }
 
 
 def _pickled(value: object) -> bytes:
@@ -257,7 +280,20 @@ def notes(net: nn.Module) -> list[str]:
             f"model: the head is `{net.place or type(net.head).__name__}`; its inputs are the"
             " features. Set `model.head` for another one."
         )
-    return [*found, *fixed.notes(net), *trial.notes(net)]
+    return [*found, *_precision(net), *fixed.notes(net), *trial.notes(net)]
+
+
+def _precision(net: nn.Module) -> list[str]:
+    """Return a note if the user has made parameters in another type than float32."""
+    every = list(net.parameters())
+    others = [one.dtype for one in every if one.dtype != torch.float32]
+    if not others:
+        return []
+    return [
+        f"model: {len(others)} of {len(every)} parameters are"
+        f" {', '.join(sorted({str(one) for one in others}))}. A run casts all parameters to the"
+        " type of `engine.precision`."
+    ]
 
 
 def _built(

@@ -5,11 +5,14 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from scipy import sparse
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import flbench as fl
 from flbench.cli.app import main
-from flbench.data import npz_files, table_files
+from flbench.config.schema import DataConfig
+from flbench.core.given import offered
+from flbench.data import dataset, npz_files, sources, table_files
 from flbench.data.archive import Archive
 from flbench.data.partition_files import data_hash
 from tests.api.own_parts import arrays
@@ -254,6 +257,26 @@ def test_byte_strings_in_frames_are_texts():
     assert (data.columns, data.classes) == (("x",), ("u", "v"))
 
 
+ROWS = pd.DataFrame({"c": [*"rrss"], "b": [0.5, 1.5, 2.5, 3.5], "a": [0, 1, 0, 1]})
+
+
+def test_rows_of_pandas_belong_together_by_position_where_their_indices_differ():
+    x, y = ROWS[["b"]].iloc[::-1], ROWS["a"].iloc[::-1]
+    expected = fl.Data(x.to_numpy(), y.to_numpy()).dataset
+
+    for labels in (y, y.reset_index(drop=True).set_axis([*"abcd"])):
+        assert data_hash(fl.Data(x, labels).dataset) == data_hash(expected)
+
+
+@pytest.mark.parametrize(("one", "other"), [("x", "x "), ("\u00fc", "u\u0308")])
+def test_a_note_names_clients_and_classes_that_look_the_same(one, other):
+    data = fl.Data(X[:6], ["a", "b"] * 3, clients=[one, other, "z"] * 2)
+    with offered({"data": data}):
+        notes = sources.load(DataConfig(source="object")).notes
+    assert any("0 and 1" in note and ascii(other) in note for note in notes)
+    assert any("0 and 1" in note for note in dataset.notes_on_names([one, other], "class"))
+
+
 def levels():
     return FRAME.set_axis(pd.MultiIndex.from_tuples([("a", 0), ("a", 1), ("b", 0)]), axis=1)
 
@@ -280,6 +303,17 @@ def levels():
         ),
         (lambda: fl.Data(X, Y, clients=np.ma.masked_equal(Y, Y[2])), "`clients` .* is masked"),
         (lambda: fl.Data(torch.rand(4, 3).to_sparse(), [0, 1] * 2), "dense"),
+        (lambda: fl.Data(sparse.csr_matrix(np.eye(4)), [0, 1] * 2), r"`x` .*sparse.*toarray"),
+        (lambda: fl.Data((ROWS.iloc[::-1], ROWS["a"])), r"`y` .* row 0 .*`3` .* y\.loc\[x\.index"),
+        (
+            lambda: fl.Data(ROWS, [0, 1] * 2, clients=ROWS["a"].iloc[[0, 2, 1, 3]]),
+            "`clients`.*row 1",
+        ),
+        (lambda: fl.Data(ROWS.assign(b=[1, np.inf, 3, 4])[["b", "a"]]), "rows as CSV, line 3.*`b`"),
+        (
+            lambda: fl.Data(ROWS.assign(b=["x", "y", "x", 3]), label="a", client="c"),
+            "rows of the client `r` as CSV, line 2.*`b`.*client `s`.*line 3",
+        ),
     ],
 )
 def test_missing_masked_and_doubled_values_are_refused_by_place(make, said):

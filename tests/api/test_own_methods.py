@@ -9,18 +9,19 @@ from dataclasses import dataclass
 
 import cloudpickle
 import pytest
-from pydantic import Field
+from pydantic import Field, create_model
 
 import flbench as fl
 from flbench.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig, Communication, Paper
-from flbench.algorithms.fedavg import FedAvg
+from flbench.algorithms.fedavg import FedAvg, FedAvgConfig
 from flbench.api import tuning
 from flbench.api.caller import Caller
-from flbench.config.resolve import resolve_written
+from flbench.config.resolve import resolve, resolve_written
 from flbench.config.sources import from_overrides, from_values
 from flbench.core import imported
 from flbench.core.errors import ConfigError
-from flbench.experiment import lifecycle, own_methods
+from flbench.experiment import lifecycle, own_methods, trained
+from flbench.experiment.code_trial import CodeTrial
 from flbench.workers.shipping import pack
 from tests.support import SMALL
 
@@ -97,6 +98,9 @@ def test_a_constant_of_the_package_is_in_the_hash_and_an_edit_is_refused(kit, tm
 
     kit(1)
     assert fl.resume(by_class.path, progress=False).digest == by_class.digest
+    with pytest.MonkeyPatch.context() as patch:  # a report reads a finished run, and trains nothing
+        patch.setattr(CodeTrial, "check", lambda *_: pytest.fail("the method was tried"))
+        assert trained.learned(by_class.path) == ()
     file.write_text(  # as an earlier version wrote it
         "".join(
             line
@@ -246,6 +250,46 @@ def test_two_methods_of_one_name_are_refused():
 
     with pytest.raises(ConfigError, match=r"`fedper`.*register"):
         ALGORITHMS.section(FedPer)
+
+
+class Raising(FedAvg):
+    """A method whose server raises an exception in each round."""
+
+    paper = Paper("Raising", "nobody", "invented")
+    communication = Communication(down="w", up="w", keeps="nothing")
+
+    def aggregate(self, state, results):
+        raise KeyError("no such leaf")
+
+
+@pytest.mark.slow
+def test_a_method_that_raises_in_the_estimate_fails_by_name_in_its_cell_alone(tmp_path, capsys):
+    keys = {"seeds": 1, "jobs": 1, "partition": FEW, "train": {"rounds": 1}, "out": tmp_path}
+    with pytest.raises(fl.RunError, match=r"`raising` raised KeyError.*test_own_methods"):
+        fl.compare([Raising, "fedavg"], progress=True, **keys)
+    shown = capsys.readouterr()
+
+    assert "raising not measured" in shown.out + shown.err
+    [path] = tmp_path.iterdir()
+    cells = fl.load(path).cells.set_index("method")["state"]
+    assert cells.to_dict() == {"raising": "failed", "fedavg": "finished"}
+
+
+class Keyed(FedAvg):
+    """A method with a key; a subclass gives it the name of a key of flbench."""
+
+    paper = Paper("Keyed", "nobody", "invented")
+    communication = Communication(down="w", up="w", keeps="nothing")
+
+
+@pytest.mark.parametrize("key", ["source", "sha256"])
+def test_keys_of_a_method_cannot_have_the_names_of_those_of_its_source(key, monkeypatch):
+    config = create_model("KeyedConfig", __base__=FedAvgConfig, **{key: (float, 0.5)})
+    monkeypatch.setattr(Keyed, "Config", config)
+    monkeypatch.setattr(Keyed, "name", "keyed", raising=False)
+
+    with pytest.raises(ConfigError, match=rf"`algorithm.{key}`.*KeyedConfig.*another name"):
+        resolve([from_values({"algorithm": ALGORITHMS.section(Keyed)}, "argument")])
 
 
 @pytest.mark.slow

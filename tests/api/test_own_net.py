@@ -3,6 +3,7 @@
 from functools import partial
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,6 +11,7 @@ from torch import nn
 import flbench as fl
 from flbench.config.schema import OwnModelConfig
 from flbench.core.given import offered
+from flbench.models import own
 from flbench.models.base import build
 from flbench.models.mlp import MlpConfig
 from flbench.models.own import OwnNet
@@ -305,6 +307,86 @@ def test_frozen_parameters_are_not_sent_and_methods_without_work_are_refused(tmp
     for method in ("fedper", "fedpc", "fednh"):
         with pytest.raises(fl.ConfigError, match="frozen"):
             short(tmp_path, headless, method)
+
+
+class Teacher(nn.Module):
+    """A frozen layer that follows another one in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.teacher = nn.Linear(64, 8), nn.Linear(64, 8).requires_grad_(False)
+        self.fc = nn.Linear(8, 10)
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                self.teacher.weight.lerp_(self.body.weight, 0.1)
+        return self.fc((self.body(x.flatten(1)) + self.teacher(x.flatten(1))).relu())
+
+
+def test_frozen_parameters_that_the_code_changes_are_refused(tmp_path):
+    with pytest.raises(fl.ConfigError, match=r"`teacher.weight`.*register_buffer"):
+        short(tmp_path, Teacher(), "fedavg")
+    assert not [*tmp_path.glob("*/*/metrics.csv")]
+
+
+class Scaled(nn.Module):
+    """A net with a tensor that its state_dict does not have."""
+
+    def __init__(self, scale, *, is_buffer):
+        super().__init__()
+        self.fc = nn.Linear(64, 10)
+        if is_buffer:
+            self.register_buffer("scale", torch.tensor(scale), persistent=False)
+        else:
+            self.scale = np.array(scale) if scale < 0 else torch.tensor(scale)
+
+    def forward(self, x):
+        return self.fc(x.flatten(1)) * self.scale.item()
+
+
+def test_tensors_outside_of_the_state_dict_are_in_the_hash_of_an_object(monkeypatch):
+    def hashed(*scale, recorded=None):
+        torch.manual_seed(0)
+        net = Scaled(*scale[:1], is_buffer=scale[1])
+        with offered({"model": net}):
+            return own.sha256(OwnModelConfig(name="object", sha256=recorded), net)
+
+    kinds = [(2.0, True), (3.0, True), (2.0, False), (3.0, False), (-2.0, False), (-3.0, False)]
+    hashes = {kind: hashed(*kind) for kind in kinds}
+    assert len(set(hashes.values())) == len(kinds)
+    with pytest.raises(fl.ConfigError, match="SHA-256"):
+        hashed(2.0, True, recorded=hashes[3.0, True])
+    with monkeypatch.context() as earlier:
+        earlier.setattr(own, "_unsaved", lambda net: {})
+        before = hashed(2.0, True)
+    assert hashed(3.0, True, recorded=before) == before
+
+
+def test_a_note_says_that_parameters_are_cast(tmp_path):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).half()
+    [note] = [one for one in short(tmp_path, net, "fedavg").notes if "float16" in one]
+
+    assert "2 of 2" in note
+    assert "`engine.precision`" in note
+
+
+@pytest.mark.parametrize(
+    ("method", "keys", "is_cause"),
+    [
+        ("fedper", {"algorithm.layers": 2}, True),  # the frozen layer would be the second one
+        ("pfedme", {"train": {"optimizer": {"momentum": 0.9}}}, False),
+    ],
+)
+def test_a_requirement_is_explained_by_frozen_parameters_only_if_they_are_the_cause(
+    tmp_path, method, keys, is_cause
+):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+    net[1].requires_grad_(False)
+    with pytest.raises(fl.ConfigError) as refused:
+        short(tmp_path, net, method, **keys)
+
+    assert ("2 frozen parameters" in str(refused.value)) is is_cause
 
 
 def test_batchnorm_without_running_statistics(tmp_path):
