@@ -330,7 +330,7 @@ def test_frozen_parameters_that_the_code_changes_are_refused(tmp_path):
     assert not [*tmp_path.glob("*/*/metrics.csv")]
 
 
-class Scaled(nn.Module):
+class ScaledByHidden(nn.Module):
     """A net with a tensor that its state_dict does not have."""
 
     def __init__(self, scale, *, is_buffer):
@@ -348,7 +348,7 @@ class Scaled(nn.Module):
 def test_tensors_outside_of_the_state_dict_are_in_the_hash_of_an_object(monkeypatch):
     def hashed(*scale, recorded=None):
         torch.manual_seed(0)
-        net = Scaled(*scale[:1], is_buffer=scale[1])
+        net = ScaledByHidden(*scale[:1], is_buffer=scale[1])
         with offered({"model": net}):
             return own.sha256(OwnModelConfig(name="object", sha256=recorded), net)
 
