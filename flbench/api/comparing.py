@@ -560,6 +560,9 @@ def _methods(
     if methods is None:
         return {"": arguments.layers(function, config, given)}, {}
     entries = methods.split(",") if isinstance(methods, str) else list(methods)
+    for entry in entries:
+        if not isinstance(entry, str | type | Mapping):
+            raise ConfigError(f"a method is a name, a class or a dict with a name; got {entry!r}.")
     named = [{"name": one} if isinstance(one, str | type) else dict(one) for one in entries]
     sections = [_section(one.get("name", "")) for one in named]
     names = [one["name"] for one in sections]

@@ -204,10 +204,10 @@ class OfFew:
         return context.out.logits.sum() * 0
 
 
-class Raises(FedAvg):
+class InRounds(FedAvg):
     """A method with a mistake that shows in the training of a round."""
 
-    paper = Paper("Raises", "nobody", "invented")
+    paper = Paper("InRounds", "nobody", "invented")
     communication = Communication(down="w", up="w", keeps="nothing")
 
     def terms(self):
@@ -218,15 +218,15 @@ def test_a_method_that_raises_while_costs_are_estimated_is_left_out_of_them_and_
     tmp_path,
 ):
     keys = {**KEYS, "train": {"rounds": 1, "batch_size": 16}}
-    with pytest.raises(fl.RunError, match=r"raises.*ValueError: no such layer") as error:
-        fl.compare([Raises, "fedavg"], seeds=1, jobs=1, out=tmp_path, **keys)
+    with pytest.raises(fl.RunError, match=r"inrounds.*ValueError: no such layer") as error:
+        fl.compare([InRounds, "fedavg"], seeds=1, jobs=1, out=tmp_path, **keys)
     assert "Correct its code" in str(error.value)
     [folder] = tmp_path.iterdir()
     assert set(fl.load(folder / "cells" / "fedavg-digits-seed0").metrics["round"]) >= {1}
 
     spaces = tmp_path / "spaces"
     spaces.mkdir()
-    for name in ("raises", "fedavg"):
+    for name in ("inrounds", "fedavg"):
         (spaces / f"{name}.yaml").write_text(
             f"method: {name}\nspace:\n  train.optimizer.lr: {{choice: [0.1, 0.2]}}\n"
         )
@@ -235,11 +235,11 @@ def test_a_method_that_raises_while_costs_are_estimated_is_left_out_of_them_and_
             from_overrides([*SMALL, "train.batch_size=16"]),
             from_values({"algorithm": section}, "test"),
         ]
-        for name, section in (("raises", ALGORITHMS.section(Raises)), ("fedavg", "fedavg"))
+        for name, section in (("inrounds", ALGORITHMS.section(InRounds)), ("fedavg", "fedavg"))
     }
     plan = tuning.plan(layers, {"trials": 2, "space": spaces}, Caller(shown=False))
     assert plan.measured == ("fedavg",)
-    assert any("raises not measured" in sentence for sentence in plan.sentences())
+    assert any("inrounds not measured" in sentence for sentence in plan.sentences())
 
 
 def test_two_methods_of_one_name_are_refused():
