@@ -347,7 +347,7 @@ def test_models_are_loaded_after_mutations(intact, tmp_path, capsys, module, mon
     folder, _ = intact
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    np.savez(tmp_path / "new.npz", x=np.zeros((2, 1, 8, 8), np.float32))
+    np.savez(tmp_path / "new.npz", x=np.zeros((2, 1, 8, 8), np.uint8))
 
     @fuzzed
     @given(st.data())
