@@ -119,8 +119,8 @@ class ModuleState:
         """Copy buffers that the net's code has assigned anew into the tensors that they replace.
 
         Raises:
-            ConfigError: The code has removed a buffer or changed its shape, or has put another
-                parameter in the place of one.
+            ConfigError: The code has removed a buffer or changed its shape, has put another
+                parameter in the place of one, or has made a parameter or a layer with parameters.
         """
         for (name, module), leaves in zip(self._modules, self._leaves, strict=True):
             for kind in ("_buffers", "_parameters"):
@@ -139,6 +139,17 @@ class ModuleState:
                         )
                     write_back(path, leaf, value)
                     now[key] = leaf
+            made = [
+                f"{name}.{key}" if name else key
+                for kind in ("_parameters", "_modules")
+                for key, value in vars(module)[kind].items()
+                if key not in leaves[kind] and _is_trained(value)
+            ]
+            if made:
+                raise ConfigError(
+                    f"the net's code makes `{made[0]}` while it trains. The optimizer would not"
+                    " train it, and it would begin anew in each step. Make it in `__init__`."
+                )
 
     def changed(self) -> dict[str, bool]:
         """Return the attributes that have changed: numbers, texts, collections and tensors.
@@ -194,6 +205,12 @@ def random_layers(net: nn.Module) -> list[str]:
         for name, module in net.named_modules()
         if _is_random(module)
     ]
+
+
+def _is_trained(value: object) -> bool:
+    """Return whether a parameter, or a layer with parameters, asks for gradients."""
+    leaves = value.parameters() if isinstance(value, nn.Module) else [value]
+    return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves)
 
 
 def _is_random(module: nn.Module) -> bool:

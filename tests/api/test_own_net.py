@@ -419,3 +419,36 @@ def test_pretrained_weights_as_an_argument_name_the_way_that_works():
     config = OwnModelConfig(**model)
     with pytest.raises(fl.ConfigError, match=r"model\.args\.weights=DEFAULT.*f\(shape, classes\)"):
         build(config, (1, 8, 8), 10, seed=0)
+
+
+class MadeLate(nn.Module):
+    """A net that makes a part of itself at its first call."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.fc, self.make = nn.Linear(64, 10), make
+
+    def forward(self, x):
+        if not hasattr(self, "late"):
+            self.late = self.make()
+        x = x.flatten(1)
+        return self.fc(self.late(x) if callable(self.late) else x * self.late)
+
+
+@pytest.mark.parametrize(
+    ("make", "is_refused"),
+    [
+        (lambda: nn.Linear(64, 64), True),
+        (lambda: nn.Sequential(nn.ReLU(), nn.Linear(64, 64)), True),
+        (lambda: nn.Parameter(torch.ones(64)), True),
+        (lambda: nn.ReLU(), False),
+        (lambda: torch.ones(64), False),
+    ],
+)
+def test_a_layer_that_a_net_makes_while_it_trains_is_refused(tmp_path, make, is_refused):
+    if not is_refused:
+        assert short(tmp_path, MadeLate(make), "fedavg").finished
+        return
+    with pytest.raises(fl.ConfigError, match=r"makes `.*late` while it trains.*__init__"):
+        short(tmp_path, MadeLate(make), "fedavg")
+    assert not [*tmp_path.glob("*/*/metrics.csv")]
