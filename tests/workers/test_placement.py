@@ -155,6 +155,7 @@ def trained_cells(folder: Path, count: int, resources: Resources, supervisor: Su
     assert plan.outcomes == [None] * count
 
 
+@pytest.mark.full  # eight processes of Ray at once take the whole machine for more than a minute
 def test_trials_with_a_quarter_of_a_gpu_are_four_on_each(
     two_devices, supervisor, tmp_path, monkeypatch
 ):
