@@ -169,7 +169,7 @@ WRONG = {
     "data mnist --dataset digits": "`mnist` and --dataset digits name different data sets",
     "bench local fedavg": "give one method, got local, fedavg.",
     "tune train.rounds=3": "name the methods to tune, for example flbench tune hfcd fedavg.",
-    "bench --engine ray": "of flbench run, reproduce, compare and tune. Did you mean --engines?",
+    "bench --engine ray": "reproduce, compare, ablate and tune. Did you mean --engines?",
     "run --no-mlflow": "Did you mean tracking.mlflow=false?",
     "run lr:0.1": "Write train.optimizer.lr=0.1 (key=value).",
     "run help": "Did you mean --help?",
