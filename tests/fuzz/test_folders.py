@@ -21,6 +21,7 @@ from collections import Counter
 from contextlib import contextmanager, suppress
 from html.parser import HTMLParser
 from itertools import count
+from pathlib import Path
 from time import monotonic
 
 import numpy as np
@@ -148,11 +149,13 @@ def bounded(root, allowed, *, limit=LIMIT):
         raise AssertionError(f"longer than {limit} s")
 
     def files():
-        return {
-            path: (path.lstat().st_size, path.lstat().st_mtime_ns)
-            for path in root.rglob("*")
-            if not path.is_relative_to(allowed) and not path.is_dir()
-        }
+        found = {}
+        for folder, names, entries in os.walk(root):
+            # Unpacked archives in the allowed folder may be deleted while this function runs.
+            names[:] = [name for name in names if Path(folder, name) != Path(allowed)]
+            for path in (Path(folder, entry) for entry in entries):
+                found[path] = path.lstat().st_size, path.lstat().st_mtime_ns
+        return found
 
     before, memory = files(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     handler = signal.signal(signal.SIGPROF, too_long)
