@@ -189,7 +189,7 @@ def call(
     plan: Callable[[Asked], Asked] = lambda asked: asked,
     shown: Mapping[str, Any] = NOTHING,
 ) -> PlannedComparison:
-    """Carry out a call of `compare`, or of a function that takes its arguments and plans otherwise.
+    """Carry out a call of `compare`, or of a function that makes another plan of its arguments.
 
     Args:
         function: The function that the user called.
@@ -199,7 +199,7 @@ def call(
         shown: Further arguments of the function, for comparison.json.
 
     Returns:
-        See `compare`, as for the errors.
+        The comparison, as `compare` returns it. The errors are those of `compare`, too.
     """
     name = function.__name__
     given = arguments.sections(values, keys)

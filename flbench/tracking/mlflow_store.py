@@ -317,9 +317,9 @@ def _check_is_store(uri: str, named_by: NamedBy) -> None:
         tables = set()
     if "experiments" not in tables:
         raise UserError(
-            f"{file} is not a database of MLflow, and {_WHO[named_by]}. Name the"
-            "  store yourself: --uri ADDRESS for flbench sync, tracking.uri=ADDRESS for flbench"
-            " run, compare and tune."
+            f"{file} is not a database of MLflow, and {_WHO[named_by]}. Name the store yourself:"
+            " --uri ADDRESS for flbench sync, tracking.uri=ADDRESS for flbench run, compare and"
+            " tune."
         )
 
 

@@ -29,8 +29,8 @@ def wait_for_orphans(
         while is_busy(place) and (waited := time.monotonic() - begin) < LIMIT:
             if waited > PATIENCE and not is_told:
                 tell(
-                    "waiting for processes of a call that was killed, which still write to this"
-                    f" folder, for at most {LIMIT - waited:.0f} s."
+                    f"waiting for at most {LIMIT - waited:.0f} s until the processes of an earlier"
+                    " call, which was killed, have ended."
                 )
                 is_told = True
             time.sleep(INTERVAL)

@@ -47,4 +47,4 @@ def test_a_job_that_a_worker_of_a_killed_driver_begins_late_is_waited_for(
     assert held
     assert not failures
     assert all(map(unfinished, jobs))
-    assert "waiting for processes" in capsys.readouterr().err
+    assert "processes of an earlier call" in capsys.readouterr().err

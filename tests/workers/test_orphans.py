@@ -28,4 +28,4 @@ def test_the_limit_holds_for_all_places_together(monkeypatch):
 
     assert orphans.LIMIT <= now[0] < orphans.LIMIT + 1
     assert len(told) == 1
-    assert "waiting for processes" in told[0]
+    assert "processes of an earlier call" in told[0]
