@@ -11,6 +11,9 @@ from zlib import crc32
 # Threads of one process that wait for each other must not keep a core from the other test
 # processes. OpenMP reads this once, when torch is imported; processes that tests start inherit it.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Ray gives its workers a niceness of 15. Beside busy test processes such a worker gets a few per
+# cent of a core, and its start may take minutes.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 import pytest
 
@@ -52,6 +55,19 @@ def _one_thread(_caches, monkeypatch):
 
     torch.set_num_threads(1)
     monkeypatch.setenv("XDG_CACHE_HOME", next(_caches))
+
+
+@pytest.fixture(autouse=True)
+def _registered_methods():
+    """Later tests do not see the methods that a test has registered."""
+    from flbench.core.registry import ALGORITHMS
+
+    before = set(ALGORITHMS)
+    yield
+    for name in set(ALGORITHMS) - before:
+        # The methods of flbench register when they are imported, which happens once.
+        if not ALGORITHMS[name].__module__.startswith("flbench."):
+            del ALGORITHMS[name]
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -52,14 +52,6 @@ class Cell(FedAvg):
 '''
 
 
-@pytest.fixture(autouse=True)
-def _forget_methods():
-    """Later tests do not see the methods of this file."""
-    yield
-    for name in ("inrounds", "keyed"):
-        ALGORITHMS.pop(name, None)
-
-
 @pytest.fixture
 def kit(tmp_path, monkeypatch):
     """Return a function that writes and imports the package anew, with a value of its constant."""

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from enum import Enum
 from math import sqrt
 from pathlib import Path
@@ -258,14 +257,6 @@ class Fixed(FedAvg):
 
         agg_weights: Literal["samples"] = "samples"
         scale: float = 1.0
-
-
-@pytest.fixture(autouse=True)
-def _forget_methods() -> Iterator[None]:
-    """Later tests do not see the methods of this file."""
-    yield
-    for name in ("choices", "fixed"):
-        ALGORITHMS.pop(name, None)
 
 
 def section_of(method: type) -> Any:
