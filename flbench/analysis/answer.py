@@ -11,7 +11,7 @@ from typing import Final, cast
 import numpy as np
 import pandas as pd
 
-from flbench.analysis.arrangement import POPULATIONS, Comparison
+from flbench.analysis.arrangement import POPULATIONS, Arrangement
 from flbench.analysis.statistics import ALPHA, CLAIM_FROM, Across, Verdict
 from flbench.reports.tables import size
 
@@ -21,7 +21,7 @@ MOST_PLACES: Final = 4  # of more places, the sentences are about all places tog
 
 
 def sentences(
-    comparison: Comparison, leaderboard: pd.DataFrame, pairs: pd.DataFrame, across: Across | None
+    comparison: Arrangement, leaderboard: pd.DataFrame, pairs: pd.DataFrame, across: Across | None
 ) -> tuple[str, ...]:
     """Return what a comparison says: which methods are best, how sure that is, and what they cost.
 
@@ -57,7 +57,7 @@ def sentences(
 
 
 def _beside_reference(
-    comparison: Comparison, place: str, rows: pd.DataFrame, tests: pd.DataFrame
+    comparison: Arrangement, place: str, rows: pd.DataFrame, tests: pd.DataFrame
 ) -> str:
     """Return the metric of the reference in a place, and what the tests say about the others.
 
@@ -77,7 +77,7 @@ def _beside_reference(
     return f"{where}, {comparison.baseline} has {value}{end}"
 
 
-def _reference_price(comparison: Comparison, leaderboard: pd.DataFrame) -> str:
+def _reference_price(comparison: Arrangement, leaderboard: pd.DataFrame) -> str:
     """Return what the others send beside the reference, in all places together."""
     held = leaderboard.groupby("method", sort=False)["bytes"].agg(["sum", "count"])
     costs = held.loc[held["count"] == len(comparison.places), "sum"].to_dict()
@@ -100,7 +100,7 @@ def _reference_price(comparison: Comparison, leaderboard: pd.DataFrame) -> str:
 
 
 def _beside_baseline(
-    comparison: Comparison, place: str, rows: pd.DataFrame, tests: pd.DataFrame
+    comparison: Arrangement, place: str, rows: pd.DataFrame, tests: pd.DataFrame
 ) -> str:
     """Return what the tests of a place say about the others beside the baseline.
 
@@ -113,7 +113,7 @@ def _beside_baseline(
 
 
 def _verdicts(
-    comparison: Comparison, rows: pd.DataFrame, tests: pd.DataFrame, *, counted: bool = False
+    comparison: Arrangement, rows: pd.DataFrame, tests: pd.DataFrame, *, counted: bool = False
 ) -> str:
     """Return the others of a place, grouped by the verdict of their test against the baseline.
 
@@ -163,7 +163,7 @@ def _equal(tests: pd.DataFrame, baseline: str) -> list[str]:
 
 
 def _over_places(
-    comparison: Comparison, leaderboard: pd.DataFrame, across: Across
+    comparison: Arrangement, leaderboard: pd.DataFrame, across: Across
 ) -> tuple[str, str]:
     """Return what the ranks over places say, and what the best method sends in all of them."""
     names = [str(name) for name in across.ranks.index]
@@ -213,7 +213,7 @@ def _over_places(
 
 
 def _at_place(
-    comparison: Comparison, place: str, rows: pd.DataFrame, tests: pd.DataFrame
+    comparison: Arrangement, place: str, rows: pd.DataFrame, tests: pd.DataFrame
 ) -> tuple[str, str]:
     """Return the sentences about one place: about the metric, and about the bytes."""
     clients = comparison.at(place)[0].run.summary["clients"]

@@ -30,8 +30,8 @@ from flbench.core.errors import UserError
 from flbench.metrics.own import SUFFIXES
 from flbench.results.differences import CODE, SAMPLES, SOURCE, short_hashes, short_names, text_of
 from flbench.results.left_out import LeftOut
-from flbench.results.reading import Run
-from flbench.results.study_folder import PERSONAL, Study
+from flbench.results.reading import StoredRun
+from flbench.results.study_folder import PERSONAL, StoredStudy
 from flbench.results.tables import Moment
 
 SECTIONS: Final = ("data.", "partition.", "model.", "train.")
@@ -85,7 +85,7 @@ class Entry:
     method: str
     place: str
     repetition: int
-    run: Run
+    run: StoredRun
     folder: str
     moment: Moment = "best"
     deployment: str = PERSONAL
@@ -104,7 +104,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Arrangement:
     """Finished runs of methods, arranged for a comparison.
 
     Attributes:
@@ -178,7 +178,7 @@ class Comparison:
 
 
 def arrange(
-    runs: Sequence[Run],
+    runs: Sequence[StoredRun],
     *,
     metric: str = "accuracy",
     baseline: str | None = None,
@@ -187,7 +187,7 @@ def arrange(
     shown: Mapping[Path, str] | None = None,
     notes: Sequence[str] = (),
     reference: str | None = None,
-) -> Comparison:
+) -> Arrangement:
     """Arrange runs for a comparison.
 
     Args:
@@ -248,7 +248,7 @@ def arrange(
         warnings += _about_equal(entries, beside)
     baseline = baseline or beside
     held = tuple(dict.fromkeys(entry.place for entry in entries))
-    return Comparison(
+    return Arrangement(
         entries=tuple(entries),
         methods=tuple(order),
         places=held,
@@ -268,7 +268,7 @@ def arrange(
     )
 
 
-def of_study(study: Study) -> Comparison | None:
+def of_study(study: StoredStudy) -> Arrangement | None:
     """Arrange the final trainings of a study as a comparison of one place.
 
     The default and the tuned parameters of a method are two methods, `METHOD` and `METHOD tuned`.
@@ -286,7 +286,7 @@ def of_study(study: Study) -> Comparison | None:
         The comparison; None if there is no final training.
     """
     header, left_out = study.header, LeftOut()
-    found: dict[tuple[str, int], Run] = {}
+    found: dict[tuple[str, int], StoredRun] = {}
     for label, seed, run in study.finished_finals():
         with left_out.catching(run.path):
             run.check_comparable()
@@ -306,7 +306,7 @@ def of_study(study: Study) -> Comparison | None:
     tuned = {name: f"{name} tuned" for name in study.methods}
     gains = [(tuned[name], name) for name in tuned if {tuned[name], name} <= {*methods}]
     best = [name if study.default_has_won(name) else tuned[name] for name in tuned]
-    return Comparison(
+    return Arrangement(
         entries=tuple(entries),
         methods=methods,
         places=(place,),
@@ -323,18 +323,18 @@ def of_study(study: Study) -> Comparison | None:
     )
 
 
-def _tree(run: Run) -> dict[str, Any]:
+def _tree(run: StoredRun) -> dict[str, Any]:
     """Return the configuration of a run by dotted keys, without the place of a method's code."""
     return {key: value for key, value in leaves(run.config.tree()).items() if key != SOURCE}
 
 
-def seeds_of(run: Run) -> Seeds:
+def seeds_of(run: StoredRun) -> Seeds:
     """Return the seed of the partition and the seed of everything else of a run."""
     own = run.config.partition.seed
     return run.config.seed if own is None else own, run.config.seed
 
 
-def _method_labels(runs: Sequence[Run], labels: Mapping[Path, str]) -> list[str]:
+def _method_labels(runs: Sequence[StoredRun], labels: Mapping[Path, str]) -> list[str]:
     """Return the label of each run's method: its name, and the keys in which its runs differ.
 
     Runs whose label is given do not count.
@@ -379,7 +379,7 @@ def _method_text(value: Any) -> str:
     return text[:8] if re.fullmatch("[0-9a-f]{64}", text) else text
 
 
-def _setting(run: Run) -> Setting:
+def _setting(run: StoredRun) -> Setting:
     """Return the keys of a run's setting with their values as text, and `data`."""
     kept = [
         (key, text_of(value))
@@ -390,7 +390,7 @@ def _setting(run: Run) -> Setting:
 
 
 def _with_samples(
-    runs: Sequence[Run], settings: Sequence[Setting], shown: Mapping[Path, str]
+    runs: Sequence[StoredRun], settings: Sequence[Setting], shown: Mapping[Path, str]
 ) -> tuple[list[Setting], list[str]]:
     """Add the hash of the samples to settings in which runs have different samples.
 
@@ -469,7 +469,7 @@ def _strangers(methods: Sequence[str], settings: Sequence[Setting]) -> tuple[int
 
 
 def _why_apart(
-    runs: Sequence[Run],
+    runs: Sequence[StoredRun],
     methods: Sequence[str],
     settings: Sequence[Setting],
     origins: Mapping[Path, Mapping[str, Any]],
@@ -495,13 +495,15 @@ def _why_apart(
     return None
 
 
-def _named(what: str, runs: Sequence[Run], pair: tuple[int, int], values: Sequence[str]) -> str:
+def _named(
+    what: str, runs: Sequence[StoredRun], pair: tuple[int, int], values: Sequence[str]
+) -> str:
     """Return a sentence about what two runs differ in, with the values of both."""
     first, second = (runs[k] for k in pair)
     return f"they differ in {what}: {values[0]} in {first.path}, {values[1]} in {second.path}"
 
 
-def _provenance(run: Run) -> Mapping[str, Any]:
+def _provenance(run: StoredRun) -> Mapping[str, Any]:
     """Return the content of a run's provenance.json; empty if there is none."""
     file = run.path / "provenance.json"
     return read_json(file) if file.is_file() else {}
@@ -513,7 +515,7 @@ def _version(origin: Mapping[str, Any]) -> str:
 
 
 def _entries(
-    runs: Sequence[Run],
+    runs: Sequence[StoredRun],
     methods: Sequence[str],
     places: Sequence[str],
     folders: Mapping[Path, str],
@@ -525,7 +527,7 @@ def _entries(
     number = {
         (place, both): k for place, some in seeds.items() for k, both in enumerate(sorted(some))
     }
-    found: dict[tuple[str, str, int], Run] = {}
+    found: dict[tuple[str, str, int], StoredRun] = {}
     twice = []
     for run, method, place in zip(runs, methods, places, strict=True):
         key = (place, method, number[place, seeds_of(run)])
@@ -603,7 +605,7 @@ def _baseline(entries: Sequence[Entry]) -> str:
     return next((method for method, name in names.items() if name == BASELINE), next(iter(names)))
 
 
-def _about_optimizers(runs: Sequence[Run]) -> list[str]:
+def _about_optimizers(runs: Sequence[StoredRun]) -> list[str]:
     """Return a sentence if the methods were trained with different optimizers."""
     trees = [
         {
@@ -623,7 +625,9 @@ def _about_optimizers(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _about_hardware(runs: Sequence[Run], origins: Mapping[Path, Mapping[str, Any]]) -> list[str]:
+def _about_hardware(
+    runs: Sequence[StoredRun], origins: Mapping[Path, Mapping[str, Any]]
+) -> list[str]:
     """Return a sentence if the runs were trained on different hardware or by different engines."""
     different = [
         name for name in HARDWARE if len({str(origins[run.path].get(name)) for run in runs}) > 1
@@ -647,7 +651,7 @@ def _vary(entries: Sequence[Entry]) -> Vary:
     return "training" if training else "partition" if partition else "nothing"
 
 
-def _about_direction(runs: Sequence[Run], metric: str) -> list[str]:
+def _about_direction(runs: Sequence[StoredRun], metric: str) -> list[str]:
     """Return a sentence if a metric of the user's own ranks the methods.
 
     Whether its small values are good is known to its code only, which a report does not need.
@@ -666,7 +670,7 @@ def _about_direction(runs: Sequence[Run], metric: str) -> list[str]:
     ]
 
 
-def _is_undefined(run: Run, metric: str) -> bool:
+def _is_undefined(run: StoredRun, metric: str) -> bool:
     """Return whether a run has a test metric that is NaN or infinite, so that it has no mean."""
     value = run.summary["best"]["test"].get(metric)
     return isinstance(value, float) and not isfinite(value)
@@ -677,7 +681,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and isfinite(value)
 
 
-def _check_metric(runs: Sequence[Run], metric: str) -> None:
+def _check_metric(runs: Sequence[StoredRun], metric: str) -> None:
     """Raise a UserError if a run does not have a test metric that ranks methods."""
     for run in runs:
         test = run.summary["best"]["test"]

@@ -5,7 +5,7 @@ from typing import Final
 
 from flbench.algorithms.base import Algorithm
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.analysis.arrangement import Comparison, Entry
+from flbench.analysis.arrangement import Arrangement, Entry
 from flbench.config.resolve import resolve_written
 from flbench.core.errors import UserError
 from flbench.core.learned import Learned
@@ -32,7 +32,7 @@ class Findings:
     missing: tuple[str, ...] = ()
 
 
-def read(comparison: Comparison, place: str) -> Findings:
+def read(comparison: Arrangement, place: str) -> Findings:
     """Return what the methods of a place have learned.
 
     Data are loaded only if there is a method that has something to show. Methods that have nothing

@@ -13,7 +13,7 @@ from zlib import crc32
 
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.analysis import figures, learned, text
-from flbench.analysis.arrangement import Comparison
+from flbench.analysis.arrangement import Arrangement
 from flbench.analysis.tables import CLASS_SCORES, Analysis
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
@@ -222,7 +222,7 @@ def drawn_across(analysis: Analysis) -> Iterator[Drawn]:
     )
 
 
-def _warned(figure: "Figure", comparison: Comparison) -> "Figure":
+def _warned(figure: "Figure", comparison: Arrangement) -> "Figure":
     """Return a picture with a warning above it if the runs are not comparable."""
     if comparison.apart is not None:
         figure.suptitle(
@@ -377,7 +377,7 @@ def placed(one: Drawn, where: str, shared: Shared) -> dict[str, Any]:
     }
 
 
-def _how(comparison: Comparison) -> dict[str, Any]:
+def _how(comparison: Arrangement) -> dict[str, Any]:
     """Return how the comparison was done: keys, versions, hardware, papers."""
     trees = [
         {
@@ -485,7 +485,7 @@ def _slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60]
 
 
-def _runs_block(comparison: Comparison) -> Block:
+def _runs_block(comparison: Arrangement) -> Block:
     """Return a table of the runs with their seeds and hashes."""
     return Block(
         "Runs",

@@ -17,7 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flbench.analysis import answer, statistics
-from flbench.analysis.arrangement import Comparison, Entry, Pair
+from flbench.analysis.arrangement import Arrangement, Entry, Pair
 from flbench.analysis.statistics import Across, Difference
 from flbench.results.summary import SHARES, best_round, ended_after
 
@@ -97,7 +97,7 @@ class Analysis:
             as the run folders have them.
     """
 
-    comparison: Comparison
+    comparison: Arrangement
     leaderboard: pd.DataFrame
     pairs: pd.DataFrame
     classes: pd.DataFrame
@@ -109,7 +109,7 @@ class Analysis:
     train_counts: Mapping[tuple[str, int], NDArray[np.int64]]
 
 
-def analyse(comparison: Comparison) -> Analysis:
+def analyse(comparison: Arrangement) -> Analysis:
     """Return the tables of a comparison.
 
     Raises:
@@ -183,7 +183,7 @@ def _overlap(entries: Sequence[Entry]) -> float:
     return float(table["test_size"].sum() / max(1, table["train_size"].sum()))
 
 
-def _families(comparison: Comparison, methods: Sequence[str]) -> Sequence[Sequence[Pair]]:
+def _families(comparison: Arrangement, methods: Sequence[str]) -> Sequence[Sequence[Pair]]:
     """Return the pairs of methods that are tested, in groups that are corrected together."""
     if comparison.families:
         return [
@@ -196,7 +196,7 @@ def _families(comparison: Comparison, methods: Sequence[str]) -> Sequence[Sequen
     return [[*beside, *combinations(others, 2)]]
 
 
-def _pair_rows(comparison: Comparison, place: str) -> Iterator[tuple[Any, ...]]:
+def _pair_rows(comparison: Arrangement, place: str) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of PAIRS of one place: pairs of methods that share repetitions."""
     overlap = _overlap(comparison.at(place))
     values = {
@@ -221,7 +221,7 @@ def _pair_rows(comparison: Comparison, place: str) -> Iterator[tuple[Any, ...]]:
             )
 
 
-def _leaderboard(comparison: Comparison, pairs: pd.DataFrame) -> pd.DataFrame:
+def _leaderboard(comparison: Arrangement, pairs: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for place in comparison.places:
         mine = pairs[pairs["place"] == place]
@@ -272,7 +272,7 @@ def _leaderboard(comparison: Comparison, pairs: pd.DataFrame) -> pd.DataFrame:
     return found
 
 
-def _classes(comparison: Comparison) -> pd.DataFrame:
+def _classes(comparison: Arrangement) -> pd.DataFrame:
     order = {method: k for k, method in enumerate(comparison.methods)}
     frames = []
     for place in comparison.places:
@@ -330,7 +330,7 @@ def _recall_gaps(rows: pd.DataFrame, baseline: str) -> pd.DataFrame:
     return gaps
 
 
-def _clients(comparison: Comparison) -> pd.DataFrame:
+def _clients(comparison: Arrangement) -> pd.DataFrame:
     frames = []
     for entry in comparison.entries:
         table, counts = entry.run.client_table(entry.moment), entry.run.client_counts
@@ -374,7 +374,7 @@ def skews(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     return distances
 
 
-def _curves(comparison: Comparison) -> pd.DataFrame:
+def _curves(comparison: Arrangement) -> pd.DataFrame:
     rows: list[tuple[Any, ...]] = []
     for entry in comparison.entries:
         sent = {0: 0.0}  # bytes of each round
@@ -398,7 +398,7 @@ def _curves(comparison: Comparison) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(CURVES))
 
 
-def _targets(comparison: Comparison, curves: pd.DataFrame) -> pd.DataFrame:
+def _targets(comparison: Arrangement, curves: pd.DataFrame) -> pd.DataFrame:
     """Return the costs until methods reach the target of a place.
 
     It is `evaluation.target_accuracy` if all runs of the place have the same, otherwise what the
@@ -431,13 +431,13 @@ def _targets(comparison: Comparison, curves: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(TARGETS))
 
 
-def given_target(comparison: Comparison, place: str) -> float | None:
+def given_target(comparison: Arrangement, place: str) -> float | None:
     """Return `evaluation.target_accuracy` if it is the target of a place; None otherwise."""
     wanted = {entry.run.config.evaluation.target_accuracy for entry in comparison.at(place)}
     return wanted.pop() if len(wanted) == 1 and comparison.metric == "accuracy" else None
 
 
-def _target(comparison: Comparison, place: str, curves: pd.DataFrame) -> float:
+def _target(comparison: Arrangement, place: str, curves: pd.DataFrame) -> float:
     """Return the target of a place; NaN if there is none."""
     if (given := given_target(comparison, place)) is not None:
         return float(given)

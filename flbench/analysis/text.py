@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from flbench import __version__
-from flbench.analysis.arrangement import POPULATIONS, VARIED, Comparison
+from flbench.analysis.arrangement import POPULATIONS, VARIED, Arrangement
 from flbench.analysis.statistics import MOST_NEEDED, Across
 from flbench.analysis.tables import CLASS_SCORES, COSTS, Analysis, given_target
 from flbench.core.csv_text import csv_text
@@ -82,13 +82,13 @@ def tree_of(analysis: Analysis) -> dict[str, Any]:
     return found
 
 
-def facts(comparison: Comparison) -> dict[str, Any]:
+def facts(comparison: Arrangement) -> dict[str, Any]:
     """Return what was compared, by name."""
     names = ("methods", "places", "repetitions", "vary", "metric", "baseline")
     return {name: getattr(comparison, name) for name in names}
 
 
-def heading(comparison: Comparison) -> str:
+def heading(comparison: Arrangement) -> str:
     """Return the title of the report."""
     if len(comparison.methods) == 1:
         return f"{comparison.methods[0]} on {'; '.join(comparison.places)}"
@@ -99,7 +99,7 @@ def heading(comparison: Comparison) -> str:
     return f"{len(comparison.methods)} methods on {'; '.join(comparison.places)}"
 
 
-def about(comparison: Comparison) -> str:
+def about(comparison: Arrangement) -> str:
     """Return what differs between repetitions, and what all figures are."""
     count = comparison.repetitions
     kinds = {place: comparison.vary_at(place) for place in comparison.places}

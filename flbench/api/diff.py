@@ -24,7 +24,7 @@ class Diff:
         DataError: provenance.json of a run is damaged.
     """
 
-    def __init__(self, first: reading.Run, second: reading.Run) -> None:
+    def __init__(self, first: reading.StoredRun, second: reading.StoredRun) -> None:
         self._paths = first.path, second.path
         self._found = results.diff(first, second)
 
@@ -96,7 +96,7 @@ def diff(first: Run | str | PathLike[str], second: Run | str | PathLike[str]) ->
     return Diff(*(_read(one, name) for one, name in zip((first, second), SIDES, strict=True)))
 
 
-def _read(run: Any, name: str) -> reading.Run:
+def _read(run: Any, name: str) -> reading.StoredRun:
     """Return the content of a run folder."""
     return reading.read(run.path if isinstance(run, Run) else arguments.path_of(run, name))
 

@@ -112,7 +112,7 @@ def runs(*paths: str | PathLike[str]) -> pd.DataFrame:
     return _table(found)
 
 
-def _table(found: Sequence[reading.Run]) -> pd.DataFrame:
+def _table(found: Sequence[reading.StoredRun]) -> pd.DataFrame:
     """Return the DataFrame of `runs`."""
     trees = [
         {
@@ -137,7 +137,7 @@ def _table(found: Sequence[reading.Run]) -> pd.DataFrame:
     return frame.astype(kinds)
 
 
-def _row(run: reading.Run, settings: dict[str, Any]) -> dict[str, Any]:
+def _row(run: reading.StoredRun, settings: dict[str, Any]) -> dict[str, Any]:
     """Return the row of one run."""
     summary = run.summary
     best = {split: summary["best"][split] for split in ("validation", "test")}

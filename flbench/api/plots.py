@@ -21,7 +21,7 @@ class RunPlots:
         run: The content of its folder.
     """
 
-    def __init__(self, run: reading.Run) -> None:
+    def __init__(self, run: reading.StoredRun) -> None:
         self._run = run
         self._title = f"{run.summary['algorithm']} on {run.summary['dataset']}"
 

@@ -32,7 +32,7 @@ SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "rare_recall", "worst10_ac
 class _Tables:
     """The tables of a run folder, each read when it is first asked for."""
 
-    def __init__(self, run: reading.Run) -> None:
+    def __init__(self, run: reading.StoredRun) -> None:
         self._run = run
 
     @cached_property

@@ -11,7 +11,7 @@ from flbench.cli.layers import CommandLine
 from flbench.cli.tables import papers as paper_tables
 from flbench.core.errors import UserError
 from flbench.reproduce import library, measure, plan, report, request, runs, writing
-from flbench.reproduce.schema import Paper
+from flbench.reproduce.schema import PaperFacts
 
 
 def reproduce(
@@ -78,7 +78,7 @@ def reproduce(
         raise UserError(report.nothing(paper_report))
 
 
-def _papers(papers: Mapping[str, Paper]) -> list[dict[str, Any]]:
+def _papers(papers: Mapping[str, PaperFacts]) -> list[dict[str, Any]]:
     """Return what `--json` prints of the papers whose tables can be measured."""
     return [
         {

@@ -77,7 +77,7 @@ def show(paths: Sequence[Path], picture: Path | None = None, *, as_json: bool = 
         raise UserError("\n".join(errors))
 
 
-def _runs(runs: Sequence[reading.Run]) -> list[dict[str, Any]]:
+def _runs(runs: Sequence[reading.StoredRun]) -> list[dict[str, Any]]:
     """Return what `--json` prints of runs, in the order of the arguments."""
     apart = differences(runs).values if runs else {}
     return [
@@ -96,7 +96,7 @@ def _named(found: Any, names: Mapping[Path, Path]) -> Any:
     return replace(found, path=names[found.path]) if found.path in names else found
 
 
-def _study(path: Path, study: study_folder.Study) -> dict[str, Any]:
+def _study(path: Path, study: study_folder.StoredStudy) -> dict[str, Any]:
     """Return what `--json` prints of a study, whose folder may be that of an unpacked archive."""
     from flbench.api.studies import Study
 

@@ -19,8 +19,8 @@ from flbench.core.names import checked
 from flbench.jobs.folder import FAILURES, read_failures
 from flbench.results import folders, reading, study_folder
 from flbench.results.left_out import LeftOut
-from flbench.results.reading import Run
-from flbench.results.study_folder import Study
+from flbench.results.reading import StoredRun
+from flbench.results.study_folder import StoredStudy
 
 MOST_SENTENCES: Final = 20  # of a comparison about its parameters
 
@@ -41,7 +41,7 @@ class Collection:
             cells of one comparison that has one; or None.
     """
 
-    runs: tuple[Run, ...]
+    runs: tuple[StoredRun, ...]
     labels: dict[Path, str]
     names: dict[Path, str]
     unpacked: tuple[Unpacked, ...]
@@ -68,7 +68,7 @@ def collect(paths: Sequence[Path]) -> Collection:
         UserError: A path does not exist, or nothing remains: the error is that of the first run,
             study, archive or path that is left out.
     """
-    runs: list[Run] = []
+    runs: list[StoredRun] = []
     labels: dict[Path, str] = {}
     names: dict[Path, str] = {}
     notes: list[str] = []
@@ -111,7 +111,7 @@ def collect(paths: Sequence[Path]) -> Collection:
     return Collection(tuple(runs), labels, names, tuple(unpacked), sentences, reference)
 
 
-def _checked(run: Run) -> Run:
+def _checked(run: StoredRun) -> StoredRun:
     """Return a run whose files a comparison can use; raise a UserError if it cannot."""
     if run.finished:
         run.check_comparable()
@@ -148,7 +148,7 @@ def _failed(comparisons: Iterable[Path], left_out: LeftOut) -> list[str]:
     return found[:MOST_SENTENCES]
 
 
-def _about_study(study: Study) -> str:
+def _about_study(study: StoredStudy) -> str:
     """Return how the report of a study's final trainings differs from the study's own page."""
     header = study.header
     return (
@@ -167,7 +167,7 @@ def _without_finals(study: str) -> str:
     )
 
 
-def _tuned(runs: Sequence[Run], left_out: LeftOut) -> dict[Path, str]:
+def _tuned(runs: Sequence[StoredRun], left_out: LeftOut) -> dict[Path, str]:
     """Return the labels of the cells whose methods are tuned, if there are other runs too."""
     labels = {}
     tuned: dict[Path, dict[str, str]] = {}  # label by name of the cell, of each comparison
@@ -193,7 +193,9 @@ def _tuned_cells(file: Path) -> dict[str, str]:
         }
 
 
-def _beside_reference(runs: Sequence[Run], left_out: LeftOut) -> tuple[str | None, dict[Path, str]]:
+def _beside_reference(
+    runs: Sequence[StoredRun], left_out: LeftOut
+) -> tuple[str | None, dict[Path, str]]:
     """Return the reference of the comparison that all runs are cells of, and the runs' labels.
 
     The labels are those of the plan, which name what differs from the reference. Beside other runs,
@@ -212,7 +214,7 @@ def _beside_reference(runs: Sequence[Run], left_out: LeftOut) -> tuple[str | Non
     return None, {}
 
 
-def _finals(study: Study, runs: list[Run], left_out: LeftOut) -> dict[Path, str]:
+def _finals(study: StoredStudy, runs: list[StoredRun], left_out: LeftOut) -> dict[Path, str]:
     """Add the finished final trainings of a study to the runs, and return their labels."""
     labels = {}
     for label, _, run in study.finished_finals():

@@ -14,7 +14,7 @@ from flbench.jobs.job import Job
 from flbench.jobs.samples import LoadedSamples
 from flbench.results import reading, study_folder
 from flbench.results.differences import text_of
-from flbench.results.study_folder import PERSONAL, Study, Trial
+from flbench.results.study_folder import PERSONAL, StoredStudy, Trial
 
 COMPARED: Final = (*SECTIONS, "algorithm.", "engine.precision")
 SEARCHED_BY: Final = "accuracy"  # the metric that a comparison ranks by, unless its report is asked
@@ -48,7 +48,7 @@ def sentences(
 
 
 def _about_setting(
-    study: Study, cells: Sequence[Job], built: Cells, samples: LoadedSamples
+    study: StoredStudy, cells: Sequence[Job], built: Cells, samples: LoadedSamples
 ) -> list[str]:
     """Return a sentence about the keys in which search and comparison differ, if there are any."""
     found: dict[str, dict[str, None]] = {}  # methods by difference
@@ -77,7 +77,7 @@ def _about_setting(
 
 
 def _differences(
-    study: Study, won: Trial, cell: Job, here: Config, samples: LoadedSamples
+    study: StoredStudy, won: Trial, cell: Job, here: Config, samples: LoadedSamples
 ) -> list[str]:
     """Return the keys in which the best trial of a method and a cell differ, with both values."""
     config = _config(study, won)
@@ -103,12 +103,12 @@ def _differences(
     return found
 
 
-def _folder(study: Study, trial: Trial) -> Path:
+def _folder(study: StoredStudy, trial: Trial) -> Path:
     """Return the folder of a trial of the search."""
     return study.path / "trials" / trial.method / f"{trial.index:03d}"
 
 
-def _config(study: Study, trial: Trial) -> Config | None:
+def _config(study: StoredStudy, trial: Trial) -> Config | None:
     """Return the configuration of a trial; None if its folder cannot be read any more."""
     try:
         return reading.read(_folder(study, trial)).config
@@ -116,7 +116,7 @@ def _config(study: Study, trial: Trial) -> Config | None:
         return None
 
 
-def _by_header(study: Study, cell: Job, here: Config) -> list[str]:
+def _by_header(study: StoredStudy, cell: Job, here: Config) -> list[str]:
     """Return the differences that study.json shows, for a study without folders of trials."""
     header = study.header
     pairs = {
@@ -132,7 +132,7 @@ def _words(key: str, there: Any, here: Any) -> str:
     return f"{key}: {text_of(there)} there, {text_of(here)} here"
 
 
-def _about_partition(study: Study, cells: Sequence[Job], samples: LoadedSamples) -> list[str]:
+def _about_partition(study: StoredStudy, cells: Sequence[Job], samples: LoadedSamples) -> list[str]:
     """Return a sentence for each place with repetitions on the partition of the search."""
     wanted = study.header.partition_hash
     won = study.winner(cells[0].config.algorithm.name)

@@ -43,7 +43,7 @@ BOOLEANS: Final = {
 
 
 @dataclass(frozen=True)
-class Kind:
+class Accepted:
     """What a key accepts.
 
     Attributes:
@@ -87,7 +87,7 @@ class Kind:
         return self.types is not None and dict in self.types
 
 
-ARGUMENT: Final = Kind(frozenset((str, int, float, bool)))
+ARGUMENT: Final = Accepted(frozenset((str, int, float, bool)))
 
 
 def value_of(path: Sequence[str], text: str) -> Any:
@@ -192,7 +192,7 @@ def wrong_word(
     return None
 
 
-def kind_of(path: Sequence[str], root: type[BaseModel] = Config) -> Kind:
+def kind_of(path: Sequence[str], root: type[BaseModel] = Config) -> Accepted:
     """Return what a key accepts.
 
     Args:
@@ -205,16 +205,16 @@ def kind_of(path: Sequence[str], root: type[BaseModel] = Config) -> Kind:
     options: tuple[Any, ...] = (root,)
     for depth, key in enumerate(path):
         if TermConfig in options and key not in TermConfig.model_fields:
-            return ARGUMENT if depth == len(path) - 1 else Kind()
+            return ARGUMENT if depth == len(path) - 1 else Accepted()
         options = tuple(part for option in options for part in _inside(option, key))
         if depth == 0 and key == "model":
             options = (*options, OwnModelConfig)
         if not options:
-            return Kind()
+            return Accepted()
     choices = [choice for one in options if get_origin(one) is Literal for choice in get_args(one)]
     types = {_type(one) for one in options if get_origin(one) is not Literal}
     types |= {type(choice) for choice in choices if not isinstance(choice, str)}
-    return Kind(frozenset(types), tuple(choices))
+    return Accepted(frozenset(types), tuple(choices))
 
 
 def _inside(option: Any, key: str) -> tuple[Any, ...]:
@@ -241,7 +241,7 @@ def _parts(annotation: Any) -> Iterator[Any]:
 
 
 def _type(option: Any) -> type:
-    """Return the type that stands for the type of a key in `Kind.types`."""
+    """Return the type that stands for the type of a key in `Accepted.types`."""
     kind: type = get_origin(option) or option
     if issubclass(kind, BaseModel):
         return dict
@@ -292,7 +292,7 @@ def _structure(path: Sequence[str], word: str) -> Any:
     return value
 
 
-def _scalar(kind: Kind, word: str) -> Any:
+def _scalar(kind: Accepted, word: str) -> Any:
     """Return a boolean, a number or the word itself.
 
     Raises:

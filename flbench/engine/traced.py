@@ -128,7 +128,7 @@ WRITES = {
 """Arguments that operations write to, although their schemas do not say so."""
 
 
-class Kind:
+class StepKey:
     """The key of a kind of step: any hashable parts; their hash is computed once."""
 
     __slots__ = ("_hash", "_parts", "is_known")
@@ -142,7 +142,7 @@ class Kind:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Kind) and self._parts == other._parts)
+        return self is other or (isinstance(other, StepKey) and self._parts == other._parts)
 
 
 def shapes(tensors: Iterable[Tensor]) -> Hashable:
@@ -163,11 +163,11 @@ class Inputs:
 
     step: Phase | Statistic | None
     tensors: Sequence[Tensor]
-    kind: Kind
+    kind: StepKey
     number: int
 
 
-NO_INPUTS = Inputs(None, (), Kind(), 0)
+NO_INPUTS = Inputs(None, (), StepKey(), 0)
 """What `Traces.gather` returns where nothing is traced."""
 
 
@@ -240,7 +240,7 @@ class Traces:
     def __init__(self, *, enabled: bool = True) -> None:
         self.enabled = enabled
         self._known: OrderedDict[Hashable, Known] = OrderedDict()
-        self._kinds: dict[Kind, Kind] = {}
+        self._kinds: dict[StepKey, StepKey] = {}
         self._numbers = count()
         self._cost = FIRST
         self._size = 0
@@ -270,7 +270,7 @@ class Traces:
             places.append(None)
         if len(self._kinds) > KINDS:
             self._kinds.clear()
-        kind = Kind(step, what, tuple(places), shapes(tensors))
+        kind = StepKey(step, what, tuple(places), shapes(tensors))
         # Equal kinds are one object, because identical objects are compared faster.
         kind = self._kinds.setdefault(kind, kind)
         if kind.is_known is None:

@@ -103,7 +103,7 @@ def _best_state(loop: FederatedLoop, state: State) -> State | None:
 def _finish(folder: RunFolder, config: Config, summary: Summary) -> None:
     """Write report.html and then summary.json, which marks the folder as finished."""
     classes, clients = reading.read_tables(folder.path, config)
-    run = reading.Run(
+    run = reading.StoredRun(
         folder.path, config, summary, folder.rows, classes, finished=True, clients=clients
     )
     folder.write("report.html", page.render(run))

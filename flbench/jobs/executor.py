@@ -8,7 +8,7 @@ from flbench.jobs.job import Job, Outcome, Task
 from flbench.jobs.launchers.base import Launcher
 
 
-class Plan(Protocol):
+class Campaign(Protocol):
     """What a plan, such as a comparison, tells the executor about its jobs, and hears of them."""
 
     def task(self, job: Job) -> Task:
@@ -25,7 +25,7 @@ class Plan(Protocol):
         """Note how a job ended."""
 
 
-def carry_out(jobs: Iterable[Job], plan: Plan, launcher: Launcher) -> None:
+def carry_out(jobs: Iterable[Job], plan: Campaign, launcher: Launcher) -> None:
     """Train jobs, `launcher.at_once` of them at the same time.
 
     Args:

@@ -10,13 +10,13 @@ from flbench.config.sources import leaves
 from flbench.metrics import ranking_names
 from flbench.metrics.rare_names import NAMES as RARE_METRICS
 from flbench.reports import figures, tables
-from flbench.results.reading import Run, client_scores
+from flbench.results.reading import StoredRun, client_scores
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
 
-def render(run: Run) -> str:
+def render(run: StoredRun) -> str:
     """Return report.html of a finished run."""
     summary = run.summary
     classes, about = tables.shown_classes(

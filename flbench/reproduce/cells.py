@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from flbench.reproduce.schema import Column, Paper, PaperMetric, Row, Settings, Table
+from flbench.reproduce.schema import Column, PaperFacts, PaperMetric, PaperRow, Settings, Table
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class TableCell:
     lacks: str
 
 
-def of_table(paper: Paper, number: str) -> list[TableCell]:
+def of_table(paper: PaperFacts, number: str) -> list[TableCell]:
     """Return the cells of a table, column by column.
 
     A row with metrics of its own has cells in their columns alone.
@@ -61,10 +61,10 @@ def of_table(paper: Paper, number: str) -> list[TableCell]:
 
 
 def _cell(
-    paper: Paper,
+    paper: PaperFacts,
     number: str,
     table: Table,
-    named_row: tuple[str, Row],
+    named_row: tuple[str, PaperRow],
     named_column: tuple[str, Column],
     published: float | None,
 ) -> TableCell:

@@ -13,7 +13,7 @@ from flbench.data.partitioning import DEFAULT_CLIENTS
 from flbench.reproduce import library
 from flbench.reproduce.cells import TableCell
 from flbench.reproduce.request import ReproduceRequest
-from flbench.reproduce.schema import Paper, Settings
+from flbench.reproduce.schema import PaperFacts, Settings
 from flbench.reproduce.supply import DataSource
 
 Change = tuple[str, Any, Any]
@@ -50,7 +50,7 @@ class CellConfigs:
     def __init__(
         self,
         request: ReproduceRequest,
-        paper: Paper,
+        paper: PaperFacts,
         given: Layer,
         chosen: Mapping[str, DataSource],
     ) -> None:

@@ -8,7 +8,7 @@ import yaml
 from pydantic import ValidationError
 
 from flbench.core.errors import DataError, UserError, did_you_mean
-from flbench.reproduce.schema import Paper
+from flbench.reproduce.schema import PaperFacts
 
 FOLDER: Final = Path(__file__).parent
 
@@ -19,7 +19,7 @@ def names() -> list[str]:
 
 
 @cache
-def load(name: str) -> Paper:
+def load(name: str) -> PaperFacts:
     """Return the facts of a paper.
 
     Args:
@@ -36,7 +36,7 @@ def load(name: str) -> Paper:
         )
     path = FOLDER / f"{key}.yaml"
     try:
-        return Paper.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        return PaperFacts.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, yaml.YAMLError, ValidationError) as error:
         raise DataError(f"{path} is damaged ({error}). Reinstall flbench.") from error
 

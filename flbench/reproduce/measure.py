@@ -120,7 +120,7 @@ class _Reader:
     """Reads run folders, each of them once."""
 
     def __init__(self) -> None:
-        self._runs: dict[Path, reading.Run | str] = {}
+        self._runs: dict[Path, reading.StoredRun | str] = {}
 
     def value(self, folder: Path, item: PlannedCell) -> _Reading:
         """Return the value of a cell in a run, or why there is none."""
@@ -149,7 +149,7 @@ class _Reader:
         return _Reading(why=f"its runs lack this metric ({', '.join(parts)}{when})")
 
 
-def _rounds_to_target(run: reading.Run) -> _Reading:
+def _rounds_to_target(run: reading.StoredRun) -> _Reading:
     """Return the round in which a run reaches `evaluation.target_accuracy`."""
     target = run.config.evaluation.target_accuracy
     if target is None:

@@ -11,7 +11,7 @@ from flbench.reproduce import cells, library, request, supply
 from flbench.reproduce.cells import TableCell
 from flbench.reproduce.configurations import CellConfigs, Change, changes, fingerprint
 from flbench.reproduce.request import ReproduceRequest
-from flbench.reproduce.schema import Paper
+from flbench.reproduce.schema import PaperFacts
 from flbench.reproduce.supply import DataSource
 
 
@@ -80,7 +80,7 @@ class PaperPlan:
     """
 
     request: ReproduceRequest
-    paper: Paper
+    paper: PaperFacts
     tables: tuple[str, ...]
     cells: tuple[PlannedCell, ...]
     jobs: Mapping[str, PlannedRun]
@@ -137,7 +137,7 @@ def _jobs(planned: Sequence[PlannedCell]) -> dict[str, PlannedRun]:
     return dict(sorted(found.items(), key=lambda item: item[1].reference is not None))
 
 
-def _check_keys(paper: Paper, planned: Sequence[PlannedCell], given: Layer) -> None:
+def _check_keys(paper: PaperFacts, planned: Sequence[PlannedCell], given: Layer) -> None:
     """Raise a ConfigError for a key `algorithm.*` that none of the requested methods has."""
     section = given.tree.get("algorithm")
     methods = {str(item.cell.method) for item in planned if item.jobs and item.wanted}
@@ -163,7 +163,7 @@ class _Planner:
 
     def __init__(
         self,
-        paper: Paper,
+        paper: PaperFacts,
         chosen: Mapping[str, DataSource],
         seeds: Sequence[int],
         cases: CellConfigs,

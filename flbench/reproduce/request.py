@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from flbench.config.sources import Layer, leaves
 from flbench.core.errors import ConfigError, UserError, did_you_mean
-from flbench.reproduce.schema import Paper
+from flbench.reproduce.schema import PaperFacts
 
 Scale = Literal["small", "full"]
 
@@ -48,7 +48,7 @@ class ReproduceRequest:
     download: bool = False
 
 
-def tables(paper: Paper, asked: str | None) -> list[str]:
+def tables(paper: PaperFacts, asked: str | None) -> list[str]:
     """Return the numbers of the requested tables.
 
     Args:
@@ -75,7 +75,7 @@ def tables(paper: Paper, asked: str | None) -> list[str]:
     return found
 
 
-def rows(asked: str | None, paper: Paper, numbers: Sequence[str]) -> set[tuple[str, str]]:
+def rows(asked: str | None, paper: PaperFacts, numbers: Sequence[str]) -> set[tuple[str, str]]:
     """Return (table, row) of the requested rows.
 
     Args:
@@ -128,7 +128,7 @@ def overrides(request: ReproduceRequest) -> Layer:
     return request.overrides
 
 
-def seeds(request: ReproduceRequest, paper: Paper, given: Layer) -> tuple[int, ...]:
+def seeds(request: ReproduceRequest, paper: PaperFacts, given: Layer) -> tuple[int, ...]:
     """Return the seeds of the runs: consecutive numbers that begin at the override `seed`.
 
     Raises:

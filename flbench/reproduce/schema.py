@@ -42,7 +42,7 @@ class DataSet(Facts):
     small: Settings = {}
 
 
-class Method(Facts):
+class PaperMethod(Facts):
     """A method of a paper. Its key in the file is the paper's name for it.
 
     Attributes:
@@ -110,7 +110,7 @@ class PaperMetric(Facts):
         ]
 
 
-class Row(Facts):
+class PaperRow(Facts):
     """A row of a table.
 
     Attributes:
@@ -207,7 +207,7 @@ class Table(Facts):
     settings: Settings = {}
     small: Settings = {}
     columns: Annotated[dict[str, Column], BeforeValidator(_columns)] = Field(min_length=1)
-    rows: Annotated[dict[str, Row], BeforeValidator(_rows)] = Field(min_length=1)
+    rows: Annotated[dict[str, PaperRow], BeforeValidator(_rows)] = Field(min_length=1)
     footnotes: tuple[Footnote, ...] = ()
     reason: str | None = None
 
@@ -294,7 +294,7 @@ class Claim(Facts):
         return self.above if self.above is not None else -(self.below or 0.0)
 
 
-class Paper(Facts):
+class PaperFacts(Facts):
     """The facts of a paper.
 
     Attributes:
@@ -327,7 +327,7 @@ class Paper(Facts):
     choices: tuple[str, ...]
     contradictions: tuple[str, ...]
     datasets: dict[str, DataSet]
-    methods: dict[str, Method]
+    methods: dict[str, PaperMethod]
     metrics: dict[str, PaperMetric]
     tables: dict[str, Table]
     claims: tuple[Claim, ...]
@@ -384,7 +384,7 @@ class Paper(Facts):
 
 def _with_rows_beside(table: Table, metrics: dict[str, PaperMetric]) -> Table:
     """Return a table with a row `ROW, METRIC` for each metric beside that of a row."""
-    rows: dict[str, Row] = {}
+    rows: dict[str, PaperRow] = {}
     for label, row in table.rows.items():
         rows[label] = row
         metric = metrics.get(row.metric or table.metric or "")

@@ -11,7 +11,7 @@ from flbench.core.errors import UserError, did_you_mean
 from flbench.data import catalogue, known_sets, sources
 from flbench.reproduce import cells, library
 from flbench.reproduce.request import ReproduceRequest
-from flbench.reproduce.schema import Paper
+from flbench.reproduce.schema import PaperFacts
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class DataSource:
 
 
 def find(
-    request: ReproduceRequest, paper: Paper, numbers: Sequence[str], given: Layer
+    request: ReproduceRequest, paper: PaperFacts, numbers: Sequence[str], given: Layer
 ) -> tuple[dict[str, DataSource], list[str]]:
     """Return the source of each data set of the tables, and notes for the user.
 
@@ -91,7 +91,7 @@ def _base(request: ReproduceRequest, given: Layer) -> DataConfig:
     return config.data
 
 
-def _printed(name: str, paper: Paper, printed: Sequence[str]) -> str | None:
+def _printed(name: str, paper: PaperFacts, printed: Sequence[str]) -> str | None:
     """Return the paper's name of a data set, given this name or flbench's; None if unknown."""
 
     def plain(text: str) -> str:
@@ -104,7 +104,11 @@ def _printed(name: str, paper: Paper, printed: Sequence[str]) -> str | None:
 
 
 def _source(
-    request: ReproduceRequest, paper: Paper, printed: str, substitute: str | None, base: DataConfig
+    request: ReproduceRequest,
+    paper: PaperFacts,
+    printed: str,
+    substitute: str | None,
+    base: DataConfig,
 ) -> DataSource:
     """Return the source of a data set: `data.path`, its substitute, or the data set itself."""
     name = substitute or paper.datasets[printed].name

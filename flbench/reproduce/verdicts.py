@@ -8,7 +8,7 @@ from typing import Literal
 from flbench.analysis.statistics import sample_std
 from flbench.reproduce.cells import named, of_table
 from flbench.reproduce.measure import MeasuredCell
-from flbench.reproduce.schema import Claim, Paper
+from flbench.reproduce.schema import Claim, PaperFacts
 
 Outcome = Literal["held", "did not hold", "cannot be decided"]
 Grid = Mapping[tuple[str, str, str], MeasuredCell]
@@ -63,7 +63,7 @@ class _Gap:
     missing: tuple[str, ...]
 
 
-def decide(claim: Claim, paper: Paper, grid: Grid, tables: Sequence[str]) -> Verdict:
+def decide(claim: Claim, paper: PaperFacts, grid: Grid, tables: Sequence[str]) -> Verdict:
     """Decide whether a claim holds for the measured numbers.
 
     The difference is taken by seed, between the claim's row and the best of the other rows: the one
@@ -117,13 +117,13 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + more
 
 
-def _columns(claim: Claim, paper: Paper) -> Sequence[str]:
+def _columns(claim: Claim, paper: PaperFacts) -> Sequence[str]:
     """Return the labels of the columns that a claim is about."""
     table = paper.tables[str(claim.table)]
     return list(table.columns) if claim.columns == "all" else claim.columns
 
 
-def _rivals(claim: Claim, paper: Paper, column: str) -> list[tuple[str, str]]:
+def _rivals(claim: Claim, paper: PaperFacts, column: str) -> list[tuple[str, str]]:
     """Return (row, column) of the cells that a claim compares its row with in one column.
 
     With `over: all`, rows without a published number are left out, unless no row has one.
@@ -141,7 +141,7 @@ def _rivals(claim: Claim, paper: Paper, column: str) -> list[tuple[str, str]]:
     return [(label, place) for label, value in printed.items() if value is not None]
 
 
-def own_difference(claim: Claim, paper: Paper) -> float | None:
+def own_difference(claim: Claim, paper: PaperFacts) -> float | None:
     """Return the difference of the paper's own numbers; None if cells have none."""
     table = paper.tables[str(claim.table)]
     order = list(table.columns)
@@ -165,7 +165,7 @@ def own_difference(claim: Claim, paper: Paper) -> float | None:
     return min(found) if claim.above is not None else max(found)
 
 
-def _measured(claim: Claim, paper: Paper, grid: Grid, column: str) -> _Gap:
+def _measured(claim: Claim, paper: PaperFacts, grid: Grid, column: str) -> _Gap:
     """Return the measured difference in one column, by seed."""
     table = str(claim.table)
     row = str(claim.measured_row or claim.row)
@@ -221,7 +221,7 @@ def _difference(mine: float, other: float, claim: Claim) -> float | None:
     return 100 * (mine - other) / other if other else None
 
 
-def _unit(claim: Claim, paper: Paper) -> str:
+def _unit(claim: Claim, paper: PaperFacts) -> str:
     """Return the unit of a claim's differences: points if the metric is in percent."""
     place = (str(claim.row), _columns(claim, paper)[0])
     cells = of_table(paper, str(claim.table))

@@ -7,14 +7,14 @@ from typing import Final
 
 from flbench.reproduce.configurations import Change
 from flbench.reproduce.measure import MeasuredCell
-from flbench.reproduce.schema import Claim, Footnote, Paper
+from flbench.reproduce.schema import Claim, Footnote, PaperFacts
 from flbench.reproduce.verdicts import Verdict
 
 UNITS: Final = {"percent": "%", "percent^2": "%^2"}
 """Symbols of units; other units are written as their names."""
 
 
-def decimals(paper: Paper, number: str) -> int:
+def decimals(paper: PaperFacts, number: str) -> int:
     """Return the number of decimals that most numbers of a table have."""
     values = [value for row in paper.tables[number].rows.values() for value in row.values]
     places = [_places(value) for value in values if value is not None]

@@ -8,7 +8,7 @@ from flbench.config.sources import leaves
 from flbench.core.documents import read_json
 from flbench.metrics.rare_names import NAMES as RARE_METRICS
 from flbench.results.differences import PARTITION, SAMPLES, SOURCE, differences
-from flbench.results.reading import Run
+from flbench.results.reading import StoredRun
 
 PLACES: Final = ("output.", "tracking.")  # where files are written and sent
 HASHES: Final = ("partition_hash", "config_hash", "weights_digest")
@@ -40,7 +40,7 @@ class RunDiff:
     warnings: tuple[str, ...]
 
 
-def diff(first: Run, second: Run) -> RunDiff:
+def diff(first: StoredRun, second: StoredRun) -> RunDiff:
     """Compare two runs, finished or not.
 
     Args:
@@ -82,14 +82,14 @@ def diff(first: Run, second: Run) -> RunDiff:
     )
 
 
-def _origin(run: Run) -> dict[str, Any]:
+def _origin(run: StoredRun) -> dict[str, Any]:
     """Return provenance and hashes of a run by dotted names, without the time of its start."""
     written = leaves(read_json(run.path / "provenance.json"))
     written.pop("started", None)
     return written | {name: run.summary.get(name) for name in HASHES}
 
 
-def _results(run: Run) -> dict[str, Any]:
+def _results(run: StoredRun) -> dict[str, Any]:
     """Return metrics and costs of a run by name; those of rare classes only if there are some."""
     best = run.summary["best"]
     found = {

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from flbench.config.sources import leaves
-from flbench.results.reading import Run
+from flbench.results.reading import StoredRun
 
 SECTIONS: Final = ("data.", "partition.", "model.", "train.")
 ALONE: Final = ("seed", "engine.precision", "evaluation.rare")
@@ -80,7 +80,7 @@ class Differences:
         return ", ".join(f"{names[key]}={texts[index]}" for key, texts in self.values.items())
 
 
-def differences(runs: Sequence[Run]) -> Differences:
+def differences(runs: Sequence[StoredRun]) -> Differences:
     """Compare the configurations of runs.
 
     Keys of a method are compared between the runs of that method, and keys of a net if all runs
@@ -112,7 +112,7 @@ def differences(runs: Sequence[Run]) -> Differences:
     return Differences(values, setting, tuned)
 
 
-def has_other_samples(runs: Sequence[Run]) -> bool:
+def has_other_samples(runs: Sequence[StoredRun]) -> bool:
     """Return whether two runs with equal keys of the section `data` have different samples.
 
     Runs without a hash of their samples do not count.
@@ -129,7 +129,7 @@ def has_other_samples(runs: Sequence[Run]) -> bool:
     return False
 
 
-def _setting(run: Run) -> dict[str, Any]:
+def _setting(run: StoredRun) -> dict[str, Any]:
     """Return the keys of the setting of a run, and `data`, the name of its data set."""
     kept = {
         key: value

@@ -64,7 +64,7 @@ CLIENT_COLUMNS: Final = ("moment", "client", "name", "train_size", "test_size")
 
 
 @dataclass(frozen=True)
-class Run:
+class StoredRun:
     """The results of one run, as read from its folder.
 
     Attributes:
@@ -222,7 +222,7 @@ def is_finished(path: Path) -> bool:
     return (path / "summary.json").is_file()
 
 
-def read(path: Path) -> Run:
+def read(path: Path) -> StoredRun:
     """Read a run folder.
 
     The method, and other parts that are not flbench's own, need not be installed, and are not
@@ -241,7 +241,7 @@ def read(path: Path) -> Run:
     data = _data_hash(path)
     if not is_finished(path):
         so_far, counts = _so_far(config, rows), _train_counts(path)
-        return Run(
+        return StoredRun(
             path, config, so_far, rows, [], finished=False, train_counts=counts, data_hash=data
         )
     classes, clients = read_tables(path, config)
@@ -254,11 +254,13 @@ def read(path: Path) -> Run:
         raise DataError(
             f"{file} is damaged ({error}). Remove it, and resume the run: {how_to_resume(path)}"
         ) from error
-    return Run(path, config, summary, rows, classes, finished=True, clients=clients, data_hash=data)
+    return StoredRun(
+        path, config, summary, rows, classes, finished=True, clients=clients, data_hash=data
+    )
 
 
 def read_tables(path: Path, config: Config) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Return the rows of per_class.csv and clients.csv of a finished run; see `Run`.
+    """Return the rows of per_class.csv and clients.csv of a finished run; see `StoredRun`.
 
     Args:
         path: The run folder.

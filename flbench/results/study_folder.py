@@ -164,7 +164,7 @@ class Final:
 
     path: Path
     trial: Trial
-    run: reading.Run | None
+    run: reading.StoredRun | None
 
     def metric(self, split: str, name: str, deployment: str = PERSONAL) -> float | None:
         """Return a metric after the last round.
@@ -185,7 +185,7 @@ class Final:
 
 
 @dataclass(frozen=True)
-class Study:
+class StoredStudy:
     """The content of a study folder.
 
     Attributes:
@@ -243,7 +243,7 @@ class Study:
         winner = self.winner(method)
         return len(ended) >= self.header.trials and winner is not None and winner.index == 0
 
-    def finished_finals(self) -> Iterator[tuple[str, int, reading.Run]]:
+    def finished_finals(self) -> Iterator[tuple[str, int, reading.StoredRun]]:
         """Yield the label that each finished final training has in a comparison, its seed and run.
 
         `METHOD` has the default parameters, and `METHOD tuned` the tuned ones.
@@ -286,7 +286,7 @@ def is_study(path: Path) -> bool:
     return (path / "study.json").is_file()
 
 
-def read(path: Path, *, lenient: bool = False) -> Study:
+def read(path: Path, *, lenient: bool = False) -> StoredStudy:
     """Read a study folder.
 
     Args:
@@ -312,7 +312,7 @@ def read(path: Path, *, lenient: bool = False) -> Study:
             finals.append(_final(folder, trial))
     if not lenient:
         left_out.raise_first()
-    return Study(
+    return StoredStudy(
         path,
         header,
         tuple(sorted(trials, key=lambda trial: (order.index(trial.method), trial.index))),

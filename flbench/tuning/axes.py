@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from flbench.tuning.parameters import KINDS, Choice, Fixed, Int, Parameter, QUniform, Uniform
+from flbench.tuning.parameters import KINDS, Choice, FixedValue, Int, Parameter, QUniform, Uniform
 
 End = Literal["low", "high"]
 
@@ -127,7 +127,7 @@ def axes_of(
 
 def _axis(path: str, entry: Mapping[str, Any], tried: Sequence[Any], rounds: int) -> Axis:
     match _read(entry, rounds):
-        case Choice() | Fixed() as parameter:
+        case Choice() | FixedValue() as parameter:
             return Axis(path, choices=parameter.grid())
         case Uniform() | QUniform() | Int() as parameter:
             whole = not isinstance(parameter, Uniform) and all(

@@ -1,6 +1,6 @@
 """Trials of a study that failed or have no score, and final trainings that are missing."""
 
-from flbench.results.study_folder import VARIANTS, Study, Trial, Variant
+from flbench.results.study_folder import VARIANTS, StoredStudy, Trial, Variant
 from flbench.tuning.report import StudyReport, count
 
 
@@ -16,7 +16,7 @@ def find_failures(report: StudyReport) -> list[str]:
     return lines
 
 
-def search_failure(study: Study) -> str | None:
+def search_failure(study: StoredStudy) -> str | None:
     """Return why a study, or a method of it, has no result; None if each method has a winner.
 
     The sentences name the first reason of each method without a trial that finished with a score.
@@ -46,7 +46,7 @@ def _failure_of_trial(trial: Trial, metric: str) -> str:
     return f"{where}: {trial.state} after {count(trial.round, 'round')}{again}: {why}"
 
 
-def _missing(study: Study, method: str, variant: Variant, metric: str) -> list[str]:
+def _missing(study: StoredStudy, method: str, variant: Variant, metric: str) -> list[str]:
     """Return a sentence for each final training that is missing or lacks the study's metric."""
     done = study.finals_of(method, variant)
     scored = study.values(method, variant, study.header.metric)

@@ -11,7 +11,7 @@ from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, has_value, leaves, value_at
 from flbench.core.errors import ConfigError
 from flbench.core.wording import command_or_call
-from flbench.tuning.parameters import Fixed, Parameter, Scalar, Uniform
+from flbench.tuning.parameters import FixedValue, Parameter, Scalar, Uniform
 from flbench.tuning.search_space import Space, layer
 
 RATE: Final = "train.optimizer.lr"
@@ -49,7 +49,7 @@ def fit(space: Space, layers: Sequence[Layer]) -> tuple[Space, list[str]]:
         for path in space.parameters
         if path not in searched.parameters and path not in given
     ]
-    if all(isinstance(parameter, Fixed) for parameter in searched.parameters.values()):
+    if all(isinstance(parameter, FixedValue) for parameter in searched.parameters.values()):
         settled = f"; given: {', '.join(given)}" if given else ""
         raise ConfigError(
             f"no parameter of `{space.method}` is left to search ({space.source}{settled}). Remove"

@@ -124,7 +124,7 @@ class Parameter(BaseModel):
         return {key: value for key, value in tree.items() if key != "when" or value}
 
 
-class Fixed(Parameter):
+class FixedValue(Parameter):
     """A single value, for all trials except the default trial."""
 
     kind = "fixed"
@@ -358,7 +358,7 @@ class Int(Range):
 
 
 KINDS: Final[dict[str, type[Parameter]]] = {
-    kind.kind: kind for kind in (Uniform, LogUniform, QUniform, Int, Choice, Fixed)
+    kind.kind: kind for kind in (Uniform, LogUniform, QUniform, Int, Choice, FixedValue)
 }
 
 

@@ -8,7 +8,7 @@ from ray import tune
 
 from flbench.tuning.parameters import (
     Choice,
-    Fixed,
+    FixedValue,
     Int,
     LogUniform,
     Parameter,
@@ -67,7 +67,7 @@ def _drawn(
 def _domain(parameter: Parameter) -> Any:
     """Return Ray Tune's object for a parameter without its conditions."""
     match parameter:
-        case Fixed():
+        case FixedValue():
             return parameter.value
         case Choice():
             return tune.choice(list(parameter.values))

@@ -8,7 +8,7 @@ from functools import cached_property
 from flbench.analysis import answer, arrangement
 from flbench.analysis.statistics import CLAIM_FROM
 from flbench.analysis.tables import Analysis, analyse
-from flbench.results.study_folder import PERSONAL, Study
+from flbench.results.study_folder import PERSONAL, StoredStudy
 from flbench.tuning.axes import Axis, axes_of
 from flbench.tuning.deployments import of_deployment
 from flbench.tuning.importance import Importance, importance
@@ -30,7 +30,7 @@ class StudyReport:
         study: The study, as read from its folder.
     """
 
-    study: Study
+    study: StoredStudy
 
     @cached_property
     def analysis(self) -> Analysis | None:

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from flbench.analysis import answer, statistics
-from flbench.analysis.arrangement import Comparison
+from flbench.analysis.arrangement import Arrangement
 
 NAN = float("nan")
 OPPOSITE = {"better": "worse", "worse": "better"}
@@ -18,7 +18,7 @@ def comparison(methods, places=("digits",), repetitions=5, baseline="fedavg"):
     """A comparison whose runs have 50 clients."""
     run = SimpleNamespace(summary={"clients": 50})
     entries = tuple(SimpleNamespace(place=place, method="", run=run) for place in places)
-    return Comparison(
+    return Arrangement(
         entries, tuple(methods), tuple(places), repetitions, "both", "accuracy", baseline, ()
     )
 

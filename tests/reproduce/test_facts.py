@@ -13,7 +13,7 @@ from flbench.config.sources import from_file, from_overrides
 from flbench.data import catalogue, known_sets
 from flbench.reproduce import cells, library, plan, verdicts
 from flbench.reproduce.request import ReproduceRequest
-from flbench.reproduce.schema import Paper
+from flbench.reproduce.schema import PaperFacts
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPERS = library.names()
@@ -272,7 +272,7 @@ def facts():
 
 
 def test_sound_facts_are_read(facts):
-    [cell] = cells.of_table(Paper.model_validate(facts), "1")
+    [cell] = cells.of_table(PaperFacts.model_validate(facts), "1")
 
     assert (cell.dataset, cell.method, cell.published, cell.reason) == ("D", "A", 1.0, None)
 
@@ -287,7 +287,7 @@ def test_row_with_metrics_of_its_own_has_no_other_cells(facts):
         },
     }
 
-    found = cells.of_table(Paper.model_validate(facts), "1")
+    found = cells.of_table(PaperFacts.model_validate(facts), "1")
 
     assert [(cell.row, cell.column, cell.metric.metric) for cell in found] == [
         ("A", "one", ("accuracy",)),
@@ -299,7 +299,7 @@ def test_row_with_metrics_of_its_own_has_no_other_cells(facts):
 def test_row_without_values_has_none_in_any_column(facts):
     facts["tables"]["1"] |= {"columns": {"D": {}, "E": {"dataset": "D"}}, "rows": {"A": {}}}
 
-    found = cells.of_table(Paper.model_validate(facts), "1")
+    found = cells.of_table(PaperFacts.model_validate(facts), "1")
 
     assert [cell.published for cell in found] == [None, None]
 
@@ -309,7 +309,7 @@ def test_metric_of_a_row_and_settings_of_a_method_reach_its_cells(facts):
     facts["methods"]["A"] |= {"settings": {"train.participation": 0.5}, "keys": {"lam": 1}}
     facts["tables"]["1"]["rows"]["A"] = {"values": [1.0], "metric": "G"}
 
-    [cell] = cells.of_table(Paper.model_validate(facts), "1")
+    [cell] = cells.of_table(PaperFacts.model_validate(facts), "1")
 
     assert cell.metric.metric == ("macro_f1",)
     assert cell.settings == {"train.participation": 0.5, "algorithm.lam": 1}
@@ -347,7 +347,7 @@ def test_unsound_facts_are_refused(facts, path, value, said):
     tree[last] = value
 
     with pytest.raises(ValidationError, match=said):
-        Paper.model_validate(facts)
+        PaperFacts.model_validate(facts)
 
 
 def test_error_names_the_damaged_file(tmp_path, monkeypatch):

@@ -8,10 +8,10 @@ import pytest
 from flbench.reproduce import cells, measure, verdicts
 from flbench.reproduce.measure import MeasuredCell
 from flbench.reproduce.plan import PlannedCell
-from flbench.reproduce.schema import Claim, Paper, PaperMetric
+from flbench.reproduce.schema import Claim, PaperFacts, PaperMetric
 from flbench.results.metrics_file import Row
 
-PAPER = Paper.model_validate(
+PAPER = PaperFacts.model_validate(
     {
         "name": "P",
         "title": "t",

@@ -7,13 +7,13 @@ import pytest
 from flbench.config.resolve import resolve
 from flbench.config.sources import from_overrides
 from flbench.results.differences import differences
-from flbench.results.reading import Run
+from flbench.results.reading import StoredRun
 
 
-def run(*overrides: str, data_hash: str | None = None) -> Run:
+def run(*overrides: str, data_hash: str | None = None) -> StoredRun:
     config, _ = resolve([from_overrides(overrides)])
     summary = {"dataset": "digits", "partition_hash": "0" * 64}
-    return Run(Path(), config, summary, [], [], finished=True, data_hash=data_hash)
+    return StoredRun(Path(), config, summary, [], [], finished=True, data_hash=data_hash)
 
 
 @pytest.mark.parametrize(

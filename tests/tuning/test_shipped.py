@@ -7,7 +7,7 @@ from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, leaves
 from flbench.tuning import library
 from flbench.tuning.fitting import RATE, fit
-from flbench.tuning.parameters import Fixed, LogUniform, Range
+from flbench.tuning.parameters import FixedValue, LogUniform, Range
 from flbench.tuning.search_space import Space
 from tests.support import build
 
@@ -38,7 +38,7 @@ def test_space_is_small_and_searches_the_learning_rate(method):
     config, _ = resolve(layers)
 
     rate = space.parameters[RATE]
-    searched = [p for p in space.parameters.values() if not isinstance(p, Fixed)]
+    searched = [p for p in space.parameters.values() if not isinstance(p, FixedValue)]
     assert isinstance(rate, LogUniform)
     assert rate.holds(config.train.optimizer.lr)
     # HFCD's paper leaves the most open: four numbers, and how its losses combine.

@@ -8,10 +8,10 @@ from flbench.cli.console import block, line, notes, titled_table
 from flbench.reports.tables import Block
 from flbench.reports.terminal import open_console
 from flbench.reproduce.report import PaperReport, Unavailable
-from flbench.reproduce.schema import Paper
+from flbench.reproduce.schema import PaperFacts
 
 
-def print_papers(papers: Mapping[str, Paper]) -> None:
+def print_papers(papers: Mapping[str, PaperFacts]) -> None:
     """Print the papers whose tables can be measured, by their names."""
     for name, paper in papers.items():
         line(f"{name}: {paper.title}. {paper.venue}, doi {paper.doi}")

@@ -20,7 +20,7 @@ from flbench.reports.tables import (
 )
 from flbench.reports.terminal import open_console
 from flbench.results.differences import Differences, differences
-from flbench.results.reading import Run, client_scores
+from flbench.results.reading import StoredRun, client_scores
 from flbench.results.summary import ended_after
 
 # Test metrics of the comparison, with their column headers.
@@ -34,7 +34,7 @@ METRICS = {
 MOST_COLUMNS = 6  # columns for what differs between runs; a note names the others
 
 
-def print_runs(runs: Sequence[Run]) -> None:
+def print_runs(runs: Sequence[StoredRun]) -> None:
     """Print a comparison of runs; a single run is printed in full before it.
 
     What differs between the runs besides their methods has columns of its own, and notes say what
@@ -57,7 +57,7 @@ def print_runs(runs: Sequence[Run]) -> None:
             console.print(f"  {failed} of {total} client trainings diverged or took no step")
 
 
-def _comparison(runs: Sequence[Run], apart: Differences) -> Table:
+def _comparison(runs: Sequence[StoredRun], apart: Differences) -> Table:
     """Return a table of the test metrics at each run's best round by validation accuracy.
 
     Without rare classes there is no column of the rare-class recall.
@@ -118,7 +118,7 @@ def _seconds(spent: Mapping[str, float]) -> tuple[str, str]:
     return f"{rounds:.1f}", f"{max(0.0, startup):.1f}"
 
 
-def _print_details(run: Run) -> None:
+def _print_details(run: StoredRun) -> None:
     """Print all metrics of a run at its best and at its last round, and metrics of each class."""
     console, summary = open_console(), run.summary
     if not summary["last"]["test"] and not summary["last"]["validation"]:

@@ -1,10 +1,10 @@
 """Tables of studies."""
 
 from flbench.cli.console import block, line, notes
-from flbench.results.study_folder import Study
+from flbench.results.study_folder import StoredStudy
 
 
-def print_study(study: Study) -> None:
+def print_study(study: StoredStudy) -> None:
     """Print the results of a study: default beside tuned parameters, winners, failures."""
     from flbench.tuning import tables
     from flbench.tuning.failures import find_failures
