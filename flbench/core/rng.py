@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Final
 
 import numpy as np
@@ -85,7 +85,12 @@ def seeded(seed: int) -> Iterator[None]:
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()
     has_gpus: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     of_gpus = torch.cuda.get_rng_state_all() if has_gpus else None
-    torch.manual_seed(seed)
+    if has_gpus or _is_gpu_there():
+        torch.manual_seed(seed)  # a GPU that is not in use yet is seeded when it is first used
+    else:
+        # `torch.manual_seed` takes 0.6 ms without a GPU: it notes the call's traceback for a later
+        # use of one.
+        torch.default_generator.manual_seed(seed)
     np.random.seed(seed)
     random.seed(seed)
     try:
@@ -96,6 +101,12 @@ def seeded(seed: int) -> Iterator[None]:
         random.setstate(before[2])
         if of_gpus is not None:
             torch.cuda.set_rng_state_all(of_gpus)
+
+
+@cache
+def _is_gpu_there() -> bool:
+    """Return whether this process has a GPU. It is looked for once."""
+    return torch.cuda.is_available()
 
 
 @dataclass(frozen=True)
