@@ -88,14 +88,17 @@ def _entry_points_are_read_once():
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_pictures_in_pages():
-    """Leave the pictures out of pages: drawing one takes longer than most trainings here.
+    """Leave the pictures out of pages and reports: one takes longer than most trainings here.
 
-    All else of a page is computed. Tests of the pictures use `support.pictures_in_pages`.
+    All else of a page is computed, and the files of pictures are empty. Tests of the pictures use
+    `support.pictures_in_pages`.
     """
     none = SimpleNamespace(curves=lambda runs, by: None, svg=lambda figure: "")
+    empty = SimpleNamespace(save=lambda figure, path: path.write_bytes(b""))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("flbench.reports.figures.svg", none.svg)
         patch.setattr("flbench.reports.page.figures", none)
+        patch.setattr("flbench.analysis.report.figures", empty)
         yield
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from flbench.analysis import report
 from flbench.config.resolve import resolve
 from flbench.config.sources import from_overrides
 from flbench.experiment import lifecycle
@@ -62,10 +63,11 @@ def summary_of_run(*overrides: str) -> dict[str, Any]:
 
 @contextmanager
 def pictures_in_pages() -> Iterator[None]:
-    """Draw the pictures of report.html, which conftest.py leaves out."""
+    """Draw the pictures of pages and reports, which conftest.py leaves out."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "svg", SVG)
         patch.setattr(page, "figures", figures)
+        patch.setattr(report, "figures", figures)
         yield
 
 

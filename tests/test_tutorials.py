@@ -11,6 +11,7 @@ NOTEBOOKS = sorted(TUTORIALS.glob("*.ipynb"))
 
 
 @pytest.mark.slow
+@pytest.mark.one_of("path")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_every_cell_runs_and_shows_the_same_kinds_of_output(path, tmp_path, kernel):

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import matplotlib as mpl
 import numpy as np
@@ -300,12 +301,24 @@ def svg(figure: Figure) -> str:
 
 
 def _encode(figure: Figure, form: str) -> bytes:
-    """Return a figure as bytes. They are reproducible: there is no date, and ids are fixed."""
+    """Return a figure as bytes. They are reproducible: there is no date, and ids are fixed.
+
+    A figure that a page shows and a folder has as a file is drawn once as SVG. It must not change
+    afterwards.
+    """
+    if form == "svg" and figure in _drawn:
+        return _drawn[figure]
     dated = {"svg": "Date", "pdf": "CreationDate"}.get(form)
     content = BytesIO()
     with mpl.rc_context({"svg.hashsalt": "flbench"}):
         figure.savefig(content, format=form, dpi=120, metadata={dated: None} if dated else None)
+    if form == "svg":
+        _drawn[figure] = content.getvalue()
     return content.getvalue()
+
+
+_drawn: WeakKeyDictionary[Figure, bytes] = WeakKeyDictionary()
+"""SVG files of figures that are still in use."""
 
 
 def _line(

@@ -30,10 +30,12 @@ KINDS = {
 
 
 DRAWN = (
+    "test_another_seed_gives_another_state",
     "test_crash_and_resume_end_like_the_straight_run",
     "test_evaluation_and_unpaid_values_change_nothing",
     "test_order_of_the_cohort_does_not_matter",
     "test_poor_clients_run_without_nan",
+    "test_vectorized_engine_does_what_the_sequential_one_does",
 )
 
 

@@ -872,7 +872,7 @@ def test_real_hospitals_have_a_learnable_label():
     assert 0.4 < data.y.mean() < 0.7
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.real_data
 def test_logistic_regression_on_loaded_pixels_reaches_the_known_level():
     """A linear model reaches 0.83 on 8,000 images of Fashion-MNIST unless the loader is broken."""

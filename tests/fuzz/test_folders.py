@@ -41,7 +41,7 @@ from tests.fuzz import mutations
 from tests.tuning import studies
 
 SECONDS = float(os.environ.get("FLBENCH_FUZZ_SECONDS", "0"))
-FEW = 8  # examples of a test that does not run for a time
+FEW = 4  # examples of a test that does not run for a time
 LIMIT = 60  # seconds of the processor for an example; most take less than one
 MEMORY = 2**30  # bytes by which an example may raise the memory of the process
 WITH_PICTURES = 20  # one of so many examples draws the pictures of the report
