@@ -80,7 +80,10 @@ def collect(paths: Sequence[Path]) -> Collection:
     for file in (file for found in packed.values() for file in found):
         with left_out.catching(file):
             unpacked.append(Unpacked(file))
-            names |= {path: unpacked[-1].name(path) for path in folders.below(unpacked[-1].path)}
+            below = [*folders.below(unpacked[-1].path)]
+            if not below:
+                raise UserError(f"{file} has no run and no study in it.")
+            names |= {path: unpacked[-1].name(path) for path in below}
     # A path that has archives need not have a run below it.
     others = [path for path in folders.find(paths) if folders.is_one(path) or not packed.get(path)]
     for path in [*others, *list(names)]:
@@ -202,8 +205,8 @@ def _beside_reference(
     methods are named by all keys in which their runs differ.
     """
     folders = {run.path.absolute().parents[1] if is_cell(run.path) else None for run in runs}
-    folder = folders.pop()
-    if folder is None or folders:
+    folder = folders.pop() if len(folders) == 1 else None
+    if folder is None:
         return None, {}
     with left_out.catching(folder), as_data_error(folder / MARKER):
         design, _ = read_design(folder)
