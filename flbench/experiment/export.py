@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from flbench.core import files
 from flbench.core.errors import RunError, UserError, did_you_mean
+from flbench.core.raised import user_line
 from flbench.core.wording import setting
 from flbench.experiment.trained import TrainedModel
 
@@ -84,7 +85,15 @@ def write(
         "load": [line.replace("FILE", repr(file.name)) for line in chosen.load],
         "architecture": architecture(model.net.net),
     }
-    content = chosen.encode(model, card)
+    try:
+        content = chosen.encode(model, card)
+    except (UserError, RunError):
+        raise
+    except Exception as error:
+        if "out of memory" in str(error):
+            raise
+        others = ", ".join(one for one in FORMATS if one != name)
+        raise _cannot_hold(name, error, f"Choose another format: {others}.") from error
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         files.write(file, content)
@@ -167,11 +176,35 @@ def _program(model: TrainedModel) -> torch.export.ExportedProgram:
     examples, batch = _examples(model), torch.export.Dim("batch", min=1)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch.export, about itself
-        program = torch.export.export(
-            model.module, (examples,), dynamic_shapes=({0: batch},), strict=False
-        )
+        try:
+            program = torch.export.export(
+                model.module, (examples,), dynamic_shapes=({0: batch},), strict=False
+            )
+        except Exception as error:
+            if "out of memory" in str(error):
+                raise
+            cure = (
+                "Choose `safetensors`, which holds the weights alone, or let forward use tensors by"
+                " operations of PyTorch alone."
+            )
+            raise _cannot_hold("torch.export", error, cure) from error
     _check(model, lambda x: torch.as_tensor(program.module()(x)))
     return program
+
+
+def _cannot_hold(name: str, error: Exception, cure: str) -> UserError:
+    """Return the error about a format that cannot hold a net.
+
+    Args:
+        name: Name of the format.
+        error: What PyTorch has raised.
+        cure: A sentence on what to do.
+    """
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return UserError(
+        f"`{name}` cannot hold this net: {type(error).__name__}: {first.rstrip('.')}"
+        f"{user_line(error)}. {cure}"
+    )
 
 
 def _check(
@@ -222,15 +255,8 @@ def _as_module(model: TrainedModel, card: dict[str, Any]) -> bytes:
     content = io.BytesIO()
     torch.save(plain, content)
     content.seek(0)
-    try:
-        loaded = torch.load(content, weights_only=False)
-    except Exception as error:  # it records the operations anew, with placeholders for sizes
-        others = ", ".join(name for name in FORMATS if name != "torch")
-        raise UserError(
-            f"`torch` cannot hold this net: {type(error).__name__}:"
-            f" {str(error).splitlines()[0]} Choose another format: {others}."
-        ) from error
-    _check(model, loaded)
+    # It records the operations anew, with placeholders for sizes, which some refuse.
+    _check(model, torch.load(content, weights_only=False))
     return content.getvalue()
 
 
