@@ -931,6 +931,11 @@ class RaisesWhenMade(OwnMethod):
         raise ValueError("too early")
 
 
+class TakesNoResults(OwnMethod):
+    def weights(self):
+        return torch.ones(3)
+
+
 class ReturnsNoUpdate(OwnMethod):
     def aggregate(self, state, results):
         return {"w": torch.zeros(1)}
@@ -941,6 +946,7 @@ class ReturnsNoUpdate(OwnMethod):
     [
         (Raises, r"`raises` raised KeyError.*test_code_trial\.py:\d+"),
         (RaisesWhenMade, r"`raiseswhenmade` raised ValueError.*test_code_trial\.py:\d+"),
+        (TakesNoResults, r"`takesnoresults` raised TypeError: TakesNoResults\.weights\(\) takes"),
         (ReturnsNoUpdate, "`returnsnoupdate` returned dict.* Update"),
     ],
 )
