@@ -246,6 +246,7 @@ class _Walk:
             then = steps[min(k + 1, len(steps) - 1)]
             if one.opname.startswith("LOAD") and isinstance(one.argval, str):
                 if any(begin <= _place(one)[0] and _place(one)[1] <= end for begin, end in shown):
+                    uses.setdefault(one.argval, [])
                     continue
                 use = then.opname
                 if use in ("LOAD_ATTR", "LOAD_METHOD"):
