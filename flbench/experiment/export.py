@@ -8,7 +8,8 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -171,11 +172,28 @@ def _examples(model: TrainedModel) -> Tensor:
     return torch.from_numpy(x.astype(np.float32))
 
 
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Return a context manager in which PyTorch neither prints nor warns.
+
+    Args:
+        name: Name of the logger.
+    """
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
 def _program(model: TrainedModel) -> torch.export.ExportedProgram:
     """Return the model as an exported program: raw samples [batch, ...] to scores [batch, C]."""
     examples, batch = _examples(model), torch.export.Dim("batch", min=1)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch.export, about itself
+    with torch.no_grad(), _quiet("torch.fx.experimental.symbolic_shapes"):
         try:
             program = torch.export.export(
                 model.module, (examples,), dynamic_shapes=({0: batch},), strict=False
@@ -298,23 +316,16 @@ def _as_onnx(model: TrainedModel, card: dict[str, Any]) -> bytes:
     import onnxruntime
 
     program = _program(model)
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            program = program.run_decompositions(
-                {
-                    **torch.export.default_decompositions(),
-                    torch.ops.aten._cdist_forward.default: _euclidean_distances,
-                }
-            )
-            exported = torch.onnx.export(
-                program, input_names=["samples"], output_names=["scores"], verbose=False
-            )
-    finally:
-        logger.setLevel(level)
+    with torch.no_grad(), _quiet("torch.onnx"):
+        program = program.run_decompositions(
+            {
+                **torch.export.default_decompositions(),
+                torch.ops.aten._cdist_forward.default: _euclidean_distances,
+            }
+        )
+        exported = torch.onnx.export(
+            program, input_names=["samples"], output_names=["scores"], verbose=False
+        )
     assert exported is not None
     proto = exported.model_proto
     onnx.helper.set_model_props(proto, {"card": json.dumps(card)})

@@ -289,7 +289,7 @@ class Branching(nn.Module):
         return self.fc(x if float(x.mean()) > 0 else -x)
 
 
-def test_a_net_that_no_program_can_hold_is_exported_as_weights(tmp_path):
+def test_a_net_that_no_program_can_hold_is_exported_as_weights(tmp_path, capfd):
     run = fl.run(
         "fedavg",
         model=Branching(),
@@ -306,3 +306,4 @@ def test_a_net_that_no_program_can_hold_is_exported_as_weights(tmp_path):
             export.write(model, tmp_path / f"model{export.FORMATS[name].suffix}", name)
     file, _ = export.write(model, tmp_path / "weights.safetensors")
     assert file.exists()
+    assert "def forward" not in "".join(capfd.readouterr())  # the graph that PyTorch prints
