@@ -538,8 +538,8 @@ def parameter_of(leaf: str, own: Collection[str]) -> str | None:
 
 def _number(value: Any) -> Tensor:
     """Return a logged value as a 0-dim tensor of float64, without a copy to the host."""
-    value = torch.as_tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
-    return value.detach().to(torch.float64).reshape(())
+    kind = torch.float64 if isinstance(value, float) else None
+    return torch.as_tensor(value, dtype=kind).detach().to(torch.float64).reshape(())
 
 
 def _attach(module: nn.Module, position: _Position | None) -> None:
