@@ -385,8 +385,8 @@ class Algorithm:
         keeps = self.personal()
         if not isinstance(keeps, Set):
             raise ConfigError(
-                f"`personal` of the method `{self.name}` returned {keeps!r}. It must return a set"
-                ' of names of the net\'s leaves, such as self.setting.net.names("head").'
+                f"{type(self).__name__}.personal returned {keeps!r}. It must return a set of names"
+                ' of the net\'s leaves, such as self.setting.net.names("head").'
             )
         sends = self.setting.net.names("all") - keeps
         statistics = self.setting.net.statistics
@@ -461,7 +461,7 @@ def state_of(algorithm: Algorithm, start: Tree, own: Callable[[Tree], Tree] = co
 
 def _check_start(found: Any, algorithm: Algorithm) -> None:
     """Raise a ConfigError if a method's `init` returned no trees of the server and the clients."""
-    what, count = f"`init` of the method `{algorithm.name}` returned", algorithm.setting.clients
+    what, count = f"{type(algorithm).__name__}.init returned", algorithm.setting.clients
     trees = found if isinstance(found, tuple | list) else ()
     if len(trees) != 2 or not all(isinstance(one, dict) for one in trees):
         raise ConfigError(

@@ -43,7 +43,7 @@ def local_loss(terms: tuple[LossTerm, ...], context: StepContext) -> Tensor:
     total: Tensor | None = None
     for term in terms:
         value = term(context)
-        if not isinstance(value, int | float) and getattr(value, "ndim", 1):
+        if not isinstance(value, int | float) and getattr(value, "ndim", True):
             got = f"the shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
             raise ConfigError(
                 f"the loss term {type(term).__name__} returned {got}. It must return one number:"

@@ -193,8 +193,8 @@ def _check_cohort(ids: Any, algorithm: Algorithm) -> None:
     if is_list and known <= set(range(count)) and len(known) == len(ids):
         return
     raise ConfigError(
-        f"`cohort` of the method `{algorithm.name}` returned {ids!r}. It must return a tensor of"
-        f" int64 with ids of the {count} clients, 0 to {count - 1}, each once."
+        f"{type(algorithm).__name__}.cohort returned {ids!r}. It must return a tensor of int64"
+        f" with ids of the {count} clients, 0 to {count - 1}, each once."
     )
 
 
@@ -354,9 +354,11 @@ def of_server(algorithm: Algorithm, seen: State, results: Results) -> tuple[Tens
         )
     of_net = algorithm.setting.net.names("all") & seen.server.keys()
     for name, value in update.server.items():
-        shape = seen.server[name].shape if name in of_net else getattr(value, "shape", None)
-        if not isinstance(value, Tensor) or value.shape != shape:
-            wanted = f" of the shape {list(shape)}, as before" if name in of_net else ""
+        before = seen.server[name] if name in of_net else value
+        # Methods with several models, which may become more, have them in rows.
+        is_like = isinstance(value, Tensor) and value.shape[1:] == before.shape[1:]
+        if not is_like or value.ndim != before.ndim:
+            wanted = f" of the shape {list(before.shape)}, as before" if name in of_net else ""
             raise ConfigError(
                 f"`aggregate` of the method `{algorithm.name}` returned `{name}` as"
                 f" {type(value).__name__} of the shape {list(getattr(value, 'shape', ()))}. It must"
