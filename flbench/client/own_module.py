@@ -423,7 +423,7 @@ class OwnModule(ClientModule):
             )
         try:
             number = _number(value)
-        except (TypeError, ValueError, RuntimeError) as error:
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise ConfigError(
                 f"{self.net.title} logs `{name}`, an object of type {type(value).__name__}. Log one"
                 " number."
@@ -538,8 +538,12 @@ def parameter_of(leaf: str, own: Collection[str]) -> str | None:
 
 def _number(value: Any) -> Tensor:
     """Return a logged value as a 0-dim tensor of float64, without a copy to the host."""
-    kind = torch.float64 if isinstance(value, float) else None
-    return torch.as_tensor(value, dtype=kind).detach().to(torch.float64).reshape(())
+    if isinstance(value, int | float):  # a tensor of float32 would have fewer digits
+        return torch.tensor(float(value), dtype=torch.float64)
+    found = torch.as_tensor(value).detach()
+    if found.is_complex():
+        raise TypeError("a complex number has no order")
+    return found.to(torch.float64).reshape(())
 
 
 def _attach(module: nn.Module, position: _Position | None) -> None:

@@ -443,6 +443,7 @@ def short_schedule(self):
             for name in ("a, b", 'a"', "a\nb", "a\rb", "a\u2028b", "a\x0cb", "\ud800", "", " a", 1)
         ),
         (logs("v", "text"), ("`v`", "str")),
+        (logs("v", 1j), ("`v`", "complex")),
         (logs("v", {"a": 1}), ("`v`", "dict")),
     ],
 )
@@ -452,6 +453,17 @@ def test_what_cannot_act_is_refused_before_the_first_round(tmp_path, module, wor
 
     assert [word for word in words if word not in str(error.value)] == [], str(error.value)
     assert not [*tmp_path.glob("*/*/metrics.csv")]
+
+
+def test_numbers_that_are_logged_keep_their_digits(tmp_path):
+    values = {"large": 1e39, "integer": 10**22, "digits": 0.1, "flag": True}
+
+    class Logs(Lit):
+        def on_train_start(self):
+            self.log_dict(values)
+
+    found = trained(tmp_path, made(Logs)).metrics.query("split == 'log'")
+    assert dict(zip(found["metric"], found["value"], strict=True)) == values
 
 
 def test_a_frozen_head_is_refused_for_a_method_that_trains_it_alone(tmp_path):
