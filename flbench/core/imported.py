@@ -342,19 +342,43 @@ def source_sha256(path: str, recorded: str | None = None) -> str:
     name = module_of(path)
     alone = _file_sha256(path, name)
     hashes = {name: alone}
+    for other, file in _siblings(path).items():
+        hashes[other] = _file_sha256(path, other, file)
+    later = dict(_altered(path))
+    hashes |= {f"{one}=": hashlib.sha256(x.encode()).hexdigest() for one, x in later.items()}
+    now = alone if len(hashes) == 1 else user_code.combined(hashes)
+    return alone if recorded == alone and not later else now
+
+
+def check_unaltered(path: str) -> None:
+    """Raise a ConfigError if a program has set something in the modules of an import path.
+
+    Args:
+        path: `package.module:name`, which other processes will import.
+    """
+    for name, text in _altered(path):
+        raise ConfigError(
+            f"`{path}`: the program has set `{text.splitlines()[0]}` in the module `{name}`, and"
+            " worker processes import the file as it is. Write this into the file, or make it a key"
+            " or an argument."
+        )
+
+
+def _siblings(path: str) -> dict[str, Path]:
+    """Return the files of the modules that an import path's module consists of, beside itself."""
+    name = module_of(path)
     thing = sys.modules.get(name)
     for part in path.rpartition(":")[2].split("."):
         thing = getattr(thing, part, None)
-    found = user_code.siblings(name, thing)
-    for other, file in found.items():
-        hashes[other] = _file_sha256(path, other, file)
-    files = {name: user_code.file_of(name), **found}
-    later = {one: user_code.altered(one, file) for one, file in files.items() if file is not None}
-    hashes |= {
-        f"{one}=": hashlib.sha256(text.encode()).hexdigest() for one, text in later.items() if text
-    }
-    now = alone if len(hashes) == 1 else user_code.combined(hashes)
-    return alone if recorded == alone and not any(later.values()) else now
+    return user_code.siblings(name, thing)
+
+
+def _altered(path: str) -> Iterator[tuple[str, str]]:
+    """Yield the modules of an import path in which a program has set something, and what."""
+    name = module_of(path)
+    for one, file in {name: user_code.file_of(name), **_siblings(path)}.items():
+        if file is not None and (text := user_code.altered(one, file)):
+            yield one, text
 
 
 def _file_sha256(path: str, name: str, file: Path | None = None) -> str:
