@@ -33,15 +33,16 @@ A method is written at one of four levels. Each is complete without the next one
 Axis letters: N clients, K clients of the cohort, B batch, C classes, D features.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from flbench.client.program import LocalProgram, LossTerm, Phase, Statistic
 from flbench.config.schema import AlgorithmConfig, TrainConfig
+from flbench.core.errors import ConfigError
 from flbench.core.learned import Learned
 from flbench.core.ownership import is_known
 from flbench.core.rng import Draw
@@ -382,6 +383,11 @@ class Algorithm:
         kept nor sent, and are estimated from the training samples before an evaluation.
         """
         keeps = self.personal()
+        if not isinstance(keeps, Set):
+            raise ConfigError(
+                f"{type(self).__name__}.personal returned {keeps!r}. It must return a set of names"
+                ' of the net\'s leaves, such as self.setting.net.names("head").'
+            )
         sends = self.setting.net.names("all") - keeps
         statistics = self.setting.net.statistics
         policy = self.setting.train.batchnorm
@@ -427,8 +433,13 @@ def state_of(algorithm: Algorithm, start: Tree, own: Callable[[Tree], Tree] = co
         start: Parameters and buffers of the seeded net.
         own: Makes the clients' leaves writable in place; a copy by default. `init` may return views
             that share memory between clients.
+
+    Raises:
+        ConfigError: `init` returned something else than two trees, with a row for each client.
     """
-    server, clients = algorithm.init(start)
+    found = algorithm.init(start)
+    _check_start(found, algorithm)
+    server, clients = found
     clients = own(clients)
     # The methods of flbench send what they change in `init` by rules of their own.
     is_initial = not is_of_user(algorithm) or all(
@@ -446,6 +457,25 @@ def state_of(algorithm: Algorithm, start: Tree, own: Callable[[Tree], Tree] = co
         participation_count=participation_count,
         is_initial=is_initial,
     )
+
+
+def _check_start(found: Any, algorithm: Algorithm) -> None:
+    """Raise a ConfigError if a method's `init` returned no trees of the server and the clients."""
+    what, count = f"{type(algorithm).__name__}.init returned", algorithm.setting.clients
+    trees = found if isinstance(found, tuple | list) else ()
+    if len(trees) != 2 or not all(isinstance(one, dict) for one in trees):
+        raise ConfigError(
+            f"{what} {type(found).__name__}. It must return two dicts of tensors, that of the"
+            " server and that of the clients."
+        )
+    for tree, rows in zip(trees, ([], [count]), strict=True):
+        for name, value in tree.items():
+            shape = list(value.shape) if isinstance(value, Tensor) else None
+            if shape is None or shape[: len(rows)] != rows:
+                raise ConfigError(
+                    f"{what} `{name}` as {type(value).__name__} {shape or ''}. The server's tensors"
+                    f" have any shape, and those of clients a row for each of the {count} clients."
+                )
 
 
 def _fits(one: Tensor, other: Tensor) -> bool:

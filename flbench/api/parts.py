@@ -15,7 +15,7 @@ from flbench.core import imported
 from flbench.core.errors import ConfigError
 from flbench.core.given import METRICS, OBJECT, TERMS
 from flbench.core.registry import ALGORITHMS
-from flbench.data.own import Data, is_own
+from flbench.data.own import Data, is_own, result_of
 
 SECTIONS: Final = ("data", "partition", "model", "train", "evaluation")
 """Arguments that can be objects, or can contain functions of the user."""
@@ -51,7 +51,7 @@ def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
         if path is not None:
             plain["data"] = {"source": path}
         else:
-            data = data() if callable(data) else data
+            data = result_of(data, "`data`")
             found = data if isinstance(data, Data) else Data(data)
             objects["data"] = found
             plain["data"] = found.section()

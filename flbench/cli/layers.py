@@ -122,9 +122,10 @@ def methods(
     """
     names, overrides = words.separate(items, "method")
     by_option = () if algo is None else _split(f"{option} {algo}", algo)
-    # A shell splits `hfcd, fedavg` into two words.
-    joined = re.sub(r"\s*,\s*", ",", " ".join(names)).split()
-    by_words = tuple(name for word in joined for name in _split(f"`{word}`", word))
+    # A shell splits `hfcd, fedavg` into two words; the path of a file may have blanks.
+    lines = "\n".join(one if ":" in one else "\n".join(one.split()) for one in names)
+    joined = re.sub(r"\s*,\s*", ",", lines).split("\n")
+    by_words = tuple(name for word in joined if word for name in _split(f"`{word}`", word))
     by_words = tuple(map(words.method, by_words))
     by_option = tuple(words.method(name) if ":" in name else name for name in by_option)
     for name in by_words:

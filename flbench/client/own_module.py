@@ -8,8 +8,9 @@ bit for bit in float64.
 
 import inspect
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -182,6 +183,7 @@ class OwnModule(ClientModule):
                 leaf.requires_grad_(one.requires_grad)
                 one.requires_grad_(False)
         self._optimizer = optimizer
+        self._position.step_by(optimizer, self._schedules)
         self._find_trained()
         if not self.trained:
             raise ConfigError(
@@ -421,7 +423,7 @@ class OwnModule(ClientModule):
             )
         try:
             number = _number(value)
-        except (TypeError, ValueError, RuntimeError) as error:
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise ConfigError(
                 f"{self.net.title} logs `{name}`, an object of type {type(value).__name__}. Log one"
                 " number."
@@ -457,6 +459,8 @@ class _Position:
         num_training_batches: Number of batches of an epoch of the client.
         estimated_stepping_batches: Number of optimizer steps of the phase, at least 1.
         is_last_batch: Whether the batch is the last one of its epoch.
+        optimizers: The optimizer, as a list; there is none before `configure_optimizers` returns.
+        lr_scheduler_configs: Its schedulers.
     """
 
     def __init__(self, net: LightningNet, phase: Phase) -> None:
@@ -486,6 +490,14 @@ class _Position:
         steps = whole if self.max_steps < 0 else self.max_steps
         self.__dict__.update(num_training_batches=batches, estimated_stepping_batches=max(1, steps))
 
+    def step_by(self, optimizer: torch.optim.Optimizer, schedules: Sequence[Schedule]) -> None:
+        """Set what the phase is trained by, which LightningModule finds in `strategy`, too."""
+        self.__dict__.update(
+            optimizers=[optimizer],
+            lr_scheduler_configs=list(schedules),
+            strategy=SimpleNamespace(_lightning_optimizers=[optimizer]),
+        )
+
     def place(self, batch_idx: int) -> None:
         """Set which batch of the epoch is trained on."""
         self.__dict__["is_last_batch"] = batch_idx + 1 == self.num_training_batches
@@ -493,10 +505,11 @@ class _Position:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        there = [key for key in vars(self) if key not in ("title", "strategy")]
         raise ConfigError(
             f"{self.title} reads `{name}` of its Trainer (self.trainer.{name}, or a property that"
             " needs it). Clients are trained by an engine of flbench, which has no Trainer: of it"
-            f" there are {', '.join(key for key in vars(self) if key != 'title')}."
+            f" there are {', '.join(there)}."
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -525,7 +538,12 @@ def parameter_of(leaf: str, own: Collection[str]) -> str | None:
 
 def _number(value: Any) -> Tensor:
     """Return a logged value as a 0-dim tensor of float64, without a copy to the host."""
-    return torch.as_tensor(value).detach().to(torch.float64).reshape(())
+    if isinstance(value, int | float):  # a tensor of float32 would have fewer digits
+        return torch.tensor(float(value), dtype=torch.float64)
+    found = torch.as_tensor(value).detach()
+    if found.is_complex():
+        raise TypeError("a complex number has no order")
+    return found.to(torch.float64).reshape(())
 
 
 def _attach(module: nn.Module, position: _Position | None) -> None:

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from flbench.client.program import LossTerm
 from flbench.config.schema import OptimizerConfig
+from flbench.core.errors import ConfigError
 from flbench.core.types import StepContext
 
 
@@ -16,7 +17,7 @@ def local_loss(terms: tuple[LossTerm, ...], context: StepContext) -> Tensor:
         context: What the step reads: batch, outputs of the net, leaves and ctx.
 
     Raises:
-        ValueError: There is no term.
+        ConfigError: There is no term, or one has no weight or does not return one number.
         KeyError: ctx has no entry for a weight.
 
     Example:
@@ -42,12 +43,24 @@ def local_loss(terms: tuple[LossTerm, ...], context: StepContext) -> Tensor:
     total: Tensor | None = None
     for term in terms:
         value = term(context)
-        weight = context.ctx[term.weight] if isinstance(term.weight, str) else term.weight
+        if not isinstance(value, int | float) and getattr(value, "ndim", True):
+            got = f"the shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+            raise ConfigError(
+                f"the loss term {type(term).__name__} returned {got}. It must return one number:"
+                " reduce the values of a batch, for example to their mean."
+            )
+        weight = getattr(term, "weight", None)
+        if weight is None:
+            raise ConfigError(
+                f"the loss term {getattr(term, '__name__', type(term).__name__)} has no `weight`."
+                " Write a class with this attribute and `__call__`, as those of flbench.losses are."
+            )
+        weight = context.ctx[weight] if isinstance(weight, str) else weight
         if not (isinstance(weight, float | int) and weight == 1):
             value = weight * value
         total = value if total is None else total + value
     if total is None:
-        raise ValueError("a Phase needs at least one loss term")
+        raise ConfigError("a phase has no loss term. Return one or more from `terms`.")
     return total
 
 

@@ -77,15 +77,17 @@ def find(path: str) -> Any:
         )
     try:
         found: Any = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and module_name.startswith(error.name or "."):
             raise ConfigError(
                 f"`{path}`: there is no module `{error.name}`. It must be an installed package, or"
                 f" a file in the current folder ({here}) or in a folder of $PYTHONPATH."
             ) from error
+        cure = "Correct the module."
+        if isinstance(error, SystemExit):
+            cure = "Put what it does as a script below if __name__ == '__main__':."
         raise ConfigError(
-            f"`{path}`: importing `{module_name}` raised {type(error).__name__}: {error}. Correct"
-            " the module."
+            f"`{path}`: importing `{module_name}` raised {type(error).__name__}: {error}. {cure}"
         ) from error
     keep_hashes(found.__name__)
     for part in name.split("."):
@@ -152,6 +154,11 @@ def module_of(path: str) -> str:
     parts = file.relative_to(here).with_suffix("").parts if file.is_relative_to(here) else ()
     if not parts or not all(part.isidentifier() for part in parts):
         parts = (file.stem,)
+        if not file.stem.isidentifier():
+            raise ConfigError(
+                f"`{path}`: `{file.name}` cannot be imported. Rename the file: the name of a module"
+                " has letters, digits and underscores alone."
+            )
         search(str(file.parent))
     name = ".".join(parts)
     known = user_code.file_of(name)
@@ -318,10 +325,10 @@ def source_sha256(path: str, recorded: str | None = None) -> str:
     """Return the SHA-256 (hex) of the source that an import path's module consists of.
 
     The whole file counts, because an object may use anything else in it, and so do the modules of
-    the same package or folder that it imports; see `flbench.core.user_code`. The hash of a module
-    that imports none of them is that of its file. If another part of the process imported a module,
-    an edit before its first use by `find` is seen only if Python's own loader imported it and has
-    its bytecode on disk.
+    the same package or folder that it imports, and what a program has set in them after the import;
+    see `flbench.core.user_code`. The hash of a module that imports none of them is that of its
+    file. If another part of the process imported a module, an edit before its first use by `find`
+    is seen only if Python's own loader imported it and has its bytecode on disk.
 
     Args:
         path: `package.module:name`. If the module has not been imported, nothing is imported.
@@ -335,13 +342,43 @@ def source_sha256(path: str, recorded: str | None = None) -> str:
     name = module_of(path)
     alone = _file_sha256(path, name)
     hashes = {name: alone}
+    for other, file in _siblings(path).items():
+        hashes[other] = _file_sha256(path, other, file)
+    later = dict(_altered(path))
+    hashes |= {f"{one}=": hashlib.sha256(x.encode()).hexdigest() for one, x in later.items()}
+    now = alone if len(hashes) == 1 else user_code.combined(hashes)
+    return alone if recorded == alone and not later else now
+
+
+def check_unaltered(path: str) -> None:
+    """Raise a ConfigError if a program has set something in the modules of an import path.
+
+    Args:
+        path: `package.module:name`, which other processes will import.
+    """
+    for name, text in _altered(path):
+        raise ConfigError(
+            f"`{path}`: the program has set `{text.splitlines()[0]}` in the module `{name}`, and"
+            " worker processes import the file as it is. Write this into the file, or make it a key"
+            " or an argument."
+        )
+
+
+def _siblings(path: str) -> dict[str, Path]:
+    """Return the files of the modules that an import path's module consists of, beside itself."""
+    name = module_of(path)
     thing = sys.modules.get(name)
     for part in path.rpartition(":")[2].split("."):
         thing = getattr(thing, part, None)
-    for other, file in user_code.siblings(name, thing).items():
-        hashes[other] = _file_sha256(path, other, file)
-    now = alone if len(hashes) == 1 else user_code.combined(hashes)
-    return alone if recorded == alone else now
+    return user_code.siblings(name, thing)
+
+
+def _altered(path: str) -> Iterator[tuple[str, str]]:
+    """Yield the modules of an import path in which a program has set something, and what."""
+    name = module_of(path)
+    for one, file in {name: user_code.file_of(name), **_siblings(path)}.items():
+        if file is not None and (text := user_code.altered(one, file)):
+            yield one, text
 
 
 def _file_sha256(path: str, name: str, file: Path | None = None) -> str:

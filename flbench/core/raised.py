@@ -1,11 +1,15 @@
 """Where the code of the user has raised an exception."""
 
+import re
 import traceback
 from pathlib import Path
+from typing import Final
 
 from flbench.core.installed import is_installed
 
 HERE = str(Path(__file__).parent.parent)
+REFUSED_CALL: Final = re.compile(r"\(\) (takes|missing|got an unexpected|got multiple values)")
+"""What Python says of a function that does not take its arguments."""
 
 
 def user_line(error: Exception) -> str:
@@ -25,11 +29,15 @@ def user_line(error: Exception) -> str:
 def is_raised_by_user(error: Exception) -> bool:
     """Return whether the user's code has raised an exception, itself or in a call of a package.
 
+    A function that does not take the arguments which flbench gives it counts too: Python raises the
+    exception where it is called.
+
     Args:
         error: The exception.
     """
     frames = _own_frames(error)
-    return bool(frames) and not frames[-1].filename.startswith(HERE)
+    is_refused_call = isinstance(error, TypeError) and REFUSED_CALL.search(str(error)) is not None
+    return bool(frames) and (is_refused_call or not frames[-1].filename.startswith(HERE))
 
 
 def _own_frames(error: Exception) -> list[traceback.FrameSummary]:

@@ -12,7 +12,7 @@ import sys
 import types
 import warnings
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import partial
 from hashlib import sha256
 from typing import Any, Final
@@ -37,6 +37,8 @@ PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, np.generic)
 WRITERS: Final = frozenset({"append", "appendleft", "extend", "add", "=", "+="})
 """Uses that only write: methods of collections that add to them, and assignments. What is never
 read changes nothing."""
+SHOWING: Final = frozenset({"print", "debug", "info", "warning", "error", "exception", "critical"})
+"""Functions that only show their arguments, if nothing takes what they return."""
 READERS: Final = frozenset({"vars", "globals", "locals", "eval", "exec", "__dict__"})
 """Names of code that may read variables and attributes without naming them."""
 STATES: Final = (
@@ -237,11 +239,15 @@ class _Walk:
                     self._uses.setdefault(name, set()).add("getattr")
         steps = [one for one in dis.get_instructions(code) if one.opname != "PUSH_NULL"]
         names = [one.opname for one in steps]
+        shown = list(_shown(steps))
         uses: dict[str, list[str]] = {}
         added: Counter[str] = Counter()
         for k, one in enumerate(steps):
             then = steps[min(k + 1, len(steps) - 1)]
             if one.opname.startswith("LOAD") and isinstance(one.argval, str):
+                if any(begin <= _place(one)[0] and _place(one)[1] <= end for begin, end in shown):
+                    uses.setdefault(one.argval, [])
+                    continue
                 use = then.opname
                 if use in ("LOAD_ATTR", "LOAD_METHOD"):
                     use = str(then.argval)
@@ -341,6 +347,24 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
     for one in code.co_consts:
         if isinstance(one, types.CodeType):
             yield from _codes(one)
+
+
+def _place(step: dis.Instruction) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the line and column where the source of an instruction begins, and where it ends."""
+    line, end_line, column, end_column = step.positions or (None,) * 4
+    return (line or 0, column or 0), (end_line or 0, end_column or 0)
+
+
+def _shown(
+    steps: Sequence[dis.Instruction],
+) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Yield where calls begin and end that only show their arguments (`SHOWING`)."""
+    for call, then in itertools.pairwise(steps):
+        if call.opname.startswith("CALL") and then.opname == "POP_TOP":
+            begin, end = _place(call)
+            callees = [one for one in steps if _place(one)[0] == begin and _place(one)[1] < end]
+            if callees and max(callees, key=lambda one: _place(one)[1]).argval in SHOWING:
+                yield begin, end
 
 
 def _slots(kind: type) -> tuple[str, ...]:

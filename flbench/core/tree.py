@@ -1,11 +1,13 @@
 """Operations on trees, dicts of named tensors: weighted means, rows of clients, sizes, digests."""
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
+from flbench.core.errors import ConfigError
 from flbench.core.types import Tree
 
 
@@ -24,11 +26,21 @@ def weighted_mean(rows: Tree, weights: Tensor) -> Tree:
     Returns:
         The leaves without the client axis; an empty tree if all weights are 0.
 
+    Raises:
+        ConfigError: The weights are not K finite numbers >= 0.
+
     >>> rows = {"w": torch.tensor([[1.0, 2.0], [3.0, 6.0]])}
     >>> weighted_mean(rows, torch.tensor([3, 1]))
     {'w': tensor([1.5000, 3.0000])}
     """
-    shares = weights.double().tolist()
+    shares = torch.as_tensor(weights, dtype=torch.float64).reshape(-1).tolist()
+    count = len(next(iter(rows.values()), shares))
+    if len(shares) != count or not all(0.0 <= share < math.inf for share in shares):
+        raise ConfigError(
+            f"a mean over {count} clients has the weights {shares[:10]}. Weights must be one finite"
+            " number >= 0 for each client that sent something; training losses, which are not"
+            " sent, are NaN."
+        )
     total = sum(shares)
     if total <= 0.0:
         return {}

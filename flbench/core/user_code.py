@@ -14,8 +14,9 @@ import json
 import linecache
 import sys
 import textwrap
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache, lru_cache, partial
 from importlib.machinery import ModuleSpec
 from importlib.metadata import distributions, entry_points, packages_distributions, version
@@ -45,6 +46,7 @@ PUBLIC: Final = frozenset(
 POINTS: Final = ("flbench.algorithms", "flbench.models", "flbench.losses")
 """Groups of entry points by which packages register parts."""
 CONSTANTS: Final = (bool, int, float, complex, str, bytes, type(None))
+NUMBERS: Final = (Tensor, np.ndarray, np.generic)
 FUNCTIONS: Final = ast.FunctionDef | ast.AsyncFunctionDef
 CHANGING: Final = frozenset(
     {
@@ -77,6 +79,47 @@ def siblings(name: str, thing: Any = None) -> dict[str, Path]:
     for root in (name, *(one for one in _homes(thing) if is_own(one, name))):
         found |= _closure(root, name)[0]
     return {one: file for one, file in found.items() if one != name}
+
+
+def altered(name: str, file: Path) -> str:
+    """Return what a program has set in a module after its import, as a text; "" for nothing.
+
+    These are constants of the module and of its classes whose value is not the only one that the
+    file gives them, and functions of a script or notebook in the place of its own. Installed
+    modules are left out.
+
+    Args:
+        name: Name of the module.
+        file: Its file.
+    """
+    found: list[str] = []
+    if is_installed(file):
+        return ""
+    module = sys.modules.get(name, SimpleNamespace())
+    scopes: list[tuple[str, list[ast.stmt], Mapping[str, Any]]] = [
+        ("", _tree(file.read_bytes()).body, vars(module))
+    ]
+    while scopes:
+        prefix, body, space = scopes.pop()
+        stored = Counter(_stored(body))
+        for node in body:
+            match node:
+                case ast.ClassDef(name=key):
+                    kind = space.get(key)
+                    if isinstance(kind, type) and not isinstance(kind, enum.EnumMeta):
+                        scopes.append((f"{prefix}{key}.", node.body, vars(kind)))
+                case (
+                    ast.Assign(targets=[ast.Name(id=key)], value=ast.expr() as value)
+                    | ast.AnnAssign(target=ast.Name(id=key), value=ast.expr() as value)
+                ) if stored[key] == 1 and isinstance(now := space.get(key), (*NUMBERS, *CONSTANTS)):
+                    for first in _literal(value):
+                        if isinstance(now, NUMBERS) or first != now:
+                            found.append(f"{prefix}{key} = {_described(now, [], name)}")
+        for key, value in list(space.items()):
+            for one in _functions(value):
+                if _module_of(one) == "__main__":
+                    found.append(f"{prefix}{key}: {texts(one)}")
+    return "\n".join(sorted(found))
 
 
 def versions(names: Iterable[str]) -> dict[str, str]:
@@ -206,6 +249,27 @@ def settings(module: nn.Module) -> dict[str, str]:
         if name != "training" and _is_plain(value):
             found[name] = _described(value, [], "")
     return {name: text for name, text in found.items() if text != "{}"}
+
+
+def _stored(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield the names that statements set in their own scope, and those that functions declare."""
+    for node in nodes:
+        if isinstance(node, ast.Global):
+            yield from node.names
+        elif isinstance(node, FUNCTIONS | ast.ClassDef):
+            inner = ast.walk(node)
+            yield from (name for one in inner if isinstance(one, ast.Global) for name in one.names)
+        else:
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                yield node.id
+            yield from _stored(ast.iter_child_nodes(node))
+
+
+def _literal(node: ast.expr) -> Iterator[Any]:
+    """Yield the value of an expression that is a number or a text; nothing for another one."""
+    with suppress(ValueError, TypeError):
+        if isinstance(value := ast.literal_eval(node), CONSTANTS):
+            yield value
 
 
 def _is_plain(value: Any) -> bool:
@@ -490,7 +554,7 @@ def _described(value: Any, used: list[Any], home: str, seen: tuple[int, ...] = (
     elif type(value) in MAPPINGS:
         pairs = zip(each(value), each(value.values()), strict=True)
         text = f"{{{', '.join(f'{key}: {one}' for key, one in pairs)}}}"
-    elif isinstance(value, Tensor | np.ndarray | np.generic):
+    elif isinstance(value, NUMBERS):
         text = _digest(value)
     elif isinstance(value, partial):
         text = f"partial({', '.join(each((value.func, value.args, value.keywords)))})"
@@ -564,7 +628,7 @@ def _is_name_alone(value: Any, home: str) -> bool:
     """Return whether the text of a value is its name: the value is code, or of code of others."""
     if isinstance(value, type | ModuleType | FunctionType) or inspect.isbuiltin(value):
         return True
-    known = isinstance(value, Tensor | np.ndarray | np.generic | enum.Enum | partial)
+    known = isinstance(value, (*NUMBERS, enum.Enum, partial))
     is_plain = _module_of(type(value)).partition(".")[0] in sys.stdlib_module_names
     return not (known or is_plain or _is_of(type(value), home))
 
@@ -697,7 +761,7 @@ def _code_text(thing: Any) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _tree(text: str) -> ast.Module:
+def _tree(text: str | bytes) -> ast.Module:
     """Return a source text as a tree; an empty one for a text that is no source of Python."""
     try:
         return ast.parse(text)

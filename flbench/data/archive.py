@@ -268,7 +268,10 @@ def open_zip(path: Path) -> zipfile.ZipFile:
         archive = zipfile.ZipFile(path)
     except DAMAGED as error:
         kind = "not an intact NPZ file" if path.suffix == ".npz" else ZIP_OR_FOLDER
-        raise DataError(f"{path} is {kind} ({error}). Download or create it again.") from error
+        cure = "Download or create it again"
+        if path.suffix.lower() not in (".npz", ".zip"):
+            cure = "Give a .csv, .npz or .zip file, or a folder"
+        raise DataError(f"{path} is {kind} ({error}). {cure}.") from error
     try:
         with path.open("rb") as stream:
             for entry in archive.infolist():

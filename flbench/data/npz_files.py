@@ -298,7 +298,8 @@ def _as_groups(
     for group, y, part in zip(groups, labels, parts, strict=True):
         if group is not None and group.reshape(-1).shape != y.shape:
             raise DataError(
-                f"{path}: {group.size} groups for {len(y)} samples. Save one group for each sample."
+                f"{path}: `{part}_groups` have the shape {list(group.shape)}, and there are"
+                f" {len(y)} samples. Save one group for each sample."
             )
         where = f"{path}: `{part}_groups`"
         named += [""] * len(y) if group is None else labels_of.as_texts(group, where, "client")

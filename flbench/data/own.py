@@ -4,7 +4,7 @@ All of them become the arrays of an NPZ file, or the CSV files of a table, and a
 are: with the same checks and the same result.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
 from flbench.core.errors import DataError, did_you_mean, shortened
+from flbench.core.raised import user_line
 from flbench.data import labels as labels_of
 from flbench.data import npz_files, pixels, table_files
 from flbench.data.dataset import Dataset
@@ -121,7 +122,7 @@ class Data:
             labels_of.as_texts(arrays["train_groups"], f"{self.where}, `clients`", "client")
         if layout == "auto" and "layout" in arrays:
             layout = arrays["layout"]
-        names = arrays.get("class_names") if classes is None else _array(list(classes))
+        names = arrays.get("class_names") if classes is None else _array(_in_order(classes))
         usable: Arrays = {key: arrays[key] for key in KEYS if key in arrays}
         found = take_targets(usable, self.where, given=targets)
         if found is not None:
@@ -175,6 +176,25 @@ class _Frames:
         return ()
 
 
+def result_of(found: Any, what: str) -> Any:
+    """Return what a function without arguments returns, or data themselves.
+
+    Args:
+        found: The function or the data.
+        what: What they are, as the beginning of an error message.
+
+    Raises:
+        DataError: The function raised an exception.
+    """
+    try:
+        return found() if callable(found) else found
+    except Exception as error:
+        raise DataError(
+            f"{what} raised {type(error).__name__}: {error}{user_line(error)}. It must be a"
+            " function without arguments that returns the data."
+        ) from error
+
+
 def is_own(value: Any) -> bool:
     """Return whether an argument `data` is data, and not a section of the configuration.
 
@@ -211,6 +231,10 @@ def _table(
 ) -> Dataset:
     """Return the data set of a DataFrame, read as CSV files with one file for each client."""
     frame = _plain(frame, where)
+    if client is not None and client == label:
+        raise DataError(
+            f"{where}: `label` and `client` name the same column, `{label}`. Name two columns."
+        )
     if client is not None:
         if client not in frame.columns:
             hint = did_you_mean(client, frame.columns)
@@ -308,6 +332,28 @@ def _arrays(x: Any, y: Any, label: str | None, client: str | None, where: str) -
         )
     pairs = (x[k] for k in range(len(x)))
     return _stacked(pairs, len(x), where) | _names_of(getattr(x, "classes", None))
+
+
+def _in_order(classes: Any) -> list[Any]:
+    """Return names of classes in the order of their numbers.
+
+    Args:
+        classes: The names in this order, or a mapping between names and numbers, either way round.
+
+    Raises:
+        DataError: They have no order, or are one text.
+    """
+    if isinstance(classes, Mapping):
+        is_by_name = any(isinstance(key, str) for key in classes)
+        by_number = {n: name for name, n in classes.items()} if is_by_name else dict(classes)
+        if by_number.keys() == set(range(len(classes))):
+            return [by_number[n] for n in range(len(classes))]
+    if isinstance(classes, str | bytes | Set | Mapping):
+        raise DataError(
+            f"`classes` is of type {type(classes).__name__}, got {shortened(repr(classes), 100)}."
+            " Give the names of the classes as a list, in the order of their numbers 0, 1, ..."
+        )
+    return list(classes)
 
 
 def _first_channels(x: Any) -> dict[str, Any]:

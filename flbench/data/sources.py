@@ -20,7 +20,7 @@ from flbench.data import image_files, npz_files, table_files
 from flbench.data.archive import Archive, SingleFile, check_format
 from flbench.data.dataset import Dataset, check_classes, check_lengths, notes_on_names
 from flbench.data.known_sets import known
-from flbench.data.own import Data
+from flbench.data.own import Data, result_of
 from flbench.data.partition_files import data_hash
 
 
@@ -115,15 +115,9 @@ def _own(config: DataConfig) -> Dataset:
                 " be given again: fl.resume(path, data=...)."
             )
     else:
-        function = imported.find(str(config.source))
+        found = imported.find(str(config.source))
         imported.check_unedited(str(config.source))
-        try:
-            found = function() if callable(function) else function
-        except Exception as error:
-            raise DataError(
-                f"`data.source={config.source}` raised {type(error).__name__}: {error}. It must be"
-                " a function without arguments that returns the data."
-            ) from error
+        found = result_of(found, f"`data.source={config.source}`")
     if not isinstance(found, Data):
         found = Data(found, name=config.title, layout=config.layout, label=config.label)
     dataset = _checked(found.dataset, found.where, config)

@@ -277,7 +277,7 @@ def _built(config: Config, federation: Federation | None, *, tried: bool) -> Exp
         method = own_training.with_module(method)
     try:
         algorithm = method(config.algorithm, setting)
-        unmet = algorithm.requires()
+        unmet = _sentences(algorithm.requires())
         if not unmet:
             before = _shared_start(config, net, algorithm)
             if setting.net.fixed:
@@ -308,7 +308,7 @@ def _built(config: Config, federation: Federation | None, *, tried: bool) -> Exp
     notes = [
         *federation.notes,
         *about_classes,
-        *algorithm.notes(),
+        *_sentences(algorithm.notes()),
         *about_terms,
         *configuration_notes(config, federation, net, algorithm),
         *about_module,
@@ -371,9 +371,15 @@ def _is_unmet_by_freezing(
     try:
         spec = describe(whole, shape)
         others = method(config.algorithm, replace(setting, net=spec)).requires()
+        others = _sentences(others)
     except ConfigError as error:
         others = [str(error)]
     return not set(unmet) <= set(others)
+
+
+def _sentences(found: list[str] | str | None) -> list[str]:
+    """Return what a method says as a list; its author may give one text, or nothing."""
+    return [found] if isinstance(found, str) else list(found or ())
 
 
 def _without_training(algorithm: Algorithm, start: State) -> list[str]:

@@ -147,15 +147,16 @@ class CodeTrial:
             engine = self._engine(self.config.engine.precision)
             engine.changed_attributes()
             try:
-                first = self._round(engine, ids)
+                first = self._round(engine, ids, program)
                 self._check_fixed(engine)
                 before = remembered(roots)
-                second = self._round(engine, ids)
+                second = self._round(engine, ids, program)
                 changed = changes(before, remembered(roots))
                 attributes = engine.changed_attributes()
                 other = anew()
                 starts = [self._start(ids), other._start(ids)]
-                third = other._round(other._engine(self.config.engine.precision), ids)
+                program = other._program()
+                third = other._round(other._engine(self.config.engine.precision), ids, program)
             except (UserError, RunError) as error:
                 if isinstance(error, UnknownNameError) and error.is_of_server and self.state.stage:
                     return []  # the rounds of an earlier stage may give the server the tensor
@@ -218,9 +219,8 @@ class CodeTrial:
             " and send as they do parameters"
         )
 
-    def _round(self, engine: "SequentialEngine", ids: Tensor) -> Round:
+    def _round(self, engine: "SequentialEngine", ids: Tensor, program: LocalProgram) -> Round:
         """Return the results of a few steps of some clients, and of the method's server."""
-        program = self._program()
         if not is_of_user(self.algorithm):
             return Round(self._trained(engine, program, ids))
         # Methods modify no argument; one that does must not change the next trial.
@@ -229,6 +229,13 @@ class CodeTrial:
         draw = rounds.settings_of(one.config, one.algorithm, one.state).draw
         with rounds.seeded_method(one.algorithm, draw):
             results = one._trained(engine, program, ids)
+            for name, value in self.state.server.items():
+                if not torch.equal(value, server[name]):
+                    raise ConfigError(
+                        f"the method `{self.algorithm.name}` changes `{name}` in `state.server` in"
+                        " place when it dispatches, which evaluations do too. Return new values"
+                        " from `aggregate`, and dispatch others than the server's as copies."
+                    )
             return Round(results, one._served(program, results, draw))
 
     def _served(self, program: LocalProgram, results: Results, draw: Draw) -> list[Tree]:
@@ -493,7 +500,8 @@ class CodeTrial:
     def _program(self, state: State | None = None) -> LocalProgram:
         """Return the local program of a state; that of the trial without an argument."""
         state = self.state if state is None else state
-        with rounds.naming(self.algorithm, state):
+        draw = rounds.settings_of(self.config, self.algorithm, state).draw
+        with rounds.seeded_method(self.algorithm, draw), rounds.naming(self.algorithm, state):
             return self.algorithm.program(rounds.visible_to_server(state, LocalProgram(())))
 
     def _unknown(self, program: LocalProgram) -> list[object]:

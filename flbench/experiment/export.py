@@ -8,7 +8,8 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 
 from flbench.core import files
 from flbench.core.errors import RunError, UserError, did_you_mean
+from flbench.core.raised import user_line
 from flbench.core.wording import setting
 from flbench.experiment.trained import TrainedModel
 
@@ -84,7 +86,15 @@ def write(
         "load": [line.replace("FILE", repr(file.name)) for line in chosen.load],
         "architecture": architecture(model.net.net),
     }
-    content = chosen.encode(model, card)
+    try:
+        content = chosen.encode(model, card)
+    except (UserError, RunError):
+        raise
+    except Exception as error:
+        if "out of memory" in str(error):
+            raise
+        others = ", ".join(one for one in FORMATS if one != name)
+        raise _cannot_hold(name, error, f"Choose another format: {others}.") from error
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         files.write(file, content)
@@ -162,16 +172,57 @@ def _examples(model: TrainedModel) -> Tensor:
     return torch.from_numpy(x.astype(np.float32))
 
 
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Return a context manager in which PyTorch neither prints nor warns.
+
+    Args:
+        name: Name of the logger.
+    """
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
 def _program(model: TrainedModel) -> torch.export.ExportedProgram:
     """Return the model as an exported program: raw samples [batch, ...] to scores [batch, C]."""
     examples, batch = _examples(model), torch.export.Dim("batch", min=1)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch.export, about itself
-        program = torch.export.export(
-            model.module, (examples,), dynamic_shapes=({0: batch},), strict=False
-        )
+    with torch.no_grad(), _quiet("torch.fx.experimental.symbolic_shapes"):
+        try:
+            program = torch.export.export(
+                model.module, (examples,), dynamic_shapes=({0: batch},), strict=False
+            )
+        except Exception as error:
+            if "out of memory" in str(error):
+                raise
+            cure = (
+                "Choose `safetensors`, which holds the weights alone, or let forward use tensors by"
+                " operations of PyTorch alone."
+            )
+            raise _cannot_hold("torch.export", error, cure) from error
     _check(model, lambda x: torch.as_tensor(program.module()(x)))
     return program
+
+
+def _cannot_hold(name: str, error: Exception, cure: str) -> UserError:
+    """Return the error about a format that cannot hold a net.
+
+    Args:
+        name: Name of the format.
+        error: What PyTorch has raised.
+        cure: A sentence on what to do.
+    """
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return UserError(
+        f"`{name}` cannot hold this net: {type(error).__name__}: {first.rstrip('.')}"
+        f"{user_line(error)}. {cure}"
+    )
 
 
 def _check(
@@ -222,15 +273,8 @@ def _as_module(model: TrainedModel, card: dict[str, Any]) -> bytes:
     content = io.BytesIO()
     torch.save(plain, content)
     content.seek(0)
-    try:
-        loaded = torch.load(content, weights_only=False)
-    except Exception as error:  # it records the operations anew, with placeholders for sizes
-        others = ", ".join(name for name in FORMATS if name != "torch")
-        raise UserError(
-            f"`torch` cannot hold this net: {type(error).__name__}:"
-            f" {str(error).splitlines()[0]} Choose another format: {others}."
-        ) from error
-    _check(model, loaded)
+    # It records the operations anew, with placeholders for sizes, which some refuse.
+    _check(model, torch.load(content, weights_only=False))
     return content.getvalue()
 
 
@@ -272,23 +316,16 @@ def _as_onnx(model: TrainedModel, card: dict[str, Any]) -> bytes:
     import onnxruntime
 
     program = _program(model)
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            program = program.run_decompositions(
-                {
-                    **torch.export.default_decompositions(),
-                    torch.ops.aten._cdist_forward.default: _euclidean_distances,
-                }
-            )
-            exported = torch.onnx.export(
-                program, input_names=["samples"], output_names=["scores"], verbose=False
-            )
-    finally:
-        logger.setLevel(level)
+    with torch.no_grad(), _quiet("torch.onnx"):
+        program = program.run_decompositions(
+            {
+                **torch.export.default_decompositions(),
+                torch.ops.aten._cdist_forward.default: _euclidean_distances,
+            }
+        )
+        exported = torch.onnx.export(
+            program, input_names=["samples"], output_names=["scores"], verbose=False
+        )
     assert exported is not None
     proto = exported.model_proto
     onnx.helper.set_model_props(proto, {"card": json.dumps(card)})

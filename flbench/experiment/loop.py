@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from flbench.algorithms.base import Algorithm
+from flbench.algorithms.base import Algorithm, Deployment
 from flbench.callbacks.callback_list import CallbackList
 from flbench.callbacks.run_view import Memory, Progress, RunView
 from flbench.client.logged import LOGGED
@@ -21,7 +21,7 @@ from flbench.core.errors import CallbackError, ConfigError, DivergedError, RunEr
 from flbench.core.types import Results, Stage, State, Tree
 from flbench.core.wording import lower_rate
 from flbench.engine.base import Engine, RoundSettings
-from flbench.experiment import rounds
+from flbench.experiment import own_methods, rounds
 from flbench.experiment.evaluate import Evaluation, Evaluator
 from flbench.experiment.evaluation_tables import group_rows
 from flbench.experiment.interrupts import Interrupts
@@ -153,7 +153,15 @@ class FederatedLoop:
         """
         stages = self.algorithm.stages()
         if not stages[state.stage].setup:
-            for name in self.algorithm.deploy(state, torch.tensor([0])):
+            with own_methods.named(self.algorithm.config):
+                models = self.algorithm.deploy(state, torch.tensor([0]))
+            kinds = [*map(type, models.values())] if isinstance(models, dict) else []
+            if set(kinds) != {Deployment} or next(iter(models)) != "personal":
+                raise ConfigError(
+                    f"{self._method}.deploy returned {type(models).__name__}. It must return a dict"
+                    " of Deployments, of which the first is called `personal`."
+                )
+            for name in models:
                 metric_names.check(name, f"{self._method}.deploy gives a model")
         total = self.config.train.rounds
         # A set-up stage may follow the last round: without `until`, only the stages end the loop.

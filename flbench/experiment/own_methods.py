@@ -74,8 +74,8 @@ def with_sha256(config: Config, method: type[Algorithm]) -> Config:
     if section.sha256 not in (None, now):
         raise ConfigError(
             f"SHA-256 of the source of the method `{section.name}` ({method.__module__}) was"
-            f" {section.sha256} and is now {now}. Restore the source, or start a new run without"
-            " `algorithm.sha256`."
+            f" {section.sha256} and is now {now}. Restore the source, and what a script has set in"
+            " the imported module, or start a new run without `algorithm.sha256`."
         )
     return config.model_copy(update={"algorithm": section.model_copy(update={"sha256": now})})
 

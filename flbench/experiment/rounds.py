@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -163,12 +163,16 @@ def train(
         ids: Ids [K] int64 of the clients; None lets the method draw its cohort.
         program: Local program to run; None for the method's own.
         observe: Steps after the program whose results the method never sees, for metrics.
+
+    Raises:
+        ConfigError: The cohort that the method draws is no tensor of ids.
     """
     with naming(algorithm, state):
         program = program or algorithm.program(visible_to_server(state, LocalProgram(())))
         seen = visible_to_server(state, program)
         if ids is None:
             ids = algorithm.cohort(seen, settings.draw)
+            _check_cohort(ids, algorithm)
         meter = DispatchMeter(algorithm, seen)
         results = engine.run(
             program,
@@ -179,6 +183,19 @@ def train(
             observe=observe,
         )
     return Trained(program, results, meter.total())
+
+
+def _check_cohort(ids: Any, algorithm: Algorithm) -> None:
+    """Raise a ConfigError if a cohort is no tensor of different ids of clients."""
+    count = algorithm.setting.clients
+    is_list = isinstance(ids, Tensor) and ids.dtype == torch.int64 and ids.ndim == 1
+    known = set(ids.tolist()) if is_list else set()
+    if is_list and known <= set(range(count)) and len(known) == len(ids):
+        return
+    raise ConfigError(
+        f"{type(algorithm).__name__}.cohort returned {ids!r}. It must return a tensor of int64"
+        f" with ids of the {count} clients, 0 to {count - 1}, each once."
+    )
 
 
 @contextmanager
@@ -317,7 +334,7 @@ def of_server(algorithm: Algorithm, seen: State, results: Results) -> tuple[Tens
 
     Raises:
         UnknownNameError: A hook reads a tensor that the server does not have.
-        ConfigError: `aggregate` returned something else than an Update.
+        ConfigError: `aggregate` returned something else than an Update of tensors.
     """
     received = replace(
         results,
@@ -335,6 +352,18 @@ def of_server(algorithm: Algorithm, seen: State, results: Results) -> tuple[Tens
             f"`aggregate` of the method `{algorithm.name}` returned {type(update).__name__}. It"
             " must return an Update, whose `server` has the entries that change."
         )
+    of_net = algorithm.setting.net.names("all") & seen.server.keys()
+    for name, value in update.server.items():
+        before = seen.server[name] if name in of_net else value
+        # Methods with several models, which may become more, have them in rows.
+        is_like = isinstance(value, Tensor) and value.shape[1:] == before.shape[1:]
+        if not is_like or value.ndim != before.ndim:
+            wanted = f" of the shape {list(before.shape)}, as before" if name in of_net else ""
+            raise ConfigError(
+                f"`aggregate` of the method `{algorithm.name}` returned `{name}` as"
+                f" {type(value).__name__} of the shape {list(getattr(value, 'shape', ()))}. It must"
+                f" be a tensor{wanted}."
+            )
     return links, update
 
 

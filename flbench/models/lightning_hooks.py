@@ -17,6 +17,8 @@ ACTS: Final = frozenset(
         *("on_train_epoch_end", "on_train_end", "on_fit_end", "teardown", "forward"),
         # what the module calls or reads
         *("log", "log_dict", "print", "freeze", "unfreeze", "trainer", "fabric"),
+        *("optimizers", "lr_schedulers"),
+        *("toggle_optimizer", "untoggle_optimizer", "toggled_optimizer"),
         *("current_epoch", "global_step", "global_rank", "local_rank", "on_gpu"),
         *("device", "dtype", "save_hyperparameters", "hparams", "hparams_initial"),
         "remove_ignored_hparams",
@@ -26,24 +28,37 @@ ACTS: Final = frozenset(
 )
 """Hooks and attributes that do what they do in Lightning's Trainer."""
 
-REFUSED_HOOKS: Final = frozenset(
-    (
-        *("backward", "configure_gradient_clipping", "configure_model"),
-        *("configure_sharded_model", "lr_scheduler_step", "on_after_backward"),
-        *("on_after_batch_transfer", "on_before_backward", "on_before_batch_transfer"),
-        *("on_before_optimizer_step", "on_before_zero_grad", "optimizer_step"),
-        *("optimizer_zero_grad", "transfer_batch_to_device"),
-    )
-)
-"""Hooks that change what is computed, and that a Trainer alone calls: they are refused."""
+REFUSED_HOOKS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        (
+            *("backward", "on_before_backward", "on_after_batch_transfer"),
+            *("on_before_batch_transfer", "transfer_batch_to_device"),
+        ),
+        "do its work in training_step",
+    ),
+    **dict.fromkeys(
+        ("configure_gradient_clipping", "on_after_backward", "on_before_optimizer_step"),
+        "clip gradients by train.clip, or change those of a parameter by a hook of it"
+        " (register_hook in on_fit_start)",
+    ),
+    **dict.fromkeys(("configure_model", "configure_sharded_model"), "make layers in __init__"),
+    **dict.fromkeys(
+        ("lr_scheduler_step", "optimizer_step"),
+        "change learning rates by a scheduler of configure_optimizers",
+    ),
+    **dict.fromkeys(
+        ("on_before_zero_grad", "optimizer_zero_grad"), "do its work in on_train_batch_end"
+    ),
+}
+"""Hooks that change what is computed, and that a Trainer alone calls: they are refused, and the
+message says what to do instead."""
 
 REFUSED_USES: Final = frozenset(
     (
         # read what only a Trainer has
-        *("optimizers", "lr_schedulers", "logger", "loggers", "all_gather", "device_mesh"),
+        *("logger", "loggers", "all_gather", "device_mesh"),
         # for manual optimization, which `automatic_optimization=False` would switch on
         *("automatic_optimization", "manual_backward", "clip_gradients"),
-        *("toggle_optimizer", "untoggle_optimizer", "toggled_optimizer"),
         # move or cast the tensors of the client
         *("to", "cuda", "cpu", "type", "float", "double", "half"),
     )

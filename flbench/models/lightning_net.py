@@ -163,11 +163,11 @@ def _reasons(module: nn.Module) -> Iterator[str]:
         )
     if overrides(module, "setup") and not any(True for _ in module.parameters()):
         yield f"has no parameters when it is made.{_about_setup(module)}"
-    for name in sorted(REFUSED_HOOKS):
+    for name, cure in sorted(REFUSED_HOOKS.items()):
         if overrides(module, name):
             yield (
                 f"overrides `{name}`, which only a Trainer calls, so the clients would train"
-                " something else. Remove the hook, or move its work into training_step."
+                f" something else. Remove the hook, or {cure}."
             )
     if overrides(module, "log"):
         yield (

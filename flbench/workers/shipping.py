@@ -12,7 +12,13 @@ from flbench.core import consent
 from flbench.core.command import command, started_by
 from flbench.core.errors import ConfigError
 from flbench.core.given import METRICS, OBJECT, TERMS, offered
-from flbench.core.imported import TextHashes, net_hashes, text_hashes, with_text_hashes
+from flbench.core.imported import (
+    TextHashes,
+    check_unaltered,
+    net_hashes,
+    text_hashes,
+    with_text_hashes,
+)
 from flbench.core.registry import ALGORITHMS
 
 PREPARED: Final = ("data", "partition")
@@ -79,7 +85,8 @@ def pack(objects: Mapping[str, Any], methods: Iterable[str] = ()) -> Parcel:
         methods: Names of the methods that are trained.
 
     Raises:
-        ConfigError: An object or a method cannot be pickled.
+        ConfigError: An object or a method cannot be pickled, or the program has set something in
+            the module of a method that workers import.
     """
     sent = {section: thing for section, thing in objects.items() if section not in PREPARED}
     for section, thing in sent.items():
@@ -99,11 +106,11 @@ def pack(objects: Mapping[str, Any], methods: Iterable[str] = ()) -> Parcel:
     }
     if MODEL in sent:
         hashes[MODEL, ""] = net_hashes(sent[MODEL])
-    classes = {
-        name: ALGORITHMS[name]
-        for name in methods
-        if name in ALGORITHMS and ALGORITHMS.source(ALGORITHMS[name]) == OBJECT
-    }
+    sources = {name: ALGORITHMS.source(ALGORITHMS[name]) for name in methods if name in ALGORITHMS}
+    for source in sources.values():
+        if source not in (None, OBJECT):
+            check_unaltered(source)
+    classes = {name: ALGORITHMS[name] for name, source in sources.items() if source == OBJECT}
     hashes |= {(METHOD, name): text_hashes(kind) for name, kind in classes.items()}
     pickled = {name: _pickled(name, kind) for name, kind in classes.items()}
     return Parcel(sent, hashes, pickled, command())

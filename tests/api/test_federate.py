@@ -433,9 +433,9 @@ def fails(self, batch, batch_idx):
             "reads `callback_metrics` of its Trainer",
         ),
         (
-            changed("training_step", lambda self, batch: self.optimizers()),
+            changed("training_step", lambda self, batch: self.loggers),
             {},
-            "reads `strategy` of its Trainer",
+            "reads `loggers` of its Trainer",
         ),
         (changed("training_step", lambda self, batch: None), {}, "training_step returned None"),
         (changed("training_step", detached), {}, "a loss without a gradient"),

@@ -15,6 +15,7 @@ from flbench.core.given import offered
 from flbench.data import dataset, npz_files, sources, table_files
 from flbench.data.archive import Archive
 from flbench.data.partition_files import data_hash
+from tests.api import own_parts
 from tests.api.own_parts import arrays
 
 FEW = fl.Dirichlet(alpha=1.0, clients=3)
@@ -169,6 +170,14 @@ def test_hugging_face():
         (lambda: fl.Data(X, Y, layout="nchw"), "`layout` must be one of"),
         (lambda: fl.Data(X, Y, label="a"), "`label` cannot be used with arrays"),
         (lambda: fl.Data(X[:2], ["a", "c"], classes=["a", "b"]), "'c' is not one of `classes`"),
+        (lambda: fl.Data(X[:2], [0, 1], classes={"a", "b"}), "`classes` is of type set.*as a list"),
+        (lambda: fl.Data(X[:2], [0, 1], classes="ab"), "`classes` is of type str.*as a list"),
+        (lambda: fl.Data(X[:2], [0, 1], classes={1: "a", 2: "b"}), "type dict.*0, 1"),
+        (
+            lambda: fl.Data(X[:2], [0, 1], clients=[("a", 1), ("b", 2)]),
+            r"shape \[2, 2\].*2 samples",
+        ),
+        (lambda: fl.Data(ROWS, label="c", client="c"), "name the same column, `c`"),
         (lambda: fl.Data(pd.DataFrame({"a": [1], "b": [0]}), client="c"), "has no column `c`"),
         (lambda: fl.Data({"other": HuggingFace({"x": [1]})}), "has no split `train`"),
     ],
@@ -207,8 +216,9 @@ def test_import_path_is_written_and_checked(tmp_path, capsys):
     other = (X, (Y + 1) % 10)
     with pytest.raises(fl.DataError, match="SHA-256 of the samples"):
         short(tmp_path, fl.Data(*other), **{"data.sha256": by_function.config.data.sha256})
-    with pytest.raises(fl.DataError, match=r"raised OSError: the disk is away"):
-        short(tmp_path, {"source": "tests.api.own_parts:failing"})
+    for failing in ({"source": "tests.api.own_parts:failing"}, lambda: own_parts.failing()):
+        with pytest.raises(fl.DataError, match=r"raised OSError: the disk is away .*own_parts.py"):
+            short(tmp_path, failing)
 
 
 def test_resume_asks_for_data_without_import_path(tmp_path):
@@ -233,6 +243,11 @@ def test_resume_asks_for_data_without_import_path(tmp_path):
     assert resumed.model(client=0) is not None
     with pytest.raises(fl.ConfigError, match="did not begin with one"):
         fl.resume(path, model=torch.nn.Linear(1, 1), progress=False)
+
+
+@pytest.mark.parametrize("classes", [["cat", "dog"], {1: "dog", 0: "cat"}, {"dog": 1, "cat": 0}])
+def test_names_of_classes_are_in_the_order_of_their_numbers(classes):
+    assert fl.Data(X[:2], [0, 1], classes=classes).dataset.classes == ("cat", "dog")
 
 
 FRAME = pd.DataFrame({0: list("aabb") * 3, 1: np.linspace(0, 1, 12), 2: [0, 1, 2] * 4})

@@ -114,6 +114,15 @@ def test_a_constant_of_the_package_is_in_the_hash_and_an_edit_is_refused(kit, tm
     assert any("algorithm.sha256" in note for note in own_methods.notes(earlier))
 
 
+def test_workers_do_not_train_what_a_program_has_set_in_the_module_of_a_method(kit):
+    name = ALGORITHMS.section(kit(1))["name"]
+    pack({}, [name, "fedavg"])
+
+    sys.modules["ownkit.constants"].K = 2
+    with pytest.raises(ConfigError, match=r"`K = 2` in the module `ownkit.constants`.*file"):
+        pack({}, [name, "fedavg"])
+
+
 def test_a_method_of_a_notebook_travels_with_its_hash(monkeypatch):
     names = {
         "__name__": "__main__",

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from flbench.cli import words
+from flbench.cli import layers, words
 from flbench.core.errors import UserError
 from flbench.core.registry import ALGORITHMS
 
@@ -26,10 +26,15 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "typed_method.py").write_text(METHOD)
+    (tmp_path / "typed-method.py").write_text(METHOD)
+    (tmp_path / "typed_script.py").write_text(f"{METHOD}\nimport sys\n\nsys.exit(0)\n")
+    (tmp_path / "of mine").mkdir()
+    (tmp_path / "of mine" / "blank_method.py").write_text(METHOD)
     (tmp_path / "data").mkdir()
     importlib.invalidate_caches()
     yield
-    sys.modules.pop("typed_method", None)
+    for name in ("typed_method", "typed_script", "blank_method"):
+        sys.modules.pop(name, None)
     ALGORITHMS.pop("typed", None)
 
 
@@ -45,6 +50,8 @@ def test_a_method_is_named_by_its_name_path_or_file(word):
         ("data:digits", "data=digits"),  # the folder `data` is no module with a method
         ("seed:1", "seed=1"),
         ("typed_method.py", "typed_method.py:Class"),
+        ("typed-method.py:Typed", "typed-method.py.*Rename"),
+        ("typed_script.py:Typed", "raised SystemExit.*__main__"),
         ("nothing.py:Typed", "nothing.py"),
         ("no_such_module:Typed", "no_such_module"),
         ("typed_method:METHOD", "METHOD"),
@@ -55,3 +62,10 @@ def test_a_method_is_named_by_its_name_path_or_file(word):
 def test_a_word_that_is_no_method_is_refused_with_a_cure(word, cure):
     with pytest.raises(UserError, match=cure):
         words.method(word)
+
+
+@pytest.mark.usefixtures("here")
+def test_the_folder_of_a_method_may_have_blanks():
+    found = layers.methods(["of mine/blank_method.py:Typed,fedper", "fedavg ,", "ditto"], None)
+
+    assert found[0] == ("typed", "fedper", "fedavg", "ditto")

@@ -170,6 +170,18 @@ class ByEpoch(Lit):
         return [self.optimizer], [torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.5)]
 
 
+class ByHand(Lit):
+    """A learning rate that a hook changes, beside a scheduler that it reads."""
+
+    def on_train_batch_end(self, *_):
+        [rate] = self.lr_schedulers().get_last_lr()
+        self.optimizers().param_groups[0]["lr"] = rate / (1 + self.global_step)
+        with self.toggled_optimizer(self.optimizers(use_pl_optimizer=False)):
+            self.trainer.optimizers[0].param_groups[0]["momentum"] = 0.5
+
+    configure_optimizers = ByEpoch.configure_optimizers
+
+
 class Halved(Lit):
     """A hook of a parameter's gradient."""
 
@@ -200,7 +212,7 @@ def changed(hook, function, base=Lit):
 
 
 KINDS = (
-    *(Lit, Added, Scheduled, ByEpoch, Halved, ByMethod),
+    *(Lit, Added, Scheduled, ByEpoch, ByHand, Halved, ByMethod),
     *(changed(hook, frozen) for hook in ("setup", "on_fit_start", "on_train_start")),
     *(changed(hook, stops) for hook in ("on_train_batch_end", "on_train_epoch_end")),
     changed("on_train_epoch_start", last_epoch),
@@ -260,24 +272,23 @@ def test_hooks_of_a_second_model_see_its_parameters(tmp_path):
     assert float(weight.abs().max()) <= 0.01
 
 
+OF_GRADIENTS = ("configure_gradient_clipping", "on_after_backward", "on_before_optimizer_step")
+
+
 @pytest.mark.parametrize("name", sorted(REFUSED_HOOKS))
 def test_hooks_that_only_a_trainer_calls_are_refused(tmp_path, name):
     of_object = made(Lit)
     of_object.__dict__[name] = lambda *_: None
     for module in (changed(name, lambda self, *_: None), of_object):
-        with pytest.raises(fl.ConfigError, match=f"`{name}`"):
+        with pytest.raises(fl.ConfigError, match=f"`{name}`") as error:
             trained(tmp_path, module)
+        assert ("train.clip" in str(error.value)) == (name in OF_GRADIENTS)
 
 
 USES = {
     "manual_backward": lambda self: self.manual_backward(self.fc.weight.sum()),
     "clip_gradients": lambda self: self.clip_gradients(self.kept),
-    "toggle_optimizer": lambda self: self.toggle_optimizer(self.kept),
-    "untoggle_optimizer": lambda self: self.untoggle_optimizer(self.kept),
-    "toggled_optimizer": lambda self: self.toggled_optimizer(self.kept).__enter__(),
     "all_gather": lambda self: self.all_gather(self.fc.weight),
-    "optimizers": lambda self: self.optimizers(),
-    "lr_schedulers": lambda self: self.lr_schedulers(),
     "to": lambda self: self.to(torch.float16),
     "type": lambda self: self.type(torch.float16),
     "cuda": None,  # needs a GPU
@@ -432,6 +443,7 @@ def short_schedule(self):
             for name in ("a, b", 'a"', "a\nb", "a\rb", "a\u2028b", "a\x0cb", "\ud800", "", " a", 1)
         ),
         (logs("v", "text"), ("`v`", "str")),
+        (logs("v", 1j), ("`v`", "complex")),
         (logs("v", {"a": 1}), ("`v`", "dict")),
     ],
 )
@@ -441,6 +453,17 @@ def test_what_cannot_act_is_refused_before_the_first_round(tmp_path, module, wor
 
     assert [word for word in words if word not in str(error.value)] == [], str(error.value)
     assert not [*tmp_path.glob("*/*/metrics.csv")]
+
+
+def test_numbers_that_are_logged_keep_their_digits(tmp_path):
+    values = {"large": 1e39, "integer": 10**22, "digits": 0.1, "flag": True}
+
+    class Logs(Lit):
+        def on_train_start(self):
+            self.log_dict(values)
+
+    found = trained(tmp_path, made(Logs)).metrics.query("split == 'log'")
+    assert dict(zip(found["metric"], found["value"], strict=True)) == values
 
 
 def test_a_frozen_head_is_refused_for_a_method_that_trains_it_alone(tmp_path):

@@ -139,6 +139,25 @@ def by_name():
     return step
 
 
+class Shown:
+    """Counts its calls, and shows how many there were; a subclass also uses the number."""
+
+    def __init__(self):
+        self.history, self.calls = [], 0
+
+    def __call__(self):
+        self.history.append(1.0)
+        self.calls += 1
+        print(f"{self.calls} calls")  # noqa: T201 a call that shows
+        logging.getLogger(__name__).info("%s: %s", len(self.history), self.history[-1])
+
+
+class Used(Shown):
+    def __call__(self):
+        super().__call__()
+        return self.history[-1:] if self.calls < 2 else None
+
+
 FOUND = {
     "closure": in_closure(),
     "list": in_list(),
@@ -162,6 +181,7 @@ FOUND = {
     "layer": of_layer(Anneals()),
     "alias": alias(),
     "locals": by_name(),
+    "shown": Used(),
 }
 
 
@@ -233,9 +253,9 @@ def logged():
     "function",
     [
         *(lambda: cached(3), kept_in_dict, lazy(), lambda: LOG.append(1), lambda: torch.rand(1)),
-        *(profiled, logged),
+        *(profiled, logged, Shown()),
     ],
-    ids=["lru_cache", "dict", "lazy", "log", "global generator", "profiler", "logger"],
+    ids=["lru_cache", "dict", "lazy", "log", "global generator", "profiler", "logger", "shown"],
 )
 def test_caches_logs_and_seeded_generators_are_no_state(function):
     assert not found(function)

@@ -100,6 +100,43 @@ def test_constants_of_modules_count(files, path, folder):
     assert by_path(folder, files, path) != by_path(folder, edited, path)
 
 
+SET_LATER = """
+from . import constants
+calls = 0
+
+class Part:
+    k = 1
+
+    def f(self):
+        global calls
+        calls += 1
+        return constants.K
+"""
+OF_A_CELL = eval("lambda self, k=2: k", {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize(
+    ("change", "counts"),
+    [
+        (lambda pk: setattr(pk.constants, "K", 2), True),
+        (lambda pk: setattr(pk.constants, "K", None), True),
+        (lambda pk: setattr(pk.part.Part, "k", 2), True),
+        (lambda pk: setattr(pk.part.Part, "f", OF_A_CELL), True),
+        (lambda pk: setattr(pk.part.Part, "further", OF_A_CELL), True),
+        (lambda pk: pk.part.Part().f(), False),
+        (lambda pk: setattr(pk.part.Part, "k", 1), False),
+    ],
+)
+def test_what_a_program_sets_in_a_module_counts(change, counts, folder):
+    before = by_path(folder, PACKAGE | {"pk/part.py": SET_LATER}, "pk.part:Part")
+    alone = imported._file_sha256("pk.part:Part", "pk.part")
+
+    change(sys.modules["pk"])
+    assert (imported.source_sha256("pk.part:Part") != before) == counts
+    # Hashes of earlier versions are those of the file alone.
+    assert (imported.source_sha256("pk.part:Part", alone) != alone) == counts
+
+
 def test_modules_that_are_not_imported_by_the_part_do_not_count(folder):
     """The hash is the same whatever else the process has imported, and imports nothing."""
     files = PACKAGE | {

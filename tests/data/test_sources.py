@@ -267,7 +267,7 @@ def test_layout_of_data_that_are_not_npz_is_refused(tmp_path):
         ({"test_images": np.zeros((20, 9, 9), np.uint8)}, "`test_images` have the shape"),
         ({"class_names": np.array(["a", "b"])}, "must lie in"),
         ({"class_names": np.array("a")}, r"`class_names` must be \[C\]"),
-        ({"train_groups": np.zeros(3)}, "3 groups for 40"),
+        ({"train_groups": np.zeros(3)}, r"the shape \[3\], and there are 40 samples"),
         ({"train_images": np.array([{}] * 40, dtype=object)}, "pickled objects"),
     ],
 )
@@ -1187,6 +1187,8 @@ def test_columns_that_number_the_rows_are_noted(tmp_path, name, values, is_noted
         ("x.xlsx", b"PK", "as a .csv file"),
         ("x.npy", b"", "np.savez"),
         ("x.tar.gz", b"", "Unpack"),
+        ("x.arff", b"@relation x", r"Give a \.csv"),
+        ("x.zip", b"PK", "Download or create it again"),
     ],
 )
 def test_files_of_other_formats_are_refused_with_the_cure(tmp_path, name, content, cure):

@@ -931,6 +931,133 @@ class RaisesWhenMade(OwnMethod):
         raise ValueError("too early")
 
 
+class TakesNoResults(OwnMethod):
+    def weights(self):
+        return torch.ones(3)
+
+
+class ReturnsArrays(OwnMethod):
+    def aggregate(self, state, results):
+        found = super().aggregate(state, results).server
+        return Update({name: value.numpy() for name, value in found.items()})
+
+
+class ReturnsRows(OwnMethod):
+    def aggregate(self, state, results):
+        found = super().aggregate(state, results).server
+        return Update({name: value[None] for name, value in found.items()})
+
+
+class WeighsByLosses(OwnMethod):
+    def weights(self, results):
+        return torch.softmax(-results.losses, dim=0)
+
+
+class WeighsOne(OwnMethod):
+    def weights(self, results):
+        return super().weights(results)[:1]
+
+
+class WeighsBelowZero(OwnMethod):
+    def weights(self, results):
+        return -super().weights(results)
+
+
+class AddsRows(OwnMethod):
+    def terms(self):
+        return (*super().terms(), RowLosses())
+
+
+@dataclass(frozen=True)
+class RowLosses:
+    """A term with a value for each sample, or with none."""
+
+    weight: float | str = 1.0
+
+    def __call__(self, context):
+        return context.out.logits.mean(1)
+
+
+class AddsFunction(OwnMethod):
+    def terms(self):
+        return (*super().terms(), lambda context: context.out.logits.mean())
+
+
+class KeepsAList(OwnMethod):
+    def personal(self):
+        return sorted(self.setting.net.names("head"))
+
+
+class BeginsWithNothing(OwnMethod):
+    def init(self, start):
+        return None
+
+
+class BeginsWithTwoRows(OwnMethod):
+    def init(self, start):
+        return super().init(start)[0], {"kept": torch.zeros(2)}
+
+
+class CountsInATerm(OwnMethod):
+    def terms(self):
+        return (*super().terms(), CountingTerm())
+
+
+class CountingTerm:
+    """A term that counts its calls within a program."""
+
+    weight = 1.0
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, context):
+        self.calls += 1
+        return context.out.logits.square().mean() * self.calls
+
+
+class DeploysNothing(OwnMethod):
+    def deploy(self, state, ids):
+        return {} if state.round else None
+
+
+class TakesTwice(OwnMethod):
+    def cohort(self, state, draw):
+        return torch.tensor([0, 0, 1])
+
+
+class TakesAList(OwnMethod):
+    def cohort(self, state, draw):
+        return [0, 1]
+
+
+class TakesUnknown(OwnMethod):
+    def cohort(self, state, draw):
+        return super().cohort(state, draw) + 1
+
+
+class DispatchesInPlace(OwnMethod):
+    def dispatch(self, state, ids):
+        for value in state.server.values():
+            value.mul_(0.5)
+        return super().dispatch(state, ids)
+
+
+class DeploysWrongly(OwnMethod):
+    def deploy(self, state, ids):
+        raise KeyError("no such model")
+
+
+class RequiresOneText(OwnMethod):
+    def requires(self):
+        return "it needs the moon" if self.setting.rounds else None
+
+
+class HasNoTerm(OwnMethod):
+    def terms(self):
+        return ()
+
+
 class ReturnsNoUpdate(OwnMethod):
     def aggregate(self, state, results):
         return {"w": torch.zeros(1)}
@@ -941,7 +1068,27 @@ class ReturnsNoUpdate(OwnMethod):
     [
         (Raises, r"`raises` raised KeyError.*test_code_trial\.py:\d+"),
         (RaisesWhenMade, r"`raiseswhenmade` raised ValueError.*test_code_trial\.py:\d+"),
+        (TakesNoResults, r"`takesnoresults` raised TypeError: TakesNoResults\.weights\(\) takes"),
         (ReturnsNoUpdate, "`returnsnoupdate` returned dict.* Update"),
+        (AddsFunction, r"<lambda> has no `weight`.*class"),
+        (BeginsWithNothing, "BeginsWithNothing.init returned NoneType.*two dicts"),
+        (BeginsWithTwoRows, r"init returned `kept` as Tensor \[2\]\..* 3 clients"),
+        (CountsInATerm, "`calls` of `CountingTerm` changes from call to call"),
+        (DeploysNothing, r"deploy returned NoneType.*`personal`"),
+        (TakesTwice, r"TakesTwice.cohort .*0, 0, 1.* each once"),
+        (TakesAList, r"cohort .*\[0, 1\].* tensor"),
+        (TakesUnknown, r"cohort .*3.* 0 to 2"),
+        (DispatchesInPlace, r"`dispatchesinplace` changes `.*` in `state.server`.*copies"),
+        (DeploysWrongly, r"`deployswrongly` raised KeyError.*test_code_trial\.py"),
+        (RequiresOneText, "^`algorithm.name=requiresonetext`: it needs the moon$"),
+        (KeepsAList, r"KeepsAList.personal returned \['.*names\(.head.\)"),
+        (HasNoTerm, "no loss term.*`terms`"),
+        (ReturnsArrays, r"`returnsarrays` returned `.*` as ndarray .* tensor of the shape \["),
+        (ReturnsRows, r"of the shape \[1, .* as before"),
+        (WeighsByLosses, r"weights \[nan, .* finite"),
+        (WeighsOne, r"3 clients has the weights \[\d+\.0\]"),
+        (WeighsBelowZero, r"weights \[-.* >= 0"),
+        (AddsRows, r"`?RowLosses`? .*\[\d+\].* one number"),
     ],
 )
 def test_an_exception_of_a_method_names_the_method_and_its_line(tmp_path, method, words):

@@ -275,3 +275,35 @@ def test_attention_is_exported_and_names_are_those_of_the_users_net(tmp_path):
     assert "_orig_mod" not in card.read_text()
     with pytest.raises(RunError, match="does not predict"):
         export._check(model, lambda x: model.module(x) * 1.001)
+
+
+class Branching(nn.Module):
+    """A net whose code reads values of its inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(64, 10)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.fc(x if float(x.mean()) > 0 else -x)
+
+
+def test_a_net_that_no_program_can_hold_is_exported_as_weights(tmp_path, capfd):
+    run = fl.run(
+        "fedavg",
+        model=Branching(),
+        partition=fl.IID(clients=2, samples=60),
+        train={"rounds": 1},
+        engine={"name": "sequential", "threads": 1},
+        output={"dir": tmp_path},
+        progress=False,
+    )
+    model = run.trained(0)
+
+    for name in ("torch.export", "torch"):
+        with pytest.raises(UserError, match=r"`torch.export` .*test_export\.py.*`safetensors`"):
+            export.write(model, tmp_path / f"model{export.FORMATS[name].suffix}", name)
+    file, _ = export.write(model, tmp_path / "weights.safetensors")
+    assert file.exists()
+    assert "def forward" not in "".join(capfd.readouterr())  # the graph that PyTorch prints
