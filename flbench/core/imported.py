@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+import torch
 from torch import nn
 
 from flbench.core import consent, user_code
@@ -75,6 +76,7 @@ def find(path: str) -> Any:
             f"`{path}` is code that a file names, and you have not allowed it. Code can do all that"
             " you can do. Read it, and if you trust it, add --run-code (in Python: trust=True)."
         )
+    dtype = torch.get_default_dtype()
     try:
         found: Any = importlib.import_module(module_name)
     except Exception as error:
@@ -87,6 +89,8 @@ def find(path: str) -> Any:
             f"`{path}`: importing `{module_name}` raised {type(error).__name__}: {error}. Correct"
             " the module."
         ) from error
+    finally:
+        torch.set_default_dtype(dtype)  # a module that sets it would change what flbench computes
     keep_hashes(found.__name__)
     for part in name.split("."):
         known = dir(found)

@@ -10,6 +10,7 @@ from importlib.machinery import SourceFileLoader
 from types import ModuleType
 
 import pytest
+import torch
 
 from flbench.core import imported
 from flbench.core.errors import ConfigError
