@@ -188,7 +188,7 @@ class CodeTrial:
             return [
                 f"model: the net's code changes {_listed(list(attributes))}. Such attributes begin"
                 " as they were for each client in each round, and in each evaluation. Register a"
-                " buffer for what must last."
+                " buffer in `__init__`, with a first value, for what must last."
             ]
         return []
 
