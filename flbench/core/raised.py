@@ -32,6 +32,18 @@ def is_raised_by_user(error: Exception) -> bool:
     return bool(frames) and not frames[-1].filename.startswith(HERE)
 
 
+def is_of_gradients(error: Exception) -> bool:
+    """Return whether PyTorch has raised an exception while it computed gradients.
+
+    The cause is an operation of the forward pass, which the traceback does not have.
+
+    Args:
+        error: The exception.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and frames[-1].name == "_engine_run_backward"
+
+
 def _own_frames(error: Exception) -> list[traceback.FrameSummary]:
     """Return the frames outside of installed packages and generated code, and those of flbench."""
     return [

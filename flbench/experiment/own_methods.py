@@ -32,9 +32,9 @@ def find(config: AlgorithmConfig) -> type[Algorithm]:
 
 @contextmanager
 def named(config: AlgorithmConfig) -> Iterator[None]:
-    """Return a context manager in which an exception of a user's method names the method.
+    """Return a context manager in which an exception of the user's code names the line of code.
 
-    Errors of flbench and of memory, and those of runs with flbench's methods, stay as they are.
+    It names a method of the user, too. Errors of flbench and of memory stay as they are.
 
     Args:
         config: Section `algorithm`.
@@ -47,12 +47,12 @@ def named(config: AlgorithmConfig) -> Iterator[None]:
     except PrintableError:
         raise
     except Exception as error:
-        is_own = isinstance(config, OwnAlgorithmConfig) and is_raised_by_user(error)
-        if not is_own or "out of memory" in str(error):
+        if not is_raised_by_user(error) or "out of memory" in str(error):
             raise
+        is_own = isinstance(config, OwnAlgorithmConfig)
+        subject = f"the method `{config.name}`" if is_own else "code of your own"
         raise MethodError(
-            f"the method `{config.name}` raised {type(error).__name__}: {error}{user_line(error)}."
-            " Correct its code."
+            f"{subject} raised {type(error).__name__}: {error}{user_line(error)}. Correct the code."
         ) from error
 
 
