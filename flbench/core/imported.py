@@ -339,13 +339,37 @@ def source_sha256(path: str, recorded: str | None = None) -> str:
     name = module_of(path)
     alone = _file_sha256(path, name)
     hashes = {name: alone}
-    thing = sys.modules.get(name)
-    for part in path.rpartition(":")[2].split("."):
-        thing = getattr(thing, part, None)
-    for other, file in user_code.siblings(name, thing).items():
+    for other, file in _siblings(path, name).items():
         hashes[other] = _file_sha256(path, other, file)
     now = alone if len(hashes) == 1 else user_code.combined(hashes)
     return alone if recorded == alone else now
+
+
+def edited_last(path: str) -> str:
+    """Return a sentence, with a blank before it, on the file of a hash that was edited last.
+
+    Args:
+        path: The import path that `source_sha256` hashes the source of.
+
+    Returns:
+        The sentence; "" if the hash is that of one file, or of an object without an import path.
+    """
+    if ":" not in path or path.startswith(f"{OBJECT}:"):
+        return ""
+    name = module_of(path)
+    files = [user_code.file_of(name), *_siblings(path, name).values()]
+    times = {file: file.stat().st_mtime for file in files if file is not None and file.exists()}
+    if len(times) < 2:
+        return ""
+    return f" It covers {len(times)} files; {max(times, key=times.__getitem__)} was edited last."
+
+
+def _siblings(path: str, name: str) -> dict[str, Path]:
+    """Return the files of the modules that an import path's module, called `name`, imports."""
+    thing = sys.modules.get(name)
+    for part in path.rpartition(":")[2].split("."):
+        thing = getattr(thing, part, None)
+    return user_code.siblings(name, thing)
 
 
 def _file_sha256(path: str, name: str, file: Path | None = None) -> str:

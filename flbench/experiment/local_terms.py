@@ -250,7 +250,7 @@ def _unchanged_source(entry: OwnTermConfig, term: OwnTerm) -> str | None:
         raise ConfigError(
             # Short: the command line shows both hashes in full.
             f"SHA-256 of the source of `{entry.name}` was {entry.sha256} and is now {now}. Restore"
-            " the source, or start a new run without `sha256`."
+            f" the source, or start a new run without `sha256`.{imported.edited_last(entry.name)}"
         )
     return now
 

@@ -75,7 +75,7 @@ def with_sha256(config: Config, method: type[Algorithm]) -> Config:
         raise ConfigError(
             f"SHA-256 of the source of the method `{section.name}` ({method.__module__}) was"
             f" {section.sha256} and is now {now}. Restore the source, or start a new run without"
-            " `algorithm.sha256`."
+            f" `algorithm.sha256`.{imported.edited_last(str(section.source))}"
         )
     return config.model_copy(update={"algorithm": section.model_copy(update={"sha256": now})})
 
