@@ -265,9 +265,11 @@ def _wait(actors: list[Any], config: EngineConfig) -> None:
     try:
         ray.get([actor.ready.remote() for actor in actors], timeout=120)
     except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+        lower = f"Lower engine.workers (now {config.workers})"
+        cure = lower if len(actors) > 1 else "Use engine.name=sequential"
         raise RunError(
-            f"the {len(actors)} workers of engine.name=ray did not start within 120 s ({error})."
-            f" Lower engine.workers (now {config.workers})."
+            f"workers of engine.name=ray did not start within 120 s ({error}). {cure}, or begin"
+            " again when the machine has less to do."
         ) from error
 
 

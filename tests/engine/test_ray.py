@@ -3,6 +3,7 @@
 import hashlib
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from flbench.algorithms import ALGORITHMS
 from flbench.cli import app
 from flbench.client.program import Statistic
-from flbench.core.errors import ConfigError
+from flbench.core.errors import ConfigError, RunError
 from flbench.core.tree import digest
 from flbench.core.types import Samples
 from flbench.experiment import rounds
@@ -221,3 +222,18 @@ class TestWithoutAClusterOfTheTests:
             cluster.shutdown()
 
         assert many["weights_digest"] == one["weights_digest"]
+
+
+@pytest.mark.parametrize(("count", "cure"), [(1, "engine.name=sequential"), (2, "engine.workers")])
+def test_the_cure_for_workers_that_do_not_start_can_be_followed(monkeypatch, count, cure):
+    """A single worker cannot be made fewer."""
+    from flbench.engine import ray as ray_engine
+
+    def late(*arguments, **named):
+        raise ray.exceptions.GetTimeoutError("late")
+
+    monkeypatch.setattr(ray_engine.ray, "get", late)
+    actor = SimpleNamespace(ready=SimpleNamespace(remote=lambda: None))
+    config = config_of("algorithm=fedavg", "engine=ray", f"engine.workers={count}").engine
+    with pytest.raises(RunError, match=cure):
+        ray_engine._wait([actor] * count, config)
