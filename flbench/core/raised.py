@@ -1,11 +1,35 @@
 """Where the code of the user has raised an exception."""
 
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from flbench.core.errors import MethodError, PrintableError
 from flbench.core.installed import is_installed
 
 HERE = str(Path(__file__).parent.parent)
+
+
+@contextmanager
+def as_errors(subject: str = "a part of your own") -> Iterator[None]:
+    """Return a context manager in which an exception of the user's code is a MethodError.
+
+    Errors of flbench and of memory stay as they are.
+
+    Args:
+        subject: What the code is, for the message, which has the line of code.
+    """
+    try:
+        yield
+    except PrintableError:
+        raise
+    except Exception as error:
+        if not is_raised_by_user(error) or "out of memory" in str(error):
+            raise
+        raise MethodError(
+            f"{subject} raised {type(error).__name__}: {error}{user_line(error)}. Correct its code."
+        ) from error
 
 
 def user_line(error: Exception) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 from flbench.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig
 from flbench.config.schema import UNRECORDED, Config, OwnAlgorithmConfig
 from flbench.core import imported
-from flbench.core.errors import ConfigError, MethodError, PrintableError
+from flbench.core.errors import ConfigError
 from flbench.core.given import OBJECT
-from flbench.core.raised import is_raised_by_user, user_line
+from flbench.core.raised import as_errors
 
 
 def find(config: AlgorithmConfig) -> type[Algorithm]:
@@ -42,18 +42,9 @@ def named(config: AlgorithmConfig) -> Iterator[None]:
     Raises:
         MethodError: The user's code raised an exception. The message has the line of code.
     """
-    try:
+    is_own = isinstance(config, OwnAlgorithmConfig)
+    with as_errors(f"the method `{config.name}`") if is_own else as_errors():
         yield
-    except PrintableError:
-        raise
-    except Exception as error:
-        if not is_raised_by_user(error) or "out of memory" in str(error):
-            raise
-        is_own = isinstance(config, OwnAlgorithmConfig)
-        subject = f"the method `{config.name}`" if is_own else "code of your own"
-        raise MethodError(
-            f"{subject} raised {type(error).__name__}: {error}{user_line(error)}. Correct the code."
-        ) from error
 
 
 def with_sha256(config: Config, method: type[Algorithm]) -> Config:
