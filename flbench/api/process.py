@@ -5,7 +5,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
 import numpy as np
@@ -21,6 +21,9 @@ def preserved() -> Iterator[None]:
     These are PyTorch's number of threads, the states of the random generators of PyTorch, NumPy and
     Python, PyTorch's choice of deterministic kernels and of TF32, the handlers of SIGINT and
     SIGTERM, and the functions and filters of `warnings`.
+
+    What the process has chosen for the type and device of new tensors, for gradients and for
+    autocast does not hold inside, as it does not in workers and on the command line.
     """
     threads = torch.get_num_threads()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
@@ -33,10 +36,20 @@ def preserved() -> Iterator[None]:
     kernels = cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
     is_main = threading.current_thread() is threading.main_thread()
     handlers = {number: signal.getsignal(number) for number in SIGNALS} if is_main else {}
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+            for kind in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(kind):
+                    stack.enter_context(torch.autocast(kind, enabled=False))
+            if torch.get_default_device().type != "cpu":  # such a context slows all functions
+                stack.enter_context(torch.device("cpu"))
             yield
     finally:
+        torch.set_default_dtype(dtype)
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
         torch.set_rng_state(states[0])

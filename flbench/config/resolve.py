@@ -482,7 +482,8 @@ def _error_message(
     if kind in ("too_short", "too_long"):
         return f"`{path}` has a wrong number of values, got {got} ({place})."
     if kind == "tuple_type":
-        return f"`{path}` must be a list, like [{redact(str(value))}], got {got} ({place})."
+        shown = redact(str(value)).strip("()")
+        return f"`{path}` must be a list, like [{shown}], got {got} ({place})."
     if kind == "invalid_key":
         return f"`{path}` is not a word: keys must be words ({place})."
     if kind in ("model_type", "model_attributes_type"):

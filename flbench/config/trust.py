@@ -260,7 +260,7 @@ def _check_sha256(code: NamedCode) -> None:
         raise ConfigError(
             # Short: the command line shows both hashes in full.
             f"SHA-256 of the source of `{code.path}` was {code.sha256} and is now {now}. Restore"
-            " the source, or start a new run."
+            f" the source, or start a new run.{imported.edited_last(code.path)}"
         )
 
 

@@ -31,7 +31,7 @@ class ConfigError(UserError):
 
 
 class MethodError(ConfigError):
-    """The code of a user's method raised an exception, which is chained to this one."""
+    """The code of the user raised an exception, which is chained to this one."""
 
 
 class UnknownNameError(ConfigError):

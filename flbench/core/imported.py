@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+import torch
 from torch import nn
 
 from flbench.core import consent, user_code
@@ -75,6 +76,7 @@ def find(path: str) -> Any:
             f"`{path}` is code that a file names, and you have not allowed it. Code can do all that"
             " you can do. Read it, and if you trust it, add --run-code (in Python: trust=True)."
         )
+    dtype = torch.get_default_dtype()
     try:
         found: Any = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
@@ -89,6 +91,8 @@ def find(path: str) -> Any:
         raise ConfigError(
             f"`{path}`: importing `{module_name}` raised {type(error).__name__}: {error}. {cure}"
         ) from error
+    finally:
+        torch.set_default_dtype(dtype)  # a module that sets it would change what flbench computes
     keep_hashes(found.__name__)
     for part in name.split("."):
         known = dir(found)
@@ -379,6 +383,25 @@ def _altered(path: str) -> Iterator[tuple[str, str]]:
     for one, file in {name: user_code.file_of(name), **_siblings(path)}.items():
         if file is not None and (text := user_code.altered(one, file)):
             yield one, text
+
+
+def edited_last(path: str) -> str:
+    """Return a sentence, with a blank before it, on the file of a hash that was edited last.
+
+    Args:
+        path: The import path that `source_sha256` hashes the source of.
+
+    Returns:
+        The sentence; "" if the hash is that of one file, or of an object without an import path.
+    """
+    if ":" not in path or path.startswith(f"{OBJECT}:"):
+        return ""
+    name = module_of(path)
+    files = [user_code.file_of(name), *_siblings(path).values()]
+    times = {file: file.stat().st_mtime for file in files if file is not None and file.exists()}
+    if len(times) < 2:
+        return ""
+    return f" It covers {len(times)} files; {max(times, key=times.__getitem__)} was edited last."
 
 
 def _file_sha256(path: str, name: str, file: Path | None = None) -> str:

@@ -2,14 +2,38 @@
 
 import re
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from flbench.core.errors import MethodError, PrintableError
 from flbench.core.installed import is_installed
 
 HERE = str(Path(__file__).parent.parent)
 REFUSED_CALL: Final = re.compile(r"\(\) (takes|missing|got an unexpected|got multiple values)")
 """What Python says of a function that does not take its arguments."""
+
+
+@contextmanager
+def as_errors(subject: str = "a part of your own") -> Iterator[None]:
+    """Return a context manager in which an exception of the user's code is a MethodError.
+
+    Errors of flbench and of memory stay as they are.
+
+    Args:
+        subject: What the code is, for the message, which has the line of code.
+    """
+    try:
+        yield
+    except PrintableError:
+        raise
+    except Exception as error:
+        if not is_raised_by_user(error) or "out of memory" in str(error):
+            raise
+        raise MethodError(
+            f"{subject} raised {type(error).__name__}: {error}{user_line(error)}. Correct its code."
+        ) from error
 
 
 def user_line(error: Exception) -> str:
@@ -38,6 +62,18 @@ def is_raised_by_user(error: Exception) -> bool:
     frames = _own_frames(error)
     is_refused_call = isinstance(error, TypeError) and REFUSED_CALL.search(str(error)) is not None
     return bool(frames) and (is_refused_call or not frames[-1].filename.startswith(HERE))
+
+
+def is_of_gradients(error: Exception) -> bool:
+    """Return whether PyTorch has raised an exception while it computed gradients.
+
+    The cause is an operation of the forward pass, which the traceback does not have.
+
+    Args:
+        error: The exception.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and frames[-1].name == "_engine_run_backward"
 
 
 def _own_frames(error: Exception) -> list[traceback.FrameSummary]:

@@ -70,8 +70,8 @@ def seeded(seed: int) -> Iterator[None]:
     """Return a context manager in which the global random generators begin at a seed.
 
     They are those of PyTorch (of the CPU, and of GPUs in use), NumPy and Python. Afterwards they
-    have their former states. Only code that flbench does not own draws from them, and PyTorch's
-    random layers.
+    have their former states, and PyTorch's default type of tensors is the former one. Only code
+    that flbench does not own draws from them, and PyTorch's random layers.
 
     Args:
         seed: The seed, in [0, 2^32).
@@ -83,6 +83,7 @@ def seeded(seed: int) -> Iterator[None]:
     True
     """
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    dtype = torch.get_default_dtype()
     has_gpus: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     of_gpus = torch.cuda.get_rng_state_all() if has_gpus else None
     if has_gpus or _is_gpu_there():
@@ -96,6 +97,7 @@ def seeded(seed: int) -> Iterator[None]:
     try:
         yield
     finally:
+        torch.set_default_dtype(dtype)
         torch.set_rng_state(before[0])
         np.random.set_state(before[1])
         random.setstate(before[2])

@@ -103,6 +103,7 @@ def _unchanged_source(config: PartitionConfig) -> str:
         raise ConfigError(
             f"SHA-256 of the source of `{config.scheme}` was {config.sha256} and is now {now}."
             " Restore the source, or start a new run without `partition.sha256`."
+            f"{imported.edited_last(config.scheme)}"
         )
     return now
 

@@ -43,11 +43,14 @@ def notes(
         return ()
     shown = ", ".join(f"`{name}`" for name in found[:MOST_SHOWN])
     shown += f", ... ({len(found)} in all)" if len(found) > MOST_SHOWN else ""
-    one, are = ("column", "numbers") if len(found) == 1 else ("columns", "number")
+    if len(found) == 1:
+        subject, feature, each = f"the column {shown} numbers", "it as a feature", "it"
+    else:
+        subject, feature, each = f"the columns {shown} number", "them as features", "each"
     return (
-        f"data: the {one} {shown} {are} the rows, and the net gets it as a feature: where rows are"
-        " sorted by class or client, it predicts them. Remove it from the data unless it is a"
-        " measurement.",
+        f"data: {subject} the rows, and the net gets {feature}: where rows are sorted by class or"
+        f" client, the net predicts classes from row numbers. Remove {each} from the data unless it"
+        " is a measurement.",
     )
 
 

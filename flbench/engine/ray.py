@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from flbench.client.program import LocalProgram, Step
 from flbench.config.schema import EngineConfig
-from flbench.core.errors import ConfigError, RunError
+from flbench.core.errors import ConfigError, PrintableError, RunError
 from flbench.core.imported import portable
 from flbench.core.printable import warn
+from flbench.core.raised import as_errors
 from flbench.core.types import Dispatch, Message, Results, Tree
 from flbench.data.federation import Federation
 from flbench.engine.base import (
@@ -115,6 +116,10 @@ class RayEngine:
                 )
         try:
             returned = ray.get(calls)
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, PrintableError):
+                raise error.cause from None  # without Ray's traceback in the text
+            raise
         except ray.exceptions.ActorDiedError as error:
             raise RunError(
                 f"a worker of engine.name=ray died {RESTARTS + 1} times, possibly for lack of"
@@ -199,7 +204,7 @@ class Actor:
             index = torch.tensor([place[client] for client in wanted.tolist()])
             return {name: value[index] for name, value in tree.items()}
 
-        with warnings.catch_warnings(record=True) as caught:
+        with warnings.catch_warnings(record=True) as caught, as_errors():
             results = self._engine.run(
                 program,
                 torch.from_numpy(ids.copy()),
@@ -265,9 +270,11 @@ def _wait(actors: list[Any], config: EngineConfig) -> None:
     try:
         ray.get([actor.ready.remote() for actor in actors], timeout=120)
     except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+        lower = f"Lower engine.workers (now {config.workers})"
+        cure = lower if len(actors) > 1 else "Use engine.name=sequential"
         raise RunError(
-            f"the {len(actors)} workers of engine.name=ray did not start within 120 s ({error})."
-            f" Lower engine.workers (now {config.workers})."
+            f"workers of engine.name=ray did not start within 120 s ({error}). {cure}, or begin"
+            " again when the machine has less to do."
         ) from error
 
 

@@ -299,7 +299,8 @@ def _built(config: Config, federation: Federation | None, *, tried: bool) -> Exp
     about_module: list[str] = []
     module: dict[str, Any] = {}
     if terms is not None:
-        about_terms = local_terms.notes(config, algorithm, replace(before, clients={}))
+        start = replace(before, clients={})
+        about_terms = local_terms.notes(config, terms, algorithm, start)
     if isinstance(net, LightningNet):
         has_classes = federation.dataset.targets is None
         own_training.check_method(algorithm, before, net.title, has_classes=has_classes)

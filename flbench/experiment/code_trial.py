@@ -31,7 +31,7 @@ from flbench.client.program import LocalProgram, Phase, Statistic, Step, shorten
 from flbench.config.schema import Config, OwnModelConfig
 from flbench.core.errors import ConfigError, RunError, UnknownNameError, UserError
 from flbench.core.ownership import unknown_parts
-from flbench.core.raised import is_raised_by_user, user_line
+from flbench.core.raised import is_of_gradients, is_raised_by_user, user_line
 from flbench.core.remembered import changes, remembered
 from flbench.core.rng import Draw, seeded
 from flbench.core.tree import digest, take
@@ -52,6 +52,15 @@ CURE: Final = (
     "Draw from PyTorch's, NumPy's or Python's global generator, which flbench seeds for each client"
     " and round."
 )
+CURES: Final = {
+    "dtype": " Engines give parameters, buffers and samples one type, that of `engine.precision`:"
+    " convert to the type of a parameter instead of a fixed one.",
+    "inplace operation": " Write `x = x + y` instead of `x += y`, and take functions without `_` at"
+    " the end of their names.",
+    "does not require grad": " Set requires_grad where the net is made: what its code freezes while"
+    " it trains would be frozen for all further clients.",
+}
+"""What else to say about an exception, by words of its text."""
 STEPS: Final = 3
 """Optimizer steps in each phase."""
 SAMPLES: Final = 8
@@ -189,7 +198,7 @@ class CodeTrial:
             return [
                 f"model: the net's code changes {_listed(list(attributes))}. Such attributes begin"
                 " as they were for each client in each round, and in each evaluation. Register a"
-                " buffer for what must last."
+                " buffer in `__init__`, with a first value, for what must last."
             ]
         return []
 
@@ -642,15 +651,12 @@ def _listed(names: list[str]) -> str:
 
 def _raised(error: Exception) -> str | None:
     """Return a sentence on an exception of the user's code; None if it is not the user's."""
-    if not is_raised_by_user(error) or "out of memory" in str(error):
+    text = str(error)
+    line = user_line(error) if is_raised_by_user(error) else ""
+    if not (line or is_of_gradients(error)) or "out of memory" in text:
         return None
-    about_types = (
-        " Engines give parameters, buffers and samples one type, that of `engine.precision`:"
-        " convert to the type of a parameter instead of a fixed one."
-        if "dtype" in str(error)
-        else ""
-    )
+    cure = next((cure for word, cure in CURES.items() if word in text), "")
     return (
         f"training a client for a few steps raised {type(error).__name__}:"
-        f" {error}{user_line(error)}. Correct the code.{about_types}"
+        f" {text.rstrip('.')}{line}. Correct the code.{cure}"
     )

@@ -69,11 +69,13 @@ class LocalTerms:
         added: Terms that are added to a method's cross entropy.
         instead: Terms that take its place.
         classes: Number of classes C.
+        untrained: Names of terms with tensors that require gradients and are not the net's.
     """
 
     added: tuple[LossTerm, ...]
     instead: tuple[LossTerm, ...]
     classes: int
+    untrained: tuple[str, ...] = ()
 
     def extend(self, program: LocalProgram) -> LocalProgram:
         """Return a program whose phases take the terms into account.
@@ -135,13 +137,15 @@ def make(config: Config, net: nn.Module, federation: Federation) -> tuple[Config
     """
     added: list[LossTerm] = []
     instead: list[LossTerm] = []
+    untrained: list[str] = []
     written: list[TermConfig] = []
     for k, entry in enumerate(config.train.terms):
         try:
             if isinstance(entry, OwnTermConfig):
                 own = _own_term(entry)
                 sha256 = _unchanged_source(entry, own)
-                _try(own, net, federation, config.engine.name in ("vectorized", "auto"))
+                if _try(own, net, federation, config.engine.name in ("vectorized", "auto")):
+                    untrained.append(entry.name)
                 term: LossTerm = own
                 written.append(entry.model_copy(update={"sha256": sha256}))
             else:
@@ -151,15 +155,16 @@ def make(config: Config, net: nn.Module, federation: Federation) -> tuple[Config
             raise ConfigError(f"`train.terms.{k}`: {error}") from error
         (instead if entry.instead else added).append(term)
     train = config.train.model_copy(update={"terms": tuple(written)})
-    terms = LocalTerms(tuple(added), tuple(instead), federation.classes)
+    terms = LocalTerms(tuple(added), tuple(instead), federation.classes, tuple(untrained))
     return config.model_copy(update={"train": train}), terms
 
 
-def notes(config: Config, algorithm: Algorithm, start: State) -> list[str]:
-    """Return notes that say where the terms are: in which phases, and in which not.
+def notes(config: Config, terms: LocalTerms, algorithm: Algorithm, start: State) -> list[str]:
+    """Return notes that say where the terms are: in which phases, in which not, and what is fixed.
 
     Args:
         config: Configuration of the run, with at least one term.
+        terms: The terms.
         algorithm: The method, with the terms.
         start: State before the first round, without the clients' leaves.
 
@@ -197,7 +202,13 @@ def notes(config: Config, algorithm: Algorithm, start: State) -> list[str]:
     text += " fine-tuning before an evaluation."
     if with_none:
         text += f" There is no cross entropy in {', '.join(with_none)}."
-    return [text]
+    fixed = [
+        f"train.terms: {name} reads tensors of its own that require gradients. Only the net's"
+        " parameters are trained, so these tensors stay as they are. To train them, make them"
+        " parameters of the net, which a term reads in `context.leaves`."
+        for name in terms.untrained
+    ]
+    return [text, *fixed]
 
 
 def _is_extended(phase: Phase) -> bool:
@@ -239,12 +250,12 @@ def _unchanged_source(entry: OwnTermConfig, term: OwnTerm) -> str | None:
         raise ConfigError(
             # Short: the command line shows both hashes in full.
             f"SHA-256 of the source of `{entry.name}` was {entry.sha256} and is now {now}. Restore"
-            " the source, or start a new run without `sha256`."
+            f" the source, or start a new run without `sha256`.{imported.edited_last(entry.name)}"
         )
     return now
 
 
-def _try(term: OwnTerm, net: nn.Module, federation: Federation, stacked: bool) -> None:
+def _try(term: OwnTerm, net: nn.Module, federation: Federation, stacked: bool) -> bool:
     """Compute a term of the user on three samples, one of them padding.
 
     Args:
@@ -252,6 +263,9 @@ def _try(term: OwnTerm, net: nn.Module, federation: Federation, stacked: bool) -
         net: The net.
         federation: Samples of the run.
         stacked: Whether the term must work under `torch.vmap`.
+
+    Returns:
+        Whether the term depends on a tensor that requires gradients and is not the net's.
 
     Raises:
         ConfigError: The term raises an exception, is not a finite 0-dim tensor, depends on
@@ -304,6 +318,7 @@ def _try(term: OwnTerm, net: nn.Module, federation: Federation, stacked: bool) -
         except Exception as error:
             where = " under torch.vmap, which engine.name=vectorized needs"
             raise ConfigError(_raised(term, error, where)) from error
+    return results[0].requires_grad  # the leaves of the net do not require gradients here
 
 
 def _raised(term: OwnTerm, error: Exception, where: str) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 from flbench.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig
 from flbench.config.schema import UNRECORDED, Config, OwnAlgorithmConfig
 from flbench.core import imported
-from flbench.core.errors import ConfigError, MethodError, PrintableError
+from flbench.core.errors import ConfigError
 from flbench.core.given import OBJECT
-from flbench.core.raised import is_raised_by_user, user_line
+from flbench.core.raised import as_errors
 
 
 def find(config: AlgorithmConfig) -> type[Algorithm]:
@@ -32,9 +32,9 @@ def find(config: AlgorithmConfig) -> type[Algorithm]:
 
 @contextmanager
 def named(config: AlgorithmConfig) -> Iterator[None]:
-    """Return a context manager in which an exception of a user's method names the method.
+    """Return a context manager in which an exception of the user's code names the line of code.
 
-    Errors of flbench and of memory, and those of runs with flbench's methods, stay as they are.
+    It names a method of the user, too. Errors of flbench and of memory stay as they are.
 
     Args:
         config: Section `algorithm`.
@@ -42,18 +42,9 @@ def named(config: AlgorithmConfig) -> Iterator[None]:
     Raises:
         MethodError: The user's code raised an exception. The message has the line of code.
     """
-    try:
+    is_own = isinstance(config, OwnAlgorithmConfig)
+    with as_errors(f"the method `{config.name}`") if is_own else as_errors():
         yield
-    except PrintableError:
-        raise
-    except Exception as error:
-        is_own = isinstance(config, OwnAlgorithmConfig) and is_raised_by_user(error)
-        if not is_own or "out of memory" in str(error):
-            raise
-        raise MethodError(
-            f"the method `{config.name}` raised {type(error).__name__}: {error}{user_line(error)}."
-            " Correct its code."
-        ) from error
 
 
 def with_sha256(config: Config, method: type[Algorithm]) -> Config:
@@ -76,6 +67,7 @@ def with_sha256(config: Config, method: type[Algorithm]) -> Config:
             f"SHA-256 of the source of the method `{section.name}` ({method.__module__}) was"
             f" {section.sha256} and is now {now}. Restore the source, and what a script has set in"
             " the imported module, or start a new run without `algorithm.sha256`."
+            f"{imported.edited_last(str(section.source))}"
         )
     return config.model_copy(update={"algorithm": section.model_copy(update={"sha256": now})})
 

@@ -4,7 +4,7 @@ This module writes no files and evaluates no models.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -114,19 +114,17 @@ def settings_of(
 def seeded_method(algorithm: Algorithm, draw: Draw, *part: int) -> Iterator[None]:
     """Return a context manager in which the code of a user's method draws from the run's seed.
 
-    An exception of this code becomes a MethodError. The methods of flbench draw from streams of
-    their own (`Draw.method_generator`).
+    An exception of code of the user becomes a MethodError. The methods of flbench draw from streams
+    of their own (`Draw.method_generator`).
 
     Args:
         algorithm: The method.
         draw: Random streams of the round.
         part: Numbers >= 0 that separate the uses of a round; none for the round itself.
     """
-    if not is_of_user(algorithm):
-        yield
-        return
-    # No client has this number.
-    with own_methods.named(algorithm.config), seeded(draw.module_seed(draw.clients, *part)):
+    with own_methods.named(algorithm.config), ExitStack() as stack:
+        if is_of_user(algorithm):  # no client has this number
+            stack.enter_context(seeded(draw.module_seed(draw.clients, *part)))
         yield
 
 

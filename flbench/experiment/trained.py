@@ -576,7 +576,8 @@ def _load(
     }
     own, leaves, ctx = (_of_kind(kind, tensors) for kind in ("net", "leaf", "ctx"))
 
-    net = deepcopy(experiment.net).cpu().to(next(v for v in own.values() if v.is_floating_point()))
+    first_float = next(value for value in own.values() if value.is_floating_point())
+    net = deepcopy(experiment.net).cpu().to(first_float)
     with torch.no_grad():
         # Not by load_state_dict, which leaves out the buffers that are not persistent.
         leaves_of_net = net_leaves(net)
@@ -599,7 +600,7 @@ def _load(
         for leaf, parameter in net.named_parameters():
             parameter.requires_grad_(leaf not in net.frozen)
 
-    inputs = _inputs(experiment.federation, client, next(iter(own.values())).dtype)
+    inputs = _inputs(experiment.federation, client, first_float.dtype)
     dataset = experiment.federation.dataset
     normalization = _normalization(experiment.federation, inputs)
     model = TrainedModel(

@@ -7,6 +7,7 @@ each step of a client's program, and only parameters and buffers pass from one s
 """
 
 import copy
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from flbench.core.errors import ConfigError
 from flbench.core.ownership import HOOKS, is_known
+from flbench.core.remembered import STATES, remembered
 from flbench.core.rng import seeded
 
 LEAVES: Final = ("_parameters", "_buffers", "_modules")
@@ -39,6 +41,10 @@ FIXED: Final = (
     torch.Size,
 )
 """Types of values that cannot change."""
+
+
+USED: Final = (np.ndarray, deque, Iterator, torch.Generator, *STATES)
+"""Types of arrays, queues, iterators and random generators."""
 
 
 class ModuleState:
@@ -152,21 +158,32 @@ class ModuleState:
                 )
 
     def changed(self) -> dict[str, bool]:
-        """Return the attributes that have changed: numbers, texts, collections and tensors.
+        """Return the attributes that have changed: numbers, collections, tensors, generators.
 
-        Arrays and other objects are not compared, nor tensors that are new.
+        Buffers that the code has made are among them. Other objects are not compared, nor are
+        tensors and arrays that are new.
 
         Returns:
             Names as `module.attribute`, and whether the attribute is a tensor.
         """
-        found = {}
+        found: dict[str, bool] = {}
         for k, ((name, module), first) in enumerate(zip(self._modules, self._first, strict=True)):
+            leaves = self._leaves[k]["_buffers"]
+            made = [
+                key
+                for key, value in module._buffers.items()
+                if value is not None and leaves.get(key) is None
+            ]
+            found |= {f"{name}.{key}" if name else key: True for key in made}
             for key, value in vars(module).items():
                 if not _is_state(key) or _is_metric(module):
                     continue
                 before: Any = self._pristine.get((k, key), first.get(key))
                 path = f"{name}.{key}" if name else key
-                if isinstance(value, Tensor):
+                if isinstance(value, USED) and type(value) is type(before):
+                    if remembered({"": value}) != remembered({"": before}):
+                        found[path] = False
+                elif isinstance(value, Tensor):
                     if isinstance(before, Tensor) and not self._is_unchanged(before, value):
                         found[path] = True
                 elif _simple(value) is not None and _simple(value) != _simple(before):

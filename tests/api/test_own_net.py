@@ -363,6 +363,28 @@ def test_tensors_outside_of_the_state_dict_are_in_the_hash_of_an_object(monkeypa
     assert hashed(3.0, True, recorded=before) == before
 
 
+class Counted(nn.Module):
+    """A net with a buffer of integers."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(64, 10)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        self.calls += self.training
+        return self.fc(x.flatten(1) / (1 + self.calls))
+
+
+def test_inputs_of_a_net_with_a_buffer_of_integers_are_not_rounded(tmp_path):
+    model = short(tmp_path, Counted(), "fedavg").trained(1)
+    raw = torch.randint(0, 17, (4, 8, 8), dtype=model.raw_dtype)
+
+    x = (raw.double() - model.normalization.mean.item()) / model.normalization.std.item()
+    assert torch.allclose(model.inputs(raw)[:, 0].double(), x, atol=1e-5)
+    assert model.predict(raw).isfinite().all()
+
+
 def test_a_note_says_that_parameters_are_cast(tmp_path):
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).half()
     [note] = [one for one in short(tmp_path, net, "fedavg").notes if "float16" in one]

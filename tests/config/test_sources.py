@@ -196,6 +196,12 @@ def test_word_that_is_no_number_is_refused_as_it_was_typed(item):
     assert word in str(caught.value) or "True" in str(caught.value)
 
 
+def test_the_list_that_an_error_suggests_is_read():
+    with pytest.raises(ConfigError, match=r"like \[0\.5,0,0\.5\]"):
+        resolve([from_overrides(["partition.split=(0.5,0,0.5)"])])
+    resolve([from_overrides(["partition.split=[0.5,0,0.5]"])])
+
+
 @pytest.mark.parametrize(
     ("text", "key"),
     [

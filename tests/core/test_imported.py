@@ -10,6 +10,7 @@ from importlib.machinery import SourceFileLoader
 from types import ModuleType
 
 import pytest
+import torch
 
 from flbench.core import imported
 from flbench.core.errors import ConfigError
@@ -91,3 +92,26 @@ def test_a_module_without_a_file_is_not_checked(monkeypatch):
     monkeypatch.setitem(sys.modules, "in_memory", module)
     assert imported.find("in_memory:x") == [1]
     imported.check_unedited("in_memory:x")
+
+
+def test_the_file_of_a_hash_that_was_edited_last_is_named(file):
+    imported.find(PATH)
+    assert imported.edited_last(PATH) == ""  # there is one file
+    assert imported.edited_last("object:number") == ""
+
+    file.with_name("edited_helper.py").write_text("factor = 1\n")
+    file.with_name("edited_user.py").write_text("from edited_helper import factor\n")
+    imported.find("edited_user:factor")
+    for name, other in (("edited_helper", "edited_user"), ("edited_user", "edited_helper")):
+        os.utime(file.with_name(f"{name}.py"), (2e9, 2e9))
+        os.utime(file.with_name(f"{other}.py"), (1e9, 1e9))
+        sentence = imported.edited_last("edited_user:factor")
+        assert f"{name}.py was edited last" in sentence
+        assert "2 files" in sentence
+
+
+def test_a_module_does_not_change_the_default_type_of_tensors(file):
+    file.write_text("import torch\ntorch.set_default_dtype(torch.float64)\nnumber = 1\n")
+
+    assert imported.find(PATH) == 1
+    assert torch.get_default_dtype() == torch.float32

@@ -3,14 +3,15 @@
 import hashlib
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from flbench.algorithms import ALGORITHMS
 from flbench.cli import app
-from flbench.client.program import Statistic
-from flbench.core.errors import ConfigError
+from flbench.client.program import LocalProgram, Statistic
+from flbench.core.errors import ConfigError, RunError
 from flbench.core.tree import digest
 from flbench.core.types import Samples
 from flbench.experiment import rounds
@@ -221,3 +222,50 @@ class TestWithoutAClusterOfTheTests:
             cluster.shutdown()
 
         assert many["weights_digest"] == one["weights_digest"]
+
+
+@pytest.mark.parametrize(("count", "cure"), [(1, "engine.name=sequential"), (2, "engine.workers")])
+def test_the_cure_for_workers_that_do_not_start_can_be_followed(monkeypatch, count, cure):
+    """A single worker cannot be made fewer."""
+    from flbench.engine import ray as ray_engine
+
+    def late(*arguments, **named):
+        raise ray.exceptions.GetTimeoutError("late")
+
+    monkeypatch.setattr(ray_engine.ray, "get", late)
+    actor = SimpleNamespace(ready=SimpleNamespace(remote=lambda: None))
+    config = config_of("algorithm=fedavg", "engine=ray", f"engine.workers={count}").engine
+    with pytest.raises(RunError, match=cure):
+        ray_engine._wait([actor] * count, config)
+
+
+@pytest.mark.parametrize("cause", [ConfigError("correct the net"), KeyError("a fault of flbench")])
+def test_an_error_of_a_worker_is_raised_as_it_was(monkeypatch, cause):
+    """Ray puts the traceback of the worker into the text of its own errors."""
+    from flbench.engine import ray as ray_engine
+
+    def failed(*arguments, **named):
+        error = ray.exceptions.RayTaskError("run", "Traceback of a worker", cause)
+        raise error.as_instanceof_cause()
+
+    monkeypatch.setattr(ray_engine.ray, "get", failed)
+    engine = object.__new__(ray_engine.RayEngine)
+    engine._actors, engine._sizes = [], torch.zeros(0)
+    ids = torch.zeros(0, dtype=torch.int64)
+    with pytest.raises(type(cause)) as found:
+        engine.run(LocalProgram(()), ids, rows=None, dispatch=None, settings=None)
+    is_of_ray = isinstance(found.value, ray.exceptions.RayTaskError)
+    assert is_of_ray is isinstance(cause, KeyError)
+
+
+def test_an_exception_of_the_users_code_in_a_worker_names_its_line():
+    from flbench.engine.ray import Actor
+
+    def fails(*arguments, **named):
+        raise ValueError("a spike of the loss")
+
+    actor = object.__new__(Actor)
+    actor._engine = SimpleNamespace(run=fails)
+    ids = torch.tensor([0]).numpy()
+    with pytest.raises(ConfigError, match=r"spike .*test_ray\.py:\d+"):
+        actor.run(LocalProgram(()), ids, {}, (({}, {}), ({}, {}), {}), None, ())

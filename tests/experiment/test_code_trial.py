@@ -341,6 +341,74 @@ class Flag(Net):
         return h
 
 
+class InPlace(Net):
+    """The gradient of a sigmoid needs its output, which is written over."""
+
+    def between(self, h):
+        h = h.sigmoid()
+        h += 1
+        return h
+
+
+class Freezes(Net):
+    def between(self, h):
+        self.body.requires_grad_(not self.training)
+        return h
+
+
+class OneGradient(torch.autograd.Function):
+    """A function of two arguments whose backward returns one gradient."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        return x * factor
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class WrongBackward(Net):
+    def between(self, h):
+        return OneGradient.apply(h, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (InPlace, ("inplace", "x = x + y")),
+        (Freezes, ("require grad", "Set requires_grad where the net is made")),
+        (WrongBackward, ("OneGradientBackward", "number of gradients")),
+    ],
+)
+def test_what_fails_while_gradients_are_computed_is_an_error_of_the_code(tmp_path, kind, words):
+    text = refusal(tmp_path, kind)
+
+    assert all(word in text for word in words)
+
+
+class Late(Net):
+    """Raises an exception in the second round."""
+
+    def make(self):
+        self.register_buffer("steps", torch.zeros(()))
+
+    def between(self, h):
+        if self.training:
+            self.steps += 1
+            if self.steps > 5:
+                raise ValueError("a spike of the loss")
+        return h
+
+
+def test_an_exception_of_a_net_in_a_round_is_an_error_with_its_line(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"ValueError: a spike of the loss \(.*\.py:\d+\)"
+    ) as found:
+        run(tmp_path, Late)
+    assert isinstance(found.value.__cause__, ValueError)
+
+
 def test_a_flag_that_is_set_once_can_be_stacked(tmp_path):
     assert run(tmp_path, Flag, engine="vectorized").digest
 

@@ -30,6 +30,7 @@ MODULE = '''
 
 import torch
 
+from flbench.losses import similarity
 from flbench.losses.class_counts import COUNTS
 from flbench.losses.cross_entropy import mean_cross_entropy
 
@@ -71,6 +72,21 @@ def drawn(context):
 
 def broken(context):
     return context.out.logit
+
+
+start = torch.zeros(10, requires_grad=True)
+
+
+def centers(context):
+    distance = (context.out.logits - start).square().mean(1)
+    return similarity.masked_mean(distance, context.batch.mask)
+
+
+def fixed(context):
+    with torch.no_grad():
+        target = context.out.logits.detach() + start
+    distance = (context.out.logits - target).square().mean(1)
+    return similarity.masked_mean(distance, context.batch.mask)
 
 
 def by_hand(context):
@@ -207,6 +223,15 @@ def test_notes_say_where_the_terms_are_and_where_not():
     assert "balanced_softmax (weight 1) instead of the cross entropy" in note
     assert "focal (weight 0.5) added to the cross entropy" in note
     assert "no cross entropy in `cluster`" in note
+
+
+@pytest.mark.parametrize(("name", "is_noted"), [("centers", True), ("fixed", False)])
+def test_a_note_names_a_term_with_parameters_of_its_own(own, name, is_noted):
+    """As the centers of a center loss, which an optimizer trains elsewhere."""
+    built = build("algorithm=fedavg", f"train.terms=[{{name: own_terms:{name}}}]")
+
+    [note] = [one for one in built.notes if "require gradients" in one] or [""]
+    assert (f"own_terms:{name}" in note and "context.leaves" in note) is is_noted
 
 
 def test_without_terms_there_is_no_note_and_the_method_is_the_registered_class():

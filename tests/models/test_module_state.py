@@ -1,5 +1,9 @@
 """A net's modules are set back to what they were, and its buffers keep what training wrote."""
 
+import itertools
+from collections import deque
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,7 +20,10 @@ class Net(nn.Module):
         self.metric = MeanMetric()
         self.n, self.seen, self.offset = 0, {"calls": []}, torch.zeros(2)
         self.draw = torch.Generator().manual_seed(1)
+        self.numbers, self.last = np.random.default_rng(1), deque([0], maxlen=1)
+        self.turns, self.array = itertools.cycle([1, 2]), np.zeros(2)
         self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("late", None)
 
     def forward(self, x):
         self.n += 1
@@ -29,12 +36,18 @@ class Net(nn.Module):
         self.inner[0].register_forward_hook(lambda module, given, out: out * 2)
         self.metric.update(1.0)
         torch.rand(1, generator=self.draw)
+        self.numbers.random()
+        self.last.append(self.n)
+        next(self.turns)
+        self.array += 1
+        self.late, self.cache = x.clone(), x.numpy()
         return self.inner(x)
 
 
 def test_all_modules_begin_as_they_were():
     net = Net()
     state, count, drawn = ModuleState(net), net.count, net.draw.get_state()
+    numbers = net.numbers.bit_generator.state
     with torch.no_grad():
         net.inner[0].weight.fill_(3.0)
 
@@ -45,9 +58,12 @@ def test_all_modules_begin_as_they_were():
         state.write_back()
         state.restore()
 
-    assert {name for name, is_tensor in changed.items() if is_tensor} == {"offset"}
-    assert set(changed) == {"n", "seen", "offset", "inner.note", "inner.1.p"}
+    assert {name for name, is_tensor in changed.items() if is_tensor} == {"offset", "late"}
+    plain = {"n", "seen", "inner.note", "inner.1.p"}
+    assert set(changed) == {*plain, "offset", "late", "draw", "numbers", "last", "turns", "array"}
     assert (net.n, net.seen, net.inner[1].p) == (0, {"calls": []}, 0.0)
+    assert (list(net.last), net.late, net.array.sum()) == ([0], None, 0)
+    assert net.numbers.bit_generator.state == numbers
     assert not hasattr(net, "extra")
     assert not hasattr(net.inner, "note")
     assert not net.inner[0]._forward_hooks
