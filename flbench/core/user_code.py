@@ -86,7 +86,8 @@ def altered(name: str, file: Path) -> str:
 
     These are constants of the module and of its classes whose value is not the only one that the
     file gives them, and functions of a script or notebook in the place of its own. Installed
-    modules are left out.
+    modules are left out, and so are attributes of classes that code of the module sets itself, such
+    as `Net.has_warned = True`.
 
     Args:
         name: Name of the module.
@@ -96,12 +97,12 @@ def altered(name: str, file: Path) -> str:
     if is_installed(file):
         return ""
     module = sys.modules.get(name, SimpleNamespace())
-    scopes: list[tuple[str, list[ast.stmt], Mapping[str, Any]]] = [
-        ("", _tree(file.read_bytes()).body, vars(module))
-    ]
+    tree = _tree(file.read_bytes())
+    scopes: list[tuple[str, list[ast.stmt], Mapping[str, Any]]] = [("", tree.body, vars(module))]
+    own = Counter(_set_on_classes(tree))
     while scopes:
         prefix, body, space = scopes.pop()
-        stored = Counter(_stored(body))
+        stored = Counter(_stored(body)) + (own if prefix else Counter())
         for node in body:
             match node:
                 case ast.ClassDef(name=key):
@@ -263,6 +264,16 @@ def _stored(nodes: Iterable[ast.AST]) -> Iterator[str]:
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 yield node.id
             yield from _stored(ast.iter_child_nodes(node))
+
+
+def _set_on_classes(tree: ast.AST) -> Iterator[str]:
+    """Yield the names of attributes that code sets on something else than `self`."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self")):
+                pass
+            case ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name
 
 
 def _literal(node: ast.expr) -> Iterator[Any]:

@@ -106,10 +106,12 @@ calls = 0
 
 class Part:
     k = 1
+    has_warned = False
 
     def f(self):
         global calls
         calls += 1
+        Part.has_warned = True
         return constants.K
 """
 OF_A_CELL = eval("lambda self, k=2: k", {"__name__": "__main__"})
