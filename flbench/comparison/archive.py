@@ -110,11 +110,11 @@ def pack(paths: Sequence[Path], file: Path) -> int:
                     " one of them, or pack them into two archives."
                 )
     content = _compressed(found)
-    runs = sum(one.name == "config.yaml" for one in found.values())
+    configs = sum(one.name == "config.yaml" for one in found.values())
     size = sum(one.stat().st_size + 1024 for one in found.values())  # with headers and padding
-    if runs > MOST_RUNS or len(found) > MOST_FILES or size > largest_content(len(content)):
+    if configs > MOST_RUNS or len(found) > MOST_FILES or size > largest_content(len(content)):
         raise UserError(
-            f"{runs:,} runs with {len(found):,} files and {size:,} bytes are more than an archive"
+            f"{configs:,} runs with {len(found):,} files and {size:,} bytes are more than an archive"
             f" may have when it is read: {MOST_RUNS:,} runs, {MOST_FILES:,} files, and"
             f" {LARGEST_RATIO} times its own size. Pack them into several archives."
         )
