@@ -114,8 +114,8 @@ def pack(paths: Sequence[Path], file: Path) -> int:
     size = sum(one.stat().st_size + 1024 for one in found.values())  # with headers and padding
     if configs > MOST_RUNS or len(found) > MOST_FILES or size > largest_content(len(content)):
         raise UserError(
-            f"{configs:,} runs with {len(found):,} files and {size:,} bytes are more than an archive"
-            f" may have when it is read: {MOST_RUNS:,} runs, {MOST_FILES:,} files, and"
+            f"{configs:,} runs with {len(found):,} files and {size:,} bytes are more than an"
+            f" archive may have when it is read: {MOST_RUNS:,} runs, {MOST_FILES:,} files, and"
             f" {LARGEST_RATIO} times its own size. Pack them into several archives."
         )
     try:
