@@ -4,7 +4,8 @@ usage: python benchmarks/board_check.py DATA_DIR [FOLDER] [--runs 10] [--seed 0]
 (FOLDER: default docs/board)
 
 The configurations come from the archives FOLDER/*.tar.xz. The exit code is 1 if a digest differs,
-or if a run cannot be trained. Code that a configuration names runs only with --run-code.
+a run cannot be trained, or an archive cannot be read. Code that a configuration names runs only
+with --run-code.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from time import perf_counter
 import flbench as fl
 from flbench.comparison.archive import Unpacked
 from flbench.core.documents import as_data_error
+from flbench.core.printable import printable
 from flbench.results import folders, reading
 
 
@@ -39,15 +41,21 @@ def main() -> int:
         help="run code that configurations name: in a container, as docs/security.md says",
     )
     asked = parser.parse_args()
-    archives = {file: Unpacked(file) for file in sorted(asked.folder.resolve().glob("*.tar.xz"))}
-    runs = [(file, one, run) for file, one in archives.items() for run in runs_of(one)]
+    failed, runs = 0, []
+    for file in sorted(asked.folder.resolve().glob("*.tar.xz")):
+        try:
+            archive = Unpacked(file)
+        except fl.UserError as error:
+            failed += 1
+            print(f"{printable(file.name)}: NOT TRAINED: {error}", flush=True)
+        else:
+            runs += [(file, archive, run) for run in runs_of(archive)]
     drawn = random.Random(asked.seed).sample(runs, min(asked.runs, len(runs)))
     os.chdir(asked.data)  # configurations name files of this folder
 
-    failed = 0
     for file, archive, run in drawn:
         begin = perf_counter()
-        name = f"{file.name} {run.relative_to(archive.path)}"
+        name = printable(f"{file.name} {run.relative_to(archive.path)}")
         try:
             published = reading.read(run).summary
             with as_data_error(run / "summary.json"):

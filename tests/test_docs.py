@@ -2,8 +2,14 @@
 
 import doctest
 import importlib.util
+import os
+import pty
 import re
 import shlex
+import socket
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import get_origin
 
@@ -224,3 +230,69 @@ def test_docstrings_are_not_read_as_quotations_or_tags():
     assert "Words &lt;h_i, w&gt; and <code>&lt;a, b&gt;</code>" in html
     assert html.count("<pre") == 2
     assert "blockquote" not in html
+
+
+PROBE = """
+import fcntl, os, pathlib, socket, sys, termios
+for place in ("/etc", "/tmp", os.path.expanduser("~"), sys.prefix, os.getcwd()):
+    try:
+        pathlib.Path(place, "flbench-probe").touch()
+    except OSError:
+        print("cannot write to", place)
+for place in sys.argv[1:]:
+    family = socket.AF_UNIX if "/" in place else socket.AF_INET
+    target = place if "/" in place else ("127.0.0.1", int(place))
+    try:
+        socket.socket(family).connect(target)
+        print("reached", place)
+    except OSError:
+        pass
+try:
+    fcntl.ioctl(os.open("/dev/tty", os.O_RDWR), termios.TIOCSTI, b"x")
+    print("typed into the terminal")
+except OSError:
+    pass
+print("processes:", sum(name.isdigit() for name in os.listdir("/proc")))
+print("variables:", sorted({*os.environ} - {"HOME", "LC_CTYPE", "PATH", "PWD"}))
+"""
+
+
+def test_namespace_for_code_of_strangers_keeps_it_in(tmp_path):
+    """The command of docs/security.md, with a harmless program instead of flbench."""
+    trial = "bwrap --unshare-all --ro-bind / / true || exit 77"
+    if subprocess.run(trial, shell=True, capture_output=True).returncode == 77:
+        pytest.skip("bubblewrap is not installed, or may not make namespaces")
+    page = (DOCS / "security.md").read_text("utf-8")
+    [block] = re.findall(r"^\$ ENV=.*?(?=^```)", page, re.DOTALL | re.MULTILINE)
+    command = block.replace("$ ", "").partition("    flbench ")[0]
+    services = Path(os.environ.get("XDG_RUNTIME_DIR") or "/run")
+    place = str(services / f"flbench-{os.getpid()}.sock")
+    (tmp_path / "probe.py").write_text(PROBE)
+    with socket.socket(socket.AF_UNIX) as service, socket.socket() as server:
+        service.bind(place)
+        server.bind(("127.0.0.1", 0))
+        try:
+            for each in (service, server):
+                each.listen()
+            command += f"python probe.py {place} {server.getsockname()[1]}"
+            pid, terminal = pty.fork()
+            if pid == 0:
+                os.chdir(tmp_path)
+                os.execvp("sh", ["sh", "-c", command])
+            said = bytearray()
+            with suppress(OSError):  # the terminal is closed
+                while more := os.read(terminal, 4096):
+                    said += more
+            os.waitpid(pid, 0)
+        finally:
+            os.unlink(place)
+    lines = said.decode().splitlines()
+
+    assert [line for line in lines if "cannot write" not in line] == [
+        "processes: 2",
+        "variables: []",
+    ]
+    assert f"cannot write to {sys.prefix}" in lines
+    assert "cannot write to /etc" in lines
+    assert (tmp_path / "flbench-probe").exists()
+    assert not Path.home().joinpath("flbench-probe").exists()

@@ -20,7 +20,15 @@ from typing import Final
 from flbench.comparison.folder import MARKER, is_cell
 from flbench.config.sources import MAX_BYTES
 from flbench.core import files
-from flbench.core.archives import DEEPEST, LARGEST_FILE, is_name_of_member, unpack
+from flbench.core.archives import (
+    DEEPEST,
+    LARGEST_FILE,
+    LARGEST_RATIO,
+    MOST_FILES,
+    is_name_of_member,
+    largest_content,
+    unpack,
+)
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import DataError, UserError
 from flbench.core.without_parents import without_parents_in, without_parents_in_yaml
@@ -59,7 +67,7 @@ def pack(paths: Sequence[Path], file: Path) -> int:
     Raises:
         UserError: The name of the archive ends otherwise, a path does not exist, there is no
             finished run or trial below it, two have the same name, a file of a run or a folder of
-            a study is a link, or the archive cannot be written.
+            a study is a link, they are more than an archive may have, or it cannot be written.
         DataError: A file of a run is damaged.
     """
     if not file.name.endswith(SUFFIX):
@@ -101,9 +109,18 @@ def pack(paths: Sequence[Path], file: Path) -> int:
                     f"{given} and another folder have the name {name.partition('/')[0]}. Rename"
                     " one of them, or pack them into two archives."
                 )
+    content = _compressed(found)
+    configs = sum(one.name == "config.yaml" for one in found.values())
+    size = sum(one.stat().st_size + 1024 for one in found.values())  # with headers and padding
+    if configs > MOST_RUNS or len(found) > MOST_FILES or size > largest_content(len(content)):
+        raise UserError(
+            f"{configs:,} runs with {len(found):,} files and {size:,} bytes are more than an"
+            f" archive may have when it is read: {MOST_RUNS:,} runs, {MOST_FILES:,} files, and"
+            f" {LARGEST_RATIO} times its own size. Pack them into several archives."
+        )
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        files.write(file, _compressed(found))
+        files.write(file, content)
     except OSError as error:
         raise UserError(f"{file} cannot be written ({error.strerror or error}).") from error
     return count

@@ -51,7 +51,7 @@ def unpack(file: Path, folder: Path, is_known: Callable[[str], bool]) -> None:
     try:
         size = file.stat().st_size
         with file.open("rb") as compressed:
-            source = _Decompressed(compressed, max(SMALL, LARGEST_RATIO * size))
+            source = _Decompressed(compressed, largest_content(size))
             # The mode `r|` reads from the beginning to the end, and never seeks.
             with tarfile.open(fileobj=source, mode="r|") as archive:  # type: ignore[call-overload]
                 folders = {folder}
@@ -66,6 +66,15 @@ def unpack(file: Path, folder: Path, is_known: Callable[[str], bool]) -> None:
         raise DataError(
             f"{file} cannot be unpacked ({printable(str(error))}). Restore it from a copy."
         ) from error
+
+
+def largest_content(size: int) -> int:
+    """Return the largest number of bytes of the content of an archive of a size in bytes.
+
+    >>> largest_content(1) == SMALL, largest_content(2**20)
+    (True, 209715200)
+    """
+    return max(SMALL, LARGEST_RATIO * size)
 
 
 def is_name_of_member(name: str) -> bool:

@@ -17,7 +17,8 @@ class LeftOut:
     """Collects the errors about folders and files that are left out."""
 
     def __init__(self) -> None:
-        self._errors: list[tuple[UserError, str]] = []
+        # The errors themselves would keep all that the functions on their way hold.
+        self._errors: list[tuple[type[UserError], str]] = []
 
     @contextmanager
     def catching(self, path: Path, shown: str | None = None) -> Iterator[None]:
@@ -32,7 +33,7 @@ class LeftOut:
         except UserError as error:
             said = str(error) if shown is None else str(error).replace(str(path), shown)
             name = str(path) if shown is None else shown
-            self._errors.append((error, said if name in said else f"{name}: {said}"))
+            self._errors.append((type(error), said if name in said else f"{name}: {said}"))
 
     @property
     def sentences(self) -> list[str]:
@@ -44,5 +45,5 @@ class LeftOut:
 
     def raise_first(self) -> None:
         """Raise the first of the errors, if there is one."""
-        for error, said in self._errors[:1]:
-            raise type(error)(said) from error
+        for kind, said in self._errors[:1]:
+            raise kind(said)

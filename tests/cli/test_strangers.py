@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+import tarfile
 from itertools import count
 from pathlib import Path
 
@@ -11,11 +12,14 @@ import pytest
 import yaml
 
 import flbench as fl
+from flbench.analysis import learned
 from flbench.cli.app import main
 from flbench.comparison import archive
 from flbench.config import trust
 from flbench.core.errors import ConfigError
+from flbench.core.printable import is_printable
 from flbench.testing import run
+from tests.support import benchmark_script
 from tests.tuning import studies
 
 EVIL = """\
@@ -149,20 +153,75 @@ def test_reports_and_archives_import_nothing(kind, evil, finished, tmp_path, cap
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_study_in_an_archive_runs_no_code(kind, evil, finished, tmp_path, capsys):
-    study = studies.begin(tmp_path / "study", "fedproto", seeds=2, trials=1)
+def test_a_study_in_an_archive_runs_no_code(kind, evil, finished, tmp_path, monkeypatch, capsys):
+    """A report shows what methods have learned, for which it needs their nets and checkpoints."""
+    study = studies.begin(tmp_path / "study", "fedproto", seeds=1, trials=1)
     studies.trial(study, "fedproto", 0, 0.5)
-    for seed in (0, 1):
-        studies.final(study, finished, "fedproto", "default", seed, {"accuracy": 0.5})
-    for config in study.glob("finals/*/*/config.yaml"):
-        tree = yaml.safe_load(config.read_text())
-        for name, keys in naming(f"{evil}:Net")[kind].items():
-            tree[name] = keys if name in ("model", "algorithm") else {**tree[name], **keys}
-        config.write_text(yaml.safe_dump(tree))
-    archive.pack([study], tmp_path / "study.tar.xz")
+    final = studies.final(study, finished, "fedproto", "default", 0, {"accuracy": 0.5})
+    tree = yaml.safe_load((final / "config.yaml").read_text())
+    for name, keys in naming(f"{evil}:Net")[kind].items():
+        tree[name] = keys if name in ("model", "algorithm") else {**tree[name], **keys}
+    (final / "config.yaml").write_text(yaml.safe_dump(tree))
+    members = {*archive.KNOWN, "last.safetensors"}
+    with tarfile.open("study.tar.xz", "w:xz", preset=0) as packed:
+        for file in study.rglob("*"):
+            if file.name in members:
+                packed.add(file, file.relative_to(tmp_path))
 
-    assert main(["report", "study.tar.xz"]) == 0
+    assert main(["report", "study.tar.xz"]) == 2
+    assert ".safetensors" in capsys.readouterr().err
+    monkeypatch.setattr(archive, "KNOWN", members)  # as if checkpoints were not refused
+    report = fl.report("study.tar.xz")
+    found = report._analysis.comparison
+    [findings] = [learned.read(found, place) for place in found.places]
+    assert findings == learned.Findings(missing=() if kind == "method" else (learned.PACKED,))
     assert main(["show", "study.tar.xz"]) == 0
+
+
+@pytest.fixture(scope="module")
+def board_check():
+    """The script that trains submissions of the board again."""
+    with benchmark_script("board_check") as module:
+        yield module
+
+
+def checked(board_check, board: Path, data: Path, capsys) -> tuple[int, str]:
+    """Check a folder of submissions, in a folder of data; return the exit code and the output."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(data)
+        patch.setattr(sys, "argv", ["board_check.py", str(data), str(board)])
+        return board_check.main(), capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_submission_with_code_is_left_out_by_name(
+    kind, evil, board_check, finished, tmp_path, capsys
+):
+    theirs = strangers(finished, tmp_path / "theirs", naming(f"{evil}:Net")[kind])
+    fl.pack(theirs, tmp_path / "board" / "theirs.tar.xz")
+
+    code, said = checked(board_check, tmp_path / "board", tmp_path, capsys)
+
+    assert code == 1
+    assert "theirs.tar.xz theirs: NOT TRAINED" in said
+    assert "--run-code" in said
+
+
+@pytest.mark.slow
+def test_submissions_beside_bad_ones_are_trained_again(
+    evil, board_check, finished, tmp_path, capsys
+):
+    board = tmp_path / "board"
+    for name, sections in (("intact", {}), ("theirs", naming(f"{evil}:Net")["net"])):
+        fl.pack(strangers(finished, tmp_path / name, sections), board / f"{name}.tar.xz")
+    (board / "damaged\x1b[31m.tar.xz").write_bytes(b"no archive")
+
+    code, said = checked(board_check, board, tmp_path, capsys)
+
+    assert code == 1
+    assert "intact.tar.xz intact: same digest, same test metrics" in said
+    assert said.count("NOT TRAINED") == 2
+    assert is_printable(said)
 
 
 @pytest.mark.parametrize("linked", ["finals", "trials/fedproto", "trials/fedproto/000"])

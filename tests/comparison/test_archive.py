@@ -156,6 +156,18 @@ def test_archive_of_too_many_runs_is_refused(tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.glob("flbench-*"))
 
 
+@pytest.mark.parametrize("limit", ["MOST_RUNS", "MOST_FILES", "largest_content"])
+def test_what_could_not_be_read_is_not_packed(limit, tmp_path, monkeypatch):
+    for method in ("fedavg", "hfcd"):
+        run_folder(tmp_path / "all" / method, method, 0.5)
+    monkeypatch.setattr(archive, limit, (lambda size: size) if limit.islower() else 1)
+
+    with pytest.raises(UserError, match=r"2 runs .*several archives"):
+        fl.pack(tmp_path / "all", tmp_path / "x.tar.xz")
+
+    assert not (tmp_path / "x.tar.xz").exists()
+
+
 def test_link_in_a_run_is_not_packed(tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("of the user")

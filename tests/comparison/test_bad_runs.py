@@ -5,6 +5,7 @@ import os
 import resource
 import sys
 import tarfile
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -217,6 +218,21 @@ def test_bad_run_of_an_archive_is_named_by_archive_and_folder(good, tmp_path):
     [sentence] = [one for one in found.warnings if one.startswith("left out: ")]
     assert f"{file}/all/ditto-1/per_class.csv" in sentence
     assert len(found.runs) == 3
+
+
+@pytest.mark.parametrize("bad", [["ditto"], ["fedavg", "ditto"]], ids=len)
+def test_unpacked_archive_with_bad_runs_is_deleted_with_its_report(bad, tmp_path, monkeypatch):
+    """At once, and not when Python searches for unreachable cycles."""
+    runs = matrix(tmp_path / "all", {"fedavg": [0.6], "ditto": [0.9]})
+    for method in bad:
+        BAD["class of 23 digits"](runs[method, 0])
+    file = fl.pack(tmp_path / "all", tmp_path / "x.tar.xz")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    with suppress(UserError):
+        assert len(fl.report(file).runs) == 1
+
+    assert not list(tmp_path.glob("flbench-*"))
 
 
 def test_damaged_trial_is_left_out_of_a_study(finished_run, tmp_path):

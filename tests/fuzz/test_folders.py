@@ -341,6 +341,7 @@ def test_archives_are_read_after_mutations(intact, tmp_path, capsys, module, mon
         with bounded(tmp_path, tmp_path / "temporary"):
             reported([mine], tmp_path / "in", False)
             called(capsys, "show", mine)
+        assert not list((tmp_path / "temporary").glob("flbench-*"))
 
     test()
 

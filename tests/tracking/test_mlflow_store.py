@@ -1,10 +1,11 @@
 """Which store, whether MLflow is there, and why a store was not reached."""
 
+import fcntl
 import os
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -93,6 +94,34 @@ def test_lock_of_a_store_follows_no_link(uri, tmp_path, monkeypatch):
         pass
 
     assert private.read_text() == "secret"
+
+
+@pytest.mark.parametrize("planted", ["link", "link to nothing", "pipe", "folder", "locked"])
+def test_lock_of_a_store_is_not_in_the_folder_for_temporary_files(planted, tmp_path, monkeypatch):
+    """Another user knows the name that a lock would have there, and makes it first."""
+    address = "postgresql+psycopg2://ann@host/a"
+    private, shared = tmp_path / "private", tmp_path / "shared"
+    private.write_text("secret")
+    shared.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(shared))
+    name = sha256(address.encode()).hexdigest()[:16]
+    lock = shared / f"flbench-{os.getuid()}-{name}.lock"
+    make = {
+        "link": lambda: lock.symlink_to(private),
+        "link to nothing": lambda: lock.symlink_to(tmp_path / "new"),
+        "pipe": lambda: os.mkfifo(lock),
+        "folder": lock.mkdir,
+    }.get(planted, lock.touch)
+    make()
+
+    with ExitStack() as stack:
+        if planted == "locked":
+            fcntl.flock(stack.enter_context(lock.open()), fcntl.LOCK_EX)
+        stack.enter_context(mlflow_store._exclusive(address))
+
+        assert list(shared.iterdir()) == [lock]
+    assert private.read_text() == "secret"
+    assert not (tmp_path / "new").exists()
 
 
 @HERE

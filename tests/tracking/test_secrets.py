@@ -4,7 +4,7 @@ import json
 import socket
 import sqlite3
 import subprocess
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,11 +15,13 @@ pytest.importorskip("mlflow")
 from flbench.cli import app
 from flbench.comparison.plan import Design, LabelledLayer
 from flbench.config.schema import TrackingConfig
-from flbench.config.sources import Layer
+from flbench.config.sources import Layer, from_overrides
 from flbench.core.errors import ConfigError, UserError
 from flbench.tracking import mirror, mlflow_run, mlflow_store, mlflow_ui
 from flbench.tracking.mirror_run import RunMirror
 from flbench.tracking.mlflow_run import MlflowRun, RunIdentity, SentCounts
+from flbench.tuning import prepare
+from flbench.tuning.request import TuneRequest
 from tests.support import SMALL, interrupted_run
 
 pytestmark = pytest.mark.mlflow
@@ -344,6 +346,32 @@ def test_resumed_run_sends_nothing_to_the_address_of_its_folder(tmp_path, capsys
     said = capsys.readouterr().err
     assert code == 0
     assert f"nothing is sent to MLflow: {uri}" in said
+
+
+@pytest.mark.usefixtures("own", "_forked")
+@pytest.mark.parametrize("mlflow", ["auto", "true"])
+def test_resumed_study_sends_nothing_to_the_address_of_its_folder(
+    mlflow, tmp_path, monkeypatch, capsys
+):
+    """Up to its first trial, and after the last one."""
+    monkeypatch.setattr("flbench.workers.cluster.cluster", lambda *_: nullcontext())
+    trained = []
+    monkeypatch.setattr("flbench.tuning.run.carry_out", lambda *given, **_: trained.append(given))
+    with foreign_server() as (uri, requests):
+        items = [item for item in SMALL if not item.startswith(("tracking.", "engine."))]
+        items += ["algorithm=fedavg", f"tracking.uri={uri}", f"tracking.mlflow={mlflow}"]
+        layer = from_overrides(items)
+        request = TuneRequest(("fedavg",), trials=1, seeds=0, out=tmp_path)
+        study = prepare.create(prepare.prepare(request, {"fedavg": [layer]}), ["flbench", "tune"])
+        study.close()
+
+        code = app.main(["tune", "--resume", str(study.path)])
+
+        assert not requests()
+    said = capsys.readouterr().err
+    assert uri in said
+    assert "--uri ADDRESS" in said
+    assert (code == 2, len(trained)) == ((False, 1) if mlflow == "auto" else (True, 0))
 
 
 @pytest.mark.usefixtures("own")

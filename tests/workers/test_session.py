@@ -5,6 +5,7 @@ import pickle
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -40,19 +41,34 @@ def listening_ports(pids: list[int]) -> set[int]:
 
 def _listening(pids: list[int]) -> set[str]:
     """Return the local addresses and ports, in hexadecimal numbers, at which processes listen."""
-    links = set()
-    for pid in pids:
-        try:
-            links |= {os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir()}
-        except OSError:  # it has ended
-            continue
     found = set()
     for table in hosts.TABLES:
-        for line in Path(table).read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in links:
-                found.add(fields[1])
+        found |= {fields[1] for fields in sockets(table, pids) if fields[3] == "0A"}
     return found
+
+
+def sockets(table: str, pids: list[int], *, inode: int = 9) -> list[list[str]]:
+    """Return the lines of a table of the kernel that are about sockets of processes."""
+    links = {link for pid in pids for link in opened(pid).values()}
+    lines = [line.split() for line in Path(table).read_text().splitlines()[1:]]
+    return [fields for fields in lines if f"socket:[{fields[inode]}]" in links]
+
+
+def opened(pid: int) -> dict[int, str]:
+    """Return what a process has open, by the number of the descriptor."""
+    found = {}
+    with suppress(OSError):  # it has ended
+        for one in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                found[int(one.name)] = os.readlink(one)
+    return found
+
+
+def can_write(pid: int, descriptor: int) -> bool:
+    """Return whether a process has opened a file for writing."""
+    lines = Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text().splitlines()
+    [flags] = [int(line.split()[1], 8) for line in lines if line.startswith("flags:")]
+    return bool(flags & (os.O_WRONLY | os.O_RDWR))
 
 
 class Seen:
@@ -117,9 +133,12 @@ class TestLocalCluster:
         assert not any(token in line for line in lines)
         assert list(home.iterdir()) == []
 
-    def test_files_of_the_session_are_private(self, cluster):
-        private = Path(ray._private.worker._global_node.get_session_dir_path()).parents[1]
+    @pytest.fixture
+    def private(self, cluster):
+        """The folder of the cluster that only this user can open."""
+        return Path(ray._private.worker._global_node.get_session_dir_path()).parents[1]
 
+    def test_files_of_the_session_are_private(self, private):
         assert private.stat().st_mode & 0o777 == 0o700
         assert private.stat().st_uid == os.getuid()
         assert private.parent in (Path("/tmp"), Path(session._place()))
@@ -136,6 +155,40 @@ class TestLocalCluster:
 
         assert found
         assert found <= {"0100007F", "0000000000000000FFFF00000100007F"}
+
+    @pytest.mark.parametrize("kind", ["udp", "udp6", "raw", "raw6", "packet", "unix"])
+    def test_no_other_socket_is_open_to_other_users(self, kind, cluster, private):
+        """A socket of Unix without a file, whose name begins with @, has no permissions."""
+        table, inode = f"/proc/net/{kind}", {"packet": 8, "unix": 6}.get(kind, 9)
+        if not Path(table).exists():
+            pytest.skip(f"this machine has no {table}")
+        found = sockets(table, [os.getpid(), *descendants(os.getpid())], inode=inode)
+
+        if kind != "unix":
+            assert {fields[1].partition(":")[0] for fields in found} <= {"0100007F"}
+            return
+        listening_at = {fields[7] for fields in found if fields[3] == "00010000"}
+        assert listening_at
+        assert {Path(place).is_relative_to(private) for place in listening_at} == {True}
+
+    def test_no_file_outside_of_the_private_folder_is_written(self, cluster, private):
+        """Memory that is shared between processes has no name, or permissions of this user."""
+        pids = descendants(os.getpid())
+        written = {
+            (link, pid, number)
+            for pid in pids
+            for number, link in opened(pid).items()
+            if link.startswith("/")
+            and not link.startswith(("/dev/null", "/dev/pts", "/memfd:"))
+            and can_write(pid, number)
+        }
+        elsewhere = {one for one in written if not Path(one[0]).is_relative_to(private)}
+
+        assert len(written) > len(elsewhere)
+        for link, pid, number in elsewhere:
+            assert link.startswith("/dev/shm/")
+            assert link.endswith(" (deleted)")
+            assert os.stat(f"/proc/{pid}/fd/{number}").st_mode & 0o077 == 0, link
 
     def test_call_without_the_token_is_refused(self, cluster):
         address = ray.get_runtime_context().gcs_address
@@ -190,6 +243,33 @@ def test_local_starts_a_private_cluster(monkeypatch):
     assert started == [1]
 
 
+@pytest.mark.parametrize("variable", ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "RAY_ADDRESS"])
+def test_variables_do_not_open_a_cluster_to_others(variable, tmp_path, monkeypatch):
+    """Variables that a user has set for a cluster of several machines."""
+    from ray._private import ray_constants, services
+
+    seen = {}
+
+    def init(**options):
+        seen.update(options, host=services.get_node_ip_address(), mode=os.environ["RAY_AUTH_MODE"])
+        seen["one machine"] = os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"]
+
+    monkeypatch.setenv(variable, {"RAY_ADDRESS": "192.0.2.1:6379"}.get(variable, "1"))
+    monkeypatch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", True)
+    monkeypatch.setattr(ray._private.worker, "_global_node", None)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    try:
+        assert session.connect(None, cpus=1)
+    finally:
+        session.disconnect()
+
+    assert seen["host"] == "127.0.0.1"
+    assert seen["one machine"] == "0"
+    assert (seen["address"], seen["include_dashboard"], seen["mode"]) == ("local", False, "token")
+    assert ray_constants.ENABLE_RAY_CLUSTER
+
+
 def test_folder_of_a_killed_process_is_deleted_by_the_next(tmp_path, monkeypatch):
     monkeypatch.setattr(session, "_place", lambda: str(tmp_path))
     code = (
@@ -229,6 +309,50 @@ def test_folder_of_a_killed_process_is_deleted_by_the_next(tmp_path, monkeypatch
         processes[1].kill()
         for process in processes:
             process.communicate()
+
+
+PLANTED = {
+    "link": lambda theirs, mine: (theirs / ".lock").symlink_to(mine / "file"),
+    "link to nothing": lambda theirs, mine: (theirs / ".lock").symlink_to(mine / "new"),
+    "hard link": lambda theirs, mine: os.link(mine / "file", theirs / ".lock"),
+    "pipe": lambda theirs, mine: os.mkfifo(theirs / ".lock"),
+    "folder": lambda theirs, mine: (theirs / ".lock").mkdir(),
+    "linked content": lambda theirs, mine: (
+        (theirs / ".lock").touch(),
+        (theirs / "r").symlink_to(mine),
+    ),
+    "linked folder": lambda theirs, mine: (
+        theirs.rmdir(),
+        (mine / ".lock").touch(),
+        os.utime(mine, (0, 0)),
+        theirs.symlink_to(mine),
+    ),
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_what_others_leave_beside_the_private_folder_does_no_harm(planted, tmp_path, monkeypatch):
+    """In the folder for temporary files, and with the umask of a careless user."""
+    mine, theirs = tmp_path / "mine", tmp_path / "shared" / "fl-theirs"
+    mine.mkdir()
+    theirs.mkdir(parents=True)
+    (mine / "file").write_text("mine")
+    PLANTED[planted](theirs, mine)
+    os.utime(theirs, (0, 0))
+    monkeypatch.setattr(session, "_place", lambda: str(theirs.parent))
+    umask = os.umask(0)
+    try:
+        private = session._Private()
+    finally:
+        os.umask(umask)
+
+    try:
+        there = private.folder.stat()
+        assert (there.st_mode & 0o7777, there.st_uid) == (0o700, os.getuid())
+    finally:
+        private.close()
+    assert (mine / "file").read_text() == "mine"
+    assert {one.name for one in mine.iterdir()} <= {"file", ".lock"}
 
 
 class TestClusterOfAnotherUser:
