@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from flbench.api import arguments, html, parts
+from flbench.api import html
+from flbench.calls import arguments, parts
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
 from flbench.core.consent import run_code

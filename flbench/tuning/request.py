@@ -67,6 +67,17 @@ class TuneRequest:
     batch: int | None = None
 
 
+def require_ray_tune() -> None:
+    """Raise a ConfigError if Ray Tune is not installed."""
+    try:
+        import ray.tune  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"a search of hyper-parameters needs the package `{error.name}`, which is not"
+            " installed: pip install 'flbench[tune]'"
+        ) from error
+
+
 def check(request: TuneRequest) -> None:
     """Check the options that do not depend on data.
 

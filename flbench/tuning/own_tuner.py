@@ -5,10 +5,9 @@ from functools import partial
 from os import PathLike
 from typing import Any, Literal
 
-from flbench.api import arguments, parts
-from flbench.api.arguments import Section
-from flbench.api.process import preserved
-from flbench.api.tuning import require_ray_tune
+from flbench.calls import arguments, parts
+from flbench.calls.arguments import Section
+from flbench.calls.process import preserved
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, leaves
 from flbench.config.yaml_text import to_yaml
@@ -21,6 +20,7 @@ from flbench.core.registry import ALGORITHMS
 from flbench.data import partition_files
 from flbench.experiment import assembly
 from flbench.results.study_folder import PERSONAL
+from flbench.tuning.request import require_ray_tune
 
 
 def trainable(
