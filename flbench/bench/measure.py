@@ -270,9 +270,8 @@ def _complete_run(config: Config, number: int) -> dict[str, float]:
         number: Rounds of the run.
     """
     with tempfile.TemporaryDirectory() as folder:
-        train = config.train.model_copy(update={"rounds": number})
-        output = config.output.model_copy(update={"dir": Path(folder)})
-        short = config.model_copy(update={"train": train, "output": output})
+        train, output = config.train.altered(rounds=number), config.output.altered(dir=Path(folder))
+        short = config.altered(train=train, output=output)
         path = lifecycle.run(short, {})
         seconds = reading.read(path).summary["seconds"]
     other = seconds["total"] - seconds["train"] - seconds["evaluate"]

@@ -36,8 +36,6 @@ CHANGEABLE_ON_RESUME: Final = (
     *("output.checkpoint_every", "output.predictions"),
 )
 
-ON_CLUSTERS: Final = ("ray", "auto")
-"""Engines that may join the Ray cluster at `engine.address`."""
 HowToResume = Callable[[Path], str]
 
 
@@ -129,13 +127,13 @@ def write_description(
     Raises:
         RunError: The disk failed.
     """
+    about = provenance.now(own_methods.modules(experiment.config), experiment.module)
     samples = experiment.federation
     packed, description = partition or partition_files.encode(
         samples.partition, samples.dataset, experiment.config.partition
     )
     folder.write("partition.npz", packed)
     folder.write("partition.json", description)
-    about = provenance.now(own_methods.modules(experiment.config), experiment.module)
     folder.write_json("provenance.json", about)
     # The configuration is written last, because a folder that contains it can be resumed.
     folder.write("config.yaml", to_yaml(experiment.config.tree(), origins))
@@ -248,12 +246,10 @@ def _run_to_end(
 
 def _check_unchanged(written: Config, wanted: Config, path: Path) -> None:
     """Raise a ConfigError that names every changed key that must stay on resume."""
-    before, after = leaves(written.tree()), leaves(wanted.tree())
-    changed = [
-        key
-        for key in after
-        if before.get(key) != after[key] and not key.startswith(CHANGEABLE_ON_RESUME)
-    ]
+    before, after = (
+        leaves(config.tree(), without=CHANGEABLE_ON_RESUME) for config in (written, wanted)
+    )
+    changed = [key for key in after if before.get(key) != after[key]]
     if changed:
         raise ConfigError(
             "\n".join(

@@ -18,7 +18,7 @@ from flbench.core.given import offered
 from flbench.core.imported import portable
 from flbench.core.registry import ALGORITHMS
 from flbench.data import partition_files
-from flbench.experiment import assembly
+from flbench.experiment.found import find_engine
 from flbench.results.study_folder import PERSONAL
 from flbench.tuning.request import require_ray_tune
 
@@ -125,15 +125,12 @@ def trainable(
     with as_flbench_errors(), preserved(), offered(objects):
         federation = prepare.load(asked, "accuracy")
         resources = resources_of(
-            TuneRequest((method,), gpus=gpus_per_trial), assembly.fill_defaults(asked).engine
+            TuneRequest((method,), gpus=gpus_per_trial), find_engine(asked.engine)
         )
         complete, _ = prepare.complete(asked, federation, resources, deployment)
     # A checkpoint after each round is not needed: each report has one.
-    complete = complete.model_copy(
-        update={
-            "output": complete.output.model_copy(update={"checkpoint_every": complete.train.rounds})
-        }
-    )
+    output = complete.output.altered(checkpoint_every=complete.train.rounds)
+    complete = complete.altered(output=output)
     parcel = pack(objects, [method])
     samples = federation.x.numpy()
     packed, description = partition_files.encode(
