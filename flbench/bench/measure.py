@@ -208,7 +208,7 @@ def measure(config: Config, *, repeats: int, run_rounds: int, begin: float) -> C
 def _train_smallest_client(experiment: assembly.Experiment, state: State) -> None:
     """Train the client with the fewest samples, which shows that the engine is ready."""
     algorithm = experiment.algorithm
-    settings = rounds.settings_of(experiment.config, algorithm, state)
+    settings = rounds.settings_of(algorithm, state)
     smallest = torch.argsort(algorithm.setting.sizes)[:1]
     rounds.train(algorithm, experiment.engine, state, settings, ids=smallest)
 

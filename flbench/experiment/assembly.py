@@ -327,6 +327,20 @@ def _built(
         own_training.check_method(algorithm, before, net.title, has_classes=has_classes)
         step = partial(own_training.try_step, net, config, federation, algorithm, before)
         about_module, module = step()
+    start = training_state(algorithm, before)
+    has_own_net = isinstance(asked.model, OwnModelConfig)
+    trial = CodeTrial(used, algorithm, net, has_own_net, federation, start)
+    about_code: list[str] = []
+    if tried:
+
+        def anew() -> CodeTrial:
+            other = _made_again(asked, net, federation)
+            its = method(config.algorithm, setting)
+            start = training_state(its, _start(other, its, dtype))
+            return replace(trial, algorithm=its, net=other, state=start)
+
+        trial.check_names()
+        about_code = trial.check(anew)
     notes = [
         *federation.notes,
         *about_classes,
@@ -334,29 +348,18 @@ def _built(
         *about_terms,
         *configuration_notes(config, federation, net, algorithm),
         *about_module,
+        *about_code,
     ]
     reason = None
-    trial = CodeTrial(config, algorithm, net, federation, training_state(algorithm, before))
-    if tried:
-
-        def anew() -> CodeTrial:
-            other = _made_again(config, net, federation)
-            its = method(config.algorithm, setting)
-            start = training_state(its, _start(other, its, dtype))
-            return CodeTrial(config, its, other, federation, start)
-
-        trial.check_names()
-        notes += trial.check(anew)
-    if config.engine.name == "auto":
+    if used.name == "auto":
 
         def make(name: str) -> Engine:
             if name == "vectorized":
                 trial.check_stacked()
             return build_engine(find_engine(asked_engine.altered(name=name)), net, federation)
 
-        start = _start(net, algorithm, dtype, partial(_owned, config))
-        start = training_state(algorithm, start)
-        name, reason = engine_choice.choose(config, algorithm, start, make)
+        start = training_state(algorithm, _start(net, algorithm, dtype, partial(_owned, config)))
+        name, reason = engine_choice.choose(algorithm, start, make)
         used = find_engine(asked_engine.altered(name=name))
         torch.set_num_threads(used.threads or 1)
     elif tried and stacks(used, net):

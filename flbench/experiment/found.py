@@ -64,8 +64,9 @@ class Found:
             partition=asked.partition.altered(
                 seed=asked.partition_seed, clients=self.clients, sha256=self.scheme
             ),
-            model=asked.model.altered(**self.net),
-            algorithm=asked.algorithm.altered(**method),
+            # The user's classes of these sections may have a key `altered`.
+            model=asked.model.model_copy(update=self.net),
+            algorithm=asked.algorithm.model_copy(update=method),
             train=asked.train.altered(terms=terms),
             evaluation=asked.evaluation.altered(
                 every=asked.evaluation_period,

@@ -9,7 +9,7 @@ from typing import Final
 
 from torch import nn
 
-from flbench.config.schema import Config, EngineConfig
+from flbench.config.schema import Config, EngineConfig, OwnModelConfig
 from flbench.core.errors import ConfigError, MethodError, RunError
 from flbench.data.federation import Federation
 from flbench.engine.base import Engine
@@ -78,10 +78,11 @@ def choose(
                     return EngineChoice("sequential")
                 make = partial(_engine, simple, built.net, built.federation)
                 state = training_state(built.algorithm, built.start())
-                trial = CodeTrial(built.config, built.algorithm, built.net, built.federation, state)
+                own, engine = isinstance(config.model, OwnModelConfig), built.found.engine
+                trial = CodeTrial(engine, built.algorithm, built.net, own, built.federation, state)
                 trial.check_stacked()
                 one, other = (
-                    engine_choice.measured(name, built.config, built.algorithm, state, make)
+                    engine_choice.measured(name, built.algorithm, state, make)
                     for name in ("sequential", "vectorized")
                 )
                 slow, fast = slow + one.total, fast + other.total
@@ -133,7 +134,7 @@ def estimated(config: Config, federation: Federation) -> Estimate:
             return found
         make = partial(_engine, config.engine, built.net, federation)
         state = training_state(built.algorithm, built.start())
-        fast = engine_choice.measured("vectorized", built.config, built.algorithm, state, make)
+        fast = engine_choice.measured("vectorized", built.algorithm, state, make)
     training = config.train.rounds * fast.round
     return replace(found, training=training, total=found.total - found.training + training)
 

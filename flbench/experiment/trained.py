@@ -554,9 +554,7 @@ def _load(
     """Return the model that a deployment gives to the client `ids` [1]."""
     evaluator = experiment.evaluator(warn)
     deployment = experiment.algorithm.deploy(state, torch.tensor([0]))[name]
-    settings = rounds.settings_of(
-        experiment.config, experiment.algorithm, replace(state, round=state.round - 1)
-    )
+    settings = rounds.settings_of(experiment.algorithm, replace(state, round=state.round - 1))
     known = experiment.algorithm.setting.net.fixed
     capture = _Capture(deployment.weights, deployment.predict is not None, known)
     statistic = Statistic(CAPTURED, _count, finish=capture, samples=Samples("train", limit=1))

@@ -143,7 +143,7 @@ def test_global_and_personal_figures_on_the_common_test_set(tmp_path):
 def test_a_model_that_all_share_is_evaluated_once_on_the_common_test_set(keys, once, monkeypatch):
     built = build(*keys, "evaluation.common.limit=50")
     evaluator, state = built.evaluator(print), after(built, 2)
-    settings = settings_of(built.config, built.algorithm, state)
+    settings = settings_of(built.algorithm, state)
     asked, engine_run = [], built.engine.run
 
     def noted(program, ids, **others):
@@ -852,7 +852,7 @@ def test_evaluation_requests_only_the_models_that_it_evaluates_next(engine, bloc
     built = build("algorithm=fedfomo", f"engine.name={engine}", f"engine.block={block}")
     monkeypatch.setattr(evaluate, "SCALARS", 2 * built.algorithm.setting.net.size)
     state, asked, sizes = built.start(), [], []
-    settings = settings_of(built.config, built.algorithm, state)
+    settings = settings_of(built.algorithm, state)
     deploy, train = built.algorithm.deploy, built.engine.run
 
     def spy(state, ids):
@@ -887,7 +887,7 @@ def test_client_whose_finetuning_diverges_is_evaluated_without_it(all_fail, monk
     tuned = replace(plain, program=LocalProgram((*spoil, phase)))
     monkeypatch.setattr(type(built.algorithm), "deploy", lambda *_: {"personal": tuned})
     evaluator = built.evaluator(notes.append)
-    settings = settings_of(built.config, built.algorithm, state)
+    settings = settings_of(built.algorithm, state)
 
     evaluated = evaluator.evaluate(state, settings, common=False).local["personal", "test"]
     models = list(evaluator.deployed(state, settings))

@@ -26,8 +26,8 @@ def measured(monkeypatch):
     asked = []
 
     def give(total, **seconds):
-        def of_engine(name, config, *rest):
-            asked.append((config.algorithm.name, name))
+        def of_engine(name, algorithm, *rest):
+            asked.append((algorithm.name, name))
             found = seconds[name]
             if isinstance(found, Exception):
                 raise found
