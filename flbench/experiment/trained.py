@@ -341,8 +341,10 @@ def load(
         return _load(experiment, state, path, client, name, ids, checkpoint, tell)
 
 
-def learned(path: Path, federation: Federation | None = None) -> tuple[Learned, ...]:
-    """Return what the method of a run has learned besides the models (`Algorithm.learned`).
+def learned(
+    path: Path, federation: Federation | None = None
+) -> tuple[tuple[Learned, ...], Federation]:
+    """Return what the method of a run has learned besides the models, and the samples of the run.
 
     The data set of the run must be there and unchanged. The number of threads of PyTorch is left as
     it was.
@@ -351,12 +353,16 @@ def learned(path: Path, federation: Federation | None = None) -> tuple[Learned, 
         path: The run folder. Its last round counts.
         federation: The samples of the run, if they are already loaded; None to load them.
 
+    Returns:
+        The result of `Algorithm.learned`, and the samples, for another run with the same ones.
+
     Raises:
         UserError: The path is not a run folder, or has no checkpoint, or its data are not there.
         DataError: A file is damaged, or the data differ from those of the run.
     """
     with _built(path, federation) as experiment:
-        return experiment.algorithm.learned(_read_state(experiment, path, "last"))
+        state = _read_state(experiment, path, "last")
+        return experiment.algorithm.learned(state), experiment.federation
 
 
 @contextmanager
