@@ -95,7 +95,7 @@ def build(*keys: str) -> assembly.Experiment:
 def train(built: assembly.Experiment) -> tuple[float, float, int, str]:
     """Train the first round; return CPU and wall seconds, the number of steps, and a digest."""
     state = built.start()
-    settings = rounds.settings_of(built.config, built.algorithm, state)
+    settings = rounds.settings_of(built.algorithm, state)
     begin, wall = process_time(), perf_counter()
     results = rounds.train(built.algorithm, built.engine, state, settings).results
     seconds = process_time() - begin, perf_counter() - wall

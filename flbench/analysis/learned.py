@@ -6,12 +6,10 @@ from typing import Final
 from flbench.algorithms.base import Algorithm
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.analysis.arrangement import Arrangement, Entry
-from flbench.config.resolve import resolve_written
 from flbench.core.errors import UserError
 from flbench.core.learned import Learned
 from flbench.data.federation import Federation
 from flbench.experiment import trained
-from flbench.experiment.assembly import load_federation
 
 PACKED: Final = (
     "What methods learned is not shown for runs from an archive, because it has no checkpoints."
@@ -52,13 +50,11 @@ def read(comparison: Arrangement, place: str) -> Findings:
             continue
         try:
             trained.check_checkpoint(entry.run.path)
-            if entry.repetition not in loaded:
-                config, _ = resolve_written(entry.run.path / "config.yaml")
-                loaded[entry.repetition] = load_federation(config)
-            found = trained.learned(entry.run.path, loaded[entry.repetition])
+            found, samples = trained.learned(entry.run.path, loaded.get(entry.repetition))
         except UserError as error:
             missing.append(f"What {method} learned cannot be shown: {error}")
         else:
+            loaded[entry.repetition] = samples
             items += [(method, one) for one in found]
     return Findings(tuple(items), tuple(missing))
 

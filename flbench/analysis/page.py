@@ -390,7 +390,8 @@ def _how(comparison: Arrangement) -> dict[str, Any]:
     keys = dict.fromkeys(key for tree in trees for key in tree)
     methods = [entry.method for entry in comparison.entries]
     settings = {key: values_by_method(trees, methods, key) for key in keys}
-    defaults = [_defaults(entry.run.config) for entry in comparison.entries]
+    configs = [entry.run.config for entry in comparison.entries]
+    defaults = [_defaults(one.algorithm.name, one.model.name) for one in configs]
     changed = {
         key: shown
         for key, shown in settings.items()
@@ -415,11 +416,11 @@ def _how(comparison: Arrangement) -> dict[str, Any]:
     }
 
 
-def _defaults(config: Config) -> dict[str, Any]:
-    """Return the default values of a configuration with the same method and net."""
-    own = {"model": {"name": config.model.name}}
-    if ALGORITHMS.installed(config.algorithm.name) is not None:
-        own["algorithm"] = {"name": config.algorithm.name}
+def _defaults(method: str, net: str) -> dict[str, Any]:
+    """Return the default values of a configuration with this method and net."""
+    own = {"model": {"name": net}}
+    if ALGORITHMS.installed(method) is not None:
+        own["algorithm"] = {"name": method}
     try:
         found, _ = resolve([from_values(own, "defaults")])
     except UserError:  # a method or net of the user's own, whose code is not imported

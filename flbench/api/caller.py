@@ -36,7 +36,7 @@ def program(*, shown: bool, again: Sequence[str] = ()) -> Caller:
     Args:
         shown: Whether to show progress and notes.
         again: Arguments of `fl.resume` for objects that the user must give again; see
-            `flbench.api.parts.again`.
+            `flbench.calls.parts.again`.
     """
     resume = partial(how_to_resume, again=again)
     return Caller(shown=shown, how_to_resume=resume, ends_process=False)

@@ -10,11 +10,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from flbench.api import arguments, parts
-from flbench.api.arguments import Section
 from flbench.api.caller import Caller, program
 from flbench.api.comparisons import PlannedComparison
-from flbench.api.process import preserved
+from flbench.calls import arguments, parts
+from flbench.calls.arguments import Section
+from flbench.calls.process import preserved
 from flbench.comparison import cost, prepare
 from flbench.comparison import reuse as reusing
 from flbench.comparison.cost import ComparisonCost

@@ -9,8 +9,8 @@ import pandas as pd
 
 from flbench.analysis.arrangement import arrange
 from flbench.analysis.tables import Analysis, analyse
-from flbench.api import arguments
 from flbench.api.reporting import Comparison
+from flbench.calls import arguments
 from flbench.comparison import plan
 from flbench.comparison.collect import collect
 from flbench.comparison.folder import read_cells, read_design

@@ -5,8 +5,9 @@ from typing import Any, Final
 
 import pandas as pd
 
-from flbench.api import arguments, html
+from flbench.api import html
 from flbench.api.runs import Run
+from flbench.calls import arguments
 from flbench.results import diff as results
 from flbench.results import reading
 

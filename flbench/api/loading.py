@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import pandas as pd
 
-from flbench.api import arguments
 from flbench.api.comparisons import PlannedComparison
 from flbench.api.runs import Run
 from flbench.api.studies import Study
+from flbench.calls import arguments
 from flbench.comparison.archive import is_archive
 from flbench.comparison.folder import is_comparison
 from flbench.config.schema import OutputConfig

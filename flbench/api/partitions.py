@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from flbench.api import arguments, html, parts
+from flbench.api import html
+from flbench.calls import arguments, parts
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
 from flbench.core.consent import run_code
@@ -352,10 +353,10 @@ def partition(
     given, objects = parts.split({"data": data, "partition": partition, "seed": seed})
     with run_code(trust):
         found, _ = resolve(arguments.layers("partition", config, given))
-    complete = assembly.fill_defaults(found)
+    found = found.altered(partition=found.partition.altered(seed=found.partition_seed))
     with offered(objects):
-        federation, _ = make(complete, None if save is None else arguments.path_of(save, "save"))
-    return Partition.of(federation, complete.partition.model_dump(mode="json"))
+        federation, _ = make(found, None if save is None else arguments.path_of(save, "save"))
+    return Partition.of(federation, found.partition.model_dump(mode="json"))
 
 
 def make(config: Config, save: Path | None = None) -> tuple["Federation", Path | None]:

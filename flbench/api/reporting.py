@@ -11,10 +11,11 @@ from flbench.analysis import report as written
 from flbench.analysis import text
 from flbench.analysis.arrangement import arrange
 from flbench.analysis.tables import Analysis, analyse
-from flbench.api import arguments, html
+from flbench.api import html
 from flbench.api.comparison_plots import ComparisonPlots
 from flbench.api.runs import Run
 from flbench.api.studies import Study
+from flbench.calls import arguments
 from flbench.comparison import archive
 from flbench.comparison.archive import Unpacked
 from flbench.comparison.collect import collect

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
-from flbench.api import arguments, comparing, running, tuning
+from flbench.api import comparing, running, tuning
 from flbench.api.comparisons import PlannedComparison
 from flbench.api.runs import Run
 from flbench.api.studies import Study
 from flbench.callbacks import Callback
 from flbench.callbacks.logger import Logger
+from flbench.calls import arguments
 from flbench.comparison.folder import is_comparison
 from flbench.core.consent import run_code
 from flbench.core.errors import ConfigError

@@ -8,13 +8,14 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flbench.api import arguments, notebook, parts, progress
-from flbench.api.arguments import Section
+from flbench.api import notebook, progress
 from flbench.api.caller import Caller, program
-from flbench.api.process import preserved
 from flbench.api.runs import Run
 from flbench.callbacks import Callback, RunView
 from flbench.callbacks.logger import Logger
+from flbench.calls import arguments, parts
+from flbench.calls.arguments import Section
+from flbench.calls.process import preserved
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
 from flbench.config.sources import Layer, from_values, leaves

@@ -11,10 +11,11 @@ import pandas as pd
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flbench.api import arguments, html
+from flbench.api import html
 from flbench.api.partitions import Partition
 from flbench.api.plots import RunPlots
-from flbench.api.process import preserved
+from flbench.calls import arguments
+from flbench.calls.process import preserved
 from flbench.config.schema import Config
 from flbench.core.consent import run_code
 from flbench.core.given import offered

@@ -7,8 +7,9 @@ from typing import Final
 
 import pandas as pd
 
-from flbench.api import arguments, html
+from flbench.api import html
 from flbench.api.study_plots import StudyPlots
+from flbench.calls import arguments
 from flbench.config.sources import leaves
 from flbench.core.errors import UserError, did_you_mean
 from flbench.results import metrics_file, study_folder

@@ -9,11 +9,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flbench.api import arguments, parts
-from flbench.api.arguments import Section
 from flbench.api.caller import Caller, program
-from flbench.api.process import preserved
 from flbench.api.studies import Study
+from flbench.calls import arguments, parts
+from flbench.calls.arguments import Section
+from flbench.calls.process import preserved
 from flbench.config.sources import Layer
 from flbench.core.consent import run_code
 from flbench.core.errors import ConfigError, RunError
@@ -24,6 +24,7 @@ from flbench.results import study_folder
 from flbench.tracking import mirror
 from flbench.tracking.mlflow_store import NamedBy
 from flbench.tuning.failures import search_failure
+from flbench.tuning.request import require_ray_tune
 
 if TYPE_CHECKING:
     from flbench.tuning.cost import StudyCost
@@ -327,17 +328,6 @@ def failure(path: Path) -> str | None:
     """Return why a study, or a method of it, has no result; None if all methods have one."""
     reason = search_failure(study_folder.read(path))
     return reason and f"{path}: {reason} All reasons are above, and in {path / 'study.md'}."
-
-
-def require_ray_tune() -> None:
-    """Raise a ConfigError if Ray Tune is not installed."""
-    try:
-        import ray.tune  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            f"a search of hyper-parameters needs the package `{error.name}`, which is not"
-            " installed: pip install 'flbench[tune]'"
-        ) from error
 
 
 def _addressed(folder: "StudyFolder", caller: Caller) -> "StudyFolder":

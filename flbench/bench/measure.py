@@ -208,7 +208,7 @@ def measure(config: Config, *, repeats: int, run_rounds: int, begin: float) -> C
 def _train_smallest_client(experiment: assembly.Experiment, state: State) -> None:
     """Train the client with the fewest samples, which shows that the engine is ready."""
     algorithm = experiment.algorithm
-    settings = rounds.settings_of(experiment.config, algorithm, state)
+    settings = rounds.settings_of(algorithm, state)
     smallest = torch.argsort(algorithm.setting.sizes)[:1]
     rounds.train(algorithm, experiment.engine, state, settings, ids=smallest)
 
@@ -270,9 +270,8 @@ def _complete_run(config: Config, number: int) -> dict[str, float]:
         number: Rounds of the run.
     """
     with tempfile.TemporaryDirectory() as folder:
-        train = config.train.model_copy(update={"rounds": number})
-        output = config.output.model_copy(update={"dir": Path(folder)})
-        short = config.model_copy(update={"train": train, "output": output})
+        train, output = config.train.altered(rounds=number), config.output.altered(dir=Path(folder))
+        short = config.altered(train=train, output=output)
         path = lifecycle.run(short, {})
         seconds = reading.read(path).summary["seconds"]
     other = seconds["total"] - seconds["train"] - seconds["evaluate"]

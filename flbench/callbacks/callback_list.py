@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flbench.callbacks.base import Callback
+from flbench.callbacks.early_stopping import EarlyStopping
 from flbench.callbacks.run_view import RunView
 from flbench.config.schema import Config
 from flbench.core.errors import CallbackError, ConfigError, RunError, UserError
@@ -27,19 +28,16 @@ class CallbackList:
     """
 
     def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
-        self._callbacks: dict[str, Callback] = {}
+        self._callbacks = _named(callbacks)
         self._deferred: UserError | RunError | None = None
-        for callback in callbacks:
-            _check(callback)
-            name = type(callback).__name__
-            number = 1 + sum(type(other).__name__ == name for other in self._callbacks.values())
-            self._callbacks[name if number == 1 else f"{name}#{number}"] = callback
 
     def __bool__(self) -> bool:
         return bool(self._callbacks)
 
     def check(self, config: Config, parts: Sequence[str]) -> None:
         """Ask all callbacks whether they can work in a run.
+
+        The callback that `train.early_stopping` describes is added before the others.
 
         Args:
             config: The complete configuration of the run.
@@ -48,6 +46,9 @@ class CallbackList:
         Raises:
             ConfigError: A callback cannot. The message has one line for each reason.
         """
+        own = EarlyStopping.of(config.train.early_stopping)
+        if own is not None:
+            self._callbacks = _named([own, *self._callbacks.values()])
         unmet = [
             sentence
             for name, callback in self._callbacks.items()
@@ -142,6 +143,17 @@ class CallbackList:
                 first = first or error
         if first is not None:
             raise first
+
+
+def _named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
+    """Return callbacks by name; raise a ConfigError if one of them is not a callback."""
+    named: dict[str, Callback] = {}
+    for callback in callbacks:
+        _check(callback)
+        name = type(callback).__name__
+        number = 1 + sum(type(other).__name__ == name for other in named.values())
+        named[name if number == 1 else f"{name}#{number}"] = callback
+    return named
 
 
 def _call(name: str, callback: Callback, hook: str, *arguments: object) -> Any:

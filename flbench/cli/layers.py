@@ -156,7 +156,7 @@ def _split(given: str, text: str) -> tuple[str, ...]:
 
 def _overrides_of(name: str, names: Sequence[str], overrides: Sequence[str]) -> list[str]:
     """Return the overrides without the keys that only other methods of the comparison have."""
-    from flbench.api.arguments import keys_of_others
+    from flbench.calls.arguments import keys_of_others
 
     sections = [item.partition("=")[0].strip().partition(".") for item in overrides]
     keys = [key for section, _, key in sections if section == "algorithm" and key]

@@ -244,8 +244,7 @@ def seeds_of(design: Design, repetition: int) -> tuple[int, int]:
         repetition: Number of the repetition, from 0.
     """
     config, _, _ = _repetition(as_data([DEFAULTS, design.base]), design.vary, repetition)
-    partition = config.partition.seed
-    return config.seed, config.seed if partition is None else partition
+    return config.seed, config.partition_seed
 
 
 def _check_cell(config: Config) -> None:
@@ -259,11 +258,10 @@ def _check_cell(config: Config) -> None:
 
 def _repetition(base: Config, vary: Vary, repetition: int) -> tuple[Config, tuple[str, ...], str]:
     """Return the configuration of a repetition, the keys that it sets, and the end of its name."""
-    partition = base.seed if base.partition.seed is None else base.partition.seed
+    partition = base.partition_seed
     seed = base.seed if vary == "partition" else base.seed + repetition
     partition += 0 if vary == "training" else repetition
-    section = base.partition.model_copy(update={"seed": partition})
-    config = base.model_copy(update={"seed": seed, "partition": section})
+    config = base.altered(seed=seed, partition=base.partition.altered(seed=partition))
     last = f"partition{partition}" if vary == "partition" else f"seed{seed}"
     return config, ("seed", "partition.seed"), last
 

@@ -11,11 +11,12 @@ from flbench.comparison import plan, tuned
 from flbench.comparison.folder import ComparisonFolder
 from flbench.comparison.plan import Design
 from flbench.config.resolve import read
-from flbench.config.schema import Config
+from flbench.config.schema import Config, EngineConfig
 from flbench.config.sources import Layer, from_values, leaves, merge
 from flbench.core.errors import ConfigError, UserError
 from flbench.core.wording import setting
 from flbench.experiment import assembly, shared_engine
+from flbench.experiment.found import Found, find_engine
 from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
 from flbench.jobs.job import Job
 from flbench.jobs.samples import LoadedSamples
@@ -38,7 +39,7 @@ class PreparedComparison:
     Attributes:
         design: What the user asked for.
         cells: Its cells, in the order in which they are trained.
-        built: Complete configuration of the first repetition, by method and place.
+        found: What the first repetition finds out, by method and place.
         samples: Data sets and partitions.
         resources: Cells at the same time, and the resources of each of them.
         notes: Sentences about configuration and data.
@@ -49,11 +50,15 @@ class PreparedComparison:
 
     design: Design
     cells: tuple[Job, ...]
-    built: Mapping[tuple[str, Place], Config]
+    found: Mapping[tuple[str, Place], Found]
     samples: LoadedSamples
     resources: Resources
     notes: tuple[str, ...]
     repeated: tuple[str, ...] = ()
+
+    def complete(self, cell: Job) -> Config:
+        """Return the configuration of a cell with the values that follow from its data."""
+        return self.found[cell.method, (cell.data, cell.setting)].complete(cell.config)
 
 
 def with_fastest_engine(
@@ -123,14 +128,14 @@ def prepare(design: Design, samples: LoadedSamples, jobs: int | None) -> Prepare
     design, left_out = plan.without_invalid(design)
     cells = plan.cells(design)
     optional = {one.label for one in design.methods if one.is_optional}
-    config = assembly.fill_defaults(cells[0].config)
+    engine = find_engine(cells[0].config.engine)
     notes: dict[str, None] = {}
     if design.seeds < 3:
         notes[
             f"{setting('seeds', design.seeds)}: with fewer than 3 repetitions, no difference"
             " between methods can be claimed."
         ] = None
-    built: dict[tuple[str, Place], Config] = {}
+    built: dict[tuple[str, Place], Found] = {}
     errors: dict[str, None] = {}
     for cell in cells:
         place = cell.method, (cell.data, cell.setting)
@@ -139,8 +144,8 @@ def prepare(design: Design, samples: LoadedSamples, jobs: int | None) -> Prepare
         federation = samples.federation(cell)
         try:
             # Building with the simplest engine shows whether the method accepts it.
-            simple = assembly.altered(cell.config, "engine", name="sequential")
-            experiment = assembly.build(simple, federation)
+            simple = cell.config.engine.altered(name="sequential")
+            experiment = assembly.build(cell.config, federation, engine=simple)
         except UserError as error:
             if cell.method in optional:
                 left_out.setdefault(cell.method, str(error))
@@ -154,7 +159,7 @@ def prepare(design: Design, samples: LoadedSamples, jobs: int | None) -> Prepare
                 " the metrics of the runs."
             ] = None
             continue
-        built[place] = experiment.config
+        built[place] = experiment.found
         notes |= dict.fromkeys(experiment.notes)
     if errors:
         raise ConfigError("\n".join(errors))
@@ -169,7 +174,7 @@ def prepare(design: Design, samples: LoadedSamples, jobs: int | None) -> Prepare
     notes |= dict.fromkeys(_about_partitions(design, cells, samples))
     repeated = (*about_left_out, *tuned.sentences(design, cells, built, samples))
     notes |= dict.fromkeys(repeated)
-    resources = _resources(config, jobs, len(cells))
+    resources = _resources(engine, jobs, len(cells))
     return PreparedComparison(
         design, tuple(cells), built, samples, resources, tuple(notes), repeated
     )
@@ -206,7 +211,7 @@ def _about_partitions(design: Design, cells: Sequence[Job], samples: LoadedSampl
     return sentences
 
 
-def _resources(config: Config, jobs: int | None, cells: int) -> Resources:
+def _resources(engine: EngineConfig, jobs: int | None, cells: int) -> Resources:
     """Return the number of cells at the same time, and the resources of each.
 
     Raises:
@@ -216,10 +221,10 @@ def _resources(config: Config, jobs: int | None, cells: int) -> Resources:
     asked = jobs
     if jobs is not None and (type(jobs) is not int or jobs < 1):
         raise ConfigError(f"{setting('jobs')} must be a whole number of at least 1, got {jobs!r}.")
-    cores, threads = len(os.sched_getaffinity(0)), config.engine.threads or 1
-    on_gpu = config.engine.device.startswith("cuda")
+    cores, threads = len(os.sched_getaffinity(0)), engine.threads or 1
+    on_gpu = engine.device.startswith("cuda")
     devices = _gpus() if on_gpu else 0
-    if config.engine.name == "ray":
+    if engine.name == "ray":
         if jobs is not None and jobs > 1:
             raise ConfigError(
                 f"{setting('jobs', jobs)}: with engine.name=ray each cell trains its clients on all"
@@ -236,7 +241,7 @@ def _resources(config: Config, jobs: int | None, cells: int) -> Resources:
                 " pip install 'flbench[tune]'"
             )
         jobs = 1
-    engine = config.engine.model_copy(update={"name": "sequential", "threads": threads})
+    engine = engine.altered(name="sequential", threads=threads)
     resources = Resources(jobs, engine, gpu_share(jobs, devices), RETRIES, kind=CELL)
     resources.check_cores()
     return resources
@@ -265,8 +270,10 @@ def check_existing(prepared: PreparedComparison, folder: ComparisonFolder) -> No
     begun = [cell for cell in prepared.cells if (folder.run_folder(cell) / "config.yaml").is_file()]
     for cell in begun:
         path = folder.run_folder(cell)
-        now = _compared(prepared.built[cell.method, (cell.data, cell.setting)])
-        written = _compared(read(path / "config.yaml"))
+        now, written = (
+            leaves(one.tree(), without=(*SEEDS, *CHANGEABLE_ON_RESUME, "output."))
+            for one in (prepared.complete(cell), read(path / "config.yaml"))
+        )
         for key, value in now.items():
             if key in (SOURCE, CODE) and key not in written:  # written by an earlier version
                 continue
@@ -280,12 +287,3 @@ def check_existing(prepared: PreparedComparison, folder: ComparisonFolder) -> No
         return
     for cell in begun:
         prepared.samples.check_unchanged(cell, folder.run_folder(cell))
-
-
-def _compared(config: Config) -> dict[str, Any]:
-    """Return the values that two repetitions of a method share."""
-    return {
-        key: value
-        for key, value in leaves(config.tree()).items()
-        if key not in SEEDS and not key.startswith((*CHANGEABLE_ON_RESUME, "output."))
-    }

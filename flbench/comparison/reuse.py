@@ -12,7 +12,6 @@ from flbench import __version__
 from flbench.comparison.folder import ComparisonFolder
 from flbench.comparison.prepare import PreparedComparison
 from flbench.config.resolve import read
-from flbench.config.schema import Config
 from flbench.config.sources import leaves
 from flbench.core import files
 from flbench.core.documents import read_json
@@ -29,7 +28,6 @@ ORIGIN: Final = "reused.json"
 """File in the folder of a cell that was not trained, with the folder of the run that it is."""
 SHOWN: Final = 3  # runs that are named in a note
 LEFT_OUT: Final = (".*", "mlflow.log", ORIGIN)
-WHERE: Final = ("output.", "tracking.")
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ def find(prepared: PreparedComparison, cells: Sequence[Job], paths: Sequence[Pat
     """
     wanted: dict[str, list[Job]] = {}
     for cell in cells:
-        wanted.setdefault(_complete(prepared, cell).hash(), []).append(cell)
+        wanted.setdefault(prepared.complete(cell).hash(), []).append(cell)
     runs: dict[str, Path] = {}
     reasons: dict[str, str] = {}
     hashes: dict[str, tuple[str, str]] = {}
@@ -161,13 +159,6 @@ def _run_folders(paths: Sequence[Path]) -> Iterator[Path]:
             raise UserError(f"{path} has no run below it.")
 
 
-def _complete(prepared: PreparedComparison, cell: Job) -> Config:
-    """Return the configuration of a cell with the values that follow from its data."""
-    first = prepared.built[cell.method, (cell.data, cell.setting)]
-    section = first.partition.model_copy(update={"seed": cell.config.partition.seed})
-    return first.model_copy(update={"seed": cell.config.seed, "partition": section})
-
-
 def _difference(
     prepared: PreparedComparison, cell: Job, path: Path, hashes: dict[str, tuple[str, str]]
 ) -> str | None:
@@ -179,10 +170,12 @@ def _difference(
         path: The run folder.
         hashes: Hashes of samples and partition that are known, by partition.
     """
-    now = _kept(_complete(prepared, cell))
-    written = _kept(read(path / "config.yaml"))
+    now, written = (
+        leaves(one.tree(), without=(*CHANGEABLE_ON_RESUME, "output."))
+        for one in (prepared.complete(cell), read(path / "config.yaml"))
+    )
     for key in now | written:
-        if now.get(key) != written.get(key):
+        if key != SOURCE and now.get(key) != written.get(key):
             return f"`{key}` is {written.get(key)!r} there, and {now.get(key)!r} here."
     key = partition_key(cell)
     if key not in hashes:
@@ -201,15 +194,6 @@ def _difference(
     if str(current[1]).endswith("-dirty"):
         return f"{_version(current)} has uncommitted changes, which may differ."
     return None
-
-
-def _kept(config: Config) -> dict[str, Any]:
-    """Return the values that results depend on, by their keys."""
-    return {
-        key: value
-        for key, value in leaves(config.tree()).items()
-        if not key.startswith((*CHANGEABLE_ON_RESUME, *WHERE)) and key != SOURCE
-    }
 
 
 def _version(version: tuple[Any, Any]) -> str:

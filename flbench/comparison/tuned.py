@@ -10,6 +10,7 @@ from flbench.config.schema import Config
 from flbench.config.sources import leaves
 from flbench.core.documents import read_json
 from flbench.core.errors import UserError
+from flbench.experiment.found import Found
 from flbench.jobs.job import Job
 from flbench.jobs.samples import LoadedSamples
 from flbench.results import reading, study_folder
@@ -21,8 +22,8 @@ SEARCHED_BY: Final = "accuracy"  # the metric that a comparison ranks by, unless
 UNCOMPARED: Final = (*WITHOUT, "data.source", "data.sha256", "partition.sha256", "algorithm.name")
 """Keys that name a file or a seed; data and partitions are compared by their hashes."""
 
-Cells = Mapping[tuple[str, tuple[str, str]], Config]
-"""Complete configuration of the first repetition, by method, and labels of data and setting."""
+Cells = Mapping[tuple[str, tuple[str, str]], Found]
+"""What the first repetition finds out, by method, and labels of data and setting."""
 
 
 def sentences(
@@ -33,7 +34,7 @@ def sentences(
     Args:
         design: The design of the comparison.
         cells: Its cells.
-        built: Complete configurations.
+        built: What their first repetitions find out.
         samples: Its data.
 
     Returns:
@@ -56,7 +57,7 @@ def _about_setting(
         won = study.winner(cell.config.algorithm.name)
         if cell.repetition or won is None:
             continue
-        here = built[cell.method, (cell.data, cell.setting)]
+        here = built[cell.method, (cell.data, cell.setting)].complete(cell.config)
         for difference in _differences(study, won, cell, here, samples):
             found.setdefault(difference, {})[cell.method] = None
     if study.header.metric != SEARCHED_BY or study.header.deployment != PERSONAL:

@@ -1,7 +1,7 @@
 """Merging and checking of configuration layers; all errors are reported together."""
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args, get_origin
 
@@ -30,8 +30,9 @@ from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.given import OBJECT
 from flbench.core.registry import ALGORITHMS, MODELS, TERMS, Registry
 
-SectionConfig = type[AlgorithmConfig] | type[ModelConfig]
+Kind = type[AlgorithmConfig] | type[ModelConfig]
 """Class of the keys of a section that names a method or a net."""
+Whole = TypeVar("Whole", bound=Config)
 
 BOUNDS = {
     "greater_than": ("gt", ">"),
@@ -54,7 +55,7 @@ def resolve(layers: Sequence[Layer]) -> tuple[Config, dict[str, str]]:
     Raises:
         ConfigError: Keys are wrong; the message has one line for each of them.
     """
-    return _checked(layers, _method, _net, _term, Config)
+    return _checked(layers, Config)
 
 
 def read(path: Path) -> WrittenConfig:
@@ -71,8 +72,7 @@ def read(path: Path) -> WrittenConfig:
     Raises:
         ConfigError: The file cannot be read, or keys of flbench itself are wrong.
     """
-    written = _written_method, _written_net, _written_term, WrittenConfig
-    return _checked([from_file(path)], *written, is_from_file=True)[0]
+    return _checked([from_file(path)], WrittenConfig, is_from_file=True)[0]
 
 
 def as_data(layers: Sequence[Layer]) -> WrittenConfig:
@@ -84,7 +84,7 @@ def as_data(layers: Sequence[Layer]) -> WrittenConfig:
     Raises:
         ConfigError: Keys of flbench itself are wrong.
     """
-    return _checked(layers, _written_method, _written_net, _written_term, WrittenConfig)[0]
+    return _checked(layers, WrittenConfig)[0]
 
 
 def resolve_written(path: Path, *above: Layer) -> tuple[Config, dict[str, str]]:
@@ -146,36 +146,26 @@ def _not_installed(path: Path) -> list[str]:
     ]
 
 
-Kind = type[AlgorithmConfig] | type[ModelConfig]
-Whole = TypeVar("Whole", bound=Config)
-
-
 def _checked(
-    layers: Sequence[Layer],
-    methods: Callable[[dict[str, Any]], Kind],
-    nets: Callable[[dict[str, Any]], Kind],
-    term: Callable[[str], type[TermConfig]],
-    base: type[Whole],
-    *,
-    is_from_file: bool = False,
+    layers: Sequence[Layer], base: type[Whole], *, is_from_file: bool = False
 ) -> tuple[Whole, dict[str, str]]:
     """Merge and check layers; see `resolve`.
 
     Args:
         layers: The layers.
-        methods: Function from the section `algorithm` to the class of its keys.
-        nets: Function from the section `model` to the class of its keys.
-        term: Function from the name of a loss term to the class of its keys.
-        base: Class of the configuration, to which the keys of method and net are added.
+        base: Class of the configuration, to which the keys of method and net are added. With
+            `WrittenConfig`, no package but flbench is imported.
         is_from_file: Whether the layers are one file that flbench has written, which therefore can
             be read again.
     """
     problems: list[str] = []
     tree, origins = merge(layers)
-    algorithm = _select(tree, origins, "algorithm", AlgorithmConfig(), methods, problems)
-    model = _select(tree, origins, "model", ModelConfig(), nets, problems)
+    written = base is WrittenConfig
+    method, net = partial(_method, written), partial(_net, written)
+    algorithm = _select(tree, origins, "algorithm", AlgorithmConfig(), method, problems)
+    model = _select(tree, origins, "model", ModelConfig(), net, problems)
     schema = cast(type[Whole], _schema(algorithm, model, base))
-    problems += _check_terms(tree, origins, term)
+    problems += _check_terms(tree, origins, partial(_term, written))
     config: Whole | None = None
     try:
         config = schema.model_validate(tree)
@@ -234,13 +224,17 @@ def _with_source(kind: type[AlgorithmConfig]) -> type[AlgorithmConfig]:
     return create_model(kind.__name__, __base__=(kind, OwnAlgorithmConfig))
 
 
-def _method(section: dict[str, Any]) -> Kind:
-    """Return the class of the keys of the method that a section `algorithm` names.
+def _method(written: bool, section: dict[str, Any]) -> Kind:
+    """Return the class of the keys of a method; see `_term`.
 
-    The name becomes that under which the method is registered, if it is an import path, and the
-    section gets the place that the method is imported from, if it is not flbench's own.
+    Unless only flbench's own classes are searched, a name that is an import path becomes that under
+    which the method is registered, and the section gets the place that a method which is not
+    flbench's own is imported from.
     """
     name, source = str(section["name"]), section.get("source")
+    if written:
+        found = ALGORITHMS.built_in(name)
+        return WrittenAlgorithmConfig if found is None else cast(Kind, found.Config)
     if ":" in name:
         name = ALGORITHMS.adopt(imported.find(name), name)
         section["name"] = name
@@ -253,37 +247,23 @@ def _method(section: dict[str, Any]) -> Kind:
     return _with_source(kind)
 
 
-def _net(section: dict[str, Any]) -> Kind:
-    """Return the class of the keys of the net that a section `model` names."""
+def _net(written: bool, section: dict[str, Any]) -> Kind:
+    """Return the class of the keys of a net; see `_term`."""
     name = str(section["name"])
     if ":" in name or name == OBJECT:
         return OwnModelConfig
-    return cast(type[ModelConfig], MODELS.find(name).Config)
-
-
-def _written_method(section: dict[str, Any]) -> Kind:
-    """Return the class of the keys of a method, without importing another package."""
-    found = ALGORITHMS.built_in(str(section["name"]))
-    return WrittenAlgorithmConfig if found is None else cast(Kind, found.Config)
-
-
-def _written_net(section: dict[str, Any]) -> Kind:
-    """Return the class of the keys of a net, without importing another package."""
-    name = str(section["name"])
-    if ":" in name or name == OBJECT:
-        return OwnModelConfig
-    found = MODELS.built_in(name)
+    found = MODELS.built_in(name) if written else MODELS.find(name)
     return WrittenModelConfig if found is None else cast(Kind, found.Config)
 
 
-def _term(name: str) -> type[TermConfig]:
-    """Return the class of the keys of a loss term."""
-    return cast(type[TermConfig], TERMS.find(name).Config)
+def _term(written: bool, name: str) -> type[TermConfig]:
+    """Return the class of the keys of a loss term.
 
-
-def _written_term(name: str) -> type[TermConfig]:
-    """Return the class of the keys of a loss term, without importing another package."""
-    found = TERMS.built_in(name)
+    Args:
+        written: Whether only flbench's own classes are searched, so that nothing is imported.
+        name: Name of the term.
+    """
+    found = TERMS.built_in(name) if written else TERMS.find(name)
     return WrittenTermConfig if found is None else cast(type[TermConfig], found.Config)
 
 

@@ -9,7 +9,7 @@ import json
 import re
 from math import cos, pi
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -58,6 +58,16 @@ class Strict(BaseModel):
         if isinstance(value, bool) and kind in (int, float, int | None, float | None):
             raise ValueError("a number")
         return value
+
+    def altered(self, **values: object) -> Self:
+        """Return a copy with other values. The values are not checked, only their names.
+
+        Raises:
+            ValueError: There is no key of such a name.
+        """
+        if unknown := values.keys() - type(self).model_fields.keys():
+            raise ValueError(f"{type(self).__name__} has no keys {sorted(unknown)}")
+        return self.model_copy(update=values)
 
 
 def _expanded(path: Path) -> Path:
@@ -733,6 +743,11 @@ class Config(Strict):
         if self.evaluation.every is not None:
             return self.evaluation.every
         return min(LONGEST_PERIOD, max(1, self.train.rounds // EVALUATIONS))
+
+    @property
+    def partition_seed(self) -> int:
+        """Seed of the partition: `partition.seed`, or `seed` if that is None."""
+        return self.seed if self.partition.seed is None else self.partition.seed
 
     def tree(self) -> dict[str, Any]:
         """Return the configuration as nested dicts, lists and scalars, as for YAML and JSON."""

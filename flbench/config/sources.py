@@ -173,12 +173,15 @@ def from_values(values: Mapping[str, Any], origin: str) -> Layer:
     return Layer(*merge(layers))
 
 
-def leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def leaves(
+    tree: dict[str, Any], prefix: str = "", *, without: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """Return the values of nested dicts by their dotted paths.
 
     Args:
         tree: Nested dicts.
         prefix: Beginning of every path.
+        without: Beginnings of paths that are left out.
 
     >>> leaves({"train": {"rounds": 5, "optimizer": {"lr": 0.1}}})
     {'train.rounds': 5, 'train.optimizer.lr': 0.1}
@@ -187,7 +190,7 @@ def leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in tree.items():
         path = f"{prefix}{key}"
         flat |= leaves(value, f"{path}.") if isinstance(value, dict) else {path: value}
-    return flat
+    return {path: value for path, value in flat.items() if not path.startswith(without)}
 
 
 def value_at(tree: Mapping[str, Any], path: str) -> Any:

@@ -527,6 +527,34 @@ def text_sha256(thing: Any, recorded: str | None = None) -> str | None:
     return alone if recorded == alone else now
 
 
+def unchanged_sha256(
+    thing: Any, path: str, recorded: str | None, whose: str, cure: str
+) -> str | None:
+    """Return the SHA-256 (hex) of the source of a function or class of the user.
+
+    Args:
+        thing: The function or class.
+        path: Its import path; `object`, or `object:NAME`, if it has none.
+        recorded: The hash that was recorded earlier; None for none.
+        whose: What the source belongs to, for the message.
+        cure: What to do if the source is not that of the recorded hash.
+
+    Returns:
+        The hash; None if Python does not know the source of something without an import path.
+
+    Raises:
+        ConfigError: The source has changed since the hash was recorded.
+    """
+    has_path = path.partition(":")[0] != OBJECT
+    now = source_sha256(path, recorded) if has_path else text_sha256(thing, recorded)
+    if recorded not in (None, now):
+        raise ConfigError(
+            f"SHA-256 of the source of {whose} was {recorded} and is now {now}. {cure}"
+            f"{edited_last(path)}"
+        )
+    return now
+
+
 def file_in_tracebacks(thing: Any) -> str | None:
     """Return the file that tracebacks name for a function, or for an object's `__call__`.
 

@@ -22,7 +22,7 @@ def data_sets(config: DataConfig) -> list[Entry]:
             path.stem for path in sorted(config.root.iterdir()) if path.suffix in (".npz", ".zip")
         )
         names += [name for name in dict.fromkeys(files) if name not in names]
-    return [data_set(config.model_copy(update={"name": name})) for name in names]
+    return [data_set(config.altered(name=name)) for name in names]
 
 
 def data_set(config: DataConfig) -> Entry:

@@ -95,17 +95,12 @@ def sha256(config: PartitionConfig, partition_hash: str) -> str | None:
     return partition_hash
 
 
-def _unchanged_source(config: PartitionConfig) -> str:
+def _unchanged_source(config: PartitionConfig) -> str | None:
     """Return the hash of the file of a function; raise a ConfigError if it is another one."""
     imported.find(config.scheme)  # a process that got the partition from another has not called it
-    now = imported.source_sha256(config.scheme, config.sha256)
-    if config.sha256 not in (None, now):
-        raise ConfigError(
-            f"SHA-256 of the source of `{config.scheme}` was {config.sha256} and is now {now}."
-            " Restore the source, or start a new run without `partition.sha256`."
-            f"{imported.edited_last(config.scheme)}"
-        )
-    return now
+    cure = "Restore the source, or start a new run without `partition.sha256`."
+    whose = f"`{config.scheme}`"
+    return imported.unchanged_sha256(None, config.scheme, config.sha256, whose, cure)
 
 
 def _function(config: PartitionConfig) -> Callable[..., Any]:

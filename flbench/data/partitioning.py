@@ -45,6 +45,7 @@ def make_partition(dataset: Dataset, config: PartitionConfig, seed: int) -> Clie
     [180, 180, 180, 180, 180]
     """
     seed = seed if config.seed is None else config.seed
+    config = config.altered(seed=seed)
     if config.scheme == "file":
         loaded = partition_files.load(Path(str(config.path)), dataset)
         if config.clients not in (None, loaded.clients):

@@ -238,7 +238,7 @@ def _engine_of_actor(net: nn.Module, federation: Federation, config: EngineConfi
     if find_device(config.device).type == "cuda" and not isinstance(net, LightningNet):
         from flbench.engine.vectorized import VectorizedEngine
 
-        return VectorizedEngine(net, federation, config.model_copy(update={"device": "cuda"}))
+        return VectorizedEngine(net, federation, config.altered(device="cuda"))
     from flbench.engine.sequential import SequentialEngine
 
     return SequentialEngine(net, federation, config)

@@ -1,10 +1,9 @@
 """Building the objects of an experiment from its configuration."""
 
-import os
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -19,14 +18,14 @@ from flbench.callbacks.callback_list import CallbackList
 from flbench.callbacks.run_view import Memory
 from flbench.client.forward import is_buffer
 from flbench.client.program import Phase
-from flbench.config.schema import BestConfig, Config, OwnModelConfig, WrittenConfig
+from flbench.config.schema import BestConfig, Config, EngineConfig, OwnModelConfig, WrittenConfig
 from flbench.core.errors import ConfigError, DataError
 from flbench.core.rng import Draw
 from flbench.core.types import State, Tree
 from flbench.data import own_schemes, sources
 from flbench.data.federation import Federation
 from flbench.data.federation import build as build_federation
-from flbench.engine.base import Engine, dtype_of, find_device
+from flbench.engine.base import Engine, dtype_of
 from flbench.experiment import (
     checkpoint,
     engine_choice,
@@ -38,15 +37,11 @@ from flbench.experiment import (
 from flbench.experiment.code_trial import CodeTrial
 from flbench.experiment.evaluate import PARTS, Evaluator, Judge, positive_class
 from flbench.experiment.evaluation_tables import ClassGroups
+from flbench.experiment.found import Found, find_engine
 from flbench.experiment.judging import ClassJudge
 from flbench.experiment.loop import FederatedLoop, Seconds
 from flbench.experiment.notes import configuration_notes
-from flbench.experiment.rounds import (
-    check_programs,
-    programs,
-    seeded_method,
-    training_state,
-)
+from flbench.experiment.rounds import check_programs, programs, seeded_method, training_state
 from flbench.experiment.run_folder import RunFolder
 from flbench.metrics.classes import confusable_classes, rare_classes, read_confusion
 from flbench.models import fixed, own
@@ -54,7 +49,6 @@ from flbench.models.base import build as build_net
 from flbench.models.base import describe, net_leaves
 from flbench.models.lightning_net import LightningNet
 
-THREADS_PER_CORE: Final = 16
 ENGINES: Final = {
     "sequential": ("flbench.engine.sequential", "SequentialEngine"),
     "vectorized": ("flbench.engine.vectorized", "VectorizedEngine"),
@@ -81,7 +75,8 @@ class Experiment:
     """All objects of one experiment, built from its configuration.
 
     Attributes:
-        config: The complete configuration, including values that depend on data and machine.
+        asked: The configuration as the user asked for it.
+        found: What the run found out beside it.
         federation: Samples of all clients.
         net: The net with its seeded initial weights.
         algorithm: The method.
@@ -94,7 +89,8 @@ class Experiment:
             configuration names the engine.
     """
 
-    config: Config
+    asked: Config
+    found: Found
     federation: Federation
     net: nn.Module
     algorithm: Algorithm
@@ -103,6 +99,11 @@ class Experiment:
     notes: tuple[str, ...]
     engine_choice: str | None = None
     module: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def config(self) -> Config:
+        """The complete configuration, as config.yaml has it."""
+        return self.found.complete(self.asked)
 
     def messages(self) -> tuple[str, ...]:
         """Return the sentences to print before a run starts: the notes and the engine's choice."""
@@ -114,7 +115,8 @@ class Experiment:
         Raises:
             RunError: The file system has not enough space for the tensors that clients keep.
         """
-        return _start(self.config, self.net, self.algorithm)
+        dtype = dtype_of(self.config.engine)
+        return _start(self.net, self.algorithm, dtype, partial(_owned, self.config))
 
     def evaluator(self, warn: Callable[[str], None], parts: tuple[str, ...] = PARTS) -> Evaluator:
         """Return an evaluator of the experiment's models.
@@ -193,7 +195,8 @@ class Experiment:
         Raises:
             DataError: A part of the checkpoint does not fit the experiment.
         """
-        server, clients = self.algorithm.init(_start_values(self.config, self.net))
+        values = _start_values(self.net, dtype_of(self.config.engine))
+        server, clients = self.algorithm.init(values)
         stages = self.algorithm.stages()
         seconds = extra.get("seconds")
         memory = _memory_of(extra)
@@ -220,7 +223,11 @@ class Experiment:
 
 
 def build(
-    config: Config, federation: Federation | None = None, *, tried: bool = True
+    config: Config,
+    federation: Federation | None = None,
+    *,
+    tried: bool = True,
+    engine: EngineConfig | None = None,
 ) -> Experiment:
     """Build all objects of an experiment.
 
@@ -232,6 +239,7 @@ def build(
             already loaded; None to load them.
         tried: Whether to try the code of the user in a few steps of training. The models of a
             finished run need no trial.
+        engine: What to build with in place of the section `engine` of the configuration.
 
     Raises:
         UserError: Data and configuration do not fit together. The message lists all reasons that
@@ -239,22 +247,38 @@ def build(
     """
     _check_resolved(config)
     with own_methods.named(config.algorithm):
-        return _built(config, federation, tried=tried)
+        return _built(config, federation, engine or config.engine, tried=tried)
 
 
-def _built(config: Config, federation: Federation | None, *, tried: bool) -> Experiment:
+def _built(
+    asked: Config, federation: Federation | None, asked_engine: EngineConfig, *, tried: bool
+) -> Experiment:
     """Build all objects of an experiment; see `build`."""
-    asked, config = config, fill_defaults(config)
-    torch.set_num_threads(config.engine.threads or 1)
-    federation = load_federation(config) if federation is None else federation
-    config = with_data(config, federation)
-    net = build_net(config.model, federation.shape, federation.output, config.seed)
-    if isinstance(config.model, OwnModelConfig):
-        config = altered(config, "model", **own.recorded(config.model, net))
-    config, judge, about_classes = _judge(config, net, federation)
+    used = find_engine(asked_engine)
+    torch.set_num_threads(used.threads or 1)
+    federation = load_federation(asked) if federation is None else federation
+    scheme = own_schemes.sha256(asked.partition, federation.partition.hash())
+    net = build_net(asked.model, federation.shape, federation.output, asked.seed)
+    about_net = own.recorded(asked.model, net) if isinstance(asked.model, OwnModelConfig) else {}
+    judge, about_classes = _judge(asked, net, federation)
     terms = None
-    if config.train.terms:
-        config, terms = local_terms.make(config, net, federation)
+    if asked.train.terms:
+        stacked = used.name in ("vectorized", "auto")
+        terms = local_terms.make(asked.train.terms, net, federation, stacked=stacked)
+    method = own_methods.find(asked.algorithm)
+    found = Found(
+        engine=used,
+        dataset=federation.dataset.name,
+        samples=federation.dataset.sha256,
+        clients=federation.clients,
+        scheme=scheme,
+        net=about_net,
+        method=own_methods.sha256(asked.algorithm, method),
+        terms=() if terms is None else terms.hashes,
+        metrics={metric.name: metric.sha256 for metric in judge.metrics},
+        best=judge.best,
+    )
+    config, dtype = found.complete(asked), dtype_of(used)
     setting = Setting(
         seed=config.seed,
         rounds=config.train.rounds,
@@ -266,8 +290,6 @@ def _built(config: Config, federation: Federation | None, *, tried: bool) -> Exp
         model=config.model.name,
         own_optimizer=isinstance(net, LightningNet),
     )
-    method = own_methods.find(config.algorithm)
-    config = own_methods.with_sha256(config, method)
     if terms is not None:
         method = local_terms.with_terms(method, terms)
     if isinstance(net, LightningNet):
@@ -279,7 +301,7 @@ def _built(config: Config, federation: Federation | None, *, tried: bool) -> Exp
         algorithm = method(config.algorithm, setting)
         unmet = _sentences(algorithm.requires())
         if not unmet:
-            before = _shared_start(config, net, algorithm)
+            before = _start(net, algorithm, dtype)
             if setting.net.fixed:
                 unmet = _without_training(algorithm, before)
     except ConfigError as error:  # the head of the net is not known, or frozen
@@ -306,6 +328,20 @@ def _built(config: Config, federation: Federation | None, *, tried: bool) -> Exp
         own_training.check_method(algorithm, before, net.title, has_classes=has_classes)
         step = partial(own_training.try_step, net, config, federation, algorithm, before)
         about_module, module = step()
+    start = training_state(algorithm, before)
+    has_own_net = isinstance(asked.model, OwnModelConfig)
+    trial = CodeTrial(used, algorithm, net, has_own_net, federation, start)
+    about_code: list[str] = []
+    if tried:
+
+        def anew() -> CodeTrial:
+            other = _made_again(asked, net, federation)
+            its = method(config.algorithm, setting)
+            start = training_state(its, _start(other, its, dtype))
+            return replace(trial, algorithm=its, net=other, state=start)
+
+        trial.check_names()
+        about_code = trial.check(anew)
     notes = [
         *federation.notes,
         *about_classes,
@@ -313,39 +349,29 @@ def _built(config: Config, federation: Federation | None, *, tried: bool) -> Exp
         *about_terms,
         *configuration_notes(config, federation, net, algorithm),
         *about_module,
+        *about_code,
     ]
     reason = None
-    trial = CodeTrial(config, algorithm, net, federation, training_state(algorithm, before))
-    if tried:
-
-        def anew() -> CodeTrial:
-            other = _made_again(config, net, federation)
-            its = method(config.algorithm, setting)
-            start = training_state(its, _shared_start(config, other, its))
-            return CodeTrial(config, its, other, federation, start)
-
-        trial.check_names()
-        notes += trial.check(anew)
-    if config.engine.name == "auto":
+    if used.name == "auto":
 
         def make(name: str) -> Engine:
             if name == "vectorized":
                 trial.check_stacked()
-            return build_engine(fill_defaults(altered(asked, "engine", name=name)), net, federation)
+            return build_engine(find_engine(asked_engine.altered(name=name)), net, federation)
 
-        start = training_state(algorithm, _start(config, net, algorithm))
-        name, reason = engine_choice.choose(config, algorithm, start, make)
-        chosen = fill_defaults(altered(asked, "engine", name=name)).engine
-        config = config.model_copy(update={"engine": chosen})
-        torch.set_num_threads(chosen.threads or 1)
-    elif tried and stacks(config, net):
+        start = training_state(algorithm, _start(net, algorithm, dtype, partial(_owned, config)))
+        name, reason = engine_choice.choose(algorithm, start, make)
+        used = find_engine(asked_engine.altered(name=name))
+        torch.set_num_threads(used.threads or 1)
+    elif tried and stacks(used, net):
         trial.check_stacked()
-    engine = build_engine(config, net, federation)
+    engine = build_engine(used, net, federation)
     block = engine.block(config.train.batch_size)
     if block is not None:
-        config = altered(config, "engine", block=block)
+        used = used.altered(block=block)
+    found = replace(found, engine=used)
     return Experiment(
-        config, federation, net, algorithm, engine, judge, tuple(notes), reason, module
+        asked, found, federation, net, algorithm, engine, judge, tuple(notes), reason, module
     )
 
 
@@ -407,18 +433,15 @@ def _without_training(algorithm: Algorithm, start: State) -> list[str]:
     return sentences
 
 
-def _judge(
-    config: Config, net: nn.Module, federation: Federation
-) -> tuple[Config, Judge, list[str]]:
-    """Return the judge of the models, the configuration with what it records, and notes."""
+def _judge(config: Config, net: nn.Module, federation: Federation) -> tuple[Judge, list[str]]:
+    """Return the judge of the models, and notes."""
     if federation.dataset.targets is not None and isinstance(net, LightningNet):
         if config.evaluation.positive is not None:
             raise ConfigError("`evaluation.positive` is for two classes. Leave it out.")
         from flbench.experiment import target_judging  # it loads torchmetrics
 
         target_judging.check_config(config, federation)
-        config, judge = target_judging.make(config, net, federation)
-        return config, judge, []
+        return target_judging.make(config, net, federation), []
     if config.evaluation.best != BestConfig():
         raise ConfigError(
             "`evaluation.best` is for targets that are not classes. The best round of a"
@@ -428,7 +451,7 @@ def _judge(
     names = federation.dataset.classes
     number = positive_class(config.evaluation, names)
     positive = names[number] if len(names) == 2 else None
-    config, metrics = own_metrics.make(config, federation.classes)
+    metrics = own_metrics.make(config.evaluation, federation.classes)
     rare, notes = rare_classes(federation.counts.sum(dim=0), config.evaluation.rare)
     groups = ClassGroups(tuple(rare), _confusable(config, federation), federation.counts)
     if positive is not None:
@@ -436,21 +459,7 @@ def _judge(
             f"two classes: the positive class of AUROC and average precision is `{positive}`; the"
             " key evaluation.positive chooses it."
         )
-    return config, ClassJudge(federation, groups, metrics), notes
-
-
-def with_data(config: Config, federation: Federation) -> Config:
-    """Return a configuration with the keys that depend on the data and their partition.
-
-    Args:
-        config: Configuration with the defaults of `fill_defaults`.
-        federation: The samples that it describes.
-    """
-    # A file given by `data.path` has a name of its own.
-    dataset = federation.dataset
-    config = altered(config, "data", name=dataset.name, sha256=dataset.sha256)
-    source = own_schemes.sha256(config.partition, federation.partition.hash())
-    return altered(config, "partition", clients=federation.clients, sha256=source)
+    return ClassJudge(federation, groups, metrics), notes
 
 
 def load_federation(config: Config) -> Federation:
@@ -463,7 +472,6 @@ def load_federation(config: Config) -> Federation:
         UserError: The data set cannot be read, or the partition cannot be made from it.
     """
     _check_resolved(config)
-    config = fill_defaults(config)
     dataset = sources.load(config.data)
     return build_federation(dataset, config.data, config.partition, config.seed)
 
@@ -484,30 +492,29 @@ def _made_again(config: Config, net: nn.Module, federation: Federation) -> nn.Mo
     return build_net(config.model, federation.shape, federation.output, config.seed)
 
 
-def _shared_start(config: Config, net: nn.Module, algorithm: Algorithm) -> State:
-    """Return the state before the first round, to read: rows of clients may share memory."""
-    with seeded_method(algorithm, _first_draw(config, algorithm), 2):
-        return state_of(algorithm, _start_values(config, net), lambda rows: rows)
+def _start(
+    net: nn.Module,
+    algorithm: Algorithm,
+    dtype: torch.dtype,
+    own: Callable[[Tree], Tree] = lambda rows: rows,
+) -> State:
+    """Return the state before the first round.
 
-
-def _first_draw(config: Config, algorithm: Algorithm) -> Draw:
-    """Return the random streams before the first round."""
-    return Draw(config.seed, (0,), algorithm.setting.clients)
-
-
-def _start(config: Config, net: nn.Module, algorithm: Algorithm) -> State:
-    """Return the state before the first round, in the precision of the engine."""
-    with seeded_method(algorithm, _first_draw(config, algorithm), 2):
-        return state_of(algorithm, _start_values(config, net), partial(_owned, config))
-
-
-def _start_values(config: Config, net: nn.Module) -> Tree:
-    """Return the net's seeded parameters and buffers, in the precision of the engine.
-
-    Those that the user has fixed are left out.
+    Args:
+        net: The net.
+        algorithm: The method.
+        dtype: Type of the engine's numbers.
+        own: Function that copies the clients' rows. By default they may share memory, so that the
+            state is only to be read.
     """
+    draw = Draw(algorithm.setting.seed, (0,), algorithm.setting.clients)
+    with seeded_method(algorithm, draw, 2):
+        return state_of(algorithm, _start_values(net, dtype), own)
+
+
+def _start_values(net: nn.Module, dtype: torch.dtype) -> Tree:
+    """Return the net's seeded parameters and buffers, without those that the user has fixed."""
     known = fixed.of(net).leaves
-    dtype = dtype_of(config.engine)
     return {
         name: leaf.detach().to(dtype) if leaf.is_floating_point() else leaf.detach()
         for name, leaf in net_leaves(net).items()
@@ -535,11 +542,11 @@ def _owned(config: Config, rows: Tree) -> Tree:
     return memory.writable_copy(rows, config.engine.state_memory, config.output.dir)
 
 
-def build_engine(config: Config, net: nn.Module, federation: Federation) -> Engine:
+def build_engine(config: EngineConfig, net: nn.Module, federation: Federation) -> Engine:
     """Return the engine that `engine.name` selects.
 
     Args:
-        config: Configuration of the experiment, with `engine.name` other than `auto`.
+        config: Section `engine` as it is used, with a name other than `auto`.
         net: The net.
         federation: Samples of all clients.
 
@@ -547,7 +554,7 @@ def build_engine(config: Config, net: nn.Module, federation: Federation) -> Engi
         ConfigError: A package that the engine needs is not installed, or the engine does not
             support the configuration.
     """
-    name = config.engine.name
+    name = config.name
     module, kind = ENGINES[name]
     try:
         engine_module = import_module(module)
@@ -556,62 +563,20 @@ def build_engine(config: Config, net: nn.Module, federation: Federation) -> Engi
             f"`engine.name={name}` needs the package `{error.name}`, which is not installed:"
             f" pip install {error.name}"
         ) from error
-    engine: Engine = getattr(engine_module, kind)(net, federation, config.engine)
+    engine: Engine = getattr(engine_module, kind)(net, federation, config)
     return engine
 
 
-def stacks(config: Config, net: nn.Module) -> bool:
+def stacks(config: EngineConfig, net: nn.Module) -> bool:
     """Return whether clients are stacked: by the vectorized engine, or by Ray's workers on GPUs.
 
     Args:
-        config: Configuration with the defaults of `fill_defaults`.
+        config: Section `engine` as it is used.
         net: The net.
     """
-    on_gpu = config.engine.device.startswith("cuda")
-    by_workers = config.engine.name == "ray" and on_gpu and not isinstance(net, LightningNet)
-    return config.engine.name == "vectorized" or by_workers
-
-
-def fill_defaults(config: Config) -> Config:
-    """Fill in the defaults that depend on the machine and on other keys.
-
-    These are `engine.threads`, `engine.device`, `partition.seed` and `evaluation.every`. The
-    environment variable `OMP_NUM_THREADS` is a default of `engine.threads`, as it is in PyTorch.
-
-    Args:
-        config: Configuration of the experiment.
-
-    Raises:
-        ConfigError: The device does not exist, or there are far more threads than cores.
-    """
-    cores = len(os.sched_getaffinity(0))
-    threads, source = config.engine.threads, "engine.threads"
-    if threads is None:
-        threads, source = _threads_of_environment(), "OMP_NUM_THREADS"
-    if threads is None:
-        threads = 1 if config.engine.name == "ray" else cores
-    if threads > THREADS_PER_CORE * cores:
-        raise ConfigError(
-            f"`{source}`={threads} is too many for this machine, which has {cores} cores."
-            f" Leave it out, or set it to at most {THREADS_PER_CORE * cores}."
-        )
-    device = str(find_device(config.engine.device))
-    seed = config.seed if config.partition.seed is None else config.partition.seed
-    every = config.evaluation_period
-    config = altered(config, "engine", threads=threads, device=device)
-    config = altered(config, "partition", seed=seed)
-    return altered(config, "evaluation", every=every)
-
-
-def _threads_of_environment() -> int | None:
-    """Return the number of threads that `OMP_NUM_THREADS` sets.
-
-    Its value is a number, or numbers for nested parallel regions such as `4,2`, of which the first
-    counts. None if it is not set, or is something else, which OpenMP ignores too.
-    """
-    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    is_number = first.isascii() and first.isdigit() and len(first) < 10
-    return int(first) or None if is_number else None
+    on_gpu = config.device.startswith("cuda")
+    by_workers = config.name == "ray" and on_gpu and not isinstance(net, LightningNet)
+    return config.name == "vectorized" or by_workers
 
 
 def _confusable(config: Config, federation: Federation) -> tuple[int, ...] | None:
@@ -622,23 +587,3 @@ def _confusable(config: Config, federation: Federation) -> tuple[int, ...] | Non
     if reference == "own":
         return None
     return tuple(confusable_classes(read_confusion(Path(reference), federation.classes)))
-
-
-def altered(config: Config, section: str, **values: object) -> Config:
-    """Return a copy of a configuration with other values in one section.
-
-    The values are not checked, only their names.
-
-    Args:
-        config: The configuration.
-        section: Name of the section, such as `engine`.
-        values: New values by key.
-
-    Raises:
-        ValueError: The section has no key of such a name.
-    """
-    part = getattr(config, section)
-    unknown = values.keys() - type(part).model_fields.keys()
-    if unknown:
-        raise ValueError(f"`{section}` has no keys {sorted(unknown)}")
-    return config.model_copy(update={section: part.model_copy(update=values)})

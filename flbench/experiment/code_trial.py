@@ -28,7 +28,7 @@ from flbench.algorithms import Algorithm, Deployment
 from flbench.algorithms.base import is_of_user
 from flbench.client.logged import LOGGED
 from flbench.client.program import LocalProgram, Phase, Statistic, Step, shortened
-from flbench.config.schema import Config, OwnModelConfig
+from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError, RunError, UnknownNameError, UserError
 from flbench.core.ownership import unknown_parts
 from flbench.core.raised import is_of_gradients, is_raised_by_user, user_line
@@ -116,17 +116,19 @@ class CodeTrial:
     """Short trainings with the parts of a run.
 
     Attributes:
-        config: Configuration of the run.
+        engine: Section `engine` as the run uses it.
         algorithm: The method.
         net: The net.
+        has_own_net: Whether the user has given the net.
         federation: Samples of the run.
         state: State before the first round of training; it is not changed, and rows of clients may
             share memory.
     """
 
-    config: Config
+    engine: EngineConfig
     algorithm: Algorithm
     net: nn.Module
+    has_own_net: bool
     federation: Federation
     state: State
 
@@ -153,7 +155,7 @@ class CodeTrial:
         if not roots or not len(ids):
             return []
         with self._alone():
-            engine = self._engine(self.config.engine.precision)
+            engine = self._engine(self.engine.precision)
             engine.changed_attributes()
             try:
                 first = self._round(engine, ids, program)
@@ -165,7 +167,7 @@ class CodeTrial:
                 other = anew()
                 starts = [self._start(ids), other._start(ids)]
                 program = other._program()
-                third = other._round(other._engine(self.config.engine.precision), ids, program)
+                third = other._round(other._engine(self.engine.precision), ids, program)
             except (UserError, RunError) as error:
                 if isinstance(error, UnknownNameError) and error.is_of_server and self.state.stage:
                     return []  # the rounds of an earlier stage may give the server the tensor
@@ -235,7 +237,7 @@ class CodeTrial:
         # Methods modify no argument; one that does must not change the next trial.
         server = {name: value.clone() for name, value in self.state.server.items()}
         one = replace(self, state=replace(self.state, server=server))
-        draw = rounds.settings_of(one.config, one.algorithm, one.state).draw
+        draw = rounds.settings_of(one.algorithm, one.state).draw
         with rounds.seeded_method(one.algorithm, draw):
             results = one._trained(engine, program, ids)
             for name, value in self.state.server.items():
@@ -297,7 +299,7 @@ class CodeTrial:
         state = replace(self.state, stage=0)
         with self._alone():
             try:
-                engine = self._engine(self.config.engine.precision)
+                engine = self._engine(self.engine.precision)
                 for number in range(len(self.algorithm.stages())):
                     state = self._after_stage(engine, replace(state, stage=number), ids)
                 self._check_models(engine, state, ids)
@@ -320,7 +322,7 @@ class CodeTrial:
         trained = self._trained(engine, program, ids, observe=(), state=state)
         if not len(trained.ids):
             raise RunError("the clients of the trial diverged")
-        settings = rounds.settings_of(self.config, self.algorithm, state, setup=stage.setup)
+        settings = rounds.settings_of(self.algorithm, state, setup=stage.setup)
         seen = rounds.visible_to_server(state, program)
         cohort = self.algorithm.cohort(seen, settings.draw)
         results = _repeated(replace(trained, sent=apply_mask(trained.sent)), cohort)
@@ -355,7 +357,7 @@ class CodeTrial:
             UnknownNameError: A model reads a tensor that nothing writes.
         """
         seen = rounds.visible_to_server(state, self._program(state))
-        settings = rounds.settings_of(self.config, self.algorithm, state)
+        settings = rounds.settings_of(self.algorithm, state)
         try:
             models = copy.deepcopy(self.algorithm).deploy(seen, ids[:1])
         except UnknownNameError:
@@ -395,13 +397,13 @@ class CodeTrial:
                 f" {_listed(layers)}: each client draws random numbers of its own. Use sequential,"
                 " ray or auto."
             )
-        if not isinstance(self.config.model, OwnModelConfig) and not self._unknown(program):
+        if not self.has_own_net and not self._unknown(program):
             return
         ids = self._clients(3)
         if not len(ids):
             return
         with self._alone():
-            for precision in dict.fromkeys(("64-true", self.config.engine.precision)):
+            for precision in dict.fromkeys(("64-true", self.engine.precision)):
                 try:
                     one = self._engine(precision)
                     one.changed_attributes()
@@ -434,9 +436,7 @@ class CodeTrial:
             )
         before = _positions()
         try:
-            config = self.config.engine.model_copy(
-                update={"precision": precision, "trace": False, "block": None}
-            )
+            config = self.engine.altered(precision=precision, trace=False, block=None)
             found = self._trained(VectorizedEngine(self.net, self.federation, config), program, ids)
         except (UserError, RunError):
             raise
@@ -509,7 +509,7 @@ class CodeTrial:
     def _program(self, state: State | None = None) -> LocalProgram:
         """Return the local program of a state; that of the trial without an argument."""
         state = self.state if state is None else state
-        draw = rounds.settings_of(self.config, self.algorithm, state).draw
+        draw = rounds.settings_of(self.algorithm, state).draw
         with rounds.seeded_method(self.algorithm, draw), rounds.naming(self.algorithm, state):
             return self.algorithm.program(rounds.visible_to_server(state, LocalProgram(())))
 
@@ -527,7 +527,7 @@ class CodeTrial:
     def _names(self, program: LocalProgram) -> str:
         """Return the names of the unknown parts, or that of the net."""
         names = dict.fromkeys(f"`{_name(part)}`" for part in self._unknown(program))
-        return _listed(list(names)) if names else f"`model.name={self.config.model.name}`"
+        return _listed(list(names)) if names else f"`model.name={self.algorithm.setting.model}`"
 
     def _clients(self, count: int) -> Tensor:
         """Return the ids of the smallest clients with two training samples or more."""
@@ -539,10 +539,8 @@ class CodeTrial:
         """Return a sequential engine for a trial."""
         from flbench.engine.sequential import SequentialEngine
 
-        update = {"name": "sequential", "precision": precision, "trace": False}
-        return SequentialEngine(
-            self.net, self.federation, self.config.engine.model_copy(update=update)
-        )
+        config = self.engine.altered(name="sequential", precision=precision, trace=False)
+        return SequentialEngine(self.net, self.federation, config)
 
     def _trained(
         self,
@@ -554,12 +552,12 @@ class CodeTrial:
     ) -> Results:
         """Return the results of a few steps of some clients, from the trial's state or another."""
         state = self.state if state is None else state
-        size = min(SAMPLES, self.config.train.batch_size)
+        size = min(SAMPLES, self.algorithm.setting.train.batch_size)
         sizes = self.federation.sizes[ids].tolist()
         while size > 2 and any(count % size == 1 for count in sizes):
             size -= 1  # some layers cannot train on a single sample
-        settings = rounds.settings_of(self.config, self.algorithm, state)
-        train = settings.train.model_copy(update={"batch_size": size})
+        settings = rounds.settings_of(self.algorithm, state)
+        train = settings.train.altered(batch_size=size)
         return rounds.train(
             self.algorithm,
             engine,
@@ -572,7 +570,7 @@ class CodeTrial:
 
     def _are_equal(self, one: Round, other: Round) -> bool:
         """Return whether two trials have equal results: on a CPU bit for bit."""
-        if self.config.engine.device.startswith("cuda"):
+        if self.engine.device.startswith("cuda"):
             return self._difference(one.results, other.results, 0.1) is None
         digests = []
         for found in (one, other):
@@ -626,8 +624,8 @@ def _with_sgd(program: LocalProgram) -> LocalProgram:
     def changed(step: Step) -> Step:
         if not isinstance(step, Phase):
             return step
-        update = {"name": "sgd", "momentum": 0.0, "nesterov": False}
-        return replace(step, optimizer=step.optimizer.model_copy(update=update))
+        sgd = step.optimizer.altered(name="sgd", momentum=0.0, nesterov=False)
+        return replace(step, optimizer=sgd)
 
     return replace(program, steps=tuple(map(changed, program.steps)))
 

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from flbench.algorithms.base import Algorithm
 from flbench.client.program import LocalProgram, Phase, shortened
-from flbench.config.schema import Config
 from flbench.core.errors import ConfigError, RunError
 from flbench.core.types import State
 from flbench.data import batches
@@ -44,30 +43,27 @@ class Candidate:
     total: float
 
 
-def choose(
-    config: Config, algorithm: Algorithm, state: State, make: Callable[[str], Engine]
-) -> tuple[str, str]:
+def choose(algorithm: Algorithm, state: State, make: Callable[[str], Engine]) -> tuple[str, str]:
     """Return the name of the fastest engine, and a note with the measured times.
 
     Engines that cannot run this configuration are left out. Ray is only measured where it is
     installed, the machine has several cores and the run would take more than a minute.
 
     Args:
-        config: Configuration of the run.
         algorithm: The method, whose local program is measured.
         state: State before the first round of training; it is not changed.
         make: Function that builds an engine by its name.
     """
-    candidates = [measured("sequential", config, algorithm, state, make)]
+    candidates = [measured("sequential", algorithm, state, make)]
     left_out = ""
     try:
-        candidates.append(measured("vectorized", config, algorithm, state, make))
+        candidates.append(measured("vectorized", algorithm, state, make))
     except ConfigError:  # the precision, the net, or an operation in a loss term
         left_out = " The vectorized engine cannot train this configuration."
     several = len(os.sched_getaffinity(0)) > 1
     if several and find_spec("ray") and min(one.total for one in candidates) > RAY_MINIMUM_SECONDS:
         with suppress(ConfigError, RunError):  # Ray cannot be started on this machine
-            candidates.append(measured("ray", config, algorithm, state, make))
+            candidates.append(measured("ray", algorithm, state, make))
     best = min(candidates, key=lambda one: one.total)
     times = ", ".join(f"{one.name} {one.round:.3g} s" for one in candidates)
     reason = f"engine.name=auto chose {best.name}: a round takes about {times}.{left_out}"
@@ -75,17 +71,13 @@ def choose(
 
 
 def measured(
-    name: str,
-    config: Config,
-    algorithm: Algorithm,
-    state: State,
-    make: Callable[[str], Engine],
+    name: str, algorithm: Algorithm, state: State, make: Callable[[str], Engine]
 ) -> Candidate:
     """Return the times of an engine, extrapolated from rounds of one and of four steps."""
     begin = time.perf_counter()
     engine = make(name)
     try:
-        settings = settings_of(config, algorithm, state)
+        settings = settings_of(algorithm, state)
         program = algorithm.program(visible_to_server(state, LocalProgram(())))
         ids = algorithm.cohort(visible_to_server(state, program), settings.draw)
 
@@ -107,7 +99,7 @@ def measured(
     steps = float(steps_of(algorithm, phases)[ids].mean()) / max(1, len(phases))
     slope = max(0.0, (min(more) - min(few)) / (MORE_STEPS - FEW_STEPS))
     one = min(few) + slope * max(0.0, steps - FEW_STEPS)
-    return Candidate(name, one, startup + config.train.rounds * one)
+    return Candidate(name, one, startup + algorithm.setting.rounds * one)
 
 
 def steps_of(algorithm: Algorithm, phases: list[Phase]) -> Tensor:

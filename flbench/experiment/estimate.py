@@ -11,7 +11,6 @@ from torch import Tensor
 from flbench.client.program import LocalProgram, Phase, shortened
 from flbench.core.tree import nbytes
 from flbench.core.types import State
-from flbench.engine.base import RoundSettings
 from flbench.experiment import rounds
 from flbench.experiment.assembly import Experiment
 from flbench.experiment.communication import apply_mask, row_bytes
@@ -82,7 +81,7 @@ def measure(experiment: Experiment) -> Estimate:
     phases = [step for step in _program(experiment, state).steps if isinstance(step, Phase)]
     step = max(0.0, (more - few) / 6) / max(1, len(phases))
     besides = max(0.0, few - 2 * step * len(phases))
-    settings = _settings(experiment, state)
+    settings = rounds.settings_of(experiment.algorithm, state)
     seen = rounds.visible_to_server(state, first.program)
     cohort = len(algorithm.cohort(seen, settings.draw))
     steps = int(steps_of(experiment.algorithm, phases).mean() * cohort)
@@ -131,7 +130,7 @@ def _train(
         experiment.algorithm,
         experiment.engine,
         state,
-        _settings(experiment, state),
+        rounds.settings_of(experiment.algorithm, state),
         ids=client,
         program=shortened(program, steps),
     )
@@ -142,13 +141,9 @@ def _program(experiment: Experiment, state: State) -> LocalProgram:
     return experiment.algorithm.program(rounds.visible_to_server(state, LocalProgram(())))
 
 
-def _settings(experiment: Experiment, state: State) -> RoundSettings:
-    return rounds.settings_of(experiment.config, experiment.algorithm, state)
-
-
 def _evaluate(evaluator: Evaluator, experiment: Experiment, state: State, client: Tensor) -> float:
     """Return the seconds that the evaluation of one client takes, over all deployments."""
-    settings = _settings(experiment, state)
+    settings = rounds.settings_of(experiment.algorithm, state)
     begin = time.perf_counter()
     for name, deployment in experiment.algorithm.deploy(state, client).items():
         if name != "gm":
@@ -162,7 +157,7 @@ def _common(evaluator: Evaluator, experiment: Experiment, state: State, client: 
     if not len(experiment.federation.common):
         return 0.0
     deployment = experiment.algorithm.deploy(state, client)["personal"]
-    settings = _settings(experiment, state)
+    settings = rounds.settings_of(experiment.algorithm, state)
     begin = time.perf_counter()
     evaluator.run_statistics(
         state, settings, "personal", deployment, client, evaluator.common_statistics(deployment)

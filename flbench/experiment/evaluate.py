@@ -15,7 +15,7 @@ from torch import Tensor
 from flbench.algorithms.base import Algorithm, Deployment
 from flbench.client.batchnorm import recalibrate
 from flbench.client.program import LocalProgram, Statistic, Step, Transform
-from flbench.config.schema import EvaluationConfig
+from flbench.config.schema import BestConfig, EvaluationConfig
 from flbench.core.errors import ConfigError, DivergedError
 from flbench.core.tree import take
 from flbench.core.types import Info, Results, Samples, State, StepContext, Tree
@@ -25,6 +25,7 @@ from flbench.data.schemes import Indices
 from flbench.engine.base import Engine, RoundSettings
 from flbench.experiment.communication import apply_masks
 from flbench.experiment.rounds import named
+from flbench.metrics.own import OwnMetric
 from flbench.metrics.ranking import Margins
 from flbench.results.metrics_file import Row
 
@@ -217,6 +218,14 @@ class Judge(Protocol):
     `ClassJudge` judges predicted classes by confusion counts, `TargetJudge` the outputs for other
     targets by metrics of the user. All else in an evaluation is the same for both.
     """
+
+    @property
+    def metrics(self) -> tuple[OwnMetric, ...]:
+        """Metrics of the user."""
+
+    @property
+    def best(self) -> BestConfig:
+        """Section `evaluation.best` with the metric that chooses the best round."""
 
     def observe(self, deployment: Deployment) -> Callable[[StepContext], Tree]:
         """Return the function of a Statistic that computes the predictions of a deployment.

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from flbench.algorithms.base import Deployment
+from flbench.config.schema import BestConfig
 from flbench.core.types import State, StepContext, Tree
 from flbench.data.federation import Federation
 from flbench.data.schemes import Indices
@@ -32,11 +33,13 @@ class ClassJudge:
         federation: Samples of all clients.
         groups: Groups of classes for which separate metrics are computed.
         metrics: Metrics of the user's own.
+        best: Section `evaluation.best`: validation accuracy chooses the best round.
     """
 
     federation: Federation
     groups: ClassGroups
     metrics: tuple[OwnMetric, ...] = ()
+    best: BestConfig = BestConfig()
 
     def observe(self, deployment: Deployment) -> Callable[[StepContext], Tree]:
         """Return a function to the predicted classes [B] and, for two classes, margins [B]."""

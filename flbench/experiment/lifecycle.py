@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from flbench.callbacks import Callback, CallbackList, EarlyStopping, LoggerCallback
+from flbench.callbacks import Callback, CallbackList, LoggerCallback
 from flbench.callbacks.logger import Logger
 from flbench.callbacks.run_view import Memory
 from flbench.config import trust
@@ -36,8 +36,6 @@ CHANGEABLE_ON_RESUME: Final = (
     *("output.checkpoint_every", "output.predictions"),
 )
 
-ON_CLUSTERS: Final = ("ray", "auto")
-"""Engines that may join the Ray cluster at `engine.address`."""
 HowToResume = Callable[[Path], str]
 
 
@@ -87,7 +85,7 @@ def run(
     """
     begin = time.perf_counter()
     with ExitStack() as stack:
-        told = _callbacks(config, callbacks, loggers)
+        told = _callbacks(callbacks, loggers)
         experiment = build(config, None if supplied is None else supplied.federation)
         stack.callback(experiment.engine.close)
         told.check(experiment.config, _parts(experiment))
@@ -104,7 +102,11 @@ def run(
             folder = RunFolder.at(supplied.path)
         stack.callback(folder.close)
         folder.resume_command = how_to_resume(folder.path)
-        partition = None if supplied is None else supplied.partition
+        partition = (
+            partition_files.encode(samples.partition, samples.dataset, config.partition)
+            if supplied is None
+            else supplied.partition
+        )
         write_description(experiment, origins, folder, partition)
         seconds = Seconds(total=time.perf_counter() - begin)
         start = Restored(experiment.start(), seconds, Memory())
@@ -116,7 +118,7 @@ def write_description(
     experiment: Experiment,
     origins: dict[str, str],
     folder: RunFolder,
-    partition: tuple[bytes, bytes] | None = None,
+    partition: tuple[bytes, bytes],
 ) -> None:
     """Write partition, provenance and configuration of a run into its folder.
 
@@ -124,18 +126,14 @@ def write_description(
         experiment: The experiment.
         origins: Origin of each value by its dotted path, for the comments in config.yaml.
         folder: Folder of the run.
-        partition: Content of partition.npz and of partition.json; None to make it.
+        partition: Content of partition.npz and of partition.json; see `partition_files.encode`.
 
     Raises:
         RunError: The disk failed.
     """
-    samples = experiment.federation
-    packed, description = partition or partition_files.encode(
-        samples.partition, samples.dataset, experiment.config.partition
-    )
-    folder.write("partition.npz", packed)
-    folder.write("partition.json", description)
     about = provenance.now(own_methods.modules(experiment.config), experiment.module)
+    for name, content in zip(("partition.npz", "partition.json"), partition, strict=True):
+        folder.write(name, content)
     folder.write_json("provenance.json", about)
     # The configuration is written last, because a folder that contains it can be resumed.
     folder.write("config.yaml", to_yaml(experiment.config.tree(), origins))
@@ -179,7 +177,7 @@ def resume(
         written, _ = resolve_written(path / "config.yaml")
         config, _ = resolve_written(path / "config.yaml", overrides)
         _check_unchanged(written, config, path)
-        told = _callbacks(config, callbacks, loggers)
+        told = _callbacks(callbacks, loggers)
         if is_finished(path):
             told.on_note(f"{path} is finished: there is nothing to resume.")
             return path
@@ -199,17 +197,13 @@ def resume(
     return folder.path
 
 
-def _callbacks(
-    config: Config, callbacks: Sequence[Callback], loggers: Sequence[Logger]
-) -> CallbackList:
-    """Return the callbacks of the configuration, the given ones, and those of the loggers.
+def _callbacks(callbacks: Sequence[Callback], loggers: Sequence[Logger]) -> CallbackList:
+    """Return the given callbacks, and those of the loggers.
 
     Raises:
         ConfigError: One of them is not a callback, or not a logger.
     """
-    own = EarlyStopping.of(config.train.early_stopping)
-    sent = [LoggerCallback(logger) for logger in loggers]
-    return CallbackList([*([] if own is None else [own]), *callbacks, *sent])
+    return CallbackList([*callbacks, *map(LoggerCallback, loggers)])
 
 
 def _parts(experiment: Experiment) -> list[str]:
@@ -248,12 +242,10 @@ def _run_to_end(
 
 def _check_unchanged(written: Config, wanted: Config, path: Path) -> None:
     """Raise a ConfigError that names every changed key that must stay on resume."""
-    before, after = leaves(written.tree()), leaves(wanted.tree())
-    changed = [
-        key
-        for key in after
-        if before.get(key) != after[key] and not key.startswith(CHANGEABLE_ON_RESUME)
-    ]
+    before, after = (
+        leaves(config.tree(), without=CHANGEABLE_ON_RESUME) for config in (written, wanted)
+    )
+    changed = [key for key in after if before.get(key) != after[key]]
     if changed:
         raise ConfigError(
             "\n".join(

@@ -8,6 +8,7 @@ cluster) stays with the plain cross entropy.
 """
 
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -23,7 +24,6 @@ from flbench.client.step import local_loss
 from flbench.config.schema import Config, OwnTermConfig, TermConfig
 from flbench.core import imported
 from flbench.core.errors import ConfigError
-from flbench.core.given import OBJECT
 from flbench.core.registry import TERMS
 from flbench.core.types import Batch, State, StepContext, Tree
 from flbench.data.federation import Federation
@@ -70,11 +70,14 @@ class LocalTerms:
         instead: Terms that take its place.
         classes: Number of classes C.
         untrained: Names of terms with tensors that require gradients and are not the net's.
+        hashes: SHA-256 (hex) of the source of each term, in the order of `train.terms`; None for
+            terms of flbench, and if it is not known.
     """
 
     added: tuple[LossTerm, ...]
     instead: tuple[LossTerm, ...]
     classes: int
+    hashes: tuple[str | None, ...]
     untrained: tuple[str, ...] = ()
 
     def extend(self, program: LocalProgram) -> LocalProgram:
@@ -123,13 +126,16 @@ def with_terms(kind: type[Algorithm], terms: LocalTerms) -> type[Algorithm]:
     return WithTerms
 
 
-def make(config: Config, net: nn.Module, federation: Federation) -> tuple[Config, LocalTerms]:
-    """Return the terms of `train.terms`, and the configuration with the hashes of their sources.
+def make(
+    entries: Sequence[TermConfig], net: nn.Module, federation: Federation, *, stacked: bool
+) -> LocalTerms:
+    """Return the terms of `train.terms`.
 
     Args:
-        config: Configuration of the run, with at least one term.
+        entries: The entries, at least one.
         net: The net, to try functions of the user.
         federation: Samples of the run, to try functions of the user.
+        stacked: Whether functions of the user must work under `torch.vmap`.
 
     Raises:
         ConfigError: A function of the user is not there, has changed since the run began, or is not
@@ -138,25 +144,28 @@ def make(config: Config, net: nn.Module, federation: Federation) -> tuple[Config
     added: list[LossTerm] = []
     instead: list[LossTerm] = []
     untrained: list[str] = []
-    written: list[TermConfig] = []
-    for k, entry in enumerate(config.train.terms):
+    hashes: list[str | None] = []
+    for k, entry in enumerate(entries):
         try:
             if isinstance(entry, OwnTermConfig):
                 own = _own_term(entry)
-                sha256 = _unchanged_source(entry, own)
-                if _try(own, net, federation, config.engine.name in ("vectorized", "auto")):
+                # Short: the command line shows both hashes in full.
+                cure = "Restore the source, or start a new run without `sha256`."
+                whose = f"`{entry.name}`"
+                now = imported.unchanged_sha256(own.function, entry.name, entry.sha256, whose, cure)
+                hashes.append(now)
+                if _try(own, net, federation, stacked):
                     untrained.append(entry.name)
                 term: LossTerm = own
-                written.append(entry.model_copy(update={"sha256": sha256}))
             else:
                 term = TERMS.find(entry.name)(**entry.model_dump(exclude={"name", "instead"}))
-                written.append(entry)
+                hashes.append(None)
         except ConfigError as error:
             raise ConfigError(f"`train.terms.{k}`: {error}") from error
         (instead if entry.instead else added).append(term)
-    train = config.train.model_copy(update={"terms": tuple(written)})
-    terms = LocalTerms(tuple(added), tuple(instead), federation.classes, tuple(untrained))
-    return config.model_copy(update={"train": train}), terms
+    return LocalTerms(
+        tuple(added), tuple(instead), federation.classes, tuple(hashes), tuple(untrained)
+    )
 
 
 def notes(config: Config, terms: LocalTerms, algorithm: Algorithm, start: State) -> list[str]:
@@ -232,27 +241,6 @@ def _own_term(entry: OwnTermConfig) -> OwnTerm:
         others=OwnTermConfig.model_fields,
     )
     return term
-
-
-def _unchanged_source(entry: OwnTermConfig, term: OwnTerm) -> str | None:
-    """Return the hash of a function's source file, or of its own source if it has no import path.
-
-    The source of a function that was made by `exec` is not known; its hash is None.
-
-    Raises:
-        ConfigError: The entry has the hash of another source.
-    """
-    if entry.name.startswith(f"{OBJECT}:"):
-        now = imported.text_sha256(term.function, entry.sha256)
-    else:
-        now = imported.source_sha256(entry.name, entry.sha256)
-    if entry.sha256 not in (None, now):
-        raise ConfigError(
-            # Short: the command line shows both hashes in full.
-            f"SHA-256 of the source of `{entry.name}` was {entry.sha256} and is now {now}. Restore"
-            f" the source, or start a new run without `sha256`.{imported.edited_last(entry.name)}"
-        )
-    return now
 
 
 def _try(term: OwnTerm, net: nn.Module, federation: Federation, stacked: bool) -> bool:

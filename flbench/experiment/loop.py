@@ -185,9 +185,7 @@ class FederatedLoop:
                     and not self._has_stopped(state)
                 ):
                     stage = stages[state.stage]
-                    settings = rounds.settings_of(
-                        self.config, self.algorithm, state, setup=stage.setup
-                    )
+                    settings = rounds.settings_of(self.algorithm, state, setup=stage.setup)
                     with rounds.seeded_method(self.algorithm, settings.draw):
                         state, rows = self.round(state, stage, interrupts)
                     self.progress.state = state
@@ -240,7 +238,7 @@ class FederatedLoop:
             RunError: A client diverged under `train.on_divergence=stop`, or the disk failed.
         """
         evaluated = not stage.setup and self._is_evaluation_due(state.round + 1)
-        settings = rounds.settings_of(self.config, self.algorithm, state, setup=stage.setup)
+        settings = rounds.settings_of(self.algorithm, state, setup=stage.setup)
         groups = None if stage.setup else self._cohort_groups(state)
         with self.seconds.measure("train"):
             diagnostics = self.algorithm.diagnostics() if evaluated else ()
@@ -333,7 +331,7 @@ class FederatedLoop:
     def evaluation_settings(self, state: State) -> RoundSettings:
         """Return the settings of the round that led to `state`, to evaluate its models."""
         before = replace(state, round=state.round - 1)
-        return rounds.settings_of(self.config, self.algorithm, before)
+        return rounds.settings_of(self.algorithm, before)
 
     def save(self, name: str, state: State) -> None:
         """Write a checkpoint of a state.

@@ -47,29 +47,30 @@ def named(config: AlgorithmConfig) -> Iterator[None]:
         yield
 
 
-def with_sha256(config: Config, method: type[Algorithm]) -> Config:
-    """Return a configuration with the hash of the source of a method that is not flbench's own.
+def sha256(config: AlgorithmConfig, method: type[Algorithm]) -> str | None:
+    """Return the hash of the source of a method that is not flbench's own.
 
     Args:
-        config: The configuration.
-        method: Its method.
+        config: Section `algorithm`.
+        method: The method.
+
+    Returns:
+        The hash; None for a method of flbench, and if it is not known.
 
     Raises:
         ConfigError: The configuration has the hash of another source, or a file was edited after
             the import.
     """
-    section = config.algorithm
-    if not isinstance(section, OwnAlgorithmConfig) or section.sha256 == UNRECORDED:
-        return config
-    now = _sha256(method, section)
-    if section.sha256 not in (None, now):
-        raise ConfigError(
-            f"SHA-256 of the source of the method `{section.name}` ({method.__module__}) was"
-            f" {section.sha256} and is now {now}. Restore the source, and what a script has set in"
-            " the imported module, or start a new run without `algorithm.sha256`."
-            f"{imported.edited_last(str(section.source))}"
-        )
-    return config.model_copy(update={"algorithm": section.model_copy(update={"sha256": now})})
+    if not isinstance(config, OwnAlgorithmConfig) or config.sha256 == UNRECORDED:
+        return None
+    if config.source != OBJECT:
+        imported.keep_hashes(method.__module__)
+    whose = f"the method `{config.name}` ({method.__module__})"
+    cure = (
+        "Restore the source, and what a script has set in the imported module, or start a new run"
+        " without `algorithm.sha256`."
+    )
+    return imported.unchanged_sha256(method, str(config.source), config.sha256, whose, cure)
 
 
 def notes(config: Config) -> list[str]:
@@ -84,14 +85,6 @@ def notes(config: Config) -> list[str]:
         f"`algorithm.sha256` is not recorded: the run began with a version of flbench that did not"
         f" compare the source of the method `{config.algorithm.name}`. It must be unchanged."
     ]
-
-
-def _sha256(method: type[Algorithm], section: OwnAlgorithmConfig) -> str | None:
-    """Return the hash of the source of a method; None if Python does not know it."""
-    if section.source == OBJECT:
-        return imported.text_sha256(method, section.sha256)
-    imported.keep_hashes(method.__module__)
-    return imported.source_sha256(str(section.source), section.sha256)
 
 
 def modules(config: Config) -> list[str]:

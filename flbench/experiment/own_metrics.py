@@ -1,13 +1,14 @@
 """The metrics of `evaluation.metrics`, which are functions of the user."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import isnan
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from flbench.config.schema import Config, OwnMetricConfig
+from flbench.config.schema import EvaluationConfig, OwnMetricConfig
 from flbench.core import given, imported
 from flbench.core.errors import ConfigError
 from flbench.core.remembered import changes, remembered
@@ -21,21 +22,36 @@ OTHERS: Final = (
     *("moment", "client", "name", "trainings"),
 )
 """Further names of metrics and of columns in clients.csv."""
+CURE: Final = (
+    "Restore the source, or start a new run: the metric's values would not be of one kind."
+)
 
 
-def make(config: Config, classes: int) -> tuple[Config, tuple[OwnMetric, ...]]:
-    """Return the metrics, and the configuration with the hashes of their sources.
+def make(config: EvaluationConfig, classes: int | None) -> tuple[OwnMetric, ...]:
+    """Return the metrics of the user.
 
     Args:
-        config: Configuration of the run.
-        classes: Number of classes C, to try each metric on a confusion matrix.
+        config: Section `evaluation`.
+        classes: Number of classes C, to try each metric on a confusion matrix; None for targets
+            that are not classes.
 
     Raises:
-        ConfigError: A function is not there, has changed since the run began, or is not a metric.
+        ConfigError: A metric is not there, has changed since the run began, or cannot be computed
+            from a confusion matrix.
     """
-    cells = torch.arange(classes * classes).reshape(classes, classes)
-    confusion = 1 + cells % 3 + 2 * torch.eye(classes, dtype=torch.int64)  # not symmetric
-    return _made(config, lambda metric: _try(metric, confusion))
+    metrics = []
+    entries = config.metrics or {}
+    for name, entry in entries.items():
+        _check_name(name, tuple(entries))
+        metric = OwnMetric(name, _function(name, entry), entry.source)
+        if classes is not None:
+            cells = torch.arange(classes * classes).reshape(classes, classes)
+            # The matrix is not symmetric.
+            _try(metric, 1 + cells % 3 + 2 * torch.eye(classes, dtype=torch.int64))
+        whose = f"`evaluation.metrics.{name}`"
+        now = imported.unchanged_sha256(metric.function, entry.source, entry.sha256, whose, CURE)
+        metrics.append(replace(metric, sha256=now))
+    return tuple(metrics)
 
 
 def _try(metric: OwnMetric, confusion: Tensor) -> None:
@@ -65,37 +81,6 @@ def _try(metric: OwnMetric, confusion: Tensor) -> None:
             " calls. Draw from a generator with a seed, such as np.random.default_rng(0), in the"
             " function."
         )
-
-
-def of_targets(config: Config) -> tuple[Config, tuple[OwnMetric, ...]]:
-    """Return the metrics of targets that are not classes, and the configuration with their hashes.
-
-    Args:
-        config: Configuration of the run.
-
-    Raises:
-        ConfigError: A metric is not there, has changed since the run began, or is not one of
-            torchmetrics.
-    """
-    return _made(config, lambda metric: None)
-
-
-def _made(
-    config: Config, check: Callable[[OwnMetric], object]
-) -> tuple[Config, tuple[OwnMetric, ...]]:
-    """Return the metrics, each of them checked, and the configuration with their hashes."""
-    metrics, written = [], {}
-    given_names = tuple(config.evaluation.metrics or {})
-    for name, entry in (config.evaluation.metrics or {}).items():
-        _check_name(name, given_names)
-        metric = OwnMetric(name, _function(name, entry), entry.source)
-        check(metric)
-        metrics.append(metric)
-        written[name] = entry.model_copy(update={"sha256": _sha256(entry, metric)})
-    if not metrics:
-        return config, ()
-    evaluation = config.evaluation.model_copy(update={"metrics": written})
-    return config.model_copy(update={"evaluation": evaluation}), tuple(metrics)
 
 
 def _check_name(name: str, others: Sequence[str]) -> None:
@@ -163,18 +148,3 @@ def _instance(kind: type, where: str) -> Any:
             f"{where}: {kind.__name__}() raised {type(error).__name__}: {error}. Name a function or"
             " an object, not a class that needs arguments."
         ) from error
-
-
-def _sha256(entry: OwnMetricConfig, metric: OwnMetric) -> str | None:
-    """Return the hash of a metric's source; raise a ConfigError if the entry has another one."""
-    if entry.source == given.OBJECT:
-        now = imported.text_sha256(metric.function, entry.sha256)
-    else:
-        now = imported.source_sha256(entry.source, entry.sha256)
-    if entry.sha256 not in (None, now):
-        raise ConfigError(
-            f"SHA-256 of the source of `evaluation.metrics.{metric.name}` was {entry.sha256} and is"
-            f" now {now}. Restore the source, or start a new run: the metric's values would not be"
-            " of one kind."
-        )
-    return now

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, is_of_user
 from flbench.client.program import LocalProgram, Phase, Step
-from flbench.config.schema import Config
 from flbench.core.errors import ConfigError, UnknownNameError, did_you_mean
 from flbench.core.rng import Draw, seeded
 from flbench.core.tree import put_, take
@@ -93,21 +92,19 @@ SERVER: Final = (
 )
 
 
-def settings_of(
-    config: Config, algorithm: Algorithm, state: State, *, setup: bool = False
-) -> RoundSettings:
+def settings_of(algorithm: Algorithm, state: State, *, setup: bool = False) -> RoundSettings:
     """Return the settings that hold for all clients of the round that follows a state.
 
     Args:
-        config: Configuration of the run.
         algorithm: The method.
         state: State before the round.
         setup: Whether the round belongs to a set-up stage. Such rounds do not advance the round
             number, so their random streams are identified by stage and round of the stage as well.
     """
     key = (state.round, state.stage + 1, state.stage_round + 1) if setup else (state.round,)
-    factor = config.train.schedule.factor(state.round, config.train.rounds)
-    return RoundSettings(config.train, Draw(config.seed, key, algorithm.setting.clients), factor)
+    setting = algorithm.setting
+    factor = setting.train.schedule.factor(state.round, setting.rounds)
+    return RoundSettings(setting.train, Draw(setting.seed, key, setting.clients), factor)
 
 
 @contextmanager

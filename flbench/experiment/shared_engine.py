@@ -9,13 +9,14 @@ from typing import Final
 
 from torch import nn
 
-from flbench.config.schema import Config
+from flbench.config.schema import Config, EngineConfig, OwnModelConfig
 from flbench.core.errors import ConfigError, MethodError, RunError
 from flbench.data.federation import Federation
 from flbench.engine.base import Engine
 from flbench.experiment import assembly, engine_choice, estimate, own_methods
 from flbench.experiment.code_trial import CodeTrial
 from flbench.experiment.estimate import Estimate
+from flbench.experiment.found import find_engine
 from flbench.experiment.rounds import training_state
 
 SHORT: Final = 20.0
@@ -69,18 +70,19 @@ def choose(
     for config, samples in cases:
         if slow and time.monotonic() - begin > MEASURING:
             break
-        simple = _sequential(config)
-        built = assembly.build(simple, samples())
+        simple = config.engine.altered(name="sequential", block=None)
+        built = assembly.build(config, samples(), engine=simple)
         try:
             with own_methods.named(config.algorithm):
                 if not asked and not slow and estimate.measure(built).total * trainings < SHORT:
                     return EngineChoice("sequential")
                 make = partial(_engine, simple, built.net, built.federation)
                 state = training_state(built.algorithm, built.start())
-                trial = CodeTrial(built.config, built.algorithm, built.net, built.federation, state)
+                own, engine = isinstance(config.model, OwnModelConfig), built.found.engine
+                trial = CodeTrial(engine, built.algorithm, built.net, own, built.federation, state)
                 trial.check_stacked()
                 one, other = (
-                    engine_choice.measured(name, built.config, built.algorithm, state, make)
+                    engine_choice.measured(name, built.algorithm, state, make)
                     for name in ("sequential", "vectorized")
                 )
                 slow, fast = slow + one.total, fast + other.total
@@ -124,27 +126,22 @@ def estimated(config: Config, federation: Federation) -> Estimate:
         MethodError: The code of a user's method raised an exception.
         RunError: The models diverge in the first steps.
     """
-    built = assembly.build(_sequential(config), federation)
+    simple = config.engine.altered(name="sequential", block=None)
+    built = assembly.build(config, federation, engine=simple)
     with closing(built.engine), own_methods.named(config.algorithm):
         found = estimate.measure(built)
         if config.engine.name != "vectorized":
             return found
-        make = partial(_engine, config, built.net, federation)
+        make = partial(_engine, config.engine, built.net, federation)
         state = training_state(built.algorithm, built.start())
-        fast = engine_choice.measured("vectorized", built.config, built.algorithm, state, make)
+        fast = engine_choice.measured("vectorized", built.algorithm, state, make)
     training = config.train.rounds * fast.round
     return replace(found, training=training, total=found.total - found.training + training)
 
 
-def _sequential(config: Config) -> Config:
-    """Return a configuration with the sequential engine."""
-    return assembly.altered(config, "engine", name="sequential", block=None)
-
-
-def _engine(config: Config, net: nn.Module, federation: Federation, name: str) -> Engine:
+def _engine(config: EngineConfig, net: nn.Module, federation: Federation, name: str) -> Engine:
     """Return an engine by its name."""
-    named = assembly.fill_defaults(assembly.altered(config, "engine", name=name))
-    return assembly.build_engine(named, net, federation)
+    return assembly.build_engine(find_engine(config.altered(name=name)), net, federation)
 
 
 def _block(engine: Engine, config: Config, at_once: int) -> int:

@@ -56,11 +56,13 @@ class TargetJudge:
         federation: Samples of all clients.
         metrics: The metrics.
         size: Number of values that the net returns for one sample.
+        best: Metric that chooses the best round.
     """
 
     federation: Federation
     metrics: tuple[OwnMetric, ...]
     size: int
+    best: BestConfig
 
     def observe(self, deployment: Deployment) -> Callable[[StepContext], Tree]:
         """Return a function to the outputs [B, ...]."""
@@ -142,8 +144,8 @@ def check_config(config: Config, federation: Federation) -> None:
             )
 
 
-def make(config: Config, net: LightningNet, federation: Federation) -> tuple[Config, TargetJudge]:
-    """Return the judge, and the configuration with the choice of the best round.
+def make(config: Config, net: LightningNet, federation: Federation) -> TargetJudge:
+    """Return the judge, with the choice of the best round.
 
     The metrics are tried on the smallest part of a client.
 
@@ -156,7 +158,7 @@ def make(config: Config, net: LightningNet, federation: Federation) -> tuple[Con
         ConfigError: A metric is not there, has changed since the run began, cannot be computed, or
             does not say whether larger values are better.
     """
-    config, metrics = own_metrics.of_targets(config)
+    metrics = own_metrics.make(config.evaluation, None)
     best = config.evaluation.best
     chosen = {metric.name: metric for metric in metrics}.get(best.metric or metrics[0].name)
     if chosen is None:
@@ -174,12 +176,10 @@ def make(config: Config, net: LightningNet, federation: Federation) -> tuple[Con
                 " evaluation.best.metric to another metric."
             )
         mode = "max" if is_higher_better else "min"
-    best = BestConfig(metric=chosen.name, mode=mode)
-    evaluation = config.evaluation.model_copy(update={"best": best})
     metrics = tuple(replace(one, mode=mode) if one is chosen else one for one in metrics)
     size = _try(config, net, federation, metrics)
-    judge = TargetJudge(federation, metrics, size)
-    return config.model_copy(update={"evaluation": evaluation}), judge
+    best = BestConfig(metric=chosen.name, mode=mode)
+    return TargetJudge(federation, metrics, size, best)
 
 
 def _try(

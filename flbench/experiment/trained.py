@@ -9,7 +9,7 @@ import csv
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +27,7 @@ from flbench.algorithms.base import Deployment
 from flbench.client.forward import apply
 from flbench.client.program import Statistic
 from flbench.config.resolve import resolve_written
-from flbench.config.schema import Config
+from flbench.config.schema import Config, EngineConfig
 from flbench.core import files
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import DataError, UserError, did_you_mean
@@ -40,7 +40,7 @@ from flbench.data.federation import Federation
 from flbench.data.partition_files import check_unchanged, data_hash
 from flbench.engine.base import find_device
 from flbench.experiment import checkpoint, rounds
-from flbench.experiment.assembly import Experiment, altered, build
+from flbench.experiment.assembly import Experiment, build
 from flbench.experiment.evaluate import BLOCK, SCALARS
 from flbench.metrics import ranking_names
 from flbench.models.base import net_leaves
@@ -334,21 +334,17 @@ def load(
             f"there is no checkpoint {checkpoint!r}.{did_you_mean(str(checkpoint), MOMENTS)}"
             " Choose best or last."
         )
-    threads = torch.get_num_threads()
-    config, _ = resolve_written(path / "config.yaml")
-    experiment = build(_on_this_machine(config), tried=False)
-    try:
-        _check_data(experiment, path)
+    with _built(path, None) as experiment:
         state = _read_state(experiment, path, checkpoint)
         name, ids = _choose(experiment, state, path, client, deployment)
-        return _load(experiment, state, path, client, name, ids, checkpoint, warn or _ignore)
-    finally:
-        experiment.engine.close()
-        torch.set_num_threads(threads)
+        tell = warn or (lambda sentence: None)
+        return _load(experiment, state, path, client, name, ids, checkpoint, tell)
 
 
-def learned(path: Path, federation: Federation | None = None) -> tuple[Learned, ...]:
-    """Return what the method of a run has learned besides the models (`Algorithm.learned`).
+def learned(
+    path: Path, federation: Federation | None = None
+) -> tuple[tuple[Learned, ...], Federation]:
+    """Return what the method of a run has learned besides the models, and the samples of the run.
 
     The data set of the run must be there and unchanged. The number of threads of PyTorch is left as
     it was.
@@ -357,17 +353,30 @@ def learned(path: Path, federation: Federation | None = None) -> tuple[Learned, 
         path: The run folder. Its last round counts.
         federation: The samples of the run, if they are already loaded; None to load them.
 
+    Returns:
+        The result of `Algorithm.learned`, and the samples, for another run with the same ones.
+
     Raises:
         UserError: The path is not a run folder, or has no checkpoint, or its data are not there.
         DataError: A file is damaged, or the data differ from those of the run.
     """
+    with _built(path, federation) as experiment:
+        state = _read_state(experiment, path, "last")
+        return experiment.algorithm.learned(state), experiment.federation
+
+
+@contextmanager
+def _built(path: Path, federation: Federation | None) -> Iterator[Experiment]:
+    """Return a context manager for the experiment of a run, whose data are those of the run."""
     check_run_folder(path)
     threads = torch.get_num_threads()
     config, _ = resolve_written(path / "config.yaml")
-    experiment = build(_on_this_machine(config), federation, tried=False)
+    engine = _on_this_machine(config.engine)
+    experiment = build(config, federation, tried=False, engine=engine)
     try:
-        _check_data(experiment, path)
-        return experiment.algorithm.learned(_read_state(experiment, path, "last"))
+        samples = experiment.federation
+        check_unchanged(path, samples.partition, samples.dataset, "Restore the old files.")
+        yield experiment
     finally:
         experiment.engine.close()
         torch.set_num_threads(threads)
@@ -440,30 +449,20 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(one_line(name) for name in names[:5])}{more}"
 
 
-def _ignore(sentence: str) -> None:
-    """Take a sentence and do nothing."""
-
-
-def _on_this_machine(config: Config) -> Config:
-    """Return a run's configuration with an engine of this process that gives the same bits.
+def _on_this_machine(config: EngineConfig) -> EngineConfig:
+    """Return the section `engine` with an engine of this process that gives the same bits.
 
     A run on a GPU that this machine lacks is read on the CPU.
     """
     # On CPUs the results of Ray are those of the sequential engine.
-    if config.engine.name in ("ray", "auto"):
-        config = altered(config, "engine", name="sequential", workers="auto", address=None)
-    device = config.engine.device
+    if config.name in ("ray", "auto"):
+        config = config.altered(name="sequential", workers="auto", address=None)
+    device = config.device
     if device.startswith("cuda") and torch.cuda.device_count() <= int(device[5:] or 0):
         device = "cpu"
-    if find_device(device).type == "cpu" and config.engine.precision in ("tf32", "16-mixed"):
-        config = altered(config, "engine", precision="32-true")
-    return altered(config, "engine", device=device)
-
-
-def _check_data(experiment: Experiment, path: Path) -> None:
-    """Raise a DataError if the data differ from those of the run."""
-    federation = experiment.federation
-    check_unchanged(path, federation.partition, federation.dataset, "Restore the old files.")
+    if find_device(device).type == "cpu" and config.precision in ("tf32", "16-mixed"):
+        config = config.altered(precision="32-true")
+    return config.altered(device=device)
 
 
 def check_checkpoint(path: Path) -> Path:
@@ -561,9 +560,7 @@ def _load(
     """Return the model that a deployment gives to the client `ids` [1]."""
     evaluator = experiment.evaluator(warn)
     deployment = experiment.algorithm.deploy(state, torch.tensor([0]))[name]
-    settings = rounds.settings_of(
-        experiment.config, experiment.algorithm, replace(state, round=state.round - 1)
-    )
+    settings = rounds.settings_of(experiment.algorithm, replace(state, round=state.round - 1))
     known = experiment.algorithm.setting.net.fixed
     capture = _Capture(deployment.weights, deployment.predict is not None, known)
     statistic = Statistic(CAPTURED, _count, finish=capture, samples=Samples("train", limit=1))

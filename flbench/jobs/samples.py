@@ -10,10 +10,9 @@ from flbench.core.documents import read_json
 from flbench.core.errors import DataError
 from flbench.core.given import offered
 from flbench.data import federation as federations
-from flbench.data import partition_files, sources
+from flbench.data import own_schemes, partition_files, sources
 from flbench.data.dataset import Dataset
 from flbench.data.federation import Federation
-from flbench.experiment import assembly
 from flbench.jobs.job import Job
 
 KEPT: Final = 2  # partitions that are kept in memory; jobs are ordered by partition
@@ -46,19 +45,20 @@ class LoadedSamples:
         if key not in self._federations:
             while len(self._federations) >= KEPT:
                 del self._federations[next(iter(self._federations))]
-            config = assembly.fill_defaults(job.config)
             own = {"data": self.data[job.data]} if job.data in self.data else {}
             with offered({**self.objects, **own}):
                 self._federations[key] = federations.build(
-                    self._dataset(job), config.data, config.partition, config.seed
+                    self._dataset(job), job.config.data, job.config.partition, job.config.seed
                 )
         return self._federations[key].reseeded(job.config.seed)
 
     def partition(self, job: Job) -> PartitionFiles:
         """Return the content of partition.npz and of partition.json of a job's run folder."""
-        found = self.federation(job)
-        config = assembly.with_data(assembly.fill_defaults(job.config), found)
-        return partition_files.encode(found.partition, found.dataset, config.partition)
+        found, asked = self.federation(job), job.config.partition
+        sha256 = own_schemes.sha256(asked, found.partition.hash())
+        seed = job.config.partition_seed
+        section = asked.altered(seed=seed, clients=found.clients, sha256=sha256)
+        return partition_files.encode(found.partition, found.dataset, section)
 
     def data_hash(self, job: Job) -> str:
         """Return the SHA-256 (hex) of the data set of a job; see `partition_files.data_hash`.
@@ -102,9 +102,7 @@ class LoadedSamples:
 
 def partition_key(job: Job) -> str:
     """Return a text that two jobs share if they have the same data and the same partition."""
-    config = job.config
-    seed = config.seed if config.partition.seed is None else config.partition.seed
-    return f"{_key(job, 'data', 'partition')} {seed}"
+    return f"{_key(job, 'data', 'partition')} {job.config.partition_seed}"
 
 
 def _key(job: Job, *sections: str) -> str:

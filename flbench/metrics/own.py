@@ -27,12 +27,14 @@ class OwnMetric:
             and the true classes of all samples that the matrix counts. An attribute
             `higher_is_better` that is False makes small values good.
         path: Import path of the function, or `object`.
+        sha256: SHA-256 (hex) of the function's source; None if it is not known.
         mode: Whether larger or smaller values are better, if the configuration says it.
     """
 
     name: str
     function: Callable[..., Any]
     path: str
+    sha256: str | None = None
     mode: Literal["max", "min"] | None = None
 
     def __call__(self, confusion: Tensor) -> float:

@@ -65,8 +65,7 @@ class CellConfigs:
         if key not in self._cases:
             self._cases[key] = self._resolve(cell, algo)
         case, source = self._cases[key], self._chosen[str(cell.dataset)]
-        data = case.config.data.model_copy(update=dict(source.values))
-        config = case.config.model_copy(update={"data": data})
+        config = case.config.altered(data=case.config.data.altered(**source.values))
         names = (f"data.{name}" for name in source.values)
         origins = {**case.origins, **dict.fromkeys(names, "reproduce")}
         return CellConfig(config, origins, case.paper, case.scaled)
@@ -139,8 +138,7 @@ def fingerprint(config: Config) -> str:
     """
     tree, partition = _compared(config), config.partition
     tree["evaluation.every"] = config.evaluation_period
-    if partition.seed is None:
-        tree["partition.seed"] = config.seed
+    tree["partition.seed"] = config.partition_seed
     if config.data.path is not None:
         del tree["data.name"]  # a run takes it from the file
     if partition.scheme in ("natural", "file"):

@@ -184,7 +184,7 @@ class _Planner:
         case, jobs = self._cases.of(cell), {}
         scaled, changed = changes(case)
         for repetition, seed in enumerate(self._seeds):
-            config = case.config.model_copy(update={"seed": seed})
+            config = case.config.altered(seed=seed)
             jobs[seed] = PlannedRun(
                 name=fingerprint(config),
                 method=cell.row,
@@ -231,6 +231,5 @@ class _Planner:
 
 def _finding_its_own(job: PlannedRun) -> PlannedRun:
     """Return a run that finds the confusable classes in its own validation parts."""
-    evaluation = job.config.evaluation.model_copy(update={"confusable": "own"})
-    config = job.config.model_copy(update={"evaluation": evaluation})
+    config = job.config.altered(evaluation=job.config.evaluation.altered(confusable="own"))
     return replace(job, config=config, name=fingerprint(config))

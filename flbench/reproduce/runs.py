@@ -77,8 +77,7 @@ def config_of(job: PlannedRun, folders: RunFolders) -> Config:
     folder = folders.find(job.reference.config)
     if folder is None or not is_finished(folder):
         return job.config
-    evaluation = job.config.evaluation.model_copy(update={"confusable": str(folder)})
-    return job.config.model_copy(update={"evaluation": evaluation})
+    return job.config.altered(evaluation=job.config.evaluation.altered(confusable=str(folder)))
 
 
 def state_of(job: PlannedRun, folders: RunFolders) -> State:

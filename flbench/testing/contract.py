@@ -558,7 +558,7 @@ def _assert_vectorized_like_sequential(one: States, many: assembly.Experiment) -
         for key, value in trees[0].items():
             difference = (value.double() - trees[1][key].double()).abs().max()
             assert float(difference) <= 1e-9, key
-    settings = [rounds.settings_of(x.config, x.algorithm, a) for x in (one.built, many)]
+    settings = [rounds.settings_of(x.algorithm, a) for x in (one.built, many)]
     found = [
         x.evaluator(print).evaluate(s, settings[0], common=True).local["personal", "test"]
         for x, s in ((one.built, a), (many, b))

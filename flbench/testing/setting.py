@@ -117,7 +117,7 @@ def played(
         The state after the round, and what the cohort sent.
     """
     stage = built.algorithm.stages()[state.stage]
-    settings = rounds.settings_of(built.config, built.algorithm, state, setup=stage.setup)
+    settings = rounds.settings_of(built.algorithm, state, setup=stage.setup)
     trained = rounds.train(built.algorithm, built.engine, state, settings, ids=ids)
     return rounds.exchange(built.algorithm, state, trained).state, trained.results
 

@@ -17,6 +17,7 @@ from flbench.core.wording import setting
 from flbench.data import partition_files
 from flbench.data.federation import Federation
 from flbench.experiment import assembly, own_metrics, provenance, shared_engine
+from flbench.experiment.found import find_engine
 from flbench.metrics import ranking_names
 from flbench.metrics.own import SUFFIXES
 from flbench.results.study_folder import PERSONAL
@@ -113,7 +114,7 @@ class PreparedStudy:
 def _check_own_optimizer(space: Space, config: Config) -> None:
     """Raise a ConfigError if an optimizer is searched that a LightningModule makes itself."""
     searched = [path for path in space.parameters if path.startswith("train.optimizer.")]
-    if isinstance(config.model, OwnModelConfig) and config.model.lightning and searched:
+    if config.has_own_optimizer and searched:
         raise ConfigError(
             f"`{searched[0]}` of the space of {space.method} ({space.source}) cannot be searched:"
             " with `model.lightning` the module makes the optimizer. Give a space without it."
@@ -162,11 +163,11 @@ def prepare(
         notes += fit_notes
         _check_own_optimizer(spaces[method], config)
     federation = load(config, request.metric)
-    engine = assembly.fill_defaults(config).engine
+    engine = find_engine(config.engine)
     origin = resolved[request.methods[0]][1].get("engine.name", "default")
     is_named = engine.name != "auto" and origin != "default"
     if not is_named:
-        engine = engine.model_copy(update={"name": "sequential"})
+        engine = engine.altered(name="sequential")
     resources = resources_of(request, engine)
     configs = {}
     for method, (mine, _) in resolved.items():
@@ -205,16 +206,12 @@ def _with_fastest_engine(prepared: PreparedStudy, *, asked: bool) -> PreparedStu
         prepared.resources.concurrent,
         asked=asked,
     )
-    values = {"name": choice.name, "block": choice.block}
-    engine = prepared.resources.engine.model_copy(update=values)
+    engine = prepared.resources.engine.altered(name=choice.name, block=choice.block)
     where = {"engine.name": ORIGIN, "engine.block": ORIGIN} if choice.note is not None else {}
     return replace(
         prepared,
         resources=replace(prepared.resources, engine=engine),
-        configs={
-            method: config.model_copy(update={"engine": engine})
-            for method, config in prepared.configs.items()
-        },
+        configs={key: one.altered(engine=engine) for key, one in prepared.configs.items()},
         origins={method: places | where for method, places in prepared.origins.items()},
         notes=(*prepared.notes, *([] if choice.note is None else [choice.note])),
     )
@@ -257,8 +254,7 @@ def load(config: Config, metric: str) -> Federation:
             f" `{federation.dataset.name}` has {federation.classes}. Choose another metric, such as"
             " accuracy or balanced_accuracy."
         )
-    _, own = own_metrics.make(config, federation.classes)
-    for one in own:
+    for one in own_metrics.make(config.evaluation, federation.classes):
         if one.is_loss and metric in (one.name, *(f"{one.name}{suffix}" for suffix in SUFFIXES)):
             raise ConfigError(
                 f"{setting('metric', metric)}: smaller values of this metric are better, and a"
@@ -282,10 +278,10 @@ def complete(
         UserError: The method does not accept the configuration, or lacks the deployment.
     """
     # Building with the simplest engine shows whether the method accepts the configuration.
-    built = assembly.build(assembly.altered(config, "engine", name="sequential"), federation)
+    built = assembly.build(config, federation, engine=config.engine.altered(name="sequential"))
     deployments.check(deployment, built)
-    # The built configuration has the seed of the partition, which all training seeds share.
-    return built.config.model_copy(update={"engine": resources.engine}), built.notes
+    # The complete configuration has the seed of the partition, which all training seeds share.
+    return replace(built.found, engine=resources.engine).complete(config), built.notes
 
 
 def create(prepared: PreparedStudy, command: Sequence[str]) -> StudyFolder:
@@ -375,7 +371,7 @@ def reopen(folder: StudyFolder, changed: dict[str, Any], parcel: Parcel = NOTHIN
     for config in configs.values():
         if _has_own_parts(config):
             # Compares the hashes here: in a trial, a difference would count as its failure.
-            assembly.build(assembly.altered(config, "engine", name="sequential"), federation)
+            assembly.build(config, federation, engine=config.engine.altered(name="sequential"))
     return PreparedStudy(
         request,
         configs,

@@ -67,6 +67,17 @@ class TuneRequest:
     batch: int | None = None
 
 
+def require_ray_tune() -> None:
+    """Raise a ConfigError if Ray Tune is not installed."""
+    try:
+        import ray.tune  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"a search of hyper-parameters needs the package `{error.name}`, which is not"
+            " installed: pip install 'flbench[tune]'"
+        ) from error
+
+
 def check(request: TuneRequest) -> None:
     """Check the options that do not depend on data.
 
@@ -147,10 +158,10 @@ def resources_of(request: TuneRequest, engine: EngineConfig) -> Resources:
         )
     cores = len(os.sched_getaffinity(0))
     if engine.name == "ray" and engine.workers == "auto":
-        engine = engine.model_copy(update={"workers": max(1, cores // (request.concurrent or 1))})
+        engine = engine.altered(workers=max(1, cores // (request.concurrent or 1)))
     on_gpu = engine.device.startswith("cuda")
     if on_gpu:  # a trial sees the GPU that Ray assigns to it as device 0
-        engine = engine.model_copy(update={"device": "cuda"})
+        engine = engine.altered(device="cuda")
     if request.gpus is not None:
         _check_gpus(request.gpus, engine, on_gpu=on_gpu)
     gpus = float(on_gpu) if request.gpus is None else request.gpus

@@ -182,11 +182,11 @@ class TrialTraining:
     def _build(self, federation: Federation, *, fresh: bool) -> None:
         config, origins = configuration(self._study, self.job)
         before = self.folder.path / "config.yaml"
-        if before.is_file() and not fresh and config.engine.block is None:
+        engine = config.engine
+        if before.is_file() and not fresh and engine.block is None:
             # The order of sums over a stack depends on its size, so that a resumed trial keeps it.
-            block = read(before).engine.block
-            config = assembly.altered(config, "engine", block=block)
-        built = assembly.build(config, federation.reseeded(config.seed))
+            engine = engine.altered(block=read(before).engine.block)
+        built = assembly.build(config, federation.reseeded(config.seed), engine=engine)
         self._built = built
         if fresh:
             self.folder.checkpoint("last").unlink(missing_ok=True)

@@ -168,7 +168,7 @@ def deployed(*overrides: str, rounds: int = 2) -> str:
 
     built = build(*LENET, f"train.rounds={rounds}", *overrides)
     state = after(built, rounds)
-    settings = settings_of(built.config, built.algorithm, state)
+    settings = settings_of(built.algorithm, state)
     return digest(built.evaluator(print).deployed(state, settings))
 
 

@@ -385,7 +385,7 @@ def test_clusters_are_the_same_with_both_engines_and_after_a_checkpoint(tmp_path
     for name, value in a.server.items():
         assert torch.equal(loaded.server[name], value), name
         assert torch.allclose(value.double(), b.server[name].double(), rtol=0, atol=1e-9), name
-    settings = settings_of(one.config, one.algorithm, a)
+    settings = settings_of(one.algorithm, a)
     found = [
         x.evaluator(print).evaluate(s, settings, common=True)
         for x, s in ((one, a), (one, loaded), (many, b))

@@ -20,7 +20,7 @@ def after_steps(built, some: slice):
     state = built.start()
     program = built.algorithm.program(state)
     part = LocalProgram(program.steps[some], program.keeps | program.sends)
-    settings = rounds.settings_of(built.config, built.algorithm, state)
+    settings = rounds.settings_of(built.algorithm, state)
     return rounds.train(built.algorithm, built.engine, state, settings, program=part).results.kept
 
 

@@ -48,7 +48,7 @@ def after_steps(built, some: slice):
     state = built.start()
     program = built.algorithm.program(state)
     part = LocalProgram(program.steps[some], program.keeps | program.sends)
-    settings = rounds.settings_of(built.config, built.algorithm, state)
+    settings = rounds.settings_of(built.algorithm, state)
     return rounds.train(built.algorithm, built.engine, state, settings, program=part).results.kept
 
 
@@ -95,7 +95,7 @@ def test_round_is_the_loop_of_algorithm_1():
     assert set(state.clients) == HEAD | LEAVES
     for name, value in state.clients.items():
         assert torch.allclose(value, torch.stack([own[name] for own in clients]), atol=1e-10), name
-    settings = rounds.settings_of(built.config, built.algorithm, state)
+    settings = rounds.settings_of(built.algorithm, state)
     evaluated = built.evaluator(print).deployed(state, settings)
     for model, own in zip(evaluated, clients, strict=True):
         for name, value in h(own).items():
@@ -193,7 +193,7 @@ def test_plugged_into_any_method_both_engines_agree_and_phi_and_z_are_paid(metho
         assert (value.double() - b.clients[name].double()).abs().max() <= 1e-9, name
     program = one.algorithm.program(a)
     assert program.sends == LEAVES
-    settings = rounds.settings_of(one.config, one.algorithm, a)
+    settings = rounds.settings_of(one.algorithm, a)
     done = rounds.train(one.algorithm, one.engine, a, settings)
     links = one.algorithm.links(a, done.results.ids)
     edges = int((links != 0).sum()) - len(links)

@@ -17,7 +17,7 @@ ROUGH = ("train.optimizer.momentum=0.9", "train.optimizer.weight_decay=0.01")
 
 
 def trained(built, state):
-    settings = rounds.settings_of(built.config, built.algorithm, state)
+    settings = rounds.settings_of(built.algorithm, state)
     return rounds.train(built.algorithm, built.engine, state, settings)
 
 

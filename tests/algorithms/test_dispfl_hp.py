@@ -23,7 +23,7 @@ WHERE = ["false", "true"]
 
 
 def trained(built, state):
-    settings = rounds.settings_of(built.config, built.algorithm, state)
+    settings = rounds.settings_of(built.algorithm, state)
     return rounds.train(built.algorithm, built.engine, state, settings)
 
 
@@ -61,7 +61,7 @@ def test_masks_keep_their_size_and_what_they_mask_is_zero_outside(where):
     """Masks are on the evaluated weights, or on phi as it is kept and sent."""
     built = build(METHOD, LENET, f"algorithm.mask_phi={where}", *SMALL, *ROUGH, DOUBLE)
     start, state, masked = built.start(), after(built, 2), built.algorithm.masked()
-    settings = rounds.settings_of(built.config, built.algorithm, state)
+    settings = rounds.settings_of(built.algorithm, state)
 
     models = list(built.evaluator(print).deployed(state, settings))
 

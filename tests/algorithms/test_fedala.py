@@ -24,12 +24,12 @@ def start(*overrides: str):
 
 
 def evaluate(built, state):
-    settings = settings_of(built.config, built.algorithm, state)
+    settings = settings_of(built.algorithm, state)
     return built.evaluator(print).evaluate(state, settings, common=True)
 
 
 def deployed(built, state):
-    settings = settings_of(built.config, built.algorithm, state)
+    settings = settings_of(built.algorithm, state)
     return list(built.evaluator(print).deployed(state, settings))
 
 
@@ -139,7 +139,7 @@ def test_four_rounds_equal_a_plain_loop(options, epochs, engine):
     found = {1: [], 2: []}
 
     for ids in ([0, 1], [1, 2], [1, 2, 4], [1, 2, 3]):
-        settings = settings_of(built.config, built.algorithm, state)
+        settings = settings_of(built.algorithm, state)
         received = {name: state.server[name].clone() for name in net_leaves(built.net)}
         state, results = played(built, state, torch.tensor(ids))
         for i in set(ids) & {1, 2}:
@@ -193,12 +193,12 @@ def test_evaluated_start_equals_the_plain_loops():
     built, state = start(*keys, "train.optimizer.lr=0.1", "algorithm.eta=20")
     plain = PlainClient(built, 1, built.algorithm.config)
     for ids in ([0, 1], [1, 2]):
-        settings = settings_of(built.config, built.algorithm, state)
+        settings = settings_of(built.algorithm, state)
         received = {name: state.server[name].clone() for name in net_leaves(built.net)}
         state, _ = played(built, state, torch.tensor(ids))
         plain.train(received, settings)
 
-    settings = settings_of(built.config, built.algorithm, state)
+    settings = settings_of(built.algorithm, state)
     model = list(built.evaluator(print).deployed(state, settings))[1]
 
     plain.begin({name: state.server[name] for name in plain.leaves}, settings)

@@ -183,7 +183,7 @@ def test_batchnorm_begins_as_the_common_models_and_stays_local():
     state, _ = played(built, state)
     begun = {name: state.clients[name].clone() for name in local}
     state, results = played(built, state)
-    settings = rounds.settings_of(built.config, built.algorithm, state)
+    settings = rounds.settings_of(built.algorithm, state)
     deployed = list(built.evaluator(print).deployed(state, settings))
 
     mixed = built.algorithm.dispatch(state, torch.arange(5)).rows.values

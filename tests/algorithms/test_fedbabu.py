@@ -32,7 +32,7 @@ def test_head_is_the_first_one_to_the_bit_after_training():
     names = built.algorithm.setting.net.names("all")
 
     program = replace(built.algorithm.program(state), keeps=names, sends=frozenset())
-    settings = rounds.settings_of(built.config, built.algorithm, state)
+    settings = rounds.settings_of(built.algorithm, state)
     kept = rounds.train(built.algorithm, built.engine, state, settings, program=program)
 
     first = dict(built.net.named_parameters())
@@ -73,7 +73,7 @@ def test_fine_tuned_models_equal_a_loop(part):
     plain, state = Plain(built), after(built, 2)
     body = {**plain.start(), **state.server}
 
-    settings = rounds.settings_of(built.config, built.algorithm, state)
+    settings = rounds.settings_of(built.algorithm, state)
     found = list(built.evaluator(print).deployed(state, settings))
 
     for client in range(5):

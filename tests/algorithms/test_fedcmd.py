@@ -54,7 +54,7 @@ def test_votes_are_those_of_a_slow_loop_over_batches(engine, tie):
     keys = ("train.optimizer.lr=0", "model.norm=none", "train.batch_size=8")
     built = build(*KEYS, *keys, f"engine.name={engine}", f"algorithm.tie={tie}")
     start = built.start()
-    settings = settings_of(built.config, built.algorithm, start)
+    settings = settings_of(built.algorithm, start)
 
     state, results = played(built, start, torch.arange(5))
 
@@ -213,7 +213,7 @@ def test_absent_clients_keep_their_layer_and_those_behind_it_and_receive_the_oth
     before = {name: value.clone() for name, value in second.clients.items()}
     third, _ = played(built, second, torch.tensor([0, 1]))
 
-    settings = settings_of(built.config, built.algorithm, second)
+    settings = settings_of(built.algorithm, second)
     models = list(built.evaluator(print).deployed(third, settings))
 
     for client in (2, 3, 4):
@@ -236,7 +236,7 @@ def test_bytes_of_both_phases_are_those_of_the_table():
 
     costs, state = [], built.start()
     for number in range(3):
-        settings = settings_of(built.config, built.algorithm, state)
+        settings = settings_of(built.algorithm, state)
         trained = train(built.algorithm, built.engine, state, settings)
         over = exchange(built.algorithm, state, trained)
         costs.append((over.costs["down_bytes"] / 5, over.costs["up_bytes"] / 5))

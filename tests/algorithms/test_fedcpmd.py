@@ -179,7 +179,7 @@ def test_classifier_stays_and_the_body_is_averaged_in_phase_1():
 
 
 def settings_of_last(built, state: State):
-    return settings_of(built.config, built.algorithm, replace(state, round=state.round - 1))
+    return settings_of(built.algorithm, replace(state, round=state.round - 1))
 
 
 @pytest.mark.slow
@@ -268,7 +268,7 @@ def test_client_that_is_new_in_phase_2_starts_from_the_body_of_phase_1():
     absent = [i for i in range(5) if int(first.participation_count[i]) == 0]
 
     client, ids = absent[0], torch.tensor(absent[:1])
-    settings = settings_of(built.config, built.algorithm, first)
+    settings = settings_of(built.algorithm, first)
     start = list(built.evaluator(print).deployed(first, settings))[client]
     own = train(built.algorithm, built.engine, first, settings, ids=ids).results.sent.values
     second, _ = played(built, first, ids)
@@ -479,7 +479,7 @@ def test_bytes_of_both_phases_are_those_of_the_table():
 
     costs, state = [], built.start()
     for number in range(4):
-        settings = settings_of(built.config, built.algorithm, state)
+        settings = settings_of(built.algorithm, state)
         over = exchange(
             built.algorithm, state, train(built.algorithm, built.engine, state, settings)
         )
@@ -502,7 +502,7 @@ def test_majority_costs_what_each_client_shares():
     size = {0: 64 * 128 + 128, 1: 128 * 64 + 64, 2: 64 * 10 + 10, None: 64 * 10 + 10}
     state = elect(after(built, 1), layers)
 
-    settings = settings_of(built.config, built.algorithm, state)
+    settings = settings_of(built.algorithm, state)
     over = exchange(built.algorithm, state, train(built.algorithm, built.engine, state, settings))
 
     others = sum(4 * (sum(size[k] for k in range(3)) - size[layer]) for layer in layers)
@@ -548,7 +548,7 @@ def test_paper_evaluation_is_that_of_a_rounds_clients_at_three_moments(tmp_path,
         cluster_of = [0] * 10
         if number > 2:
             cluster_of = algorithm.clusters(state).tolist()
-        settings = settings_of(built.config, algorithm, state)
+        settings = settings_of(algorithm, state)
         before = list(built.evaluator(print).deployed(state, settings))
         trained = train(algorithm, built.engine, state, settings)
         ids = trained.results.ids.tolist()

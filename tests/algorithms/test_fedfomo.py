@@ -60,7 +60,7 @@ def slow_mixture(built, state, client, chosen):
 def test_mixture_and_preferences_equal_a_loop_over_the_formulas(engine):
     built = build(*KEYS, *LEARNING, "algorithm.evaluated=mixed", f"engine.name={engine}")
     state = after(built, 3)
-    settings = rounds.settings_of(built.config, built.algorithm, state)
+    settings = rounds.settings_of(built.algorithm, state)
     chosen = built.algorithm.candidates(state, torch.arange(5))
     slow = [
         slow_mixture(built, state, i, [n for n in chosen[i].tolist() if n >= 0]) for i in range(5)

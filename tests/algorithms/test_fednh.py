@@ -155,7 +155,7 @@ def test_scale_that_would_turn_negative_stays_at_its_least():
     [phase] = [step for step in program.steps if isinstance(step, Phase)]
     only_scale = replace(phase, train=frozenset({"scale"}))
 
-    settings = rounds.settings_of(built.config, built.algorithm, opposite)
+    settings = rounds.settings_of(built.algorithm, opposite)
     results = rounds.train(
         built.algorithm,
         built.engine,
@@ -206,7 +206,7 @@ def test_absent_client_keeps_its_last_model_or_the_first_one():
     last = {**results.sent.values, "head.weight": first["head.weight"].expand(2, -1, -1)}
     state, _ = played(built, state, torch.tensor([1, 2]))
 
-    settings = rounds.settings_of(built.config, built.algorithm, state)
+    settings = rounds.settings_of(built.algorithm, state)
     models = list(built.evaluator(print).deployed(state, settings))
     deployments = built.algorithm.deploy(state, torch.arange(5))
 

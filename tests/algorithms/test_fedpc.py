@@ -112,7 +112,7 @@ def test_share_of_the_pull_is_logged_for_one_batch_of_each_client(engine, form):
     built = build("algorithm=fedpc", f"algorithm.pull={form}", *keys)
     state, shares = built.start(), []
     for _ in range(3):  # set-up, a round without prototypes, a round with them
-        settings = rounds.settings_of(built.config, built.algorithm, state)
+        settings = rounds.settings_of(built.algorithm, state)
         observe = built.algorithm.diagnostics() if state.stage else ()
         trained = rounds.train(built.algorithm, built.engine, state, settings, observe=observe)
         shares.append(trained.results.observed.get("pull.pull_share"))
@@ -595,7 +595,7 @@ def costs_of(built) -> list[dict[str, float]]:
     state, costs = built.start(), []
     while state.round < 2:
         setup = built.algorithm.stages()[state.stage].setup
-        settings = rounds.settings_of(built.config, built.algorithm, state, setup=setup)
+        settings = rounds.settings_of(built.algorithm, state, setup=setup)
         trained = rounds.train(built.algorithm, built.engine, state, settings)
         over = rounds.exchange(built.algorithm, state, trained)
         state = over.state

@@ -76,7 +76,7 @@ def test_gm_is_the_averaged_body_under_the_first_head():
     first, rows = only(plain.start(), head), built.federation.common
     assert not torch.equal(state.clients["head.weight"][0], first["head.weight"])
 
-    settings = settings_of(built.config, built.algorithm, state)
+    settings = settings_of(built.algorithm, state)
     counts = built.evaluator(print).evaluate_common(state, settings)["gm"]
 
     x = plain.federation.inputs(rows, torch.float64)

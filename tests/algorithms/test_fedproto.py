@@ -148,7 +148,7 @@ def test_prototypes_and_predictions_of_each_rule_equal_a_loop():
         table |= {k: torch.stack(rows).mean(dim=0) for k, rows in sent.items()}
 
     state = after(built, ROUNDS)
-    settings = settings_of(built.config, built.algorithm, state)
+    settings = settings_of(built.algorithm, state)
     counts = built.evaluator(print).evaluate(state, settings, common=False).local
 
     found = {k: state.server["global.prototypes"][k] for k in table}

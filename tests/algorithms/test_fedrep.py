@@ -32,7 +32,7 @@ def ends(built, phases: int) -> dict[str, torch.Tensor]:
     count = steps[phases - 1] + 1 if phases else 0
     names = built.algorithm.setting.net.names("all")
     shown = replace(program, steps=program.steps[:count], keeps=names, sends=frozenset())
-    settings = rounds.settings_of(built.config, built.algorithm, state)
+    settings = rounds.settings_of(built.algorithm, state)
     return rounds.train(built.algorithm, built.engine, state, settings, program=shown).results.kept
 
 

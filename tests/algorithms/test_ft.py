@@ -95,7 +95,7 @@ def test_fine_tuned_models_equal_a_loop(engine, keys, head, body, rate):
     assert len(of_head) == 2
     stages = ((of_head, head, lr, False), (list(net.parameters), body, lr, True))
 
-    settings = settings_of(built.config, built.algorithm, after(built, 1))
+    settings = settings_of(built.algorithm, after(built, 1))
     found = list(built.evaluator(print).deployed(state, settings))
 
     for client in range(5):

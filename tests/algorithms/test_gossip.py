@@ -27,7 +27,7 @@ METHOD = "algorithm=dfedavg"
 
 
 def trained(built, state):
-    settings = rounds.settings_of(built.config, built.algorithm, state)
+    settings = rounds.settings_of(built.algorithm, state)
     return rounds.train(built.algorithm, built.engine, state, settings)
 
 
@@ -76,7 +76,7 @@ def test_round_is_a_loop_over_neighbours_and_what_they_sent(topology):
     now = rounds.exchange(built.algorithm, state, done).state
 
     graph = built.algorithm.topology.graph(
-        rounds.settings_of(built.config, built.algorithm, state).draw, done.results.ids
+        rounds.settings_of(built.algorithm, state).draw, done.results.ids
     )
     for name, sent in done.results.sent.values.items():
         for i, client in enumerate(ids):
@@ -212,7 +212,7 @@ def test_star_without_its_hub_leaves_every_client_alone():
     """A star without its hub: everyone trains alone in that round, and it is counted."""
     built = build(METHOD, "algorithm.topology=star", "partition.clients=6", DOUBLE)
     state = after(built, 1)
-    settings = rounds.settings_of(built.config, built.algorithm, state)
+    settings = rounds.settings_of(built.algorithm, state)
     ids = torch.tensor([1, 2, 5])
     done = rounds.train(built.algorithm, built.engine, state, settings, ids=ids)
 
@@ -241,7 +241,7 @@ def test_models_before_mixing_are_evaluated_with_after_training(method, plug, mo
         put_(unmixed.clients, done.results.ids, known)
         state = rounds.exchange(plain.algorithm, state, done).state
         same, _ = played(asked, same)
-    settings = rounds.settings_of(plain.config, plain.algorithm, state)
+    settings = rounds.settings_of(plain.algorithm, state)
 
     expected, found, mixed = (
         list(built.evaluator(print).deployed(after_, settings))

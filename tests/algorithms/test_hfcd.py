@@ -279,7 +279,7 @@ def test_prototypes_under_dropped_statistics_are_those_of_the_recalibrated_net()
             torch.arange(5),
             rows=partial(take, state.clients),
             dispatch=lambda ids: Dispatch(),
-            settings=settings_of(built.config, built.algorithm, state),
+            settings=settings_of(built.algorithm, state),
             observe=(collect,),
         ).observed
 

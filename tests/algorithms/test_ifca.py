@@ -147,7 +147,7 @@ def test_clients_are_evaluated_with_the_model_that_they_would_choose_now():
     built = build("algorithm=ifca", "model.name=lenet5", *FULL)
     state, several = after(built, 1), built.algorithm.several()
 
-    settings = settings_of(built.config, built.algorithm, state)
+    settings = settings_of(built.algorithm, state)
     evaluated = list(built.evaluator(print).deployed(state, settings))
 
     best = [int(losses(Plain(built), state, several, 3, i).argmin()) for i in range(5)]

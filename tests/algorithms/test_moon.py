@@ -112,7 +112,7 @@ def test_last_uploaded_model_is_evaluated_if_there_is_one():
 
     state, results = played(built, state, torch.tensor([0, 3]))
 
-    settings = settings_of(built.config, built.algorithm, state)
+    settings = settings_of(built.algorithm, state)
     models = list(built.evaluator(print).deployed(state, settings))
     for name in built.algorithm.setting.net.names("all"):
         assert torch.equal(models[0][name], results.sent.values[name][0])
@@ -191,7 +191,7 @@ def test_options_run_under_every_batchnorm_policy_on_both_engines(policy, evalua
 
     for name, rows in a.clients.items():
         assert torch.allclose(rows.double(), b.clients[name].double(), rtol=0, atol=1e-9), name
-    settings = settings_of(one.config, one.algorithm, a)
+    settings = settings_of(one.algorithm, a)
     found = [
         x.evaluator(print).evaluate(a, settings, common=True).local["personal", "test"].confusion
         for x in (one, many)

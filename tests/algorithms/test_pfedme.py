@@ -124,7 +124,7 @@ def test_personal_model_is_not_the_servers_and_stays_while_its_client_is_absent(
     state = built.start()
 
     def evaluated(state):
-        settings = settings_of(built.config, built.algorithm, state)
+        settings = settings_of(built.algorithm, state)
         return list(built.evaluator(print).deployed(state, settings))
 
     state, _ = played(built, state, torch.tensor([0, 1]))

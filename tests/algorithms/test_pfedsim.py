@@ -189,7 +189,7 @@ def test_bytes_are_w_in_the_warm_up_then_the_body_down_and_w_up():
 def test_mixture_and_stored_model_are_both_evaluated():
     built = build(*KEYS, "train.participation=0.6")
     state = after(built, 5)
-    settings = rounds.settings_of(built.config, built.algorithm, state)
+    settings = rounds.settings_of(built.algorithm, state)
 
     models = built.algorithm.deploy(state, torch.arange(5))
     deployed = list(built.evaluator(print).deployed(state, settings))
@@ -238,7 +238,7 @@ def test_held_classes_are_those_with_training_samples():
         torch.arange(5),
         rows=lambda ids: {},
         dispatch=lambda ids: Dispatch(),
-        settings=settings_of(built.config, built.algorithm, built.start()),
+        settings=settings_of(built.algorithm, built.start()),
     )
 
     held = results.sent.values["held"]

@@ -246,7 +246,7 @@ def test_net_of_linear_layers_alone_is_refused_and_the_cure_works():
 def test_each_client_is_evaluated_with_its_own_mixture():
     built = build(*KEYS)
     state = after(built, 1)
-    settings = rounds.settings_of(built.config, built.algorithm, state)
+    settings = rounds.settings_of(built.algorithm, state)
 
     deployed = built.evaluator(print).deployed(state, settings)
 

@@ -27,7 +27,7 @@ GOSSIP = sorted(name for name in ALGORITHMS.names() if issubclass(ALGORITHMS.fin
 
 def learned(folder, *overrides):
     path, _ = run(folder, *overrides)
-    return path, {one.name: one for one in trained.learned(path)}
+    return path, {one.name: one for one in trained.learned(path)[0]}
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,8 @@ import pytest
 import torch
 
 import flbench as fl
-from flbench.api import partitions, process, running
+from flbench.api import partitions, running
+from flbench.calls import process
 from flbench.cli.app import main
 from flbench.config.resolve import resolve
 from flbench.config.schema import PartitionConfig, SchemeName

@@ -6,8 +6,9 @@ import pytest
 from torch import nn
 
 import flbench as fl
-from flbench.api import arguments, studies
+from flbench.api import studies
 from flbench.api import tuning as api_tuning
+from flbench.calls import arguments
 from flbench.config.resolve import resolve
 from flbench.data.sources import digits
 from flbench.losses.similarity import masked_mean

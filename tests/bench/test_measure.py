@@ -145,7 +145,7 @@ def test_auto_takes_the_engine_with_the_shortest_time(monkeypatch):
         lambda name, *_: engine_choice.Candidate(name, times[name], times[name]),
     )
 
-    name, reason = engine_choice.choose(config_of(), None, None, None)
+    name, reason = engine_choice.choose(None, None, None)
 
     assert name == "vectorized"
     assert "sequential 3 s" in reason
@@ -159,7 +159,7 @@ def test_auto_leaves_out_an_engine_that_cannot_do_it():
             raise ConfigError("a term cannot be stacked")
         return built.engine
 
-    name, reason = engine_choice.choose(built.config, built.algorithm, built.start(), make)
+    name, reason = engine_choice.choose(built.algorithm, built.start(), make)
 
     assert name == "sequential"
     assert reason.endswith("The vectorized engine cannot train this configuration.")
@@ -170,7 +170,7 @@ def test_measuring_changes_nothing():
     state = built.start()
     before = digest([state.server, state.clients])
 
-    engine_choice.choose(built.config, built.algorithm, state, lambda name: built.engine)
+    engine_choice.choose(built.algorithm, state, lambda name: built.engine)
 
     assert digest([state.server, state.clients]) == before
 
@@ -180,7 +180,7 @@ def test_steps_of_a_round_are_counted_without_training():
     state = built.start()
     program = built.algorithm.program(state)
     phases = [step for step in program.steps if isinstance(step, Phase)]
-    settings = rounds.settings_of(built.config, built.algorithm, state)
+    settings = rounds.settings_of(built.algorithm, state)
 
     trained = rounds.train(built.algorithm, built.engine, state, settings, ids=torch.arange(5))
     short = rounds.train(

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from flbench.callbacks import EarlyStopping
+from flbench.callbacks import CallbackList, EarlyStopping
 from flbench.cli import app
 from flbench.config.schema import Config, EarlyStoppingConfig
 from flbench.config.sources import Layer
@@ -236,3 +236,14 @@ def test_killed_process_stops_in_the_same_round_after_a_resume(tmp_path):
     assert summary["stopped"]["round"] == 91
     assert reproducible(summary_of(folder)) == reproducible(summary)
     assert (folder / "metrics.csv").read_bytes() == (path / "metrics.csv").read_bytes()
+
+
+def test_the_callback_of_the_configuration_comes_before_those_of_the_user():
+    told = CallbackList([EarlyStopping(patience=2)])
+    assert list(told.state_dict()) == ["EarlyStopping"]
+
+    told.check(config("runs", "train.early_stopping.patience=3")[0], ["validation", "test"])
+    told.load_state_dict({"EarlyStopping#2": {"best": 0.5, "best_round": 4, "waited": 1}})
+
+    assert told.state_dict()["EarlyStopping"]["best_round"] == 0
+    assert told.state_dict()["EarlyStopping#2"]["best_round"] == 4

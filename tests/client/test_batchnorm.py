@@ -27,7 +27,7 @@ def test_statistics_follow_what_a_deployment_calls_the_net_with(monkeypatch):
     found = []
     for deployment in (Deployment(Dispatch(), weights=Tripled()), Deployment(scaled)):
         monkeypatch.setattr(built.algorithm, "deploy", lambda *_, d=deployment: {"personal": d})
-        settings = settings_of(built.config, built.algorithm, state)
+        settings = settings_of(built.algorithm, state)
         found.append(list(built.evaluator(print).deployed(state, settings)))
 
     for called, plain in zip(*found, strict=True):

@@ -44,7 +44,7 @@ def played(built, engine, number: int = 3):
     state = built.start()
     while state.round < number:
         setup = built.algorithm.stages()[state.stage].setup
-        settings = rounds.settings_of(built.config, built.algorithm, state, setup=setup)
+        settings = rounds.settings_of(built.algorithm, state, setup=setup)
         trained = rounds.train(built.algorithm, engine, state, settings)
         state = rounds.exchange(built.algorithm, state, trained).state
     return state
@@ -86,7 +86,7 @@ def test_results_come_in_cohort_order_with_failures_and_observations(engine):
     built = build(*KEYS, "algorithm.name=local")
     state = built.start()
     state.clients["head.weight"][3] = torch.nan
-    settings = rounds.settings_of(built.config, built.algorithm, state)
+    settings = rounds.settings_of(built.algorithm, state)
     observe = (Statistic("test", Count(), REDUCE, samples=Samples("test")),)
     ids = torch.tensor([4, 3, 0, 2])
 
@@ -114,7 +114,7 @@ def test_killed_worker_is_started_again_and_changes_nothing(engine):
 
     os.kill(victim, signal.SIGKILL)
     while state.round < 4:
-        settings = rounds.settings_of(built.config, built.algorithm, state)
+        settings = rounds.settings_of(built.algorithm, state)
         trained = rounds.train(built.algorithm, engine, state, settings)
         state = rounds.exchange(built.algorithm, state, trained).state
 
@@ -143,7 +143,7 @@ def test_clients_are_dealt_by_size(engine):
 
 def test_empty_cohort_is_accepted(engine):
     built = build(*KEYS, "algorithm.name=local")
-    settings = rounds.settings_of(built.config, built.algorithm, built.start())
+    settings = rounds.settings_of(built.algorithm, built.start())
 
     trained = rounds.train(
         built.algorithm, engine, built.start(), settings, ids=torch.zeros(0, dtype=torch.int64)

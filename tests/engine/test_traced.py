@@ -498,7 +498,7 @@ def test_statistics_are_replayed_client_after_client():
     program = LocalProgram((Statistic("found", Sizes()),))
     CALLS.clear()
 
-    settings = rounds.settings_of(built.config, built.algorithm, built.start())
+    settings = rounds.settings_of(built.algorithm, built.start())
     results = built.engine.run(
         LocalProgram(()),
         torch.arange(12),
@@ -558,7 +558,7 @@ def assert_replayed(name, engine, monkeypatch, *more, shapes_replayed=2):
         state = built.start()
         while state.round < 2:
             setup = built.algorithm.stages()[state.stage].setup
-            settings = rounds.settings_of(built.config, built.algorithm, state, setup=setup)
+            settings = rounds.settings_of(built.algorithm, state, setup=setup)
             trained = rounds.train(built.algorithm, built.engine, state, settings)
             state = rounds.exchange(built.algorithm, state, trained).state
         ends.append(state)

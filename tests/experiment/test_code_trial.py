@@ -216,7 +216,7 @@ def test_a_client_does_not_depend_on_those_that_the_same_process_trains_before(
 
     def check(self, anew):
         engine = self._engine("32-true")
-        settings = rounds.settings_of(self.config, self.algorithm, self.state)
+        settings = rounds.settings_of(self.algorithm, self.state)
         for ids in ([0, 1, 2], [2]):
             trained = rounds.train(
                 self.algorithm, engine, self.state, settings, ids=torch.tensor(ids)

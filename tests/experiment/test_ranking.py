@@ -58,7 +58,7 @@ def test_margins_are_those_of_each_clients_model(data, method, engine, more):
     keys = (f"data.path={data}", "evaluation.common.limit=30", *more)
     built = build(f"algorithm={method}", f"engine.name={engine}", *keys)
     state, evaluator = after(built, 2), built.evaluator(print)
-    settings = settings_of(built.config, built.algorithm, state)
+    settings = settings_of(built.algorithm, state)
     y, parts = built.federation.dataset.y, built.federation.partition.parts
 
     made = evaluator.evaluate(state, settings, common=True)
@@ -113,7 +113,7 @@ def test_metrics_stand_where_others_do(data, tmp_path, capsys):
 def test_metrics_are_scikit_learns_over_all_clients(data):
     built = build("algorithm=local", f"data.path={data}")
     state = after(built, 1)
-    settings = settings_of(built.config, built.algorithm, state)
+    settings = settings_of(built.algorithm, state)
 
     made = built.evaluator(print).evaluate(state, settings, common=False)
 
@@ -138,7 +138,7 @@ def test_positive_class_can_be_chosen(data, tmp_path):
     one = build(*keys)
     other = build(*keys, "evaluation.positive=0")
     state = after(one, 1)
-    settings = settings_of(one.config, one.algorithm, state)
+    settings = settings_of(one.algorithm, state)
 
     first, second = (
         built.evaluator(print).evaluate(state, settings, common=False).margins["personal", "test"]

@@ -56,7 +56,7 @@ def start_of(algorithm: Algorithm) -> State:
 
 def play(built, algorithm: Algorithm, state: State, ids=None) -> rounds.Exchange:
     setup = algorithm.stages()[state.stage].setup
-    settings = rounds.settings_of(built.config, algorithm, state, setup=setup)
+    settings = rounds.settings_of(algorithm, state, setup=setup)
     ids = None if ids is None else torch.tensor(ids)
     trained = rounds.train(algorithm, built.engine, state, settings, ids=ids)
     return rounds.exchange(algorithm, state, trained)
@@ -142,14 +142,12 @@ def test_setup_rounds_have_streams_of_their_own(built):
     algorithm = made(built, WithSetup)
     state = start_of(algorithm)
     keys = {
-        rounds.settings_of(
-            built.config, algorithm, replace(state, stage=s, stage_round=t), setup=True
-        ).draw.key
+        rounds.settings_of(algorithm, replace(state, stage=s, stage_round=t), setup=True).draw.key
         for s in range(2)
         for t in range(2)
     }
 
-    assert len(keys | {rounds.settings_of(built.config, algorithm, state).draw.key}) == 5
+    assert len(keys | {rounds.settings_of(algorithm, state).draw.key}) == 5
 
 
 def test_last_stage_stays_when_all_rounds_are_done(built):
@@ -335,7 +333,7 @@ class Ones:
 def test_aggregate_sees_what_is_paid_for_and_nothing_else(built):
     algorithm = made(built, Spy)
     state = start_of(algorithm)
-    settings = rounds.settings_of(built.config, algorithm, state)
+    settings = rounds.settings_of(algorithm, state)
 
     trained = rounds.train(
         algorithm, built.engine, state, settings, observe=(Statistic("seen", Ones()),)

@@ -27,6 +27,7 @@ from flbench.core.errors import ConfigError, DataError, RunError, UserError
 from flbench.data.sources import digits
 from flbench.engine.sequential import SequentialEngine
 from flbench.experiment import assembly, checkpoint, evaluate, lifecycle
+from flbench.experiment.found import find_engine
 from flbench.experiment.rounds import settings_of
 from flbench.experiment.run_folder import RunFolder
 from flbench.losses import CrossEntropy
@@ -142,7 +143,7 @@ def test_global_and_personal_figures_on_the_common_test_set(tmp_path):
 def test_a_model_that_all_share_is_evaluated_once_on_the_common_test_set(keys, once, monkeypatch):
     built = build(*keys, "evaluation.common.limit=50")
     evaluator, state = built.evaluator(print), after(built, 2)
-    settings = settings_of(built.config, built.algorithm, state)
+    settings = settings_of(built.algorithm, state)
     asked, engine_run = [], built.engine.run
 
     def noted(program, ids, **others):
@@ -728,16 +729,16 @@ def test_every_basic_method_is_registered():
 
 
 def test_altered_changes_known_keys_and_refuses_others():
-    config = config_of()
+    engine = config_of().engine
 
-    assert assembly.altered(config, "engine", block=3).engine.block == 3
-    with pytest.raises(ValueError, match=r"`engine` has no keys \['blok'\]"):
-        assembly.altered(config, "engine", blok=3)
+    assert engine.altered(block=3).block == 3
+    with pytest.raises(ValueError, match=r"EngineConfig has no keys \['blok'\]"):
+        engine.altered(blok=3)
 
 
 def test_threads_are_part_of_the_resolved_configuration(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert assembly.fill_defaults(config_of("engine.threads=null")).engine.threads == len(
+    assert find_engine(config_of("engine.threads=null").engine).threads == len(
         os.sched_getaffinity(0)
     )
 
@@ -747,21 +748,21 @@ def test_threads_are_part_of_the_resolved_configuration(monkeypatch):
 def test_omp_num_threads_is_the_default_of_the_threads(monkeypatch, value, threads, engine):
     monkeypatch.setenv("OMP_NUM_THREADS", value)
     asked = config_of("engine.threads=null", f"engine.name={engine}")
-    assert assembly.fill_defaults(asked).engine.threads == threads
-    assert assembly.fill_defaults(config_of("engine.threads=1")).engine.threads == 1
+    assert find_engine(asked.engine).threads == threads
+    assert find_engine(config_of("engine.threads=1").engine).threads == 1
 
 
 @pytest.mark.parametrize("value", ["", "0", "-1", "many", "²", "1.5"])
 def test_omp_num_threads_that_is_no_number_is_ignored(monkeypatch, value):
     monkeypatch.setenv("OMP_NUM_THREADS", value)
     cores = len(os.sched_getaffinity(0))
-    assert assembly.fill_defaults(config_of("engine.threads=null")).engine.threads == cores
+    assert find_engine(config_of("engine.threads=null").engine).threads == cores
 
 
 def test_too_many_threads_of_the_environment_are_refused_by_its_name(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "99999")
     with pytest.raises(ConfigError, match="`OMP_NUM_THREADS`=99999 is too many"):
-        assembly.fill_defaults(config_of("engine.threads=null"))
+        find_engine(config_of("engine.threads=null").engine)
 
 
 def test_resume_refuses_other_data_than_the_run_began_with(tmp_path):
@@ -851,7 +852,7 @@ def test_evaluation_requests_only_the_models_that_it_evaluates_next(engine, bloc
     built = build("algorithm=fedfomo", f"engine.name={engine}", f"engine.block={block}")
     monkeypatch.setattr(evaluate, "SCALARS", 2 * built.algorithm.setting.net.size)
     state, asked, sizes = built.start(), [], []
-    settings = settings_of(built.config, built.algorithm, state)
+    settings = settings_of(built.algorithm, state)
     deploy, train = built.algorithm.deploy, built.engine.run
 
     def spy(state, ids):
@@ -886,7 +887,7 @@ def test_client_whose_finetuning_diverges_is_evaluated_without_it(all_fail, monk
     tuned = replace(plain, program=LocalProgram((*spoil, phase)))
     monkeypatch.setattr(type(built.algorithm), "deploy", lambda *_: {"personal": tuned})
     evaluator = built.evaluator(notes.append)
-    settings = settings_of(built.config, built.algorithm, state)
+    settings = settings_of(built.algorithm, state)
 
     evaluated = evaluator.evaluate(state, settings, common=False).local["personal", "test"]
     models = list(evaluator.deployed(state, settings))

@@ -26,8 +26,8 @@ def measured(monkeypatch):
     asked = []
 
     def give(total, **seconds):
-        def of_engine(name, config, *rest):
-            asked.append((config.algorithm.name, name))
+        def of_engine(name, algorithm, *rest):
+            asked.append((algorithm.name, name))
             found = seconds[name]
             if isinstance(found, Exception):
                 raise found
@@ -84,9 +84,8 @@ def test_costs_are_those_of_the_chosen_engine(case, measured):
     config, samples = case
     measured(100.0, sequential=0.0, vectorized=0.0)
     slow = shared_engine.estimated(config, samples())
-    fast = shared_engine.estimated(
-        assembly.altered(config, "engine", name="vectorized", block=CLIENTS), samples()
-    )
+    engine = config.engine.altered(name="vectorized", block=CLIENTS)
+    fast = shared_engine.estimated(config.altered(engine=engine), samples())
     assert slow.total == 100.0
     assert fast.training == 0.0
     assert 0.0 < fast.total < 100.0

@@ -3,7 +3,7 @@
 from flbench.comparison.folder import ComparisonFolder
 from flbench.config.sources import Layer
 from flbench.core import files
-from flbench.experiment import assembly
+from flbench.experiment.found import find_engine
 from flbench.jobs import campaign
 from flbench.jobs.job import Job
 from flbench.jobs.samples import LoadedSamples
@@ -37,7 +37,7 @@ def test_a_job_that_a_worker_of_a_killed_driver_begins_late_is_waited_for(
             jobs,
             folder,
             LoadedSamples(),
-            Resources(1, assembly.fill_defaults(config).engine, 0, 0, kind=CELL),
+            Resources(1, find_engine(config.engine), 0, 0, kind=CELL),
             supervisor,
             changed=Layer({}),
             shown=True,

@@ -18,6 +18,7 @@ from flbench.cli import app
 from flbench.data import sources
 from flbench.data.sources import digits
 from flbench.experiment import assembly
+from flbench.experiment.found import find_engine
 from flbench.reproduce import library
 from flbench.reproduce.configurations import fingerprint
 from tests.support import REAL_DATA, Silent, config_of
@@ -229,8 +230,11 @@ def test_report_shows_finished_runs_that_were_not_requested(finished, reproduce,
 
 def test_filled_in_defaults_are_the_same_run():
     asked = config_of("evaluation.every=null")
+    every = asked.evaluation.altered(every=asked.evaluation_period)
+    seed = asked.partition.altered(seed=asked.partition_seed)
+    complete = asked.altered(evaluation=every, partition=seed, engine=find_engine(asked.engine))
 
-    assert fingerprint(asked) == fingerprint(assembly.fill_defaults(asked))
+    assert fingerprint(asked) == fingerprint(complete)
     assert fingerprint(asked) != fingerprint(config_of("evaluation.every=2"))
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flbench.api import arguments
+from flbench.calls import arguments
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, from_overrides
 from flbench.core.errors import ConfigError

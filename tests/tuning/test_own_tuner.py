@@ -17,11 +17,10 @@ from ray.tune.search.variant_generator import generate_variants
 from safetensors.torch import load_file
 
 import flbench as fl
-from flbench.api import own_tuner
 from flbench.config.sources import Layer
 from flbench.core import imported
 from flbench.core.tree import digest
-from flbench.tuning import library
+from flbench.tuning import library, own_tuner
 from flbench.tuning.trainable_function import parameters, rounds_of, train_trial
 from flbench.workers.shipping import pack
 

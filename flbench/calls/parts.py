@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from torch import nn
 
-from flbench.api.arguments import SectionValues
+from flbench.calls.arguments import SectionValues
 from flbench.config.resolve import read
 from flbench.core import imported
 from flbench.core.errors import ConfigError

@@ -5,10 +5,9 @@ from functools import partial
 from os import PathLike
 from typing import Any, Literal
 
-from flbench.api import arguments, parts
-from flbench.api.arguments import Section
-from flbench.api.process import preserved
-from flbench.api.tuning import require_ray_tune
+from flbench.calls import arguments, parts
+from flbench.calls.arguments import Section
+from flbench.calls.process import preserved
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, leaves
 from flbench.config.yaml_text import to_yaml
@@ -19,8 +18,9 @@ from flbench.core.given import offered
 from flbench.core.imported import portable
 from flbench.core.registry import ALGORITHMS
 from flbench.data import partition_files
-from flbench.experiment import assembly
+from flbench.experiment.found import find_engine
 from flbench.results.study_folder import PERSONAL
+from flbench.tuning.request import require_ray_tune
 
 
 def trainable(
@@ -125,15 +125,12 @@ def trainable(
     with as_flbench_errors(), preserved(), offered(objects):
         federation = prepare.load(asked, "accuracy")
         resources = resources_of(
-            TuneRequest((method,), gpus=gpus_per_trial), assembly.fill_defaults(asked).engine
+            TuneRequest((method,), gpus=gpus_per_trial), find_engine(asked.engine)
         )
         complete, _ = prepare.complete(asked, federation, resources, deployment)
     # A checkpoint after each round is not needed: each report has one.
-    complete = complete.model_copy(
-        update={
-            "output": complete.output.model_copy(update={"checkpoint_every": complete.train.rounds})
-        }
-    )
+    output = complete.output.altered(checkpoint_every=complete.train.rounds)
+    complete = complete.altered(output=output)
     parcel = pack(objects, [method])
     samples = federation.x.numpy()
     packed, description = partition_files.encode(

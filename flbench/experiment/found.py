@@ -1,0 +1,113 @@
+"""What a run finds out about its data, its code and its machine, beside what the user asked for."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from flbench.config.schema import BestConfig, Config, EngineConfig
+from flbench.core.errors import ConfigError
+from flbench.engine.base import find_device
+
+THREADS_PER_CORE: Final = 16
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a run finds out while its objects are built; the configuration itself never changes.
+
+    Attributes:
+        engine: Section `engine` with what is used: the engine that `auto` chose, its block, the
+            device and the number of threads.
+        dataset: Name of the data set: that of the file or function, if there is one.
+        samples: SHA-256 of the samples of `data.source`; None without one.
+        clients: Number of clients N.
+        scheme: SHA-256 of a partition scheme of the user; None for one of flbench.
+        net: Values of `model.sha256` and `model.fixed` by key; empty for a net of flbench.
+        method: SHA-256 of the source of a method of the user; None if it is flbench's or not known.
+        terms: SHA-256 of each term of `train.terms`; None for one of flbench, or if not known.
+        metrics: SHA-256 of each metric of `evaluation.metrics` by name; None if it is not known.
+        best: Section `evaluation.best` with the metric that chooses the best round.
+    """
+
+    engine: EngineConfig
+    dataset: str
+    samples: str | None
+    clients: int
+    scheme: str | None
+    net: Mapping[str, str | None]
+    method: str | None
+    terms: tuple[str | None, ...]
+    metrics: Mapping[str, str | None]
+    best: BestConfig
+
+    def complete(self, asked: Config) -> Config:
+        """Return what the user asked for and what the run found out, as config.yaml has both.
+
+        The keys `partition.seed` and `evaluation.every` have the values that follow from others.
+
+        Args:
+            asked: The configuration of the run.
+        """
+        metrics = {
+            name: entry.altered(sha256=self.metrics[name])
+            for name, entry in (asked.evaluation.metrics or {}).items()
+        }
+        terms = tuple(
+            entry if found is None else entry.altered(sha256=found)
+            for entry, found in zip(asked.train.terms, self.terms, strict=True)
+        )
+        method = {} if self.method is None else {"sha256": self.method}
+        return asked.altered(
+            engine=self.engine,
+            data=asked.data.altered(name=self.dataset, sha256=self.samples),
+            partition=asked.partition.altered(
+                seed=asked.partition_seed, clients=self.clients, sha256=self.scheme
+            ),
+            # The user's classes of these sections may have a key `altered`.
+            model=asked.model.model_copy(update=self.net),
+            algorithm=asked.algorithm.model_copy(update=method),
+            train=asked.train.altered(terms=terms),
+            evaluation=asked.evaluation.altered(
+                every=asked.evaluation_period,
+                metrics=metrics or asked.evaluation.metrics,
+                best=self.best,
+            ),
+        )
+
+
+def find_engine(asked: EngineConfig) -> EngineConfig:
+    """Return the section `engine` with the device and the number of threads of this machine.
+
+    The environment variable `OMP_NUM_THREADS` is the default of `engine.threads`, as it is in
+    PyTorch.
+
+    Args:
+        asked: The section as the user asked for it.
+
+    Raises:
+        ConfigError: The device does not exist, or there are far more threads than cores.
+    """
+    cores = len(os.sched_getaffinity(0))
+    threads, source = asked.threads, "engine.threads"
+    if threads is None:
+        threads, source = _threads_of_environment(), "OMP_NUM_THREADS"
+    if threads is None:
+        threads = 1 if asked.name == "ray" else cores
+    if threads > THREADS_PER_CORE * cores:
+        raise ConfigError(
+            f"`{source}`={threads} is too many for this machine, which has {cores} cores."
+            f" Leave it out, or set it to at most {THREADS_PER_CORE * cores}."
+        )
+    return asked.altered(threads=threads, device=str(find_device(asked.device)))
+
+
+def _threads_of_environment() -> int | None:
+    """Return the number of threads that `OMP_NUM_THREADS` sets.
+
+    Its value is a number, or numbers for nested parallel regions such as `4,2`, of which the first
+    counts. None if it is not set, or is something else, which OpenMP ignores too.
+    """
+    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    is_number = first.isascii() and first.isdigit() and len(first) < 10
+    return int(first) or None if is_number else None
