@@ -1167,6 +1167,9 @@ def test_an_exception_of_a_method_names_the_method_and_its_line(tmp_path, method
 class HasNotMeasured(OwnMethod):
     """The server has a number that is not known yet, and a term keeps a dimension."""
 
+    def cohort(self, state, draw):
+        return super().cohort(state, draw).int()
+
     def init(self, start):
         server, clients = super().init(start)
         return {**server, "best": torch.tensor(float("nan"))}, clients
