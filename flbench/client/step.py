@@ -43,6 +43,8 @@ def local_loss(terms: tuple[LossTerm, ...], context: StepContext) -> Tensor:
     total: Tensor | None = None
     for term in terms:
         value = term(context)
+        if isinstance(value, Tensor) and value.ndim and value.numel() == 1:
+            value = value.reshape(())  # such as a mean with keepdim=True
         if not isinstance(value, int | float) and getattr(value, "ndim", True):
             got = f"the shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
             raise ConfigError(

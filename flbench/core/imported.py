@@ -380,8 +380,10 @@ def _siblings(path: str) -> dict[str, Path]:
 def _altered(path: str) -> Iterator[tuple[str, str]]:
     """Yield the modules of an import path in which a program has set something, and what."""
     name = module_of(path)
-    for one, file in {name: user_code.file_of(name), **_siblings(path)}.items():
-        if file is not None and (text := user_code.altered(one, file)):
+    files = {name: user_code.file_of(name), **_siblings(path)}
+    known = [file for file in files.values() if file is not None]
+    for one, file in files.items():
+        if file is not None and (text := user_code.altered(one, file, known)):
             yield one, text
 
 

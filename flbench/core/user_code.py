@@ -81,29 +81,33 @@ def siblings(name: str, thing: Any = None) -> dict[str, Path]:
     return {one: file for one, file in found.items() if one != name}
 
 
-def altered(name: str, file: Path) -> str:
+def altered(name: str, file: Path, others: Iterable[Path] = ()) -> str:
     """Return what a program has set in a module after its import, as a text; "" for nothing.
 
     These are constants of the module and of its classes whose value is not the only one that the
     file gives them, and functions of a script or notebook in the place of its own. Installed
-    modules are left out, and so are attributes of classes that code of the module sets itself, such
-    as `Net.has_warned = True`.
+    modules are left out, and so is what the user's modules set themselves: attributes of classes,
+    such as `Net.has_warned = True`, and attributes of modules while modules are imported.
 
     Args:
-        name: Name of the module.
+        name: Name of the module. If it has not been imported, nothing has been set.
         file: Its file.
+        others: Files of the modules that are imported with it.
     """
     found: list[str] = []
     if is_installed(file):
         return ""
     module = sys.modules.get(name, SimpleNamespace())
     tree = _tree(file.read_bytes())
+    trees = [tree, *(_tree(one.read_bytes()) for one in others if one.exists())]
     scopes: list[tuple[str, list[ast.stmt], Mapping[str, Any]]] = [("", tree.body, vars(module))]
-    own = Counter(_set_on_classes(tree))
+    of_classes = Counter(key for one in trees for key in _set_on_others(ast.walk(one)))
+    of_modules = Counter(key for one in trees for key in _set_on_others(_at_import(one)))
     while scopes:
         prefix, body, space = scopes.pop()
-        stored = Counter(_stored(body)) + (own if prefix else Counter())
-        for node in body:
+        stored = Counter(_stored(body)) + (of_classes if prefix else of_modules)
+        stars = [k for k, node in enumerate(body) if "*" in _stored([node])]
+        for k, node in enumerate(body):
             match node:
                 case ast.ClassDef(name=key):
                     kind = space.get(key)
@@ -112,8 +116,9 @@ def altered(name: str, file: Path) -> str:
                 case (
                     ast.Assign(targets=[ast.Name(id=key)], value=ast.expr() as value)
                     | ast.AnnAssign(target=ast.Name(id=key), value=ast.expr() as value)
-                ) if stored[key] == 1 and isinstance(now := space.get(key), (*NUMBERS, *CONSTANTS)):
-                    for first in _literal(value):
+                ) if stored[key] == 1 and key in space and k > max(stars, default=-1):
+                    now = space[key]
+                    for first in _literal(value) if isinstance(now, (*NUMBERS, *CONSTANTS)) else ():
                         if isinstance(now, NUMBERS) or first != now:
                             found.append(f"{prefix}{key} = {_described(now, [], name)}")
         for key, value in list(space.items()):
@@ -253,10 +258,15 @@ def settings(module: nn.Module) -> dict[str, str]:
 
 
 def _stored(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """Yield the names that statements set in their own scope, and those that functions declare."""
+    """Yield the names that statements set in their own scope, and those that functions declare.
+
+    An import of all names of a module yields "*".
+    """
     for node in nodes:
         if isinstance(node, ast.Global):
             yield from node.names
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from (one.asname or one.name.partition(".")[0] for one in node.names)
         elif isinstance(node, FUNCTIONS | ast.ClassDef):
             inner = ast.walk(node)
             yield from (name for one in inner if isinstance(one, ast.Global) for name in one.names)
@@ -266,9 +276,17 @@ def _stored(nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield from _stored(ast.iter_child_nodes(node))
 
 
-def _set_on_classes(tree: ast.AST) -> Iterator[str]:
+def _at_import(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a module that its import runs: all but those of functions."""
+    for one in ast.iter_child_nodes(node):
+        if not isinstance(one, FUNCTIONS | ast.Lambda):
+            yield one
+            yield from _at_import(one)
+
+
+def _set_on_others(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Yield the names of attributes that code sets on something else than `self`."""
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Attribute(value=ast.Name(id="self")):
                 pass

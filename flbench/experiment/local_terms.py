@@ -253,7 +253,8 @@ def _try(term: OwnTerm, net: nn.Module, federation: Federation, stacked: bool) -
         stacked: Whether the term must work under `torch.vmap`.
 
     Returns:
-        Whether the term depends on a tensor that requires gradients and is not the net's.
+        Whether the term depends on a tensor that requires gradients, is not the net's, and lasts
+        from call to call. A copy of the samples, for their gradients, does not last.
 
     Raises:
         ConfigError: The term raises an exception, is not a finite 0-dim tensor, depends on
@@ -306,7 +307,26 @@ def _try(term: OwnTerm, net: nn.Module, federation: Federation, stacked: bool) -
         except Exception as error:
             where = " under torch.vmap, which engine.name=vectorized needs"
             raise ConfigError(_raised(term, error, where)) from error
-    return results[0].requires_grad  # the leaves of the net do not require gradients here
+    # The leaves of the net do not require gradients here.
+    return bool(_origins(results[0]) & _origins(results[1]))
+
+
+def _origins(value: Tensor) -> set[int]:
+    """Return the ids of the tensors that require gradients and that a value is computed from.
+
+    They are valid as long as the value exists.
+    """
+    found = {id(value)} if value.requires_grad and value.is_leaf else set()
+    queue, seen = [value.grad_fn], set()
+    while queue:
+        node = queue.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(variable := getattr(node, "variable", None), Tensor):
+            found.add(id(variable))
+        queue += [one for one, _ in node.next_functions]
+    return found
 
 
 def _raised(term: OwnTerm, error: Exception, where: str) -> str:

@@ -155,8 +155,8 @@ class FederatedLoop:
         if not stages[state.stage].setup:
             with own_methods.named(self.algorithm.config):
                 models = self.algorithm.deploy(state, torch.tensor([0]))
-            kinds = [*map(type, models.values())] if isinstance(models, dict) else []
-            if set(kinds) != {Deployment} or next(iter(models)) != "personal":
+            is_dict = isinstance(models, dict) and next(iter(models), None) == "personal"
+            if not is_dict or not all(isinstance(one, Deployment) for one in models.values()):
                 raise ConfigError(
                     f"{self._method}.deploy returned {type(models).__name__}. It must return a dict"
                     " of Deployments, of which the first is called `personal`."

@@ -183,9 +183,9 @@ def train(
 def _check_cohort(ids: Any, algorithm: Algorithm) -> None:
     """Raise a ConfigError if a cohort is no tensor of different ids of clients."""
     count = algorithm.setting.clients
-    is_list = isinstance(ids, Tensor) and ids.dtype == torch.int64 and ids.ndim == 1
+    is_list = isinstance(ids, Tensor) and ids.dtype in (torch.int64, torch.int32) and ids.ndim == 1
     known = set(ids.tolist()) if is_list else set()
-    if is_list and known <= set(range(count)) and len(known) == len(ids):
+    if is_list and all(0 <= one < count for one in known) and len(known) == len(ids):
         return
     raise ConfigError(
         f"{type(algorithm).__name__}.cohort returned {ids!r}. It must return a tensor of int64"

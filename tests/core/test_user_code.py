@@ -11,6 +11,7 @@ import pytest
 from torch import nn
 
 from flbench.core import imported, user_code
+from flbench.core.errors import ConfigError
 
 CELLS = count()
 
@@ -137,6 +138,60 @@ def test_what_a_program_sets_in_a_module_counts(change, counts, folder):
     assert (imported.source_sha256("pk.part:Part") != before) == counts
     # Hashes of earlier versions are those of the file alone.
     assert (imported.source_sha256("pk.part:Part", alone) != alone) == counts
+
+
+ITS_OWN = {
+    "pk/__init__.py": "",
+    "pk/local.py": "MEAN = STD = 3.0\n",
+    "pk/names.py": """
+DEVICE = "cpu"
+
+def named(key):
+    def change(kind):
+        kind.key = key
+        return kind
+    return change
+""",
+    "pk/part.py": """
+from . import names
+names.DEVICE = "gpu"
+MEAN, STD = None, 1.0
+STD = 1.0
+WIDTH = 1
+del WIDTH
+DEPTH = None
+try:
+    from .local import MEAN as DEPTH
+except ImportError:
+    pass
+RATE = 0.1
+
+@names.named("part")
+class Part:
+    __private = 2
+    key = ""
+
+from .local import *
+""",
+}
+
+
+def test_what_modules_set_while_they_are_imported_is_not_set_by_a_program(folder):
+    before = by_path(folder, ITS_OWN, "pk.part:Part")
+    imported.check_unaltered("pk.part:Part")
+
+    sys.modules["pk.names"].named = OF_A_CELL
+    with pytest.raises(ConfigError, match="named"):
+        imported.check_unaltered("pk.part:Part")
+    assert imported.source_sha256("pk.part:Part") != before
+
+
+def test_the_hash_does_not_depend_on_whether_the_module_has_been_imported(folder):
+    written(folder, {"part.py": SET_LATER.replace("from . import constants", "")})
+    before = imported.source_sha256("part:Part")
+
+    imported.find("part:Part")
+    assert imported.source_sha256("part:Part") == before
 
 
 def test_modules_that_are_not_imported_by_the_part_do_not_count(folder):

@@ -1162,3 +1162,30 @@ class ReturnsNoUpdate(OwnMethod):
 def test_an_exception_of_a_method_names_the_method_and_its_line(tmp_path, method, words):
     with pytest.raises(ConfigError, match=words):
         fl.run(method, data="digits", **keys(tmp_path))
+
+
+class HasNotMeasured(OwnMethod):
+    """The server has a number that is not known yet, and a term keeps a dimension."""
+
+    def cohort(self, state, draw):
+        return super().cohort(state, draw).int()
+
+    def init(self, start):
+        server, clients = super().init(start)
+        return {**server, "best": torch.tensor(float("nan"))}, clients
+
+    def dispatch(self, state, ids):
+        return super().dispatch(state, ids)
+
+    def terms(self):
+        return (*super().terms(), KeepsDimension())
+
+
+class KeepsDimension(RowLosses):
+    def __call__(self, context):
+        return super().__call__(context).mean(0, keepdim=True)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_numbers_that_are_nan_and_tensors_of_one_number_are_accepted(tmp_path, engine):
+    assert fl.run(HasNotMeasured, data="digits", **keys(tmp_path, engine)).digest

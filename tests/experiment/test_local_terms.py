@@ -89,6 +89,12 @@ def fixed(context):
     return similarity.masked_mean(distance, context.batch.mask)
 
 
+def shifted(context):
+    shift = torch.zeros(10, requires_grad=True)
+    distance = (context.out.logits - shift).square().mean(1)
+    return similarity.masked_mean(distance, context.batch.mask)
+
+
 def by_hand(context):
     value = scaled(context)
     return value if value.item() > 0 else -value
@@ -225,7 +231,9 @@ def test_notes_say_where_the_terms_are_and_where_not():
     assert "no cross entropy in `cluster`" in note
 
 
-@pytest.mark.parametrize(("name", "is_noted"), [("centers", True), ("fixed", False)])
+@pytest.mark.parametrize(
+    ("name", "is_noted"), [("centers", True), ("fixed", False), ("shifted", False)]
+)
 def test_a_note_names_a_term_with_parameters_of_its_own(own, name, is_noted):
     """As the centers of a center loss, which an optimizer trains elsewhere."""
     built = build("algorithm=fedavg", f"train.terms=[{{name: own_terms:{name}}}]")
