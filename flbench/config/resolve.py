@@ -462,7 +462,8 @@ def _error_message(
     if kind in ("too_short", "too_long"):
         return f"`{path}` has a wrong number of values, got {got} ({place})."
     if kind == "tuple_type":
-        shown = redact(str(value)).strip("()")
+        shown = redact(str(value))
+        shown = shown[1:-1] if shown[:1] + shown[-1:] == "()" else shown
         return f"`{path}` must be a list, like [{shown}], got {got} ({place})."
     if kind == "invalid_key":
         return f"`{path}` is not a word: keys must be words ({place})."
