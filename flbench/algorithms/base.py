@@ -473,9 +473,9 @@ def _check_start(found: Any, algorithm: Algorithm) -> None:
             shape = list(value.shape) if isinstance(value, Tensor) else None
             if shape is None or shape[: len(rows)] != rows:
                 raise ConfigError(
-                    f"{what} `{name}` as {type(value).__name__}"
-                    f"{'' if shape is None else f' of the shape {shape}'}. The server's tensors have"
-                    f" any shape, and those of clients a row for each of the {count} clients."
+                    f"{what} `{name}` as {type(value).__name__}{'' if shape is None else f' {shape}'}."
+                    " The server's tensors have any shape, and those of clients a row for each of"
+                    f" the {count} clients."
                 )
 
 
