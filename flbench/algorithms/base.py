@@ -472,10 +472,10 @@ def _check_start(found: Any, algorithm: Algorithm) -> None:
         for name, value in tree.items():
             shape = list(value.shape) if isinstance(value, Tensor) else None
             if shape is None or shape[: len(rows)] != rows:
+                got = type(value).__name__ if shape is None else f"{type(value).__name__} {shape}"
                 raise ConfigError(
-                    f"{what} `{name}` as {type(value).__name__}{'' if shape is None else f' {shape}'}."
-                    " The server's tensors have any shape, and those of clients a row for each of"
-                    f" the {count} clients."
+                    f"{what} `{name}` as {got}. The server's tensors have any shape, and those of"
+                    f" clients a row for each of the {count} clients."
                 )
 
 
