@@ -60,7 +60,7 @@ class Fork:
         self._process.kill()
         self._process.join()
 
-    def wait(self, seconds: float = 120) -> int:
+    def wait(self, seconds: float = 240) -> int:
         """Return the exit code, or the negative number of the signal that ended the process."""
         self._process.join(seconds)
         code = self._process.exitcode

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -419,8 +418,7 @@ def test_interrupt_in_the_middle_of_training_discards_only_that_round(tmp_path, 
     def interrupted(self, program, ids, **keys):
         calls.append(ids)
         if len(calls) == 3 and program.sends:
-            threading.Timer(0.0, os.kill, (os.getpid(), signal.SIGINT)).start()
-            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGINT)
         return original(self, program, ids, **keys)
 
     monkeypatch.setattr(SequentialEngine, "run", interrupted)
