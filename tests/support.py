@@ -1,6 +1,5 @@
 """Helpers of the tests; those that are useful for other packages too are in `flbench.testing`."""
 
-import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -88,7 +87,7 @@ class Interrupting(Silent):
 
     def on_round_end(self, run, metrics):
         if run.round == 2:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
 
 def interrupted_run(out: Path, *overrides: str) -> Path:

@@ -418,7 +418,7 @@ def test_interrupt_in_the_middle_of_training_discards_only_that_round(tmp_path, 
     def interrupted(self, program, ids, **keys):
         calls.append(ids)
         if len(calls) == 3 and program.sends:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)  # to this thread: another one might run later
         return original(self, program, ids, **keys)
 
     monkeypatch.setattr(SequentialEngine, "run", interrupted)

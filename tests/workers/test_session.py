@@ -65,8 +65,11 @@ def opened(pid: int) -> dict[int, str]:
 
 
 def can_write(pid: int, descriptor: int) -> bool:
-    """Return whether a process has opened a file for writing."""
-    lines = Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text().splitlines()
+    """Return whether a process has opened a file for writing; False if it has closed it since."""
+    try:
+        lines = Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text().splitlines()
+    except OSError:
+        return False
     [flags] = [int(line.split()[1], 8) for line in lines if line.startswith("flags:")]
     return bool(flags & (os.O_WRONLY | os.O_RDWR))
 
