@@ -34,10 +34,10 @@ class CallbackList:
     def __bool__(self) -> bool:
         return bool(self._callbacks)
 
-    def check(self, config: Config, parts: Sequence[str]) -> None:
-        """Ask all callbacks whether they can work in a run.
+    def prepare(self, config: Config, parts: Sequence[str]) -> None:
+        """Put the callback of `train.early_stopping` first, and ask all whether they can work.
 
-        The callback that `train.early_stopping` describes is added before the others.
+        It is called once for a run.
 
         Args:
             config: The complete configuration of the run.

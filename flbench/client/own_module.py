@@ -491,7 +491,7 @@ class _Position:
         self.__dict__.update(num_training_batches=batches, estimated_stepping_batches=max(1, steps))
 
     def step_by(self, optimizer: torch.optim.Optimizer, schedules: Sequence[Schedule]) -> None:
-        """Set what the phase is trained by, which LightningModule finds in `strategy`, too."""
+        """Set the optimizer and its schedulers. `LightningModule.optimizers` reads `strategy`."""
         self.__dict__.update(
             optimizers=[optimizer],
             lr_scheduler_configs=list(schedules),

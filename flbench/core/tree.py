@@ -37,9 +37,9 @@ def weighted_mean(rows: Tree, weights: Tensor) -> Tree:
     count = len(next(iter(rows.values()), shares))
     if len(shares) != count or not all(0.0 <= share < math.inf for share in shares):
         raise ConfigError(
-            f"a mean over {count} clients has the weights {shares[:10]}. Weights must be one finite"
-            " number >= 0 for each client that sent something; training losses, which are not"
-            " sent, are NaN."
+            f"a mean over {count} clients has the weights {shares[:10]}. Give one finite number"
+            " >= 0 for each client that sent something. The server does not see training losses:"
+            " there they are NaN."
         )
     total = sum(shares)
     if total <= 0.0:

@@ -321,8 +321,7 @@ def _built(
     about_module: list[str] = []
     module: dict[str, Any] = {}
     if terms is not None:
-        start = replace(before, clients={})
-        about_terms = local_terms.notes(config, terms, algorithm, start)
+        about_terms = local_terms.notes(config, terms, algorithm, replace(before, clients={}))
     if isinstance(net, LightningNet):
         has_classes = federation.dataset.targets is None
         own_training.check_method(algorithm, before, net.title, has_classes=has_classes)

@@ -88,7 +88,7 @@ def run(
         told = _callbacks(callbacks, loggers)
         experiment = build(config, None if supplied is None else supplied.federation)
         stack.callback(experiment.engine.close)
-        told.check(experiment.config, _parts(experiment))
+        told.prepare(experiment.config, _parts(experiment))
         for sentence in experiment.messages():
             told.on_note(sentence)
         config, samples = experiment.config, experiment.federation
@@ -184,7 +184,7 @@ def resume(
         experiment = build(config, federation)
         stack.callback(experiment.engine.close)
         _check_data(experiment, path, has_samples=federation is None)
-        told.check(experiment.config, _parts(experiment))
+        told.prepare(experiment.config, _parts(experiment))
         for sentence in own_methods.notes(config):
             told.on_note(sentence)
         if not folder.checkpoint("last").exists():

@@ -242,7 +242,7 @@ def test_the_callback_of_the_configuration_comes_before_those_of_the_user():
     told = CallbackList([EarlyStopping(patience=2)])
     assert list(told.state_dict()) == ["EarlyStopping"]
 
-    told.check(config("runs", "train.early_stopping.patience=3")[0], ["validation", "test"])
+    told.prepare(config("runs", "train.early_stopping.patience=3")[0], ["validation", "test"])
     told.load_state_dict({"EarlyStopping#2": {"best": 0.5, "best_round": 4, "waited": 1}})
 
     assert told.state_dict()["EarlyStopping"]["best_round"] == 0

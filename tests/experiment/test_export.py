@@ -251,21 +251,26 @@ class Attention(nn.Module):
         return self.fc(self.body(self.attention(x, x, x)[0].mean(1)))
 
 
+def model_of(net, folder):
+    """Return the model of a client after a round with a net of the user."""
+    run = fl.run(
+        "fedavg",
+        model=net,
+        partition=fl.IID(clients=2, samples=60),
+        train={"rounds": 1},
+        engine={"name": "sequential", "threads": 1},
+        output={"dir": folder},
+        progress=False,
+    )
+    return run.trained(0)
+
+
 # What torch.compile itself warns of in training mode.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_attention_is_exported_and_names_are_those_of_the_users_net(tmp_path):
     """The kernel of attention in eval mode rounds differently from the exported operations."""
     torch.manual_seed(0)
-    run = fl.run(
-        "fedavg",
-        model=Attention(),
-        partition=fl.IID(clients=2, samples=60),
-        train={"rounds": 1},
-        engine={"name": "sequential", "threads": 1},
-        output={"dir": tmp_path},
-        progress=False,
-    )
-    model = run.trained(0)
+    model = model_of(Attention(), tmp_path)
 
     for name in ("torch.export", "torch"):
         export.write(model, tmp_path / f"model{export.FORMATS[name].suffix}", name)
@@ -290,16 +295,7 @@ class Branching(nn.Module):
 
 
 def test_a_net_that_no_program_can_hold_is_exported_as_weights(tmp_path, capfd):
-    run = fl.run(
-        "fedavg",
-        model=Branching(),
-        partition=fl.IID(clients=2, samples=60),
-        train={"rounds": 1},
-        engine={"name": "sequential", "threads": 1},
-        output={"dir": tmp_path},
-        progress=False,
-    )
-    model = run.trained(0)
+    model = model_of(Branching(), tmp_path)
 
     for name in ("torch.export", "torch"):
         with pytest.raises(UserError, match=r"`torch.export` .*test_export\.py.*`safetensors`"):
