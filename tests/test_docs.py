@@ -278,6 +278,7 @@ def test_namespace_for_code_of_strangers_keeps_it_in(tmp_path):
             pid, terminal = pty.fork()
             if pid == 0:
                 os.chdir(tmp_path)
+                os.environ["PATH"] = f"{sys.prefix}/bin{os.pathsep}{os.environ['PATH']}"
                 os.execvp("sh", ["sh", "-c", command])
             said = bytearray()
             with suppress(OSError):  # the terminal is closed
