@@ -9,6 +9,7 @@ engines do not record it, and vectorize it only after a trial.
 import dataclasses
 import types
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
@@ -49,6 +50,23 @@ def is_known(thing: object) -> bool:
     False
     """
     return not any(vars(torch_module)[name] for name in FOR_ALL) and _is_known(thing, set())
+
+
+@contextmanager
+def without_new_hooks() -> Iterator[None]:
+    """Context manager that removes hooks of all modules which were registered within it.
+
+    `torch.export` leaves hooks behind when it fails. With them, the code of all nets would be
+    unknown for the rest of the process.
+    """
+    spaces = [vars(torch_module)[name] for name in FOR_ALL]
+    before = [{*space} for space in spaces]
+    try:
+        yield
+    finally:
+        for space, known in zip(spaces, before, strict=True):
+            for key in [key for key in space if key not in known]:
+                del space[key]
 
 
 def unknown_parts(thing: object) -> Iterator[object]:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from flbench.core import files
 from flbench.core.errors import RunError, UserError, did_you_mean
+from flbench.core.ownership import without_new_hooks
 from flbench.core.raised import user_line
 from flbench.core.wording import setting
 from flbench.experiment.trained import TrainedModel
@@ -87,7 +88,8 @@ def write(
         "architecture": architecture(model.net.net),
     }
     try:
-        content = chosen.encode(model, card)
+        with without_new_hooks():
+            content = chosen.encode(model, card)
     except (UserError, RunError):
         raise
     except Exception as error:
