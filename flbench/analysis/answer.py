@@ -11,7 +11,7 @@ from typing import Final, cast
 import numpy as np
 import pandas as pd
 
-from flbench.analysis.arrangement import POPULATIONS, Arrangement
+from flbench.analysis.arrangement import Arrangement
 from flbench.analysis.statistics import ALPHA, CLAIM_FROM, Across, Verdict
 from flbench.reports.tables import size
 
@@ -33,8 +33,7 @@ def sentences(
 
     Returns:
         Of one place two sentences, about the metric and about the bytes. Of several places the same
-        two over all places, and one about the metric for each place unless there are many. If the
-        user has named the baseline, also one for each place about the others beside it. Of a
+        two over all places, and one about the metric for each place unless there are many. Of a
         comparison with a reference, a sentence for each place about the others beside it, and one
         about the bytes.
     """
@@ -51,8 +50,6 @@ def sentences(
         found = [] if across is None else [*_over_places(comparison, leaderboard, across)]
         if across is None or len(places) <= MOST_PLACES:
             found += [_at_place(comparison, *each)[0] for each in places]
-    if comparison.is_baseline_given:
-        found += filter(None, (_beside_baseline(comparison, *each) for each in places))
     return tuple(found)
 
 
@@ -68,13 +65,21 @@ def _beside_reference(
     if mine.empty:
         return ""
     clients = comparison.at(place)[0].run.summary["clients"]
-    where = ", ".join(
-        filter(None, [f"On {place} with {clients} clients", POPULATIONS[comparison.vary_at(place)]])
-    )
+    sampling = comparison.sampling_at(place)
+    where = ", ".join(filter(None, [f"On {place} with {clients} clients", sampling.population]))
     value = f"a test {words(comparison.metric)} of {_value(mine.iloc[0])}"
-    beside = _verdicts(comparison, rows, tests, counted=True)
-    end = f". Beside it, {beside}." if beside else "."
-    return f"{where}, {comparison.baseline} has {value}{end}"
+    beside = _verdicts(comparison, rows, tests)
+    end = f". Beside it, {beside}" if beside else ""
+    if beside and (few := _why_not(comparison, place, rows)):
+        end += f": {few} support no claim"
+    return f"{where}, {comparison.baseline} has {value}{end}."
+
+
+def _why_not(comparison: Arrangement, place: str, rows: pd.DataFrame) -> str:
+    """Return which repetitions of a place support no claim; "" if they do."""
+    if rows["n"].max() < CLAIM_FROM:
+        return f"fewer than {CLAIM_FROM} repetitions"
+    return comparison.sampling_at(place).why_not
 
 
 def _reference_price(comparison: Arrangement, leaderboard: pd.DataFrame) -> str:
@@ -99,30 +104,16 @@ def _reference_price(comparison: Arrangement, leaderboard: pd.DataFrame) -> str:
     return f"{first}, {others}{f', except {listing(different)}' if different else ''}."
 
 
-def _beside_baseline(
-    comparison: Arrangement, place: str, rows: pd.DataFrame, tests: pd.DataFrame
-) -> str:
-    """Return what the tests of a place say about the others beside the baseline.
-
-    Returns:
-        The sentence; "" if the place does not have the baseline, or has nothing else.
-    """
-    said = _verdicts(comparison, rows, tests)
-    where = ", ".join(filter(None, [place, POPULATIONS[comparison.vary_at(place)]]))
-    return f"Beside the baseline {comparison.baseline} on {where}: {said}." if said else ""
-
-
-def _verdicts(
-    comparison: Arrangement, rows: pd.DataFrame, tests: pd.DataFrame, *, counted: bool = False
-) -> str:
+def _verdicts(comparison: Arrangement, rows: pd.DataFrame, tests: pd.DataFrame) -> str:
     """Return the others of a place, grouped by the verdict of their test against the baseline.
+
+    Many methods without a significant difference are counted, not named. Those that are equal to
+    the baseline in each repetition are a group of their own.
 
     Args:
         comparison: The runs.
         rows: Rows of the leaderboard of the place.
         tests: Its pairs.
-        counted: Whether many methods without a significant difference are counted, not named. Those
-            that are equal to the baseline in each repetition are then a group of their own.
 
     Returns:
         The groups in words; "" if the place does not have the baseline, or has nothing else.
@@ -137,7 +128,7 @@ def _verdicts(
         "no claim": ("was not tested", "were not tested"),
     }
     parts = []
-    equal = _equal(tests, baseline) if counted else []
+    equal = _equal(tests, baseline)
     for verdict, (one, more) in phrases.items():
         those = [
             name
@@ -146,7 +137,7 @@ def _verdicts(
         ]
         if those:
             end = " no significant difference" if verdict == "no significant difference" else ""
-            is_counted = counted and verdict in ("no significant difference", "no claim")
+            is_counted = verdict in ("no significant difference", "no claim")
             which = _listed(those, len(names) - 1) if is_counted else listing(those)
             parts.append(f"{which} {one if len(those) == 1 else more}{end}")
     if equal:
@@ -158,7 +149,7 @@ def _verdicts(
 
 def _equal(tests: pd.DataFrame, baseline: str) -> list[str]:
     """Return the methods whose difference from the baseline is 0 in each of three repetitions."""
-    zero = (tests["difference"] == 0) & tests["p"].isna() & (tests["n"] >= CLAIM_FROM)
+    zero = (tests["difference"] == 0) & tests["paired_t"].isna() & (tests["n"] >= CLAIM_FROM)
     return [str(name) for name in tests.loc[zero & (tests["second"] == baseline), "first"]]
 
 
@@ -169,14 +160,14 @@ def _over_places(
     names = [str(name) for name in across.ranks.index]
     best = names[0]
     like = [name for name in names[1:] if across.ranks[name] == across.ranks[best]]
+    samplings = [comparison.sampling_at(place) for place in comparison.places]
     one_each = (
-        ", each with one partition"
-        if all(comparison.vary_at(place) == "training" for place in comparison.places)
-        else ""
+        ", each with one partition" if all(one.vary == "training" for one in samplings) else ""
     )
+    kinds = f" of {across.blocks} kinds of partition" if across.blocks < across.places else ""
     first = (
-        f"Over {across.places} data sets or settings{one_each}, {_like(best, like)} has the best"
-        f" mean rank by"
+        f"Over {across.places} data sets or settings{kinds}{one_each}, {_like(best, like)} has the"
+        f" best mean rank by"
         f" test {words(comparison.metric)}, {across.ranks.iloc[0]:.2g} on the scale from 1 to"
         f" {len(names)}"
     )
@@ -187,6 +178,8 @@ def _over_places(
         first += (
             f"; fewer than {CLAIM_FROM} repetitions in a place support no claim that it is better."
         )
+    elif few := next(filter(None, (one.why_not for one in samplings)), ""):
+        first += f"; {few} in a place support no claim that it is better."
     elif len(names) < 3:
         first += "; Friedman's test needs three methods or more."
     elif not across.friedman < ALPHA:
@@ -222,8 +215,8 @@ def _at_place(
     best, value = str(row["method"]), _value(row)
     costs = dict(zip(map(str, rows["method"]), rows["bytes"], strict=True))
     others = [name for name in costs if name != best]
-    population = POPULATIONS[comparison.vary_at(place)]
-    where = ", ".join(filter(None, [f"On {place} with {clients} clients", population]))
+    sampling = comparison.sampling_at(place)
+    where = ", ".join(filter(None, [f"On {place} with {clients} clients", sampling.population]))
     if not others:
         one = f"{where}, {best} has a {what} of {value} ({_runs(int(row['n']))})."
         return one, _upper(_price(costs, [best], comparison.baseline))
@@ -235,10 +228,8 @@ def _at_place(
     equal = [name for name in others if said[name] == "no significant difference"]
     unknown = [name for name in others if said[name] == "no claim" and name not in like]
     top = [best, *equal]
-    if row["n"] < CLAIM_FROM:
-        first = (
-            f"{opening}; fewer than {CLAIM_FROM} repetitions support no claim that it is better."
-        )
+    if few := _why_not(comparison, place, rows.iloc[:1]):
+        first = f"{opening}; {few} support no claim that it is better."
         return first, _upper(_price(costs, [best, *like], comparison.baseline))
     if not (beaten or equal):
         first = f"{opening}."

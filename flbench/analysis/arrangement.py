@@ -21,9 +21,11 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from math import isfinite
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
+from flbench.analysis.sampling import FIXED, Sampling, Vary, sampling_of
 from flbench.analysis.statistics import CLAIM_FROM
+from flbench.config.schema import SCHEME_KEYS
 from flbench.config.sources import leaves
 from flbench.core.documents import read_json
 from flbench.core.errors import UserError
@@ -43,23 +45,11 @@ BASELINE: Final = "fedavg"  # the method to which others are compared, if it is 
 DATA: Final = "data"  # stands for the name of the data set
 SPREADS: Final = ("client_std",)  # metrics that rank no methods: less is not better, nor is more
 UNKNOWN: Final = "-"  # digest of a run of an earlier version
+HOW_MANY: Final = ("samples", "samples_per_client", "min_samples", "split", "pool")
+"""Keys of schemes that say how many samples clients have, not how these differ."""
 HARDWARE: Final = ("processor", "gpus", "threads")
+MANY: Final = 100  # validation samples; with fewer, the choice of the best round is chance
 
-Vary = Literal["nothing", "training", "partition", "both"]
-VARIED: Final[Mapping[Vary, str]] = {
-    "nothing": "there is one run of each method",
-    "training": "the seed of the training differs between repetitions; the partition is the same",
-    "partition": "the partition differs between repetitions; the seed of the training is the same",
-    "both": "the seed of the training and the partition differ between repetitions",
-}
-"""What differs between repetitions, in words."""
-POPULATIONS: Final[Mapping[Vary, str]] = {
-    "nothing": "",
-    "training": "on this one partition",
-    "partition": "for this one seed of the training",
-    "both": "",
-}
-"""What a claim is restricted to by what differs between repetitions; "" for no such words."""
 Setting = tuple[tuple[str, str], ...]
 Pair = tuple[str, str]
 """Labels of two methods."""
@@ -114,18 +104,20 @@ class Arrangement:
         repetitions: Largest number of repetitions of a method in a place.
         vary: What differs between repetitions.
         metric: Test metric that ranks the methods.
-        baseline: Method with which the others are compared: in the recall of the classes, by the
-            target of the costs and, if the user has named it, in the pairs.
+        baseline: Method with which the others are compared: in the recall of the classes, and by
+            the target of the costs.
         warnings: Sentences about what limits the comparison.
         apart: Why the runs are not comparable, if `force` compares them nevertheless; or None.
-        is_baseline_given: Whether the user has named the baseline.
-        vary_by_place: What differs between the repetitions of each place; a place that is missing
-            has `vary`.
+        samplings: How the repetitions of each place were drawn; of a place that is missing, only
+            `vary` is known.
+        kinds: Kind of partition of each place: the scheme by which samples are distributed to
+            clients, with its keys. Places of one kind rank methods alike.
         families: The pairs of methods that are tested, in groups whose p-values are corrected
             together; empty for all pairs in one group.
         corrected_for: Those pairs in words.
-        reference: Method with which each of the others is compared, if no other pair is tested; it
-            is the baseline. None if pairs are tested otherwise.
+        reference: Method with which each of the others is compared, if no other pair is tested: the
+            baseline that the user has named, or the reference of the runs' plan. It is the
+            baseline. None if pairs are tested otherwise.
     """
 
     entries: tuple[Entry, ...]
@@ -137,8 +129,8 @@ class Arrangement:
     baseline: str
     warnings: tuple[str, ...]
     apart: str | None = None
-    is_baseline_given: bool = False
-    vary_by_place: Mapping[str, Vary] = field(default_factory=dict)
+    samplings: Mapping[str, Sampling] = field(default_factory=dict)
+    kinds: Mapping[str, str] = field(default_factory=dict)
     families: tuple[tuple[Pair, ...], ...] = ()
     corrected_for: str = "for all pairs"
     reference: str | None = None
@@ -167,9 +159,9 @@ class Arrangement:
             if entry.place == place and method in (None, entry.method)
         ]
 
-    def vary_at(self, place: str) -> Vary:
-        """Return what differs between the repetitions of a place."""
-        return self.vary_by_place.get(place, self.vary)
+    def sampling_at(self, place: str) -> Sampling:
+        """Return how the repetitions of a place were drawn."""
+        return self.samplings.get(place, Sampling(self.vary))
 
     def is_complete(self, place: str, method: str) -> bool:
         """Return whether a method has all repetitions of a place, so that it can be ranked."""
@@ -193,16 +185,16 @@ def arrange(
     Args:
         runs: The runs. Unfinished ones are left out, which a warning says.
         metric: Test metric that ranks the methods; larger is better.
-        baseline: Method with which the others are compared; by default FedAvg if it is there,
-            otherwise the first method.
+        baseline: Method with which each of the others is compared, and no other pair is tested. By
+            default all pairs are, and the target of the costs and the recall of the classes are
+            compared with those of FedAvg if it is there, otherwise of the first method.
         force: Whether to compare runs that are not comparable; a warning says why they are not.
         labels: Label of the method by run folder, for runs whose method is known by another name
             than its keys.
         shown: Name for users by run folder, for runs of archives.
         notes: Sentences about where the runs come from, and about what was left out, which become
             warnings.
-        reference: Label of the method with which each of the others is compared, and no other pair
-            is tested; None for all pairs. It is the baseline, and has no effect if the user names
+        reference: The baseline of runs whose plan has one. It has no effect if the user names
             another one, or if it has no finished run.
 
     Raises:
@@ -243,25 +235,31 @@ def arrange(
         raise UserError(f"the baseline {baseline} is not one of the methods: {', '.join(order)}.")
     _check_metric(finished, metric)
     warnings += [*_about_missing(entries, order), *_about_direction(finished, metric), *notes]
-    beside = reference if reference in order and baseline in (None, reference) else None
+    beside = baseline or (reference if reference in order else None)
     if beside is not None:
         warnings += _about_equal(entries, beside)
-    baseline = baseline or beside
-    held = tuple(dict.fromkeys(entry.place for entry in entries))
+    at_place: dict[str, list[Entry]] = {}
+    for entry in entries:
+        at_place.setdefault(entry.place, []).append(entry)
+    samplings = {
+        place: sampling_of(
+            [entry.run for entry in mine], _vary(mine), len({one.repetition for one in mine})
+        )
+        for place, mine in at_place.items()
+    }
+    warnings += _about_choice(at_place, samplings)
     return Arrangement(
         entries=tuple(entries),
         methods=tuple(order),
-        places=held,
+        places=tuple(at_place),
         repetitions=max(_counts(entries).values()),
         vary=_vary(entries),
         metric=metric,
-        baseline=baseline or _baseline(entries),
+        baseline=beside or _baseline(entries),
         warnings=tuple(warnings),
         apart=reason,
-        is_baseline_given=baseline is not None,
-        vary_by_place={
-            place: _vary([entry for entry in entries if entry.place == place]) for place in held
-        },
+        samplings=samplings,
+        kinds={place: _kind(mine[0].run) for place, mine in at_place.items()},
         families=_beside(order, beside),
         corrected_for="for all pairs" if beside is None else f"for all differences from {beside}",
         reference=beside,
@@ -649,6 +647,45 @@ def _vary(entries: Sequence[Entry]) -> Vary:
     if training and partition:
         return "both"
     return "training" if training else "partition" if partition else "nothing"
+
+
+def _kind(run: StoredRun) -> str:
+    """Return the kind of partition of a run: its scheme, with the keys that the scheme uses.
+
+    Clients that the data set has are a kind of their own for each data set.
+    """
+    partition = run.config.partition
+    if partition.scheme in FIXED:
+        return f"{partition.title} of {run.summary['dataset']}"
+    keys = [key for key, schemes in SCHEME_KEYS.items() if partition.scheme in schemes]
+    known = [key for key in keys if key not in HOW_MANY]
+    own = ("args", "sha256") if partition.is_own else ()
+    values = [
+        f"{key}={text_of(value)}"
+        for key in (*known, *own)
+        if (value := getattr(partition, key)) is not None
+    ]
+    return " ".join([partition.title, *values])
+
+
+def _about_choice(
+    at_place: Mapping[str, Sequence[Entry]], samplings: Mapping[str, Sampling]
+) -> list[str]:
+    """Return a sentence for each place where few validation samples have chosen the best rounds."""
+    sentences = []
+    for place, entries in at_place.items():
+        known = samplings[place].validation
+        has_choice = any(
+            len({row.round for row in entry.run.rows if row.split == "validation"}) > 1
+            for entry in entries
+        )
+        if has_choice and known is not None and 0 < known < MANY:
+            sentences.append(
+                f"{place}: the best rounds were chosen on {known} validation samples of all"
+                f" clients. With fewer than {MANY} the choice is largely chance, and favours"
+                " methods whose results vary between rounds."
+            )
+    return sentences
 
 
 def _about_direction(runs: Sequence[StoredRun], metric: str) -> list[str]:

@@ -296,7 +296,7 @@ def content(analysis: Analysis, drawings: Drawings, shared: "Shared") -> dict[st
             for k, place in enumerate(comparison.places)
         ],
         "scores": CLASS_SCORES,
-        "ranks": None if analysis.across is None else text.ranks_block(analysis.across),
+        "ranks": None if analysis.across is None else text.ranks_block(analysis),
         "across": {one.name: placed(one, "all", shared) for one in drawings.across},
         **_how(comparison),
     }

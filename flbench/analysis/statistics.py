@@ -21,7 +21,10 @@ Verdict = Literal["better", "worse", "no significant difference", "no claim"]
 
 ALPHA: Final = 0.05  # significance level; intervals have the confidence level 1 - ALPHA
 CLAIM_FROM: Final = 3  # repetitions
+BOOTSTRAP_FROM: Final = 10  # repetitions; with fewer, the interval of a bootstrap is too narrow
+MODERATE_FROM: Final = 17  # differences from one method; fewer do not tell their common variance
 POWER: Final = 0.8  # probability to see a difference that is there
+SPREAD: Final = 0.8  # confidence level of numbers of repetitions
 MOST_NEEDED: Final = 1000  # repetitions; more are not counted
 RESAMPLES: Final = 5000  # of a bootstrap
 WILCOXON_FROM: Final = 6  # repetitions; with fewer, the p-value is always above 0.05
@@ -50,41 +53,55 @@ class MeanInterval:
 class Difference:
     """The paired difference between two methods in a place.
 
+    The interval and `p` belong to one test, which decides after the correction for several tests:
+    the paired t-test, or the corrected resampled t-test where `overlap` is not 0.
+
     Attributes:
         n: Number of repetitions that both methods have.
         mean: Mean difference, first minus second.
-        low: Lower end of its 95 % interval; NaN for fewer than three repetitions.
-        high: Upper end of its 95 % interval.
-        p: p-value of the paired t-test; NaN for fewer than three repetitions, and for differences
-            that are all equal.
-        corrected: p-value of the corrected resampled t-test, which the interval belongs to; NaN
-            where it does not apply.
+        sd: Standard deviation of the differences; NaN for fewer than three repetitions, and for
+            differences that are all equal, as are the interval and the p-values of t-tests.
+        overlap: What is added to 1 / n in the variance of the mean, in units of `sd` squared.
+        low: Lower end of the 95 % interval of the mean.
+        high: Upper end of the 95 % interval of the mean.
+        p: p-value of the test that decides.
+        paired_t: p-value of the paired t-test.
         wilcoxon: p-value of Wilcoxon's signed-rank test; NaN for fewer than six repetitions.
-        probability: Probability of improvement: that a run of the first method is better than one
-            of the second, with equal values counted half.
-        needed: Number of repetitions at which a difference of this size is seen with a probability
-            of 80 %, after the correction for all tests; NaN if it is more than 1,000, or not known.
-        is_limited: Whether no number of repetitions suffices for that, because the variance of the
-            corrected test has a floor; see `is_beyond_repetitions`.
+        probability: Probability of improvement: that the first method is better than the second in
+            a repetition, with equal values counted half.
     """
 
     n: int
     mean: float
+    sd: float
+    overlap: float
     low: float
     high: float
     p: float
-    corrected: float
+    paired_t: float
     wilcoxon: float
     probability: float
-    needed: float
-    is_limited: bool = False
 
-    @property
-    def decisive(self) -> float:
-        """The p-value of the test that the interval belongs to: the corrected one where it applies,
-        otherwise that of the paired t-test. It decides after the correction for all pairs.
-        """
-        return self.p if np.isnan(self.corrected) else self.corrected
+
+@dataclass(frozen=True)
+class Repetitions:
+    """Numbers of repetitions at which a test sees a difference with a probability of 80 %.
+
+    NaN stands for more than 1,000 repetitions, and for a number that does not exist, because the
+    variance of the corrected resampled t-test has a floor.
+
+    Attributes:
+        value: For the difference as it was measured.
+        low: For the larger end of the 80 % interval of the difference over its standard deviation.
+        high: For the smaller end of this interval; NaN if it contains 0.
+        floor: The difference below which no number of repetitions suffices; 0 for the paired
+            t-test.
+    """
+
+    value: float
+    low: float
+    high: float
+    floor: float
 
 
 def sample_std(values: Sequence[float]) -> float | None:
@@ -96,32 +113,31 @@ def sample_std(values: Sequence[float]) -> float | None:
     return stdev(values) if len(values) > 1 else None
 
 
-def mean(values: Sequence[float]) -> MeanInterval:
+def mean(values: Sequence[float], overlap: float = 0.0) -> MeanInterval:
     """Return the mean over repetitions with its interval by Student's t distribution.
+
+    Values that are all equal have no interval, because they do not tell how far the mean over other
+    repetitions may be.
 
     Args:
         values: At least one value.
+        overlap: See `difference`.
 
     >>> estimate = mean([0.7, 0.8, 0.9])
     >>> [round(number, 4) for number in (estimate.value, estimate.low, estimate.high)]
     [0.8, 0.5516, 1.0484]
     """
-    from scipy.stats import ttest_1samp
-
-    data = np.asarray(values, dtype=np.float64)
-    if len(data) < CLAIM_FROM:
-        return MeanInterval(float(data.mean()), nan, nan)
-    if _is_constant(data):
-        return MeanInterval(float(data.mean()), float(data.mean()), float(data.mean()))
-    interval = ttest_1samp(data, 0.0).confidence_interval(1 - ALPHA)
-    return MeanInterval(float(data.mean()), float(interval.low), float(interval.high))
+    found = intervals(np.asarray(values, dtype=np.float64)[:, None], overlap)
+    value, low, high = (float(end[0]) for end in found)
+    return MeanInterval(value, low, high)
 
 
 def interquartile_mean(groups: Sequence[Sequence[float]]) -> MeanInterval:
     """Return the mean of the middle half of all values, with a stratified bootstrap interval.
 
     The bootstrap draws repetitions within each place. It has 5,000 resamples of a fixed seed, and
-    the interval is that of their percentiles 2.5 and 97.5.
+    the interval is that of their percentiles 2.5 and 97.5. With fewer than ten repetitions in a
+    place there is no interval: it would be too narrow.
 
     Source: Agarwal et al., NeurIPS 2021.
 
@@ -139,7 +155,7 @@ def interquartile_mean(groups: Sequence[Sequence[float]]) -> MeanInterval:
 
     data = [np.asarray(group, dtype=np.float64) for group in groups]
     value = float(middle(*data))
-    if min(map(len, data)) < CLAIM_FROM:
+    if min(map(len, data)) < BOOTSTRAP_FROM or all(map(_is_constant, data)):
         return MeanInterval(value, nan, nan)
     # scipy draws from each of several samples on its own.
     interval = bootstrap(
@@ -155,26 +171,23 @@ def interquartile_mean(groups: Sequence[Sequence[float]]) -> MeanInterval:
 
 
 def difference(
-    first: Mapping[int, float],
-    second: Mapping[int, float],
-    *,
-    overlap: float = 0.0,
-    tests: int = 1,
+    first: Mapping[int, float], second: Mapping[int, float], *, overlap: float = 0.0
 ) -> Difference | None:
     """Compare two methods over the repetitions that both have.
 
-    Where repetitions draw their partitions from one pool of samples, their training sets overlap,
-    and the variance between them is too small to tell how the methods differ on other samples. The
-    corrected resampled t-test adds n_test / n_train to 1 / n in the variance of the mean.
+    Repetitions that are drawn independently are tested by the paired t-test. Where the samples of a
+    repetition are largely those of the others, the variance between repetitions is too small to
+    tell how the methods differ on other samples. The corrected resampled t-test therefore adds
+    n_test / n_train to 1 / n in the variance of the mean.
 
     Source: Nadeau and Bengio, Machine Learning 2003.
 
     Args:
         first: Values by repetition.
         second: Values by repetition.
-        overlap: n_test / n_train, the number of test samples over that of training samples, if the
-            repetitions draw from one pool; 0 if they do not.
-        tests: Number of tests for which the p-value will be corrected.
+        overlap: What the variance of a mean of n repetitions has beside 1 / n, in units of the
+            variance of one: n_test / n_train, times the share of samples that two repetitions have
+            in common. 0 for repetitions that are drawn independently.
 
     Returns:
         The difference; None if no repetition has both.
@@ -186,22 +199,89 @@ def difference(
     y = np.array([second[k] for k in both], dtype=np.float64)
     gaps = x - y
     n, average = len(gaps), float(gaps.mean())
-    low = high = p = corrected = needed = nan
-    is_limited = False
+    sd = low = high = p = paired = nan
     if n >= CLAIM_FROM and not _is_constant(gaps):
-        from scipy.stats import t, ttest_1samp
-
-        p = float(ttest_1samp(gaps, 0.0).pvalue)
         sd = float(gaps.std(ddof=1))
-        error = sd * sqrt(1 / n + overlap)
         low, high = (float(end[0]) for end in intervals(gaps[:, None], overlap)[1:])
-        if overlap:
-            corrected = float(2 * t.sf(abs(average) / error, n - 1))
-        needed = repetitions_needed(average / sd, overlap, tests)
-        is_limited = is_beyond_repetitions(average / sd, overlap, tests)
+        p, paired = (p_value_of_t(average, sd, n, extra) for extra in (overlap, 0.0))
     return Difference(
-        n, average, low, high, p, corrected, _wilcoxon(gaps), _probability(x, y), needed, is_limited
+        *(n, average, sd, overlap, low, high, p, paired),
+        wilcoxon=_wilcoxon(gaps),
+        probability=float((gaps > 0).mean() + (gaps == 0).mean() / 2),
     )
+
+
+def p_value_of_t(average: float, sd: float, n: int, overlap: float = 0.0) -> float:
+    """Return the two-sided p-value of the (corrected resampled) t-test that a mean is 0.
+
+    Args:
+        average: Mean of the differences.
+        sd: Their standard deviation.
+        n: Their number.
+        overlap: See `difference`.
+
+    >>> round(p_value_of_t(0.5, 1.0, 16), 4), round(p_value_of_t(0.5, 1.0, 16, 0.25), 4)
+    (0.0639, 0.3856)
+    """
+    from scipy.stats import t
+
+    return float(2 * t.sf(abs(average) / (sd * sqrt(1 / n + overlap)), n - 1))
+
+
+def moderated(gaps: Sequence[Difference]) -> list[float]:
+    """Return the p-values of differences from one method, whose variances are not far from equal.
+
+    Five repetitions tell a variance badly. If many methods are compared with one, their variances
+    are shrunk towards a common one: s2 = (d0 s0^2 + d sd^2) / (d0 + d), with d = n - 1 degrees of
+    freedom, and d0 and s0 estimated from all variances. The moderated t has d0 + d degrees of
+    freedom.
+
+    Source: Smyth, Statistical Applications in Genetics and Molecular Biology 2004, sections 4 and
+    6.2.
+
+    Deviation: a variance of 0 has no logarithm; such a difference has no p-value, as without
+    moderation.
+
+    Args:
+        gaps: The differences.
+
+    Returns:
+        The p-values, NaN where `Difference.p` is NaN; those of `Difference.p` if there are fewer
+        than 17 that have one.
+    """
+    from scipy.special import digamma, polygamma
+    from scipy.stats import t
+
+    tested = [gap for gap in gaps if not np.isnan(gap.p)]
+    if len(tested) < MODERATE_FROM:
+        return [gap.p for gap in gaps]
+    sd, n, average, overlap = (
+        np.array([getattr(gap, name) for gap in tested], dtype=np.float64)
+        for name in ("sd", "n", "mean", "overlap")
+    )
+    d = n - 1
+    # With z = log sd^2, e = z - digamma(d / 2) + log(d / 2) has the mean
+    # log s0^2 - digamma(d0 / 2) + log(d0 / 2), and trigamma(d / 2) + trigamma(d0 / 2) as variance.
+    e = 2 * np.log(sd) - digamma(d / 2) + np.log(d / 2)
+    excess = float(e.var(ddof=1) - polygamma(1, d / 2).mean())  # trigamma(d0 / 2)
+    if excess > 0:
+        d0 = 2 * _inverse_trigamma(excess)
+        prior = np.exp(e.mean() + digamma(d0 / 2) - np.log(d0 / 2))  # s0^2
+        variance = (d0 * prior + d * sd**2) / (d0 + d)
+    else:  # the variances differ by no more than chance
+        d0, variance = np.inf, np.full_like(sd, np.exp(e.mean()))
+    found = iter(2 * t.sf(np.abs(average) / np.sqrt(variance * (1 / n + overlap)), d0 + d))
+    return [nan if np.isnan(gap.p) else float(next(found)) for gap in gaps]
+
+
+def _inverse_trigamma(value: float) -> float:
+    """Return the positive x at which trigamma(x) is a positive value."""
+    from scipy.optimize import brentq
+    from scipy.special import polygamma
+
+    # trigamma falls from infinity to 0, between 1 / x and 1 / x + 1 / x^2.
+    low, high = 1 / value, 1 / value + 1 / sqrt(value) + 1
+    return float(brentq(lambda x: float(polygamma(1, x)) - value, low * 0.5, high))
 
 
 def intervals(gaps: Values, overlap: float = 0.0) -> tuple[Values, Values, Values]:
@@ -230,7 +310,9 @@ def intervals(gaps: Values, overlap: float = 0.0) -> tuple[Values, Values, Value
 
 
 def repetitions_needed(effect: float, overlap: float = 0.0, tests: int = 1) -> float:
-    """Return the number of repetitions at which a paired t-test sees an effect with power 0.8.
+    """Return the number of repetitions at which a (corrected) paired t-test sees an effect.
+
+    It is seen if the test is significant with a probability of 80 %.
 
     Args:
         effect: Mean of the differences over their standard deviation.
@@ -243,40 +325,65 @@ def repetitions_needed(effect: float, overlap: float = 0.0, tests: int = 1) -> f
     >>> repetitions_needed(0.5)
     34.0
     """
-    from scipy.stats import nct, t
+    from scipy.special import stdtrit
 
     def is_enough(n: int) -> bool:
         shift = abs(effect) / sqrt(1 / n + overlap)  # noncentrality of t
-        limit = t.ppf(1 - ALPHA / tests / 2, n - 1)
-        # The second term is cdf(-limit, n - 1, shift), which is NaN where it underflows.
-        power = nct.sf(limit, n - 1, shift) + nct.sf(limit, n - 1, -shift)
-        return bool(power >= POWER)
+        limit = stdtrit(n - 1, 1 - ALPHA / tests / 2)
+        power = 1 - _below(limit, n - 1, shift) + _below(-limit, n - 1, shift)
+        return power >= POWER
 
     # The power grows with the number of repetitions.
     n = bisect_left(range(MOST_NEEDED + 1), True, lo=CLAIM_FROM, key=is_enough)
     return float(n) if n <= MOST_NEEDED else nan
 
 
-def is_beyond_repetitions(effect: float, overlap: float, tests: int = 1) -> bool:
-    """Return whether no number of repetitions lets the test see an effect with power 0.8.
-
-    The variance of the corrected test is 1 / n + `overlap` in units of that of the differences, so
-    more repetitions cannot make it smaller than `overlap`.
+def repetitions(gap: Difference, tests: int = 1) -> Repetitions | None:
+    """Return how many repetitions let the test see a difference, as far as those there are tell.
 
     Args:
-        effect: Mean of the differences over their standard deviation.
-        overlap: See `difference`.
-        tests: Number of tests; the significance level of each is 0.05 over this number.
+        gap: The difference.
+        tests: Number of tests for which its p-value is corrected.
 
-    >>> is_beyond_repetitions(0.3, overlap=0.25), is_beyond_repetitions(0.3, overlap=0.0)
-    (True, False)
+    Returns:
+        The numbers; None for a difference without a test.
     """
+    if np.isnan(gap.p):
+        return None
     from scipy.stats import norm
 
-    if not overlap:
-        return False
-    shift, limit = abs(effect) / sqrt(overlap), norm.ppf(1 - ALPHA / tests / 2)
-    return bool(norm.sf(limit - shift) + norm.sf(limit + shift) < POWER)
+    unit = sqrt(1 / gap.n + gap.overlap)
+    effect = abs(gap.mean) / gap.sd
+    low, high = (end * unit for end in _noncentralities(effect / unit, gap.n - 1))
+    z = norm.ppf(1 - ALPHA / tests / 2) + norm.ppf(POWER)
+    return Repetitions(
+        repetitions_needed(effect, gap.overlap, tests),
+        repetitions_needed(high, gap.overlap, tests),
+        repetitions_needed(low, gap.overlap, tests) if low > 0 else nan,
+        float(gap.sd * sqrt(gap.overlap) * z),
+    )
+
+
+def _noncentralities(value: float, degrees: int) -> tuple[float, float]:
+    """Return the noncentralities of t that have a value as their 90 % and 10 % quantile."""
+    from scipy.optimize import brentq
+
+    reach = 10 * (1 + value)
+
+    def solved(level: float) -> float:
+        return float(
+            brentq(lambda center: _below(value, degrees, center) - level, -reach, value + reach)
+        )
+
+    return solved((1 + SPREAD) / 2), solved((1 - SPREAD) / 2)
+
+
+def _below(value: float, degrees: int, center: float) -> float:
+    """Return the probability that a noncentral t is below a value."""
+    from scipy.special import nctdtr  # the same number as that of scipy.stats in a 15th of the time
+
+    found = float(nctdtr(degrees, center, value))
+    return float(center < value) if np.isnan(found) else found  # NaN: too near to 0 or 1
 
 
 def correct(values: Sequence[float]) -> list[float]:
@@ -356,6 +463,8 @@ class Across:
     Attributes:
         ranks: Mean rank by method, 1 is best; methods that all places have, best first.
         places: Number of places.
+        blocks: Number of blocks of Friedman's test: kinds of places, or places if all are of one
+            kind.
         friedman: p-value of Friedman's test that all methods are equal; NaN for fewer than three
             methods.
         nemenyi: p-values of Nemenyi's test, methods x methods.
@@ -368,6 +477,7 @@ class Across:
 
     ranks: "pd.Series[float]"
     places: int
+    blocks: int
     friedman: float
     nemenyi: pd.DataFrame
     critical: float
@@ -376,14 +486,21 @@ class Across:
     interquartile: Mapping[str, MeanInterval]
 
 
-def across(values: Mapping[str, Mapping[str, Sequence[float]]]) -> Across | None:
+def across(
+    values: Mapping[str, Mapping[str, Sequence[float]]], kinds: Mapping[str, str] | None = None
+) -> Across | None:
     """Compare methods over places.
+
+    The tests take their blocks for independent. Places of one kind rank the methods alike, so their
+    ranks are averaged, and a kind is one block. If all places are of one kind, each is a block, and
+    the tests hold for places of this kind.
 
     Source: Demsar, JMLR 2006; Agarwal et al., NeurIPS 2021.
 
     Args:
         values: Values of the repetitions by method and place. Methods that lack a place are left
             out.
+        kinds: Kind of each place; a place that is missing is a kind of its own.
 
     Returns:
         The comparison; None for fewer than two places or two methods.
@@ -398,15 +515,22 @@ def across(values: Mapping[str, Mapping[str, Sequence[float]]]) -> Across | None
     names = list(complete)
     means = np.array([[np.mean(complete[name][place]) for name in names] for place in places])
     ranks = rankdata(-means, axis=1)  # [places, methods]
+    held: dict[str, list[int]] = {}
+    for row, place in enumerate(places):
+        held.setdefault((kinds or {}).get(place, place), []).append(row)
+    if len(held) > 1:
+        alike = np.stack([ranks[rows].mean(axis=0) for rows in held.values()])
+        ranks = rankdata(alike, axis=1)  # [blocks, methods]
     averages = pd.Series(ranks.mean(axis=0), index=names).sort_values(kind="stable")
-    k, n = len(names), len(places)
+    k, n = len(names), len(ranks)
     critical = studentized(k) * sqrt(k * (k + 1) / (6 * n))
-    nemenyi = sp.posthoc_nemenyi_friedman(-means)
+    nemenyi = sp.posthoc_nemenyi_friedman(ranks)
     nemenyi.index = nemenyi.columns = pd.Index(names)
-    friedman = float(friedmanchisquare(*means.T).pvalue) if k > 2 else nan
+    friedman = float(friedmanchisquare(*ranks.T).pvalue) if k > 2 else nan
     return Across(
         ranks=averages,
-        places=n,
+        places=len(places),
+        blocks=n,
         friedman=friedman,
         nemenyi=nemenyi.loc[averages.index, averages.index],
         critical=critical,
@@ -467,9 +591,3 @@ def _wilcoxon(gaps: Values) -> float:
     from scipy.stats import wilcoxon
 
     return float(wilcoxon(gaps).pvalue)
-
-
-def _probability(x: Values, y: Values) -> float:
-    from scipy.stats import mannwhitneyu
-
-    return float(mannwhitneyu(x, y).statistic) / (len(x) * len(y))

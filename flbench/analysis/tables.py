@@ -6,7 +6,7 @@ its deployment after the last round.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import combinations
 from math import inf, isinf, nan
 from statistics import fmean, median
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from flbench.analysis import answer, statistics
 from flbench.analysis.arrangement import Arrangement, Entry, Pair
+from flbench.analysis.sampling import Sampling
 from flbench.analysis.statistics import Across, Difference
 from flbench.results.summary import SHARES, best_round, ended_after
 
@@ -26,14 +27,22 @@ BEYOND: Final = ("macro_f1", "rare_recall", "worst10_accuracy")
 """Metrics of the leaderboard besides the one that ranks the methods."""
 CLASS_SCORES: Final = {"recall": "recall", "precision": "precision", "f1": "F1"}
 """Scores of a class, and how they are written."""
+PAIRED: Final = "paired t-test"
+CORRECTED: Final = "corrected resampled t-test"
+MODERATED: Final = "moderated t-test"
+TESTS: Final = (PAIRED, CORRECTED, MODERATED)
+"""Tests that decide about differences: of independent repetitions, of splits of fixed clients, and
+of many methods beside a reference."""
 LOCAL: Final = "local"  # name of the method without any communication
 LEADERBOARD: Final = (
-    *("place", "method", "n", "mean", "low", "high", "iqm", "iqm_low", "iqm_high", "rank"),
+    *("place", "method", "n", "mean", "std", "low", "high", "iqm", "iqm_low", "iqm_high", "rank"),
     *("groups", *BEYOND, "bytes", "seconds", "better_than"),
 )
 PAIRS: Final = (
-    *("place", "first", "second", "n", "difference", "low", "high", "p", "p_holm", "paired_t"),
-    *("corrected", "wilcoxon", "probability", "verdict", "needed", "limited"),
+    *("place", "first", "second", "n", "difference", "low", "high", "test", "p", "p_holm"),
+    *("paired_t",),
+    *("corrected", "wilcoxon", "probability", "verdict", "needed", "needed_low", "needed_high"),
+    *("floor",),
 )
 CLASSES: Final = (
     *("place", "class", "name", "train_support", "test_support", "holders", "rare", "confusable"),
@@ -59,8 +68,9 @@ class Analysis:
     Attributes:
         comparison: The runs.
         leaderboard: A row for each method of each place, best first. `mean`, `low`, `high`: the
-            metric, with its 95 % interval over repetitions; `iqm`: interquartile mean, with a
-            bootstrap interval; `rank`: 1 for the best mean, NaN for a method that lacks
+            metric, with its 95 % interval over repetitions; `std`: standard deviation of the
+            repetitions; `iqm`: interquartile mean, with a bootstrap interval from ten repetitions;
+            `rank`: 1 for the best mean, NaN for a method that lacks
             repetitions of the place, because its mean is over others; such methods are the last
             ones, unless none has all repetitions; `groups`: methods without a common
             letter differ significantly; a method that was not tested has none, nor has any if only
@@ -68,13 +78,14 @@ class Analysis:
             `macro_f1`, `rare_recall` (NaN without rare classes), `worst10_accuracy`, `bytes` (of
             all clients and rounds, set-up included) and `seconds` (training and evaluation);
             `better_than`: tuple of methods that this one is significantly better than.
-        pairs: A row for every two methods of a place; see `statistics.Difference`. A baseline that
-            the user has named is always the second method, and its pairs come first. With a
-            reference there are only the pairs with it. `p` is the
-            p-value of the test that the interval belongs to: `corrected` where it applies,
-            otherwise `paired_t`. `p_holm` is `p` after the correction for all pairs of the place,
-            and decides the verdict. `limited`: whether no number of repetitions suffices to see the
-            difference.
+        pairs: A row for every two methods of a place; see `statistics.Difference`. With a reference
+            there are only the pairs with it, and it is the second method. `p` is the p-value of the
+            `test` that decides, one of TESTS, for the population of `Sampling.population`; NaN
+            where the repetitions support no claim. `p_holm` is `p` after the correction for all
+            pairs of the place, and decides the verdict. `corrected` is the p-value of the corrected
+            resampled t-test, whose claim holds for other samples of the same kind; NaN on one
+            partition. `needed`, `needed_low`, `needed_high` and `floor`: see
+            `statistics.Repetitions`; NaN for significant differences and moderated tests.
         classes: A row for each class and method of a place: means over repetitions; `n` is the
             number of repetitions with test samples of the class, over which recall and F1 are
             means; `holders` is the number of clients with training samples of the class;
@@ -130,7 +141,8 @@ def analyse(comparison: Arrangement) -> Analysis:
                 if comparison.is_complete(place, method)
             }
             for method in comparison.methods
-        }
+        },
+        comparison.kinds,
     )
     curves = _curves(comparison)
     return Analysis(
@@ -175,30 +187,18 @@ def seconds_of(entry: Entry) -> float:
     return float(spent["train"] + spent["evaluate"])
 
 
-def _overlap(entries: Sequence[Entry]) -> float:
-    """Return n_test / n_train of a place whose repetitions differ in the partition; otherwise 0."""
-    if len({entry.run.summary["partition_hash"] for entry in entries}) == 1:
-        return 0.0
-    table = entries[0].run.client_table()
-    return float(table["test_size"].sum() / max(1, table["train_size"].sum()))
-
-
 def _families(comparison: Arrangement, methods: Sequence[str]) -> Sequence[Sequence[Pair]]:
     """Return the pairs of methods that are tested, in groups that are corrected together."""
     if comparison.families:
         return [
             [pair for pair in family if {*pair} <= {*methods}] for family in comparison.families
         ]
-    # A baseline that the user names is what the others are subtracted from.
-    is_base = comparison.is_baseline_given and comparison.baseline in methods
-    others = [method for method in methods if not (is_base and method == comparison.baseline)]
-    beside = [(method, comparison.baseline) for method in others] if is_base else []
-    return [[*beside, *combinations(others, 2)]]
+    return [[*combinations(methods, 2)]]
 
 
 def _pair_rows(comparison: Arrangement, place: str) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of PAIRS of one place: pairs of methods that share repetitions."""
-    overlap = _overlap(comparison.at(place))
+    sampling = comparison.sampling_at(place)
     values = {
         method: _values(mine, comparison.metric)
         for method in comparison.methods
@@ -207,18 +207,43 @@ def _pair_rows(comparison: Arrangement, place: str) -> Iterator[tuple[Any, ...]]
     for pairs in _families(comparison, list(values)):
         gaps: dict[Pair, Difference] = {}
         for first, second in pairs:
-            gap = statistics.difference(
-                values[first], values[second], overlap=overlap, tests=len(pairs)
-            )
+            gap = statistics.difference(values[first], values[second], overlap=sampling.overlap)
             if gap is not None:
                 gaps[first, second] = gap
-        corrected = statistics.correct([gap.decisive for gap in gaps.values()])
-        for ((first, second), gap), p in zip(gaps.items(), corrected, strict=True):
+        test, p = _tested(gaps, sampling)
+        corrected = statistics.correct(p)
+        for (pair, gap), one, holm in zip(gaps.items(), p, corrected, strict=True):
+            said = statistics.verdict(gap.mean, holm)
+            # The moderated test knows the variance of a difference better than its repetitions do.
+            is_open = said == "no significant difference" and test != MODERATED
+            needed = statistics.repetitions(gap, len(pairs)) if is_open else None
             yield (
-                *(place, first, second, gap.n, gap.mean, gap.low, gap.high, gap.decisive, p, gap.p),
-                *(gap.corrected, gap.wilcoxon, gap.probability, statistics.verdict(gap.mean, p)),
-                *(gap.needed, gap.is_limited),
+                *(place, *pair, gap.n, gap.mean, gap.low, gap.high),
+                *("" if np.isnan(one) else test, one, holm, gap.paired_t),
+                _for_other_samples(gap, sampling),
+                *(gap.wilcoxon, gap.probability, said),
+                *((nan,) * 4 if needed is None else astuple(needed)),
             )
+
+
+def _tested(gaps: Mapping[Pair, Difference], sampling: Sampling) -> tuple[str, list[float]]:
+    """Return one of TESTS, and its p-values of differences that are corrected together."""
+    found = list(gaps.values())
+    p = [gap.p if sampling.supports_claims else nan for gap in found]
+    is_beside_one = len({second for _, second in gaps}) == 1
+    if is_beside_one and np.count_nonzero(~np.isnan(p)) >= statistics.MODERATE_FROM:
+        return MODERATED, statistics.moderated(found)
+    return CORRECTED if sampling.overlap else PAIRED, p
+
+
+def _for_other_samples(gap: Difference, sampling: Sampling) -> float:
+    """Return the p-value of a difference for other samples of the same kind; NaN if there is none.
+
+    One partition says nothing about others, and fewer than three repetitions about nothing.
+    """
+    if not sampling.other_samples or not sampling.supports_claims or np.isnan(gap.sd):
+        return nan
+    return statistics.p_value_of_t(gap.mean, gap.sd, gap.n, sampling.other_samples)
 
 
 def _leaderboard(comparison: Arrangement, pairs: pd.DataFrame) -> pd.DataFrame:
@@ -246,14 +271,16 @@ def _leaderboard(comparison: Arrangement, pairs: pd.DataFrame) -> pd.DataFrame:
         for method in order:
             entries = comparison.at(place, method)
             values = list(_values(entries, comparison.metric).values())
-            estimate = statistics.mean(values)
+            estimate = statistics.mean(values, comparison.sampling_at(place).overlap)
+            spread = statistics.sample_std(values)
             middle = statistics.interquartile_mean([values])
             low, high = estimate.low, estimate.high
             if comparison.metric in SHARES:
                 low, high = np.clip([low, high], 0, 1).tolist()
             rows.append(
                 (
-                    *(place, method, len(entries), estimate.value, low, high),
+                    *(place, method, len(entries), estimate.value),
+                    *(nan if spread is None else spread, low, high),
                     *(middle.value, middle.low, middle.high),
                     1 + sum(means[other] > means[method] for other in ranked)
                     if method in ranked
@@ -300,7 +327,7 @@ def _classes(comparison: Arrangement) -> pd.DataFrame:
             **{score: (score, "mean") for score in CLASS_SCORES},
         )
         gaps = _recall_gaps(rows, comparison.baseline).loc[mine.index].to_numpy().T
-        means, low, high = statistics.intervals(gaps, _overlap(entries))
+        means, low, high = statistics.intervals(gaps, comparison.sampling_at(place).overlap)
         mine = mine.assign(difference=means, low=np.clip(low, -1, 1), high=np.clip(high, -1, 1))
         mine = mine.reset_index().assign(place=place)
         # Data sets that are compared by force can have different numbers of classes.

@@ -1,7 +1,7 @@
 """The report of a comparison as Markdown, LaTeX, JSON and CSV."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any, Final
 
@@ -9,9 +9,18 @@ import numpy as np
 import pandas as pd
 
 from flbench import __version__
-from flbench.analysis.arrangement import POPULATIONS, VARIED, Arrangement
+from flbench.analysis.arrangement import Arrangement
+from flbench.analysis.sampling import VARIED
 from flbench.analysis.statistics import MOST_NEEDED, Across
-from flbench.analysis.tables import CLASS_SCORES, COSTS, Analysis, given_target
+from flbench.analysis.tables import (
+    CLASS_SCORES,
+    CORRECTED,
+    COSTS,
+    MODERATED,
+    TESTS,
+    Analysis,
+    given_target,
+)
 from flbench.core.csv_text import csv_text
 from flbench.core.markup import in_latex, in_markdown
 from flbench.core.printable import one_line
@@ -22,12 +31,7 @@ TABLES: Final = ("leaderboard", "pairs", "classes", "clients", "curves", "target
 MOST_CLASSES: Final = 100  # rows of the table of classes
 NO_NUMBER: Final = "no number"
 """Repetitions needed where the variance of the corrected test has a floor."""
-FLOOR: Final = (
-    " No number: the variance of the corrected test has a floor, n_test / n_train times that"
-    " between repetitions, which further repetitions do not lower. More samples can help, because"
-    " repetitions then differ less, and so can `--vary training`, whose test has no floor but holds"
-    " on one partition only."
-)
+FEW_TESTS: Final = 40  # test samples of a client; with fewer, chance chooses the worst clients
 
 
 def csv_of(analysis: Analysis, name: str) -> str:
@@ -55,8 +59,9 @@ def tree_of(analysis: Analysis) -> dict[str, Any]:
     """Return the report as values of JSON.
 
     Returns:
-        A dict with the keys `flbench` (version), `answer`, `warnings`, `methods`,
-        `places`, `repetitions`, `vary`, `metric`, `baseline`; for each of TABLES a list of rows as
+        A dict with the keys `flbench` (version), `answer`, `warnings`, `methods`, `places`,
+        `repetitions`, `vary`, `metric`, `baseline`, `populations` (for what the claims of each
+        place hold) and `kinds` (of partition, by place); for each of TABLES a list of rows as
         objects; `across`, null for a single place; and `runs`, the folders. NaN is null.
     """
     comparison = analysis.comparison
@@ -64,6 +69,10 @@ def tree_of(analysis: Analysis) -> dict[str, Any]:
         "flbench": __version__,
         "answer": analysis.answer,
         **facts(comparison),
+        "populations": {
+            place: comparison.sampling_at(place).population for place in comparison.places
+        },
+        "kinds": comparison.kinds,
         "warnings": comparison.warnings,
         **{name: records(_frame(analysis, name)) for name in TABLES},
         "across": None if analysis.across is None else _across_tree(analysis.across),
@@ -102,7 +111,7 @@ def heading(comparison: Arrangement) -> str:
 def about(comparison: Arrangement) -> str:
     """Return what differs between repetitions, and what all figures are."""
     count = comparison.repetitions
-    kinds = {place: comparison.vary_at(place) for place in comparison.places}
+    kinds = {place: comparison.sampling_at(place).vary for place in comparison.places}
     varied = VARIED[comparison.vary]
     if len(set(kinds.values())) > 1:
         varied = "; ".join(f"{one_line(place)}: {VARIED[kind]}" for place, kind in kinds.items())
@@ -124,7 +133,7 @@ def markdown_of(analysis: Analysis) -> str:
     for place in comparison.places:
         parts += [markdown(block) for block in blocks(analysis, place)]
     if analysis.across is not None:
-        parts.append(markdown(ranks_block(analysis.across)))
+        parts.append(markdown(ranks_block(analysis)))
     parts.append(in_markdown(about(comparison)))
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
@@ -164,18 +173,33 @@ def leaderboard_block(analysis: Analysis, place: str) -> Block:
                 *([one_line(", ".join(row["better_than"])) or "-"] if has_groups else []),
             )
         )
-    population = POPULATIONS[analysis.comparison.vary_at(place)]
-    about = f"Means over repetitions {population}".strip() + "." if rows["n"].max() > 1 else ""
+    about = " ".join(_about_leaderboard(analysis, place, rows, has_groups=has_groups))
+    return Block(f"{one_line(place)}: leaderboard", tuple(columns), tuple(lines), about, texts=(1,))
+
+
+def _about_leaderboard(
+    analysis: Analysis, place: str, rows: pd.DataFrame, *, has_groups: bool
+) -> Iterator[str]:
+    """Yield what the columns of a leaderboard mean."""
+    if rows["n"].max() > 1:
+        population = analysis.comparison.sampling_at(place).population
+        yield f"{', '.join(filter(None, ['Means over repetitions', population]))}."
     if has_groups:
-        about += " Methods whose groups have no common letter differ significantly."
+        yield "Methods whose groups have no common letter differ significantly."
         if (rows["groups"] == "").any():
-            about += " Methods without a letter were not tested."
+            yield "Methods without a letter were not tested."
     if rows["rank"].isna().any():
-        about += (
-            " Methods without a rank lack repetitions, so their means are over fewer repetitions"
+        yield (
+            "Methods without a rank lack repetitions, so their means are over fewer repetitions"
             " than those of the others."
         )
-    return Block(f"{one_line(place)}: leaderboard", tuple(columns), tuple(lines), about, texts=(1,))
+    clients = analysis.clients[analysis.clients["place"] == place]
+    tests = clients["test_size"].median()
+    if clients["client"].nunique() > 1 and tests < FEW_TESTS:
+        yield (
+            f"The accuracy of the worst 10 % of clients is too low: with {tests:.0f} test samples"
+            " of a client, chance chooses the worst."
+        )
 
 
 def pairs_block(analysis: Analysis, place: str) -> Block | None:
@@ -183,7 +207,8 @@ def pairs_block(analysis: Analysis, place: str) -> Block | None:
     rows = analysis.pairs[analysis.pairs["place"] == place]
     if not len(rows):
         return None
-    is_corrected = bool(rows["corrected"].notna().any())
+    # For fixed clients the test that decides is this one already.
+    has_other = bool(rows["corrected"].notna().any()) and CORRECTED not in set(rows["test"])
     lines = [
         (
             one_line(f"{row['first']} - {row['second']}"),
@@ -191,34 +216,69 @@ def pairs_block(analysis: Analysis, place: str) -> Block | None:
             str(row["n"]),
             p_value(row["p"]),
             p_value(row["p_holm"]),
+            *([p_value(row["corrected"])] if has_other else []),
             number(row["probability"], 2),
             row["verdict"],
             _needed(row),
         )
         for row in records(rows)
     ]
-    population = POPULATIONS[analysis.comparison.vary_at(place)]
-    test = (
-        "corrected resampled t-test (Nadeau and Bengio), because the partitions of the repetitions"
-        " are drawn from the same samples"
-        if is_corrected
-        else f"paired t-test over repetitions {population}".strip()
-    )
-    shown = {_needed(row) for row in records(rows)}
     return Block(
         f"{one_line(place)}: differences in {analysis.comparison.metric}",
         (
-            *("difference", "mean (95 % interval)", "runs", "p", "p (Holm)", "P(improvement)"),
-            *("verdict", "repetitions needed"),
+            *("difference", "mean (95 % interval)", "runs", "p", "p (Holm)"),
+            *(["p (other samples)"] if has_other else []),
+            *("P(improvement)", "verdict", "repetitions needed"),
         ),
         tuple(lines),
-        f"p: {test}. p (Holm): corrected {analysis.comparison.corrected_for}; it decides."
-        " P(improvement): that a run of the first method is better than one of the second."
-        " Repetitions needed: to see a difference of this size with a probability of 80 %, where it"
-        " is not significant."
-        f"{FLOOR if NO_NUMBER in shown else ''}",
-        texts=(0, 6),
+        " ".join(_about_pairs(analysis, place, rows, has_other=has_other)),
+        texts=(0, 7 if has_other else 6),
     )
+
+
+def _about_pairs(
+    analysis: Analysis, place: str, rows: pd.DataFrame, *, has_other: bool
+) -> Iterator[str]:
+    """Yield what the columns of the table of differences mean."""
+    comparison, sampling = analysis.comparison, analysis.comparison.sampling_at(place)
+    tests = [test for test in TESTS if test in set(rows["test"])]
+    where = ", ".join(filter(None, [" and ".join(tests), sampling.population]))
+    if tests:
+        yield f"p: {where}. p (Holm): corrected {comparison.corrected_for}; it decides."
+    if CORRECTED in tests:
+        yield (
+            "The test is that of Nadeau and Bengio, because the parts of the same clients overlap."
+        )
+    if MODERATED in tests:
+        yield (
+            "The test (Smyth) takes the variances of all differences into account; the intervals do"
+            " not."
+        )
+    if sampling.why_not:
+        yield f"There is no p: {sampling.why_not} support no claim. Repeat with `--vary both`."
+    elif not tests:
+        yield "There is no p: differences over fewer than three repetitions are not tested."
+    if has_other:
+        yield (
+            "p (other samples): corrected resampled t-test (Nadeau and Bengio), not corrected for"
+            " several tests. It is for other samples of the same kind: repetitions have"
+            f" {sampling.shared:.0%} of their samples in common, so they tell less about those."
+        )
+    yield (
+        "P(improvement): share of repetitions in which the first method is better than the second."
+    )
+    if rows["floor"].notna().any():
+        yield (
+            "Repetitions needed: to see a difference of this size with a probability of 80 %, where"
+            " it is not significant; in brackets for the ends of the 80 % interval of the ratio of"
+            " the difference to its standard deviation."
+        )
+    if NO_NUMBER in {_needed(row) for row in records(rows)}:
+        yield (
+            "No number: the variance of the corrected test has a floor, which further repetitions"
+            f" do not lower. No difference below {rows['floor'].min():.4f} can be shown here."
+            " More samples can help, because repetitions then differ less."
+        )
 
 
 def targets_block(analysis: Analysis, place: str) -> Block | None:
@@ -319,27 +379,42 @@ def classes_block(analysis: Analysis, place: str, score: str = "recall") -> Bloc
     )
 
 
-def ranks_block(across: Across) -> Block:
-    """Return the mean ranks over places."""
+def ranks_block(analysis: Analysis) -> Block:
+    """Return the mean ranks over places; there are at least two."""
+    comparison, across = analysis.comparison, analysis.across
+    if across is None:
+        raise ValueError("ranks need two places")
+    has_claims = all(comparison.sampling_at(one).supports_claims for one in comparison.places)
     best = str(across.ranks.index[0])
-    beside = across.nemenyi[best].to_dict()
+    beside = across.nemenyi[best].to_dict() if has_claims else {}
     lines = [
         (
             one_line(str(name)),
             f"{rank:.2f}",
             number(across.interquartile[str(name)].value),
-            "-" if name == best else p_value(float(beside[name])),
+            "-" if name == best or not has_claims else p_value(float(beside[name])),
         )
         for name, rank in across.ranks.items()
     ]
-    friedman = (
-        "" if np.isnan(across.friedman) else f"Friedman's test: p {_equals(across.friedman)}. "
-    )
+    about = []
+    if across.blocks < across.places:
+        about.append(
+            "Places with the same kind of partition rank methods alike, so each of the"
+            f" {across.blocks} kinds has one ranking."
+        )
+    if not has_claims:
+        about.append("The repetitions of a place support no claim, so the ranks are not tested.")
+    else:
+        if not np.isnan(across.friedman):
+            about.append(f"Friedman's test: p {_equals(across.friedman)}.")
+        about.append(
+            f"Mean ranks that differ by {across.critical:.2f} or more differ significantly."
+        )
     return Block(
         f"Ranks over {across.places} places",
         ("method", "mean rank", "interquartile mean", f"p beside {one_line(best)} (Nemenyi)"),
         tuple(lines),
-        f"{friedman}Mean ranks that differ by {across.critical:.2f} or more differ significantly.",
+        " ".join(about),
     )
 
 
@@ -353,7 +428,8 @@ def latex_of(analysis: Analysis) -> str:
     """Return the leaderboards as tables of LaTeX, for the packages booktabs and amsmath.
 
     The best mean of a place is bold. Means of methods that a test does not tell apart from the best
-    one are underlined; with fewer than three repetitions there is no test.
+    one are underlined; with a reference, those that differ significantly from it have a star. With
+    fewer than three repetitions there is no test.
     """
     comparison = analysis.comparison
     parts = ["% \\usepackage{booktabs}"]
@@ -363,7 +439,9 @@ def latex_of(analysis: Analysis) -> str:
         has_rare = any(not np.isnan(row["rare_recall"]) for row in rows)
         best = rows[0]
         counts = sorted({row["n"] for row in rows})
-        like = _like_best(analysis, place, best["method"])
+        is_beside_one = comparison.reference is not None
+        like = set() if is_beside_one else _like_best(analysis, place, best["method"])
+        apart = _unlike_reference(analysis, place) if is_beside_one else set()
         lines = []
         for row in rows:
             value = _latex_value(row)
@@ -371,6 +449,8 @@ def latex_of(analysis: Analysis) -> str:
                 value = f"\\textbf{{{value}}}"
             elif row["method"] in like:
                 value = f"\\underline{{{value}}}"
+            if row["method"] in apart:
+                value += "$^{*}$"
             cells = [
                 in_latex(row["method"]),
                 value,
@@ -389,9 +469,15 @@ def latex_of(analysis: Analysis) -> str:
         width = " and half the width of the 95\\,\\% interval" if has_width else ""
         runs = " to ".join(map(str, counts if len(counts) < 2 else (counts[0], counts[-1])))
         under = "; underlined: no significant difference from it" if like else ""
+        where = ""
+        if (like or apart) and (population := comparison.sampling_at(place).population):
+            where = f", {population}"
+        if apart:
+            under += f"; *: differs significantly from {in_latex(comparison.baseline)}"
         caption = (
             f"{in_latex(place)}: mean over {runs} repetitions{width};"
-            f" {VARIED[comparison.vary_at(place)]}. Bold: largest mean{under}. {warning}"
+            f" {VARIED[comparison.sampling_at(place).vary]}. Bold: largest mean{under}{where}."
+            f" {warning}"
         )
         parts += [
             "\\begin{table}",
@@ -415,6 +501,15 @@ def _like_best(analysis: Analysis, place: str, best: str) -> set[str]:
         row["second"] if row["first"] == best else row["first"]
         for row in records(analysis.pairs, place)
         if best in (row["first"], row["second"]) and row["verdict"] == "no significant difference"
+    }
+
+
+def _unlike_reference(analysis: Analysis, place: str) -> set[str]:
+    """Return the methods that differ significantly from the reference in a place."""
+    return {
+        row["first"]
+        for row in records(analysis.pairs, place)
+        if row["verdict"] in ("better", "worse")
     }
 
 
@@ -443,11 +538,17 @@ def _signed(row: Mapping[str, Any]) -> str:
 
 def _needed(row: Mapping[str, Any]) -> str:
     """Return the number of repetitions to see a difference that is not significant."""
-    if row["verdict"] != "no significant difference":
+    if row["verdict"] != "no significant difference" or np.isnan(row["floor"]):
         return "-"
-    if row["limited"]:
+    if 0 < abs(row["difference"]) <= row["floor"]:
         return NO_NUMBER
-    return f"> {MOST_NEEDED:,}" if np.isnan(row["needed"]) else str(int(row["needed"]))
+    low, value, high = (_count(row[name]) for name in ("needed_low", "needed", "needed_high"))
+    return value if low == value == high else f"{value} ({low} to {high})"
+
+
+def _count(repetitions: float) -> str:
+    """Return a number of repetitions as text."""
+    return f"> {MOST_NEEDED:,}" if np.isnan(repetitions) else f"{repetitions:.0f}"
 
 
 def _latex_value(row: Mapping[str, Any]) -> str:

@@ -142,8 +142,8 @@ def compare(
             that this method alone has: `{"name": "ft", "train.optimizer.lr": 0.01}`.
         seeds: Number of repetitions (default 5).
         vary: What differs between repetitions: the seed of the training, with one partition
-            (`training`); the partition, with one seed of the training (`partition`); or both
-            (`both`, default).
+            (`training`); the partition, with one seed of the training (`partition`), which supports
+            no claim that a method is better; or both (`both`, default).
         grid: Values by dotted key, such as `{"partition.alpha": [0.1, 1]}`. Each combination of
             values is a setting; keys `algorithm.KEY` make variants of the methods that have them.
         jobs: Cells that are trained at the same time, each in a process of Ray (default: one per

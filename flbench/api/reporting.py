@@ -53,11 +53,27 @@ class Comparison:
         return list(self._analysis.comparison.warnings)
 
     @property
+    def populations(self) -> dict[str, str]:
+        """By place, what its claims hold for, such as `over new partitions of these samples`; an
+        empty text where repetitions have the same seeds, or where there is one.
+        """
+        comparison = self._analysis.comparison
+        return {place: comparison.sampling_at(place).population for place in comparison.places}
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """Kind of partition by place: the scheme by which samples are distributed to clients, with
+        its keys. Places of one kind rank methods alike, so the tests over places count it once.
+        """
+        return dict(self._analysis.comparison.kinds)
+
+    @property
     def leaderboard(self) -> pd.DataFrame:
         """A row for each method of each place, best first.
 
         Columns: `place` and `method`; `n`, the number of runs; `mean` of the metric over the runs,
-        with the ends `low` and `high` of its 95 % interval; interquartile mean `iqm` with
+        with the ends `low` and `high` of its 95 % interval; its standard deviation `std` between
+        repetitions; interquartile mean `iqm` with
         `iqm_low` and `iqm_high`; `rank`, 1 for the largest mean, NaN for a method that lacks
         repetitions; `groups`, letters: two methods
         without a common letter differ significantly; means of `macro_f1`, `rare_recall`,
@@ -68,17 +84,19 @@ class Comparison:
 
     @property
     def pairs(self) -> pd.DataFrame:
-        """A row for every two methods of a place. If `report` was given a baseline, the pairs with
-        it come first, and it is their second method. Of an ablation, a row for each variant, and
-        the full method is the second one.
+        """A row for every two methods of a place. If `report` was given a baseline, a row for each
+        other method, and the baseline is the second one. Of an ablation, a row for each variant,
+        and the full method is the second one.
 
         Columns: `place`, `first`, `second`, `n`; `difference` of the metric, first minus second,
-        with its 95 % interval `low`, `high`; `p`, the p-value of the test that the interval belongs
-        to; `p_holm`, which is `p` corrected for all pairs and decides the `verdict`; the p-values
-        of the tests by name: `paired_t`, `corrected` (corrected resampled t-test, for partitions
-        drawn from the same samples; `p` is this one where there is one), `wilcoxon`; `probability`
-        of improvement; `needed`, the number of repetitions to see the difference with a probability
-        of 80 %, NaN for more than 1,000; `limited`, whether no number of repetitions suffices.
+        with its 95 % interval `low`, `high`; `p`, the p-value of the `test` that decides, NaN where
+        the repetitions support no claim; `p_holm`, which is `p` corrected for all rows of the
+        place and decides the `verdict`; the p-values of tests by name: `paired_t`, `corrected`
+        (corrected resampled t-test, for other samples of the same kind), `wilcoxon`; `probability`,
+        the share of repetitions in which the first method is better. For differences that are not
+        significant: `needed`, the number of repetitions to see the difference with a probability of
+        80 %, with the ends `needed_low` and `needed_high` of an 80 % interval, NaN for more than
+        1,000; and `floor`, the difference below which no number of repetitions suffices.
         """
         return self._analysis.pairs.copy()
 
@@ -174,7 +192,7 @@ class Comparison:
         """Return the leaderboard of each place, and the ranks over places, as tables of text."""
         analysis = self._analysis
         found = [text.leaderboard_block(analysis, place) for place in analysis.comparison.places]
-        return found if analysis.across is None else [*found, text.ranks_block(analysis.across)]
+        return found if analysis.across is None else [*found, text.ranks_block(analysis)]
 
     def tree(self) -> dict[str, Any]:
         """Return the whole report as values of JSON."""
@@ -209,10 +227,10 @@ def report(
         runs: Runs and studies, their folders, the folder of a comparison, archives that `pack` has
             written, or folders above them. Of a study the final trainings are compared.
         metric: Test metric that ranks the methods; larger is better.
-        baseline: Method with which the others are compared: `pairs` and the recall of `classes`
-            have the differences from it, its results are the target of `targets`, and a sentence of
-            `answer` says which methods are better. By default, classes and targets have FedAvg if
-            it is there, otherwise the first method.
+        baseline: Method with which each of the others is compared: no other pair is tested,
+            `answer` says which methods are better, the recall of `classes` has differences from it,
+            and its results are the target of `targets`. By default all pairs are tested, and
+            classes and targets have FedAvg if it is there, otherwise the first method.
         force: Whether to compare runs that are not comparable, with a warning that says why.
 
     Returns:

@@ -480,10 +480,10 @@ def report(
         typer.Option(
             "--baseline",
             metavar="METHOD",
-            help="Method with which the others are compared: differences in the metric and in the"
-            " recall of classes are those from it, its results are the target of the costs, and a"
-            " sentence says which methods are better (default, for classes and costs only: fedavg"
-            " if it is there).",
+            help="Method with which each of the others is compared, and no other pair is tested. A"
+            " sentence says which are better. The recall of classes is compared with that of this"
+            " method, and its results are the target of the costs (default, for classes and costs"
+            " only: fedavg if it is there).",
             show_default=False,
             autocompletion=lambda incomplete: completion.methods(incomplete),
         ),
@@ -816,8 +816,8 @@ def compare(
             "--vary",
             metavar="training|partition|both",
             help="What differs between repetitions: the seed of the training, with one partition"
-            " (training); the partition, with one seed of the training (partition); or both"
-            " (default).",
+            " (training); the partition, with one seed of the training (partition), which supports"
+            " no claim that a method is better; or both (default).",
             autocompletion=lambda incomplete: completion.varying(incomplete),
         ),
     ] = None,

@@ -32,7 +32,7 @@ def report(
         out: Folder of the report; by default that of the comparison, the folder `report` of the
             study, or `report` in the current folder.
         metric: Test metric that ranks the methods.
-        baseline: Method with which the others are compared.
+        baseline: Method with which each of the others is compared, and no other pair is tested.
         force: Whether to compare runs that are not comparable.
         as_json: Whether to print the report as JSON.
 

@@ -6,7 +6,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from flbench.analysis.arrangement import VARIED
+from flbench.analysis.sampling import VARIED, Sampling
 from flbench.comparison.plan import Design
 from flbench.comparison.prepare import PreparedComparison
 from flbench.comparison.reuse import FoundRuns
@@ -84,6 +84,10 @@ class ComparisonCost:
                 f"plan: {VARIED[self.design.vary]}. All methods of a repetition have the same"
                 " seeds."
             )
+            if why_not := Sampling(self.design.vary).why_not:
+                found.append(
+                    f"plan: {why_not} support no claim that a method is better. `--vary both` does."
+                )
         if self.design.reference is not None:
             found.append(f"plan: the others are compared with {self.design.reference}.")
         found += self.found.sentences(self.cells)

@@ -151,6 +151,21 @@ def _own_scheme(name: str) -> str:
 
 SchemeName = Literal["iid", "dirichlet", "pathological", "grouped", "quantity", "natural", "file"]
 OwnSchemeName = Annotated[str, AfterValidator(_own_scheme)]
+DEALT: Final = ("iid", "dirichlet", "pathological", "grouped", "quantity")
+SCHEME_KEYS: Final = {
+    "alpha": ("dirichlet", "quantity"),
+    "balanced": ("dirichlet",),
+    "classes_per_client": ("pathological",),
+    "main_classes": ("grouped",),
+    "main_share": ("grouped",),
+    "samples_per_client": ("grouped",),
+    "path": ("file",),
+    "split": (*DEALT, "natural"),
+    "pool": (*DEALT, "natural"),
+    "samples": (*DEALT, "natural"),
+    "min_samples": DEALT,
+}
+"""Schemes that use a key of the section `partition`, for keys that some of them ignore."""
 
 
 class PartitionConfig(Strict):

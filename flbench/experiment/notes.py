@@ -1,29 +1,12 @@
 """Notes on consequences of a configuration that a user might not expect."""
 
-from typing import Final
-
 from torch import nn
 
 from flbench.algorithms.base import Algorithm
-from flbench.config.schema import Config
+from flbench.config.schema import SCHEME_KEYS, Config
 from flbench.data.federation import Federation
 from flbench.models import own
 from flbench.models.base import padding_note
-
-DEALT: Final = ("iid", "dirichlet", "pathological", "grouped", "quantity")
-SCHEME_KEYS: Final = {
-    "alpha": ("dirichlet", "quantity"),
-    "balanced": ("dirichlet",),
-    "classes_per_client": ("pathological",),
-    "main_classes": ("grouped",),
-    "main_share": ("grouped",),
-    "samples_per_client": ("grouped",),
-    "path": ("file",),
-    "split": (*DEALT, "natural"),
-    "pool": (*DEALT, "natural"),
-    "samples": (*DEALT, "natural"),
-    "min_samples": DEALT,
-}
 
 
 def configuration_notes(

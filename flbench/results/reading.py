@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -61,6 +61,21 @@ CLASS_COLUMNS: Final = (
 
 CLIENT_SCORES: Final = ("accuracy", "balanced_accuracy", "macro_f1")
 CLIENT_COLUMNS: Final = ("moment", "client", "name", "train_size", "test_size")
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The samples of a partition.
+
+    Attributes:
+        index: Row numbers [n] in the data set.
+        client: The client [n] that has the sample.
+        part: The client's part [n] that it belongs to: 0 train, 1 validation, 2 test.
+    """
+
+    index: "NDArray[np.int64]"
+    client: "NDArray[np.int64]"
+    part: "NDArray[np.int64]"
 
 
 @dataclass(frozen=True)
@@ -153,6 +168,14 @@ class StoredRun:
                 )
         return counts
 
+    def samples(self) -> Samples | None:
+        """Return the samples of the clients; None if there is no partition.npz that has them.
+
+        Raises:
+            DataError: The file is damaged.
+        """
+        return read_samples(self.path / "partition.npz")
+
     def check_comparable(self) -> None:
         """Check what a comparison needs of a finished run, besides what reading it has checked.
 
@@ -170,6 +193,7 @@ class StoredRun:
         if not any(isinstance(value, float) for value in self.summary["best"]["test"].values()):
             raise UserError(f"{self.path} has no test metrics, so it cannot be compared.")
         _ = self.client_counts
+        self.samples()
         read_json(self.path / "provenance.json")
         for row in self.rows:
             if row.metric in SHARES and not is_share(row.value) and row.value == row.value:
@@ -313,11 +337,7 @@ def read_counts(file: Path) -> "NDArray[np.int64] | None":
     Raises:
         DataError: The file is damaged, or larger than that of any run.
     """
-    if not file.is_file():
-        return None
-    with as_data_error(file):
-        files.check_regular(file, LARGEST_PARTITION)
-    counts = read_arrays(file, LARGEST_PARTITION, ("train_counts",)).get("train_counts")
+    counts = _partition_arrays(file, "train_counts").get("train_counts")
     if counts is None:
         return None
     if counts.ndim != 2 or counts.dtype.kind not in "iu":
@@ -333,6 +353,37 @@ def read_counts(file: Path) -> "NDArray[np.int64] | None":
             f" [0, {MOST_SAMPLES:,}]. Start the run again."
         )
     return counts.astype(np.int64)
+
+
+def read_samples(file: Path) -> Samples | None:
+    """Return the samples of a partition; None if the file does not exist, or lacks them.
+
+    Args:
+        file: The partition.npz of a run folder.
+
+    Raises:
+        DataError: The file is damaged, or larger than that of any run.
+    """
+    names = ("index", "client", "part")
+    found = _partition_arrays(file, *names)
+    if len(found) < len(names):
+        return None
+    for name, array in found.items():
+        if array.ndim != 1 or array.dtype.kind not in "iu" or len(array) != len(found["index"]):
+            raise DataError(
+                f"{file} is damaged: `{name}` is not a row of integers, one for each sample. Start"
+                " the run again."
+            )
+    return Samples(**{name: found[name].astype(np.int64) for name in names})
+
+
+def _partition_arrays(file: Path, *names: str) -> "dict[str, NDArray[Any]]":
+    """Return arrays of a partition.npz by name, as far as they are there."""
+    if not file.is_file():
+        return {}
+    with as_data_error(file):
+        files.check_regular(file, LARGEST_PARTITION)
+    return read_arrays(file, LARGEST_PARTITION, names)
 
 
 def read_classes(path: Path) -> list[dict[str, str]]:

@@ -67,8 +67,8 @@ def test_one_clear_winner():
     )
 
     assert first == (
-        "On digits with 50 clients, hfcd has the largest test accuracy, 0.900 (95 % interval 0.890"
-        " to 0.910), and is better than both others."
+        "On digits with 50 clients, over new partitions of these samples, hfcd has the largest test"
+        " accuracy, 0.900 (95 % interval 0.890 to 0.910), and is better than both others."
     )
     assert second == "hfcd sends 10 B in a run, 1/70 of the bytes of fedavg."
 
@@ -113,8 +113,8 @@ def test_few_repetitions_support_no_claim(n):
     first, second = say({"a": (0.9, 10), "fedavg": (0.8, 20)}, {("a", "fedavg"): NONE}, n=n)
 
     assert first == (
-        "On digits with 50 clients, a has the largest test accuracy, 0.900; fewer than 3"
-        " repetitions support no claim that it is better."
+        "On digits with 50 clients, over new partitions of these samples, a has the largest test"
+        " accuracy, 0.900; fewer than 3 repetitions support no claim that it is better."
     )
     assert second == "a sends 10 B in a run, 1/2 of the bytes of fedavg."
 

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+from statsmodels.stats.multitest import multipletests
 
 import flbench as fl
 from flbench.analysis import page, statistics, text
@@ -52,6 +53,7 @@ def html(analysis):
 
 
 def test_p_is_one_number_in_texts_page_and_files(analysis, html):
+    """The paired test decides about new partitions; the corrected one is for other samples."""
     first = analysis.clients.query("repetition == 0 and method == 'ditto'")
     overlap = first["test_size"].sum() / first["train_size"].sum()
     markdown = text.markdown_of(analysis)
@@ -59,12 +61,13 @@ def test_p_is_one_number_in_texts_page_and_files(analysis, html):
     for k, row in analysis.pairs.iterrows():
         gaps = np.subtract(ACCURACIES[row["first"]], ACCURACIES[row["second"]])
         error = gaps.std(ddof=1) * math.sqrt(1 / 5 + overlap)
-        p = 2 * stats.t.sf(abs(gaps.mean()) / error, 4)
-        assert row["p"] == in_json["p"][k] == pytest.approx(p)
-        assert row["paired_t"] == pytest.approx(stats.ttest_1samp(gaps, 0).pvalue)
-        assert row["paired_t"] < row["p"]
+        p = stats.ttest_1samp(gaps, 0).pvalue
+        assert row["p"] == row["paired_t"] == in_json["p"][k] == pytest.approx(p)
+        assert row["corrected"] == pytest.approx(2 * stats.t.sf(abs(gaps.mean()) / error, 4))
+        assert row["p"] < row["corrected"]
         cells = cells_of(markdown, f"{row['first']} - {row['second']}")
-        assert cells[3:5] == [text.p_value(row["p"]), text.p_value(row["p_holm"])]
+        shown = [text.p_value(row[name]) for name in ("p", "p_holm", "corrected")]
+        assert cells[3:6] == shown
         after = html.partition(f">{row['first']} - {row['second']}</td>")[2].partition("</tr>")[0]
         assert re.findall("<td[^>]*>(.*?)</td>", after)[2] == text.p_value(p).replace("<", "&lt;")
 
@@ -78,27 +81,53 @@ def test_markdown_and_page_say_the_same_about_all_figures(analysis, html):
     assert "the seed of the training and the partition differ" in about
 
 
-def test_differences_that_no_number_of_repetitions_shows_are_told_apart(analysis):
-    rows = analysis.pairs.set_index(["first", "second"])
+def test_differences_that_no_number_of_repetitions_shows_are_told_apart(tmp_path):
+    """Of fixed clients only the splits differ, whose test has a floor."""
+    matrix(tmp_path, ACCURACIES, keys=("partition.scheme=natural",))
 
-    row = rows.loc["fedavg", "hfcd"]
-    assert row["limited"]
+    found = analysed(tmp_path)
+
+    row = found.pairs.set_index(["first", "second"]).loc["fedavg", "hfcd"]
+    assert row["p"] == row["corrected"] > row["paired_t"]
+    assert abs(row["difference"]) < row["floor"]
     assert math.isnan(row["needed"])
-    assert not rows.loc["ditto", "fedavg"]["limited"]
-    block = text.pairs_block(analysis, "digits")
+    block = text.pairs_block(found, "digits")
     assert [line[-1] for line in block.rows] == ["-", "-", "no number"]
-    assert "floor" in block.about
-    assert "--vary training" in block.about
-    assert "more samples" in block.about.lower()
+    assert f"No difference below {row['floor']:.4f} can be shown" in block.about
+    assert "p (other samples)" not in block.header
+    assert "over new splits of these clients" in block.about
+    assert "over new splits of these clients" in found.answer[0]
 
 
-@pytest.mark.parametrize("effect", [0.5, 1.0, 1.5, 2.0])
 @pytest.mark.parametrize("tests", [1, 10])
-def test_limit_is_that_of_very_many_repetitions(effect, tests):
-    shift, n = effect / math.sqrt(1e-6 + 0.3), 10**6
-    power = stats.nct.sf(stats.t.ppf(1 - 0.025 / tests, n - 1), n - 1, shift)
+def test_floor_is_the_difference_that_very_many_repetitions_show(tests):
+    gap = statistics.difference({0: 1.0, 1: 3.0, 2: 2.5}, dict.fromkeys(range(3), 2.0), overlap=0.3)
 
-    assert statistics.is_beyond_repetitions(effect, 0.3, tests) == (power < 0.8)
+    floor = statistics.repetitions(gap, tests).floor
+
+    shift, n = floor / gap.sd / math.sqrt(1e-6 + 0.3), 10**6
+    power = stats.nct.sf(stats.t.ppf(1 - 0.025 / tests, n - 1), n - 1, shift)
+    assert power == pytest.approx(0.8, abs=1e-3)
+
+
+def test_repetitions_that_are_needed_have_a_range(analysis):
+    row = analysis.pairs.set_index(["first", "second"]).loc["fedavg", "hfcd"]
+    gaps = np.subtract(ACCURACIES["fedavg"], ACCURACIES["hfcd"])
+
+    effect = gaps.mean() / gaps.std(ddof=1)
+    assert row["needed"] == statistics.repetitions_needed(effect, tests=3)
+    # The larger end of the 80 % interval: that effect gives so small a t in 10 % of the samples.
+    value = stats.nct.ppf(0.1, 4, 3.0) / math.sqrt(5)
+    shown = statistics.difference(
+        dict(enumerate(value + np.array([-2, -1, 0, 1, 2]) / math.sqrt(2.5))),
+        dict.fromkeys(range(5), 0.0),
+    )
+    found = statistics.repetitions(shown, 3)
+    assert found.low == statistics.repetitions_needed(3.0 / math.sqrt(5), tests=3)
+    assert found.low < found.value
+    assert math.isnan(row["needed_high"])  # the interval contains 0
+    [line] = [one for one in text.pairs_block(analysis, "digits").rows if one[0] == "fedavg - hfcd"]
+    assert line[-1] == f"{row['needed']:.0f} ({row['needed_low']:.0f} to > 1,000)"
 
 
 @pytest.mark.parametrize(
@@ -106,7 +135,7 @@ def test_limit_is_that_of_very_many_repetitions(effect, tests):
     [
         (("partition.seed=0",), "a" * 64, "training", "on this one partition"),
         (("seed=0",), None, "partition", "for this one seed of the training"),
-        ((), None, "both", ""),
+        ((), None, "both", "over new partitions of these samples"),
     ],
 )
 def test_claims_name_their_population(tmp_path, keys, hashed, vary, words):
@@ -116,16 +145,18 @@ def test_claims_name_their_population(tmp_path, keys, hashed, vary, words):
             folder = tmp_path / f"{method}-{k}"
             run_folder(folder, method, value, repetition=k, keys=own, partition_hash=hashed)
 
-    found = analysed(tmp_path, baseline="fedavg")
-
-    assert found.comparison.vary == vary
-    first, _, beside = found.answer
-    for sentence in (first, beside):
-        assert (words or "this one") in sentence or not words
-        assert ("this one" in sentence) == bool(words)
-    assert ("this one" in text.leaderboard_block(found, "digits").about) == bool(words)
-    assert "limited" in found.pairs
-    assert found.pairs["corrected"].isna().all() == (vary == "training")
+    for found in (analysed(tmp_path, baseline="fedavg"), analysed(tmp_path)):
+        assert found.comparison.vary == vary
+        assert f", {words}, " in found.answer[0]
+        assert words in text.leaderboard_block(found, "digits").about
+        assert found.pairs["corrected"].isna().all() == (vary != "both")
+        # With one seed for all repetitions, its luck is taken for a difference.
+        assert set(found.pairs["verdict"] == "no claim") == {vary == "partition"}
+        assert found.pairs["p_holm"].isna().all() == (vary == "partition")
+        assert not (vary == "partition" and "better" in found.answer[0].partition("no claim")[0])
+    about = text.pairs_block(found, "digits").about
+    assert ("--vary both" in about) == (vary == "partition")
+    assert ("support no claim" in found.answer[0]) == (vary == "partition")
 
 
 def test_each_place_has_what_differs_between_its_own_repetitions(tmp_path):
@@ -137,7 +168,7 @@ def test_each_place_has_what_differs_between_its_own_repetitions(tmp_path):
 
     each = {one.split(" with ")[0]: one for one in found.answer if one.startswith("On ")}
     assert "on this one partition" in each["On digits, alpha=1"]
-    assert "this one" not in each["On digits, alpha=0.1"]
+    assert "over new partitions" in each["On digits, alpha=0.1"]
     captions = re.findall(r"\\caption\{(.*)\}", text.latex_of(found))
     assert [caption.count("the partition is the same") for caption in captions] == [0, 1]
 
@@ -211,20 +242,25 @@ def test_baseline_is_what_all_others_are_compared_with(tmp_path):
     found = fl.report(tmp_path, baseline="hfcd")
 
     pairs = found.pairs
-    assert pairs["second"].tolist() == ["hfcd", "hfcd", "fedavg"]
+    assert pairs["second"].tolist() == ["hfcd", "hfcd"]
     gap = np.mean(ACCURACIES["ditto"]) - np.mean(ACCURACIES["hfcd"])
     row = pairs.set_index(["first", "second"]).loc["ditto", "hfcd"]
     assert row["difference"] == pytest.approx(gap)
-    assert found.answer[-1] == (
-        "Beside the baseline hfcd on digits: ditto is better; fedavg shows no significant"
-        " difference."
+    assert found.answer[0].endswith(
+        ". Beside it, ditto is better; fedavg shows no significant difference."
     )
     assert found.targets["target"].iloc[0] == pytest.approx(np.mean(ACCURACIES["hfcd"]))
     assert found.classes.query("method == 'hfcd'")["difference"].isna().all()
-    # Without the option the pairs have the order of the methods, and the same p-values.
-    plain = fl.report(tmp_path)
-    assert len(plain.answer) == len(found.answer) - 1
-    assert sorted(plain.pairs["p_holm"]) == pytest.approx(sorted(pairs["p_holm"]))
+    # The correction is for two tests, not for all three pairs.
+    plain = fl.report(tmp_path).pairs
+    p = pairs.set_index("first")[["p", "p_holm"]]
+    assert p["p_holm"].tolist() == pytest.approx(multipletests(p["p"], method="holm")[1])
+    smaller = p.loc["ditto", "p_holm"] / plain["p_holm"].min()
+    assert smaller == pytest.approx(2 / 3 * p.loc["ditto", "p"] / plain["p"].min())
+    latex = text.latex_of(found._analysis)
+    assert "*: differs significantly from hfcd" in latex
+    assert re.search(r"ditto & .*\$\^\{\*\}\$", latex)
+    assert "underline" not in latex
 
 
 def test_classes_have_the_number_of_repetitions_beside_their_means(tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scikit_posthocs
-from scipy import stats
+from scipy import special, stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
@@ -130,23 +130,26 @@ def test_mean_has_the_interval_of_scipy(n):
     assert found.value == pytest.approx(values.mean())
 
 
-def test_equal_values_have_an_interval_without_width():
+def test_equal_values_have_no_interval():
     """Also where they differ by a rounding error, without a warning."""
     found = statistics.mean([0.1 + 0.2, 0.3, 0.3])
 
-    assert found.value == found.low == found.high == pytest.approx(0.3)
+    assert found.value == pytest.approx(0.3)
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
 
 
 def test_two_values_have_no_interval():
     assert math.isnan(statistics.mean([0.1, 0.3]).low)
-    assert math.isnan(statistics.interquartile_mean([[0.1, 0.3]]).high)
+    assert math.isnan(statistics.interquartile_mean([[*range(9)]]).high)
+    assert not math.isnan(statistics.interquartile_mean([[*range(10)]]).high)
 
 
 def test_interquartile_mean_draws_within_places():
-    groups = [[0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]]
-    found = statistics.interquartile_mean(groups)
-    # Places without any spread have none in the mean either, whatever the bootstrap draws.
-    assert (found.low, found.value, found.high) == (0.5, 0.5, 0.5)
+    far = np.random.default_rng(2).normal([[0.0], [9.0]], 0.1, size=(2, 10))
+    found = statistics.interquartile_mean(far)
+    # With 20 values of both places in one bag, resamples would differ in how many are near 9.
+    assert found.high - found.low < 0.5
 
     some = np.random.default_rng(1).normal(size=(2, 10))
     found = statistics.interquartile_mean(some)
@@ -165,10 +168,8 @@ def test_difference_is_the_paired_test_of_scipy(n):
     interval = test.confidence_interval(0.95)
     assert found.p == pytest.approx(test.pvalue, rel=1e-9)
     assert (found.low, found.high) == pytest.approx((interval.low, interval.high), rel=1e-9)
-    assert math.isnan(found.corrected)
-    assert found.decisive == found.p
-    better = np.mean(first[:, None] > second)
-    assert found.probability == pytest.approx(better)
+    assert found.paired_t == found.p
+    assert found.probability == pytest.approx(np.mean(first > second))
     if n < 6:
         assert math.isnan(found.wilcoxon)
     else:
@@ -182,8 +183,8 @@ def test_corrected_test_adds_the_overlap_to_the_variance():
     found = statistics.difference(by_repetition(first), by_repetition(second), overlap=0.25)
 
     t = gaps.mean() / math.sqrt((1 / 10 + 0.25) * gaps.var(ddof=1))
-    assert found.corrected == pytest.approx(2 * stats.t.sf(abs(t), 9), rel=1e-9)
-    assert found.p < found.corrected == found.decisive
+    assert found.p == pytest.approx(2 * stats.t.sf(abs(t), 9), rel=1e-9)
+    assert found.paired_t == pytest.approx(stats.ttest_rel(first, second).pvalue, rel=1e-9)
     plain = statistics.difference(by_repetition(first), by_repetition(second))
     # The interval belongs to the corrected test: sqrt((1/n + 1/4) / (1/n)) times as wide.
     assert (found.high - found.low) / (plain.high - plain.low) == pytest.approx(math.sqrt(3.5))
@@ -194,7 +195,7 @@ def test_only_shared_repetitions_are_paired():
 
     assert (found.n, found.mean) == (2, 0.75)
     assert math.isnan(found.p)
-    assert math.isnan(found.needed)
+    assert statistics.repetitions(found) is None
     assert statistics.difference({0: 1.0}, {1: 1.0}) is None
 
 
@@ -217,7 +218,8 @@ def test_equal_differences_have_no_p_value():
     found = statistics.difference({0: 0.5, 1: 0.6, 2: 0.7}, {0: 0.4, 1: 0.5, 2: 0.6})
 
     assert math.isnan(found.p)
-    assert statistics.verdict(found.mean, found.decisive) == "no claim"
+    assert statistics.verdict(found.mean, found.p) == "no claim"
+    assert found.probability == 1
 
 
 @pytest.mark.parametrize("effect", [0.4, -0.8, 2.5])
@@ -292,3 +294,86 @@ def test_many_methods_that_need_too_many_letters_have_none():
         p.iloc[k, k + 1] = p.iloc[k + 1, k] = 0.001
 
     assert set(statistics.letters(p).values()) == {""}
+
+
+def test_places_of_one_kind_are_one_block():
+    """Friedman's test takes its blocks for independent."""
+    rng = np.random.default_rng(0)
+    values = {name: {str(place): [rng.normal()] for place in range(6)} for name in "abcd"}
+    kinds = {str(place): "even" if place % 2 == 0 else f"odd {place}" for place in range(6)}
+
+    found = statistics.across(values, kinds)
+
+    means = np.array([[values[name][str(place)][0] for name in "abcd"] for place in range(6)])
+    ranks = stats.rankdata(-means, axis=1)
+    table = np.vstack([ranks[::2].mean(axis=0), ranks[1::2]])  # [4 kinds, 4 methods]
+    assert (found.places, found.blocks) == (6, 4)
+    assert found.friedman == pytest.approx(stats.friedmanchisquare(*table.T).pvalue, rel=1e-9)
+    wanted = stats.rankdata(table, axis=1).mean(axis=0)
+    assert found.ranks[list("abcd")].tolist() == pytest.approx(wanted)
+    # If all places are of one kind, the claim is about this kind, and each place is a block.
+    alike = statistics.across(values, dict.fromkeys(kinds, "even"))
+    plain = statistics.across(values)
+    assert (alike.friedman, alike.blocks) == (plain.friedman, 6)
+
+
+def moderated_by_definition(gaps):
+    """Smyth's equations, with d0 found by bisection."""
+    n = gaps.shape[0]
+    d, sd = n - 1, gaps.std(axis=0, ddof=1)
+    z = np.log(sd**2)
+    e = z - special.digamma(d / 2) + math.log(d / 2)
+    target = e.var(ddof=1) - special.polygamma(1, d / 2)
+    low, high = 1e-3, 1e6
+    for _ in range(200):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if special.polygamma(1, middle) > target else (low, middle)
+    d0 = 2 * middle
+    prior = math.exp(e.mean() + special.digamma(d0 / 2) - math.log(d0 / 2))
+    variance = (d0 * prior + d * sd**2) / (d0 + d)
+    t = gaps.mean(axis=0) / np.sqrt(variance / n)
+    return 2 * stats.t.sf(np.abs(t), d0 + d)
+
+
+def differences(gaps):
+    zero = dict.fromkeys(range(len(gaps)), 0.0)
+    return [statistics.difference(by_repetition(gaps[:, k]), zero) for k in range(gaps.shape[1])]
+
+
+def test_moderated_test_is_that_of_smyth():
+    rng = np.random.default_rng(3)
+    gaps = rng.normal(0.3, rng.gamma(2, 0.5, size=30), size=(5, 30))
+
+    found = statistics.moderated(differences(gaps))
+
+    assert found == pytest.approx(moderated_by_definition(gaps), rel=1e-6)
+    few = differences(gaps[:, :16])
+    assert statistics.moderated(few) == [gap.p for gap in few]
+    # A difference that is the same in all repetitions has no test, and no part in the variances.
+    equal = np.hstack([gaps, np.ones((5, 1))])
+    assert statistics.moderated(differences(equal))[:-1] == pytest.approx(found)
+    assert math.isnan(statistics.moderated(differences(equal))[-1])
+
+
+def test_moderated_test_of_equal_variances_pools_them():
+    """With variances that differ by no more than chance, the number of degrees is infinite."""
+    base = np.array([-2.0, -1.0, 0.0, 1.0, 2.0])[:, None]
+    gaps = base + np.linspace(0, 3, 20)
+
+    found = statistics.moderated(differences(gaps))
+
+    d = 4
+    variance = math.exp(math.log(2.5) - special.digamma(d / 2) + math.log(d / 2))
+    z = np.abs(gaps.mean(axis=0)) / math.sqrt(variance / 5)
+    assert found == pytest.approx(2 * stats.norm.sf(z))
+
+
+@pytest.mark.parametrize("methods", [17, 34])
+def test_moderated_test_is_wrong_as_often_as_it_says(methods):
+    """At least one false claim about equal methods, in 5 % of 100 comparisons."""
+    rng, wrong = np.random.default_rng(methods), 0
+    for _ in range(100):
+        spread = rng.gamma(3, 1, size=methods)
+        p = statistics.moderated(differences(rng.normal(0, spread, size=(5, methods))))
+        wrong += min(p) * methods < 0.05  # Holm's correction of the smallest one
+    assert wrong <= stats.binom.ppf(0.9999, 100, 0.05)

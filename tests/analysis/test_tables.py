@@ -2,7 +2,7 @@
 
 import csv
 import math
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 import pandas as pd
@@ -67,6 +67,7 @@ def test_leaderboard_is_that_of_scikit_learn(analysis, seen, folders):
         found = board.loc[method]
         assert found["mean"] == pytest.approx(values.mean(), **EXACT)
         assert (found["low"], found["high"]) == pytest.approx(np.clip(interval, 0, 1), **EXACT)
+        assert found["std"] == pytest.approx(np.std(values, ddof=1), **EXACT)
         assert found["iqm"] == pytest.approx(stats.trim_mean(values, 0.25), **EXACT)
         macro, worst = [], []
         for seed in SEEDS:
@@ -109,7 +110,7 @@ def test_classes_are_those_of_scikit_learn(analysis, seen, folders):
     base = rows_of(analysis.classes, "fedavg")
 
     each = {name: np.full((3, 10), np.nan) for name in ("precision", "recall", "f1", "base")}
-    holders, supports, overlap = [], [], []
+    holders, supports = [], []
     for k, seed in enumerate(SEEDS):
         truth, guess = seen["fedper", seed]["true"], seen["fedper", seed]["predicted"]
         scores = metrics.precision_recall_fscore_support(
@@ -126,7 +127,6 @@ def test_classes_are_those_of_scikit_learn(analysis, seen, folders):
         counts = np.load(folders["fedper", seed] / "partition.npz")["train_counts"]
         holders.append((counts > 0).sum(axis=0))
         supports.append(counts.sum(axis=0))
-        overlap.append(len(truth) / counts.sum())
     for name in SCORES:
         mean = np.nanmean(each[name], axis=0)
         assert found[name].to_numpy() == pytest.approx(mean, nan_ok=True, **EXACT)
@@ -134,7 +134,7 @@ def test_classes_are_those_of_scikit_learn(analysis, seen, folders):
     assert found["train_support"].to_numpy() == pytest.approx(np.mean(supports, axis=0))
     gaps = each["recall"] - each["base"]
     assert found["difference"].to_numpy() == pytest.approx(gaps.mean(axis=0), **EXACT)
-    half = stats.t.ppf(0.975, 2) * gaps.std(axis=0, ddof=1) * math.sqrt(1 / 3 + overlap[0])
+    half = stats.t.ppf(0.975, 2) * gaps.std(axis=0, ddof=1) * math.sqrt(1 / 3)
     high = np.clip(gaps.mean(axis=0) + half, -1, 1)
     spread = gaps.std(axis=0) > 1e-12
     assert found["high"].to_numpy()[spread] == pytest.approx(high[spread], **EXACT)
@@ -186,6 +186,9 @@ def test_clients_are_those_of_scikit_learn(analysis, seen, folders):
 def test_pairs_are_those_of_scipy(analysis, seen, folders):
     counts = np.load(folders["fedavg", 1] / "partition.npz")["train_counts"]
     overlap = len(seen["fedavg", 1]) / counts.sum()
+    rows = [{*np.load(folders["fedavg", seed] / "partition.npz")["index"]} for seed in SEEDS]
+    shared = np.mean([len(a & b) / len(a) for a, b in pairwise(rows)])
+    assert 0 < shared < 1
     p = []
 
     for (first, second), (_, row) in zip(
@@ -194,13 +197,11 @@ def test_pairs_are_those_of_scipy(analysis, seen, folders):
         assert (row["first"], row["second"], row["n"]) == (first, second, 3)
         x, y = accuracies(seen, first), accuracies(seen, second)
         gaps = x - y
-        assert row["paired_t"] == pytest.approx(stats.ttest_rel(x, y).pvalue, **EXACT)
-        t = gaps.mean() / math.sqrt((1 / 3 + overlap) * gaps.var(ddof=1))
-        p.append(2 * stats.t.sf(abs(t), 2))
-        assert row["p"] == row["corrected"] == pytest.approx(p[-1], **EXACT)
-        assert row["probability"] == pytest.approx(
-            np.mean(x[:, None] > y) + np.mean(x[:, None] == y) / 2
-        )
+        p.append(stats.ttest_rel(x, y).pvalue)
+        assert row["p"] == row["paired_t"] == pytest.approx(p[-1], **EXACT)
+        t = gaps.mean() / math.sqrt((1 / 3 + overlap * shared) * gaps.var(ddof=1))
+        assert row["corrected"] == pytest.approx(2 * stats.t.sf(abs(t), 2), **EXACT)
+        assert row["probability"] == pytest.approx(np.mean(gaps > 0) + np.mean(gaps == 0) / 2)
     assert analysis.pairs["p_holm"].to_numpy() == pytest.approx(
         multipletests(p, method="holm")[1], **EXACT
     )

@@ -34,6 +34,7 @@ def run_folder(
     partition_hash: str | None = None,
     data_hash: str | None = None,
     provenance: dict | None = None,
+    samples: dict[str, np.ndarray] | None = None,
 ) -> Path:
     """Write the folder of a finished run, and return it.
 
@@ -54,6 +55,7 @@ def run_folder(
         partition_hash: Hash of the partition; by default it follows from the repetition.
         data_hash: Hash of the samples in partition.json; None for a run without that file.
         provenance: Values of provenance.json that differ from the usual ones.
+        samples: Arrays `index`, `client` and `part` of partition.npz; by default it lacks them.
     """
     rng = np.random.default_rng([repetition, len(method)])
     given = [f"algorithm={method}", f"seed={repetition}", f"train.rounds={rounds}", *keys]
@@ -65,7 +67,7 @@ def run_folder(
     counts[:, 0] = [1, *[0] * (clients - 1)] if is_rare else 20
     counts[:, 1:] += 20
     content = BytesIO()
-    np.savez(content, train_counts=counts.astype(np.int32))
+    np.savez(content, train_counts=counts.astype(np.int32), **(samples or {}))
     (folder / "partition.npz").write_bytes(content.getvalue())
 
     if data_hash is not None:

@@ -1,0 +1,276 @@
+"""How repetitions were drawn is counted in the partitions of their runs."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import flbench as fl
+from flbench.analysis import text
+from flbench.analysis.arrangement import arrange
+from flbench.analysis.tables import analyse
+from flbench.comparison.collect import collect
+from flbench.core.errors import DataError
+from flbench.results import reading
+from tests.comparison.made import matrix, run_folder
+
+POOL, CLIENTS = 600, 6
+ACCURACIES = {
+    "fedavg": [0.50, 0.55, 0.48, 0.60, 0.51],
+    "ditto": [0.79, 0.82, 0.82, 0.78, 0.80],
+}
+OWNERS = np.arange(POOL) % CLIENTS
+
+
+def parts_of(count, rng):
+    return rng.choice(3, size=count, p=(0.6, 0.2, 0.2)).astype(np.uint8)
+
+
+def drawn(rng):
+    """All samples, at clients that are drawn anew."""
+    return {"index": rng.permutation(POOL), "client": rng.integers(0, CLIENTS, POOL)}
+
+
+def half(rng):
+    """Half of the samples, at clients that are drawn anew."""
+    index = rng.choice(POOL, POOL // 2, replace=False)
+    return {"index": index, "client": rng.integers(0, CLIENTS, POOL // 2)}
+
+
+def alone(rng):
+    """Half of the samples at one client, which says nothing about owners."""
+    index = rng.choice(POOL, POOL // 2, replace=False)
+    return {"index": index, "client": np.zeros(POOL // 2, dtype=np.int64)}
+
+
+def apart(rng):
+    """Samples that hardly any other repetition has."""
+    return {"index": rng.integers(0, 2**40, 50), "client": np.arange(50) % CLIENTS}
+
+
+def fixed(rng):
+    """The same clients, whose samples are split anew."""
+    index = rng.permutation(POOL)
+    return {"index": index, "client": OWNERS[index]}
+
+
+def chosen(rng):
+    """Five of the six clients, with numbers of their own."""
+    kept = rng.permutation(CLIENTS)[:5]
+    index = np.flatnonzero(np.isin(OWNERS, kept))
+    return {
+        "index": index,
+        "client": np.array([np.flatnonzero(kept == k)[0] for k in OWNERS[index]]),
+    }
+
+
+def compared(folder, draw, keys=(), **options):
+    """A comparison of runs whose partitions are drawn by a function, and these partitions."""
+    rng = np.random.default_rng(7)
+    found = []
+    for k in range(5):
+        samples = draw(rng)
+        samples["part"] = parts_of(len(samples["index"]), rng)
+        found.append(samples)
+        for method, values in ACCURACIES.items():
+            run_folder(
+                folder / f"{method}-{k}",
+                method,
+                values[k],
+                repetition=k,
+                keys=keys,
+                samples=samples,
+            )
+    runs = collect([folder])
+    return analyse(arrange(runs.runs, notes=runs.notes, **options)), found
+
+
+@pytest.mark.parametrize(
+    ("draw", "words"),
+    [
+        (drawn, "over new partitions of these samples"),
+        (half, "over new partitions of these samples"),
+        (alone, "over new partitions of these samples"),
+        (apart, "over new partitions of these samples"),
+        (fixed, "over new splits of these clients"),
+        (chosen, "over new draws from these clients"),
+    ],
+)
+def test_population_is_found_in_the_partitions(tmp_path, draw, words):
+    found, partitions = compared(tmp_path, draw)
+
+    sampling = found.comparison.sampling_at("digits")
+    assert sampling.population == words
+    rows = [set(one["index"].tolist()) for one in partitions]
+    shares = [2 * len(a & b) / (len(a) + len(b)) for a, b in pairwise(rows)]
+    assert sampling.shared == pytest.approx(np.mean(shares))
+    assert sampling.has_fixed_clients == (draw in (fixed, chosen))
+    table = found.clients.query("repetition == 0 and method == 'ditto'")  # the first run
+    ratio = table["test_size"].sum() / table["train_size"].sum()
+    assert sampling.overlap == pytest.approx(ratio * np.mean(shares) * (draw in (fixed, chosen)))
+    validation = min((one["part"] == 1).sum() for one in partitions)
+    assert sampling.validation == validation
+    [row] = found.pairs.to_dict("records")
+    is_fixed = draw in (fixed, chosen)
+    assert row["test"] == ("corrected resampled t-test" if is_fixed else "paired t-test")
+    assert (row["p"] == row["corrected"]) == is_fixed
+    assert (row["p"] == row["paired_t"]) == (not is_fixed)
+
+
+def test_natural_clients_that_are_drawn_are_fixed_ones(tmp_path):
+    """Few of the samples are shared, but the data set has the clients."""
+
+    def few(rng):
+        kept = rng.permutation(CLIENTS)[:2]
+        index = np.flatnonzero(np.isin(OWNERS, kept))
+        return {"index": index, "client": OWNERS[index]}
+
+    found, _ = compared(tmp_path, few, keys=("partition.scheme=natural",))
+
+    assert found.comparison.sampling_at("digits").population == "over new draws from these clients"
+
+
+def test_few_validation_samples_choose_by_chance(tmp_path):
+    found, _ = compared(tmp_path / "a", drawn)
+    assert not any("validation samples" in one for one in found.comparison.warnings)
+
+    def small(rng):
+        index = rng.choice(POOL, 200, replace=False)
+        return {"index": index, "client": rng.integers(0, CLIENTS, 200)}
+
+    found, partitions = compared(tmp_path / "b", small)
+    fewest = min((one["part"] == 1).sum() for one in partitions)
+    assert fewest < 100
+    [warning] = [one for one in found.comparison.warnings if "validation samples" in one]
+    assert f"chosen on {fewest} validation samples" in warning
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        lambda k: (f"seed={k % 2}", f"partition.seed={k}"),
+        lambda k: (f"seed={k}", f"partition.seed={k % 2}"),
+    ],
+)
+def test_repetitions_that_share_seeds_support_no_claim(tmp_path, keys):
+    for k in range(5):
+        for method, values in ACCURACIES.items():
+            partition = dict(one.split("=") for one in keys(k))["partition.seed"]
+            run_folder(
+                tmp_path / f"{method}-{k}",
+                method,
+                values[k],
+                repetition=k,
+                keys=keys(k),
+                partition_hash=partition * 64,
+            )
+
+    found = analyse(arrange(collect([tmp_path]).runs))
+
+    assert found.comparison.vary == "both"
+    assert set(found.pairs["verdict"]) == {"no claim"}
+    assert (
+        "repetitions that share a seed of the training or a partition support no" in found.answer[0]
+    )
+    assert found.pairs["corrected"].isna().all()
+
+
+def test_repetitions_of_nothing_support_no_claim(tmp_path):
+    for k in range(5):
+        for method, values in ACCURACIES.items():
+            keys = ("seed=0", f"partition.seed={k}")
+            folder = tmp_path / f"{method}-{k}"
+            run_folder(folder, method, values[k], keys=keys, partition_hash="a" * 64)
+
+    found = analyse(arrange(collect([tmp_path]).runs))
+
+    assert found.comparison.vary == "nothing"
+    assert set(found.pairs["verdict"]) == {"no claim"}
+    assert "repetitions with the same seeds" in found.answer[0]
+    assert "Means over repetitions. " in f"{text.leaderboard_block(found, 'digits').about} "
+
+
+def test_baseline_without_claims_says_why(tmp_path):
+    for k in range(5):
+        for method, values in ACCURACIES.items():
+            keys = ("seed=0", f"partition.seed={k}")
+            run_folder(tmp_path / f"{method}-{k}", method, values[k], repetition=k, keys=keys)
+
+    found = fl.report(tmp_path, baseline="fedavg")
+
+    assert "ditto was not tested: repetitions with one seed of the training" in found.answer[0]
+    assert found.populations == {"digits": "for this one seed of the training"}
+
+
+def test_equal_means_of_different_values_are_not_equal_values(tmp_path):
+    values = {"fedavg": [0.625, 0.5, 0.75], "ditto": [0.5, 0.625, 0.75]}
+    for k in range(3):
+        for method, own in values.items():
+            keys = ("seed=0", f"partition.seed={k}")
+            run_folder(tmp_path / f"{method}-{k}", method, own[k], repetition=k, keys=keys)
+
+    found = fl.report(tmp_path, baseline="fedavg")
+
+    assert found.pairs["difference"].tolist() == [0]
+    assert "same accuracy" not in found.answer[0]
+
+
+def test_ranks_count_a_kind_of_partition_once(tmp_path):
+    """Three alphas, of which two data sets share one."""
+    hashes = iter(range(100))
+    for data in ("digits", "wine"):
+        for alpha in ("0.1", "1"):
+            keys = (
+                f"data.name={data}",
+                f"partition.alpha={alpha}",
+                f"partition.samples={90 + len(data)}",
+            )
+            matrix(tmp_path / f"{data}-{alpha}-{next(hashes)}", ACCURACIES, keys=keys)
+
+    found = fl.report(tmp_path)
+
+    assert set(found.kinds.values()) == {
+        "dirichlet alpha=0.1 balanced=false",
+        "dirichlet alpha=1 balanced=false",
+    }
+    assert len(found.kinds) == 4
+    across = found._analysis.across
+    assert (across.places, across.blocks) == (4, 2)
+    assert "of 2 kinds of partition" in found.answer[0]
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"client": np.zeros(5)},
+        {"part": np.zeros(4, dtype=np.int64)},
+        {"index": np.zeros((5, 1), dtype=np.int64)},
+    ],
+)
+def test_a_damaged_partition_leaves_its_run_out(tmp_path, arrays):
+    good = {name: np.arange(5) for name in ("index", "client", "part")}
+    for k in range(3):
+        samples = good | (arrays if k == 0 else {})
+        run_folder(tmp_path / f"a{k}", "fedavg", 0.5 + k / 10, repetition=k, samples=samples)
+    with pytest.raises(DataError, match=r"partition\.npz is damaged: .*one for each sample"):
+        reading.read_samples(tmp_path / "a0" / "partition.npz")
+
+    found = fl.report(tmp_path)
+
+    assert len(found.runs) == 2
+    assert any("partition.npz is damaged" in one for one in found.warnings)
+
+
+def test_many_methods_beside_a_baseline_have_a_moderated_test(tmp_path):
+    rng = np.random.default_rng(3)
+    names = fl.methods()["name"].tolist()[:18]
+    matrix(tmp_path, {name: rng.normal(0.5, 0.05, 5).round(3).tolist() for name in names})
+
+    found = fl.report(tmp_path, baseline=names[0])
+
+    assert set(found.pairs["test"]) == {"moderated t-test"}
+    assert (found.pairs["p"] != found.pairs["paired_t"]).all()
+    assert found.pairs["needed"].isna().all()
+    block = text.pairs_block(found._analysis, "digits")
+    assert "moderated t-test, over new partitions of these samples" in block.about
+    assert {row[-1] for row in block.rows} == {"-"}
