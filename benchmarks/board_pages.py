@@ -61,6 +61,8 @@ class Setting:
             metric: each.leaderboard.set_index("method") for metric, each in comparisons.items()
         }
         self.pairs = comparison.pairs
+        [self.kind] = comparison.kinds.values()
+        [self.population] = comparison.populations.values()
         # The seconds of a curve's last point are those of the whole run.
         seconds = comparison.curves.groupby(["method", "repetition"])["seconds"].max()
         self.seconds = seconds.groupby("method").median()
@@ -217,7 +219,7 @@ def page(setting: Setting) -> str:
         " seeds of partition and training. In %: means over",
         "the repetitions with 95 % intervals; test samples of all clients, at the best round by"
         " validation. Differences in bold",
-        "are significant (corrected resampled t-test, Holm's correction for all methods). The"
+        f"are significant {setting.population}, after Holm's correction for all methods. The"
         " intervals are those of single",
         "differences, without Holm's correction, so an interval without 0 need not be bold. A"
         " difference of 0 has no interval:",
@@ -298,16 +300,26 @@ def ranks(settings: Sequence[Setting]) -> list[str]:
             for setting in settings
         }
     ).dropna()
-    comparison = across({name: {k: [row[k]] for k in means} for name, row in means.iterrows()})
+    kinds = {setting.name: setting.kind for setting in settings}
+    values = {name: {k: [row[k]] for k in means} for name, row in means.iterrows()}
+    comparison = across(values, kinds)
     if comparison is None:
         return []
     ranked = means.rank(ascending=False)
     friedman = f"Friedman's test: p = {comparison.friedman:.2g}."
+    alike = [
+        f"{', '.join(name for name in kinds if kinds[name] == kind)} ({in_markdown(kind)})"
+        for kind in dict.fromkeys(kinds.values())
+    ]
     return [
         "## Ranks",
         "",
-        f"Mean ranks of the {len(means)} methods that all {comparison.places} settings have,"
-        f" by tuned mean accuracy (1 is best). {friedman}",
+        f"Ranks of the {len(means)} methods that all {comparison.places} settings have, by tuned"
+        " mean accuracy (1 is best).",
+        "Settings with the same kind of partition rank methods alike, so the tests count each of"
+        f" the {comparison.blocks} kinds once:",
+        f"{'; '.join(alike)}.",
+        f"The mean rank is that over the kinds. {friedman}",
         f"Two mean ranks differ significantly if they are {comparison.critical:.1f} or more apart"
         " (Nemenyi's critical difference).",
         "",
