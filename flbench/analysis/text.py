@@ -262,7 +262,8 @@ def _about_pairs(
         yield (
             "p (other samples): corrected resampled t-test (Nadeau and Bengio), not corrected for"
             " several tests. It is for other samples of the same kind: repetitions have"
-            f" {sampling.shared:.0%} of their samples in common, so they tell less about those."
+            f" {100 * sampling.shared:.0f} % of their samples in common, so they tell less about"
+            " those."
         )
     yield (
         "P(improvement): share of repetitions in which the first method is better than the second."
