@@ -70,7 +70,9 @@ class Sampling:
 
     @property
     def population(self) -> str:
-        """For what a claim holds, in words; "" if no seed varies."""
+        """For what a claim holds, in words; "" if no seed varies, or repetitions share seeds."""
+        if self.is_crossed:
+            return ""
         new = "partitions of these samples"
         if self.has_fixed_clients:
             new = "splits of these clients" if self.shared == 1 else "draws from these clients"
@@ -105,7 +107,8 @@ def sampling_of(runs: Sequence[StoredRun], vary: Vary, repetitions: int) -> Samp
     """Return how the runs of a place were drawn.
 
     Whether clients are fixed, and how many samples repetitions share, is counted in the stored
-    partitions. Runs without them, of an earlier version, are taken to share all samples.
+    partitions. Where fewer than two runs have them, because the others are of an earlier version,
+    all samples are taken to be shared.
 
     Args:
         runs: Finished runs of one place.
@@ -123,13 +126,13 @@ def sampling_of(runs: Sequence[StoredRun], vary: Vary, repetitions: int) -> Samp
     known = [samples for samples in stored if samples is not None]
     parts = [int((samples.part == PARTS.index("validation")).sum()) for samples in known]
     validation = min(parts) if len(known) == len(stored) else None
-    if len(partitions) == 1:
+    if vary in ("nothing", "training"):  # methods without a common partition are not paired
         return Sampling(vary, validation=validation, is_crossed=is_crossed, is_repeated=is_repeated)
     table = runs[0].client_table()
     ratio = float(table["test_size"].sum() / max(1, table["train_size"].sum()))
     is_given = runs[0].config.partition.scheme in FIXED
     shared, is_fixed = 1.0, is_given
-    if len(known) == len(stored):
+    if len(known) > 1:
         found = [_common(one, other) for one, other in pairwise(known)]
         shared = fmean(share for share, _ in found)
         is_fixed |= all(share >= ENOUGH and is_same for share, is_same in found)

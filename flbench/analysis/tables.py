@@ -211,12 +211,12 @@ def _pair_rows(comparison: Arrangement, place: str) -> Iterator[tuple[Any, ...]]
             if gap is not None:
                 gaps[first, second] = gap
         test, p = _tested(gaps, sampling)
-        corrected = statistics.correct(p)
+        corrected, count = statistics.correct(p), int(np.count_nonzero(~np.isnan(p)))
         for (pair, gap), one, holm in zip(gaps.items(), p, corrected, strict=True):
             said = statistics.verdict(gap.mean, holm)
             # The moderated test knows the variance of a difference better than its repetitions do.
             is_open = said == "no significant difference" and test != MODERATED
-            needed = statistics.repetitions(gap, len(pairs)) if is_open else None
+            needed = statistics.repetitions(gap, count) if is_open else None
             yield (
                 *(place, *pair, gap.n, gap.mean, gap.low, gap.high),
                 *("" if np.isnan(one) else test, one, holm, gap.paired_t),

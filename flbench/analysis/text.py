@@ -11,7 +11,7 @@ import pandas as pd
 from flbench import __version__
 from flbench.analysis.arrangement import Arrangement
 from flbench.analysis.sampling import VARIED
-from flbench.analysis.statistics import MOST_NEEDED, Across
+from flbench.analysis.statistics import CLAIM_FROM, MOST_NEEDED, Across
 from flbench.analysis.tables import (
     CLASS_SCORES,
     CORRECTED,
@@ -256,8 +256,10 @@ def _about_pairs(
         )
     if sampling.why_not:
         yield f"There is no p: {sampling.why_not} support no claim. Repeat with `--vary both`."
-    elif not tests:
+    elif not tests and rows["n"].max() < CLAIM_FROM:
         yield "There is no p: differences over fewer than three repetitions are not tested."
+    elif not tests:
+        yield "There is no p: each difference is the same in all repetitions."
     if has_other:
         yield (
             "p (other samples): corrected resampled t-test (Nadeau and Bengio), not corrected for"
@@ -266,7 +268,8 @@ def _about_pairs(
             " those."
         )
     yield (
-        "P(improvement): share of repetitions in which the first method is better than the second."
+        "P(improvement): share of repetitions in which the first method is better than the second;"
+        " equal values count half."
     )
     if rows["floor"].notna().any():
         yield (
@@ -277,8 +280,9 @@ def _about_pairs(
     if NO_NUMBER in {_needed(row) for row in records(rows)}:
         yield (
             "No number: the variance of the corrected test has a floor, which further repetitions"
-            f" do not lower. No difference below {rows['floor'].min():.4f} can be shown here."
-            " More samples can help, because repetitions then differ less."
+            " do not lower: to be seen with a probability of 80 %, such a difference must be"
+            f" {rows['floor'].min():.4f} or larger. More samples can help, because repetitions then"
+            " differ less."
         )
 
 
@@ -385,7 +389,9 @@ def ranks_block(analysis: Analysis) -> Block:
     comparison, across = analysis.comparison, analysis.across
     if across is None:
         raise ValueError("ranks need two places")
-    has_claims = all(comparison.sampling_at(one).supports_claims for one in comparison.places)
+    board = analysis.leaderboard
+    has_claims = board.loc[board["method"].isin(across.ranks.index), "n"].min() >= CLAIM_FROM
+    has_claims &= all(comparison.sampling_at(one).supports_claims for one in comparison.places)
     best = str(across.ranks.index[0])
     beside = across.nemenyi[best].to_dict() if has_claims else {}
     lines = [
@@ -541,7 +547,7 @@ def _needed(row: Mapping[str, Any]) -> str:
     """Return the number of repetitions to see a difference that is not significant."""
     if row["verdict"] != "no significant difference" or np.isnan(row["floor"]):
         return "-"
-    if 0 < abs(row["difference"]) <= row["floor"]:
+    if row["floor"] and abs(row["difference"]) <= row["floor"]:
         return NO_NUMBER
     low, value, high = (_count(row[name]) for name in ("needed_low", "needed", "needed_high"))
     return value if low == value == high else f"{value} ({low} to {high})"

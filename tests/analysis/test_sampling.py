@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import flbench as fl
@@ -274,3 +275,44 @@ def test_many_methods_beside_a_baseline_have_a_moderated_test(tmp_path):
     block = text.pairs_block(found._analysis, "digits")
     assert "moderated t-test, over new partitions of these samples" in block.about
     assert {row[-1] for row in block.rows} == {"-"}
+
+
+def test_methods_on_different_partitions_have_one_partition_each(tmp_path):
+    """They share no repetition, so nothing is compared over partitions."""
+    for place, methods in (("1", ("fedavg",)), ("2", ("ditto",))):
+        for method in methods:
+            for k, value in enumerate(ACCURACIES[method]):
+                keys = (f"partition.seed={place}",)
+                folder = tmp_path / f"{method}-{k}"
+                run_folder(
+                    folder, method, value, repetition=k, keys=keys, partition_hash=place * 64
+                )
+
+    found = analyse(arrange(collect([tmp_path]).runs))
+
+    assert found.comparison.sampling_at("digits").overlap == 0
+    assert found.pairs.empty
+
+
+def test_known_partitions_tell_of_the_others(tmp_path):
+    """One run of an earlier version lacks the samples of its partition."""
+    found, _ = compared(tmp_path, fixed)
+    for method in ACCURACIES:
+        path = tmp_path / f"{method}-4" / "partition.npz"
+        with np.load(path) as arrays:
+            counts = arrays["train_counts"]
+        np.savez(path, train_counts=counts)
+
+    again = analyse(arrange(collect([tmp_path]).runs))
+
+    assert again.comparison.sampling_at("digits").has_fixed_clients
+    pd.testing.assert_frame_equal(again.pairs, found.pairs)
+
+
+def test_differences_that_are_equal_everywhere_have_a_reason(tmp_path):
+    matrix(tmp_path, {"fedavg": [0.5, 0.6, 0.7], "ditto": [0.6, 0.7, 0.8]})
+
+    found = analyse(arrange(collect([tmp_path]).runs))
+
+    about = text.pairs_block(found, "digits").about
+    assert "There is no p: each difference is the same in all repetitions." in about
