@@ -21,9 +21,8 @@ VARIED: Final[dict[Vary, str]] = {
 """What differs between repetitions, in words."""
 FIXED: Final = ("natural", "file")  # schemes with given clients
 MOST: Final = 20  # partitions whose samples are counted
-ENOUGH: Final = (
-    0.5  # share of common samples from which their owners tell whether clients are fixed
-)
+ENOUGH: Final = 0.5
+"""Share of common samples from which their owners tell whether clients are fixed."""
 
 
 @dataclass(frozen=True)
@@ -149,5 +148,5 @@ def _common(one: Samples, other: Samples) -> tuple[float, bool]:
     share = 2 * len(both) / max(1, len(one.index) + len(other.index))
     owners = np.stack([one.client[here], other.client[there]])  # [2, common samples]
     counts = [len(np.unique(row)) for row in owners]
-    pairs = len(np.unique(owners, axis=1).T)
+    pairs = np.unique(owners, axis=1).shape[1]
     return share, counts[0] > 1 and counts == [pairs, pairs]

@@ -28,6 +28,7 @@ SPREAD: Final = 0.8  # confidence level of numbers of repetitions
 MOST_NEEDED: Final = 1000  # repetitions; more are not counted
 RESAMPLES: Final = 5000  # of a bootstrap
 WILCOXON_FROM: Final = 6  # repetitions; with fewer, the p-value is always above 0.05
+MOST_SIGNS: Final = 13  # repetitions of which Wilcoxon's test tries all combinations of signs
 TINY: Final = 1e-12  # a relative deviation that is no more than a rounding error
 MULTIPLE: Final = "holm"  # correction for several tests
 
@@ -588,6 +589,21 @@ def _is_constant(values: Values) -> bool:
 def _wilcoxon(gaps: Values) -> float:
     if len(gaps) < WILCOXON_FROM or not gaps.any():
         return nan
-    from scipy.stats import wilcoxon
+    from scipy.stats import permutation_test, rankdata, wilcoxon
 
-    return float(wilcoxon(gaps).pvalue)
+    if len(gaps) > MOST_SIGNS:
+        return float(wilcoxon(gaps).pvalue)
+    # scipy's `wilcoxon` has the same number, and with ties takes up to a second for it.
+    other = gaps[gaps != 0]
+    ranks = np.sign(other) * rankdata(np.abs(other))
+    if len(ranks) == 1:  # scipy permutes two values or more; either sign is equally far from 0
+        return 1.0
+
+    def positive(signed: Values, axis: int) -> Values:
+        found: Values = np.where(signed > 0, signed, 0.0).sum(axis=axis)
+        return found
+
+    found = permutation_test(
+        (ranks,), positive, permutation_type="samples", vectorized=True, n_resamples=np.inf
+    )
+    return float(found.pvalue)

@@ -207,6 +207,17 @@ def test_wilcoxon_needs_six_repetitions():
     assert math.isnan(statistics.difference(first, first).wilcoxon)
 
 
+@pytest.mark.parametrize("n", [6, 10, 13, 14])
+def test_wilcoxon_with_ties_and_zeros_is_that_of_scipy(n):
+    rng = np.random.default_rng(n)
+    zero = dict.fromkeys(range(n), 0.0)
+    some = [rng.integers(-3, 5, size=n) / 8 for _ in range(6)]
+    some += [rng.normal(size=n), np.eye(n)[0], np.full(n, 0.5), -np.eye(n)[:2].sum(axis=0)]
+    for gaps in some:
+        found = statistics.difference(by_repetition(gaps), zero).wilcoxon
+        assert found == pytest.approx(stats.wilcoxon(gaps).pvalue, rel=1e-9)
+
+
 def test_holm_by_hand():
     """Sorted 0.01, 0.02, 0.03, 0.6: 4 x 0.01, 3 x 0.02, 2 x 0.03, 1 x 0.6, made ascending."""
     assert statistics.correct([0.03, 0.01, 0.6, 0.02]) == pytest.approx([0.06, 0.04, 0.6, 0.06])
