@@ -19,16 +19,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
+from flbench.analysis.collapsed import collapsed
 from flbench.analysis.sampling import FIXED, Sampling, Vary, sampling_of
 from flbench.analysis.statistics import CLAIM_FROM
 from flbench.config.schema import SCHEME_KEYS
 from flbench.config.sources import leaves
 from flbench.core.documents import read_json
-from flbench.core.errors import UserError
+from flbench.core.errors import UserError, did_you_mean
 from flbench.metrics.own import SUFFIXES
 from flbench.results.differences import CODE, SAMPLES, SOURCE, short_hashes, short_names, text_of
 from flbench.results.left_out import LeftOut
@@ -48,6 +50,12 @@ UNKNOWN: Final = "-"  # digest of a run of an earlier version
 HOW_MANY: Final = ("samples", "samples_per_client", "min_samples", "split", "pool")
 """Keys of schemes that say how many samples clients have, not how these differ."""
 HARDWARE: Final = ("processor", "gpus", "threads")
+TRAFFIC: Final = ("up_bytes", "down_bytes", "peer_bytes", "setup_bytes")
+PRICES: Final = ("bytes", "seconds")
+"""What a run costs; a leaderboard shows it beside metrics."""
+BEYOND: Final = ("rare_recall", "macro_f1", "worst10_accuracy")
+"""Metrics that leaderboards show besides the one that ranks the methods."""
+MOST_COLLAPSED: Final = 5  # collapsed runs that a sentence names
 MANY: Final = 100  # validation samples; with fewer, the choice of the best round is chance
 
 Setting = tuple[tuple[str, str], ...]
@@ -88,6 +96,29 @@ class Entry:
         return found if self.deployment == PERSONAL else found.get(self.deployment, {})
 
     @property
+    def bytes(self) -> float:
+        """Bytes that all clients sent and received, set-up included."""
+        return float(sum(self.run.summary["communication"][kind] for kind in TRAFFIC))
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training and evaluation."""
+        spent = self.run.summary["seconds"]
+        return float(spent["train"] + spent["evaluate"])
+
+    def score(self, name: str) -> float:
+        """Return a test metric, `bytes` or `seconds`; NaN for a metric that the run does not have.
+
+        Metrics of rare classes are NaN where no class is rare.
+        """
+        if name in PRICES:
+            return self.bytes if name == "bytes" else self.seconds
+        value = self.test.get(name)
+        if name.startswith("rare_") and not self.run.has_rare_classes:
+            return nan
+        return float(value) if isinstance(value, int | float) else nan
+
+    @property
     def is_packed(self) -> bool:
         """Whether the run comes from an archive, which has no checkpoints."""
         return self.folder != str(self.run.path)
@@ -118,6 +149,9 @@ class Arrangement:
         reference: Method with which each of the others is compared, if no other pair is tested: the
             baseline that the user has named, or the reference of the runs' plan. It is the
             baseline. None if pairs are tested otherwise.
+        chosen: What the user has named for the columns of the leaderboards besides `metric`;
+            empty for BEYOND and PRICES.
+        targets: Values of the metric whose costs the user asks for; empty for those of the runs.
     """
 
     entries: tuple[Entry, ...]
@@ -134,6 +168,16 @@ class Arrangement:
     families: tuple[tuple[Pair, ...], ...] = ()
     corrected_for: str = "for all pairs"
     reference: str | None = None
+    chosen: tuple[str, ...] = ()
+    targets: tuple[float, ...] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Metrics, `bytes` and `seconds` that leaderboards show, each once; `metric` is the first.
+
+        Metrics of rare classes are among them also where no class is rare.
+        """
+        return tuple(dict.fromkeys([self.metric, *(self.chosen or (*BEYOND, *PRICES))]))
 
     @property
     def measured(self) -> str:
@@ -172,7 +216,8 @@ class Arrangement:
 def arrange(
     runs: Sequence[StoredRun],
     *,
-    metric: str = "accuracy",
+    metric: str | Sequence[str] = "accuracy",
+    targets: Sequence[float] = (),
     baseline: str | None = None,
     force: bool = False,
     labels: Mapping[Path, str] | None = None,
@@ -184,7 +229,10 @@ def arrange(
 
     Args:
         runs: The runs. Unfinished ones are left out, which a warning says.
-        metric: Test metric that ranks the methods; larger is better.
+        metric: Test metric that ranks the methods; larger is better. Of several names the first one
+            ranks, and all are the columns of the leaderboards, among which `bytes` and `seconds`
+            can be. A text can have several names between commas.
+        targets: Values of the metric whose costs are wanted.
         baseline: Method with which each of the others is compared, and no other pair is tested. By
             default all pairs are, and the target of the costs and the recall of the classes are
             compared with those of FedAvg if it is there, otherwise of the first method.
@@ -201,6 +249,8 @@ def arrange(
         UserError: There is no finished run, the runs are not comparable, or the metric or the
             baseline is not known.
     """
+    metric, *chosen = _names(metric)
+    _check_targets(targets)
     finished = [run for run in runs if run.finished]
     if not finished:
         raise UserError("there is no finished run to compare.")
@@ -233,7 +283,7 @@ def arrange(
     order = list(dict.fromkeys(methods))
     if baseline is not None and baseline not in order:
         raise UserError(f"the baseline {baseline} is not one of the methods: {', '.join(order)}.")
-    _check_metric(finished, metric)
+    _check_metrics(finished, metric, chosen)
     warnings += [*_about_missing(entries, order), *_about_direction(finished, metric), *notes]
     beside = baseline or (reference if reference in order else None)
     if beside is not None:
@@ -248,6 +298,7 @@ def arrange(
         for place, mine in at_place.items()
     }
     warnings += _about_choice(at_place, samplings)
+    warnings += _about_collapsed(at_place, metric)
     return Arrangement(
         entries=tuple(entries),
         methods=tuple(order),
@@ -263,6 +314,8 @@ def arrange(
         families=_beside(order, beside),
         corrected_for="for all pairs" if beside is None else f"for all differences from {beside}",
         reference=beside,
+        chosen=tuple(chosen),
+        targets=tuple(dict.fromkeys(map(float, targets))),
     )
 
 
@@ -688,6 +741,33 @@ def _about_choice(
     return sentences
 
 
+def _about_collapsed(at_place: Mapping[str, Sequence[Entry]], metric: str) -> list[str]:
+    """Return a sentence for each place that has collapsed runs."""
+    sentences = []
+    for place, entries in at_place.items():
+        values: dict[str, dict[int, float]] = {}
+        for entry in entries:
+            values.setdefault(entry.method, {})[entry.repetition] = entry.score(metric)
+        runs = {(entry.method, entry.repetition): entry for entry in entries}
+        those = [
+            f"{method} in repetition {k} ({values[method][k]:.4g} beside a median of"
+            f" {median(values[method].values()):.4g}; seed {runs[method, k].run.config.seed},"
+            f" {runs[method, k].folder})"
+            for method, k in collapsed(values)
+        ]
+        if those:
+            more = len(those) - MOST_COLLAPSED
+            end = f", and {more} other runs" if more > 0 else ""
+            is_one = len(those) == 1
+            sentences.append(
+                f"{place}: {len(those)} {'run lies' if is_one else 'runs lie'} far below the other"
+                f" repetitions of {'its' if is_one else 'their'} method in test {metric}:"
+                f" {'; '.join(those[:MOST_COLLAPSED])}{end}. Means, intervals and tests contain"
+                f" {'it' if is_one else 'them'}. Look at the training loss in metrics.csv."
+            )
+    return sentences
+
+
 def _about_direction(runs: Sequence[StoredRun], metric: str) -> list[str]:
     """Return a sentence if a metric of the user's own ranks the methods.
 
@@ -718,16 +798,56 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and isfinite(value)
 
 
-def _check_metric(runs: Sequence[StoredRun], metric: str) -> None:
-    """Raise a UserError if a run does not have a test metric that ranks methods."""
+def _names(metric: str | Sequence[str]) -> list[str]:
+    """Return the names of metrics, each once.
+
+    Raises:
+        UserError: There is none.
+    """
+    parts = metric.split(",") if isinstance(metric, str) else [str(name) for name in metric]
+    names = [*dict.fromkeys(filter(None, (part.strip() for part in parts)))]
+    if not names:
+        raise UserError(f"metric={metric!r} names no metric. Name one, such as accuracy.")
+    return names
+
+
+def _check_targets(targets: Sequence[float]) -> None:
+    for target in targets:
+        if isinstance(target, bool) or not _is_number(target):
+            raise UserError(
+                f"the target {target!r} is not a number. Name a value of the metric, such as 0.9."
+            )
+
+
+def _check_metrics(runs: Sequence[StoredRun], metric: str, others: Sequence[str]) -> None:
+    """Raise a UserError if a run does not have a metric that ranks methods, or another column."""
+    if metric in PRICES:
+        raise UserError(
+            f"`{metric}` ranks no methods: less is better. Name a metric first, as in"
+            f" accuracy,{metric}."
+        )
     for run in runs:
-        test = run.summary["best"]["test"]
-        names = [
+        names = _metric_names(run)
+        ranking = [
             name
-            for name, value in test.items()
-            if isinstance(value, int | float) and name not in SPREADS
+            for name in names
+            if name not in SPREADS
             if run.has_rare_classes or not name.startswith("rare_")
         ]
-        if metric not in names:
-            have = f"It has {', '.join(names)}." if names else "It has no test metrics."
-            raise UserError(f"{run.path} has no test metric `{metric}`. {have}")
+        if metric not in ranking:
+            have = f"It has {', '.join(ranking)}." if ranking else "It has no test metrics."
+            near = did_you_mean(metric, ranking)
+            raise UserError(f"{run.path} has no test metric `{metric}`.{near} {have}")
+        known = [*names, *PRICES]
+        for name in others:
+            if name not in known:
+                raise UserError(
+                    f"{run.path} has no test metric `{name}` for a column of the tables."
+                    f"{did_you_mean(name, known)} It has {', '.join(known)}."
+                )
+
+
+def _metric_names(run: StoredRun) -> list[str]:
+    """Return the names of a run's test metrics."""
+    test = run.summary["best"]["test"]
+    return [name for name, value in test.items() if isinstance(value, int | float)]

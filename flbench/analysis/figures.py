@@ -1,10 +1,12 @@
 """Figures of a comparison. A method has the same colour, dashes and marker in all of them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 from itertools import cycle, islice
 from textwrap import wrap
 from typing import Any, Final
 
+import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib import colormaps
@@ -14,6 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
+from flbench.analysis.blocks import has_rank_claims
+from flbench.analysis.progress import SPLITS
+from flbench.analysis.statistics import Across
 from flbench.analysis.tables import CLASS_SCORES, Analysis
 from flbench.core.learned import Learned, LearnedPoints, LearnedTable
 from flbench.core.printable import one_line
@@ -30,15 +35,58 @@ MOST_LABELS: Final = 70  # names of classes below a heat map
 MOST_SCATTERED: Final = 4  # methods in a scatter plot of clients
 LABEL: Final = 8  # size of labels of points
 WIDTH: Final = 9.0  # inches
+COLUMN: Final = 3.4  # inches: the width of a column of a paper
+SMALL: Final = 7.5  # size of the letters in a column
+MOST_RARE: Final = 8  # classes whose scores have intervals in a picture
+MOST_BESIDE: Final = 6  # methods in that picture
+
+_width: ContextVar[float] = ContextVar("width", default=WIDTH)
+"""Width of the figures that are drawn: WIDTH for a page, COLUMN for a paper."""
 
 Box = tuple[float, float, float, float]
 """Left, lower, right and upper edge of a box."""
 
 
+def in_column(draw: Callable[[], "Figure | None"]) -> "Figure | None":
+    """Return what a function draws at the width of a column, with small letters.
+
+    Panels that stand beside each other on a page are below each other in a column.
+    """
+    token = _width.set(COLUMN)
+    try:
+        with mpl.rc_context({"font.size": SMALL, "lines.markersize": 4}):
+            return draw()
+    finally:
+        _width.reset(token)
+
+
+def _figure(high: float) -> Picture:
+    """Return an empty figure of the width that is wanted."""
+    return Picture(figsize=(_width.get(), high), layout="constrained")
+
+
+def _panels(count: int, high: float, rows: int = 1, **options: Any) -> tuple[Picture, list[Axes]]:
+    """Return a figure with panels, row by row; in a column each row becomes a column of panels.
+
+    Args:
+        count: Number of panels in a row.
+        high: Height of a figure of one row.
+        rows: Number of rows.
+        options: Arguments of `Figure.subplots`.
+    """
+    if _width.get() < WIDTH:
+        figure = _figure(0.55 * high * count + 0.4)
+        grid = figure.subplots(count, rows, squeeze=False, **options).T
+    else:
+        figure = _figure(high if rows == 1 else 0.8 * high * rows)
+        grid = figure.subplots(rows, count, squeeze=False, **options)
+    return figure, list(grid.ravel())
+
+
 def leaders(analysis: Analysis, place: str) -> Figure:
     """Draw the metric of each method: mean, 95 % interval, and the repetitions as small dots."""
     rows = _of(analysis.leaderboard, place).reset_index(drop=True)
-    figure = Picture(figsize=(WIDTH, 1.1 + 0.3 * len(rows)), layout="constrained")
+    figure = _figure(1.1 + 0.3 * len(rows))
     axes = figure.add_subplot()
     for k, method in enumerate(rows["method"]):
         row, style = rows.loc[k], _style(analysis, method)
@@ -98,7 +146,7 @@ def _heat_map(analysis: Analysis, place: str, what: str) -> Figure:
 
     values = grid(what)
     deep = 1.5 + 0.32 * len(methods) + (0.5 if len(names) <= MOST_LABELS else 0.0)
-    figure = Picture(figsize=(WIDTH, deep), layout="constrained")
+    figure = _figure(deep)
     axes = figure.add_subplot()
     shown = np.ma.masked_invalid(values)
     if what != "difference":
@@ -122,7 +170,7 @@ def _heat_map(analysis: Analysis, place: str, what: str) -> Figure:
         labels = [f"{short(name, 28)}{mark}" for name, mark in zip(names, labels, strict=True)]
     places = [k for k, name in enumerate(labels) if name]  # of many classes, those with a mark
     labels = [labels[k] for k in places]
-    room = 0.65 * WIDTH / max(1, len(names))  # beside the labels of methods and the colours
+    room = 0.65 * _width.get() / max(1, len(names))  # beside the labels of methods and the colours
     upright = max((width(label, 7) for label in labels), default=0.0) > room
     axes.set_xticks(places, labels, rotation=90 if upright else 0, fontsize=7)
     axes.set_xlabel("class, fewest training samples first")
@@ -133,7 +181,7 @@ def _heat_map(analysis: Analysis, place: str, what: str) -> Figure:
 def client_accuracy(analysis: Analysis, place: str) -> Figure:
     """Draw the share of clients below each accuracy, over all repetitions, a line per method."""
     table = _of(analysis.clients, place)
-    figure = Picture(figsize=(WIDTH, 3.6), layout="constrained")
+    figure = _figure(3.6)
     axes = figure.add_subplot()
     for method in _methods(analysis, table):
         values = table[table["method"] == method]["accuracy"].dropna()
@@ -156,8 +204,7 @@ def client_gains(analysis: Analysis, place: str) -> Figure | None:
     ranked = [m for m in _of(analysis.leaderboard, place)["method"] if _gains(table, m).any()]
     if not ranked:
         return None
-    figure = Picture(figsize=(WIDTH, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
+    figure, (left, right) = _panels(2, 3.6, sharey=True)
     for method in ranked[:MOST_SCATTERED]:
         mine = table[table["method"] == method]
         style = _style(analysis, method)
@@ -178,13 +225,32 @@ def client_gains(analysis: Analysis, place: str) -> Figure | None:
 def convergence(analysis: Analysis, place: str) -> Figure:
     """Draw the metric by rounds, bytes and seconds: mean of the repetitions, and their range.
 
-    A line ends with the last round that all repetitions of the method have.
+    The upper panels are those of the validation parts, if there are any, the lower ones those of
+    the test parts. A line ends with the last round that all repetitions of the method have.
     """
     table = _of(analysis.curves, place)
-    split = "validation" if (table["split"] == "validation").any() else "test"
-    table = table[table["split"] == split]
-    figure = Picture(figsize=(WIDTH, 3.4), layout="constrained")
-    panels = figure.subplots(1, 3, sharey=True)
+    splits = [split for split in SPLITS if (table["split"] == split).any()]
+    figure, grid = _panels(3, 3.4, rows=len(splits), sharey=True)
+    for row, split in enumerate(splits):
+        panels = grid[3 * row : 3 * row + 3]
+        _curves(analysis, table[table["split"] == split], panels)
+        panels[0].set(xlabel="round", ylabel=f"{split} {_words(analysis)}")
+        panels[0].xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        panels[1].set(xlabel="bytes sent so far")
+        _log_bytes(panels[1], table["bytes"], most=4)
+        panels[2].set(xlabel="seconds so far")
+        if _width.get() < WIDTH:
+            for axes in panels[1:]:
+                axes.set(ylabel=f"{split} {_words(analysis)}")
+            panels[1].tick_params(axis="x", labelsize=6)
+    for axes in grid:
+        _plain(axes)
+    _legend(figure, grid[0])
+    return figure
+
+
+def _curves(analysis: Analysis, table: pd.DataFrame, panels: Sequence[Axes]) -> None:
+    """Draw the curves of a split over rounds, bytes and seconds."""
     for method in _methods(analysis, table):
         mine = table[table["method"] == method]
         # Runs that ended early would leave the mean of later rounds to the others.
@@ -193,25 +259,111 @@ def convergence(analysis: Analysis, place: str) -> Figure:
         mean = by_round[["value", "bytes", "seconds"]].mean()
         low, high = by_round["value"].min(), by_round["value"].max()
         style = _line(analysis, method)
-        for axes, x in zip(panels, (mean.index, mean["bytes"], mean["seconds"]), strict=True):
+        along = (mean.index.to_numpy(), mean["bytes"].to_numpy(), mean["seconds"].to_numpy())
+        for axes, x in zip(panels, along, strict=True):
             axes.plot(x, mean["value"], label=in_legend(_label(analysis, method)), **style)
             axes.fill_between(x, low, high, color=style["color"], alpha=0.15, lw=0)
-    panels[0].set(xlabel="round", ylabel=f"{split} {_words(analysis)}")
-    panels[0].xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    panels[1].set(xlabel="bytes sent so far")
-    _log_bytes(panels[1], table["bytes"], most=4)
-    panels[2].set(xlabel="seconds so far")
-    for axes in panels:
+
+
+def class_intervals(analysis: Analysis, place: str) -> Figure | None:
+    """Draw recall and F1 of the rarest classes with their 95 % intervals, a mark per method.
+
+    Returns:
+        The figure, of the first six methods of the leaderboard; None if there are no intervals.
+    """
+    table = _of(analysis.classes, place)
+    scores = ("recall", "f1")
+    if table[[f"{score}_low" for score in scores]].isna().all(axis=None):
+        return None
+    order = table.drop_duplicates("class").sort_values(["train_support", "class"]).head(MOST_RARE)
+    ranked = _of(analysis.leaderboard, place)["method"]
+    methods = [one for one in ranked if one in set(table["method"])][:MOST_BESIDE]
+    figure, panels = _panels(2, 3.4, sharey=True)
+    steps = np.linspace(-0.3, 0.3, len(methods)) if len(methods) > 1 else [0.0]
+    for axes, score in zip(panels, scores, strict=True):
+        for method, step in zip(methods, steps, strict=True):
+            mine = table[table["method"] == method].set_index("class").loc[order["class"]]
+            style = _style(analysis, method)
+            middle = mine[score].to_numpy(float)
+            ends = np.stack([middle - mine[f"{score}_low"], mine[f"{score}_high"] - middle])
+            axes.errorbar(
+                np.arange(len(order)) + step,
+                middle,
+                yerr=np.nan_to_num(ends),
+                label=in_legend(_label(analysis, method)),
+                fmt=style["marker"],
+                color=style["color"],
+                ms=4,
+                lw=1.2,
+            )
+        names = [
+            f"{short(str(name), 16)}{'*' if rare else ''}{'+' if confusable else ''}"
+            for name, rare, confusable in zip(
+                order["name"], order["rare"], order["confusable"], strict=True
+            )
+        ]
+        upright = max(map(len, names), default=0) > 5
+        axes.set_xticks(range(len(names)), names, rotation=90 if upright else 0, fontsize=7)
+        axes.set(ylabel=CLASS_SCORES[score], ylim=(-0.03, 1.03))
         _plain(axes)
     _legend(figure, panels[0])
+    return figure
+
+
+def settings(analysis: Analysis) -> Figure | None:
+    """Draw a heat map of the metric by method (rows) and place (columns).
+
+    The number in a field is the mean over repetitions, its colour the distance from the best mean
+    of the place.
+
+    Returns:
+        The figure; None for a single place or a single method.
+    """
+    comparison = analysis.comparison
+    if len(comparison.places) < 2 or len(comparison.methods) < 2:
+        return None
+    board = analysis.leaderboard
+    methods, places = list(comparison.methods), list(comparison.places)
+    wide = board.pivot(index="method", columns="place", values="mean").loc[methods, places]
+    values = wide.to_numpy(float)
+    gaps = np.nanmax(values, axis=0) - values
+    figure = _figure(1.5 + 0.3 * len(methods))
+    axes = figure.add_subplot()
+    most = float(np.nanmax(gaps, initial=0.0)) or 1.0
+    image = axes.imshow(np.ma.masked_invalid(gaps), aspect="auto", cmap="cividis_r", vmax=most)
+    room = 72 * 0.62 * _width.get() / len(places)  # of a field, in points
+    font = min(SMALL, room / (5 * 0.62))
+    for (row, column), value in np.ndenumerate(values) if font >= 4 else ():
+        if not np.isnan(value):
+            is_dark = gaps[row, column] > 0.5 * most
+            axes.text(
+                column,
+                row,
+                f"{value:.3f}" if abs(value) < 10 else f"{value:.3g}",
+                ha="center",
+                va="center",
+                fontsize=font,
+                color="white" if is_dark else "black",
+            )
+    _name_rows(axes, analysis, methods)
+    names = [f"{k + 1}: {short(place, 40)}" for k, place in enumerate(places)]
+    is_short = max(map(len, names)) * 0.62 * 7 < room
+    axes.set_xticks(
+        range(len(places)),
+        names,
+        rotation=0 if is_short else 30,
+        ha="center" if is_short else "right",
+        rotation_mode="anchor",
+        fontsize=7,
+    )
+    figure.colorbar(image, ax=axes, label="below the best mean")
     return figure
 
 
 def prices(analysis: Analysis, place: str) -> Figure:
     """Draw the metric against bytes and seconds; a line joins the methods of the Pareto front."""
     rows = _of(analysis.leaderboard, place)
-    figure = Picture(figsize=(WIDTH, 3.8), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
+    figure, panels = _panels(2, 3.8, sharey=True)
     for axes, what in zip(panels, ("bytes", "seconds"), strict=True):
         front = pareto(rows[what].to_list(), rows["mean"].to_list())
         chain = rows.iloc[front].sort_values(what)
@@ -278,8 +430,7 @@ def holdings(analysis: Analysis, place: str) -> Figure:
     """Draw training samples, classes and skew of the clients of the first repetition, sorted."""
     table = _of(analysis.clients, place)
     first = table[table["repetition"] == table["repetition"].min()].drop_duplicates("client")
-    figure = Picture(figsize=(WIDTH, 2.6), layout="constrained")
-    panels = figure.subplots(1, 3)
+    figure, panels = _panels(3, 2.6)
     for axes, what, label in zip(
         panels,
         ("train_size", "classes", "skew"),
@@ -309,8 +460,8 @@ def _table(one: LearnedTable, names: dict[str, list[str]]) -> Figure:
     values = one.values.numpy()
     rows, columns = values.shape
     deep = min(8.0, max(1.6, 1.3 + 0.2 * rows))
-    wide = min(WIDTH, 2.6 + 0.22 * columns + 0.1 * max(map(len, one.labels), default=0))
-    figure = Picture(figsize=(max(4.5, wide), deep), layout="constrained")
+    wide = min(_width.get(), 2.6 + 0.22 * columns + 0.1 * max(map(len, one.labels), default=0))
+    figure = Picture(figsize=(max(min(4.5, _width.get()), wide), deep), layout="constrained")
     axes = figure.add_subplot()
     some = values[np.isfinite(values)]
     low, high = one.limits or ((some.min(), some.max()) if len(some) else (0.0, 1.0))
@@ -344,7 +495,7 @@ def _points(one: LearnedPoints, names: dict[str, list[str]]) -> Figure:
     if min(values.shape) > 1:
         flat = PCA(2, svd_solver="full").fit_transform(values)
     classes, is_shared = one.classes.numpy(), one.is_shared.numpy()
-    figure = Picture(figsize=(WIDTH, 5.6), layout="constrained")
+    figure = _figure(5.6)
     axes = figure.add_subplot()
     colours = colormaps["turbo"](np.linspace(0.05, 0.95, max(2, len(names["class"]))))[classes]
     own, shared = ~is_shared, is_shared
@@ -437,13 +588,27 @@ def ranks(analysis: Analysis) -> Figure:
     """
     across = _across(analysis)
     names = [str(name) for name in across.ranks.index]
-    high = 1.3 + 0.28 * len(names) + 0.18 * len(across.groups)
-    figure = Picture(figsize=(WIDTH, high), layout="constrained")
+    has_claims = has_rank_claims(analysis)
+    below = 0.4 + 0.18 * len(across.groups) if has_claims else 0.0
+    high = 0.9 + 0.28 * len(names) + below
+    figure = _figure(high)
     axes = figure.add_subplot()
     for k, (name, rank) in enumerate(zip(names, across.ranks, strict=True)):
         style = _style(analysis, name)
         axes.plot([1, rank], [k, k], color="0.8", lw=1, zorder=1)
         axes.plot([rank], [k], marker=style["marker"], color=style["color"], ms=8)
+    level = len(names) - 0.4
+    if has_claims:
+        level = _critical(axes, across, names)
+    _name_rows(axes, analysis, names)
+    axes.set_ylim(level + 0.5, -0.6)
+    axes.set_xlabel("mean rank over data sets and settings (1 is best)")
+    _plain(axes)
+    return figure
+
+
+def _critical(axes: Axes, across: Across, names: Sequence[str]) -> float:
+    """Draw what Nemenyi's test says below the ranks, and return how far down that reaches."""
     for k, group in enumerate(across.groups):
         ends = [float(across.ranks[group[0]]), float(across.ranks[group[-1]])]
         axes.plot(ends, [len(names) + 0.5 * k] * 2, color="black", lw=3, solid_capstyle="butt")
@@ -459,11 +624,7 @@ def ranks(analysis: Analysis) -> Figure:
         va="center",
         fontsize=8,
     )
-    _name_rows(axes, analysis, names)
-    axes.set_ylim(level + 0.5, -0.6)
-    axes.set_xlabel("mean rank over data sets and settings (1 is best)")
-    _plain(axes)
-    return figure
+    return level
 
 
 def profiles(analysis: Analysis) -> Figure:
@@ -473,7 +634,7 @@ def profiles(analysis: Analysis) -> Figure:
         ValueError: There is a single place.
     """
     across = _across(analysis)
-    figure = Picture(figsize=(WIDTH, 3.4), layout="constrained")
+    figure = _figure(3.4)
     axes = figure.add_subplot()
     for method in _methods(analysis, across.profiles):
         mine = across.profiles[across.profiles["method"] == method]
@@ -584,11 +745,13 @@ def _legend(figure: Figure, axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) > 1:
         longest = max(len(line) for label in labels for line in label.split("\n"))
+        is_wide = _width.get() == WIDTH
+        columns = (5 if longest <= 28 else 3) if is_wide else max(1, 48 // (longest + 6))
         figure.legend(
             handles,
             labels,
             loc="outside lower center",
-            ncols=min(len(labels), 5 if longest <= 28 else 3),
+            ncols=min(len(labels), columns),
             frameon=False,
-            fontsize=8,
+            fontsize=8 if is_wide else 7,
         )

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib.resources import files
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from zlib import crc32
 
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.analysis import figures, learned, text
+from flbench.analysis import blocks, figures, learned, text
 from flbench.analysis.arrangement import Arrangement
 from flbench.analysis.tables import CLASS_SCORES, Analysis
 from flbench.config.resolve import resolve
@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 
 SHOWN: Final = ("seed", "partition.seed", "output.", "tracking.", "engine.threads")
 """Keys that are not listed as a part of how the comparison was done."""
-MAPS: Final = (*CLASS_SCORES, "recall-gain", "partition")
+MAPS: Final = (*CLASS_SCORES, "recall-gain", "partition", "settings")
 """Pictures whose colours have a meaning: they are not inverted on a dark page."""
+
+UNSCALED: Final = ("partition",)  # pictures whose size follows from what they show
 
 OUTLINE: Final = re.compile(r'<path id="([^"]+)"(?: d="[^"]*")? transform="scale[^"]*"/>\s*')
 """The outline of a letter, as matplotlib writes it."""
@@ -54,6 +56,8 @@ class Drawn:
         is_learned: Whether it shows what a method has learned.
         is_map: Whether colours stand for values or classes, so that a dark page does not invert
             them.
+        draw: Draws the picture again at another width; None for one whose size is that of what it
+            shows.
     """
 
     name: str
@@ -62,6 +66,14 @@ class Drawn:
     figure: "Figure"
     is_learned: bool = False
     is_map: bool = False
+    draw: "Callable[[], Figure] | None" = None
+
+    def narrow(self) -> "Figure":
+        """Return the picture at the width of a paper's column, if it can have another width."""
+        if self.draw is None:
+            return self.figure
+        found = figures.in_column(self.draw)
+        return self.figure if found is None else found
 
 
 @dataclass(frozen=True)
@@ -152,6 +164,14 @@ def drawn(analysis: Analysis, place: str, only: Sequence[str] = ()) -> Iterator[
             lambda: figures.recall_gains(analysis, place) if several else None,
         ),
         (
+            "class-intervals",
+            "The rarest classes",
+            "Recall and F1 of the classes with the fewest training samples: the mark is the mean"
+            f" over repetitions, the line its 95 % interval. At most {figures.MOST_RARE} classes"
+            f" and the first {figures.MOST_BESIDE} methods of the leaderboard.{marks}",
+            lambda: figures.class_intervals(analysis, place),
+        ),
+        (
             "clients",
             "Clients",
             "Share of the clients below each test accuracy, over all repetitions. A line further to"
@@ -168,9 +188,9 @@ def drawn(analysis: Analysis, place: str, only: Sequence[str] = ()) -> Iterator[
         (
             "convergence",
             "Convergence",
-            "Mean over repetitions by rounds, bytes and seconds, at the rounds that all repetitions"
-            " of a method have; the band is their range. The seconds of a run are shared out evenly"
-            " over its rounds.",
+            "Mean over repetitions by rounds, bytes and seconds, on validation and on test parts,"
+            " at the rounds that all repetitions of a method have; the band is their range. The"
+            " seconds of a run are shared out evenly over its rounds.",
             lambda: figures.convergence(analysis, place),
         ),
         (
@@ -197,28 +217,55 @@ def drawn(analysis: Analysis, place: str, only: Sequence[str] = ()) -> Iterator[
         ),
     ]
     for name, title, about, draw in candidates:
-        figure = draw() if not only or name in only else None
-        if figure is not None:
-            warned = _warned(figure, analysis.comparison)
-            yield Drawn(name, title, about, warned, is_map=name in MAPS)
+        if not only or name in only:
+            yield from _drawn(analysis.comparison, name, title, about, draw)
+
+
+def _drawn(
+    comparison: Arrangement, name: str, title: str, about: str, draw: Callable[[], "Figure | None"]
+) -> Iterator[Drawn]:
+    """Yield a picture unless there is nothing to draw."""
+
+    def warned() -> "Figure | None":
+        found = draw()
+        return None if found is None else _warned(found, comparison)
+
+    if (figure := warned()) is not None:
+        again = None if name in UNSCALED else cast("Callable[[], Figure]", warned)
+        yield Drawn(name, title, about, figure, is_map=name in MAPS, draw=again)
 
 
 def drawn_across(analysis: Analysis) -> Iterator[Drawn]:
     """Yield the pictures over all places; none for a single place."""
+    comparison = analysis.comparison
+    metric = comparison.metric.replace("_", " ")
+    yield from _drawn(
+        comparison,
+        "settings",
+        "Methods and settings",
+        f"Mean test {metric} over repetitions. The colour is the distance from the best mean of the"
+        " place: light fields are near to it.",
+        lambda: figures.settings(analysis),
+    )
     if analysis.across is None:
         return
-    yield Drawn(
+    tests = (
+        "; thick bars join methods that Nemenyi's test does not tell apart, and the bar below has"
+        " the length of the critical difference"
+    )
+    yield from _drawn(
+        comparison,
         "ranks",
         "Mean ranks",
-        "Mean rank of each method; thick bars join methods that Nemenyi's test does not tell"
-        " apart, and the bar below has the length of the critical difference.",
-        _warned(figures.ranks(analysis), analysis.comparison),
+        f"Mean rank of each method{tests if blocks.has_rank_claims(analysis) else ''}.",
+        lambda: figures.ranks(analysis),
     )
-    yield Drawn(
+    yield from _drawn(
+        comparison,
         "profiles",
         "Performance profiles",
         "Share of runs with a value above each limit, mean over places. A higher line is better.",
-        _warned(figures.profiles(analysis), analysis.comparison),
+        lambda: figures.profiles(analysis),
     )
 
 
@@ -282,11 +329,14 @@ def content(analysis: Analysis, drawings: Drawings, shared: "Shared") -> dict[st
             {
                 "name": one_line(place),
                 "id": f"place-{k + 1}",
-                "leaderboard": text.leaderboard_block(analysis, place),
-                "pairs": text.pairs_block(analysis, place),
-                "targets": text.targets_block(analysis, place),
+                "leaderboard": blocks.leaderboard_block(analysis, place),
+                "pairs": blocks.pairs_block(analysis, place),
+                "scores": blocks.scores_block(analysis, place),
+                "targets": blocks.targets_blocks(analysis, place),
+                "spread": blocks.client_spread_block(analysis, place),
+                "clients": blocks.client_scores_block(analysis, place),
                 "classes": {
-                    score: text.classes_block(analysis, place, score) for score in CLASS_SCORES
+                    score: blocks.classes_block(analysis, place, score) for score in CLASS_SCORES
                 },
                 "pictures": {
                     one.name: placed(one, f"p{k + 1}", shared) for one in drawings.places[place]
@@ -296,7 +346,7 @@ def content(analysis: Analysis, drawings: Drawings, shared: "Shared") -> dict[st
             for k, place in enumerate(comparison.places)
         ],
         "scores": CLASS_SCORES,
-        "ranks": None if analysis.across is None else text.ranks_block(analysis),
+        "ranks": None if analysis.across is None else blocks.ranks_block(analysis),
         "across": {one.name: placed(one, "all", shared) for one in drawings.across},
         **_how(comparison),
     }

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from flbench.analysis import page, text
+from flbench.analysis import latex, page, text
 from flbench.analysis.tables import Analysis
 from flbench.core import files
 from flbench.reports import figures
@@ -11,8 +11,9 @@ from flbench.reports import figures
 def write(folder: Path, analysis: Analysis) -> None:
     """Write the report.
 
-    It consists of report.html, report.md, report.tex, report.json, tables/NAME.csv and
-    pictures/NAME.svg and .pdf.
+    It consists of report.html, report.md, report.json, tables/NAME.csv and .tex, pictures/NAME.svg
+    and .pdf, and report.tex, a document of the tables and pictures. A PDF has the width of a
+    paper's column.
 
     The same runs give the same bytes. Each file is written atomically.
 
@@ -28,17 +29,20 @@ def write(folder: Path, analysis: Analysis) -> None:
     for name in parts:
         files.check_no_link(folder / name)
     drawings = page.draw(analysis)
+    pictures = list(page.pictures(analysis, drawings))
+    tables = latex.all_of(analysis)
     texts = {
         "report.html": page.render(analysis, drawings),
         "report.md": text.markdown_of(analysis),
-        "report.tex": text.latex_of(analysis),
+        "report.tex": latex.document(analysis, tables, [(one.name, one.about) for one in pictures]),
         "report.json": text.json_of(analysis),
         **{f"tables/{name}.csv": text.csv_of(analysis, name) for name in text.TABLES},
+        **{f"tables/{name}.tex": content for name, content in tables.items()},
     }
     for name in parts:
         (folder / name).mkdir(parents=True, exist_ok=True)
     for name, content in texts.items():
         files.write(folder / name, content.encode())
-    for one in page.pictures(analysis, drawings):
-        for suffix in ("svg", "pdf"):
-            figures.save(one.figure, folder / "pictures" / f"{one.name}.{suffix}")
+    for one in pictures:
+        figures.save(one.figure, folder / "pictures" / f"{one.name}.svg")
+        figures.save(one.narrow(), folder / "pictures" / f"{one.name}.pdf")

@@ -515,13 +515,13 @@ def across(
 
     names = list(complete)
     means = np.array([[np.mean(complete[name][place]) for name in names] for place in places])
-    ranks = rankdata(-means, axis=1)  # [places, methods]
+    ranks = rankdata(-rounded(means), axis=1)  # [places, methods]
     held: dict[str, list[int]] = {}
     for row, place in enumerate(places):
         held.setdefault((kinds or {}).get(place, place), []).append(row)
     if len(held) > 1:
         alike = np.stack([ranks[rows].mean(axis=0) for rows in held.values()])
-        ranks = rankdata(alike, axis=1)  # [blocks, methods]
+        ranks = rankdata(rounded(alike), axis=1)  # [blocks, methods]
     averages = pd.Series(ranks.mean(axis=0), index=names).sort_values(kind="stable")
     k, n = len(names), len(ranks)
     critical = studentized(k) * sqrt(k * (k + 1) / (6 * n))
@@ -539,6 +539,17 @@ def across(
         profiles=_profiles(complete),
         interquartile={name: interquartile_mean(list(complete[name].values())) for name in names},
     )
+
+
+def rounded(values: "Values | Sequence[float]") -> Values:
+    """Return numbers with twelve digits: means that differ by the order of a sum are equal then.
+
+    >>> rounded([0.1 + 0.2, 0.3]).tolist()
+    [0.3, 0.3]
+    """
+    array = np.asarray(values, dtype=np.float64)
+    found = np.array([float(f"{value:.12g}") for value in array.ravel()])
+    return found.reshape(array.shape)
 
 
 def studentized(methods: int) -> float:

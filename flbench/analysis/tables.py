@@ -8,23 +8,20 @@ its deployment after the last round.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from itertools import combinations
-from math import inf, isinf, nan
-from statistics import fmean, median
+from math import nan
+from statistics import fmean
 from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from flbench.analysis import answer, statistics
-from flbench.analysis.arrangement import Arrangement, Entry, Pair
+from flbench.analysis import answer, progress, scores, statistics
+from flbench.analysis.arrangement import PRICES, Arrangement, Entry, Pair
 from flbench.analysis.sampling import Sampling
 from flbench.analysis.statistics import Across, Difference
-from flbench.results.summary import SHARES, best_round, ended_after
+from flbench.results.summary import SHARES
 
-TRAFFIC: Final = ("up_bytes", "down_bytes", "peer_bytes", "setup_bytes")
-BEYOND: Final = ("macro_f1", "rare_recall", "worst10_accuracy")
-"""Metrics of the leaderboard besides the one that ranks the methods."""
 CLASS_SCORES: Final = {"recall": "recall", "precision": "precision", "f1": "F1"}
 """Scores of a class, and how they are written."""
 PAIRED: Final = "paired t-test"
@@ -36,8 +33,9 @@ of many methods beside a reference."""
 LOCAL: Final = "local"  # name of the method without any communication
 LEADERBOARD: Final = (
     *("place", "method", "n", "mean", "std", "low", "high", "iqm", "iqm_low", "iqm_high", "rank"),
-    *("groups", *BEYOND, "bytes", "seconds", "better_than"),
+    "groups",
 )
+"""Columns of the leaderboard that are followed by the other metrics, costs and `better_than`."""
 PAIRS: Final = (
     *("place", "first", "second", "n", "difference", "low", "high", "test", "p", "p_holm"),
     *("paired_t",),
@@ -47,18 +45,12 @@ PAIRS: Final = (
 CLASSES: Final = (
     *("place", "class", "name", "train_support", "test_support", "holders", "rare", "confusable"),
     *("method", "n", "precision", "recall", "f1", "difference", "low", "high"),
+    *(f"{score}_{what}" for score in CLASS_SCORES for what in ("std", "low", "high")),
 )
 CLIENTS: Final = (
     *("place", "method", "repetition", "client", "name", "train_size", "test_size", "classes"),
     *("skew", "accuracy", "gain"),
 )
-CURVES: Final = ("place", "method", "repetition", "round", "bytes", "seconds", "split", "value")
-TARGETS: Final = (
-    *("place", "method", "target", "split", "reached", "n", "rounds", "bytes", "seconds"),
-    *("least_rounds", "least_bytes", "least_seconds"),
-)
-COSTS: Final = ("rounds", "bytes", "seconds")
-"""Costs of the table of targets."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +66,12 @@ class Analysis:
             repetitions of the place, because its mean is over others; such methods are the last
             ones, unless none has all repetitions; `groups`: methods without a common
             letter differ significantly; a method that was not tested has none, nor has any if only
-            some pairs are tested; means of
-            `macro_f1`, `rare_recall` (NaN without rare classes), `worst10_accuracy`, `bytes` (of
-            all clients and rounds, set-up included) and `seconds` (training and evaluation);
-            `better_than`: tuple of methods that this one is significantly better than.
+            some pairs are tested; means of the other columns of `Arrangement.columns`, and always
+            of `bytes` (of all clients and rounds, set-up included) and `seconds` (training and
+            evaluation); `better_than`: tuple of methods that this one is significantly better than.
+        scores: A row for each method of each place and each of its test metrics, `bytes` and
+            `seconds`: the number `n` of repetitions that have it, `mean`, standard deviation `std`,
+            and the 95 % interval `low`, `high` of the mean.
         pairs: A row for every two methods of a place; see `statistics.Difference`. With a reference
             there are only the pairs with it, and it is the second method. `p` is the p-value of the
             `test` that decides, one of TESTS, for the population of `Sampling.population`; NaN
@@ -92,16 +86,30 @@ class Analysis:
             `difference`: recall minus the
             baseline's, with its interval, which is not corrected for the number of classes. A class
             without test samples in a repetition has neither recall nor F1 there; its precision is
-            0, as is that of a class that is never predicted.
+            0, as is that of a class that is never predicted. `recall_std`, `recall_low`,
+            `recall_high` and the like: standard deviation of a score, and interval of its mean.
         clients: A row for each client of each run. `skew`: total variation distance between the
             class shares of the client's training part and those of all clients', in [0, 1]; `gain`:
             accuracy minus that of Local-Only for the same client and repetition.
+        client_scores: A row for each client and method of a place whose repetitions have the same
+            clients: over the `n` repetitions in which the client has test samples, the mean
+            `accuracy`, its standard deviation and interval, and those of `gain`. Empty for places
+            whose repetitions draw clients anew.
+        client_spread: A row for each method of each place and each of MEASURES, over repetitions:
+            of the clients of a run with test samples, the mean accuracy, its standard deviation,
+            `worst` and quantiles `q10`, `q25`, `median`, `q75`, `q90`; the mean `gain`, and the
+            shares of clients that gain (`gaining`) and lose (`losing`) against Local-Only.
         curves: The metric of a run by round, split (`validation`, `test`), and cumulated `bytes`
             and `seconds`. The seconds of a run are shared out evenly over its rounds.
-        targets: Costs until a method reaches the target accuracy of a place: medians over all `n`
-            repetitions. A repetition that does not reach the target counts as more expensive than
-            any that does. Where half of them or more do not, the median is not known, and
-            `least_rounds`, `least_bytes` and `least_seconds` are the costs that it exceeds.
+        targets: Rounds, bytes and seconds until a method reaches a target of a place, by `split`:
+            `validation` where all runs have it, and `test`. The target is the one that was asked
+            for, `evaluation.target_accuracy`, or what the baseline has at the end of its runs.
+            `reached` of the `n` repetitions reach it, which is `share`. `rounds`, `bytes` and
+            `seconds` are medians over all repetitions; one that does not reach the target is
+            censored at its end and counts as later than all others. Where half of them or more do
+            not, the median is NaN, and `least_rounds`, `least_bytes` and `least_seconds` are the
+            costs that it exceeds. `rounds_min`, `rounds_max` and the like are the smallest and the
+            largest cost of the repetitions that reach the target.
         across: The comparison over places; None for a single place.
         answer: What the tables say, in sentences.
         train_counts: Training samples [N, C] by client and class, by place and repetition, as far
@@ -110,9 +118,12 @@ class Analysis:
 
     comparison: Arrangement
     leaderboard: pd.DataFrame
+    scores: pd.DataFrame
     pairs: pd.DataFrame
     classes: pd.DataFrame
     clients: pd.DataFrame
+    client_scores: pd.DataFrame
+    client_spread: pd.DataFrame
     curves: pd.DataFrame
     targets: pd.DataFrame
     across: Across | None
@@ -135,7 +146,7 @@ def analyse(comparison: Arrangement) -> Analysis:
     across = statistics.across(
         {
             method: {
-                place: [_metric(entry, comparison.metric) for entry in entries]
+                place: [entry.score(comparison.metric) for entry in entries]
                 for place in comparison.places
                 if (entries := comparison.at(place, method))
                 if comparison.is_complete(place, method)
@@ -144,17 +155,22 @@ def analyse(comparison: Arrangement) -> Analysis:
         },
         comparison.kinds,
     )
-    curves = _curves(comparison)
+    curves = progress.curves_of(comparison)
+    targets = progress.targets_of(comparison, curves)
+    said = answer.sentences(comparison, leaderboard, pairs, across)
     return Analysis(
         comparison=comparison,
         leaderboard=leaderboard,
+        scores=scores.scores_of(comparison),
         pairs=pairs,
         classes=_classes(comparison),
         clients=clients,
+        client_scores=scores.client_scores_of(comparison, clients),
+        client_spread=scores.client_spread_of(comparison, clients),
         curves=curves,
-        targets=_targets(comparison, curves),
+        targets=targets,
         across=across,
-        answer=answer.sentences(comparison, leaderboard, pairs, across),
+        answer=(*said, *progress.target_sentences(comparison, targets)),
         train_counts={
             (entry.place, entry.repetition): counts
             for entry in comparison.entries
@@ -163,28 +179,9 @@ def analyse(comparison: Arrangement) -> Analysis:
     )
 
 
-def _metric(entry: Entry, name: str) -> float:
-    """Return a test metric of a run; NaN if it has none."""
-    value = entry.test.get(name)
-    if name.startswith("rare") and not entry.run.has_rare_classes:
-        return nan
-    return float(value) if isinstance(value, int | float) else nan
-
-
 def _values(entries: Sequence[Entry], name: str) -> dict[int, float]:
-    """Return a test metric by repetition."""
-    return {entry.repetition: _metric(entry, name) for entry in entries}
-
-
-def bytes_of(entry: Entry) -> float:
-    """Return the bytes that all clients of a run sent and received, set-up included."""
-    return float(sum(entry.run.summary["communication"][kind] for kind in TRAFFIC))
-
-
-def seconds_of(entry: Entry) -> float:
-    """Return the seconds of training and evaluation of a run."""
-    spent = entry.run.summary["seconds"]
-    return float(spent["train"] + spent["evaluate"])
+    """Return a test metric, `bytes` or `seconds` by repetition."""
+    return {entry.repetition: entry.score(name) for entry in entries}
 
 
 def _families(comparison: Arrangement, methods: Sequence[str]) -> Sequence[Sequence[Pair]]:
@@ -247,6 +244,7 @@ def _for_other_samples(gap: Difference, sampling: Sampling) -> float:
 
 
 def _leaderboard(comparison: Arrangement, pairs: pd.DataFrame) -> pd.DataFrame:
+    others = [name for name in comparison.columns[1:] if name not in PRICES] + [*PRICES]
     rows = []
     for place in comparison.places:
         mine = pairs[pairs["place"] == place]
@@ -257,7 +255,8 @@ def _leaderboard(comparison: Arrangement, pairs: pd.DataFrame) -> pd.DataFrame:
         }
         # Means over different repetitions cannot be compared: a method that lacks some has no rank.
         ranked = [method for method in means if comparison.is_complete(place, method)]
-        order = sorted(means, key=lambda method: (method not in ranked, -means[method]))
+        level = dict(zip(means, statistics.rounded([*means.values()]).tolist(), strict=True))
+        order = sorted(means, key=lambda method: (method not in ranked, -level[method]))
         p = pd.DataFrame(nan, index=order, columns=order)
         better: dict[str, list[str]] = {method: [] for method in order}
         tests = (mine[name] for name in ("first", "second", "p_holm", "verdict"))
@@ -282,17 +281,15 @@ def _leaderboard(comparison: Arrangement, pairs: pd.DataFrame) -> pd.DataFrame:
                     *(place, method, len(entries), estimate.value),
                     *(nan if spread is None else spread, low, high),
                     *(middle.value, middle.low, middle.high),
-                    1 + sum(means[other] > means[method] for other in ranked)
+                    1 + sum(level[other] > level[method] for other in ranked)
                     if method in ranked
                     else nan,
                     letters[method],
-                    *(fmean(_values(entries, name).values()) for name in BEYOND),
-                    fmean(map(bytes_of, entries)),
-                    fmean(map(seconds_of, entries)),
+                    *(fmean(_values(entries, name).values()) for name in others),
                     tuple(name for name in order if name in better[method]),
                 )
             )
-    found = pd.DataFrame(rows, columns=list(LEADERBOARD))
+    found = pd.DataFrame(rows, columns=[*LEADERBOARD, *others, "better_than"])
     if found["rank"].isna().any():  # whole numbers beside NaN
         ranks = [row[LEADERBOARD.index("rank")] for row in rows]
         found["rank"] = pd.Series(ranks, dtype=object)
@@ -326,9 +323,15 @@ def _classes(comparison: Arrangement) -> pd.DataFrame:
             n=("recall", "count"),
             **{score: (score, "mean") for score in CLASS_SCORES},
         )
+        overlap = comparison.sampling_at(place).overlap
         gaps = _recall_gaps(rows, comparison.baseline).loc[mine.index].to_numpy().T
-        means, low, high = statistics.intervals(gaps, comparison.sampling_at(place).overlap)
+        means, low, high = statistics.intervals(gaps, overlap)
         mine = mine.assign(difference=means, low=np.clip(low, -1, 1), high=np.clip(high, -1, 1))
+        for score in CLASS_SCORES:
+            wide = rows.pivot(index=["method", "class"], columns="repetition", values=score)
+            values = wide.loc[mine.index].to_numpy(float).T
+            about = scores.over_repetitions(values, overlap, [(0.0, 1.0)] * len(mine))
+            mine = mine.assign(**scores.suffixed(score, about))
         mine = mine.reset_index().assign(place=place)
         # Data sets that are compared by force can have different numbers of classes.
         sizes = {len(each) for each in holders.values()}
@@ -399,75 +402,3 @@ def skews(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     whole = counts.sum(axis=0) / max(1, counts.sum())  # [C]
     distances: NDArray[np.float64] = np.abs(shares - whole).sum(axis=1) / 2
     return distances
-
-
-def _curves(comparison: Arrangement) -> pd.DataFrame:
-    rows: list[tuple[Any, ...]] = []
-    for entry in comparison.entries:
-        sent = {0: 0.0}  # bytes of each round
-        for row in entry.run.rows:
-            if row.split in ("train", "setup") and row.metric in TRAFFIC:
-                sent[row.round] = sent.get(row.round, 0.0) + row.value
-        rounds = sorted(sent)
-        total = dict(zip(rounds, np.cumsum([sent[k] for k in rounds]).tolist(), strict=True))
-        each = seconds_of(entry) / max(1, ended_after(entry.run.summary))
-        for row in entry.run.rows:
-            if row.protocol != entry.deployment or row.metric != comparison.metric:
-                continue
-            if row.split in ("validation", "test"):
-                spent = total[max(k for k in rounds if k <= row.round)]
-                rows.append(
-                    (
-                        *(entry.place, entry.method, entry.repetition, row.round),
-                        *(spent, row.round * each, row.split, row.value),
-                    )
-                )
-    return pd.DataFrame(rows, columns=list(CURVES))
-
-
-def _targets(comparison: Arrangement, curves: pd.DataFrame) -> pd.DataFrame:
-    """Return the costs until methods reach the target of a place.
-
-    It is `evaluation.target_accuracy` if all runs of the place have the same, otherwise what the
-    baseline has at the end of its runs, in the mean. The split is `validation`, or `test` without
-    validation parts.
-    """
-    rows: list[tuple[Any, ...]] = []
-    for place in comparison.places:
-        entries = comparison.at(place)
-        has_validation = all(best_round(entry.run.rows) is not None for entry in entries)
-        split = "validation" if has_validation else "test"
-        mine = curves[(curves["place"] == place) & (curves["split"] == split)]
-        target = _target(comparison, place, mine)
-        if np.isnan(target):
-            continue
-        for method in comparison.methods:
-            own = [entry.repetition for entry in entries if entry.method == method]
-            if not own:
-                continue
-            curve = mine[mine["method"] == method].sort_values("round")
-            above = curve[curve["value"] >= target].drop_duplicates("repetition")
-            first = above.set_index("repetition").reindex(own)
-            last = curve.drop_duplicates("repetition", keep="last").set_index("repetition")
-            costs, least = [], []
-            for what in ("round", "bytes", "seconds"):
-                middle = median(first[what].fillna(inf))
-                costs.append(nan if isinf(middle) else middle)
-                least.append(median(first[what].fillna(last[what])) if isinf(middle) else nan)
-            rows.append((place, method, target, split, len(above), len(own), *costs, *least))
-    return pd.DataFrame(rows, columns=list(TARGETS))
-
-
-def given_target(comparison: Arrangement, place: str) -> float | None:
-    """Return `evaluation.target_accuracy` if it is the target of a place; None otherwise."""
-    wanted = {entry.run.config.evaluation.target_accuracy for entry in comparison.at(place)}
-    return wanted.pop() if len(wanted) == 1 and comparison.metric == "accuracy" else None
-
-
-def _target(comparison: Arrangement, place: str, curves: pd.DataFrame) -> float:
-    """Return the target of a place; NaN if there is none."""
-    if (given := given_target(comparison, place)) is not None:
-        return float(given)
-    mine = curves[curves["method"] == comparison.baseline].sort_values("round")
-    last = mine.drop_duplicates("repetition", keep="last")["value"]
-    return float(last.mean()) if len(last) else nan

@@ -62,6 +62,23 @@ class ComparisonPlots:
             raise UserError("there is only the baseline: differences need two methods.")
         return figures.recall_gains(self._analysis, self._place(place))
 
+    def class_intervals(self, place: str | None = None) -> "Figure":
+        """Draw recall and F1 of the rarest classes with their 95 % intervals.
+
+        Args:
+            place: Label of the place; it may be left out if there is only one.
+
+        Raises:
+            UserError: There is no such place, several and none is named, or fewer than three
+                repetitions.
+        """
+        from flbench.analysis import figures
+
+        figure = figures.class_intervals(self._analysis, self._place(place))
+        if figure is None:
+            raise UserError("scores of classes have intervals from three repetitions on.")
+        return figure
+
     def clients(self, place: str | None = None) -> "Figure":
         """Draw the share of clients below each accuracy, a line for each method.
 
@@ -99,6 +116,8 @@ class ComparisonPlots:
     def convergence(self, place: str | None = None) -> "Figure":
         """Draw the metric by rounds, bytes and seconds: mean and range of the repetitions.
 
+        The upper panels show validation parts, if there are any, and the lower ones test parts.
+
         Args:
             place: Label of the place; it may be left out if there is only one.
 
@@ -121,6 +140,19 @@ class ComparisonPlots:
         from flbench.analysis import figures
 
         return figures.prices(self._analysis, self._place(place))
+
+    def settings(self) -> "Figure":
+        """Draw a heat map of the metric by method and place.
+
+        Raises:
+            UserError: There is only one place or only one method.
+        """
+        from flbench.analysis import figures
+
+        figure = figures.settings(self._analysis)
+        if figure is None:
+            raise UserError("this picture needs two data sets or settings, and two methods.")
+        return figure
 
     def ranks(self) -> "Figure":
         """Draw the mean ranks over places with the critical difference.

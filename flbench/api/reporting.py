@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import pandas as pd
 
+from flbench.analysis import blocks, text
 from flbench.analysis import report as written
-from flbench.analysis import text
 from flbench.analysis.arrangement import arrange
 from flbench.analysis.tables import Analysis, analyse
 from flbench.api import html
@@ -76,11 +76,20 @@ class Comparison:
         repetitions; interquartile mean `iqm` with
         `iqm_low` and `iqm_high`; `rank`, 1 for the largest mean, NaN for a method that lacks
         repetitions; `groups`, letters: two methods
-        without a common letter differ significantly; means of `macro_f1`, `rare_recall`,
-        `worst10_accuracy`, and of the `bytes` and `seconds` of a run; `better_than`, a tuple of the
-        methods that are significantly worse.
+        without a common letter differ significantly; means of the other metrics that `report` was
+        given (`rare_recall`, `macro_f1` and `worst10_accuracy` by default), and of the `bytes` and
+        `seconds` of a run; `better_than`, a tuple of the methods that are significantly worse.
         """
         return self._analysis.leaderboard.copy()
+
+    @property
+    def scores(self) -> pd.DataFrame:
+        """A row for each method of each place and each of its test metrics, `bytes` and `seconds`.
+
+        Columns: `place`, `method`, `metric`; `n`, the number of repetitions that have it; `mean`;
+        standard deviation `std`; and the ends `low` and `high` of the 95 % interval of the mean.
+        """
+        return self._analysis.scores.copy()
 
     @property
     def pairs(self) -> pd.DataFrame:
@@ -106,7 +115,8 @@ class Comparison:
 
         Columns: `place`, `class`, `name`, `train_support`, `test_support`, `holders` (clients with
         training samples), `rare`, `confusable`, `method`; `n`, the number of repetitions with test
-        samples of the class, over which `recall` and `f1` are means; `precision`, `recall`, `f1`;
+        samples of the class, over which `recall` and `f1` are means; `precision`, `recall`, `f1`,
+        each with a standard deviation and a 95 % interval (`f1_std`, `f1_low`, `f1_high`);
         `difference`, `low`, `high`: recall minus the baseline's.
         """
         return self._analysis.classes.copy()
@@ -122,6 +132,28 @@ class Comparison:
         return self._analysis.clients.copy()
 
     @property
+    def client_scores(self) -> pd.DataFrame:
+        """A row for each client and method of a place, where all repetitions have the same clients.
+
+        Columns: `place`, `client`, `name`; `train_size` and `test_size`, means over repetitions;
+        `method`; `n`, the number of repetitions in which the client has test samples; the mean
+        `accuracy` with `accuracy_std`, `accuracy_low` and `accuracy_high`, its standard deviation
+        and 95 % interval; and the same of `gain`, accuracy minus that of Local-Only.
+        """
+        return self._analysis.client_scores.copy()
+
+    @property
+    def client_spread(self) -> pd.DataFrame:
+        """How the accuracy of the clients of a run is distributed, over repetitions.
+
+        Columns: `place`, `method`, `measure`, `n`, `mean`, `std`, `low`, `high`. Measures: over the
+        clients with test samples `mean`, `std`, `worst` and the quantiles `q10`, `q25`, `median`,
+        `q75`, `q90` of the accuracy; with Local-Only the mean `gain` over it, and the shares of
+        clients that gain (`gaining`) and lose (`losing`).
+        """
+        return self._analysis.client_spread.copy()
+
+    @property
     def curves(self) -> pd.DataFrame:
         """The `value` of the metric by `place`, `method`, `repetition`, `round` and `split`.
 
@@ -132,15 +164,17 @@ class Comparison:
 
     @property
     def targets(self) -> pd.DataFrame:
-        """Rounds, bytes and seconds until each method reaches the target of a place.
+        """Rounds, bytes and seconds until each method reaches a target of a place.
 
-        Columns: `place`, `method`; `target`, the value of the metric on the `split`; `reached`, the
-        number of runs that reach it, of `n`; `rounds`, `bytes` and `seconds`, medians over all `n`
-        runs, in which a run that does not reach the target counts as more expensive than any that
-        does. They are NaN where half of the runs or more do not reach it; `least_rounds`,
-        `least_bytes` and `least_seconds` are then the costs that the median exceeds. The target
-        is `evaluation.target_accuracy` if all runs of the place have the
-        same, otherwise the mean of the baseline at the end of its runs.
+        Columns: `place`; `split`, `validation` or `test`; `target`, a value of the metric;
+        `method`; `share`, the share of the `n` runs that reach it, and their number `reached`;
+        `rounds`, `bytes` and `seconds`, medians over all `n` runs, in which a run that ends without
+        reaching the target is censored: it counts as later than all others. They are NaN where half
+        of the runs or more do so; `least_rounds`, `least_bytes` and `least_seconds` are then the
+        costs that the median exceeds. `rounds_min`, `rounds_max` and the like: smallest and largest
+        cost of the runs that reach it. The targets are those that `report` was given,
+        `evaluation.target_accuracy` if all runs of the place have the same, otherwise the mean of
+        the baseline at the end of its runs.
         """
         return self._analysis.targets.copy()
 
@@ -189,10 +223,21 @@ class Comparison:
         return place
 
     def blocks(self) -> list[Block]:
-        """Return the leaderboard of each place, and the ranks over places, as tables of text."""
-        analysis = self._analysis
-        found = [text.leaderboard_block(analysis, place) for place in analysis.comparison.places]
-        return found if analysis.across is None else [*found, text.ranks_block(analysis)]
+        """Return the leaderboard of each place, and the ranks over places, as tables of text.
+
+        With a baseline there are the differences from it too, and with targets their costs.
+        """
+        analysis, comparison = self._analysis, self._analysis.comparison
+        found: list[Block | None] = []
+        for place in comparison.places:
+            found.append(blocks.leaderboard_block(analysis, place))
+            if comparison.reference is not None:
+                found.append(blocks.pairs_block(analysis, place))
+            if comparison.targets:
+                found += blocks.targets_blocks(analysis, place)
+        if analysis.across is not None:
+            found.append(blocks.ranks_block(analysis))
+        return [block for block in found if block is not None]
 
     def tree(self) -> dict[str, Any]:
         """Return the whole report as values of JSON."""
@@ -214,8 +259,9 @@ Source = Run | Study | str | PathLike[str]
 def report(
     runs: Source | Sequence[Source],
     *,
-    metric: str = "accuracy",
+    metric: str | Sequence[str] = "accuracy",
     baseline: str | None = None,
+    target: float | Sequence[float] = (),
     force: bool = False,
 ) -> Comparison:
     """Compare finished runs, as `flbench report` does.
@@ -226,7 +272,11 @@ def report(
     Args:
         runs: Runs and studies, their folders, the folder of a comparison, archives that `pack` has
             written, or folders above them. Of a study the final trainings are compared.
-        metric: Test metric that ranks the methods; larger is better.
+        metric: Test metric that ranks the methods; larger is better. Of several, in a list or
+            between commas, the first one ranks, and they are the columns of the leaderboards, among
+            which `bytes` and `seconds` can be.
+        target: Value of the metric, or several ones, whose costs are wanted: `targets` has the
+            rounds, bytes and seconds until each method reaches it.
         baseline: Method with which each of the others is compared: no other pair is tested,
             `answer` says which methods are better, the recall of `classes` has differences from it,
             and its results are the target of `targets`. By default all pairs are tested, and
@@ -245,6 +295,7 @@ def report(
     comparison = arrange(
         found.runs,
         metric=metric,
+        targets=[target] if isinstance(target, int | float) else list(target),
         baseline=baseline,
         force=force,
         labels=found.labels,

@@ -473,8 +473,25 @@ def report(
         ),
     ] = None,
     metric: Annotated[
-        str, typer.Option("--metric", metavar="NAME", help="Test metric that ranks the methods.")
+        str,
+        typer.Option(
+            "--metric",
+            metavar="NAME,...",
+            help="Test metric that ranks the methods. Of several between commas the first one"
+            " ranks, and they are the columns of the leaderboards: accuracy,macro_f1,bytes.",
+        ),
     ] = "accuracy",
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            metavar="VALUE,...",
+            help="Values of the metric whose costs are wanted: rounds, bytes and seconds until a"
+            " method reaches them (default: evaluation.target_accuracy, or what the baseline has at"
+            " its end).",
+            show_default=False,
+        ),
+    ] = None,
     baseline: Annotated[
         str | None,
         typer.Option(
@@ -499,7 +516,15 @@ def report(
     """Report which method is best, how sure that is, and what it costs, from finished runs."""
     from flbench.cli import report as command
 
-    command.report(paths, out=out, metric=metric, baseline=baseline, force=force, as_json=as_json)
+    command.report(
+        paths,
+        out=out,
+        metric=metric,
+        target=target,
+        baseline=baseline,
+        force=force,
+        as_json=as_json,
+    )
 
 
 @app.command(no_args_is_help=True)

@@ -21,6 +21,7 @@ def report(
     *,
     out: Path | None,
     metric: str,
+    target: str | None,
     baseline: str | None,
     force: bool,
     as_json: bool,
@@ -31,7 +32,8 @@ def report(
         paths: Folders of runs, comparisons and studies, or folders above them.
         out: Folder of the report; by default that of the comparison, the folder `report` of the
             study, or `report` in the current folder.
-        metric: Test metric that ranks the methods.
+        metric: Test metric that ranks the methods, or several ones between commas.
+        target: Values of the metric whose costs are wanted, between commas.
         baseline: Method with which each of the others is compared, and no other pair is tested.
         force: Whether to compare runs that are not comparable.
         as_json: Whether to print the report as JSON.
@@ -44,7 +46,9 @@ def report(
 
     if missing := [path for path in paths if not path.exists()]:
         raise UserError(f"{missing[0]} does not exist.")
-    found = reporting.report(list(paths), metric=metric, baseline=baseline, force=force)
+    found = reporting.report(
+        list(paths), metric=metric, baseline=baseline, target=_targets(target), force=force
+    )
     folder = found.write(_folder(paths) if out is None else out)
     print_report(found, folder, as_json=as_json)
 
@@ -84,6 +88,24 @@ def print_report(found: "Comparison", folder: Path, *, as_json: bool) -> None:
         console.line(sentence)
     console.notes(found.warnings)
     console.line(f"report: {folder / 'report.html'}")
+
+
+def _targets(text: str | None) -> list[float]:
+    """Return the values of `--target`.
+
+    Raises:
+        UserError: One of them is not a number.
+    """
+    found = []
+    for part in filter(None, (text or "").split(",")):
+        try:
+            found.append(float(part))
+        except ValueError:
+            raise UserError(
+                f"--target {text}: {part!r} is not a number. Name values of the metric between"
+                " commas, such as 0.8,0.9."
+            ) from None
+    return found
 
 
 def _folder(paths: Sequence[Path]) -> Path:

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from flbench import __version__
+from flbench.analysis import blocks, text
 from flbench.analysis import page as comparison_page
-from flbench.analysis import text
 from flbench.analysis.page import Drawings, Drawn, Shared, drawn, placed
 from flbench.core import files
 from flbench.core.csv_text import csv_text
 from flbench.core.markup import in_markdown
 from flbench.reports import figures
-from flbench.reports import tables as blocks
+from flbench.reports import tables as forms
 from flbench.results import study_folder
 from flbench.tuning import study_figures, tables
 from flbench.tuning.failures import find_failures
@@ -110,13 +110,13 @@ def markdown(report: StudyReport) -> str:
     parts += [f"**{in_markdown(note)}**" for note in report.notes]
     parts.append(report.budget)
     if report.analysis is not None:
-        tests = text.blocks(report.analysis, report.study.header.dataset)
-        parts += [*map(blocks.markdown, tests), in_markdown(text.about(report.analysis.comparison))]
+        tests = blocks.of_place(report.analysis, report.study.header.dataset)
+        parts += [*map(forms.markdown, tests), in_markdown(text.about(report.analysis.comparison))]
     parameters = [tables.parameters(report, method) for method in report.study.methods]
     if any(parameters):
         parts.append("## Best hyper-parameters")
-    parts += [blocks.markdown(block, 3) for block in parameters if block is not None]
-    parts.append(blocks.markdown(tables.trials(report)))
+    parts += [forms.markdown(block, 3) for block in parameters if block is not None]
+    parts.append(forms.markdown(tables.trials(report)))
     if failures := find_failures(report):
         parts.append("## What failed, could not be scored, or is missing")
         parts.append("\n".join(f"- {in_markdown(line)}" for line in failures))
@@ -134,7 +134,7 @@ def page(report: StudyReport) -> str:
         f"Validation {report.metric} of finished trials.",
         study_figures.progress(lines, report.metric),
     )
-    found: dict[str, Any] = {"about": "", "places": [], "ranks": None}
+    found: dict[str, Any] = {"about": "", "places": [], "ranks": None, "across": {}}
     if report.analysis is not None:
         place = study.header.dataset
         drawings = Drawings({place: tuple(drawn(report.analysis, place, PICTURES))}, {}, ())

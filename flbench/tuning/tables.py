@@ -1,6 +1,6 @@
 """Tables of a study's search, as text for the console, Markdown and HTML."""
 
-from flbench.analysis import text
+from flbench.analysis import blocks
 from flbench.reports.tables import Block, share
 from flbench.results.study_folder import STATES, Trial, best_trial
 from flbench.tuning.axes import Axis, shown
@@ -13,8 +13,8 @@ def comparison(report: StudyReport) -> list[Block]:
     if report.analysis is None:
         return []
     place = report.study.header.dataset
-    pairs = text.pairs_block(report.analysis, place)
-    return [text.leaderboard_block(report.analysis, place), *([] if pairs is None else [pairs])]
+    pairs = blocks.pairs_block(report.analysis, place)
+    return [blocks.leaderboard_block(report.analysis, place), *([] if pairs is None else [pairs])]
 
 
 def parameters(report: StudyReport, method: str) -> Block | None:

@@ -11,11 +11,12 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 import flbench as fl
-from flbench.analysis import page, statistics, text
+from flbench.analysis import blocks, latex, page, statistics, text
 from flbench.analysis.arrangement import arrange
 from flbench.analysis.tables import analyse
 from flbench.cli import app
 from flbench.comparison.collect import collect
+from flbench.reports.tables import p_value
 from tests.comparison.made import matrix, run_folder
 from tests.support import pictures_in_pages
 from tests.tuning import studies
@@ -66,10 +67,10 @@ def test_p_is_one_number_in_texts_page_and_files(analysis, html):
         assert row["corrected"] == pytest.approx(2 * stats.t.sf(abs(gaps.mean()) / error, 4))
         assert row["p"] < row["corrected"]
         cells = cells_of(markdown, f"{row['first']} - {row['second']}")
-        shown = [text.p_value(row[name]) for name in ("p", "p_holm", "corrected")]
+        shown = [p_value(row[name]) for name in ("p", "p_holm", "corrected")]
         assert cells[3:6] == shown
         after = html.partition(f">{row['first']} - {row['second']}</td>")[2].partition("</tr>")[0]
-        assert re.findall("<td[^>]*>(.*?)</td>", after)[2] == text.p_value(p).replace("<", "&lt;")
+        assert re.findall("<td[^>]*>(.*?)</td>", after)[2] == p_value(p).replace("<", "&lt;")
 
 
 def test_markdown_and_page_say_the_same_about_all_figures(analysis, html):
@@ -91,7 +92,7 @@ def test_differences_that_no_number_of_repetitions_shows_are_told_apart(tmp_path
     assert row["p"] == row["corrected"] > row["paired_t"]
     assert abs(row["difference"]) < row["floor"]
     assert math.isnan(row["needed"])
-    block = text.pairs_block(found, "digits")
+    block = blocks.pairs_block(found, "digits")
     assert [line[-1] for line in block.rows] == ["-", "-", "no number"]
     assert f"such a difference must be {row['floor']:.4f} or larger" in block.about
     assert "p (other samples)" not in block.header
@@ -126,7 +127,9 @@ def test_repetitions_that_are_needed_have_a_range(analysis):
     assert found.low == statistics.repetitions_needed(3.0 / math.sqrt(5), tests=3)
     assert found.low < found.value
     assert math.isnan(row["needed_high"])  # the interval contains 0
-    [line] = [one for one in text.pairs_block(analysis, "digits").rows if one[0] == "fedavg - hfcd"]
+    [line] = [
+        one for one in blocks.pairs_block(analysis, "digits").rows if one[0] == "fedavg - hfcd"
+    ]
     assert line[-1] == f"{row['needed']:.0f} ({row['needed_low']:.0f} to > 1,000)"
 
 
@@ -148,13 +151,13 @@ def test_claims_name_their_population(tmp_path, keys, hashed, vary, words):
     for found in (analysed(tmp_path, baseline="fedavg"), analysed(tmp_path)):
         assert found.comparison.vary == vary
         assert f", {words}, " in found.answer[0]
-        assert words in text.leaderboard_block(found, "digits").about
+        assert words in blocks.leaderboard_block(found, "digits").about
         assert found.pairs["corrected"].isna().all() == (vary != "both")
         # With one seed for all repetitions, its luck is taken for a difference.
         assert set(found.pairs["verdict"] == "no claim") == {vary == "partition"}
         assert found.pairs["p_holm"].isna().all() == (vary == "partition")
         assert not (vary == "partition" and "better" in found.answer[0].partition("no claim")[0])
-    about = text.pairs_block(found, "digits").about
+    about = blocks.pairs_block(found, "digits").about
     assert ("--vary both" in about) == (vary == "partition")
     assert ("support no claim" in found.answer[0]) == (vary == "partition")
 
@@ -169,7 +172,7 @@ def test_each_place_has_what_differs_between_its_own_repetitions(tmp_path):
     each = {one.split(" with ")[0]: one for one in found.answer if one.startswith("On ")}
     assert "on this one partition" in each["On digits, alpha=1"]
     assert "over new partitions" in each["On digits, alpha=0.1"]
-    captions = re.findall(r"\\caption\{(.*)\}", text.latex_of(found))
+    captions = re.findall(r"\\caption\{(.*)\}", latex.all_of(found)["leaderboard"])
     assert [caption.count("the partition is the same") for caption in captions] == [0, 1]
 
 
@@ -184,16 +187,19 @@ def test_costs_of_a_target_that_not_all_runs_reach_are_never_the_smaller_ones(tm
 
     found = analysed(tmp_path)
 
-    table = found.targets.set_index("method")
+    assert set(found.targets["split"]) == {"validation", "test"}
+    table = found.targets.query("split == 'validation'").set_index("method")
+    assert table["share"].to_dict() == {"fedavg": 1.0, "ditto": 0.4, "hfcd": 0.6}
     assert table["reached"].to_dict() == {"fedavg": 5, "ditto": 2, "hfcd": 3}
     assert table.loc["ditto", ["rounds", "bytes", "seconds"]].isna().all()
     assert table.loc["ditto", "least_rounds":"least_seconds"].tolist() == [3, 3000, 3.0]
     assert table.loc["hfcd", ["rounds", "bytes", "seconds"]].tolist() == [3, 3000, 3.0]
     assert table.sort_values("bytes").index[-1] == "ditto"
-    block = text.targets_block(found, "digits")
+    block, on_test = blocks.targets_blocks(found, "digits")
+    assert ("validation" in block.title, "test" in on_test.title) == (True, True)
     shown = {row[0]: row[1:] for row in block.rows}
-    assert shown["ditto"] == ("2 of 5", "> 3", "> 3.0 kB", "> 3.0")
-    assert shown["hfcd"] == ("3 of 5", "3", "3.0 kB", "3.0")
+    assert shown["ditto"] == ("40 % (2 of 5)", *["not reached"] * 3)
+    assert shown["hfcd"] == ("60 % (3 of 5)", "3", "3.0 kB", "3.0")
     assert "fedavg has at the end of its 5 runs" in block.about
 
 
@@ -228,12 +234,12 @@ def test_methods_that_lack_repetitions_have_no_rank(tmp_path):
     said = " ".join(found.answer)
     assert said.count("ditto is not ranked, because it lacks repetitions") == 2
     [line] = [
-        row for row in text.leaderboard_block(found, "digits, alpha=1").rows if "ditto" in row
+        row for row in blocks.leaderboard_block(found, "digits, alpha=1").rows if "ditto" in row
     ]
     assert line[0] == "-"
     assert json.loads(text.json_of(found))["leaderboard"][-1]["rank"] is None
-    assert "hfcd" in re.findall(r"(\w+) & \\textbf", text.latex_of(found))
-    assert "mean over 3 to 5 repetitions" in text.latex_of(found)
+    assert "hfcd" in re.findall(r"(\w+) & \\textbf", latex.all_of(found)["leaderboard"])
+    assert "mean over 3 to 5 repetitions" in latex.all_of(found)["leaderboard"]
 
 
 def test_baseline_is_what_all_others_are_compared_with(tmp_path):
@@ -257,10 +263,10 @@ def test_baseline_is_what_all_others_are_compared_with(tmp_path):
     assert p["p_holm"].tolist() == pytest.approx(multipletests(p["p"], method="holm")[1])
     smaller = p.loc["ditto", "p_holm"] / plain["p_holm"].min()
     assert smaller == pytest.approx(2 / 3 * p.loc["ditto", "p"] / plain["p"].min())
-    latex = text.latex_of(found._analysis)
-    assert "*: differs significantly from hfcd" in latex
-    assert re.search(r"ditto & .*\$\^\{\*\}\$", latex)
-    assert "underline" not in latex
+    source = latex.all_of(found._analysis)["leaderboard"]
+    assert "*: differs significantly from hfcd" in source
+    assert re.search(r"ditto & .*\$\^\{\*\}\$", source)
+    assert "underline" not in source
 
 
 def test_classes_have_the_number_of_repetitions_beside_their_means(tmp_path):
@@ -274,8 +280,8 @@ def test_classes_have_the_number_of_repetitions_beside_their_means(tmp_path):
     found = analysed(tmp_path)
 
     assert found.classes.set_index("class")["n"].to_dict() == {0: 2, 1: 1, 2: 2, 3: 2}
-    assert "repetitions with test samples" in text.classes_block(found, "digits").about
-    assert "repetitions with test" not in text.classes_block(found, "digits", "precision").about
+    assert "repetitions with test samples" in blocks.classes_block(found, "digits").about
+    assert "repetitions with test" not in blocks.classes_block(found, "digits", "precision").about
 
 
 def test_bytes_between_clients_are_no_upload_in_show(tmp_path, capsys):

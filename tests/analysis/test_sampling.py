@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import flbench as fl
-from flbench.analysis import text
+from flbench.analysis import blocks
 from flbench.analysis.arrangement import arrange
 from flbench.analysis.tables import analyse
 from flbench.comparison.collect import collect
@@ -188,7 +188,7 @@ def test_repetitions_of_nothing_support_no_claim(tmp_path):
     assert found.comparison.vary == "nothing"
     assert set(found.pairs["verdict"]) == {"no claim"}
     assert "repetitions with the same seeds" in found.answer[0]
-    assert "Means over repetitions. " in f"{text.leaderboard_block(found, 'digits').about} "
+    assert "Means over repetitions. " in f"{blocks.leaderboard_block(found, 'digits').about} "
 
 
 def test_baseline_without_claims_says_why(tmp_path):
@@ -272,7 +272,7 @@ def test_many_methods_beside_a_baseline_have_a_moderated_test(tmp_path):
     assert set(found.pairs["test"]) == {"moderated t-test"}
     assert (found.pairs["p"] != found.pairs["paired_t"]).all()
     assert found.pairs["needed"].isna().all()
-    block = text.pairs_block(found._analysis, "digits")
+    block = blocks.pairs_block(found._analysis, "digits")
     assert "moderated t-test, over new partitions of these samples" in block.about
     assert {row[-1] for row in block.rows} == {"-"}
 
@@ -314,5 +314,5 @@ def test_differences_that_are_equal_everywhere_have_a_reason(tmp_path):
 
     found = analyse(arrange(collect([tmp_path]).runs))
 
-    about = text.pairs_block(found, "digits").about
+    about = blocks.pairs_block(found, "digits").about
     assert "There is no p: each difference is the same in all repetitions." in about

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import flbench as fl
-from flbench.analysis import text
+from flbench.analysis import latex, text
 from flbench.cli import app
 from flbench.core.errors import DataError, UserError
 from flbench.results import reading, study_folder
@@ -322,7 +322,7 @@ def test_report_shows_hostile_names_as_text(hostile, capsys):
     assert "<img" not in written
     assert "[a](javascript" not in written
     assert "<img" not in found._repr_html_()
-    everything = written + text.latex_of(analysis) + text.json_of(analysis)
+    everything = written + "".join(latex.all_of(analysis).values()) + text.json_of(analysis)
     everything += "".join(text.csv_of(analysis, name) for name in text.TABLES)
     assert "\x1b" not in everything
     app.main(["show", str(hostile)])

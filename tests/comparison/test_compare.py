@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import flbench as fl
-from flbench.analysis import report, text
+from flbench.analysis import latex, report, text
 from flbench.analysis.arrangement import arrange
 from flbench.analysis.tables import analyse
 from flbench.api import comparing
@@ -368,7 +368,11 @@ def test_a_study_that_does_not_fit_is_refused(
 def texts(folder: Path) -> dict[str, str]:
     """Return the report of a comparison as Markdown, JSON, LaTeX and CSV."""
     analysis = analyse(arrange(collect([folder]).runs))
-    pages = {"md": text.markdown_of, "json": text.json_of, "tex": text.latex_of}
+    pages = {
+        "md": text.markdown_of,
+        "json": text.json_of,
+        "tex": lambda found: "".join(latex.all_of(found).values()),
+    }
     tables = {name: text.csv_of(analysis, name) for name in text.TABLES}
     return {name: made(analysis) for name, made in pages.items()} | tables
 

@@ -21,7 +21,10 @@ ACCURACIES = {
     "hfcd": [0.80, 0.83, 0.81, 0.79],
     "ditto": [0.79, 0.82, 0.82, 0.78],
 }
-TABLES = ("leaderboard", "pairs", "classes", "clients", "curves", "targets")
+TABLES = (
+    *("leaderboard", "scores", "pairs", "targets", "classes"),
+    *("clients", "client_spread", "curves"),
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -88,7 +91,7 @@ def test_markdown_has_every_sentence_and_method(found, written):
 
 
 def test_latex_marks_the_best_and_those_like_it(written):
-    source = (written / "report.tex").read_text()
+    source = (written / "tables" / "leaderboard.tex").read_text()
 
     assert re.search(r"hfcd & \\textbf\{0\.807 ", source)
     assert re.search(r"ditto & \\underline\{0\.80[23] ", source)
@@ -103,7 +106,9 @@ def test_latex_marks_the_best_and_those_like_it(written):
 def test_latex_underlines_nothing_without_a_test(tmp_path):
     matrix(tmp_path / "runs", {name: values[:2] for name, values in ACCURACIES.items()})
 
-    source = (fl.report(tmp_path / "runs").write(tmp_path / "out") / "report.tex").read_text()
+    source = (
+        fl.report(tmp_path / "runs").write(tmp_path / "out") / "tables" / "leaderboard.tex"
+    ).read_text()
 
     assert "\\textbf" in source
     assert "\\underline" not in source

@@ -30,7 +30,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import flbench as fl
-from flbench.analysis import text
+from flbench.analysis import latex, text
 from flbench.cli import app
 from flbench.core.errors import UserError
 from flbench.core.printable import is_printable
@@ -234,7 +234,7 @@ def reported(paths, out, pictures):
         check_page((out / "report" / "report.html").read_text())
     else:
         check_page(found._repr_html_())
-        for written in (text.latex_of(analysis), text.csv_of(analysis, text.TABLES[0])):
+        for written in (*latex.all_of(analysis).values(), text.csv_of(analysis, text.TABLES[0])):
             assert is_printable(written)
         text.json_of(analysis)
     check_page(text.markdown_of(analysis))
