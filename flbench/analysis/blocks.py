@@ -549,6 +549,7 @@ def interval(row: Mapping[str, Any]) -> str:
 def with_width(value: float, low: float, high: float, digits: int = 4) -> str:
     """Return a mean with half the width of its interval, which can be cut at one end of the scale.
 
+    >>> nan = float("nan")
     >>> with_width(0.5, 0.45, 0.55), with_width(0.98, 0.93, 1.0), with_width(0.5, nan, nan)
     ('0.5000 ± 0.0500', '0.9800 ± 0.0500', '0.5000')
     """

@@ -2,6 +2,7 @@
 
 import csv
 import math
+import re
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -10,11 +11,14 @@ import pytest
 from scipy import stats
 from scipy.spatial.distance import cityblock
 from sklearn import metrics
+from statsmodels.duration.survfunc import SurvfuncRight
 from statsmodels.stats.multitest import multipletests
 
+from flbench.analysis import blocks
 from flbench.analysis.arrangement import arrange
 from flbench.analysis.tables import analyse
 from flbench.comparison.collect import collect
+from flbench.core.errors import UserError
 from flbench.results import reading
 from tests.comparison.made import matrix, run_folder
 from tests.support import run
@@ -180,6 +184,171 @@ def test_clients_are_those_of_scikit_learn(analysis, seen, folders):
             assert found["skew"] == pytest.approx(cityblock(shares, whole) / 2, **EXACT)
             assert (found["test_size"], found["train_size"]) == (len(own), counts[client].sum())
     assert (analysis.clients.query("method == 'local'")["gain"] == 0).all()
+
+
+def over_repetitions(values):
+    """Number, mean, standard deviation and interval of the mean, by scipy."""
+    values = np.asarray(values, dtype=float)
+    known = values[~np.isnan(values)]
+    low, high = stats.t.interval(0.95, len(known) - 1, loc=known.mean(), scale=stats.sem(known))
+    return len(known), known.mean(), known.std(ddof=1), low, high
+
+
+@pytest.mark.slow
+def test_scores_of_methods_classes_and_clients_are_those_of_scipy(analysis, seen, folders):
+    for method in METHODS:
+        scores = analysis.scores.query("method == @method").set_index("metric")
+        summaries = [reading.read(folders[method, seed]).summary for seed in SEEDS]
+        assert {"accuracy", "macro_f1", "client_std", "bytes", "seconds"} <= {*scores.index}
+        for metric in ("accuracy", "macro_f1", "balanced_accuracy"):
+            n, mean, std, low, high = over_repetitions(
+                [one["best"]["test"][metric] for one in summaries]
+            )
+            found = scores.loc[metric]
+            expected = (n, mean, std, *np.clip([low, high], 0, 1))
+            assert found[["n", "mean", "std", "low", "high"]].tolist() == pytest.approx(expected)
+        traffic = [
+            sum(one["communication"][kind] for kind in ("up_bytes", "down_bytes", "setup_bytes"))
+            for one in summaries
+        ]
+        assert scores.loc["bytes", "mean"] == pytest.approx(np.mean(traffic))
+
+        tables = [seen[method, seed] for seed in SEEDS]
+        classes = rows_of(analysis.classes, method).set_index("class")
+        f1 = np.stack(
+            [
+                np.where(
+                    np.bincount(one["true"], minlength=10) > 0,
+                    metrics.f1_score(
+                        one["true"], one["predicted"], labels=range(10), average=None,
+                        zero_division=0,
+                    ),
+                    np.nan,
+                )
+                for one in tables
+            ]
+        )  # fmt: skip
+        for number in classes.index[classes["n"] == 3]:
+            _, mean, std, low, high = over_repetitions(f1[:, number])
+            found = classes.loc[number]
+            assert (found["f1"], found["f1_std"]) == pytest.approx((mean, std), **EXACT)
+            if std > 1e-9:
+                expected = np.clip([low, high], 0, 1)
+                assert found[["f1_low", "f1_high"]].tolist() == pytest.approx(expected, **EXACT)
+
+        spread = analysis.client_spread.query("method == @method").set_index("measure")
+        each, alone = (
+            [
+                (one["true"] == one["predicted"]).groupby(one["client"]).mean()
+                for one in (seen[name, seed] for seed in SEEDS)
+            ]
+            for name in (method, "local")
+        )
+        measures = {
+            "mean": np.mean,
+            "std": np.std,
+            "worst": np.min,
+            "q10": lambda one: np.quantile(one, 0.1),
+            "median": np.median,
+        }
+        for measure, function in measures.items():
+            n, mean, std, *_ = over_repetitions([function(one.to_numpy()) for one in each])
+            found = spread.loc[measure, ["n", "mean", "std"]].tolist()
+            assert found == pytest.approx((n, mean, std), **EXACT)
+        gaining = np.mean([(one > other).mean() for one, other in zip(each, alone, strict=True)])
+        losing = np.mean([(one < other).mean() for one, other in zip(each, alone, strict=True)])
+        assert spread.loc[["gaining", "losing"], "mean"].tolist() == pytest.approx(
+            [gaining, losing]
+        )
+    # Each repetition draws its clients anew, so no client has several repetitions.
+    assert analysis.client_scores.empty
+
+
+@pytest.mark.parametrize("names", [True, False])
+def test_scores_of_a_client_are_over_repetitions_with_the_same_clients(names, tmp_path):
+    fixed = {"keys": ("partition.seed=0",), "partition_hash": "a" * 64, "names": names}
+    matrix(tmp_path, {"fedavg": [0.5, 0.6, 0.7], "local": [0.4, 0.5, 0.4]}, **fixed)
+
+    found = analyse(arrange(collect([tmp_path]).runs))
+
+    assert len(found.client_scores) == 2 * 6
+    raw = found.clients.query("method == 'fedavg' and client == 3")
+    row = found.client_scores.query("method == 'fedavg' and client == 3").iloc[0]
+    for score in ("accuracy", "gain"):
+        n, mean, std, low, high = over_repetitions(raw[score])
+        columns = [score, *(f"{score}_{end}" for end in ("std", "low", "high"))]
+        limits = (0 if score == "accuracy" else -1, 1)
+        expected = (mean, std, *np.clip([low, high], *limits))
+        assert row["n"] == n == 3
+        assert row[columns].tolist() == pytest.approx(expected, nan_ok=True)
+    assert (row["name"] != "") == names
+    block = blocks.client_scores_block(found, "digits")
+    assert block.header == ("client", "training samples", "test samples", "fedavg", "local")
+    assert block.rows[3][0] == (row["name"] if names else "3")
+
+
+def test_costs_of_a_target_are_medians_of_survival_times(tmp_path):
+    """The table of targets beside Kaplan and Meier's estimate of statsmodels."""
+    ends = {"fedavg": [0.9, 0.6, 0.7, 0.5, 0.8], "hfcd": [0.2, 0.9, 0.3, 0.1, 0.8]}
+    matrix(tmp_path, ends, rounds=9, sent=10, seconds=9.0)
+
+    found = analyse(arrange(collect([tmp_path]).runs, targets=(0.4, 0.55))).targets
+
+    assert set(zip(found["split"], found["target"], strict=True)) == {
+        (split, target) for split in ("validation", "test") for target in (0.4, 0.55)
+    }
+    for row in found.query("split == 'test'").to_dict("records"):
+        # The accuracy grows linearly over the nine rounds.
+        values = [np.linspace(end / 9, end, 9) for end in ends[row["method"]]]
+        reached = np.array([one[-1] >= row["target"] for one in values])
+        rounds = [
+            1 + int(np.argmax(one >= row["target"])) if is_there else 9
+            for one, is_there in zip(values, reached, strict=True)
+        ]
+        assert (row["reached"], row["n"], row["share"]) == (sum(reached), 5, np.mean(reached))
+        median = SurvfuncRight(rounds, reached).quantile(0.5)
+        assert row["rounds"] == pytest.approx(median, nan_ok=True)
+        assert row["bytes"] == pytest.approx(10 * median, nan_ok=True)
+        first = [one for one, is_there in zip(rounds, reached, strict=True) if is_there]
+        assert (row["rounds_min"], row["rounds_max"]) == (min(first), max(first))
+
+
+def test_columns_of_the_leaderboard_can_be_chosen(tmp_path):
+    matrix(tmp_path, {"fedavg": [0.5, 0.6, 0.65], "hfcd": [0.8, 0.85, 0.8]})
+    runs = collect([tmp_path]).runs
+
+    found = analyse(arrange(runs, metric="macro_f1, accuracy,bytes,macro_f1"))
+
+    assert found.comparison.metric == "macro_f1"
+    assert found.comparison.columns == ("macro_f1", "accuracy", "bytes")
+    assert len({*found.leaderboard.columns}) == len(found.leaderboard.columns)
+    block = blocks.leaderboard_block(found, "digits")
+    titles = [name for name in block.header if name not in ("rank", "method", "std", "runs")]
+    assert titles == ["macro F1 (95 % interval)", "groups", "accuracy", "bytes", "better than"]
+    for wrong, words in {
+        "acuracy": "Did you mean `accuracy`?",
+        "accuracy,macro_f2": "Did you mean `macro_f1`?",
+        "bytes": "less is better",
+        " , ": "names no metric",
+    }.items():
+        with pytest.raises(UserError, match=re.escape(words)):
+            arrange(runs, metric=wrong)
+
+
+def test_runs_far_below_the_other_repetitions_are_named(tmp_path):
+    accuracies = {
+        "fedavg": [0.50, 0.40, 0.52, 0.51, 0.49],
+        "hfcd": [0.80, 0.70, 0.82, 0.11, 0.81],
+        "local": [0.70, 0.61, 0.72, 0.71, 0.73],
+    }
+    matrix(tmp_path, accuracies)
+
+    warnings = arrange(collect([tmp_path]).runs).warnings
+
+    # The second repetition is more difficult for all methods, which is no collapse.
+    [sentence] = [one for one in warnings if "far below" in one]
+    assert "1 run lies" in sentence
+    assert "hfcd in repetition 3 (0.11 beside a median of 0.8; seed 3," in sentence
 
 
 @pytest.mark.slow

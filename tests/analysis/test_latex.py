@@ -1,0 +1,104 @@
+"""Tables for LaTeX: numbers, names, and what a document needs to be compiled."""
+
+import re
+
+import numpy as np
+import pytest
+
+from flbench.analysis import blocks, latex
+from flbench.analysis.arrangement import arrange
+from flbench.analysis.tables import analyse
+from flbench.comparison.collect import collect
+from tests.comparison.made import matrix, run_folder
+
+ACCURACIES = {
+    "fedavg": [0.50, 0.52, 0.51, 0.50],
+    "hfcd": [0.80, 0.83, 0.81, 0.79],
+    "ditto": [0.79, 0.82, 0.82, 0.78],
+}
+
+
+@pytest.fixture(scope="module")
+def analysis(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    matrix(folder, ACCURACIES, keys=("partition.seed=0",), partition_hash="a" * 64, names=True)
+    return analyse(arrange(collect([folder]).runs, targets=[0.5]))
+
+
+def rows_of(source):
+    """The cells of the rows of all tables, headers included."""
+    lines = [line for line in source.splitlines() if line.endswith(" \\\\")]
+    return [re.split(r"(?<!\\) & ", line.removesuffix(" \\\\")) for line in lines]
+
+
+def test_each_table_is_complete(analysis):
+    found = latex.all_of(analysis)
+
+    assert tuple(found) == latex.NAMES
+    for source in found.values():
+        for kind in ("table", "tabular", "longtable"):
+            assert source.count(f"\\begin{{{kind}}}") == source.count(f"\\end{{{kind}}}")
+        for table in source.split("\\begin{table}")[1:]:
+            [columns] = re.findall(r"\\begin\{tabular\}\{([lr]+)\}", table)
+            rows = rows_of(table)
+            assert {len(row) for row in rows} == {len(columns)}
+            assert len({*rows[0]}) == len(rows[0])  # no column twice
+            assert table.count("\\toprule") == table.count("\\bottomrule") == 1
+    assert len(rows_of(found["pairs"])) == 1 + 3
+    assert "not reached" in found["targets"]
+
+
+def test_numbers_are_those_of_the_tables(analysis):
+    found = latex.all_of(analysis)
+
+    board = analysis.leaderboard.set_index("method")
+    for row in rows_of(found["leaderboard"])[1:]:
+        value, half = map(float, re.findall(r"0\.\d{3}", row[1]))
+        width = board.loc[row[0], "high"] - board.loc[row[0], "mean"]
+        assert value == pytest.approx(board.loc[row[0], "mean"], abs=6e-4)
+        assert half == pytest.approx(width, abs=6e-4)
+    negative = [row for row in rows_of(found["pairs"])[1:] if row[1].startswith("$-$")]
+    worse = analysis.pairs[analysis.pairs["difference"] < 0]
+    assert len(negative) == len(worse) > 0
+    assert not re.search(r"(?<![\w$.])-\d", "".join(map("".join, rows_of(found["pairs"]))))
+    clients = analysis.client_scores.query("method == 'hfcd'").set_index("name")
+    rows = [row for row in rows_of(found["clients"]) if row[0] in clients.index]
+    column = 3 + list(analysis.comparison.methods).index("hfcd")
+    shown = [float(row[column].split(" ")[0]) for row in rows]
+    assert shown == np.round(clients.loc[[row[0] for row in rows], "accuracy"], 3).tolist()
+
+
+def test_long_tables_go_on_to_the_next_page_and_wide_ones_are_divided(tmp_path):
+    names = ("local", "fedavg", "ft", "fedper", "ditto", "hfcd", "pfedsim")
+    for k, name in enumerate(names):
+        run_folder(tmp_path / name, name, 0.1 * k + 0.1, classes=60)
+
+    found = analyse(arrange(collect([tmp_path]).runs))
+    source = latex.all_of(found)["classes"]
+
+    assert source.count("\\begin{longtable}") == 2 * 3  # two tables for each of three scores
+    headers = [row for row in rows_of(source) if row[0] == "class"]
+    methods = {name for row in headers for name in row[5:]}
+    assert methods == {*names}
+    assert max(map(len, headers)) == 5 + latex.MOST_METHODS
+    assert len(blocks.classes_block(found, "digits").rows) == 60
+
+
+def test_names_are_text(tmp_path):
+    run_folder(tmp_path / "a", "fedavg", 0.5, names=True)
+    found = analyse(arrange(collect([tmp_path]).runs, labels={tmp_path / "a": "50 % of a_b {#1}"}))
+
+    source = "".join(latex.all_of(found).values())
+
+    assert r"50 \% of a\_b \{\#1\}" in source
+    assert "a_b" not in source
+
+
+def test_document_reads_each_table_and_picture(analysis):
+    tables = latex.all_of(analysis)
+    source = latex.document(analysis, tables, [("leaders", "Means & intervals")])
+
+    assert re.findall(r"\\input\{(.*?)\}", source) == [f"tables/{name}.tex" for name in tables]
+    assert "\\includegraphics{pictures/leaders.pdf}" in source
+    assert "Means \\& intervals" in source
+    assert latex.PACKAGES in source
