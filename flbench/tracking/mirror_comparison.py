@@ -29,8 +29,8 @@ from flbench.tracking.study_folder import mean_metrics
 
 COMPARISON_TAG: Final = "flbench.comparison"
 """Tag with the id of the comparison, on all of its runs and models."""
-REPORTS: Final = (MARKER, FAILURES, "report.html", "report.md", "report.tex", "report.json")
-TABLES: Final = ("leaderboard", "pairs", "classes", "clients", "targets")
+REPORTS: Final = (MARKER, FAILURES, "report.html", "report.md", "report.json")
+TABLES: Final = ("leaderboard", "scores", "pairs", "classes", "clients", "client_spread", "targets")
 """Tables of the report that MLflow's pages show as tables; the curves are those of the cells."""
 ACCURACY: Final = "best/test/accuracy"
 LONGEST: Final = 500  # characters of a parameter or a tag
@@ -241,7 +241,7 @@ class ComparisonMirror(TreeMirror):
     def _send_report(self, root: MlflowRun) -> None:
         """Send the files of the report, as far as they are written."""
         mlflow_files.send(root, self._folder, REPORTS)
-        for folder, pattern in (("pictures", "*.svg"), ("tables", "*.csv")):
+        for folder, pattern in (("pictures", "*.svg"), ("tables", "*.csv"), ("tables", "*.tex")):
             root.upload_files(sorted((self._folder / folder).glob(pattern)), folder)
         tables = [self._folder / "tables" / f"{name}.csv" for name in TABLES]
         mlflow_files.send_shown(root, tables)
