@@ -97,6 +97,11 @@ def _reference_price(comparison: Arrangement, leaderboard: pd.DataFrame) -> str:
     ]
     per = "in a run" if len(comparison.places) == 1 else "with one run in each place"
     first = f"{reference} sends {_sent(mine)} {per}"
+    if len(different) > MOST_NAMES:
+        others = [cost for name, cost in costs.items() if name not in alike]
+        ends = f"{_sent(min(others))} to {_sent(max(others))}"
+        rest = "; the others send about as many bytes" if alike else ""
+        return f"{first}; {len(others)} of the {len(costs)} others send {ends}{rest}."
     if not alike:
         return f"{first}; beside it: {listing(different)}." if different else f"{first}."
     is_equal = all(costs[name] == mine for name in alike)
@@ -129,17 +134,26 @@ def _verdicts(comparison: Arrangement, rows: pd.DataFrame, tests: pd.DataFrame) 
     }
     parts = []
     equal = _equal(tests, baseline)
+    has_claims = not _why_not(comparison, str(rows["place"].iloc[0]), rows)
+    constant = _constant(tests, baseline) if has_claims else []
     for verdict, (one, more) in phrases.items():
         those = [
             name
             for name in names
-            if name not in (baseline, *equal) and _verdict(tests, name, baseline) == verdict
+            if name not in (baseline, *equal, *constant)
+            if _verdict(tests, name, baseline) == verdict
         ]
         if those:
             end = " no significant difference" if verdict == "no significant difference" else ""
             is_counted = verdict in ("no significant difference", "no claim")
             which = _listed(those, len(names) - 1) if is_counted else listing(those)
             parts.append(f"{which} {one if len(those) == 1 else more}{end}")
+    if constant:
+        differs = "differs" if len(constant) == 1 else "differ"
+        which = _listed(constant, len(names) - 1)
+        parts.append(
+            f"{which} {differs} by the same amount in each repetition, which no test judges"
+        )
     if equal:
         has = "has" if len(equal) == 1 else "have"
         which = _listed(equal, len(names) - 1)
@@ -151,6 +165,12 @@ def _equal(tests: pd.DataFrame, baseline: str) -> list[str]:
     """Return the methods whose difference from the baseline is 0 in each of three repetitions."""
     zero = (tests["difference"] == 0) & tests["paired_t"].isna() & (tests["n"] >= CLAIM_FROM)
     return [str(name) for name in tests.loc[zero & (tests["second"] == baseline), "first"]]
+
+
+def _constant(tests: pd.DataFrame, baseline: str) -> list[str]:
+    """Return the methods with one difference from the baseline in three repetitions, but not 0."""
+    same = (tests["difference"] != 0) & tests["paired_t"].isna() & (tests["n"] >= CLAIM_FROM)
+    return [str(name) for name in tests.loc[same & (tests["second"] == baseline), "first"]]
 
 
 def _over_places(
@@ -222,6 +242,8 @@ def _at_place(
         return one, _upper(_price(costs, [best], comparison.baseline))
     like = [str(name) for name in rows.loc[rows["rank"] == 1, "method"] if name != best]
     opening = f"{where}, {_like(best, like)} has the largest {what}, {value}"
+    if rows["mean"].max() > row["mean"] and not np.isnan(row["rank"]):
+        opening += " (of the methods that have all repetitions)"
     said = {name: _verdict(tests, best, name) for name in others}
     beaten = [name for name in others if said[name] == "better"]
     above = [name for name in others if said[name] == "worse"]

@@ -269,6 +269,26 @@ def test_baseline_is_what_all_others_are_compared_with(tmp_path):
     assert "underline" not in source
 
 
+def test_differences_that_are_equal_in_all_repetitions_have_a_reason(tmp_path):
+    accuracies = {"fedavg": [0.5, 0.5, 0.5], "hfcd": [0.75, 0.75, 0.75], "ft": [0.5, 0.7, 0.6]}
+    matrix(tmp_path, accuracies)
+
+    [sentence, _] = fl.report(tmp_path, baseline="fedavg").answer
+
+    assert "hfcd differs by the same amount in each repetition" in sentence
+    assert "not tested" not in sentence
+
+
+def test_the_largest_mean_is_that_of_the_methods_with_all_repetitions(tmp_path):
+    matrix(tmp_path / "a", {"fedavg": [0.5, 0.6, 0.55], "hfcd": [0.7, 0.75, 0.8]})
+    matrix(tmp_path / "b", {"ft": [0.9, 0.95]})
+
+    found = fl.report(tmp_path)
+
+    assert found.leaderboard["method"].tolist()[0] == "hfcd"
+    assert "(of the methods that have all repetitions)" in found.answer[0]
+
+
 def test_classes_have_the_number_of_repetitions_beside_their_means(tmp_path):
     for k in range(2):
         folder = run_folder(tmp_path / str(k), "fedavg", 0.5, repetition=k)
