@@ -98,10 +98,10 @@ def _reference_price(comparison: Arrangement, leaderboard: pd.DataFrame) -> str:
     per = "in a run" if len(comparison.places) == 1 else "with one run in each place"
     first = f"{reference} sends {_sent(mine)} {per}"
     if len(different) > MOST_NAMES:
-        others = [cost for name, cost in costs.items() if name not in alike]
-        ends = f"{_sent(min(others))} to {_sent(max(others))}"
+        more = [cost for name, cost in costs.items() if name not in alike]
+        ends = f"{_sent(min(more))} to {_sent(max(more))}"
         rest = "; the others send about as many bytes" if alike else ""
-        return f"{first}; {len(others)} of the {len(costs)} others send {ends}{rest}."
+        return f"{first}; {len(more)} of the {len(costs)} others send {ends}{rest}."
     if not alike:
         return f"{first}; beside it: {listing(different)}." if different else f"{first}."
     is_equal = all(costs[name] == mine for name in alike)
