@@ -47,7 +47,7 @@ from flbench.models.base import net_leaves
 from flbench.models.lightning_net import LightningNet
 from flbench.models.module_state import isolated, needs_isolation
 from flbench.results import metrics_file
-from flbench.results.reading import check_run_folder, client_scores
+from flbench.results.reading import VALIDATION, check_run_folder, client_scores
 from flbench.results.summary import best_round
 
 Moment = Literal["best", "last"]
@@ -829,6 +829,7 @@ def _card(
     }
     if normal.columns:
         normalization |= {"columns": list(normal.columns), "fill": list(normal.fill)}
+    metrics, validation = _metrics(path, config, state, client, name)
     return {
         "flbench": __version__,
         "method": config.algorithm.name,
@@ -843,7 +844,8 @@ def _card(
         "input": inputs,
         "normalization": normalization,
         "output": _output(model, federation),
-        "metrics": _metrics(path, config, state, client, name),
+        "metrics": metrics,
+        "validation": validation,
         "net": config.model.model_dump(mode="json"),
         "parameters": sum(parameter.numel() for parameter in model.net.parameters()),
         "precision": config.engine.precision,
@@ -865,23 +867,24 @@ def _output(model: TrainedModel, federation: Federation) -> dict[str, Any]:
 
 def _metrics(
     path: Path, config: Config, state: State, client: int | None, name: str
-) -> dict[str, float]:
-    """Return the model's test metrics that the run has written; empty if it has none.
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the model's test and validation metrics that the run has written, or empty dicts.
 
-    They are those of a client's personal model on the client's test part, and those of the global
-    model on the common test set.
+    They are those of a client's personal model on the client's own parts. Those of the global model
+    are on the common test set, without validation metrics.
     """
     if client is None:
         with as_data_error(path / "metrics.csv"):
             rows = metrics_file.read(path / "metrics.csv")
-        return {
+        found = {
             row.metric: row.value
             for row in rows
             if row[:3] == (state.round, "common", "gm") and row.metric in client_scores(config)
         }
+        return found, {}
     file = path / "clients.csv"
     if name != "personal" or not file.is_file():
-        return {}
+        return {}, {}
     summary = read_json(path / "summary.json")
     with as_data_error(path / "summary.json"):
         moment = "last" if summary.get("last", {}).get("round") == state.round else "best"
@@ -889,10 +892,15 @@ def _metrics(
         for row in csv.DictReader(StringIO(files.read_text(file)), strict=True):
             if row["moment"] == moment and int(row["client"]) == client:
                 known = (*client_scores(config), *ranking_names.NAMES)
-                scores = {key: row.get(key) for key in known}
-                values = {key: float(cell) for key, cell in scores.items() if cell}
-                return {
-                    "test_samples": int(row["test_size"]),
-                    **{key: value for key, value in values.items() if not math.isnan(value)},
-                }
-    return {}
+                return (
+                    {"test_samples": int(row["test_size"]), **_numbers(row, known)},
+                    _numbers(row, known, VALIDATION),
+                )
+    return {}, {}
+
+
+def _numbers(row: dict[str, str], names: Sequence[str], prefix: str = "") -> dict[str, float]:
+    """Return the cells PREFIX NAME of a row of clients.csv that have a value, by NAME."""
+    cells = {name: row.get(f"{prefix}{name}") for name in names}
+    values = {name: float(cell) for name, cell in cells.items() if cell}
+    return {name: value for name, value in values.items() if not math.isnan(value)}
