@@ -125,10 +125,11 @@ class DataConfig(Strict):
         pattern="^[0-9a-f]{64}$",
         description="SHA-256 of the samples of `source`; flbench writes it to config.yaml",
     )
-    normalize: Literal["standard", "unit"] = Field(
+    normalize: Literal["standard", "unit", "client"] = Field(
         "standard",
-        description="standard: zero mean and unit variance of each channel over all training parts;"
-        " unit: scale to [0, 1]",
+        description="standard: zero mean and unit variance of each channel or column over all"
+        " training parts; unit: scale to [0, 1]; client: zero mean and unit variance over the"
+        " client's own training part, so that clients share no statistics",
     )
     augment: tuple[Literal["crop", "flip"], ...] = Field(
         (),

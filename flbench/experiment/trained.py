@@ -34,7 +34,7 @@ from flbench.core.errors import DataError, UserError, did_you_mean
 from flbench.core.learned import Learned
 from flbench.core.printable import one_line
 from flbench.core.types import Batch, Outputs, Samples, State, StepContext, Tree
-from flbench.core.wording import how_to_resume
+from flbench.core.wording import how_to_resume, setting
 from flbench.data.dataset import Dataset
 from flbench.data.federation import Federation
 from flbench.data.partition_files import check_unchanged, data_hash
@@ -179,7 +179,8 @@ class Normalization:
         mean: Mean of each channel or column, in the units of the raw samples (pixels of uint8
             images are not divided by 255 first).
         std: Standard deviation, or the width of the range with `data.normalize=unit`; 1 for a
-            constant channel or column.
+            constant channel or column, or infinity with `data.normalize=client`, so that the input
+            is 0.
         axis: What the arrays are indexed by: `channel`, or `column`: a column of the net's input.
         columns: Names of the net's input columns; `NAME=WORD` for a column of words. Empty for
             images.
@@ -544,6 +545,13 @@ def _choose(
             f"{path} has no global model: with train.batchnorm=drop each client estimates the"
             f" BatchNorm statistics on its own samples. Choose a client, {which}."
         )
+    if client is None and experiment.federation.owner is not None:
+        raise UserError(
+            f"the global model of {path} has no normalization of its own: with"
+            " data.normalize=client each client normalizes by its own training part. Choose a"
+            f" client, {which}, and its model `gm` ({setting('deployment', 'gm')}) for the global"
+            " model with the normalization of this client."
+        )
     return name, torch.tensor([client or 0])
 
 
@@ -749,6 +757,10 @@ def _that_are_read(
 def _inputs(federation: Federation, client: int | None, dtype: torch.dtype) -> RawInputs:
     """Return the module that normalizes raw samples of a client, or of any client (None)."""
     shift, scale = federation.shift.cpu().to(dtype), federation.scale.cpu().to(dtype)
+    if federation.owner is not None:
+        assert client is not None  # `_choose` refuses the global model
+        # Without a copy, a file would have the rows of all clients.
+        shift, scale = shift[client].clone(), scale[client].clone()
     table = federation.table
     if table is None:
         return RawInputs(federation.shape, shift, scale)
@@ -766,7 +778,7 @@ def _normalization(federation: Federation, inputs: RawInputs) -> Normalization:
     """Return the normalization as numbers."""
     mean, std = (
         np.atleast_1d(value.double().numpy().squeeze())
-        for value in (federation.shift.cpu(), 1.0 / federation.scale.cpu().double())
+        for value in (inputs.shift, 1.0 / inputs.scale.double())
     )
     table, dataset = federation.table, federation.dataset
     if table is None or inputs.fill is None:
@@ -822,10 +834,16 @@ def _card(
             for column, words in zip(model.columns, model.words, strict=False)
             if words
         }
+        if config.data.drop:
+            inputs["dropped"] = list(config.data.drop)
+        inputs |= _about_gaps(client, has_words=bool(inputs["words"]))
+    whose = "all clients" if federation.owner is None else "this client"
     normalization: dict[str, Any] = {
         "axis": normal.axis,
+        "from": f"the training part{'s' * (federation.owner is None)} of {whose}",
         "mean": normal.mean.tolist(),
-        "std": normal.std.tolist(),
+        # JSON has no infinity.
+        "std": [value if math.isfinite(value) else None for value in normal.std.tolist()],
     }
     if normal.columns:
         normalization |= {"columns": list(normal.columns), "fill": list(normal.fill)}
@@ -853,6 +871,24 @@ def _card(
         "partition_hash": partition.hash(),
         "config_hash": config.hash(),
     }
+
+
+def _about_gaps(client: int | None, *, has_words: bool) -> dict[str, str]:
+    """Return what a model does with missing values and unknown words, as entries of its card."""
+    whose = (
+        "mean over the clients of the means" if client is None else "mean over the training part"
+    )
+    about = {
+        "missing_values": "NaN is replaced by the value of the column in normalization.fill, the"
+        f" {whose}" + ("; for a missing word by the shares of the words." if has_words else "."),
+    }
+    if has_words:
+        about["unknown_words"] = (
+            "A column of words has the position of the word in input.words, counted from 0. Any"
+            " other number, such as -1, is an unknown word; it is 0 in the columns of all words in"
+            " normalization.columns, and so is a word that no training part has."
+        )
+    return about
 
 
 def _output(model: TrainedModel, federation: Federation) -> dict[str, Any]:
