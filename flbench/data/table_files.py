@@ -464,14 +464,13 @@ def _number_words(
                 " write them without the comma."
             )
         _check_words_alone(features, k, column)
-        # Identifiers and free text have as many words as rows, or nearly as many.
-        is_identifier = len(words) == rows > 1
-        is_identifier |= len(words) > FEW_WORDS and 2 * len(words) > len(texts)
-        if is_identifier or len(words) > MAX_WORDS:
+        if _are_too_many(words, texts, rows):
+            # All such columns in one message, so that the user leaves them out at once.
+            every = [column, *_free_texts(features, columns[k + 1 :], k + 1, rows)]
             raise DataError(
                 f"{path}: the column `{column}` has {len(words):,} different words in"
                 f" {len(texts):,} values, such as {shortened(words[0], 60)!r}, too many for"
-                f" categories. Leave the column out by {key} if it is an identifier or free text,"
+                f" categories. Leave identifiers and free text out by {key}=[{', '.join(every)}],"
                 f" or replace the words by at most {MAX_WORDS:,} categories or by numbers."
             )
         number = {word: position for position, word in enumerate(words)}
@@ -479,6 +478,33 @@ def _number_words(
             for row, text in table.words.get(k, {}).items():
                 table.x[row, k] = number[text]
     return tuple(found)
+
+
+def _are_too_many(words: Sequence[str], texts: Sequence[str], rows: int) -> bool:
+    """Return whether words are too many for categories: identifiers, free text, or a long list.
+
+    Identifiers and free text have as many words as rows, or nearly as many.
+
+    Args:
+        words: Different words of a column.
+        texts: All its words.
+        rows: Number of rows of all tables.
+    """
+    is_identifier = len(words) == rows > 1
+    is_identifier |= len(words) > FEW_WORDS and 2 * len(words) > len(texts)
+    return is_identifier or len(words) > MAX_WORDS
+
+
+def _free_texts(
+    features: list[Features], columns: Sequence[str], first: int, rows: int
+) -> list[str]:
+    """Return those of the columns from number `first` on that have too many words."""
+    found = []
+    for k, column in enumerate(columns, first):
+        texts = [text for table in features for text in table.words.get(k, {}).values()]
+        if _are_too_many(list(set(texts)), texts, rows):
+            found.append(column)
+    return found
 
 
 def _check_words_alone(features: list[Features], k: int, column: str) -> None:

@@ -75,7 +75,7 @@ class TargetJudge:
 
     def scores(self, clients: int) -> TargetScores:
         """Return the scores of N clients before the first sample."""
-        return TargetScores.empty(clients, self.metrics)
+        return TargetScores.empty(clients, self.metrics, self.federation.partition.called)
 
     def most_clients(self, samples: int) -> int | None:
         """Return how many clients' outputs take at most 256 MB in float32; at least one."""
