@@ -186,6 +186,7 @@ class Run:
         *,
         deployment: str | None = None,
         checkpoint: Literal["best", "last"] = "best",
+        normalize_by: Tensor | NDArray[Any] | str | PathLike[str] | None = None,
     ) -> "TrainedModel":
         """Return a model of the run with its normalization, classes and card.
 
@@ -197,10 +198,13 @@ class Run:
             deployment: Name of one of the method's models (`fl.method(NAME).deployments`); None for
                 `personal`, or, without a client, for `gm`.
             checkpoint: `best` round by validation, or the `last` round.
+            normalize_by: For the global model of a run with `data.normalize=client`: samples of a
+                new client, or a file of them, by whose mean and standard deviation inputs are
+                normalized, and missing values are filled, as by a client's training part.
 
         Raises:
-            UserError: The method has no such client or model, the number may mean two clients, or
-                the run has no such checkpoint.
+            UserError: The method has no such client or model, the number may mean two clients, the
+                run has no such checkpoint, or the model needs or takes no `normalize_by`.
             DataError: A file is damaged, or the data differ from those of the run.
             DivergedError: The model has weights that are not finite.
         """
@@ -209,10 +213,16 @@ class Run:
         if client is not None:
             client = trained.client_of(self.path, client)
         key = client, deployment, checkpoint
-        if key not in self._models:
-            with run_code(self._trust), preserved(), offered(self._objects):
-                self._models[key] = trained.load(self.path, client, deployment, checkpoint)
-        return self._models[key]
+        if normalize_by is None and key in self._models:
+            return self._models[key]
+        given = normalize_by
+        if isinstance(given, str | PathLike):
+            given = arguments.path_of(given, "normalize_by")
+        with run_code(self._trust), preserved(), offered(self._objects):
+            model = trained.load(self.path, client, deployment, checkpoint, normalize_by=given)
+        if normalize_by is None:
+            self._models[key] = model
+        return model
 
     def model(
         self,
@@ -346,6 +356,7 @@ class Run:
         *,
         deployment: str | None = None,
         checkpoint: Literal["best", "last"] = "best",
+        normalize_by: Tensor | NDArray[Any] | str | PathLike[str] | None = None,
     ) -> Tensor:
         """Return the scores of raw samples, which are normalized as in training.
 
@@ -356,6 +367,7 @@ class Run:
                 mean a name such as `hospital03`; None for the global model.
             deployment: Name of one of the method's models; see `trained`.
             checkpoint: `best` round by validation, or the `last` round.
+            normalize_by: Samples of a new client; see `trained`.
 
         Returns:
             Scores [B, C] on the CPU; `scores.argmax(1)` are the predicted classes. Outputs
@@ -364,7 +376,10 @@ class Run:
         Raises:
             UserError: The samples do not fit the data set, or see `trained`.
         """
-        return self.trained(client, deployment=deployment, checkpoint=checkpoint).predict(x)
+        model = self.trained(
+            client, deployment=deployment, checkpoint=checkpoint, normalize_by=normalize_by
+        )
+        return model.predict(x)
 
     def export(
         self,
@@ -374,6 +389,7 @@ class Run:
         format: str | None = None,
         deployment: str | None = None,
         checkpoint: Literal["best", "last"] = "best",
+        normalize_by: Tensor | NDArray[Any] | str | PathLike[str] | None = None,
         overwrite: bool = False,
     ) -> Path:
         """Write a model to a file that loads and predicts without flbench, as `flbench export`.
@@ -389,6 +405,7 @@ class Run:
                 the file stands for (`.pt2`, `.pt`, `.onnx`, `.safetensors`).
             deployment: Name of one of the method's models; see `trained`.
             checkpoint: `best` round by validation, or the `last` round.
+            normalize_by: Samples of a new client; see `trained`.
             overwrite: Whether to replace the files if they exist.
 
         Returns:
@@ -401,7 +418,9 @@ class Run:
         """
         from flbench.experiment import export
 
-        model = self.trained(client, deployment=deployment, checkpoint=checkpoint)
+        model = self.trained(
+            client, deployment=deployment, checkpoint=checkpoint, normalize_by=normalize_by
+        )
         path = arguments.path_of(file, "file")
         return export.write(model, path, format, overwrite=overwrite)[0]
 

@@ -545,6 +545,16 @@ DeployedModel = Annotated[
         show_default=False,
     ),
 ]
+NormalizeBy = Annotated[
+    Path | None,
+    typer.Option(
+        "--normalize-by",
+        metavar="FILE",
+        help="With --global and a run with data.normalize=client: samples of a new client, by whose"
+        " mean and standard deviation inputs are normalized.",
+        show_default=False,
+    ),
+]
 Checkpoint = Annotated[
     str,
     typer.Option(
@@ -563,6 +573,7 @@ def export(
     is_global: GlobalModel = False,
     deployment: DeployedModel = None,
     checkpoint: Checkpoint = "best",
+    normalize_by: NormalizeBy = None,
     run_code: RunCode = False,
     format: Annotated[
         str | None,
@@ -596,6 +607,7 @@ def export(
         is_global=is_global,
         model=deployment,
         checkpoint=checkpoint,
+        normalize_by=normalize_by,
         format=format,
         out=out,
         overwrite=overwrite,
@@ -619,6 +631,7 @@ def predict(
     is_global: GlobalModel = False,
     deployment: DeployedModel = None,
     checkpoint: Checkpoint = "best",
+    normalize_by: NormalizeBy = None,
     run_code: RunCode = False,
     out: Annotated[
         Path | None,
@@ -641,6 +654,7 @@ def predict(
         is_global=is_global,
         model=deployment,
         checkpoint=checkpoint,
+        normalize_by=normalize_by,
         out=out,
         as_json=as_json,
     )

@@ -400,9 +400,7 @@ def _impute(
     x = x.copy()
     own = np.full((partition.clients, x.shape[1]), np.nan)  # [N, columns], means of the clients
     for client, rows in enumerate(partition.parts["train"]):
-        known = ~np.isnan(x[rows])
-        totals = np.where(known, x[rows], 0.0).sum(axis=0, dtype=np.float64)
-        own[client] = np.divide(totals, known.sum(axis=0), out=own[client], where=known.any(axis=0))
+        own[client] = means_of(x[rows])
     known = ~np.isnan(own)
     first = np.unique(source, return_index=True)[1]  # one column for each column of the data set
     overall = np.where(known, own, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
@@ -448,8 +446,7 @@ def _normalization_by_client(
     shift, scale = np.zeros((2, partition.clients + 1, *shape), dtype=np.float32)
     for client, rows in enumerate(partition.parts["train"]):
         if len(rows):
-            shift[client], width = _normalization(x, rows, "standard", dataset)
-            scale[client] = np.where(width > NO_WIDTH, _inverse(width), 0.0)
+            shift[client], scale[client] = normalization_of(x, rows, dataset)
     each = "column" if dataset.is_table else "channel"
     notes = [
         f"data: each {each} is normalized by its mean and standard deviation over the client's own"
@@ -470,6 +467,36 @@ def _normalization_by_client(
             f" uncertain: {owners}."
         )
     return shift, scale, notes
+
+
+def normalization_of(
+    x: NDArray[Any], rows: Indices, dataset: Dataset
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return shift and factor of the normalization by the mean and standard deviation of samples.
+
+    Args:
+        x: Samples, without missing values.
+        rows: Rows of the samples that count, at least one.
+        dataset: A data set of such samples.
+
+    Returns:
+        Shift and factor by channel or column; the factor is 0 where all samples are equal.
+    """
+    shift, width = _normalization(x, rows, "standard", dataset)
+    return shift, np.where(width > NO_WIDTH, _inverse(width), np.float32(0.0))
+
+
+def means_of(x: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the mean of each column [columns] over the rows that have a value; NaN without any.
+
+    Args:
+        x: Rows [n, columns], NaN where a value is missing.
+    """
+    known = ~np.isnan(x)
+    totals = np.where(known, x, 0.0).sum(axis=0, dtype=np.float64)
+    found = np.full(x.shape[1], np.nan)
+    np.divide(totals, known.sum(axis=0), out=found, where=known.any(axis=0))
+    return found
 
 
 def _called(partition: ClientParts, clients: NDArray[np.int64]) -> str:

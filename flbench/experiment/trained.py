@@ -35,9 +35,11 @@ from flbench.core.learned import Learned
 from flbench.core.printable import one_line
 from flbench.core.types import Batch, Outputs, Samples, State, StepContext, Tree
 from flbench.core.wording import how_to_resume, setting
+from flbench.data import unlabelled
 from flbench.data.dataset import Dataset
-from flbench.data.federation import Federation
+from flbench.data.federation import Federation, means_of, normalization_of
 from flbench.data.partition_files import check_unchanged, data_hash
+from flbench.data.unlabelled import Layout
 from flbench.engine.base import find_device
 from flbench.experiment import checkpoint, rounds
 from flbench.experiment.assembly import Experiment, build
@@ -156,18 +158,22 @@ class RawInputs(nn.Module):
     word: Tensor | None
     fill: Tensor | None
 
-    def forward(self, raw: Tensor) -> Tensor:
-        """Return normalized inputs of raw samples."""
+    def encoded(self, raw: Tensor) -> Tensor:
+        """Return inputs before the normalization; NaN where a value of a table is missing."""
         x = raw.to(self.shift.dtype)
-        if self.source is not None and self.word is not None and self.fill is not None:
+        if self.source is not None and self.word is not None:
             x = x[:, self.source]  # [B, columns] -> [B, width]
             has_word = (x == self.word).to(x.dtype)
-            x = torch.where((self.word >= 0) & ~torch.isnan(x), has_word, x)
+            return torch.where((self.word >= 0) & ~torch.isnan(x), has_word, x)
+        if self.shape[0] == 1:
+            return x[:, None]  # [B, H, W] -> [B, 1, H, W]
+        return x.permute(0, 3, 1, 2)  # [B, H, W, C] -> [B, C, H, W]
+
+    def forward(self, raw: Tensor) -> Tensor:
+        """Return normalized inputs of raw samples."""
+        x = self.encoded(raw)
+        if self.fill is not None:
             x = torch.where(torch.isnan(x), self.fill, x)
-        elif self.shape[0] == 1:
-            x = x[:, None]  # [B, H, W] -> [B, 1, H, W]
-        else:
-            x = x.permute(0, 3, 1, 2)  # [B, H, W, C] -> [B, C, H, W]
         return (x - self.shift) * self.scale
 
 
@@ -206,6 +212,7 @@ class TrainedModel:
         columns: Names of the columns of the table; empty for images.
         words: Words of each column of the table; empty tuples for columns of numbers.
         largest: Largest value of uint8 images; None for other data.
+        layout: The same about samples, to read them from files.
         card: What the model is: method, client, metrics, hashes, classes, inputs; JSON values.
     """
 
@@ -216,6 +223,7 @@ class TrainedModel:
     columns: tuple[str, ...]
     words: tuple[tuple[str, ...], ...]
     largest: float | None
+    layout: Layout
     card: dict[str, Any]
 
     @property
@@ -260,6 +268,25 @@ class TrainedModel:
             parts = [module(part) for part in torch.split(raw, CHUNK)] if len(raw) else []
         first = next(self.net.parameters())
         return torch.cat(parts) if parts else first.new_empty(0, *self.card["output"]["shape"][1:])
+
+    def unknown_words(self, x: NDArray[Any]) -> dict[str, int]:
+        """Return how many values of each column of words are words that no training part has.
+
+        Args:
+            x: Raw samples; `predict` takes them.
+
+        Returns:
+            Numbers of at least 1, by the name of the column; empty for images.
+        """
+        found: dict[str, int] = {}
+        if self.inputs.source is None or self.inputs.word is None:
+            return found
+        for k, (name, words) in enumerate(zip(self.columns, self.words, strict=False)):
+            known = self.inputs.word[self.inputs.source == k].numpy()
+            count = int((~np.isnan(x[:, k]) & ~np.isin(x[:, k], known)).sum()) if words else 0
+            if count:
+                found[name] = count
+        return found
 
     def check(self, x: Tensor | NDArray[Any]) -> Tensor:
         """Return raw samples [B, *raw_shape] in the type of the data set.
@@ -307,6 +334,7 @@ def load(
     deployment: str | None = None,
     checkpoint: Moment = "best",
     warn: Callable[[str], None] | None = None,
+    normalize_by: Path | Tensor | NDArray[Any] | None = None,
 ) -> TrainedModel:
     """Return a model of a run, finished or not: a client's model or the global model.
 
@@ -322,10 +350,14 @@ def load(
         checkpoint: `best`: the round with the best validation accuracy, by which runs are compared;
             `last`: the last round that was saved.
         warn: Function that is called with a sentence if fine-tuning diverges.
+        normalize_by: For the global model of a run with `data.normalize=client`: samples of a new
+            client [n, ...], or a file of them, by whose statistics the model normalizes, and fills
+            missing values, as those of its training part.
 
     Raises:
-        UserError: The path is not a run folder, has no such checkpoint, or the method has no such
-            client or model.
+        UserError: The path is not a run folder, has no such checkpoint, the method has no such
+            client or model, or the normalization is none that `normalize_by` can give or that
+            needs it.
         DataError: A file is damaged, or the data differ from those of the run.
         DivergedError: The model has weights that are not finite.
     """
@@ -339,7 +371,8 @@ def load(
         state = _read_state(experiment, path, checkpoint)
         name, ids = _choose(experiment, state, path, client, deployment)
         tell = warn or (lambda sentence: None)
-        return _load(experiment, state, path, client, name, ids, checkpoint, tell)
+        _check_normalization(experiment, path, client, normalize_by)
+        return _load(experiment, state, path, client, name, ids, checkpoint, tell, normalize_by)
 
 
 def learned(
@@ -545,14 +578,28 @@ def _choose(
             f"{path} has no global model: with train.batchnorm=drop each client estimates the"
             f" BatchNorm statistics on its own samples. Choose a client, {which}."
         )
-    if client is None and experiment.federation.owner is not None:
-        raise UserError(
-            f"the global model of {path} has no normalization of its own: with"
-            " data.normalize=client each client normalizes by its own training part. Choose a"
-            f" client, {which}, and its model `gm` ({setting('deployment', 'gm')}) for the global"
-            " model with the normalization of this client."
-        )
     return name, torch.tensor([client or 0])
+
+
+def _check_normalization(
+    experiment: Experiment, path: Path, client: int | None, normalize_by: object
+) -> None:
+    """Raise a UserError if a model has no normalization, or is given a second one."""
+    by_client = experiment.federation.owner is not None
+    if by_client and client is None and normalize_by is None:
+        raise UserError(
+            f"the global model of {path} has no normalization of its own (data.normalize=client)."
+            f" Give samples of the new client, {setting('normalize_by')}; or choose a client and"
+            f" {setting('deployment', 'gm')}."
+        )
+    if normalize_by is not None and not (by_client and client is None):
+        called = experiment.federation.partition.called
+        whose = f"client {called(client)}" if by_client and client is not None else "all clients"
+        raise UserError(
+            f"{setting('normalize_by')} is for the global model of a run with"
+            f" data.normalize=client; this model of {path} has the normalization of {whose}. Leave"
+            " it out."
+        )
 
 
 def _load(
@@ -564,6 +611,7 @@ def _load(
     ids: Tensor,
     moment: Moment,
     warn: Callable[[str], None],
+    normalize_by: Path | Tensor | NDArray[Any] | None,
 ) -> TrainedModel:
     """Return the model that a deployment gives to the client `ids` [1]."""
     evaluator = experiment.evaluator(warn)
@@ -616,8 +664,17 @@ def _load(
         columns=_columns(dataset),
         words=dataset.words if dataset.is_table else (),
         largest=dataset.scale if dataset.is_pixels else None,
-        card={},
+        layout=Layout(
+            experiment.federation.shape if not dataset.is_table else (dataset.x.shape[1],),
+            dataset.is_pixels,
+            _columns(dataset),
+            dataset.words or ((),) * len(_columns(dataset)),
+            experiment.config.data.layout,
+        ),
+        card={"dataset": dataset.name},
     )
+    if normalize_by is not None:
+        model = _normalized_by(model, normalize_by, experiment.federation)
     model.card.update(_card(experiment, state, path, client, name, moment, model))
     return model
 
@@ -758,9 +815,10 @@ def _inputs(federation: Federation, client: int | None, dtype: torch.dtype) -> R
     """Return the module that normalizes raw samples of a client, or of any client (None)."""
     shift, scale = federation.shift.cpu().to(dtype), federation.scale.cpu().to(dtype)
     if federation.owner is not None:
-        assert client is not None  # `_choose` refuses the global model
-        # Without a copy, a file would have the rows of all clients.
-        shift, scale = shift[client].clone(), scale[client].clone()
+        # Without a copy, a file would have the rows of all clients. The last row is that of no
+        # client, which `_normalized_by` replaces.
+        row = -1 if client is None else client
+        shift, scale = shift[row].clone(), scale[row].clone()
     table = federation.table
     if table is None:
         return RawInputs(federation.shape, shift, scale)
@@ -772,6 +830,37 @@ def _inputs(federation: Federation, client: int | None, dtype: torch.dtype) -> R
         torch.from_numpy(table.word),
         torch.from_numpy(table.fill[-1 if client is None else client]).to(dtype),
     )
+
+
+def _normalized_by(
+    model: TrainedModel, samples: Path | Tensor | NDArray[Any], federation: Federation
+) -> TrainedModel:
+    """Return a model that normalizes by the statistics of samples, as a client by its own.
+
+    Args:
+        model: The model, with any normalization.
+        samples: Raw samples, or the file that has them.
+        federation: The samples of the run.
+    """
+    what = "the samples of `normalize_by`"
+    if isinstance(samples, Path):
+        what = str(samples)
+        samples = np.concatenate([part.x for part in unlabelled.read(samples, model.layout)])
+    raw = model.check(samples)
+    if not len(raw):
+        raise UserError(f"{what} are none. Give the samples of the new client.")
+    x = model.inputs.encoded(raw).numpy()
+    fill = None
+    if model.inputs.fill is not None:
+        fill = np.nan_to_num(means_of(x)).astype(x.dtype)  # 0 for a column without a value
+        x = np.where(np.isnan(x), fill, x)
+    shift, scale = normalization_of(x, np.arange(len(x)), federation.dataset)
+    inputs = deepcopy(model.inputs)
+    inputs.shift, inputs.scale = (
+        torch.from_numpy(value).to(model.inputs.shift.dtype) for value in (shift, scale)
+    )
+    inputs.fill = None if fill is None else torch.from_numpy(fill)
+    return replace(model, inputs=inputs, normalization=_normalization(federation, inputs))
 
 
 def _normalization(federation: Federation, inputs: RawInputs) -> Normalization:
@@ -836,11 +925,18 @@ def _card(
         }
         if config.data.drop:
             inputs["dropped"] = list(config.data.drop)
-        inputs |= _about_gaps(client, has_words=bool(inputs["words"]))
-    whose = "all clients" if federation.owner is None else "this client"
+        whose = "the training part of the client"
+        if client is None:
+            by_client = federation.owner is not None
+            whose = "the samples that were given" if by_client else "each client's training part"
+        inputs |= _about_gaps(whose, has_words=bool(inputs["words"]))
+    if federation.owner is None:
+        origin = "the training parts of all clients"
+    else:
+        origin = "the samples that were given" if client is None else "the client's training part"
     normalization: dict[str, Any] = {
         "axis": normal.axis,
-        "from": f"the training part{'s' * (federation.owner is None)} of {whose}",
+        "from": origin,
         "mean": normal.mean.tolist(),
         # JSON has no infinity.
         "std": [value if math.isfinite(value) else None for value in normal.std.tolist()],
@@ -873,14 +969,17 @@ def _card(
     }
 
 
-def _about_gaps(client: int | None, *, has_words: bool) -> dict[str, str]:
-    """Return what a model does with missing values and unknown words, as entries of its card."""
-    whose = (
-        "mean over the clients of the means" if client is None else "mean over the training part"
-    )
+def _about_gaps(whose: str, *, has_words: bool) -> dict[str, str]:
+    """Return what a model does with missing values and unknown words, as entries of its card.
+
+    Args:
+        whose: The samples over which the means are taken.
+        has_words: Whether the table has columns of words.
+    """
     about = {
         "missing_values": "NaN is replaced by the value of the column in normalization.fill, the"
-        f" {whose}" + ("; for a missing word by the shares of the words." if has_words else "."),
+        f" mean over {whose}"
+        + ("; a missing word by the shares of the words there." if has_words else "."),
     }
     if has_words:
         about["unknown_words"] = (
