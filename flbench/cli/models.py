@@ -152,8 +152,8 @@ def _note_unknown_words(model: trained.TrainedModel, samples: unlabelled.Unlabel
     """Print how many values of each column are words that no training part has."""
     for column, count in model.unknown_words(samples.x).items():
         _note(
-            f"{samples.file}: {count} values of the column `{column}` are words that no training"
-            " part has; they are 0 in the columns of all words."
+            f"{samples.file}: {count} of {len(samples.x)} values of the column `{column}` are words"
+            " that no training part has; they are 0 in the columns of all words."
         )
 
 

@@ -95,9 +95,10 @@ def topology(
     """
     from flbench.algorithms.shared.topology import components
 
-    figure = Picture(figsize=(10.0, 5.0), layout="constrained")
-    left, right = figure.subplots(1, 2)
     clients = len(graph)
+    labels = [short(name, 14) for name in client_names] if clients <= MOST_NAMED else []
+    figure = Picture(figsize=(10.0, 6.0 if labels else 5.0), layout="constrained")
+    left, right = figure.subplots(1, 2)
     links = graph.numpy()
     both = np.argwhere(np.triu(links & links.T))
     left.add_collection(
@@ -119,15 +120,23 @@ def topology(
     if clients <= 50:
         for client, place in enumerate(positions):
             left.annotate(str(client), place, ha="center", va="center", fontsize=6, color="white")
-    labels = [short(name, 14) for name in client_names] if clients <= MOST_NAMED else []
     for label, place in zip(labels, positions if labels else (), strict=True):
-        below: dict[str, Any] = {"xytext": (0, -9), "textcoords": "offset points"}
-        left.annotate(label, place, ha="center", va="top", fontsize=7, color="0.25", **below)
+        left.annotate(
+            label,
+            place,
+            xytext=(0, -9),
+            textcoords="offset points",
+            ha="center",
+            va="top",
+            fontsize=7,
+            bbox={"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 0.5},
+        )
     left.set_aspect("equal")
     left.margins(0.08)
     left.axis("off")
     shown = np.ma.masked_equal(rows.numpy(), 0.0)
-    image = right.imshow(shown, cmap="viridis", vmin=0.0, interpolation="nearest")
+    aspect = "auto" if labels else "equal"  # rotated names need a part of the height
+    image = right.imshow(shown, cmap="viridis", vmin=0.0, interpolation="nearest", aspect=aspect)
     right.set(xlabel="client that sends", ylabel="client that mixes")
     if labels:
         right.set_xticks(range(clients), labels, rotation=90, fontsize=7)
