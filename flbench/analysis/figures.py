@@ -427,20 +427,29 @@ def _client_names(analysis: Analysis, place: str) -> list[str]:
 
 
 def holdings(analysis: Analysis, place: str) -> Figure:
-    """Draw training samples, classes and skew of the clients of the first repetition, sorted."""
+    """Draw training samples, classes and skew of the clients of the first repetition, sorted.
+
+    Bars of at most `MOST_NAMED` clients have the names of the clients, if they have any.
+    """
     table = _of(analysis.clients, place)
     first = table[table["repetition"] == table["repetition"].min()].drop_duplicates("client")
-    figure, panels = _panels(3, 2.6)
+    names = first["name"].astype(str).map(lambda name: short(name, 14))
+    is_named = bool((names != "").any()) and len(names) <= figures.MOST_NAMED
+    figure, panels = _panels(3, 3.4 if is_named else 2.6)
     for axes, what, label in zip(
         panels,
         ("train_size", "classes", "skew"),
         ("training samples", "classes", "skew"),
         strict=True,
     ):
-        values = np.sort(first[what].to_numpy(float))[::-1]
+        order = np.argsort(-first[what].to_numpy(float), kind="stable")
+        values = first[what].to_numpy(float)[order]
         axes.bar(range(len(values)), values, color=COLOURS[0], width=0.9)
         axes.set(xlabel="clients, sorted", ylabel=label)
-        axes.set_xticks([])
+        if is_named:
+            axes.set_xticks(range(len(values)), names.to_numpy()[order], rotation=90, fontsize=7)
+        else:
+            axes.set_xticks([])
         axes.yaxis.set_major_locator(MaxNLocator(6, integer=what != "skew"))
         _plain(axes)
     return figure

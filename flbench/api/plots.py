@@ -7,6 +7,7 @@ import pandas as pd
 
 from flbench.core.errors import UserError
 from flbench.results import reading, tables
+from flbench.results.reading import VALIDATION
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,10 +83,11 @@ class RunPlots:
         return figures.confusion(counts, names, f"{self._title}: {split}, last round")
 
     def clients(self, metric: str | None = None, moment: Moment = "last") -> "Figure":
-        """Draw a test metric of each client against its number of training samples.
+        """Draw a metric of each client against its number of training samples.
 
         Args:
-            metric: A metric of `Run.clients`; None for the accuracy, or where there are no classes
+            metric: A metric of `Run.clients`, of the test part, or of the validation part, such as
+                `validation_accuracy`; None for the accuracy, or where there are no classes
                 the metric by which the best round is chosen.
             moment: `best` or `last` round.
 
@@ -98,18 +100,19 @@ class RunPlots:
         config = self._run.config
         metric = config.evaluation.best.column if metric is None else metric
         columns = tables.CLIENTS if config.has_classes else tables.TARGET_CLIENTS
-        table = tables.read(path, columns, optional=("name",))
+        table = tables.read(path, columns, optional=tables.SOMETIMES)
         rows = self._at(tables.both_moments(table), moment)
         known = [name for name in rows.columns if rows[name].dtype == "float64"]
         if metric not in known:
             raise UserError(f"`metric` must be one of {', '.join(known)}, got {metric!r}.")
+        part = "validation" if metric.startswith(VALIDATION) else "test"
         labels = rows["name"].tolist() if "name" in rows else rows["client"].astype(str).tolist()
         return figures.clients(
             rows["train_size"].to_numpy(),
             rows[metric].to_numpy(),
             labels,
-            metric.replace("_", " "),
-            f"{self._title}: test, {moment} round",
+            metric.removeprefix(VALIDATION).replace("_", " "),
+            f"{self._title}: {part}, {moment} round",
         )
 
     def _per_class(self) -> pd.DataFrame:

@@ -18,10 +18,12 @@ from flbench.calls import arguments
 from flbench.calls.process import preserved
 from flbench.config.schema import Config
 from flbench.core.consent import run_code
+from flbench.core.errors import UserError, did_you_mean
 from flbench.core.given import offered
 from flbench.metrics.own import SUFFIXES
 from flbench.reports.tables import RANKING_TITLES, score, size
 from flbench.results import reading, tables
+from flbench.results.reading import VALIDATION
 from flbench.results.summary import ended_after
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ class _Tables:
     @cached_property
     def clients(self) -> pd.DataFrame:
         columns = tables.CLIENTS if self._run.config.has_classes else tables.TARGET_CLIENTS
-        table = tables.read(self._run.path / "clients.csv", columns, optional=("name",))
+        table = tables.read(self._run.path / "clients.csv", columns, optional=tables.SOMETIMES)
         return tables.both_moments(table)
 
     @cached_property
@@ -139,13 +141,15 @@ class Run:
 
     @property
     def clients(self) -> pd.DataFrame:
-        """Test metrics of each client's personal model; empty for an unfinished run.
+        """Metrics of each client's personal model; empty for an unfinished run.
 
         Columns: `moment` str, `best` or `last` round, with equal rows if they are the same round;
         `client` int64; `name` str (natural clients with names only); `train_size` and `test_size`
         int64, numbers of samples; `classes` int64, the classes that it trains on, if there are
-        classes; `trainings` int64, the rounds that it took part in; metrics, such as `accuracy`,
-        float64, NaN for a client without test samples.
+        classes; `trainings` int64, the rounds that it took part in; `validation_size` int64; test
+        metrics, such as `accuracy`, and validation metrics, such as `validation_accuracy`, float64,
+        NaN for a client without samples in that part. Runs of flbench 0.1 have no columns of the
+        validation part.
         """
         return self._tables.clients.copy()
 
@@ -182,6 +186,7 @@ class Run:
         *,
         deployment: str | None = None,
         checkpoint: Literal["best", "last"] = "best",
+        normalize_by: Tensor | NDArray[Any] | str | PathLike[str] | None = None,
     ) -> "TrainedModel":
         """Return a model of the run with its normalization, classes and card.
 
@@ -193,10 +198,13 @@ class Run:
             deployment: Name of one of the method's models (`fl.method(NAME).deployments`); None for
                 `personal`, or, without a client, for `gm`.
             checkpoint: `best` round by validation, or the `last` round.
+            normalize_by: For the global model of a run with `data.normalize=client`: samples of a
+                new client, or a file of them, by whose mean and standard deviation inputs are
+                normalized, and missing values are filled, as by a client's training part.
 
         Raises:
-            UserError: The method has no such client or model, the number may mean two clients, or
-                the run has no such checkpoint.
+            UserError: The method has no such client or model, the number may mean two clients, the
+                run has no such checkpoint, or the model needs or takes no `normalize_by`.
             DataError: A file is damaged, or the data differ from those of the run.
             DivergedError: The model has weights that are not finite.
         """
@@ -205,10 +213,16 @@ class Run:
         if client is not None:
             client = trained.client_of(self.path, client)
         key = client, deployment, checkpoint
-        if key not in self._models:
-            with run_code(self._trust), preserved(), offered(self._objects):
-                self._models[key] = trained.load(self.path, client, deployment, checkpoint)
-        return self._models[key]
+        if normalize_by is None and key in self._models:
+            return self._models[key]
+        given = normalize_by
+        if isinstance(given, str | PathLike):
+            given = arguments.path_of(given, "normalize_by")
+        with run_code(self._trust), preserved(), offered(self._objects):
+            model = trained.load(self.path, client, deployment, checkpoint, normalize_by=given)
+        if normalize_by is None:
+            self._models[key] = model
+        return model
 
     def model(
         self,
@@ -234,6 +248,107 @@ class Run:
         found = self.trained(client, deployment=deployment, checkpoint=checkpoint)
         return deepcopy(found.net)
 
+    def best_client(
+        self,
+        metric: str | None = None,
+        *,
+        mode: Literal["max", "min"] | None = None,
+        checkpoint: Literal["best", "last"] = "best",
+    ) -> int | str:
+        """Return the client whose personal model has the best validation score.
+
+        Test scores are not used, so the test score of this client's model is not chosen by itself.
+        Of several clients with the best score it is the one with the most validation samples, and
+        then the first one.
+
+        Args:
+            metric: A metric of `clients`, such as `balanced_accuracy`; None for the metric by which
+                the best round is chosen: the accuracy, or `evaluation.best.metric` for targets that
+                are not classes.
+            mode: Whether the largest (`max`) or the smallest score is the best; None for `max`, or
+                for what `evaluation.best` says of its metric. A metric of the user's own other than
+                that one needs it.
+            checkpoint: `best` round by validation, or the `last` round.
+
+        Returns:
+            The name of the client if the clients have names; otherwise its id.
+
+        Raises:
+            UserError: The run is unfinished, has no such metric, or has no validation scores.
+        """
+        table = self.clients
+        if not len(table):
+            raise UserError(
+                f"{self.path} is unfinished, so it has no scores of its clients yet. Continue it"
+                f" with fl.resume({str(self.path)!r})."
+            )
+        by = self.config.evaluation.best
+        metric = by.column if metric is None else metric
+        known = [
+            name.removeprefix(VALIDATION)
+            for name in map(str, table.columns)
+            if name.startswith(VALIDATION) and name != "validation_size"
+        ]
+        if not known:
+            raise UserError(
+                f"{self.path} has no validation scores of its clients: clients.csv is that of an"
+                " earlier version of flbench. Train the run again, or name a client:"
+                " model(client=...)."
+            )
+        if metric not in known:
+            raise UserError(
+                f"`metric` must be one of {', '.join(known)}, got {metric!r}."
+                f"{did_you_mean(str(metric).removeprefix(VALIDATION), known)}"
+            )
+        if checkpoint not in ("best", "last"):
+            raise UserError(f"`checkpoint` must be best or last, got {checkpoint!r}.")
+        if mode is None:
+            is_own = metric in (self.config.evaluation.metrics or {})
+            if is_own and (metric != by.metric or by.mode is None):
+                raise UserError(
+                    f"flbench does not know whether larger values of `{metric}` are better. Give"
+                    " mode='max' or mode='min'."
+                )
+            mode = by.mode or "max" if metric == by.column else "max"
+        if mode not in ("max", "min"):
+            raise UserError(f"`mode` must be max or min, got {mode!r}.")
+        rows = table[table["moment"] == checkpoint].dropna(subset=f"{VALIDATION}{metric}")
+        if not len(rows):
+            raise UserError(
+                f"no client of {self.path} has a validation `{metric}`: the partition has no"
+                " validation part (partition.split), or the metric has no value on the clients'"
+                " validation parts. Choose another metric, or name a client: model(client=...)."
+            )
+        order = rows.sort_values(
+            [f"{VALIDATION}{metric}", "validation_size", "client"],
+            ascending=[mode == "min", False, True],
+        )
+        first = order.iloc[0]
+        return str(first["name"]) if "name" in rows else int(first["client"])
+
+    def best_client_model(
+        self,
+        metric: str | None = None,
+        *,
+        mode: Literal["max", "min"] | None = None,
+        checkpoint: Literal["best", "last"] = "best",
+    ) -> nn.Module:
+        """Return a copy of the net of the client that is the best by a validation score.
+
+        It is `model(client=best_client(...))`. The score is that of the client's own validation
+        part, whose samples differ between clients: a high score can also mean easy samples.
+
+        Args:
+            metric: See `best_client`.
+            mode: See `best_client`.
+            checkpoint: `best` round by validation, or the `last` round.
+
+        Raises:
+            UserError: See `best_client` and `trained`.
+        """
+        client = self.best_client(metric, mode=mode, checkpoint=checkpoint)
+        return self.model(client, checkpoint=checkpoint)
+
     def predict(
         self,
         x: Tensor | NDArray[Any],
@@ -241,6 +356,7 @@ class Run:
         *,
         deployment: str | None = None,
         checkpoint: Literal["best", "last"] = "best",
+        normalize_by: Tensor | NDArray[Any] | str | PathLike[str] | None = None,
     ) -> Tensor:
         """Return the scores of raw samples, which are normalized as in training.
 
@@ -251,6 +367,7 @@ class Run:
                 mean a name such as `hospital03`; None for the global model.
             deployment: Name of one of the method's models; see `trained`.
             checkpoint: `best` round by validation, or the `last` round.
+            normalize_by: Samples of a new client; see `trained`.
 
         Returns:
             Scores [B, C] on the CPU; `scores.argmax(1)` are the predicted classes. Outputs
@@ -259,7 +376,10 @@ class Run:
         Raises:
             UserError: The samples do not fit the data set, or see `trained`.
         """
-        return self.trained(client, deployment=deployment, checkpoint=checkpoint).predict(x)
+        model = self.trained(
+            client, deployment=deployment, checkpoint=checkpoint, normalize_by=normalize_by
+        )
+        return model.predict(x)
 
     def export(
         self,
@@ -269,6 +389,7 @@ class Run:
         format: str | None = None,
         deployment: str | None = None,
         checkpoint: Literal["best", "last"] = "best",
+        normalize_by: Tensor | NDArray[Any] | str | PathLike[str] | None = None,
         overwrite: bool = False,
     ) -> Path:
         """Write a model to a file that loads and predicts without flbench, as `flbench export`.
@@ -284,6 +405,7 @@ class Run:
                 the file stands for (`.pt2`, `.pt`, `.onnx`, `.safetensors`).
             deployment: Name of one of the method's models; see `trained`.
             checkpoint: `best` round by validation, or the `last` round.
+            normalize_by: Samples of a new client; see `trained`.
             overwrite: Whether to replace the files if they exist.
 
         Returns:
@@ -296,7 +418,9 @@ class Run:
         """
         from flbench.experiment import export
 
-        model = self.trained(client, deployment=deployment, checkpoint=checkpoint)
+        model = self.trained(
+            client, deployment=deployment, checkpoint=checkpoint, normalize_by=normalize_by
+        )
         path = arguments.path_of(file, "file")
         return export.write(model, path, format, overwrite=overwrite)[0]
 

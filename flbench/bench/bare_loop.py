@@ -46,6 +46,8 @@ def bare_round(experiment: Experiment, draw: Draw, clients: Sequence[int]) -> in
         for client in clients:
             net.load_state_dict(start)
             optimizer = make_optimizer(train.optimizer, list(net.parameters()), train.optimizer.lr)
+            if federation.owner is not None:  # data.normalize=client
+                shift, scale = (t[client].to(device) for t in (federation.shift, federation.scale))
             samples = federation.partition.parts["train"][client]
             for epoch in range(train.local_epochs):
                 order = draw.sample_order(client, epoch, len(samples))

@@ -125,6 +125,7 @@ class RunView:
         path: The run folder.
         class_names: Names of the C classes.
         clients: Number of clients N.
+        client_names: Names of the N clients; empty for clients without names.
         weights: Function that returns the weights of a client's model, for `weights`.
         module: Optimizer and hyper-parameters of a LightningModule of the user; None for others.
     """
@@ -137,6 +138,7 @@ class RunView:
         path: Path,
         class_names: Sequence[str],
         clients: int,
+        client_names: Sequence[str] = (),
         weights: Callable[[State, int], Tree],
         module: Mapping[str, Any] | None = None,
     ) -> None:
@@ -144,6 +146,7 @@ class RunView:
         self._progress, self._weights = progress, weights
         self._config, self._path = config, path
         self._class_names, self._clients = tuple(class_names), clients
+        self._client_names = tuple(client_names)
         self._newest: dict[str, float] = {}
         self._read = 0  # rows whose values `_newest` has
 
@@ -185,6 +188,11 @@ class RunView:
     def clients(self) -> int:
         """Number of clients N."""
         return self._clients
+
+    @property
+    def client_names(self) -> tuple[str, ...]:
+        """Names of the N clients, such as those of their files; empty for clients without names."""
+        return self._client_names
 
     @property
     def loss(self) -> float:

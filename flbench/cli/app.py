@@ -570,6 +570,16 @@ DeployedModel = Annotated[
         show_default=False,
     ),
 ]
+NormalizeBy = Annotated[
+    Path | None,
+    typer.Option(
+        "--normalize-by",
+        metavar="FILE",
+        help="With --global and a run with data.normalize=client: samples of a new client, by whose"
+        " mean and standard deviation inputs are normalized.",
+        show_default=False,
+    ),
+]
 Checkpoint = Annotated[
     str,
     typer.Option(
@@ -588,6 +598,7 @@ def export(
     is_global: GlobalModel = False,
     deployment: DeployedModel = None,
     checkpoint: Checkpoint = "best",
+    normalize_by: NormalizeBy = None,
     run_code: RunCode = False,
     format: Annotated[
         str | None,
@@ -621,6 +632,7 @@ def export(
         is_global=is_global,
         model=deployment,
         checkpoint=checkpoint,
+        normalize_by=normalize_by,
         format=format,
         out=out,
         overwrite=overwrite,
@@ -644,6 +656,7 @@ def predict(
     is_global: GlobalModel = False,
     deployment: DeployedModel = None,
     checkpoint: Checkpoint = "best",
+    normalize_by: NormalizeBy = None,
     run_code: RunCode = False,
     out: Annotated[
         Path | None,
@@ -666,6 +679,7 @@ def predict(
         is_global=is_global,
         model=deployment,
         checkpoint=checkpoint,
+        normalize_by=normalize_by,
         out=out,
         as_json=as_json,
     )

@@ -61,7 +61,7 @@ def data(
         if topology is None:
             _show_partition(federation, picture, as_json=as_json)
         else:
-            _show_topology(resolved, federation.clients, picture, as_json=as_json)
+            _show_topology(resolved, federation, picture, as_json=as_json)
 
 
 def _same_name(word: str | None, option: str | None) -> str | None:
@@ -96,12 +96,17 @@ def _show_partition(federation: Federation, picture: Path | None, *, as_json: bo
         partition_tables.print_partition(federation)
 
 
-def _show_topology(config: Config, clients: int, picture: Path | None, *, as_json: bool) -> None:
-    network = algorithm_catalogue.network(config.algorithm, config.seed, clients)
+def _show_topology(
+    config: Config, federation: Federation, picture: Path | None, *, as_json: bool
+) -> None:
+    network = algorithm_catalogue.network(config.algorithm, config.seed, federation.clients)
+    names = federation.partition.names
     if picture is not None:
         from flbench.reports import figures
 
-        drawing = figures.topology(network.graph, network.weights, network.positions, network.title)
+        drawing = figures.topology(
+            network.graph, network.weights, network.positions, network.title, names
+        )
         figures.save(drawing, picture)
-    entry = network.entry()
+    entry = {**network.entry(), "client_names": list(names)}
     console.json(entry) if as_json else partition_tables.print_topology(entry)

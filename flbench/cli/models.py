@@ -26,6 +26,7 @@ def export(
     is_global: bool,
     model: str | None,
     checkpoint: str,
+    normalize_by: Path | None,
     format: str | None,
     out: Path | None,
     overwrite: bool,
@@ -39,13 +40,21 @@ def export(
         is_global: Whether to take the global model.
         model: Name of one of the method's models; None for the one that counts.
         checkpoint: `best` or `last`.
+        normalize_by: File with samples of a new client; see `trained.load`.
         format: Name of a format; None for that of `out`.
         out: The file; None for a name in the current folder.
         overwrite: Whether to replace existing files.
         as_json: Whether to print JSON.
     """
     name = exporting.choose(format, out)
-    loaded = _load(path, client, is_global=is_global, model=model, checkpoint=checkpoint)
+    loaded = _load(
+        path,
+        client,
+        is_global=is_global,
+        model=model,
+        checkpoint=checkpoint,
+        normalize_by=normalize_by,
+    )
     card = loaded.card
     if out is None:
         who = "global" if card["client"] is None else _file_part(card)
@@ -69,6 +78,7 @@ def predict(
     is_global: bool,
     model: str | None,
     checkpoint: str,
+    normalize_by: Path | None,
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -81,21 +91,23 @@ def predict(
         is_global: Whether to take the global model.
         model: Name of one of the method's models; None for the one that counts.
         checkpoint: `best` or `last`.
+        normalize_by: File with samples of a new client; see `trained.load`.
         out: CSV file for the predictions; None to write none.
         as_json: Whether to print JSON.
     """
     reading.read(path).check_classes()
-    loaded = _load(path, client, is_global=is_global, model=model, checkpoint=checkpoint)
-    layout = unlabelled.Layout(
-        shape=tuple(loaded.inputs.shape) if not loaded.columns else (len(loaded.columns),),
-        is_pixels=loaded.largest is not None,
-        columns=loaded.columns,
-        words=loaded.words or ((),) * len(loaded.columns),
-        layout=reading.read(path).config.data.layout,
+    loaded = _load(
+        path,
+        client,
+        is_global=is_global,
+        model=model,
+        checkpoint=checkpoint,
+        normalize_by=normalize_by,
     )
     rows: list[dict[str, Any]] = []
     for given in inputs:
-        for samples in unlabelled.read(given, layout, _note):
+        for samples in unlabelled.read(given, loaded.layout, _note):
+            _note_unknown_words(loaded, samples)
             rows += _predictions(loaded, samples)
     if out is not None:
         header = tuple(rows[0]) if rows else ("file", "row", "class")
@@ -136,8 +148,23 @@ def _predictions(
     ]
 
 
+def _note_unknown_words(model: trained.TrainedModel, samples: unlabelled.Unlabelled) -> None:
+    """Print how many values of each column are words that no training part has."""
+    for column, count in model.unknown_words(samples.x).items():
+        _note(
+            f"{samples.file}: {count} of {len(samples.x)} values of the column `{column}` are words"
+            " that no training part has; they are 0 in the columns of all words."
+        )
+
+
 def _load(
-    path: Path, client: str | None, *, is_global: bool, model: str | None, checkpoint: str
+    path: Path,
+    client: str | None,
+    *,
+    is_global: bool,
+    model: str | None,
+    checkpoint: str,
+    normalize_by: Path | None,
 ) -> trained.TrainedModel:
     """Return the model that the options name, and print notes about it."""
     if is_global == (client is not None):
@@ -147,7 +174,14 @@ def _load(
             " ID, or the global model, --global."
         )
     number = None if client is None else trained.client_of(path, client)
-    loaded = trained.load(path, number, model, checkpoint, _note)  # type: ignore[arg-type]
+    loaded = trained.load(
+        path,
+        number,
+        model,
+        checkpoint,  # type: ignore[arg-type]
+        _note,
+        normalize_by,
+    )
     if not reading.is_finished(path):
         _note(f"{path} is not finished; the model is that of round {loaded.card['round']}.")
     return loaded

@@ -81,6 +81,16 @@ def _expanded(path: Path) -> Path:
 UserPath = Annotated[Path, AfterValidator(_expanded)]
 
 
+def _in_one_order(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return names of columns sorted and each once, because their order changes nothing."""
+    if any(not name.strip() for name in names):
+        raise ValueError("names of columns, which are not empty")
+    return tuple(sorted(set(names)))
+
+
+Columns = Annotated[tuple[StrictStr, ...], AfterValidator(_in_one_order)]
+
+
 class DataConfig(Strict):
     """Section `data`: the data set."""
 
@@ -115,10 +125,11 @@ class DataConfig(Strict):
         pattern="^[0-9a-f]{64}$",
         description="SHA-256 of the samples of `source`; flbench writes it to config.yaml",
     )
-    normalize: Literal["standard", "unit"] = Field(
+    normalize: Literal["standard", "unit", "client"] = Field(
         "standard",
-        description="standard: zero mean and unit variance of each channel over all training parts;"
-        " unit: scale to [0, 1]",
+        description="standard: zero mean and unit variance of each channel or column over all"
+        " training parts; unit: scale to [0, 1]; client: zero mean and unit variance over the"
+        " client's own training part, so that clients share no statistics",
     )
     augment: tuple[Literal["crop", "flip"], ...] = Field(
         (),
@@ -128,6 +139,10 @@ class DataConfig(Strict):
     label: str | None = Field(
         None,
         description="tables: column of the label (default: the last), or a rule such as `num > 0`",
+    )
+    drop: Columns = Field(
+        (),
+        description="tables with named columns: columns that are left out, such as identifiers",
     )
 
     @property
@@ -774,16 +789,19 @@ class Config(Strict):
         These are `seed` and the sections `data`, `partition`, `model`, `algorithm` and `train`, but
         not `data.root`: the content of the files is covered by the hash of the partition.
         `train.early_stopping` counts only if it is on, and `train.terms`, `data.client`,
-        `data.source`, `model.lightning`, `model.fixed`, `partition.args`, `partition.sha256` and
-        `algorithm.sha256` only if they are set, so that the hashes of runs that were made before
-        these keys existed stay valid. Of a method that is not flbench's own, the hash of the source
-        counts, and not `algorithm.source`, the place where it is imported from.
+        `data.drop`, `data.source`, `model.lightning`, `model.fixed`, `partition.args`,
+        `partition.sha256` and `algorithm.sha256` only if they are set, so that the hashes of runs
+        that were made before these keys existed stay valid. Of a method that is not flbench's own,
+        the hash of the source counts, and not `algorithm.source`, the place where it is imported
+        from.
         """
         sections = ("seed", "data", "partition", "model", "algorithm", "train")
         tree = {key: value for key, value in self.tree().items() if key in sections}
         del tree["data"]["root"]
         if self.data.client is None:
             del tree["data"]["client"]
+        if not self.data.drop:
+            del tree["data"]["drop"]
         if self.data.source is None:
             del tree["data"]["source"], tree["data"]["sha256"]
         for key in ("args", "sha256"):

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from torch import Tensor
+
 from flbench.config.schema import DataConfig
 from flbench.data import known_sets, sources
 from flbench.data.federation import Federation
@@ -97,7 +99,8 @@ def partition(federation: Federation) -> Entry:
         of the C classes; `samples`, the number of samples of each client [N] by part;
         `common_test`, the size of the common test set; `train_counts` [N][C], the training samples
         by client and class; `normalization`, with `shift` and `scale` of each channel or column, by
-        which inputs are (x - shift) * scale; `notes`, sentences for the user.
+        which inputs are (x - shift) * scale, or with `data.normalize=client` a list of them for
+        each client; `notes`, sentences for the user.
     """
     return {
         "dataset": federation.dataset.name,
@@ -112,8 +115,18 @@ def partition(federation: Federation) -> Entry:
         "common_test": len(federation.common),
         "train_counts": federation.counts.tolist(),
         "normalization": {
-            "shift": federation.shift.flatten().tolist(),
-            "scale": federation.scale.flatten().tolist(),
+            "shift": _by_channel(federation, federation.shift),
+            "scale": _by_channel(federation, federation.scale),
         },
         "notes": list(federation.notes),
     }
+
+
+def _by_channel(federation: Federation, values: Tensor) -> list[Any]:
+    """Return the shift or the factor of the normalization by channel or column.
+
+    If each client has its own, they are a list for each client.
+    """
+    by_client = federation.owner is not None
+    found: list[Any] = (values[:-1].flatten(1) if by_client else values.flatten()).tolist()
+    return found

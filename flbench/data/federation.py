@@ -22,19 +22,24 @@ from flbench.data.schemes import Indices
 
 CROP_PADDING: Final = 4  # pixels on each side
 MOST_SHOWN: Final = 4  # channels or columns that a note lists
+MOST_CLIENTS: Final = 6  # clients that a note lists
 MAX_BYTES: Final = 16 * 2**30
+NO_WIDTH: Final = 1e-8  # standard deviations and ranges up to this one count as 0
+FEW_SAMPLES: Final = 10  # training samples whose mean and standard deviation are uncertain
 
 
 @dataclass(frozen=True)
 class TableEncoding:
     """How rows of a table become inputs of the net, before the normalization.
 
+    With `data.normalize=client`, clients share the words alone, which all need for the same inputs.
+
     Attributes:
         source: Column of the data set that each input comes from, [width] int64.
         word: Position in `Dataset.words` of the word that an input stands for, [width] int64; the
             input is 1 where the row has that word. -1 for a column of numbers.
         fill: Value that replaces a missing one, [N + 1, width] float32: a row for each client, and
-            the mean over the clients in the last row.
+            the mean over the clients in the last row, for samples without a client.
     """
 
     source: Indices
@@ -46,7 +51,8 @@ class TableEncoding:
 class Federation:
     """All samples, and which of them each client has.
 
-    The normalized samples are (x - shift) * scale.
+    The normalized samples are (x - shift) * scale, with one shift and scale for all samples, or
+    with those of the client that has the sample.
 
     Attributes:
         dataset: The data set, with names of the classes and the size of its train part.
@@ -56,12 +62,15 @@ class Federation:
         partition: Rows of every client.
         common: Ascending rows of the common test set, the data set's own test part; empty if there
             is none or it was distributed to clients.
-        shift: Shift of the normalization; it broadcasts against one sample.
-        scale: Factor of the normalization; it broadcasts against one sample.
+        shift: Shift of the normalization; it broadcasts against one sample. With `owner` it has a
+            first axis [N + 1, ...]: a row for each client, and one of zeros for other samples.
+        scale: Factor of the normalization, of the same shape.
         augment: Augmentations of training batches, `crop` and `flip`.
         seed: Seed of the run.
         notes: Notes about the data to show before a run, one sentence each.
         table: How rows of a table became rows of `x`; None for images.
+        owner: Client of each sample [n] int64 with `data.normalize=client`, N for samples without a
+            client; None if all samples have the same normalization.
     """
 
     dataset: Dataset
@@ -75,6 +84,7 @@ class Federation:
     seed: int
     notes: tuple[str, ...] = ()
     table: TableEncoding | None = None
+    owner: Tensor | None = None
 
     @property
     def clients(self) -> int:
@@ -154,8 +164,12 @@ class Federation:
         Returns:
             Samples [B, ...].
         """
-        x = self.x[torch.as_tensor(rows, device=self.x.device)].to(dtype)  # [n, ...] -> [B, ...]
-        x.sub_(self.shift).mul_(self.scale)
+        rows = torch.as_tensor(rows, device=self.x.device)
+        x = self.x[rows].to(dtype)  # [n, ...] -> [B, ...]
+        shift, scale = self.shift, self.scale
+        if self.owner is not None:
+            shift, scale = shift[self.owner[rows]], scale[self.owner[rows]]  # [B, ...]
+        x.sub_(shift).mul_(scale)
         return x if keys is None or not self.augment else augment(x, keys, self.augment)
 
     def reseeded(self, seed: int) -> "Federation":
@@ -187,7 +201,7 @@ class Federation:
             return replace(self, x=torch.from_numpy(samples))
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Federation":
-        """Return a copy with `x`, `y`, `shift` and `scale` on a device.
+        """Return a copy with `x`, `y`, `shift`, `scale` and `owner` on a device.
 
         The type of `x` does not change, and that of `y` does for targets in floating point alone.
         Tensors that need no copy share their memory.
@@ -202,6 +216,7 @@ class Federation:
             y=self.y.to(device, dtype if self.y.is_floating_point() else self.y.dtype),
             shift=self.shift.to(device, dtype),
             scale=self.scale.to(device, dtype),
+            owner=None if self.owner is None else self.owner.to(device),
         )
 
     def common_rows(self, limit: int | None) -> Indices:
@@ -237,8 +252,8 @@ def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: 
         seed: Seed of the run.
 
     Raises:
-        UserError: The partition cannot be made from these samples, or a saved partition cannot be
-            used.
+        UserError: The partition cannot be made from these samples, a saved partition cannot be
+            used, or `data.normalize=client` is set and there is a common test set.
     """
     assignment = make_partition(dataset, partition, seed)
     notes = [*dataset.notes, *assignment.notes]
@@ -246,15 +261,32 @@ def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: 
     test = np.arange(dataset.train, len(dataset.y))
     # The test part is the common test set only if no client has any sample of it.
     common = test if not len(np.intersect1d(test, used, assume_unique=True)) else test[:0]
+    by_client = data.normalize == "client"
+    if by_client and len(common):
+        raise DataError(
+            f"`data.normalize=client` is not defined for the common test set of `{dataset.name}`,"
+            f" {len(common)} samples that belong to no client. Distribute them, too"
+            " (partition.pool=merged), or leave data.normalize out."
+        )
     x, table = dataset.x, None
     if dataset.is_table:
         x, source, word, encoded = _encode_words(dataset, assignment)
-        x, fill, imputed = _impute(x, assignment, source)
+        x, fill, imputed = _impute(x, assignment, source, by_client=by_client)
         table = TableEncoding(source, word, fill)
         notes += [*encoded, *imputed]
-    shift, width = _normalization(x, assignment, data.normalize, dataset)
-    scale = _inverse(width)
-    notes.append(_normalization_note(shift, width, data.normalize, dataset))
+    owner = None
+    if by_client:
+        owner = torch.full((len(x),), assignment.clients)
+        for part in PARTS:
+            for client, rows in enumerate(assignment.parts[part]):
+                owner[rows] = client
+        shift, scale, about = _normalization_by_client(x, assignment, dataset)
+        notes += about
+    else:
+        train = np.sort(np.concatenate(assignment.parts["train"]))
+        shift, width = _normalization(x, train, data.normalize, dataset)
+        scale = _inverse(width)
+        notes.append(_normalization_note(shift, width, data.normalize, dataset))
     return Federation(
         dataset=dataset,
         x=torch.from_numpy(x),
@@ -267,6 +299,7 @@ def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: 
         seed=seed,
         notes=tuple(notes),
         table=table,
+        owner=owner,
     )
 
 
@@ -345,7 +378,7 @@ def _encode_words(
 
 
 def _impute(
-    x: NDArray[np.float32], partition: ClientParts, source: Indices
+    x: NDArray[np.float32], partition: ClientParts, source: Indices, *, by_client: bool
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], list[str]]:
     """Fill missing values of tables with the column's mean over the client's training part.
 
@@ -357,6 +390,8 @@ def _impute(
         partition: The partition.
         source: Column of the data set that each column comes from. The notes count a value once if
             it has become several columns.
+        by_client: Whether a client uses no statistics of other clients. A column without a value in
+            its training part is then filled with 0.
 
     Returns:
         The samples without missing values for all samples that clients have; the values that
@@ -365,13 +400,11 @@ def _impute(
     x = x.copy()
     own = np.full((partition.clients, x.shape[1]), np.nan)  # [N, columns], means of the clients
     for client, rows in enumerate(partition.parts["train"]):
-        known = ~np.isnan(x[rows])
-        totals = np.where(known, x[rows], 0.0).sum(axis=0, dtype=np.float64)
-        own[client] = np.divide(totals, known.sum(axis=0), out=own[client], where=known.any(axis=0))
+        own[client] = means_of(x[rows])
     known = ~np.isnan(own)
     first = np.unique(source, return_index=True)[1]  # one column for each column of the data set
     overall = np.where(known, own, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
-    filled = np.where(known, own, overall)
+    filled = np.where(known, own, 0.0 if by_client else overall)
     missing = 0
     for part in PARTS:
         for client, rows in enumerate(partition.parts[part]):
@@ -384,7 +417,7 @@ def _impute(
             f"data: {missing} missing values were filled with the mean of the client's training"
             " part."
         )
-    if (~known).any():
+    if (~known).any() and not by_client:
         notes.append(
             "data: where a client's training part has no value in a column, the mean over the other"
             f" clients was used ({int((~known[:, first]).sum())} times)."
@@ -392,16 +425,97 @@ def _impute(
     return x, np.concatenate([filled, overall[None]]).astype(np.float32), notes
 
 
-def _normalization(
-    x: NDArray[Any], partition: ClientParts, kind: str, dataset: Dataset
-) -> tuple[NDArray[np.float32], NDArray[Any]]:
-    """Return shift and width of the normalization (x - shift) / width; width 0 counts as 1.
+def _normalization_by_client(
+    x: NDArray[Any], partition: ClientParts, dataset: Dataset
+) -> tuple[NDArray[np.float32], NDArray[np.float32], list[str]]:
+    """Return shift and factor of the normalization of each client, and notes.
 
-    They are computed from the training parts of all clients together.
+    Mean and standard deviation are those of the client's training part. The factor is 0 for a
+    column or channel that is constant there: the client does not know its scale, so it is 0 in all
+    of the client's parts.
 
     Args:
         x: All samples.
         partition: The partition.
+        dataset: The data set.
+
+    Returns:
+        Shift and factor [N + 1, ...], as `Federation.shift` and `Federation.scale`; and notes.
+    """
+    shape = (x.shape[1],) if dataset.is_table else (x.shape[1], 1, 1)
+    shift, scale = np.zeros((2, partition.clients + 1, *shape), dtype=np.float32)
+    for client, rows in enumerate(partition.parts["train"]):
+        if len(rows):
+            shift[client], scale[client] = normalization_of(x, rows, dataset)
+    each = "column" if dataset.is_table else "channel"
+    notes = [
+        f"data: each {each} is normalized by its mean and standard deviation over the client's own"
+        " training part (data.normalize=client)."
+    ]
+    flat = scale[:-1].reshape(partition.clients, -1) == 0  # [N, columns or channels]
+    if flat.any():
+        owners = _called(partition, np.flatnonzero(flat.any(axis=1)))
+        notes.append(
+            f"data: {int(flat.sum())} times a {each} of the inputs has one value, or none, in the"
+            f" training part of a client, and is 0 for this client: {owners}."
+        )
+    sizes = np.array([len(rows) for rows in partition.parts["train"]])
+    if (sizes < FEW_SAMPLES).any():
+        owners = _called(partition, np.flatnonzero(sizes < FEW_SAMPLES))
+        notes.append(
+            f"data: means and standard deviations of fewer than {FEW_SAMPLES} training samples are"
+            f" uncertain: {owners}."
+        )
+    return shift, scale, notes
+
+
+def normalization_of(
+    x: NDArray[Any], rows: Indices, dataset: Dataset
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return shift and factor of the normalization by the mean and standard deviation of samples.
+
+    Args:
+        x: Samples, without missing values.
+        rows: Rows of the samples that count, at least one.
+        dataset: A data set of such samples.
+
+    Returns:
+        Shift and factor by channel or column; the factor is 0 where all samples are equal.
+    """
+    shift, width = _normalization(x, rows, "standard", dataset)
+    return shift, np.where(width > NO_WIDTH, _inverse(width), np.float32(0.0))
+
+
+def means_of(x: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the mean of each column [columns] over the rows that have a value; NaN without any.
+
+    Args:
+        x: Rows [n, columns], NaN where a value is missing.
+    """
+    known = ~np.isnan(x)
+    totals = np.where(known, x, 0.0).sum(axis=0, dtype=np.float64)
+    found = np.full(x.shape[1], np.nan)
+    np.divide(totals, known.sum(axis=0), out=found, where=known.any(axis=0))
+    return found
+
+
+def _called(partition: ClientParts, clients: NDArray[np.int64]) -> str:
+    """Return how the first of some clients are called, for a sentence."""
+    shown = [partition.called(int(client)) for client in clients[:MOST_CLIENTS]]
+    more = len(clients) - len(shown)
+    return f"client{'s' * (len(clients) > 1)} {', '.join(shown)}" + (
+        f" and {more:,} more" if more else ""
+    )
+
+
+def _normalization(
+    x: NDArray[Any], train: Indices, kind: str, dataset: Dataset
+) -> tuple[NDArray[np.float32], NDArray[Any]]:
+    """Return shift and width of the normalization (x - shift) / width; width 0 counts as 1.
+
+    Args:
+        x: All samples.
+        train: Rows of the training samples that they are computed from.
         kind: `standard` (zero mean and unit variance per channel or column) or `unit` ([0, 1]: by
             the largest possible value of uint8 images, and otherwise by the smallest and largest
             training value per channel or column).
@@ -411,7 +525,6 @@ def _normalization(
         return np.zeros((1, 1, 1), dtype=np.float32), np.full(
             (1, 1, 1), dataset.scale, dtype=np.float64
         )
-    train = np.sort(np.concatenate(partition.parts["train"]))
     axes = (0,) if dataset.is_table else (0, 2, 3)
     if kind == "unit":
         # [columns], or [channels, 1, 1]
@@ -470,7 +583,8 @@ def _listed(values: NDArray[np.float64]) -> str:
 
 def _inverse(width: NDArray[Any]) -> NDArray[np.float32]:
     """Return 1 / width, or 1 where a channel or column is constant (width 0)."""
-    return np.where(width > 1e-8, 1.0 / np.where(width > 1e-8, width, 1.0), 1.0).astype(np.float32)
+    is_wide = width > NO_WIDTH
+    return np.where(is_wide, 1.0 / np.where(is_wide, width, 1.0), 1.0).astype(np.float32)
 
 
 def augment(x: Tensor, keys: Tensor, kinds: Sequence[str]) -> Tensor:

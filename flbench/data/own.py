@@ -60,6 +60,7 @@ class Data:
         label: Tables and Hugging Face: column of the label, a name or a number. Tables: or a rule
             such as `num > 0`.
         client: Tables and Hugging Face: column with the natural client.
+        drop: Tables: columns that are left out, such as identifiers.
         layout: Where the channels of images are: `channels_last`, `channels_first`, or `auto`: the
             axis that has 1 or 3 entries. Tensors [n, C, H, W] have the channels first.
         name: Name of the data set in tables and folders.
@@ -91,6 +92,7 @@ class Data:
         classes: Sequence[str] | None = None,
         label: str | int | None = None,
         client: str | int | None = None,
+        drop: Sequence[str | int] = (),
         layout: str = "auto",
         name: str = "data",
         targets: bool | None = None,
@@ -102,17 +104,19 @@ class Data:
             raise DataError(f"`name` must be a plain name, got {name!r}.")
         label = None if label is None else _column_name(label)
         client = None if client is None else _column_name(client)
+        drop = _columns_to_drop(drop, client, self.where)
         if isinstance(x, pd.DataFrame) and y is None:
             _refuse_targets(self.where, targets)
             _refuse(self.where, "tables", test=test, clients=clients, classes=classes)
-            self.dataset = _table(x, label, client, name, self.where)
+            self.dataset = _table(x, label, client, drop, name, self.where)
             return
         arrays = _arrays(x, y, label, client, self.where)
         if "frame" in arrays:
             _refuse_targets(self.where, targets)
             _refuse(self.where, "tables", test=test, clients=clients, classes=classes)
-            self.dataset = _table(arrays["frame"], label, client, name, self.where)
+            self.dataset = _table(arrays["frame"], label, client, drop, name, self.where)
             return
+        _refuse(self.where, "data without named columns", drop=drop or None)
         if test is not None:
             part = _arrays(test, None, label, None, f"{self.where}, `test`")
             arrays |= {key.replace("train_", "test_"): part[key] for key in part if "_" in key}
@@ -217,6 +221,28 @@ def _refuse(where: str, what: str, **arguments: Any) -> None:
             raise DataError(f"{where}: `{name}` cannot be used with {what}. Leave it out.{cure}")
 
 
+def _columns_to_drop(drop: Any, client: str | None, where: str) -> tuple[str, ...]:
+    """Return the names of an argument `drop`.
+
+    Args:
+        drop: Names of columns.
+        client: Column with the natural client.
+        where: What the data are, for error messages.
+
+    Raises:
+        DataError: It is a text, or it names the column of the client.
+    """
+    if isinstance(drop, str | bytes) or not isinstance(drop, Iterable):
+        raise DataError(f"{where}: `drop` must be a list of columns, got {drop!r}.")
+    names = tuple(dict.fromkeys(_column_name(name) for name in drop))
+    if client in names:
+        raise DataError(
+            f"{where}: `drop` leaves out the column `{client}`, which `client` names. Take it out"
+            " of `drop`: the column of the clients is no feature."
+        )
+    return names
+
+
 def _refuse_targets(where: str, targets: bool | None) -> None:
     """Raise a DataError if the labels of a table are said to be targets."""
     if targets:
@@ -227,7 +253,12 @@ def _refuse_targets(where: str, targets: bool | None) -> None:
 
 
 def _table(
-    frame: pd.DataFrame, label: str | None, client: str | None, name: str, where: str
+    frame: pd.DataFrame,
+    label: str | None,
+    client: str | None,
+    drop: tuple[str, ...],
+    name: str,
+    where: str,
 ) -> Dataset:
     """Return the data set of a DataFrame, read as CSV files with one file for each client."""
     frame = _plain(frame, where)
@@ -241,7 +272,8 @@ def _table(
             raise DataError(f"{where} has no column `{client}`, which `client` names.{hint}")
         ids = frame[client].to_numpy(dtype=object)
         labels_of.as_texts(ids, f"{where}, column `{client}`", "client")
-    column = frame.columns[-1] if label is None and len(frame.columns) else label
+    left = [name for name in frame.columns if name not in (*drop, client)]
+    column = left[-1] if label is None and left else label
     if column in frame.columns and frame[column].isna().any():
         row = int(np.flatnonzero(frame[column].isna())[0])
         raise DataError(
@@ -254,7 +286,7 @@ def _table(
     else:
         parts, frames = {}, {"table.csv": frame}
     tables = _Frames(frames, where, by_client=client is not None)
-    dataset = table_files.read(tables, name, label)
+    dataset = table_files.read(tables, name, label, drop, "drop")
     if client is None:
         return replace(dataset, groups=None, group_names=())
     return replace(dataset, group_names=tuple(parts))

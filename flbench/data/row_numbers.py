@@ -15,7 +15,10 @@ MOST_SHOWN: Final = 4
 
 
 def notes(
-    x: NDArray[Any], columns: Sequence[str], sizes: Sequence[int] | None = None
+    x: NDArray[Any],
+    columns: Sequence[str],
+    sizes: Sequence[int] | None = None,
+    cure: str = "Remove {each} from the data unless it is a measurement.",
 ) -> tuple[str, ...]:
     """Return a note about the columns that number the rows, or identify them by a number.
 
@@ -29,6 +32,7 @@ def notes(
         x: Values [n, columns], in the order of the rows; NaN for missing ones.
         columns: Names of the columns.
         sizes: Number of rows of each table, which sum to n; by default there is one table.
+        cure: What the user can do, as a sentence with `{each}` for the columns.
 
     >>> notes(np.array([[0.0, 0.5], [1.0, 0.1], [2.0, 0.2]]), ["n", "size"])[0][:36]
     'data: the column `n` numbers the row'
@@ -49,8 +53,7 @@ def notes(
         subject, feature, each = f"the columns {shown} number", "them as features", "each"
     return (
         f"data: {subject} the rows, and the net gets {feature}: where rows are sorted by class or"
-        f" client, the net predicts classes from row numbers. Remove {each} from the data unless it"
-        " is a measurement.",
+        f" client, the net predicts classes from row numbers. {cure.format(each=each)}",
     )
 
 

@@ -119,7 +119,14 @@ def _own(config: DataConfig) -> Dataset:
         imported.check_unedited(str(config.source))
         found = result_of(found, f"`data.source={config.source}`")
     if not isinstance(found, Data):
-        found = Data(found, name=config.title, layout=config.layout, label=config.label)
+        found = Data(
+            found, name=config.title, layout=config.layout, label=config.label, drop=config.drop
+        )
+    elif config.drop:
+        raise DataError(
+            f"`data.drop={list(config.drop)}` is for files and tables, and the data of this run are"
+            " an fl.Data. Give the columns to it: fl.Data(frame, drop=[...])."
+        )
     dataset = _checked(found.dataset, found.where, config)
     sha256 = data_hash(dataset)
     if config.sha256 not in (None, sha256):
@@ -156,7 +163,9 @@ def _read(path: Path, config: DataConfig) -> Dataset:
         _check_no_client_folders(config, str(path))
         # One file names no clients.
         return replace(
-            table_files.read(SingleFile(path), name, config.label), groups=None, group_names=()
+            table_files.read(SingleFile(path), name, config.label, config.drop),
+            groups=None,
+            group_names=(),
         )
     if path.is_file() and image_files.is_image(path.name):
         raise DataError(
@@ -173,7 +182,7 @@ def _read(path: Path, config: DataConfig) -> Dataset:
                     " either. Keep one of the two, or move the images to train/CLASS/*."
                 )
             _check_no_client_folders(config, str(path))
-            return table_files.read(archive, name, config.label)
+            return table_files.read(archive, name, config.label, config.drop)
         _check_no_label(config, str(path))
         return image_files.read(archive, name, by_client=config.client == "folder")
 
@@ -186,7 +195,12 @@ def _check_plain(config: DataConfig, what: str) -> None:
 
 
 def _check_no_label(config: DataConfig, what: str) -> None:
-    """Raise a DataError if `data.label` is set for data without columns."""
+    """Raise a DataError if `data.label` or `data.drop` is set for data without named columns."""
+    if config.drop:
+        raise DataError(
+            f"`data.drop={list(config.drop)}` names columns of tables, and {what} has no columns"
+            " with names. Leave it out."
+        )
     if config.label is not None:
         raise DataError(
             f"`data.label`={config.label} names a column of tables, and {what} has no columns."

@@ -3,7 +3,8 @@
 Columns other than the label have numbers or words. Words become categories, which are one-hot
 encoded later, when the training parts are known. An empty field, `?`, `NA` or `NaN` is a missing
 value; it is imputed later, from the client's training part. The label is the last column, the
-column `data.label=COLUMN`, or the result of a rule such as `data.label="num > 0"`.
+column `data.label=COLUMN`, or the result of a rule such as `data.label="num > 0"`. The columns of
+`data.drop` are left out before anything else is read.
 """
 
 import csv
@@ -88,7 +89,9 @@ class Tables(Protocol):
         """Return notes about files that are not read; see `Archive.left_out`."""
 
 
-def read(archive: Tables, name: str, label: str | None) -> Dataset:
+def read(
+    archive: Tables, name: str, label: str | None, drop: Sequence[str] = (), key: str = "data.drop"
+) -> Dataset:
     """Read the tables of all clients, in the order of their file names.
 
     All rows belong to the train part: there is no common test set.
@@ -96,7 +99,9 @@ def read(archive: Tables, name: str, label: str | None) -> Dataset:
     Args:
         archive: The folder or .zip file.
         name: Name of the data set.
-        label: Column of the label, or a rule on a column; None for the last column.
+        label: Column of the label, or a rule on a column; None for the last column that is left.
+        drop: Columns that are left out, whatever they contain. At least one table has each of them.
+        key: What error messages call `drop`.
 
     Raises:
         DataError: A table cannot be used; the message names file, line and column.
@@ -105,23 +110,33 @@ def read(archive: Tables, name: str, label: str | None) -> Dataset:
     header: list[str] = []
     features: list[Features] = []
     labels, groups = [], []
+    everywhere: dict[str, None] = {}  # columns of all tables, in their order
     for group, entry in enumerate(files):
         where = archive.place(entry)
         rows, lines = _rows(archive, entry)
-        _check_fields(rows, lines, where)
+        everywhere |= dict.fromkeys(rows[0])
+        _check_fields(rows, lines, where, drop)
+        _check_widths(rows, lines, where)
+        rows = _without(rows, drop)
         header = header or rows[0]
         if rows[0] != header:
             raise DataError(
                 f"{where} has the columns {rows[0]}, but {files[0]} has {header}. Use the same"
-                " columns in all files."
+                f" columns in all files, or leave out by {key} those that are not in all of them."
             )
-        column, rule = _label_column(header, label, where)
+        column, rule = _label_column(header, label, where, drop, key)
         found, texts = _client(rows[1:], lines[1:], header, column, where)
         features.append(found)
         labels += [
             _apply(rule, text, where, line) for line, text in zip(lines[1:], texts, strict=True)
         ]
         groups += [group] * len(texts)
+    if unknown := [name for name in drop if name not in everywhere]:
+        hint = did_you_mean(unknown[0], everywhere) or f" Columns: {', '.join(everywhere)}."
+        raise DataError(
+            f"`{key}` names the column `{shortened(unknown[0], 60)}`, which {archive.path} does not"
+            f" have.{hint}"
+        )
     if len(header) < 2:
         raise DataError(
             f"{archive.path}: the tables have no column besides the label `{header[0]}`. Add"
@@ -139,7 +154,10 @@ def read(archive: Tables, name: str, label: str | None) -> Dataset:
             " needs at least two. Set data.label to another column or to a rule (`num > 0`)."
         )
     columns = header[:column] + header[column + 1 :]
-    words = _number_words(features, columns, archive.path)
+    label_is = f"the label is `{shortened(header[column], 60)}`" + (
+        ", the last of the other columns" if label is None else ""
+    )
+    words = _number_words(features, columns, archive.path, key)
     x = np.concatenate([table.x for table in features])
     are_numbers = [k for k, found in enumerate(words) if not found]
     return Dataset(
@@ -153,11 +171,13 @@ def read(archive: Tables, name: str, label: str | None) -> Dataset:
         columns=tuple(columns),
         words=words,
         notes=(
+            *([f"data: {key} leaves out {_quoted(drop)}; {label_is}."] if drop else []),
             *archive.left_out(files, "tables are .csv files"),
             *row_numbers.notes(
                 x[:, are_numbers],
                 [columns[k] for k in are_numbers],
                 [len(table.x) for table in features],
+                f"Leave {{each}} out by {key} unless it is a measurement.",
             ),
         ),
     )
@@ -195,15 +215,11 @@ def read_features(
         raise DataError(
             f"{where} has two columns `{twice[0]}`, which the model takes. Remove or rename one."
         )
+    _check_widths(rows, lines, where)
     x = np.full((len(rows) - 1, len(columns)), np.nan, dtype=np.float32)
     for k, (name, known) in enumerate(zip(columns, words, strict=True)):
         place, number = header.index(name), {word: position for position, word in enumerate(known)}
         for position, (row, line) in enumerate(zip(rows[1:], lines[1:], strict=True)):
-            if len(row) != len(header):
-                raise DataError(
-                    f"{where}, line {line} has {len(row)} fields, but the header has"
-                    f" {len(header)}. Correct the line."
-                )
             text = row[place]
             if text.lower() in MISSING:
                 continue
@@ -274,13 +290,38 @@ def _check_separator(header: list[str], where: str) -> None:
         )
 
 
-def _check_fields(rows: list[list[str]], lines: list[int], where: str) -> None:
+def _check_widths(rows: list[list[str]], lines: list[int], where: str) -> None:
+    """Raise a DataError if a row of a table has more or fewer fields than its header."""
+    for row, line in zip(rows, lines, strict=True):
+        if len(row) != len(rows[0]):
+            raise DataError(
+                f"{where}, line {line} has {len(row)} fields, but the header has {len(rows[0])}."
+                " Correct the line."
+            )
+
+
+def _without(rows: list[list[str]], drop: Sequence[str]) -> list[list[str]]:
+    """Return the rows of a table, the header first, without some of its columns."""
+    if not drop:
+        return rows
+    kept = [k for k, name in enumerate(rows[0]) if name not in drop]
+    return [[row[k] for k in kept] for row in rows]
+
+
+def _quoted(names: Sequence[str]) -> str:
+    """Return the first names of columns for a sentence."""
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return f"{', '.join(f'`{shortened(name, 60)}`' for name in names[:10])}{more}"
+
+
+def _check_fields(rows: list[list[str]], lines: list[int], where: str, drop: Sequence[str]) -> None:
     """Raise a DataError if a table has columns without a name, or two columns of one name.
 
     Args:
         rows: Rows of the table, the header first.
         lines: Line in which each row begins.
         where: Name of the table, as the beginning of an error message.
+        drop: Columns that are left out, whose names are not checked.
     """
     header = rows[0]
     _check_separator(header, where)
@@ -296,7 +337,7 @@ def _check_fields(rows: list[list[str]], lines: list[int], where: str) -> None:
             " begin with names of rows, save the table without them (R: row.names=FALSE); if"
             " numbers have decimal commas, save them with decimal points. Or complete the header."
         )
-    unnamed = [k for k, name in enumerate(header) if UNNAMED.fullmatch(name)]
+    unnamed = [k for k, name in enumerate(header) if UNNAMED.fullmatch(name) and name not in drop]
     if unnamed and not any(row[unnamed[-1]] for row in rows[1:] if len(row) > unnamed[-1]):
         how = "ends with" if unnamed[-1] == width - 1 else "has"
         raise DataError(
@@ -310,21 +351,40 @@ def _check_fields(rows: list[list[str]], lines: list[int], where: str) -> None:
             " to_csv(FILE, index=False) or read_csv(FILE, index_col=0); or name it if it is a"
             " feature."
         )
-    if twice := next((k for k, name in enumerate(header) if name in header[:k]), None):
+    kept = [name for name in header if name not in drop]
+    if twice := next((name for k, name in enumerate(kept) if name in kept[:k]), None):
+        first, second = [k + 1 for k, name in enumerate(header) if name == twice][:2]
         raise DataError(
-            f"{where}: the columns {header.index(header[twice]) + 1} and {twice + 1} have the same"
-            f" name, `{header[twice]}`. Rename or remove one of them."
+            f"{where}: the columns {first} and {second} have the same name, `{twice}`. Rename or"
+            " remove one of them."
         )
 
 
-def _label_column(header: list[str], label: str | None, where: str) -> tuple[int, Rule | None]:
-    """Return the position of the label's column and, if `label` is a rule, the rule."""
+def _label_column(
+    header: list[str], label: str | None, where: str, drop: Sequence[str], key: str
+) -> tuple[int, Rule | None]:
+    """Return the position of the label's column and, if `label` is a rule, the rule.
+
+    Args:
+        header: Columns that are left.
+        label: Column of the label, or a rule.
+        where: Name of the table, for error messages.
+        drop: Columns that are left out.
+        key: What error messages call `drop`.
+    """
+    if not header:
+        raise DataError(f"`{key}` leaves out all columns of {where}. Leave out fewer.")
     if label is None:
         return len(header) - 1, None
     if label in header:
         return header.index(label), None
     found = RULE.fullmatch(label)
     column = label if found is None else found["column"].strip()
+    if column in drop:
+        raise DataError(
+            f"`{key}` leaves out the column `{shortened(column, 60)}`, which has the label. Take it"
+            f" out of {key}, or choose another label."
+        )
     if column not in header:
         hint = did_you_mean(column, header) or f" Columns: {', '.join(header)}."
         raise DataError(
@@ -350,11 +410,6 @@ def _client(
     x = np.empty((len(rows), len(header) - 1))
     y = []
     for position, (line, row) in enumerate(zip(lines, rows, strict=True)):
-        if len(row) != len(header):
-            raise DataError(
-                f"{where}, line {line} has {len(row)} fields, but the header has {len(header)}."
-                " Correct the line."
-            )
         if row[column].lower() in NO_LABEL:
             raise DataError(
                 f"{where}, line {line} has no label in column `{header[column]}`, got"
@@ -377,7 +432,7 @@ def _client(
 
 
 def _number_words(
-    features: list[Features], columns: list[str], path: Path
+    features: list[Features], columns: list[str], path: Path, key: str
 ) -> tuple[tuple[str, ...], ...]:
     """Replace the words of all tables by their positions among the column's sorted words, in place.
 
@@ -385,6 +440,7 @@ def _number_words(
         features: Columns of all tables.
         columns: Names of the columns.
         path: The folder or .zip file, for error messages.
+        key: What error messages call the columns that are left out.
 
     Returns:
         The words of each column; empty for columns of numbers.
@@ -408,21 +464,47 @@ def _number_words(
                 " write them without the comma."
             )
         _check_words_alone(features, k, column)
-        # Identifiers and free text have as many words as rows, or nearly as many.
-        is_identifier = len(words) == rows > 1
-        is_identifier |= len(words) > FEW_WORDS and 2 * len(words) > len(texts)
-        if is_identifier or len(words) > MAX_WORDS:
+        if _are_too_many(words, texts, rows):
+            # All such columns in one message, so that the user leaves them out at once.
+            every = [column, *_free_texts(features, columns[k + 1 :], k + 1, rows)]
             raise DataError(
                 f"{path}: the column `{column}` has {len(words):,} different words in"
                 f" {len(texts):,} values, such as {shortened(words[0], 60)!r}, too many for"
-                " categories. Remove the column if it is an identifier or free text, or replace the"
-                f" words by at most {MAX_WORDS:,} categories or by numbers."
+                f" categories. Leave identifiers and free text out by {key}=[{', '.join(every)}],"
+                f" or replace the words by at most {MAX_WORDS:,} categories or by numbers."
             )
         number = {word: position for position, word in enumerate(words)}
         for table in features:
             for row, text in table.words.get(k, {}).items():
                 table.x[row, k] = number[text]
     return tuple(found)
+
+
+def _are_too_many(words: Sequence[str], texts: Sequence[str], rows: int) -> bool:
+    """Return whether words are too many for categories: identifiers, free text, or a long list.
+
+    Identifiers and free text have as many words as rows, or nearly as many.
+
+    Args:
+        words: Different words of a column.
+        texts: All its words.
+        rows: Number of rows of all tables.
+    """
+    is_identifier = len(words) == rows > 1
+    is_identifier |= len(words) > FEW_WORDS and 2 * len(words) > len(texts)
+    return is_identifier or len(words) > MAX_WORDS
+
+
+def _free_texts(
+    features: list[Features], columns: Sequence[str], first: int, rows: int
+) -> list[str]:
+    """Return those of the columns from number `first` on that have too many words."""
+    found = []
+    for k, column in enumerate(columns, first):
+        texts = [text for table in features for text in table.words.get(k, {}).values()]
+        if _are_too_many(list(set(texts)), texts, rows):
+            found.append(column)
+    return found
 
 
 def _check_words_alone(features: list[Features], k: int, column: str) -> None:

@@ -185,9 +185,9 @@ class CodeTrial:
         parts = _listed(list(roots))
         if not self._are_equal(first, second):
             raise ConfigError(
-                f"two rounds of client {int(ids[0])} from the same state, with the same batches"
-                f" and seeds, differ. {parts} may draw from a random generator of its own, read a"
-                f" clock, or remember earlier calls. {CURE}"
+                f"two rounds of client {self.federation.partition.called(int(ids[0]))} from the"
+                f" same state, with the same batches and seeds, differ. {parts} may draw from a"
+                f" random generator of its own, read a clock, or remember earlier calls. {CURE}"
             )
         if digest(starts[0]) != digest(starts[1]) or not self._are_equal(first, third):
             raise ConfigError(

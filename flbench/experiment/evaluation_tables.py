@@ -18,6 +18,7 @@ from flbench.metrics.classification import (
 )
 from flbench.metrics.confusion import ConfusionCounts
 from flbench.results.metrics_file import Row
+from flbench.results.reading import VALIDATION
 
 
 @dataclass(frozen=True)
@@ -161,34 +162,47 @@ def client_table(
     """Return the rows of clients.csv, each as a dict from column to cell.
 
     The column `name` is there for clients with names, and `auroc` and `average_precision` for two
-    classes.
+    classes. Metrics of the validation part have the prefix `validation_`, those of the test part
+    have none.
 
     Args:
         moment: `last` or `best`: the round that was evaluated.
-        evaluation: Counts of the personal models on the clients' test parts.
+        evaluation: Counts of the personal models on the clients' validation and test parts.
         train_counts: Training samples [N, C] by client and class.
         participation_count: Number of trainings [N] that each client has completed.
         names: Names of the N natural clients; empty for clients without names.
     """
-    counts = evaluation.local["personal", "test"]
-    metrics = {name: values.tolist() for name, values in per_client(counts).items()}
-    margins = evaluation.margins.get(("personal", "test"))
-    if margins is not None:
-        ranks = ranking.per_client(margins, len(train_counts))
-        metrics |= {name: values.tolist() for name, values in ranks.items()}
+    (test_sizes, test), (validation_sizes, validation) = (
+        _of_clients(evaluation, part) for part in ("test", "validation")
+    )
     return [
         {
             "moment": moment,
             "client": client,
             **({"name": names[client]} if names else {}),
             "train_size": int(train_counts[client].sum()),
-            "test_size": int(counts.support[client].sum()),
+            "test_size": test_sizes[client],
             "classes": int((train_counts[client] > 0).sum()),
             "trainings": int(participation_count[client]),
-            **{name: values[client] for name, values in metrics.items()},
+            **{name: values[client] for name, values in test.items()},
+            "validation_size": validation_sizes[client],
+            **{f"{VALIDATION}{name}": values[client] for name, values in validation.items()},
         }
         for client in range(len(train_counts))
     ]
+
+
+def _of_clients(
+    evaluation: Evaluation[ConfusionCounts], part: str
+) -> tuple[list[int], dict[str, list[float]]]:
+    """Return the numbers [N] of samples of a part, and metrics [N] of the personal models on it."""
+    counts = evaluation.local["personal", part]
+    metrics = {name: values.tolist() for name, values in per_client(counts).items()}
+    margins = evaluation.margins.get(("personal", part))
+    if margins is not None:
+        ranks = ranking.per_client(margins, len(counts.support))
+        metrics |= {name: values.tolist() for name, values in ranks.items()}
+    return counts.support.sum(dim=1).tolist(), metrics  # [N, C] -> [N]
 
 
 def class_table(

@@ -264,7 +264,7 @@ def _try(term: OwnTerm, net: nn.Module, federation: Federation, stacked: bool) -
         name: leaf.detach().float() if leaf.is_floating_point() else leaf.detach()
         for name, leaf in net_leaves(net).items()
     }
-    samples = (federation.x[:3].float() - federation.shift) * federation.scale
+    samples = federation.inputs(torch.arange(3), torch.float32)
 
     def value(parameters: Tree, padding: int) -> Tensor:
         x, y = samples.clone(), federation.y[:3].clone()

@@ -112,6 +112,7 @@ class FederatedLoop:
             path=self.folder.path,
             class_names=federation.dataset.classes,
             clients=federation.clients,
+            client_names=federation.partition.names,
             weights=self._weights_of,
             module=self.module,
         )

@@ -16,10 +16,11 @@ from flbench.metrics import ranking_names
 from flbench.metrics.classification import per_client, pooled
 from flbench.metrics.confusion import ConfusionCounts
 from flbench.metrics.own import SUFFIXES, OwnMetric
+from flbench.results.reading import VALIDATION
 
 OTHERS: Final = (
     *("accuracy_group_mean", "trained_class_share", "train_size", "test_size", "classes"),
-    *("moment", "client", "name", "trainings"),
+    *("moment", "client", "name", "trainings", "validation_size"),
 )
 """Further names of metrics and of columns in clients.csv."""
 CURE: Final = (
@@ -96,7 +97,8 @@ def _check_name(name: str, others: Sequence[str]) -> None:
             " underscores, and not begin with a digit."
         )
     empty = ConfusionCounts.empty(clients=1, classes=2)
-    taken = {*pooled(empty), *per_client(empty), *ranking_names.NAMES, *OTHERS}
+    of_clients = (*per_client(empty), *ranking_names.NAMES)
+    taken = {*pooled(empty), *of_clients, *OTHERS, *(f"{VALIDATION}{key}" for key in of_clients)}
     for own in (name, *(f"{name}{suffix}" for suffix in SUFFIXES)):
         if own in taken:
             raise ConfigError(
@@ -108,6 +110,11 @@ def _check_name(name: str, others: Sequence[str]) -> None:
                 f"`evaluation.metrics.{own}`: flbench computes `{own}` from `{name}`. Give yours"
                 " another name."
             )
+    if (own := f"{VALIDATION}{name}") in others:
+        raise ConfigError(
+            f"`evaluation.metrics.{own}`: clients.csv has a column `{own}` for the validation"
+            f" values of `{name}`. Give yours another name."
+        )
 
 
 def _function(name: str, entry: OwnMetricConfig) -> Callable[..., Any]:

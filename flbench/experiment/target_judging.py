@@ -26,6 +26,7 @@ from flbench.metrics.own import OwnMetric
 from flbench.metrics.target_scores import TargetScores, torchmetric, value_of
 from flbench.models.lightning_net import LightningNet
 from flbench.results.metrics_file import Row
+from flbench.results.reading import VALIDATION
 
 EXAMPLE: Final = "metrics={'mae': torchmetrics.MeanAbsoluteError()}"
 
@@ -74,7 +75,7 @@ class TargetJudge:
 
     def scores(self, clients: int) -> TargetScores:
         """Return the scores of N clients before the first sample."""
-        return TargetScores.empty(clients, self.metrics)
+        return TargetScores.empty(clients, self.metrics, self.federation.partition.called)
 
     def most_clients(self, samples: int) -> int | None:
         """Return how many clients' outputs take at most 256 MB in float32; at least one."""
@@ -97,7 +98,9 @@ class TargetJudge:
         """Yield clients.csv."""
         partition, lines = self.federation.partition, []
         for moment, (evaluation, evaluated) in evaluations.items():
-            scores = evaluation.local["personal", "test"]
+            test, validation = (
+                evaluation.local["personal", part].clients for part in ("test", "validation")
+            )
             lines += [
                 {
                     "moment": moment,
@@ -106,7 +109,9 @@ class TargetJudge:
                     "train_size": len(partition.parts["train"][client]),
                     "test_size": len(partition.parts["test"][client]),
                     "trainings": int(evaluated.participation_count[client]),
-                    **{name: float(values[client]) for name, values in scores.clients.items()},
+                    **{name: float(values[client]) for name, values in test.items()},
+                    "validation_size": len(partition.parts["validation"][client]),
+                    **{f"{VALIDATION}{name}": float(v[client]) for name, v in validation.items()},
                 }
                 for client in range(partition.clients)
             ]

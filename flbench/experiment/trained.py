@@ -34,10 +34,12 @@ from flbench.core.errors import DataError, UserError, did_you_mean
 from flbench.core.learned import Learned
 from flbench.core.printable import one_line
 from flbench.core.types import Batch, Outputs, Samples, State, StepContext, Tree
-from flbench.core.wording import how_to_resume
+from flbench.core.wording import how_to_resume, setting
+from flbench.data import unlabelled
 from flbench.data.dataset import Dataset
-from flbench.data.federation import Federation
+from flbench.data.federation import Federation, means_of, normalization_of
 from flbench.data.partition_files import check_unchanged, data_hash
+from flbench.data.unlabelled import Layout
 from flbench.engine.base import find_device
 from flbench.experiment import checkpoint, rounds
 from flbench.experiment.assembly import Experiment, build
@@ -47,7 +49,7 @@ from flbench.models.base import net_leaves
 from flbench.models.lightning_net import LightningNet
 from flbench.models.module_state import isolated, needs_isolation
 from flbench.results import metrics_file
-from flbench.results.reading import check_run_folder, client_scores
+from flbench.results.reading import VALIDATION, check_run_folder, client_scores
 from flbench.results.summary import best_round
 
 Moment = Literal["best", "last"]
@@ -156,18 +158,22 @@ class RawInputs(nn.Module):
     word: Tensor | None
     fill: Tensor | None
 
-    def forward(self, raw: Tensor) -> Tensor:
-        """Return normalized inputs of raw samples."""
+    def encoded(self, raw: Tensor) -> Tensor:
+        """Return inputs before the normalization; NaN where a value of a table is missing."""
         x = raw.to(self.shift.dtype)
-        if self.source is not None and self.word is not None and self.fill is not None:
+        if self.source is not None and self.word is not None:
             x = x[:, self.source]  # [B, columns] -> [B, width]
             has_word = (x == self.word).to(x.dtype)
-            x = torch.where((self.word >= 0) & ~torch.isnan(x), has_word, x)
+            return torch.where((self.word >= 0) & ~torch.isnan(x), has_word, x)
+        if self.shape[0] == 1:
+            return x[:, None]  # [B, H, W] -> [B, 1, H, W]
+        return x.permute(0, 3, 1, 2)  # [B, H, W, C] -> [B, C, H, W]
+
+    def forward(self, raw: Tensor) -> Tensor:
+        """Return normalized inputs of raw samples."""
+        x = self.encoded(raw)
+        if self.fill is not None:
             x = torch.where(torch.isnan(x), self.fill, x)
-        elif self.shape[0] == 1:
-            x = x[:, None]  # [B, H, W] -> [B, 1, H, W]
-        else:
-            x = x.permute(0, 3, 1, 2)  # [B, H, W, C] -> [B, C, H, W]
         return (x - self.shift) * self.scale
 
 
@@ -179,7 +185,8 @@ class Normalization:
         mean: Mean of each channel or column, in the units of the raw samples (pixels of uint8
             images are not divided by 255 first).
         std: Standard deviation, or the width of the range with `data.normalize=unit`; 1 for a
-            constant channel or column.
+            constant channel or column, or infinity with `data.normalize=client`, so that the input
+            is 0.
         axis: What the arrays are indexed by: `channel`, or `column`: a column of the net's input.
         columns: Names of the net's input columns; `NAME=WORD` for a column of words. Empty for
             images.
@@ -205,6 +212,7 @@ class TrainedModel:
         columns: Names of the columns of the table; empty for images.
         words: Words of each column of the table; empty tuples for columns of numbers.
         largest: Largest value of uint8 images; None for other data.
+        layout: The same about samples, to read them from files.
         card: What the model is: method, client, metrics, hashes, classes, inputs; JSON values.
     """
 
@@ -215,6 +223,7 @@ class TrainedModel:
     columns: tuple[str, ...]
     words: tuple[tuple[str, ...], ...]
     largest: float | None
+    layout: Layout
     card: dict[str, Any]
 
     @property
@@ -259,6 +268,25 @@ class TrainedModel:
             parts = [module(part) for part in torch.split(raw, CHUNK)] if len(raw) else []
         first = next(self.net.parameters())
         return torch.cat(parts) if parts else first.new_empty(0, *self.card["output"]["shape"][1:])
+
+    def unknown_words(self, x: NDArray[Any]) -> dict[str, int]:
+        """Return how many values of each column of words are words that no training part has.
+
+        Args:
+            x: Raw samples; `predict` takes them.
+
+        Returns:
+            Numbers of at least 1, by the name of the column; empty for images.
+        """
+        found: dict[str, int] = {}
+        if self.inputs.source is None or self.inputs.word is None:
+            return found
+        for k, (name, words) in enumerate(zip(self.columns, self.words, strict=False)):
+            known = self.inputs.word[self.inputs.source == k].numpy()
+            count = int((~np.isnan(x[:, k]) & ~np.isin(x[:, k], known)).sum()) if words else 0
+            if count:
+                found[name] = count
+        return found
 
     def check(self, x: Tensor | NDArray[Any]) -> Tensor:
         """Return raw samples [B, *raw_shape] in the type of the data set.
@@ -306,6 +334,7 @@ def load(
     deployment: str | None = None,
     checkpoint: Moment = "best",
     warn: Callable[[str], None] | None = None,
+    normalize_by: Path | Tensor | NDArray[Any] | None = None,
 ) -> TrainedModel:
     """Return a model of a run, finished or not: a client's model or the global model.
 
@@ -321,10 +350,14 @@ def load(
         checkpoint: `best`: the round with the best validation accuracy, by which runs are compared;
             `last`: the last round that was saved.
         warn: Function that is called with a sentence if fine-tuning diverges.
+        normalize_by: For the global model of a run with `data.normalize=client`: samples of a new
+            client [n, ...], or a file of them, by whose statistics the model normalizes, and fills
+            missing values, as those of its training part.
 
     Raises:
-        UserError: The path is not a run folder, has no such checkpoint, or the method has no such
-            client or model.
+        UserError: The path is not a run folder, has no such checkpoint, the method has no such
+            client or model, or the normalization is none that `normalize_by` can give or that
+            needs it.
         DataError: A file is damaged, or the data differ from those of the run.
         DivergedError: The model has weights that are not finite.
     """
@@ -338,7 +371,8 @@ def load(
         state = _read_state(experiment, path, checkpoint)
         name, ids = _choose(experiment, state, path, client, deployment)
         tell = warn or (lambda sentence: None)
-        return _load(experiment, state, path, client, name, ids, checkpoint, tell)
+        _check_normalization(experiment, path, client, normalize_by)
+        return _load(experiment, state, path, client, name, ids, checkpoint, tell, normalize_by)
 
 
 def learned(
@@ -547,6 +581,27 @@ def _choose(
     return name, torch.tensor([client or 0])
 
 
+def _check_normalization(
+    experiment: Experiment, path: Path, client: int | None, normalize_by: object
+) -> None:
+    """Raise a UserError if a model has no normalization, or is given a second one."""
+    by_client = experiment.federation.owner is not None
+    if by_client and client is None and normalize_by is None:
+        raise UserError(
+            f"the global model of {path} has no normalization of its own (data.normalize=client)."
+            f" Give samples of the new client, {setting('normalize_by')}; or choose a client and"
+            f" {setting('deployment', 'gm')}."
+        )
+    if normalize_by is not None and not (by_client and client is None):
+        called = experiment.federation.partition.called
+        whose = f"client {called(client)}" if by_client and client is not None else "all clients"
+        raise UserError(
+            f"{setting('normalize_by')} is for the global model of a run with"
+            f" data.normalize=client; this model of {path} has the normalization of {whose}. Leave"
+            " it out."
+        )
+
+
 def _load(
     experiment: Experiment,
     state: State,
@@ -556,6 +611,7 @@ def _load(
     ids: Tensor,
     moment: Moment,
     warn: Callable[[str], None],
+    normalize_by: Path | Tensor | NDArray[Any] | None,
 ) -> TrainedModel:
     """Return the model that a deployment gives to the client `ids` [1]."""
     evaluator = experiment.evaluator(warn)
@@ -608,8 +664,17 @@ def _load(
         columns=_columns(dataset),
         words=dataset.words if dataset.is_table else (),
         largest=dataset.scale if dataset.is_pixels else None,
-        card={},
+        layout=Layout(
+            experiment.federation.shape if not dataset.is_table else (dataset.x.shape[1],),
+            dataset.is_pixels,
+            _columns(dataset),
+            dataset.words or ((),) * len(_columns(dataset)),
+            experiment.config.data.layout,
+        ),
+        card={"dataset": dataset.name},
     )
+    if normalize_by is not None:
+        model = _normalized_by(model, normalize_by, experiment.federation)
     model.card.update(_card(experiment, state, path, client, name, moment, model))
     return model
 
@@ -749,6 +814,11 @@ def _that_are_read(
 def _inputs(federation: Federation, client: int | None, dtype: torch.dtype) -> RawInputs:
     """Return the module that normalizes raw samples of a client, or of any client (None)."""
     shift, scale = federation.shift.cpu().to(dtype), federation.scale.cpu().to(dtype)
+    if federation.owner is not None:
+        # Without a copy, a file would have the rows of all clients. The last row is that of no
+        # client, which `_normalized_by` replaces.
+        row = -1 if client is None else client
+        shift, scale = shift[row].clone(), scale[row].clone()
     table = federation.table
     if table is None:
         return RawInputs(federation.shape, shift, scale)
@@ -762,11 +832,42 @@ def _inputs(federation: Federation, client: int | None, dtype: torch.dtype) -> R
     )
 
 
+def _normalized_by(
+    model: TrainedModel, samples: Path | Tensor | NDArray[Any], federation: Federation
+) -> TrainedModel:
+    """Return a model that normalizes by the statistics of samples, as a client by its own.
+
+    Args:
+        model: The model, with any normalization.
+        samples: Raw samples, or the file that has them.
+        federation: The samples of the run.
+    """
+    what = "the samples of `normalize_by`"
+    if isinstance(samples, Path):
+        what = str(samples)
+        samples = np.concatenate([part.x for part in unlabelled.read(samples, model.layout)])
+    raw = model.check(samples)
+    if not len(raw):
+        raise UserError(f"{what} are none. Give the samples of the new client.")
+    x = model.inputs.encoded(raw).numpy()
+    fill = None
+    if model.inputs.fill is not None:
+        fill = np.nan_to_num(means_of(x)).astype(x.dtype)  # 0 for a column without a value
+        x = np.where(np.isnan(x), fill, x)
+    shift, scale = normalization_of(x, np.arange(len(x)), federation.dataset)
+    inputs = deepcopy(model.inputs)
+    inputs.shift, inputs.scale = (
+        torch.from_numpy(value).to(model.inputs.shift.dtype) for value in (shift, scale)
+    )
+    inputs.fill = None if fill is None else torch.from_numpy(fill)
+    return replace(model, inputs=inputs, normalization=_normalization(federation, inputs))
+
+
 def _normalization(federation: Federation, inputs: RawInputs) -> Normalization:
     """Return the normalization as numbers."""
     mean, std = (
         np.atleast_1d(value.double().numpy().squeeze())
-        for value in (federation.shift.cpu(), 1.0 / federation.scale.cpu().double())
+        for value in (inputs.shift, 1.0 / inputs.scale.double())
     )
     table, dataset = federation.table, federation.dataset
     if table is None or inputs.fill is None:
@@ -822,13 +923,27 @@ def _card(
             for column, words in zip(model.columns, model.words, strict=False)
             if words
         }
+        if config.data.drop:
+            inputs["dropped"] = list(config.data.drop)
+        whose = "the training part of the client"
+        if client is None:
+            by_client = federation.owner is not None
+            whose = "the samples that were given" if by_client else "each client's training part"
+        inputs |= _about_gaps(whose, has_words=bool(inputs["words"]))
+    if federation.owner is None:
+        origin = "the training parts of all clients"
+    else:
+        origin = "the samples that were given" if client is None else "the client's training part"
     normalization: dict[str, Any] = {
         "axis": normal.axis,
+        "from": origin,
         "mean": normal.mean.tolist(),
-        "std": normal.std.tolist(),
+        # JSON has no infinity.
+        "std": [value if math.isfinite(value) else None for value in normal.std.tolist()],
     }
     if normal.columns:
         normalization |= {"columns": list(normal.columns), "fill": list(normal.fill)}
+    metrics, validation = _metrics(path, config, state, client, name)
     return {
         "flbench": __version__,
         "method": config.algorithm.name,
@@ -843,7 +958,8 @@ def _card(
         "input": inputs,
         "normalization": normalization,
         "output": _output(model, federation),
-        "metrics": _metrics(path, config, state, client, name),
+        "metrics": metrics,
+        "validation": validation,
         "net": config.model.model_dump(mode="json"),
         "parameters": sum(parameter.numel() for parameter in model.net.parameters()),
         "precision": config.engine.precision,
@@ -851,6 +967,27 @@ def _card(
         "partition_hash": partition.hash(),
         "config_hash": config.hash(),
     }
+
+
+def _about_gaps(whose: str, *, has_words: bool) -> dict[str, str]:
+    """Return what a model does with missing values and unknown words, as entries of its card.
+
+    Args:
+        whose: The samples over which the means are taken.
+        has_words: Whether the table has columns of words.
+    """
+    about = {
+        "missing_values": "NaN is replaced by the value of the column in normalization.fill, the"
+        f" mean over {whose}"
+        + ("; a missing word by the shares of the words there." if has_words else "."),
+    }
+    if has_words:
+        about["unknown_words"] = (
+            "A column of words has the position of the word in input.words, counted from 0. Any"
+            " other number, such as -1, is an unknown word; it is 0 in the columns of all words in"
+            " normalization.columns, and so is a word that no training part has."
+        )
+    return about
 
 
 def _output(model: TrainedModel, federation: Federation) -> dict[str, Any]:
@@ -865,23 +1002,24 @@ def _output(model: TrainedModel, federation: Federation) -> dict[str, Any]:
 
 def _metrics(
     path: Path, config: Config, state: State, client: int | None, name: str
-) -> dict[str, float]:
-    """Return the model's test metrics that the run has written; empty if it has none.
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the model's test and validation metrics that the run has written, or empty dicts.
 
-    They are those of a client's personal model on the client's test part, and those of the global
-    model on the common test set.
+    They are those of a client's personal model on the client's own parts. Those of the global model
+    are on the common test set, without validation metrics.
     """
     if client is None:
         with as_data_error(path / "metrics.csv"):
             rows = metrics_file.read(path / "metrics.csv")
-        return {
+        found = {
             row.metric: row.value
             for row in rows
             if row[:3] == (state.round, "common", "gm") and row.metric in client_scores(config)
         }
+        return found, {}
     file = path / "clients.csv"
     if name != "personal" or not file.is_file():
-        return {}
+        return {}, {}
     summary = read_json(path / "summary.json")
     with as_data_error(path / "summary.json"):
         moment = "last" if summary.get("last", {}).get("round") == state.round else "best"
@@ -889,10 +1027,15 @@ def _metrics(
         for row in csv.DictReader(StringIO(files.read_text(file)), strict=True):
             if row["moment"] == moment and int(row["client"]) == client:
                 known = (*client_scores(config), *ranking_names.NAMES)
-                scores = {key: row.get(key) for key in known}
-                values = {key: float(cell) for key, cell in scores.items() if cell}
-                return {
-                    "test_samples": int(row["test_size"]),
-                    **{key: value for key, value in values.items() if not math.isnan(value)},
-                }
-    return {}
+                return (
+                    {"test_samples": int(row["test_size"]), **_numbers(row, known)},
+                    _numbers(row, known, VALIDATION),
+                )
+    return {}, {}
+
+
+def _numbers(row: dict[str, str], names: Sequence[str], prefix: str = "") -> dict[str, float]:
+    """Return the cells PREFIX NAME of a row of clients.csv that have a value, by NAME."""
+    cells = {name: row.get(f"{prefix}{name}") for name in names}
+    values = {name: float(cell) for name, cell in cells.items() if cell}
+    return {name: value for name, value in values.items() if not math.isnan(value)}

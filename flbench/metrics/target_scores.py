@@ -23,20 +23,25 @@ class TargetScores:
         clients: Values [N] float64 of each metric by its name; NaN for clients without one.
         evaluated: [N] bool: True for clients that have samples in this part.
         together: Copies of the metrics that have got the samples of all clients.
+        called: Returns how messages call a client.
     """
 
     metrics: tuple[OwnMetric, ...]
     clients: dict[str, Tensor]
     evaluated: Tensor
     together: dict[str, Metric]
+    called: Callable[[int], str] = str
 
     @staticmethod
-    def empty(clients: int, metrics: tuple[OwnMetric, ...]) -> "TargetScores":
+    def empty(
+        clients: int, metrics: tuple[OwnMetric, ...], called: Callable[[int], str] = str
+    ) -> "TargetScores":
         """Return the scores of N clients before the first sample.
 
         Args:
             clients: Number of clients N.
             metrics: The metrics.
+            called: Returns how messages call a client: its number, perhaps with its name.
         """
         unknown = torch.full((clients,), torch.nan, dtype=torch.float64)
         return TargetScores(
@@ -44,6 +49,7 @@ class TargetScores:
             {metric.name: unknown.clone() for metric in metrics},
             torch.zeros(clients, dtype=torch.bool),
             {metric.name: torchmetric(metric).clone() for metric in metrics},
+            called,
         )
 
     def add_(self, client: Tensor, true: Tensor, predicted: Tensor) -> None:
@@ -70,7 +76,9 @@ class TargetScores:
         ids, sizes = client.unique_consecutive(return_counts=True)  # type: ignore[no-untyped-call]
         parts = order.split(sizes.tolist())  # type: ignore[no-untyped-call]
         for k, mine in zip(ids.tolist(), parts, strict=True):
-            owner = f"the model of client {k}" if len(self.evaluated) > 1 else "the model"
+            owner = (
+                f"the model of client {self.called(k)}" if len(self.evaluated) > 1 else "the model"
+            )
             self._add([k], owner, true[mine], predicted[mine])
 
     def add_shared_(self, ids: Tensor, true: Tensor, predicted: Tensor) -> None:

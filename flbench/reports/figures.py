@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 import matplotlib as mpl
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from flbench.data.federation import Federation
+
+MOST_NAMED: Final = 30
+"""Clients whose names a picture of all clients shows."""
 
 
 def partition(federation: "Federation") -> Figure:
@@ -52,7 +55,7 @@ def partition_table(
     clients, classes = counts.shape
     own, labels = [short(name) for name in names], [short(name) for name in client_names]
     inner = (min(9.5, 0.25 * classes), min(10.5, 0.16 * clients))
-    beside = max(map(width, labels), default=0.0) if clients <= 30 else 0.0
+    beside = max(map(width, labels), default=0.0) if clients <= MOST_NAMED else 0.0
     below = height(own, inner[0]) if classes <= 20 else 0.0
     size = (inner[0] + max(2.5, 1.7 + beside), inner[1] + max(1.5, 1.1 + below))
     figure = Picture(figsize=size, layout="constrained")
@@ -63,14 +66,20 @@ def partition_table(
     axes.set(xlabel="class", ylabel="client")
     if classes <= 20:
         name_places(axes, own, inner[0])
-    if clients <= 30:
+    if clients <= MOST_NAMED:
         axes.set_yticks(range(clients), labels or None)
     axes.set_title(wrapped(f"{dataset}: {clients} clients", size[0] - 1.0))
     figure.colorbar(image, ax=axes, label="training samples")
     return figure
 
 
-def topology(graph: "Tensor", rows: "Tensor", positions: NDArray[np.float64], title: str) -> Figure:
+def topology(
+    graph: "Tensor",
+    rows: "Tensor",
+    positions: NDArray[np.float64],
+    title: str,
+    client_names: Sequence[str] = (),
+) -> Figure:
     """Draw a network of clients, and its mixing weights beside it.
 
     A link in one direction is an arrow towards the client that mixes. Connected components have
@@ -81,12 +90,15 @@ def topology(graph: "Tensor", rows: "Tensor", positions: NDArray[np.float64], ti
         rows: [N, N] mixing weights; row i belongs to the client i that mixes.
         positions: [N, 2] position of each client in the figure.
         title: Title of the figure.
+        client_names: Names of the N clients, shown for at most `MOST_NAMED`; empty for clients
+            without names.
     """
     from flbench.algorithms.shared.topology import components
 
-    figure = Picture(figsize=(10.0, 5.0), layout="constrained")
-    left, right = figure.subplots(1, 2)
     clients = len(graph)
+    labels = [short(name, 14) for name in client_names] if clients <= MOST_NAMED else []
+    figure = Picture(figsize=(10.0, 6.0 if labels else 5.0), layout="constrained")
+    left, right = figure.subplots(1, 2)
     links = graph.numpy()
     both = np.argwhere(np.triu(links & links.T))
     left.add_collection(
@@ -108,14 +120,30 @@ def topology(graph: "Tensor", rows: "Tensor", positions: NDArray[np.float64], ti
     if clients <= 50:
         for client, place in enumerate(positions):
             left.annotate(str(client), place, ha="center", va="center", fontsize=6, color="white")
+    for label, place in zip(labels, positions if labels else (), strict=True):
+        left.annotate(
+            label,
+            place,
+            xytext=(0, -9),
+            textcoords="offset points",
+            ha="center",
+            va="top",
+            fontsize=7,
+            bbox={"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 0.5},
+        )
     left.set_aspect("equal")
     left.margins(0.08)
     left.axis("off")
     shown = np.ma.masked_equal(rows.numpy(), 0.0)
-    image = right.imshow(shown, cmap="viridis", vmin=0.0, interpolation="nearest")
+    aspect = "auto" if labels else "equal"  # rotated names need a part of the height
+    image = right.imshow(shown, cmap="viridis", vmin=0.0, interpolation="nearest", aspect=aspect)
     right.set(xlabel="client that sends", ylabel="client that mixes")
-    for axis in (right.xaxis, right.yaxis):
-        axis.set_major_locator(MaxNLocator(integer=True))
+    if labels:
+        right.set_xticks(range(clients), labels, rotation=90, fontsize=7)
+        right.set_yticks(range(clients), labels, fontsize=7)
+    else:
+        for axis in (right.xaxis, right.yaxis):
+            axis.set_major_locator(MaxNLocator(integer=True))
     figure.colorbar(image, ax=right, label="weight")
     figure.suptitle(wrapped(title, 10.0))
     return figure

@@ -8,6 +8,7 @@ from typing import Any, Final
 from flbench.core.markup import in_cell, in_markdown
 from flbench.core.printable import one_line
 from flbench.metrics import ranking_names
+from flbench.results.reading import VALIDATION
 
 MOST_CLIENTS: Final = 100  # rows of the table of clients
 MOST_CLASSES: Final = 100  # rows of the table of classes
@@ -121,7 +122,9 @@ def target_text(target: Mapping[str, Any]) -> str:
 def clients_block(
     clients: Sequence[Mapping[str, str]], scores: Sequence[str] = tuple(CLIENT_TITLES)
 ) -> Block | None:
-    """Return the table of the test metrics of clients with names, after the last round.
+    """Return the table of the metrics of clients with names, after the last round.
+
+    They are test metrics, and the validation value of the first of them if the file has it.
 
     Args:
         clients: Rows of clients.csv; empty if the clients have no names.
@@ -137,6 +140,9 @@ def clients_block(
     has_classes = set(scores) <= set(CLIENT_TITLES)
     titles = {name: CLIENT_TITLES.get(name, name.replace("_", " ")) for name in scores}
     titles |= {name: title for name, title in RANKING_TITLES.items() if name in rows[0]}
+    first = next(iter(titles), "")
+    if (validation := f"{VALIDATION}{first}") in rows[0]:
+        titles = {first: titles[first], validation: f"validation {titles[first]}", **titles}
     return Block(
         "Clients, last round, test",
         ("client", "name", "train", "test", *titles.values()),

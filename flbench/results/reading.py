@@ -61,6 +61,12 @@ CLASS_COLUMNS: Final = (
 
 CLIENT_SCORES: Final = ("accuracy", "balanced_accuracy", "macro_f1")
 CLIENT_COLUMNS: Final = ("moment", "client", "name", "train_size", "test_size")
+VALIDATION: Final = "validation_"
+"""What names of columns of clients.csv begin with if they have metrics of the validation part.
+
+A column of test metrics has the name of the metric alone. Files of earlier versions have no columns
+of the validation part.
+"""
 
 
 @dataclass(frozen=True)
@@ -429,10 +435,12 @@ def read_clients(path: Path, scores: tuple[str, ...] = CLIENT_SCORES) -> list[di
     rows = list(csv.DictReader(StringIO(files.read_text(file)), strict=True))
     if not rows or not rows[0].get("name"):  # files of version 0.1 have no names
         return []
+    validation = {f"{VALIDATION}{name}" for name in (*scores, *ranking_names.NAMES)}
     for row in rows:
         if None in row or None in row.values() or not {*CLIENT_COLUMNS, *scores} <= row.keys():
             raise ValueError("a row has other columns than a clients.csv")
-        for column in (*scores, *(name for name in ranking_names.NAMES if name in row)):
+        further = (name for name in row if name in ranking_names.NAMES or name in validation)
+        for column in (*scores, *further):
             float(row[column] or "nan")
     return [row | {"name": as_written(read_cell(row["name"]), "a client")} for row in rows]
 

@@ -44,8 +44,13 @@ CLIENTS: Final = {
     "test_size": "int64",
     "classes": "int64",
     "trainings": "int64",
+    "validation_size": "int64",
 }
-"""Columns of `Run.clients` with their types; those after them are metrics, float64."""
+"""Columns of `Run.clients` with their types; the others are metrics, float64."""
+
+SOMETIMES: Final = ("name", "validation_size")
+"""Columns of `CLIENTS` that a file may lack: clients need not have names, and files of earlier
+versions have nothing on validation parts."""
 
 TARGET_CLIENTS: Final = {name: kind for name, kind in CLIENTS.items() if name != "classes"}
 """Columns of `Run.clients` with their types, for a run whose targets are not classes."""
@@ -114,10 +119,12 @@ def client_tables(path: Path) -> pd.DataFrame:
         DataError: The file is damaged: a client is there twice, or a number is out of range.
     """
     columns = {name: kind for name, kind in CLIENTS.items() if name != "trainings"}
-    table = read(path, columns, optional=("name", "classes"))
+    table = read(path, columns, optional=(*SOMETIMES, "classes"))
     with as_data_error(path):
-        shares = [name for name in ("accuracy", "balanced_accuracy", "macro_f1") if name in table]
-        sizes = [name for name in ("train_size", "test_size", "classes") if name in table]
+        known = ("accuracy", "balanced_accuracy", "macro_f1")
+        shares = [name for key in known for name in (key, f"validation_{key}") if name in table]
+        sizes = ["train_size", "test_size", "validation_size", "classes"]
+        sizes = [name for name in sizes if name in table]
         if "accuracy" not in shares:
             raise ValueError("it has no column accuracy")
         _check(table, "client", sizes, shares)

@@ -316,6 +316,63 @@ def test_tables_have_the_documented_types(finished):
     assert finished.summary["test"] == finished.summary["best"]["test"]
 
 
+def test_clients_have_validation_metrics_whose_mean_is_that_of_the_round(finished):
+    for moment in ("best", "last"):
+        clients = finished.clients.query("moment == @moment")
+        for part, prefix in (("test", ""), ("validation", "validation_")):
+            sizes, wanted = clients[f"{part}_size"], finished.summary[moment][part]
+            own = clients[f"{prefix}accuracy"]
+            assert own.mean() == pytest.approx(wanted["accuracy_mean"])
+            assert (own * sizes).sum() / sizes.sum() == pytest.approx(wanted["accuracy"])
+    assert clients["validation_size"].tolist() == finished.partition.sizes["validation"].tolist()
+    assert finished.plot.clients("validation_macro_f1").axes[0].get_ylabel() == "macro f1"
+
+
+def test_the_best_client_is_chosen_by_validation_and_not_by_test(copied):
+    table = pd.read_csv(copied / "clients.csv")
+    last = table["moment"] == "last"
+    table.loc[last, "accuracy"] = [1.0, 0.1, 0.2, 0.3]
+    table.loc[last, "validation_accuracy"] = [0.4, 0.8, 0.8, 0.8]
+    table.loc[last, "validation_size"] = [90, 20, 30, 30]
+    table.loc[last, "validation_macro_f1"] = [0.9, np.nan, 0.8, 0.7]
+    table.to_csv(copied / "clients.csv", index=False)
+    run = fl.load(copied)
+
+    assert run.best_client(checkpoint="last") == 2  # of three equal ones: more samples, the first
+    assert run.best_client("macro_f1", checkpoint="last") == 0
+    assert run.best_client("macro_f1", mode="min", checkpoint="last") == 3
+    model = run.best_client_model("macro_f1", checkpoint="last")
+    same = run.model(0, checkpoint="last")
+    assert all(map(torch.equal, model.state_dict().values(), same.state_dict().values()))
+    for keys, message in (
+        ({"metric": "acuracy"}, "Did you mean `accuracy`"),
+        ({"mode": "most"}, "`mode` must be max or min"),
+        ({"checkpoint": "first"}, "`checkpoint` must be best or last"),
+    ):
+        with pytest.raises(fl.UserError, match=message):
+            run.best_client(**keys)
+    table["validation_accuracy"] = np.nan
+    table.to_csv(copied / "clients.csv", index=False)
+    with pytest.raises(fl.UserError, match=r"no client of .* has a validation `accuracy`"):
+        fl.load(copied).best_client()
+
+
+def test_folders_without_validation_metrics_of_clients_are_read_as_before(copied, capsys):
+    table = pd.read_csv(copied / "clients.csv")
+    table = table[[name for name in table if not name.startswith("validation_")]]
+    table.to_csv(copied / "clients.csv", index=False)
+    run = fl.load(copied)
+
+    assert len(run.clients) == 8
+    assert run.plot.clients().axes[0].get_ylabel() == "accuracy"
+    assert run.trained(client=1).card["metrics"]["accuracy"] == table["accuracy"][1]
+    assert run.trained(client=1).card["validation"] == {}
+    assert fl.resume(copied, progress=False).digest == run.digest
+    assert main(["show", str(copied)]) == 0
+    with pytest.raises(fl.UserError, match="no validation scores of its clients"):
+        run.best_client()
+
+
 def test_names_of_classes_are_text_as_written(copied):
     table = (copied / "per_class.csv").read_text().replace("last,0,0,", "last,0,NA,")
     (copied / "per_class.csv").write_text(table.replace("last,1,1,", "last,1,'=1+1,"))

@@ -202,6 +202,15 @@ def test_one_client_equals_the_trainer_and_its_metric_that_of_the_model(tmp_path
     assert float(metric.compute()) == run.summary["last"]["test"]["mse"]
 
 
+def test_best_client_has_the_smallest_validation_error(regression):
+    rows = regression.clients.query("moment == 'best'").set_index("client")
+
+    assert regression.best_client() == rows["validation_mse"].idxmin()
+    assert regression.best_client("mae", mode="max") == rows["validation_mae"].idxmax()
+    with pytest.raises(fl.UserError, match="mode='max' or mode='min'"):
+        regression.best_client("mae")
+
+
 def test_best_round_has_the_smallest_error_of_the_first_metric_or_of_the_chosen_one(tmp_path):
     run = federated(tmp_path / "a", (X, Y[:, 0]), Single)
     values = run.metrics.query("split == 'validation' and protocol == 'personal'")

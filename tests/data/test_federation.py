@@ -86,6 +86,73 @@ def test_note_of_a_constant_column_gives_no_deviation(normalize):
     assert made.scale.flatten()[0] == 1
 
 
+def hospitals() -> tuple[np.ndarray, Dataset]:
+    """Three clients with other scales, missing values, a constant column and one without values."""
+    rng = np.random.default_rng(0)
+    groups = np.repeat([0, 1, 2], [40, 30, 8])
+    x = rng.normal(size=(78, 4)) * np.array([1, 10, 100])[groups, None] + 5 * groups[:, None]
+    x[::7, 0] = np.nan
+    x[groups == 1, 1] = 3.0
+    x[groups == 2, 2] = np.nan
+    x[np.flatnonzero(groups == 1)[-1], 1] = 1000.0
+    return groups, table(x, groups)
+
+
+def test_normalization_by_client_is_that_of_its_own_training_part():
+    """Compared with NumPy, client by client; a client alone has the same inputs."""
+    groups, data = hospitals()
+    config = PartitionConfig(scheme="natural", min_samples=1)
+    made = build(data, DataConfig(normalize="client"), config, 0)
+
+    for client in range(3):
+        parts = [made.partition.parts[part][client] for part in ("train", "validation", "test")]
+        train = data.x[parts[0]].astype(float)
+        known = ~np.isnan(train).all(axis=0)
+        mean = np.array([np.nanmean(train[:, k]) if known[k] else 0.0 for k in range(4)])
+        deviation = np.where(np.isnan(train), mean, train).std(axis=0)
+        for rows in parts:
+            filled = np.where(np.isnan(data.x[rows]), mean, data.x[rows])
+            with np.errstate(invalid="ignore", divide="ignore"):
+                wanted = np.where(deviation > 0, (filled - mean) / deviation, 0.0)
+            found = made.inputs(rows, torch.float64)
+            np.testing.assert_allclose(found, wanted, atol=1e-4, rtol=1e-5)
+        assert not made.inputs(np.concatenate(parts), torch.float32).isnan().any()
+    assert [len(re.findall(r"constant|one value", note)) for note in made.notes].count(1) == 1
+    assert any("1, 2" in note and "is 0 for" in note for note in made.notes)
+    assert any("fewer than 10" in note and "client 2" in note for note in made.notes)
+
+    other = data.x.copy()
+    other[groups != 0] *= 3
+    apart = build(replace(data, x=other), DataConfig(normalize="client"), config, 0)
+    rows = np.flatnonzero(groups == 0)
+    assert torch.equal(apart.inputs(rows, torch.float32), made.inputs(rows, torch.float32))
+    pooled = [
+        build(replace(data, x=x), DataConfig(), config, 0).inputs(rows, torch.float32)
+        for x in (data.x, other)
+    ]
+    assert not torch.equal(*pooled)
+
+
+def test_normalization_by_client_of_images_and_in_worker_processes():
+    made = federation("client", pool="merged")
+
+    for client, rows in enumerate(made.partition.parts["train"]):
+        x = made.inputs(rows, torch.float64)
+        assert float(x.mean()) == pytest.approx(0, abs=1e-5)
+        assert float(x.std(correction=0)) == pytest.approx(1, abs=1e-5)
+        rest = made.partition.parts["test"][client]
+        pixels = made.dataset.x[rows].astype(float)
+        wanted = (made.dataset.x[rest] - pixels.mean()) / pixels.std()
+        np.testing.assert_allclose(made.inputs(rest, torch.float64), wanted, atol=1e-5)
+    sent = made.without_samples().with_samples(made.x.numpy()).to(torch.device("cpu"), x.dtype)
+    assert torch.equal(sent.inputs(rest, torch.float64), made.inputs(rest, torch.float64))
+
+
+def test_normalization_by_client_is_not_defined_for_a_common_test_set():
+    with pytest.raises(DataError, match=r"297 samples that belong to no client.*pool=merged"):
+        federation("client")
+
+
 def test_note_says_what_pixels_are_divided_by():
     assert "divided by 16;" in federation("unit").notes[-1]
 

@@ -10,6 +10,7 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -26,7 +27,9 @@ from flbench.data import (
     table_files,
 )
 from flbench.data.federation import build
-from tests.support import write_npz
+from flbench.data.own import Data
+from flbench.data.partition_files import data_hash
+from tests.support import config_of, write_npz
 
 
 def load(path: Path, **keys):
@@ -762,7 +765,7 @@ def test_column_of_identifiers_is_refused_by_its_name(tmp_path, words, is_refuse
     path = write_zip(tmp_path / "x.zip", {"a.csv": f"id,x,y\n{lines}".encode()})
 
     if is_refused:
-        with pytest.raises(DataError, match=r"the column `id` has .* Remove the column"):
+        with pytest.raises(DataError, match=r"the column `id` has .* by data.drop=\[id\]"):
             load(path)
     else:
         assert len(load(path).words[0]) == len(set(words) - {""})
@@ -1170,13 +1173,75 @@ def test_columns_that_number_the_rows_are_noted(tmp_path, name, values, is_noted
     data = load(write_zip(tmp_path / "x.zip", entries))
 
     assert data.columns == (name, "x")
-    found = [note for note in data.notes if f"`{name}`" in note and "Remove" in note]
+    found = [note for note in data.notes if f"`{name}`" in note and "Leave" in note]
     assert len(found) == len(data.notes) == is_noted
     x = np.column_stack([list(values), rng.normal(size=N)]).astype(float)
     np.savez(tmp_path / "x.npz", train_images=x, train_labels=np.arange(N) % 2)
     if name == "n":
         of_array = load(tmp_path / "x.npz").notes
         assert any("`0`" in note for note in of_array) == (is_noted and values[0] != values[N // 2])
+
+
+def test_dropped_columns_are_as_if_the_files_had_not_had_them(tmp_path):
+    """They may have anything, may be in some files alone, and may have no proper name."""
+    header, lines = "x,word,y\n", [f"{k / 7},{'ab'[k % 2]},{k % 3 > 0}\n" for k in range(24)]
+    wide = [f"patient {k},{line[:-1]},{'' if k % 2 else k}\n" for k, line in enumerate(lines)]
+    plain = {"a.csv": header + "".join(lines[:12]), "b.csv": header + "".join(lines[12:])}
+    more = {
+        "a.csv": "id,x,word,y,Unnamed: 4\n" + "".join(wide[:12]),
+        "b.csv": "x,word,y,Unnamed: 4,Unnamed: 4\n"
+        + "".join(f"{line[:-1]},1,two\n" for line in lines[12:]),
+    }
+    paths = [
+        write_zip(tmp_path / name, {file: text.encode() for file, text in entries.items()})
+        for name, entries in (("plain.zip", plain), ("more.zip", more))
+    ]
+
+    keys = {"drop": ["Unnamed: 4", "id"]}
+    expected, found = load(paths[0]), load(paths[1], **keys)
+
+    assert data_hash(found) == data_hash(expected)
+    assert found.columns == expected.columns == ("x", "word")
+    assert [note for note in found.notes if note not in expected.notes] == [
+        "data: data.drop leaves out `Unnamed: 4`, `id`; the label is `y`, the last of the other"
+        " columns."
+    ]
+    frame = pd.DataFrame({"id": [f"p{k}" for k in range(24)], "x": expected.x[:, 0]})
+    frame = frame.assign(word=list("ab" * 12), y=[str(k % 3 > 0) for k in range(24)])
+    assert np.array_equal(Data(frame, drop=["id"]).dataset.x, expected.x)
+    for drop, message in (
+        (["iid", "id", "Unnamed: 4"], r"`data\.drop` names the column `iid`, .* Did you mean `id`"),
+        (["id", "y", "word", "x", "Unnamed: 4"], "leaves out all columns"),
+    ):
+        with pytest.raises(DataError, match=message):
+            load(paths[1], drop=drop)
+    with pytest.raises(DataError, match=r"leaves out the column `y`, which has the label"):
+        load(paths[1], drop=["y", "Unnamed: 4"], label="y")
+    with pytest.raises(DataError, match="`drop` leaves out the column `word`, which `client`"):
+        Data(frame, drop=["id", "word"], client="word")
+    with pytest.raises(DataError, match="`drop` must be a list"):
+        Data(frame, drop="id")
+    with pytest.raises(DataError, match="`drop` cannot be used with data without named columns"):
+        Data(np.zeros((4, 2)), [0, 1, 0, 1], drop=["id"])
+
+
+def test_columns_can_be_dropped_of_named_columns_alone(tmp_path):
+    np.savez(tmp_path / "x.npz", train_images=np.zeros((8, 2)), train_labels=np.arange(8) % 2)
+    zipped = write_zip(tmp_path / "images.zip", images())
+    for config in (
+        DataConfig(path=tmp_path / "x.npz", drop=["0"]),
+        DataConfig(path=zipped, drop=["a"]),
+        DataConfig(name="digits", drop=["a"]),
+    ):
+        with pytest.raises(DataError, match=r"`data\.drop=.* has no columns with names"):
+            sources.load(config)
+
+
+def test_the_order_of_dropped_columns_changes_no_hash():
+    one, other, none = (
+        config_of(f"data.drop={drop}").hash() for drop in ("[a, b]", "[b, a, b]", "[]")
+    )
+    assert one == other != none == config_of().hash()
 
 
 @pytest.mark.parametrize(

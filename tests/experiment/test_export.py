@@ -133,13 +133,41 @@ def test_images_of_other_methods(tmp_path):
     assert_load_without_flbench(paths, tmp_path / "files", [export.FORMATS] * len(methods))
 
 
+def by_the_card(card, rows):
+    """Inputs of the net for rows of a table, computed with what the card says alone."""
+    names, words = card["input"]["columns"], card["input"]["words"]
+    normal = card["normalization"]
+    found = []
+    for name, mean, std, fill in zip(
+        *(normal[key] for key in ("columns", "mean", "std", "fill")), strict=True
+    ):
+        column, _, word = name.partition("=")
+        value = rows[:, names.index(column)].astype(float)
+        if word:
+            value = np.where(np.isnan(value), value, value == words[column].index(word))
+        value = np.where(np.isnan(value), fill, value)
+        found.append(np.zeros(len(rows)) if std is None else (value - mean) / std)
+    return np.stack(found, axis=1)
+
+
 def test_tables(tmp_path):
     data = tables(tmp_path / "x")
+    file = data / "c2.csv"
+    header, *lines = file.read_text().splitlines()
+    flat = [",".join([*line.split(",")[:2], "5", line.split(",")[3]]) for line in lines]
+    file.write_text("\n".join([header, *flat]) + "\n")  # `weight` is constant at this client
     overrides = ("model.name=mlp", "partition.scheme=natural", f"data.path={data}")
-    path, _ = run(tmp_path / "runs", *SMALL, "algorithm=fedper", *overrides)
+    keys = (*SMALL, "algorithm=fedper", *overrides, "data.normalize=client")
+    path, _ = run(tmp_path / "runs", *keys)
     model, federation = trained.load(path, 2), federation_of(path)
-    samples = federation.dataset.x[:40]
+    samples = federation.dataset.x[:40].copy()
+    samples[3, 1] = -1.0  # an unknown word
     assert np.isnan(samples).any()
+    assert None in model.card["normalization"]["std"]
+    inputs = by_the_card(json.loads(json.dumps(model.card)), samples)
+    np.testing.assert_allclose(model.inputs(torch.from_numpy(samples)), inputs, atol=1e-5)
+    assert "NaN is replaced" in model.card["input"]["missing_values"]
+    assert "such as -1" in model.card["input"]["unknown_words"]
     for name in ("torch.export", "torch", "onnx"):
         file, _ = export.write(
             model, tmp_path / f"model{export.FORMATS[name].suffix}", name, overwrite=True

@@ -181,9 +181,11 @@ def tables(folder):
     return folder
 
 
-def test_tables_are_encoded_and_imputed_as_in_training(tmp_path):
+@pytest.mark.parametrize("normalize", ["standard", "client"])
+def test_tables_are_encoded_and_imputed_as_in_training(tmp_path, normalize):
     overrides = (
         "model.name=mlp",
+        f"data.normalize={normalize}",
         "partition.scheme=natural",
         f"data.path={tables(tmp_path / 'x')}",
     )
@@ -200,6 +202,35 @@ def test_tables_are_encoded_and_imputed_as_in_training(tmp_path):
         assert torch.equal(inputs, federation.inputs(rows, torch.float32))
         assert model.card["client_name"] == f"c{client}"
         assert model.card["input"]["words"] == {"colour": ["blue", "green", "red"]}
+
+
+def test_global_model_has_the_normalization_of_the_client_that_is_chosen(tmp_path):
+    keys = (f"data.path={tables(tmp_path / 'x')}", "data.normalize=client")
+    path, _ = run(tmp_path, *SMALL, "algorithm=fedavg", "partition.scheme=natural", *keys)
+
+    with pytest.raises(UserError, match=r"no normalization of its own.*`normalize_by`.*gm"):
+        trained.load(path)
+    one, other = (trained.load(path, client, "gm") for client in (0, 1))
+    same = zip(one.net.net.state_dict().values(), other.net.net.state_dict().values(), strict=True)
+    assert all(torch.equal(*pair) for pair in same)
+    assert (one.normalization.mean != other.normalization.mean).any()
+    assert one.card["normalization"]["from"] == "the client's training part"
+
+    # A new client normalizes by its samples, as a client by its training part.
+    federation = federation_of(path)
+    x, rows = federation.dataset.x, federation.partition.parts["train"][1]
+    new = trained.load(path, normalize_by=x[rows])
+    assert torch.equal(new.predict(x), other.predict(x))
+    assert new.card["normalization"]["from"] == "the samples that were given"
+    file = trained.load(path, normalize_by=tmp_path / "x" / "c1.csv")
+    assert file.normalization.mean[1:] == pytest.approx(other.normalization.mean[1:], abs=0.3)
+    for client, samples, words in (
+        (0, x, r"the normalization of client 0 \(c0\)"),
+        (None, x[:0], "Give the samples of the new client"),
+        (None, x[:, :2], "takes"),
+    ):
+        with pytest.raises(UserError, match=words):
+            trained.load(path, client, normalize_by=samples)
 
 
 HOSPITALS = [f"hospital{k:02d}" for k in range(1, 13)]

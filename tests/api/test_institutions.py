@@ -1,0 +1,151 @@
+"""From the CSV files of institutions to the table of a comparison, without a change to a file."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import flbench as fl
+from flbench.analysis import figures as analysis_figures
+from flbench.analysis.arrangement import arrange
+from flbench.analysis.tables import analyse
+from flbench.cli import app
+from flbench.comparison.collect import collect
+from flbench.reports import figures
+from flbench.testing import after, build
+
+NAMES = ("Bern", "R&D Clinic", "St. Mary", "Köln")
+DROP = "data.drop=[patient,note]"
+
+
+def write(folder):
+    """Tables with identifiers, free text, missing values and words, each in units of its own."""
+    rng = np.random.default_rng(0)
+    folder.mkdir()
+    for k, name in enumerate(NAMES):
+        with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+            lines = csv.writer(file)
+            lines.writerow(["patient", "pressure", "pain", "age", "note", "diagnosis"])
+            for row in range(40):
+                is_ill = bool(row % 2)
+                pressure = f"{10.0**k * (rng.normal() + 2 * is_ill) + 7 * k:.4f}"
+                lines.writerow(
+                    [
+                        f"P{1000 * k + row}",
+                        "" if row % 9 == 0 else pressure,
+                        ["none", "chest"][is_ill ^ (row % 7 == 0)] if row % 11 else "?",
+                        int(rng.integers(20, 90)) if k else 50,
+                        f"seen on day {rng.integers(10**6)}",
+                        "ill" if is_ill else "healthy",
+                    ]
+                )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("institutions")
+
+
+@pytest.fixture(scope="module")
+def data(place):
+    return write(place / "hospitals")
+
+
+@pytest.fixture(scope="module")
+def compared(place, data):
+    words = ("fedavg", "local", f"data.path={data}", "partition.scheme=natural", DROP)
+    grid = ("--grid", "data.normalize=standard,client", "--seeds", "2", "--jobs", "1")
+    keys = ("train.rounds=3", "train.batch_size=8", "engine.name=sequential", "engine.threads=1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flbench.analysis.page.pictures", lambda *_: [])
+        assert app.main(["compare", *words, *keys, *grid, "--out", str(place / "out")]) == 0
+    [folder] = (place / "out").iterdir()
+    return folder
+
+
+def test_error_names_all_columns_to_leave_out(data, capsys):
+    assert app.main(["data", f"data.path={data}", "partition.scheme=natural"]) == 2
+    assert "data.drop=[patient, note]" in capsys.readouterr().err
+
+
+def test_pooled_and_client_wise_normalization_stand_side_by_side(compared):
+    report = fl.report(compared)
+
+    means = report.leaderboard.set_index(["place", "method"])["mean"].unstack()
+    assert list(means.index) == [f"hospitals, normalize={kind}" for kind in ("client", "standard")]
+    assert set(means.columns) == {"fedavg", "local"}
+    # With units of its own, a client alone learns from its own normalization.
+    assert means.loc["hospitals, normalize=client", "local"] > 0.7
+    assert set(report.clients["name"]) == set(NAMES)
+    runs = [fl.load(path) for path in sorted((compared / "cells").iterdir())]
+    by_kind = {run.config.data.normalize: run for run in runs if run.config.seed == 0}
+    assert by_kind["client"].config.hash() != by_kind["standard"].config.hash()
+    for run in runs:
+        assert run.config.data.drop == ("note", "patient")
+        assert run.best_client() in NAMES
+
+
+def test_files_with_and_without_dropped_columns_have_the_same_predictions(
+    compared, data, tmp_path, capsys
+):
+    run = compared / "cells" / "fedavg-hospitals-normalize=client-seed0"
+    file = data / "St. Mary.csv"
+    lines = list(csv.reader(file.read_text(encoding="utf-8").splitlines()))
+    with (tmp_path / "short.csv").open("w", newline="", encoding="utf-8") as short:
+        csv.writer(short).writerows([line[1:4] for line in lines])
+    found = []
+    for given in (file, tmp_path / "short.csv"):
+        words = ("predict", run, "--client", "St. Mary", given, "--json")
+        assert app.main([str(word) for word in words]) == 0
+        captured = capsys.readouterr()
+        assert not captured.err
+        found.append([(row["class"], row["probability"]) for row in json.loads(captured.out)])
+    assert found[0] == found[1]
+    card = fl.load(run).trained("St. Mary").card
+    assert card["input"]["columns"] == ["pressure", "pain", "age"]
+    assert card["input"]["dropped"] == ["note", "patient"]
+    assert card["client_name"] == "St. Mary"
+
+    # A clinic that did not take part normalizes by its own samples, and has a word of its own.
+    with (tmp_path / "new.csv").open("w", newline="", encoding="utf-8") as new:
+        csv.writer(new).writerows([line[1:4] for line in lines[:3]] + [["1", "cehst", "2"]])
+    words = ["predict", str(run), "--global", str(tmp_path / "new.csv"), "--json"]
+    assert app.main(words) == 2
+    assert "--normalize-by" in capsys.readouterr().err
+    assert app.main([*words, "--normalize-by", str(tmp_path / "new.csv")]) == 0
+    captured = capsys.readouterr()
+    assert len(json.loads(captured.out)) == 3
+    assert "1 of 3 values of the column `pain` are words that no training" in captured.err
+
+
+def test_pictures_have_the_names_of_clients(compared, data, tmp_path, monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: seen.append(figure))
+    words = ("data", f"data.path={data}", "partition.scheme=natural", DROP, "--topology", "ring")
+    assert app.main([*words, "--picture", str(tmp_path / "t.png"), "--json"]) == 0
+    # Files are sorted by name.
+    names = sorted(NAMES)
+    assert json.loads(capsys.readouterr().out)["client_names"] == names
+    network, weights = seen[0].axes[:2]
+    assert {*names} < {text.get_text() for text in network.texts}
+    assert [label.get_text() for label in weights.get_yticklabels()] == names
+
+    runs = collect([compared])
+    analysis = analyse(arrange(runs.runs, labels=runs.labels))
+    holdings = analysis_figures.holdings(analysis, "hospitals, normalize=client")
+    assert {label.get_text() for label in holdings.axes[0].get_xticklabels()} == {*names}
+
+
+def test_engines_train_on_the_same_inputs(data):
+    keys = (f"data.path={data}", "partition.scheme=natural", DROP, "data.normalize=client")
+    keys = (*keys, "algorithm=ditto", "engine.precision=64-true", "partition.clients=null")
+    sequential, vectorized = (
+        after(build(*keys, f"engine.name={name}"), 2) for name in ("sequential", "vectorized")
+    )
+
+    assert sequential.clients.keys() == vectorized.clients.keys() != set()
+    for name, rows in sequential.clients.items():
+        torch.testing.assert_close(rows, vectorized.clients[name], rtol=0, atol=1e-9)
