@@ -59,10 +59,13 @@ OTHER_NAMES: Final = {
 
 COMMANDS: Final = {
     "benchmark": "bench",
+    "create": "new-method",
     "evaluate": "show",
     "fit": "run",
+    "init": "new-method",
     "list": "algos",
     "methods": "algos",
+    "new": "new-method",
     "optimize": "tune",
     "paper": "reproduce",
     "plot": "show",

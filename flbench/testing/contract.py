@@ -132,13 +132,15 @@ class _OfMethods:
             metafunc.parametrize("method", self.methods, indirect=True, scope="module")
 
     @pytest.fixture(scope="module")
+    @classmethod
     def method(
-        self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+        cls, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     ) -> Played:
         return _played(request.param, tmp_path_factory)
 
     @pytest.fixture(scope="module")
-    def reference(self, tmp_path_factory: pytest.TempPathFactory) -> Played:
+    @classmethod
+    def reference(cls, tmp_path_factory: pytest.TempPathFactory) -> Played:
         return _played(REFERENCE, tmp_path_factory)
 
 
