@@ -5,6 +5,7 @@ import re
 import runpy
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -177,3 +178,25 @@ def test_contract_finds_state_that_a_checkpoint_does_not_hold(tmp_path_factory):
             )
     finally:
         del ALGORITHMS["hidden"]
+
+
+def test_contract_finds_a_personal_leaf_that_training_loses(tmp_path_factory):
+    @ALGORITHMS.register("forgetful")
+    class Forgetful(Algorithm):
+        """Clients train a head of their own, which they do not keep."""
+
+        paper = Paper("Forgetful", "nobody", "invented")
+        communication = Communication(down="body", up="body", keeps="nothing")
+
+        def personal(self):
+            return self.setting.net.names("head")
+
+        def program(self, state):
+            return replace(super().program(state), keeps=frozenset())
+
+    try:
+        method = Played("forgetful", lambda: tmp_path_factory.mktemp("forgetful"))
+        with pytest.raises(AssertionError):
+            Contract().test_personal_leaves_stay_with_their_client(method)
+    finally:
+        del ALGORITHMS["forgetful"]
