@@ -53,10 +53,10 @@ def new_method(name: str, folder: Path | None, *, as_json: bool) -> None:
         return
     for path in written:
         console.line(str(folder / path))
-    commands = (f"flbench run {source}", f"flbench tune {source}", "pytest")
+    commands = [f"flbench run {source}", f"flbench tune {source}", "pytest"]
     console.line("\nThe method works as it is. README.md says what to change. To try it:\n")
     if folder.resolve() != Path.cwd().resolve():
-        commands = (f"cd {in_shell(folder)}", *commands)
+        commands.insert(0, f"cd {in_shell(folder)}")
     for command in commands:
         console.line(f"  {command}")
 
