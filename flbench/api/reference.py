@@ -315,8 +315,10 @@ def _plain(name: str) -> list[Found]:
         defined = _definition(module, kind)
         return [Found(kind, module, *defined, topic, note)] if defined else []
     modules = [one for one in _modules() if one.rpartition(".")[2] == name]
-    if modules:
-        modules.sort(key=lambda one: one.count("."))
+    modules.sort(key=lambda one: one.count("."))
+    listed = {place for topic in TOPICS for place in _places(topic)}
+    # `names` is a method of `NetSpec` before it is a module of flbench's inside.
+    if any(one in listed or one.count(".") == 1 for one in modules):
         return [Found("", one, one, None) for one in modules]
     members = [
         Found(f"{entry.name}.{name}", entry.place, entry.module, member, entry.topic)
@@ -328,6 +330,8 @@ def _plain(name: str) -> list[Found]:
     if members:
         # `dispatch` is a hook of `Algorithm` before it is a method of any other class.
         return sorted(members, key=lambda one: not one.name.startswith("Algorithm."))
+    if modules:
+        return [Found("", one, one, None) for one in modules]
     places = _elsewhere().get(name, [])
     defined_at = ((place, _definition(place, name)) for place in places)
     return [Found(name, place, *defined) for place, defined in defined_at if defined]

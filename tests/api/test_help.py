@@ -101,6 +101,8 @@ def test_pages_exist_under_their_titles():
         ("flbench.callbacks.EarlyStopping", "flbench.callbacks.EarlyStopping\n"),
         ("Algorithm.dispatch", "flbench.algorithms.Algorithm.dispatch\n"),
         ("dispatch", "flbench.algorithms.Algorithm.dispatch\n"),
+        ("names", "flbench.algorithms.NetSpec.names\n"),
+        ("lifecycle", "flbench.experiment.lifecycle\n"),
         ("losses", "flbench.losses\n"),
         ("losses.similarity.unit", "flbench.losses.similarity.unit\n"),
         ("fedprox", "flbench.algorithms.fedprox.FedProx\n"),
