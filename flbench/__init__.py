@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         Scheme,
         partition,
     )
+    from flbench.api.reference import help
     from flbench.api.reporting import Comparison, pack, report
     from flbench.api.resuming import resume
     from flbench.api.running import run
@@ -58,6 +59,7 @@ _PLACES: Final = {
         *("Dirichlet", "FromFile", "Grouped", "IID", "Natural", "Partition", "Pathological"),
         *("Quantity", "Scheme", "partition"),
     ),
+    "flbench.api.reference": ("help",),
     "flbench.api.reporting": ("Comparison", "pack", "report"),
     "flbench.api.resuming": ("resume",),
     "flbench.api.running": ("run",),
@@ -97,6 +99,7 @@ __all__ = [
     "compare",
     "diff",
     "federate",
+    "help",
     "load",
     "method",
     "methods",

@@ -10,22 +10,35 @@ from pathlib import Path
 import pytest
 
 from flbench.algorithms import ALGORITHMS
+from flbench.reports import page
 from flbench.testing import Contract, Played
 from tests.support import summary_of_run
 
 pytestmark = pytest.mark.slow
 
 GUIDE = Path(__file__).resolve().parents[1] / "docs" / "guides" / "your-method.md"
-METHODS = ("confident", "firstlayer", "slow")
+METHODS = ("confident", "firstlayer", "slow", "kindred")
+
+
+def files():
+    """The files of the guide by name; blocks with one title are the parts of a file."""
+    found = {}
+    for title, text in re.findall(
+        r'```python title="(.*?)"\n(.*?)```', GUIDE.read_text("utf-8"), re.DOTALL
+    ):
+        found.setdefault(Path(title).stem, []).append(text)
+    return {name: "\n".join(parts) for name, parts in found.items()}
+
+
+FILES = files()
 
 
 @pytest.fixture(scope="module")
 def guide(tmp_path_factory):
     """The guide's methods, registered for the tests of this file; the guide's tests by name."""
-    blocks = re.findall(r'```python title="(.*?)"\n(.*?)```', GUIDE.read_text("utf-8"), re.DOTALL)
     folder = tmp_path_factory.mktemp("guide")
-    names = [Path(title).stem for title, _ in blocks]
-    for name, (_, text) in zip(names, blocks, strict=True):
+    names = list(FILES)
+    for name, text in FILES.items():
         (folder / f"guide_{name}.py").write_text(text)
     sys.path.insert(0, str(folder))
     modules = {name: importlib.import_module(f"guide_{name}") for name in names}
@@ -54,7 +67,7 @@ def played(tmp_path_factory):
 
 
 def test_its_own_tests_pass(guide, tmp_path):
-    assert len(guide) == 2
+    assert len(guide) == 7
     for test in guide.values():
         test(tmp_path) if inspect.signature(test).parameters else test()
 
@@ -85,10 +98,18 @@ def test_first_layer_costs_as_much_as_the_other_layers(guide):
         "test_free_numbers_of_a_dispatch_follow_from_the_round_alone",
         "test_poor_clients_run_without_nan",
         "test_no_method_is_off_by_default",
+        "test_personal_leaves_stay_with_their_client",
+        "test_evaluation_and_unpaid_values_change_nothing",
     ],
 )
-@pytest.mark.parametrize("name", ["confident", "firstlayer"])  # slow: see test_plug_in.py
-def test_they_keep_the_contract(guide, played, name, test, tmp_path):
+@pytest.mark.parametrize("name", ["confident", "firstlayer", "kindred"])  # slow: test_plug_in.py
+def test_they_keep_the_contract(guide, played, name, test, tmp_path, monkeypatch):
     check = getattr(Contract(), test)
-    known = {"method": played(name), "reference": played("fedavg"), "tmp_path": tmp_path}
+    monkeypatch.setattr(page, "render", lambda run: "")
+    known = {
+        "method": played(name),
+        "reference": played("fedavg"),
+        "tmp_path": tmp_path,
+        "monkeypatch": monkeypatch,
+    }
     check(**{key: known[key] for key in inspect.signature(check).parameters})

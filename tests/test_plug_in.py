@@ -5,12 +5,22 @@ import re
 import runpy
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import flbench.testing
-from flbench.algorithms import ALGORITHMS, Algorithm, Communication, Paper, Update
+from flbench.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    Communication,
+    LocalProgram,
+    Paper,
+    Update,
+    repeat,
+)
 from flbench.cli import app
 from flbench.config.sources import Layer, from_overrides
 from flbench.core.errors import ConfigError
@@ -177,3 +187,51 @@ def test_contract_finds_state_that_a_checkpoint_does_not_hold(tmp_path_factory):
             )
     finally:
         del ALGORITHMS["hidden"]
+
+
+def test_contract_finds_a_trained_tensor_on_which_the_loss_does_not_depend(tmp_path_factory):
+    @ALGORITHMS.register("idle")
+    class Idle(Algorithm):
+        """FedAvg, whose clients have a vector that no term reads."""
+
+        paper = Paper("Idle", "nobody", "invented")
+        communication = Communication(down="w", up="w", keeps="1 number")
+
+        def init(self, start):
+            server, clients = super().init(start)
+            return server, clients | repeat({"shift": torch.zeros(1)}, self.setting.clients)
+
+        def program(self, state):
+            names = frozenset([*self.setting.net.parameters, "shift"])
+            phase = self.phase(*self.terms(), train=names)
+            keeps, sends = self.split()
+            return LocalProgram((phase,), keeps | {"shift"}, sends)
+
+    try:
+        method = Played("idle", lambda: tmp_path_factory.mktemp("idle"))
+        with pytest.raises(AssertionError, match="shift"):
+            Contract().test_tensors_that_a_phase_trains_at_the_client_change(method)
+    finally:
+        del ALGORITHMS["idle"]
+
+
+def test_contract_finds_a_personal_leaf_that_training_loses(tmp_path_factory):
+    @ALGORITHMS.register("forgetful")
+    class Forgetful(Algorithm):
+        """Clients train a head of their own, which they do not keep."""
+
+        paper = Paper("Forgetful", "nobody", "invented")
+        communication = Communication(down="body", up="body", keeps="nothing")
+
+        def personal(self):
+            return self.setting.net.names("head")
+
+        def program(self, state):
+            return replace(super().program(state), keeps=frozenset())
+
+    try:
+        method = Played("forgetful", lambda: tmp_path_factory.mktemp("forgetful"))
+        with pytest.raises(AssertionError):
+            Contract().test_personal_leaves_stay_with_their_client(method)
+    finally:
+        del ALGORITHMS["forgetful"]

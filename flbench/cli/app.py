@@ -1138,6 +1138,34 @@ def tune(
         command.tune(given, options=settings | resources, dry_run=dry_run, as_json=as_json)
 
 
+@app.command("new-method", no_args_is_help=True)
+def new_method(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="Name of the method: lower-case letters, digits and underscores.",
+            show_default=False,
+        ),
+    ],
+    *,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--folder",
+            metavar="FOLDER",
+            help="Folder of the package (default: flbench-NAME in this folder).",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a package with a method that works, its search space, its tests and a README."""
+    from flbench.cli import new_method as command
+
+    command.new_method(name, folder, as_json=as_json)
+
+
 @app.command(no_args_is_help=True)
 def sync(
     paths: Annotated[

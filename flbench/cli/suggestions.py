@@ -59,10 +59,13 @@ OTHER_NAMES: Final = {
 
 COMMANDS: Final = {
     "benchmark": "bench",
+    "create": "new-method",
     "evaluate": "show",
     "fit": "run",
+    "init": "new-method",
     "list": "algos",
     "methods": "algos",
+    "new": "new-method",
     "optimize": "tune",
     "paper": "reproduce",
     "plot": "show",
@@ -153,7 +156,10 @@ def for_command(word: str, arguments: Sequence[str], commands: Sequence[str]) ->
     rest = "".join(f" {argument}" for argument in arguments)
     begin = f"No such command: {word}."
     if word == "help":
-        return f"{begin} Did you mean flbench --help or flbench COMMAND --help?"
+        return (
+            f"{begin} Did you mean flbench --help or flbench COMMAND --help? In Python,"
+            " fl.help(NAME) describes a name of flbench."
+        )
     if word in ALGORITHMS.names():
         return f"{begin} `{word}` is a method. Did you mean flbench run {word}{rest}?"
     if "=" in word:

@@ -187,7 +187,8 @@ class LocalProgram:
         sends: Names of the leaves that are sent to the server. A leaf that is kept and sent is
             stored once, and the server can read it.
         masks: Pairs (name of a sent leaf, name of a bool leaf): only the entries where the second
-            is True are sent and counted.
+            is True are sent and counted. A leaf that is kept too is stored as it was sent: zero
+            outside its mask.
         reply_masks: Pairs (name of a leaf, name of a kept bool leaf): of a reply to the leaf, the
             client stores only the entries where the second is True, and zero elsewhere. The server
             does not see these masks.

@@ -132,13 +132,15 @@ class _OfMethods:
             metafunc.parametrize("method", self.methods, indirect=True, scope="module")
 
     @pytest.fixture(scope="module")
+    @classmethod
     def method(
-        self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+        cls, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     ) -> Played:
         return _played(request.param, tmp_path_factory)
 
     @pytest.fixture(scope="module")
-    def reference(self, tmp_path_factory: pytest.TempPathFactory) -> Played:
+    @classmethod
+    def reference(cls, tmp_path_factory: pytest.TempPathFactory) -> Played:
         return _played(REFERENCE, tmp_path_factory)
 
 
@@ -396,7 +398,11 @@ class Contract(Conditions):
         personal = algorithm.personal() - algorithm.setting.net.statistics
         for before in (method.float32.after(number) for number in range(3)):
             program = algorithm.program(replace(before, clients={}))
-            assert personal <= program.keeps
+            # A program without training, such as that of a set-up, need not keep what it does not
+            # change: the clients' rows stay as they are.
+            unkept = personal - program.keeps
+            assert not unkept or not any(isinstance(step, Phase) for step in program.steps)
+            rows = {name: before.clients[name].clone() for name in unkept}
             seen = visible_to_server(before, program)
             default = Algorithm.dispatch(algorithm, seen, ids).shared.values
             assert not personal & default.keys(), "the default `dispatch` sends personal leaves"
@@ -405,9 +411,33 @@ class Contract(Conditions):
 
             sent = algorithm.dispatch(visible_to_server(state, program), ids)
             for name in personal - sent.shared.values.keys() - sent.rows.values.keys():
-                ended = {**results.sent.values, **results.kept}[name]
                 kept = state.clients[name][results.ids]
+                if name in unkept:
+                    assert torch.equal(kept, rows[name][results.ids]), f"`{name}` has changed"
+                    continue
+                ended = {**results.sent.values, **results.kept}[name]
                 assert torch.equal(kept, ended), f"`{name}` has changed at a client"
+
+    def test_tensors_that_a_phase_trains_at_the_client_change(self, method: Played) -> None:
+        """A kept tensor on which the loss does not depend would stay as it was, without a word."""
+        algorithm = method.float64.built.algorithm
+        layers = algorithm.setting.net.layers
+        # BatchNorm subtracts the bias of a convolution again, so its gradient is zero.
+        without_effect = tuple(f"{layer.name}.bias" for layer in layers if layer.kind == "conv")
+        changed: dict[str, bool] = {}
+        for number in range(3):
+            before, after = method.float64.after(number), method.float64.after(number + 1)
+            program = algorithm.program(replace(before, clients={}))
+            for step in program.steps:
+                if not isinstance(step, Phase) or isinstance(step.train, str):
+                    continue
+                for name in step.train & program.keeps & before.clients.keys():
+                    if name.endswith(without_effect):
+                        continue
+                    same = torch.equal(before.clients[name], after.clients[name])
+                    changed[name] = changed.get(name, False) or not same
+        unchanged = sorted(name for name, is_changed in changed.items() if not is_changed)
+        assert not unchanged, f"phases train {unchanged}, but no client's values have changed"
 
     def test_programs_of_a_stage_are_equal_and_hashable(self, method: Played) -> None:
         algorithm = method.float32.built.algorithm

@@ -1,0 +1,182 @@
+"""`flbench new-method`: the package that it writes works, is tested, tuned, and clean at once."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from flbench.algorithms import ALGORITHMS
+from flbench.cli import app, new_method
+from flbench.testing import SMALL, summary_of
+from flbench.tuning import library
+from tests.forks import completed
+from tests.test_plug_in import installed
+
+SOURCE = "flbench_my_idea/my_idea.py:MyIdea"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    """The package of the method `my_idea`."""
+    folder = tmp_path_factory.mktemp("new") / "package"
+    assert app.main(["new-method", "my_idea", "--folder", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def inside(package, monkeypatch):
+    """The package's folder is the current one; its modules are forgotten after the test."""
+    monkeypatch.chdir(package)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield package
+    for name in [name for name in sys.modules if name.partition(".")[0] == "flbench_my_idea"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("command", [["check"], ["format", "--check"]])
+@pytest.mark.parametrize("name", ["a", "my_idea", "a" * new_method.LONGEST])
+def test_what_is_written_is_clean(name, command, here):
+    assert app.main(["new-method", name]) == 0
+
+    [folder] = here.iterdir()
+    ruff = [sys.executable, "-m", "ruff", *command, "--no-cache", str(folder)]
+    done = subprocess.run(ruff, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_its_tests_pass_without_an_installation(package, tmp_path):
+    """In a pytest of its own, which has only the settings of the package."""
+    quick = (
+        "not crash and not batchnorm and not diverge and not unpaid and not order and not straight"
+        " and not finite"
+    )
+
+    def play():
+        os.chdir(package)
+        os.environ.pop("PYTEST_ADDOPTS", None)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+            del sys.modules[name]
+        options = ["-q", "-W", "error", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", quick]
+        return pytest.main(options)
+
+    done = completed(tmp_path, play)
+
+    assert done.returncode == 0, done.stdout[-3000:]
+    [passed] = re.findall(r"(\d+) passed", done.stdout)
+    assert int(passed) >= 12
+    assert "skipped" not in done.stdout
+    assert "warning" not in done.stdout
+
+
+@pytest.mark.slow
+def test_method_runs_and_is_tuned_by_its_file(inside, tmp_path, capsys):
+    assert app.main(["run", SOURCE, "--out", str(tmp_path), *SMALL]) == 0
+    [run] = tmp_path.glob("*/*")
+    assert summary_of(run)["algorithm"] == "my_idea"
+
+    capsys.readouterr()
+    keys = [key for key in SMALL if not key.startswith("engine.")]
+    assert app.main(["tune", SOURCE, "--trials", "3", "--dry-run", "--json", *keys]) == 0
+    assert json.loads(capsys.readouterr().out)["trainings"]["search"] == 3
+    assert "algorithm.memory" in library.built_in("my_idea", rounds=3).parameters
+
+
+def test_installed_package_is_found_by_its_name(inside, tmp_path, monkeypatch, capsys):
+    project = tomllib.loads(Path("pyproject.toml").read_text("utf-8"))
+    installed(tmp_path, project["project"]["name"], project["project"]["entry-points"])
+    assert all(Path(name).is_dir() for name in project["tool"]["setuptools"]["packages"])
+    monkeypatch.syspath_prepend(str(inside))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(ALGORITHMS, "_complete", False)
+
+    assert app.main(["algos", "my_idea"]) == 0
+    assert "share of the old head" in " ".join(capsys.readouterr().out.split())
+    assert app.main(["new-method", "my_idea", "--folder", str(tmp_path / "again")]) == 2
+    assert "there is a method of this name" in capsys.readouterr().err
+
+
+def test_readme_has_commands_and_files_that_exist(package):
+    text = (package / "README.md").read_text("utf-8")
+
+    for path in re.findall(r"`([\w/]+\.(?:py|yaml|toml))`", text):
+        assert (package / path).is_file() or (package / "flbench_my_idea" / path).is_file(), path
+    for command in re.findall(r"^\$ flbench (.*)$", text, re.MULTILINE):
+        name, *arguments = command.split()
+        assert name in ("run", "compare", "tune", "algos")
+        assert arguments[0] in (SOURCE, "my_idea")
+    assert "$name" not in text
+    assert "$Name" not in text
+
+
+def test_json_names_what_was_written(here, capsys):
+    assert app.main(["new-method", "idea", "--folder", "a b/c", "--json"]) == 0
+
+    said = json.loads(capsys.readouterr().out)
+    assert said["source"] == "flbench_idea/idea.py:Idea"
+    written = [path for path in Path(said["folder"]).rglob("*") if path.is_file()]
+    assert sorted(said["files"]) == sorted(str(path.relative_to("a b/c")) for path in written)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("fedavg", "flbench algos fedavg"),
+        ("My-Idea", "Did you mean `my_idea`"),
+        ("2nd", "Did you mean `nd`"),
+        ("../up", "Did you mean `up`"),
+        ("é", "lower-case letters"),
+        ("", "lower-case letters"),
+        ("import", "word of Python"),
+        ("none", "word of Python"),
+        ("train", "key of the configuration"),
+        ("paper", "called Paper"),
+        ("a" * (new_method.LONGEST + 1), "at most 24"),
+    ],
+)
+def test_names_that_cannot_be_used_are_errors(name, said, here, capsys):
+    assert app.main(["new-method", name]) == 2
+
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error
+    assert list(here.iterdir()) == []
+
+
+def test_nothing_is_overwritten(here, capsys):
+    Path("file").write_text("mine")
+    Path("full").mkdir()
+    Path("full", "pyproject.toml").write_text("mine")
+    Path("lost").symlink_to("nowhere")
+    for folder in ("file", "full", "lost", "file/below"):
+        assert app.main(["new-method", "idea", "--folder", folder]) == 2
+        assert folder.partition("/")[0] in capsys.readouterr().err
+    assert Path("file").read_text() == Path("full", "pyproject.toml").read_text() == "mine"
+    assert len(list(Path("full").iterdir())) == 1
+
+    Path("repository", ".git").mkdir(parents=True)
+    assert app.main(["new-method", "idea", "--folder", "repository"]) == 0
+    assert Path("repository", "README.md").is_file()
+
+
+def test_disk_that_is_full_leaves_nothing(here, monkeypatch):
+    def full(self, *arguments, **options):
+        if self.name == "README.md":
+            raise OSError(28, "No space left on device", str(self))
+        return open(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", full)
+
+    assert app.main(["new-method", "idea"]) == 1
+    assert list(here.iterdir()) == []
