@@ -310,17 +310,29 @@ def _check_is_store(uri: str, named_by: NamedBy) -> None:
     if named_by == "user" or file is None or not (file.exists() or file.is_symlink()):
         return
     files.check_no_link(file)
-    try:
-        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
-    except sqlite3.Error:
-        tables = set()
-    if "experiments" not in tables:
+    if "experiments" not in _tables(file) and (lock_file := _lock_of(file)).exists():
+        with files.open_lock(lock_file) as lock:  # another process may be making the tables
+            fcntl.flock(lock, fcntl.LOCK_EX)
+    if "experiments" not in _tables(file):
         raise UserError(
             f"{file} is not a database of MLflow, and {_WHO[named_by]}. Name the store yourself:"
             " --uri ADDRESS for flbench sync, tracking.uri=ADDRESS for flbench run, compare and"
             " tune."
         )
+
+
+def _tables(file: Path) -> set[str]:
+    """Return the names of the tables of a database of SQLite; none if it is another file."""
+    try:
+        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            return {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+    except sqlite3.Error:
+        return set()
+
+
+def _lock_of(file: Path) -> Path:
+    """Return the file that is locked while the tables of a database are made."""
+    return file.with_name(file.name + ".lock")
 
 
 def open_store(uri: str, named_by: NamedBy = "user") -> Store:
@@ -404,7 +416,7 @@ def _exclusive(uri: str) -> Iterator[None]:
         # In the folder for temporary files, another user could make a file of this name before.
         lock_file = files.cache_folder() / f"{sha256(uri.encode()).hexdigest()[:16]}.lock"
     else:
-        lock_file = file.with_name(file.name + ".lock")
+        lock_file = _lock_of(file)
     lock_file.parent.mkdir(parents=True, exist_ok=True)
     with files.open_lock(lock_file) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -2,15 +2,17 @@
 
 import fcntl
 import os
+import sqlite3
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
+from flbench.core.errors import UserError
 from flbench.tracking import mlflow_store
 from tests.tracking.forked import CONTEXT
 
@@ -124,6 +126,26 @@ def test_lock_of_a_store_is_not_in_the_folder_for_temporary_files(planted, tmp_p
     assert not (tmp_path / "new").exists()
 
 
+def test_check_of_a_database_waits_for_the_process_that_makes_its_tables(tmp_path, monkeypatch):
+    """The runs of one command have a mirror each, and the first one makes the database."""
+    file = tmp_path / "flbench.db"
+    uri = f"sqlite:///{file}"
+    waited = []
+
+    def make(lock, kind):
+        waited.append(lock.name)
+        with closing(sqlite3.connect(file)) as database:
+            database.execute("CREATE TABLE experiments (name)")
+
+    file.touch()
+    with pytest.raises(UserError, match="is not a database of MLflow"):
+        mlflow_store.open_store(uri, "nobody")
+    file.with_name("flbench.db.lock").touch()
+    monkeypatch.setattr(fcntl, "flock", make)  # returns once the other process is ready
+    mlflow_store._check_is_store(uri, "nobody")
+    assert len(waited) == 1
+
+
 @HERE
 @pytest.mark.slow
 def test_three_processes_may_be_the_first_at_once(tmp_path):
@@ -132,7 +154,7 @@ def test_three_processes_may_be_the_first_at_once(tmp_path):
     mlflow_store.open_store(f"sqlite:///{tmp_path}/other.db")  # imports all before the forks
 
     def begin():
-        mlflow_store.open_store(uri).experiment("e")
+        mlflow_store.open_store(uri, "nobody").experiment("e")
 
     processes = [CONTEXT.Process(target=begin) for _ in range(3)]
     for process in processes:
