@@ -848,9 +848,18 @@ def compare(
         typer.Option(
             "--tuned",
             metavar="STUDY_DIR",
-            help="Each method takes the best parameters that this study has found.",
+            help="Each method takes the best parameters that this study has found; a method that it"
+            " does not have keeps its defaults. Repetitions begin after the seed of the search.",
         ),
     ] = None,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="Use the parameters of --tuned although the study has another setting, with a note"
+            " that names the keys in which the two differ.",
+        ),
+    ] = False,
     reuse: Annotated[
         list[Path] | None,
         typer.Option(

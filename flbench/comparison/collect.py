@@ -187,12 +187,17 @@ def _tuned(runs: Sequence[StoredRun], left_out: LeftOut) -> dict[Path, str]:
 
 
 def _tuned_cells(file: Path) -> dict[str, str]:
-    """Return the labels of the cells of a comparison by their names; none if it is not tuned."""
+    """Return the labels of the cells with tuned parameters of a comparison by their names.
+
+    A label of a method begins with its name, behind which a variant has its keys.
+    """
     tree = read_json(file)
     with as_data_error(file):
+        untuned = {*map(str, tree.get("untuned", []))}
         return {
-            cell["name"]: f"{checked(cell['method'], 'the name of a method')} tuned"
+            cell["name"]: f"{label} tuned"
             for cell in (tree.get("cells", []) if tree.get("tuned") else [])
+            if (label := checked(cell["method"], "the name of a method")).split()[0] not in untuned
         }
 
 

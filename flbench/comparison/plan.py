@@ -61,6 +61,7 @@ class Design:
         vary: What differs between repetitions: the seed of the training (`training`), that of the
             partition (`partition`), or both (`both`).
         tuned: Study whose best parameters the methods have; None for none.
+        untuned: Names of the methods that this study does not have. They have default parameters.
         reference: Label of the method with which each of the others is compared; None to compare
             all pairs of methods.
     """
@@ -73,6 +74,7 @@ class Design:
     vary: Vary = "both"
     tuned: str | None = None
     reference: str | None = None
+    untuned: tuple[str, ...] = ()
 
     def tree(self) -> dict[str, Any]:
         """Return the design as values of JSON."""
@@ -85,6 +87,7 @@ class Design:
             "vary": self.vary,
             "tuned": self.tuned,
             "reference": self.reference,
+            **({"untuned": list(self.untuned)} if self.untuned else {}),
         }
 
     @classmethod
@@ -108,6 +111,7 @@ class Design:
             vary=tree["vary"],
             tuned=tree["tuned"],
             reference=tree.get("reference"),  # an earlier version did not write it
+            untuned=tuple(map(str, tree.get("untuned", ()))),
         )
 
 
