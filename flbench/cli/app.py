@@ -1022,7 +1022,17 @@ def tune(
             min=0,
             max=1000,
             help="Final trainings of the default and of the best parameters, each with another"
-            " seed and evaluated on the test parts (default 3; 0: none).",
+            " seed and evaluated on the test parts (default 5; 0: none).",
+        ),
+    ] = None,
+    vary: Annotated[
+        str | None,
+        typer.Option(
+            "--vary",
+            metavar="training|both",
+            help="What differs between final trainings: the seed of the training, with the"
+            " partition of the search (training), or the seed and the partition (both, default).",
+            autocompletion=lambda incomplete: completion.varying(incomplete, ("partition",)),
         ),
     ] = None,
     concurrent: Annotated[
@@ -1078,8 +1088,9 @@ def tune(
 ) -> None:
     """Search hyper-parameters of methods with equal budgets, and compare the tuned methods.
 
-    Trials are scored on the validation parts. The best and the default parameters are then trained
-    again with several seeds, and only these final trainings are evaluated on the test parts.
+    Trials are scored on the validation parts, after their last round. The best and the default
+    parameters are then trained again with other seeds on other partitions, and only these final
+    trainings are evaluated on the test parts.
     """
     from flbench.cli import layers
     from flbench.cli import tune as command
@@ -1093,6 +1104,7 @@ def tune(
         "metric": metric,
         "deployment": deployment,
         "seeds": seeds,
+        "vary": vary,
         "out": out,
     }
     resources = {key: value for key, value in resources.items() if value is not None}

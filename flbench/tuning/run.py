@@ -10,6 +10,7 @@ from ray import tune
 
 from flbench.core.errors import RunError
 from flbench.core.imported import portable
+from flbench.data.federation import Federation
 from flbench.results import metrics_file
 from flbench.tuning.callbacks import TuneCallbacks
 from flbench.tuning.deployments import of_deployment, score_at
@@ -21,10 +22,10 @@ from flbench.tuning.queue import JobQueue
 from flbench.tuning.ray_tune import bundles, quiet
 from flbench.tuning.schedulers import EarlierScore, HalvingByMethod, population
 from flbench.tuning.search_space import Space
+from flbench.tuning.shared_federations import SharedFederations
 from flbench.tuning.study import Record, StudyFolder, TrainingJob, job_from_record
 from flbench.tuning.worker import TrialWorker
 from flbench.workers.orphans import wait_for_orphans
-from flbench.workers.samples import SharedSamples
 from flbench.workers.supervisor import Supervisor
 
 
@@ -83,9 +84,11 @@ def _train(
         progress: Progress table to update.
         supervisor: Stops the study.
     """
-    settings, federation = prepared.settings, prepared.federation
+    settings = prepared.settings
     plan = StudyPlan(prepared.samplers(), prepared.budget, records)
-    shared = SharedSamples.put(federation.x.numpy())
+    federations: dict[int | None, Federation] = {None: prepared.federation}
+    federations.update(prepared.partitions)
+    shared = SharedFederations.put(federations)
     trainable = tune.with_resources(
         tune.with_parameters(
             TrialWorker,
@@ -93,8 +96,8 @@ def _train(
             metric=settings.metric,
             deployment=settings.deployment,
             rounds=settings.rounds,
-            samples=[shared.reference],
-            rest=federation.without_samples(),
+            samples=shared.references,
+            rests=shared.rests,
             parcel=portable(prepared.parcel, ray.cloudpickle.dumps),
             resume=folder.resume_command,
         ),
