@@ -17,7 +17,7 @@ def check(vary: Any, reasons: dict[str, str] | None = None) -> None:
 
     Args:
         vary: What differs between repetitions.
-        reasons: Values of `Vary` that are refused here, and why, in words.
+        reasons: Values of `Vary` that are refused here, and why, in a sentence.
 
     Raises:
         ConfigError: It is no value of `Vary`, or one that is refused.
@@ -25,11 +25,8 @@ def check(vary: Any, reasons: dict[str, str] | None = None) -> None:
     refused = reasons or {}
     known: Collection[str] = [value for value in get_args(Vary) if value not in refused]
     if vary not in known:
-        why = f": {refused[vary]}" if vary in refused else ""
-        raise ConfigError(
-            f"{setting('vary')} must be one of {', '.join(known)}, got {vary}{why}."
-            f"{'' if why else did_you_mean(str(vary), known)}"
-        )
+        why = f" {refused[vary]}" if vary in refused else did_you_mean(str(vary), known)
+        raise ConfigError(f"{setting('vary')} must be one of {', '.join(known)}, got {vary}.{why}")
 
 
 def seeds_of(vary: Vary, seed: int, partition_seed: int, number: int) -> tuple[int, int]:

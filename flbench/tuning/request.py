@@ -25,9 +25,7 @@ METRICS: Final = (
     *("rare_recall", "rare_f1", "confusable_f1", "worst10_accuracy"),
     *ranking_names.NAMES_WITH_MEANS,
 )
-NO_VARY: Final = {
-    "partition": ", because final trainings with one seed of the training support no claim"
-}
+NO_VARY: Final = {"partition": "Final trainings with one seed of the training support no claim."}
 """What may not differ between final trainings, and why."""
 TRIAL_EVALUATIONS: Final = 15  # evaluations of a trial, unless the user sets `evaluation.every`
 
