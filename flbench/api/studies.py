@@ -198,7 +198,7 @@ class Study:
 
     @cached_property
     def verdicts(self) -> pd.DataFrame:
-        """What the final trainings say, by paired t-tests over seeds on test parts.
+        """What the final trainings say, by paired tests over their seeds on test parts.
 
         There is a row for each method, its tuned against its default parameters, and one for each
         pair of tuned methods. Columns: `first` and `second` str, such as `hfcd tuned` and `hfcd`; a

@@ -87,7 +87,8 @@ def _train(
     settings = prepared.settings
     plan = StudyPlan(prepared.samplers(), prepared.budget, records)
     federations: dict[int | None, Federation] = {None: prepared.federation}
-    federations.update(prepared.partitions)
+    for seed, one in prepared.partitions.items():
+        federations[seed] = one
     shared = SharedFederations.put(federations)
     trainable = tune.with_resources(
         tune.with_parameters(
