@@ -10,7 +10,6 @@ from ray import tune
 
 from flbench.core.errors import RunError
 from flbench.core.imported import portable
-from flbench.data.federation import Federation
 from flbench.results import metrics_file
 from flbench.tuning.callbacks import TuneCallbacks
 from flbench.tuning.deployments import of_deployment, score_at
@@ -86,10 +85,7 @@ def _train(
     """
     settings = prepared.settings
     plan = StudyPlan(prepared.samplers(), prepared.budget, records)
-    federations: dict[int | None, Federation] = {None: prepared.federation}
-    for seed, one in prepared.partitions.items():
-        federations[seed] = one
-    shared = SharedFederations.put(federations)
+    shared = SharedFederations.put(prepared.federation, prepared.partitions)
     trainable = tune.with_resources(
         tune.with_parameters(
             TrialWorker,

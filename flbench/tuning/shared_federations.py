@@ -23,18 +23,20 @@ class SharedFederations:
     _stored: tuple[SharedSamples, ...]
 
     @classmethod
-    def put(cls, federations: Mapping[int | None, Federation]) -> Self:
+    def put(cls, searched: Federation, partitions: Mapping[int, Federation]) -> Self:
         """Store the samples of federations; those that share their samples share one copy.
 
         The samples of tables differ between partitions, because missing values and words are
         encoded by what is in the training parts.
 
         Args:
-            federations: Federations by the seed of the partition.
+            searched: Federation of the search.
+            partitions: Federations of the final trainings by the seed of the partition.
         """
         stored: dict[int, tuple[int, SharedSamples]] = {}  # by the address of the samples
         rests = {}
-        for seed, one in federations.items():
+        federations: list[tuple[int | None, Federation]] = [(None, searched), *partitions.items()]
+        for seed, one in federations:
             address = one.x.data_ptr()
             if address not in stored:
                 stored[address] = len(stored), SharedSamples.put(one.x.numpy())
