@@ -323,11 +323,11 @@ def of_study(study: StoredStudy) -> Arrangement | None:
     """Arrange the final trainings of a study as a comparison of one place.
 
     The default and the tuned parameters of a method are two methods, `METHOD` and `METHOD tuned`.
-    The repetitions are the seeds, on the one partition of the study. Metrics are those of the
-    study's deployment after the last round, as in the search. Two kinds of questions are tested:
-    what tuning changes for each method, a test by itself; and how the tuned methods differ, whose
-    p-values are corrected together. Where the default parameters have won the search, they are the
-    tuned ones too.
+    The repetitions are the seeds, each with a partition of its own or all on that of the search.
+    Metrics are those of the study's deployment after the last round, as in the search. Two kinds of
+    questions are tested: what tuning changes for each method, a test by itself; and how the tuned
+    methods differ, whose p-values are corrected together. Where the default parameters have won the
+    search, they are the tuned ones too.
 
     Args:
         study: The study. Final trainings that are damaged, or that lack the study's metric, are
@@ -341,6 +341,7 @@ def of_study(study: StoredStudy) -> Arrangement | None:
     for label, seed, run in study.finished_finals():
         with left_out.catching(run.path):
             run.check_comparable()
+            run.samples()
             found.setdefault((label, seed), run)
     seeds = sorted({seed for _, seed in found})
     place, deployment = header.dataset, header.deployment
@@ -357,15 +358,19 @@ def of_study(study: StoredStudy) -> Arrangement | None:
     tuned = {name: f"{name} tuned" for name in study.methods}
     gains = [(tuned[name], name) for name in tuned if {tuned[name], name} <= {*methods}]
     best = [name if study.default_has_won(name) else tuned[name] for name in tuned]
+    has_partitions = len({entry.run.summary["partition_hash"] for entry in entries}) > 1
+    vary: Vary = "both" if has_partitions else "training"
+    runs = [entry.run for entry in entries]
     return Arrangement(
         entries=tuple(entries),
         methods=methods,
         places=(place,),
         repetitions=max(_counts(entries).values()),
-        vary="training",
+        vary=vary,
         metric=header.metric,
         baseline=_baseline(entries),
         warnings=tuple(left_out.sentences),
+        samplings={place: sampling_of(runs, vary, len({one.repetition for one in entries}))},
         families=(
             *((gain,) for gain in gains),
             tuple(combinations([one for one in best if one in methods], 2)),

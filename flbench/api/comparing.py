@@ -17,6 +17,7 @@ from flbench.calls.arguments import Section
 from flbench.calls.process import preserved
 from flbench.comparison import cost, prepare
 from flbench.comparison import reuse as reusing
+from flbench.comparison import tuned as tuning
 from flbench.comparison.cost import ComparisonCost
 from flbench.comparison.folder import MARKER, TUNING, ComparisonFolder, design_in, read_design
 from flbench.comparison.plan import DEFAULTS, Design, LabelledLayer
@@ -62,6 +63,7 @@ class Asked(NamedTuple):
         seeds: Number of repetitions; None for the default.
         vary: What differs between repetitions; None for the default.
         tuned: Study whose best parameters the methods take; None for none.
+        force: Whether the setting of the study may differ from that of the comparison.
         reuse: Folders of finished runs that are used again as cells.
         reference: Label of the method with which each of the others is compared; None to compare
             all pairs.
@@ -75,6 +77,7 @@ class Asked(NamedTuple):
     seeds: int | None = None
     vary: str | None = None
     tuned: Path | None = None
+    force: bool = False
     reuse: tuple[Path, ...] = ()
     reference: str | None = None
     optional: frozenset[str] = frozenset()
@@ -110,6 +113,7 @@ def compare(
     grid: Mapping[str, Sequence[Any]] | None = None,
     jobs: int | None = None,
     tuned: str | PathLike[str] | None = None,
+    force: bool = False,
     reuse: str | PathLike[str] | Sequence[str | PathLike[str]] = (),
     out: str | PathLike[str] | None = None,
     config: str | PathLike[str] | None = None,
@@ -148,7 +152,11 @@ def compare(
             values is a setting; keys `algorithm.KEY` make variants of the methods that have them.
         jobs: Cells that are trained at the same time, each in a process of Ray (default: one per
             core). With 1 they are trained in this process.
-        tuned: Folder of a study; each method takes the best parameters that the study has found.
+        tuned: Folder of a study; each method takes the best parameters that the study has found. A
+            method that the study does not have keeps its defaults, and a note says so. Unless
+            `seed` is given, the repetitions begin after the seed of the search.
+        force: Whether to use the parameters of `tuned` although the study has another setting. A
+            warning names the keys in which the two differ.
         reuse: Folders of runs, comparisons and studies, or folders above them, whose finished runs
             are cells of this comparison if configuration, data and revision of the code are equal.
         out: Folder for the folders of comparisons (default `comparisons`).
@@ -173,8 +181,8 @@ def compare(
         The comparison. Its table `cells` names the cells that failed; `fl.resume` tries them again.
 
     Raises:
-        UserError: The comparison cannot be carried out. All errors of a configuration are reported
-            together.
+        UserError: The comparison cannot be carried out, or the study of `tuned` has another
+            setting. All errors of a configuration are reported together.
         RunError: All cells of a method failed, after the others were trained and reported; or a
             server of Ray was lost.
         KeyboardInterrupt: The comparison was interrupted; `fl.resume` continues it.
@@ -214,8 +222,11 @@ def call(
     with run_code(values["trust"]):
         layers, own = _methods(values["methods"], values["config"], plain, name)
         reuse = _paths(values["reuse"])
-        asked = plan(Asked(layers, own, sets, **options, tuned=tuned, reuse=reuse))
+        force = values["force"]
+        asked = plan(Asked(layers, own, sets, **options, tuned=tuned, force=force, reuse=reuse))
     written = {"methods": values["methods"], **shown, **options, **plain}
+    written |= {} if tuned is None else {"tuned": str(tuned)}
+    written |= {"force": True} if force else {}
     text = ", ".join(f"{key}={value!r}" for key, value in written.items() if value is not None)
     caller = program(shown=values["progress"], again=_again(given, objects, own_data))
     with run_code(values["trust"]):
@@ -236,7 +247,8 @@ def resume(path: Path, *, progress: bool = True, **keys: Any) -> PlannedComparis
     Args:
         path: Folder of the comparison.
         progress: Whether to show the progress.
-        keys: `jobs`; `methods` and `seeds` to add methods and repetitions; `reuse`; sections and
+        keys: `jobs`; `methods` and `seeds` to add methods and repetitions; `reuse` and `force`, as
+            for `fl.compare`; sections and
             dotted keys that may change on resume; and `data`, `partition`, `model` (or `module`)
             and the functions of `train` and `evaluation`, if the comparison began with objects
             without an import path.
@@ -252,7 +264,7 @@ def resume(path: Path, *, progress: bool = True, **keys: Any) -> PlannedComparis
         KeyboardInterrupt: The comparison was interrupted again.
     """
     methods, seeds, jobs = (keys.pop(name, None) for name in ("methods", "seeds", "jobs"))
-    reuse = _paths(keys.pop("reuse", ()))
+    reuse, force = _paths(keys.pop("reuse", ())), keys.pop("force", False)
     for name in ("vary", "grid", "tuned", "out"):
         if name in keys:
             raise ConfigError(
@@ -266,7 +278,7 @@ def resume(path: Path, *, progress: bool = True, **keys: Any) -> PlannedComparis
             del given[section]
     layers, own = _methods(methods, None, given)
     data = {} if own_data else sets
-    asked = Asked(layers, own, data, seeds=seeds, reuse=reuse)
+    asked = Asked(layers, own, data, seeds=seeds, force=force, reuse=reuse)
     caller = program(shown=progress, again=_again(keys, objects, own_data))
     ending = carry_on(path, asked, jobs, caller=caller, own=(objects, own_data))
     return _finished(ending, caller)
@@ -303,7 +315,7 @@ def start(
         Supervisor(ends_process=caller.ends_process) as supervisor,
     ):
         named_by = _store_named_by(asked)
-        prepared = _prepared(design_of(asked), jobs, caller, own, named_by)
+        prepared = _prepared(design_of(asked), jobs, caller, own, named_by, force=asked.force)
         found = _reused(prepared, prepared.cells, asked.reuse)
         left = [cell for cell in prepared.cells if cell.name not in found.runs]
         _tell_cost(prepared, left, found, caller)
@@ -345,7 +357,8 @@ def plan(
         UserError: The comparison cannot be carried out.
     """
     with as_flbench_errors(), preserved(), offered(own[0]):
-        prepared = _prepared(design_of(asked), jobs, caller, own, _store_named_by(asked))
+        named_by = _store_named_by(asked)
+        prepared = _prepared(design_of(asked), jobs, caller, own, named_by, force=asked.force)
         found = _reused(prepared, prepared.cells, asked.reuse)
         left = [cell for cell in prepared.cells if cell.name not in found.runs]
         return cost.measure(prepared, left, found)
@@ -385,7 +398,9 @@ def carry_on(
         check_code(folder.path / MARKER, design_in(read_json(folder.path / MARKER)))
         design, changed = _added(before, asked, path)
         named_by = _store_named_by(asked, begun=True)
-        prepared = _prepared(design, jobs, caller, own, named_by, begun=True)
+        # Nothing that has begun is refused afterwards.
+        force = asked.force or design.methods == before.methods
+        prepared = _prepared(design, jobs, caller, own, named_by, begun=True, force=force)
         prepare.check_existing(prepared, folder)
         folder.wait_for_orphans(prepared.cells, lambda note: caller.tell([note]))
         left = list(folder.unfinished(prepared.cells))
@@ -407,18 +422,35 @@ def design_of(asked: Asked) -> Design:
     """Return the design that a user asked for.
 
     Raises:
-        ConfigError: Two parts of it contradict each other, or the study has no winner of a method.
+        ConfigError: Two parts of it contradict each other, or the study has no winner of a method,
+            or none of the methods.
     """
     if not asked.layers or "" in asked.layers:
         example = command_or_call("flbench compare hfcd ft", "fl.compare(['hfcd', 'ft'])")
         raise UserError(f"name the methods to compare, for example {example}.")
     base, methods = _split(asked)
+    untuned: tuple[str, ...] = ()
     if asked.tuned is not None:
-        methods = _tuned(methods, base, asked.tuned)
+        study = study_folder.read(asked.tuned)
+        names = {one.layer.tree["algorithm"]["name"] for one in methods}
+        methods, untuned = _tuned(methods, base, study)
+        if names == {*untuned}:
+            raise ConfigError(
+                f"{setting('tuned', str(asked.tuned))}: the study has none of the methods, but"
+                f" {', '.join(study.methods)}. Leave it out, or name methods that it has tuned."
+            )
+        base = tuning.after_search(base, study)
+    elif asked.force:
+        force = command_or_call("--force", "`force=True`")
+        raise ConfigError(
+            f"{force} is for parameters that a study has found in another setting, and there is no"
+            f" {setting('tuned')}. Leave it out."
+        )
     options: dict[str, Any] = {
         "seeds": asked.seeds,
         "vary": asked.vary,
         "tuned": None if asked.tuned is None else str(asked.tuned),
+        "untuned": untuned,
         "reference": asked.reference,
         "grid": {key: tuple(listed(key, values)) for key, values in (asked.grid or {}).items()},
     }
@@ -640,19 +672,35 @@ def _is_file(origin: str) -> bool:
     return re.search(r":\d+$", origin) is not None
 
 
-def _tuned(methods: Sequence[LabelledLayer], base: Layer, path: Path) -> tuple[LabelledLayer, ...]:
+def _tuned(
+    methods: Sequence[LabelledLayer], base: Layer, study: study_folder.StoredStudy
+) -> tuple[tuple[LabelledLayer, ...], tuple[str, ...]]:
     """Return the methods with the best parameters that a study has found.
 
+    Args:
+        methods: The methods.
+        base: Configuration that all cells share.
+        study: The study.
+
+    Returns:
+        The methods, and the names of those that the study does not have. They keep their defaults.
+
     Raises:
-        ConfigError: A method has no winner, or one of its parameters is given too.
+        ConfigError: A method of the study has no winner, or one of its parameters is given too.
     """
-    study = study_folder.read(path)
+    path = study.path
     best = {method.layer.tree["algorithm"]["name"]: None for method in methods}
     won_by = {name: won.params for name in best if (won := study.winner(name)) is not None}
     check_code(path / "study.json", won_by)
     found, missing = [], []
+    untuned: dict[str, None] = {}
     for method in methods:
-        won = study.winner(method.layer.tree["algorithm"]["name"])
+        name = method.layer.tree["algorithm"]["name"]
+        if name not in study.methods:
+            untuned[name] = None
+            found.append(method)
+            continue
+        won = study.winner(name)
         if won is None:
             missing.append(method.label)
             continue
@@ -668,10 +716,10 @@ def _tuned(methods: Sequence[LabelledLayer], base: Layer, path: Path) -> tuple[L
     if missing:
         raise ConfigError(
             f"{setting('tuned', str(path))}: the study has no best parameters of"
-            f" {', '.join(missing)}. It has methods {', '.join(study.methods)}. Leave the others"
-            " out, or tune them too."
+            f" {', '.join(missing)}: none of its trials has finished with a score. Resume the study"
+            f" if it was interrupted, or leave {', '.join(missing)} out."
         )
-    return tuple(found)
+    return tuple(found), tuple(untuned)
 
 
 def _added(before: Design, asked: Asked, path: Path) -> tuple[Design, Layer]:
@@ -704,8 +752,10 @@ def _added(before: Design, asked: Asked, path: Path) -> tuple[Design, Layer]:
         for key, value in leaves(method.layer.tree).items():
             if values.get(key, value) != value or (key not in values and before.tuned is None):
                 raise _unchangeable(key, values.get(key, "its default"), value, path)
+    untuned = before.untuned
     if new and before.tuned is not None:
-        new = list(_tuned(new, before.base, Path(before.tuned)))
+        others, without = _tuned(new, before.base, study_folder.read(Path(before.tuned)))
+        new, untuned = list(others), tuple(dict.fromkeys([*untuned, *without]))
     changes = _changes(before, base, path)
     tracking = {key: value for key, value in changes.items() if key.startswith("tracking.")}
     changed = from_values({k: v for k, v in changes.items() if k not in tracking}, RESUMED)
@@ -720,6 +770,7 @@ def _added(before: Design, asked: Asked, path: Path) -> tuple[Design, Layer]:
         before.vary,
         before.tuned,
         before.reference,
+        untuned,
     ), changed
 
 
@@ -762,6 +813,7 @@ def _prepared(
     named_by: NamedBy,
     *,
     begun: bool = False,
+    force: bool = False,
 ) -> PreparedComparison:
     """Check a comparison, and tell the caller the notes about it.
 
@@ -772,10 +824,11 @@ def _prepared(
         own: Objects of the user by section, and data of the user by label of the data set.
         named_by: Who names the address of MLflow's store.
         begun: Whether the comparison has begun, and so has an engine.
+        force: Whether the study that has found the parameters may have another setting.
     """
     check = prepare.prepare if begun else prepare.with_fastest_engine
     with preserved():
-        prepared = check(design, LoadedSamples(*own), jobs)
+        prepared = check(design, LoadedSamples(*own), jobs, force=force)
     mirror.check(prepared.cells[0].config.tracking, named_by)
     caller.tell(prepared.notes)
     return prepared

@@ -37,6 +37,7 @@ FINALS: Final = {
     "method": "str",
     "variant": "str",
     "seed": "int64",
+    "partition_seed": "int64",
     "trial": "int64",
     "up_bytes": "int64",
     "down_bytes": "int64",
@@ -124,11 +125,12 @@ class Study:
     def finals(self) -> pd.DataFrame:
         """The finished final trainings, one per row, each with another seed.
 
-        Columns: `method` str; `variant` str, `default` or `tuned` parameters; `seed` int64; `trial`
-        int64, the trial whose parameters it has; `validation.METRIC` and `test.METRIC` float64,
-        after the last round; `up_bytes`, `down_bytes`, `peer_bytes` and `setup_bytes` int64 and
-        `seconds` float64 of the whole run; `path` str, which `fl.load` reads. If the default
-        parameters won the search, the method has no tuned rows.
+        Columns: `method` str; `variant` str, `default` or `tuned` parameters; `seed` and
+        `partition_seed` int64, those of the training and of the partition; `trial` int64, the trial
+        whose parameters it has; `validation.METRIC` and `test.METRIC` float64, after the last
+        round; `up_bytes`, `down_bytes`, `peer_bytes` and `setup_bytes` int64 and `seconds` float64
+        of the whole run; `path` str, which `fl.load` reads. If the default parameters won the
+        search, the method has no tuned rows.
         """
         rows = []
         for final in self._study.finals:
@@ -141,16 +143,17 @@ class Study:
                     "method": final.trial.method,
                     "variant": final.trial.variant,
                     "seed": final.trial.seed,
+                    "partition_seed": final.run.config.partition_seed,
                     "trial": final.trial.index,
                     **{key: value for key, value in leaves(last).items() if "@" not in key},
-                    **{name: summary["communication"][name] for name in list(FINALS)[4:8]},
+                    **{name: summary["communication"][name] for name in list(FINALS)[5:9]},
                     "seconds": summary["seconds"]["total"],
                     "path": str(final.path),
                 }
             )
         metrics = sorted({key for row in rows for key in row} - FINALS.keys())
         names = list(FINALS)
-        frame = pd.DataFrame(rows, columns=[*names[:4], *metrics, *names[4:]])
+        frame = pd.DataFrame(rows, columns=[*names[:5], *metrics, *names[5:]])
         return frame.astype(FINALS | dict.fromkeys(metrics, "float64"))
 
     def results(self) -> pd.DataFrame:
@@ -195,7 +198,7 @@ class Study:
 
     @cached_property
     def verdicts(self) -> pd.DataFrame:
-        """What the final trainings say, by paired t-tests over seeds on test parts.
+        """What the final trainings say, by paired tests over their seeds on test parts.
 
         There is a row for each method, its tuned against its default parameters, and one for each
         pair of tuned methods. Columns: `first` and `second` str, such as `hfcd tuned` and `hfcd`; a

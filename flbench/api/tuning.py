@@ -38,6 +38,7 @@ def tune(
     *,
     trials: int | None = None,
     seeds: int | None = None,
+    vary: str | None = None,
     search: str | None = None,
     scheduler: str | None = None,
     metric: str | None = None,
@@ -64,8 +65,9 @@ def tune(
 ) -> Study:
     """Search hyper-parameters of methods with equal budgets, as `flbench tune` does.
 
-    Trials are scored on the validation parts. The best and the default parameters are then trained
-    again with several seeds, and only these final trainings are evaluated on the test parts.
+    Trials are scored on the validation parts, after their last round. The best and the default
+    parameters are then trained again with other seeds on other partitions, and only these final
+    trainings are evaluated on the test parts.
 
     The sections of the configuration are given as to `fl.run`, with the same default of
     `tracking.mlflow`. An interrupt keeps the trials that have ended, and raises KeyboardInterrupt,
@@ -75,7 +77,9 @@ def tune(
         methods: Names of the methods, import paths `package.module:Class`, or classes of your own.
         trials: Trials of each method, the one with default parameters included (default 16).
         seeds: Final trainings of the default and of the best parameters, each with another seed
-            (default 3; 0: none).
+            (default 5; 0: none).
+        vary: What differs between final trainings: the seed and the partition (`both`, default), or
+            the seed alone, with the partition of the search (`training`).
         search: How parameters are proposed: `random` (default), `grid` or `optuna`.
         scheduler: `asha` (default) stops trials that fall behind, `pbt` lets them continue from the
             best ones, `none` trains every trial to the end.
@@ -88,7 +92,7 @@ def tune(
         address: A running Ray cluster (default: start Ray on this machine).
         out: Folder for study folders (default `studies`).
         config: YAML file with the values that differ from the defaults.
-        seed: Seed of the partition and of the trials; the final trainings take the seeds after it.
+        seed: Seed of the trials and of their partition. Final trainings take the seeds after it.
         algorithm: Keys of the methods that are not searched. Each method gets those that it has.
         data: Section `data`, or data of your own, as for `fl.run`.
         partition: Section `partition`, or an object such as `fl.Dirichlet(alpha=0.1)`.
@@ -116,6 +120,7 @@ def tune(
     options = {
         "trials": trials,
         "seeds": seeds,
+        "vary": vary,
         "search": search,
         "scheduler": scheduler,
         "metric": metric,
@@ -362,6 +367,7 @@ def _carry_out(
     finals = (
         "; then final trainings of the default and the best parameters with"
         f" {request.seeds} seed{'' if request.seeds == 1 else 's'}"
+        f"{', each on another partition' if prepared.partitions else ''}"
     )
     caller.tell(
         [

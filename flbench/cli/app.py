@@ -887,9 +887,18 @@ def compare(
         typer.Option(
             "--tuned",
             metavar="STUDY_DIR",
-            help="Each method takes the best parameters that this study has found.",
+            help="Each method takes the best parameters that this study has found; a method that it"
+            " does not have keeps its defaults. Repetitions begin after the seed of the search.",
         ),
     ] = None,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="Use the parameters of --tuned although the study has another setting, with a note"
+            " that names the keys in which the two differ.",
+        ),
+    ] = False,
     reuse: Annotated[
         list[Path] | None,
         typer.Option(
@@ -1052,7 +1061,17 @@ def tune(
             min=0,
             max=1000,
             help="Final trainings of the default and of the best parameters, each with another"
-            " seed and evaluated on the test parts (default 3; 0: none).",
+            " seed and evaluated on the test parts (default 5; 0: none).",
+        ),
+    ] = None,
+    vary: Annotated[
+        str | None,
+        typer.Option(
+            "--vary",
+            metavar="training|both",
+            help="What differs between final trainings: the seed of the training, with the"
+            " partition of the search (training), or the seed and the partition (both, default).",
+            autocompletion=lambda incomplete: completion.varying(incomplete, ("partition",)),
         ),
     ] = None,
     concurrent: Annotated[
@@ -1108,8 +1127,9 @@ def tune(
 ) -> None:
     """Search hyper-parameters of methods with equal budgets, and compare the tuned methods.
 
-    Trials are scored on the validation parts. The best and the default parameters are then trained
-    again with several seeds, and only these final trainings are evaluated on the test parts.
+    Trials are scored on the validation parts, after their last round. The best and the default
+    parameters are then trained again with other seeds on other partitions, and only these final
+    trainings are evaluated on the test parts.
     """
     from flbench.cli import layers
     from flbench.cli import tune as command
@@ -1123,6 +1143,7 @@ def tune(
         "metric": metric,
         "deployment": deployment,
         "seeds": seeds,
+        "vary": vary,
         "out": out,
     }
     resources = {key: value for key, value in resources.items() if value is not None}

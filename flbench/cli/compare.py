@@ -49,6 +49,7 @@ def called(
                 "seeds": one.seeds,
                 "vary": one.vary,
                 "tuned": one.tuned,
+                "force": one.force,
                 "reuse": tuple(one.reuse or ()),
             },
             out=one.out or Path("comparisons"),
@@ -68,6 +69,7 @@ def called(
         given,
         seeds=one.seeds,
         reuse=one.reuse or [],
+        force=one.force,
         jobs=one.jobs,
         as_json=one.as_json,
         command=command,
@@ -103,7 +105,8 @@ def compare(
         data: Names and files of data sets, also several separated by commas; empty for the data of
             the configuration.
         grid: Items `KEY=VALUE,VALUE`.
-        options: Fields `seeds`, `vary`, `tuned` and `reuse` of `flbench.api.comparing.Asked`.
+        options: Fields `seeds`, `vary`, `tuned`, `force` and `reuse` of
+            `flbench.api.comparing.Asked`.
         out: Folder for the folders of comparisons.
         jobs: Cells at the same time; None for one per core.
         dry_run: Whether to print the plan and its estimated cost, and train nothing.
@@ -137,6 +140,7 @@ def resume(
     *,
     seeds: int | None,
     reuse: Sequence[Path],
+    force: bool,
     jobs: int | None,
     as_json: bool,
     command: str = "compare",
@@ -148,6 +152,7 @@ def resume(
         given: Methods to add, and values of keys that may change.
         seeds: Number of repetitions; None for as many as before.
         reuse: Folders of finished runs that are used again as cells.
+        force: Whether the study that has found the parameters may have another setting.
         jobs: Cells at the same time; None for one per core.
         as_json: Whether to print JSON, as `compare` does.
         command: Command that resumes the comparison.
@@ -156,7 +161,7 @@ def resume(
 
     caller = _caller(command, as_json)
     ending = comparing.carry_on(
-        path, _asked(given, seeds=seeds, reuse=tuple(reuse)), jobs, caller=caller
+        path, _asked(given, seeds=seeds, reuse=tuple(reuse), force=force), jobs, caller=caller
     )
     _finish(ending, as_json=as_json)
 

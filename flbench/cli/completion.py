@@ -1,6 +1,6 @@
 """What a shell offers while a command is typed. Nothing here imports PyTorch."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import get_args
 
 
@@ -54,9 +54,11 @@ def schemes(incomplete: str) -> list[str]:
     return _beginning(incomplete, get_args(SchemeName))
 
 
-def varying(incomplete: str) -> list[str]:
-    """Complete what differs between the repetitions of a comparison."""
-    return _beginning(incomplete, ("training", "partition", "both"))
+def varying(incomplete: str, without: Collection[str] = ()) -> list[str]:
+    """Complete what differs between repetitions, but not the words of `without`."""
+    from flbench.jobs.repetitions import Vary
+
+    return _beginning(incomplete, (one for one in get_args(Vary) if one not in without))
 
 
 def data_sets(incomplete: str) -> list[str]:

@@ -48,7 +48,8 @@ MOST_RUNS: Final = 10_000
 KNOWN: Final = frozenset({*KEPT, MARKER})
 """Names of the files that an archive may have."""
 SHARED: Final = ("partition.json", "partition.npz")
-"""Files that all trials of a study share; an archive has them once, in the folder of the study."""
+"""Files that trials of a study share; an archive has them once, in the folder of the study. Final
+trainings can have partitions of their own."""
 
 
 def pack(paths: Sequence[Path], file: Path) -> int:
@@ -92,7 +93,7 @@ def pack(paths: Sequence[Path], file: Path) -> int:
             one / name
             for one in (*runs, *studies)
             for name in KEPT
-            if (one / name).is_file() and not (is_trial(one) and name in SHARED)
+            if (one / name).is_file() and not (name in SHARED and _has_partition_of_study(one))
         ]
         markers = dict.fromkeys(run.parents[1] / MARKER for run in runs if is_cell(run))
         members += [marker for marker in markers if marker.is_relative_to(path)]
@@ -136,6 +137,14 @@ def _trainings(study: Path) -> list[Path]:
 def is_trial(path: Path) -> bool:
     """Return whether a folder is that of a trial or a final training of a study."""
     return (path / "trial.json").is_file() and study_folder.is_study(path.parents[2])
+
+
+def _has_partition_of_study(path: Path) -> bool:
+    """Return whether a folder is that of a training of a study, on the partition of its search."""
+    if not is_trial(path):
+        return False
+    own, shared = (read_json(one / "partition.json").get("hash") for one in (path, path.parents[2]))
+    return bool(own == shared)
 
 
 def _can_be_packed(path: Path) -> bool:

@@ -154,11 +154,14 @@ def _failed(comparisons: Iterable[Path], left_out: LeftOut) -> list[str]:
 def _about_study(study: StoredStudy) -> str:
     """Return how the report of a study's final trainings differs from the study's own page."""
     header = study.header
+    finals = [run for _, _, run in study.finished_finals()]
+    is_one = len({run.summary.get("partition_hash") for run in finals}) == 1
+    shared = f"The final trainings of {study.path.name} share one partition. " if is_one else ""
     return (
-        f"The final trainings of {study.path.name} share one partition. The page of the study"
-        f" compares {header.metric} of the deployment `{header.deployment}` after the last round;"
-        " this report compares the deployed personal models at the best round by validation"
-        " accuracy, and corrects for all pairs of its methods, so the figures of the two differ."
+        f"{shared}The page of the study {study.path.name} compares {header.metric} of the"
+        f" deployment `{header.deployment}` after the last round; this report compares the"
+        " deployed personal models at the best round by validation accuracy, and corrects for all"
+        " pairs of its methods, so the figures of the two differ."
     )
 
 
@@ -166,7 +169,7 @@ def _without_finals(study: str) -> str:
     """Return what the user is told about a study that has no runs to compare."""
     return (
         f"{study} has no finished final training, so there is nothing to compare. `flbench show`"
-        " prints its trials. Resume the study, or give it final trainings: flbench tune --seeds 3."
+        " prints its trials. Resume the study, or give it final trainings: flbench tune --seeds 5."
     )
 
 
@@ -187,12 +190,18 @@ def _tuned(runs: Sequence[StoredRun], left_out: LeftOut) -> dict[Path, str]:
 
 
 def _tuned_cells(file: Path) -> dict[str, str]:
-    """Return the labels of the cells of a comparison by their names; none if it is not tuned."""
+    """Return the labels of the cells with tuned parameters of a comparison by their names.
+
+    A label of a method begins with its name, behind which a variant has its keys.
+    """
     tree = read_json(file)
     with as_data_error(file):
+        untuned = {*map(str, tree.get("untuned", []))}
         return {
-            cell["name"]: f"{checked(cell['method'], 'the name of a method')} tuned"
+            cell["name"]: f"{label} tuned"
             for cell in (tree.get("cells", []) if tree.get("tuned") else [])
+            if (label := checked(cell["method"], "the name of a method")).partition(" ")[0]
+            not in untuned
         }
 
 

@@ -92,7 +92,10 @@ class ComparisonCost:
             found.append(f"plan: the others are compared with {self.design.reference}.")
         found += self.found.sentences(self.cells)
         if self.design.tuned is not None:
-            found.append(f"plan: the methods have the best parameters of {self.design.tuned}.")
+            others = f" but {', '.join(self.design.untuned)}" if self.design.untuned else ""
+            found.append(
+                f"plan: the methods{others} have the best parameters of {self.design.tuned}."
+            )
         each = ", ".join(f"{name} {duration(seconds)}" for name, seconds in self.seconds.items())
         found.append(
             f"cost: about {duration(self.total)} with {_count(self.jobs, 'cell')} at once, and"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any, Final, Literal, Self, get_args
+from typing import Any, Final, Self
 
 from flbench.algorithms import ALGORITHMS
 from flbench.config.resolve import as_data, resolve
@@ -14,9 +14,10 @@ from flbench.config.schema import Config
 from flbench.config.sources import Layer, from_values, merge
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.wording import setting
+from flbench.jobs import repetitions
 from flbench.jobs.job import Job
+from flbench.jobs.repetitions import Vary
 
-Vary = Literal["training", "partition", "both"]
 ORIGIN: Final = "flbench compare"
 """Origin of the values that the plan sets in the configuration of a cell."""
 DEFAULTS: Final = from_values(
@@ -61,6 +62,7 @@ class Design:
         vary: What differs between repetitions: the seed of the training (`training`), that of the
             partition (`partition`), or both (`both`).
         tuned: Study whose best parameters the methods have; None for none.
+        untuned: Names of the methods that this study does not have. They have default parameters.
         reference: Label of the method with which each of the others is compared; None to compare
             all pairs of methods.
     """
@@ -73,6 +75,7 @@ class Design:
     vary: Vary = "both"
     tuned: str | None = None
     reference: str | None = None
+    untuned: tuple[str, ...] = ()
 
     def tree(self) -> dict[str, Any]:
         """Return the design as values of JSON."""
@@ -85,6 +88,7 @@ class Design:
             "vary": self.vary,
             "tuned": self.tuned,
             "reference": self.reference,
+            **({"untuned": list(self.untuned)} if self.untuned else {}),
         }
 
     @classmethod
@@ -108,6 +112,7 @@ class Design:
             vary=tree["vary"],
             tuned=tree["tuned"],
             reference=tree.get("reference"),  # an earlier version did not write it
+            untuned=tuple(map(str, tree.get("untuned", ()))),
         )
 
 
@@ -117,12 +122,7 @@ def check(design: Design) -> None:
     Raises:
         ConfigError: The design cannot be carried out.
     """
-    if design.vary not in get_args(Vary):
-        known = get_args(Vary)
-        raise ConfigError(
-            f"{setting('vary')} must be one of {', '.join(known)}, got {design.vary}."
-            f"{did_you_mean(str(design.vary), known)}"
-        )
+    repetitions.check(design.vary)
     if type(design.seeds) is not int or design.seeds < 1:
         raise ConfigError(
             f"{setting('seeds')} must be a whole number of at least 1, got {design.seeds!r}."
@@ -258,9 +258,7 @@ def _check_cell(config: Config) -> None:
 
 def _repetition(base: Config, vary: Vary, repetition: int) -> tuple[Config, tuple[str, ...], str]:
     """Return the configuration of a repetition, the keys that it sets, and the end of its name."""
-    partition = base.partition_seed
-    seed = base.seed if vary == "partition" else base.seed + repetition
-    partition += 0 if vary == "training" else repetition
+    seed, partition = repetitions.seeds_of(vary, base.seed, base.partition_seed, repetition)
     config = base.altered(seed=seed, partition=base.partition.altered(seed=partition))
     last = f"partition{partition}" if vary == "partition" else f"seed{seed}"
     return config, ("seed", "partition.seed"), last

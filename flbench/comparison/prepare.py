@@ -62,7 +62,7 @@ class PreparedComparison:
 
 
 def with_fastest_engine(
-    design: Design, samples: LoadedSamples, jobs: int | None
+    design: Design, samples: LoadedSamples, jobs: int | None, *, force: bool = False
 ) -> PreparedComparison:
     """Check a design as `prepare` does, and choose the engine if the design does not name one.
 
@@ -73,6 +73,7 @@ def with_fastest_engine(
         design: The design.
         samples: Data of the comparison, not yet loaded.
         jobs: Number of cells to train at the same time; None for one per core.
+        force: Whether the study that has found the parameters may have another setting.
 
     Raises:
         UserError: The comparison cannot be carried out.
@@ -81,8 +82,9 @@ def with_fastest_engine(
     others = (one.layer for one in (*design.methods, *design.data))
     is_elsewhere = "engine.name" in design.grid or any(_value(one, "engine.name") for one in others)
     if is_elsewhere or named not in (None, "auto"):
-        return prepare(design, samples, jobs)
-    prepared = prepare(_with_engine(design, {"engine.name": "sequential"}), samples, jobs)
+        return prepare(design, samples, jobs, force=force)
+    simple = _with_engine(design, {"engine.name": "sequential"})
+    prepared = prepare(simple, samples, jobs, force=force)
     design = replace(design, methods=prepared.design.methods)  # some may be left out
     firsts = [cell for cell in prepared.cells if not cell.repetition]
     # One method of each place comes first: nets and data decide more than methods.
@@ -113,13 +115,16 @@ def _value(layer: Layer, path: str) -> Any:
     return leaves(layer.tree).get(path)
 
 
-def prepare(design: Design, samples: LoadedSamples, jobs: int | None) -> PreparedComparison:
+def prepare(
+    design: Design, samples: LoadedSamples, jobs: int | None, *, force: bool = False
+) -> PreparedComparison:
     """Check a design against its data and methods. No file is written.
 
     Args:
         design: The design.
         samples: Data of the comparison, not yet loaded.
         jobs: Number of cells to train at the same time; None for one per core.
+        force: Whether the study that has found the parameters may have another setting.
 
     Raises:
         UserError: The comparison cannot be carried out.
@@ -171,6 +176,8 @@ def prepare(design: Design, samples: LoadedSamples, jobs: int | None) -> Prepare
     ]
     if left_out and len(design.methods) == 1:
         raise ConfigError("\n".join([*about_left_out, "No other method is left to compare."]))
+    if not force:
+        tuned.check(design, cells, built, samples)
     notes |= dict.fromkeys(_about_partitions(design, cells, samples))
     repeated = (*about_left_out, *tuned.sentences(design, cells, built, samples))
     notes |= dict.fromkeys(repeated)

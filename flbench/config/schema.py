@@ -550,7 +550,8 @@ class EngineConfig(Strict):
     block: int | None = Field(
         None,
         ge=1,
-        description="vectorized: clients trained at once (default: as many as memory allows)",
+        description="vectorized: clients trained at once (default: as many as memory allows); the"
+        " digest depends on it",
     )
     precision: Literal["32-true", "64-true", "tf32", "bf16-mixed", "16-mixed"] = Field(
         "32-true",

@@ -75,7 +75,8 @@ class Header:
         command: Command line that made the study.
         dataset: Name of the data set.
         scheme: Partition scheme.
-        partition_hash: SHA-256 of the partition that all trials share; None if it is not known.
+        partition_hash: SHA-256 of the partition that all trials of the search share; None if it is
+            not known.
         seed: Seed of the trials. Final trainings take the seeds after it.
         metric: Validation metric that scores a trial; larger is better.
         deployment: Name of the deployment whose metrics are compared, on validation and test parts.
@@ -86,6 +87,8 @@ class Header:
         seeds: Number of final trainings of each method and variant.
         git_revision: Commit of the code; None outside a Git checkout.
         methods: Entry of each method by its name, in the order of the command line.
+        vary: What differs between final trainings: `both`, the seed of the training and the
+            partition, or `training`.
     """
 
     id: Name
@@ -103,7 +106,9 @@ class Header:
     seeds: Few
     git_revision: Name | None
     methods: Mapping[MethodName, MethodEntry]
-    deployment: Name = PERSONAL  # a study of an earlier version has no entry
+    # A study of an earlier version has no entry for these.
+    deployment: Name = PERSONAL
+    vary: Name = "training"
 
 
 @dataclass(frozen=True)

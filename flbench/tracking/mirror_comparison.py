@@ -230,6 +230,7 @@ class ComparisonMirror(TreeMirror):
                 "design": _digest(self._design.tree()),
                 "vary": self._design.vary,
                 "tuned": self._design.tuned,
+                "untuned": ", ".join(self._design.untuned) or None,
                 "cells": str(len(self._cells)),
                 "failed": str(len(failures)),
             }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from flbench.core.documents import as_data_error, read_yaml
+from flbench.core.documents import as_data_error, read_json, read_yaml
 from flbench.results.metrics_file import Row
 from flbench.results.study_folder import read_header
 from flbench.tracking import mirror_run, mlflow_files, mlflow_metrics, mlflow_names, mlflow_view
@@ -34,7 +34,7 @@ TRIAL_STATUS: Final = {
 PICTURES: Final = "pictures"
 SETTINGS: Final = (
     *("metric", "deployment", "search", "scheduler"),
-    *("trials", "rounds", "seeds", "seed"),
+    *("trials", "rounds", "seeds", "vary", "seed"),
 )
 
 
@@ -183,6 +183,8 @@ class StudyMirror(TreeMirror):
         key = path.relative_to(self._folder).as_posix()
         kind = "final" if folder.is_final else "trial"
         tags = {"algorithm": trial.method, "seed": str(trial.seed)}
+        if own := read_json(path / "partition.json").get("hash"):
+            tags["partition"] = str(own)
         run = self._run(key, folder.name, parent.id, kind, tags, folder.started)
         is_over = status != "RUNNING"
         if not is_over:
@@ -202,7 +204,7 @@ class StudyMirror(TreeMirror):
         self._sent_versions[path] = version
 
     def _send_report(self, root: MlflowRun) -> None:
-        """Send the files of the study itself, and the partition that all of its runs share."""
+        """Send the files of the study itself, and the partition of its search."""
         mlflow_files.send(root, self._folder, REPORTS)
         for picture in self._pictures("*.png"):
             root.upload_file(picture, PICTURES)

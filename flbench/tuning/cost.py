@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from flbench.experiment.estimate import START, WORKERS
 from flbench.jobs import estimate
+from flbench.jobs.repetitions import Vary
 from flbench.reports.tables import size
 from flbench.reports.terminal import duration
 from flbench.tuning.prepare import PreparedStudy
@@ -32,6 +33,7 @@ class StudyCost:
         memory: Estimated bytes of the process of one training.
         engine: Name of the engine of the trials.
         varying: Searched keys that change what a round costs.
+        vary: What differs between final trainings, see `TuneRequest`.
     """
 
     methods: tuple[str, ...]
@@ -45,6 +47,7 @@ class StudyCost:
     memory: int
     engine: str
     varying: tuple[str, ...]
+    vary: Vary = "training"
 
     @property
     def search(self) -> int:
@@ -97,6 +100,7 @@ class StudyCost:
             "trials": self.trials,
             "rounds": self.rounds,
             "seeds": self.seeds,
+            "vary": self.vary,
             "trainings": {"search": self.search, "finals": list(self.finals)},
             "concurrent": self.concurrent,
             "asha_stops_from_round": self.grace,
@@ -116,8 +120,9 @@ class StudyCost:
             f"plan: {self.trials} trials for each of {names} ({self.search} trainings of at most"
             f" {self.rounds} rounds)"
             + (
-                f", then the default and the best parameters with {self.seeds} seeds each ({least}"
-                f" to {most} final trainings of {self.rounds} rounds)."
+                f", then the default and the best parameters with {self.seeds} seeds"
+                f"{'' if self.vary == 'training' else ' and partitions'} each ({least} to {most}"
+                f" final trainings of {self.rounds} rounds)."
                 if self.seeds
                 else ", and no final trainings."
             )
@@ -173,6 +178,7 @@ def measure(prepared: PreparedStudy) -> StudyCost:
         memory=measured.memory,
         engine=prepared.resources.engine.name,
         varying=tuple(sorted(key for key in varying if key.endswith(SHARES))),
+        vary=request.vary if prepared.partitions else "training",
     )
 
 

@@ -23,12 +23,15 @@ class Budget:
         seeds: Number of final trainings of the default parameters, and of the tuned parameters.
         seed: Seed of the search. Final trainings use the seeds that follow it.
         concurrent: Number of trials that a sampler proposes at once if it uses the history.
+        partition_seed: Seed of the partition of the search, if final trainings have the partitions
+            of the seeds that follow it; None if they have that of the search.
     """
 
     trials: int
     seeds: int
     seed: int
     concurrent: int
+    partition_seed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -160,13 +163,13 @@ class StudyPlan:
         is_early = self._all_proposed() and any(map(_is_finished_default, records))
         if won is None and not is_early:
             return
-        default = self._proposals(method)[0]
+        default, first = self._proposals(method)[0], self._budget.partition_seed
         for k in range(1, self._budget.seeds + 1):
-            seed = self._budget.seed + k
-            yield TrainingJob(method, "final", 0, seed, default, "default")
+            seed, partition = self._budget.seed + k, None if first is None else first + k
+            yield TrainingJob(method, "final", 0, seed, default, "default", partition)
             # If the default trial won, its final trainings are the tuned ones too.
             if won is not None and won.index:
-                yield TrainingJob(method, "final", won.index, seed, won.params, "tuned")
+                yield TrainingJob(method, "final", won.index, seed, won.params, "tuned", partition)
 
     def _all_proposed(self) -> bool:
         """Whether the trials of all searches are known; a sampler may wait for results."""

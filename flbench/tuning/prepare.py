@@ -21,7 +21,8 @@ from flbench.experiment.found import find_engine
 from flbench.metrics import ranking_names
 from flbench.metrics.own import SUFFIXES
 from flbench.results.study_folder import PERSONAL
-from flbench.tuning import deployments, fitting, library
+from flbench.tuning import deployments, final_partitions, fitting, library
+from flbench.tuning.final_partitions import Partitions
 from flbench.tuning.plan import Budget, SearchSettings
 from flbench.tuning.reading import parse
 from flbench.tuning.request import (
@@ -40,8 +41,10 @@ from flbench.workers.shipping import NOTHING, Parcel
 
 KEPT = (
     *("trials", "search", "scheduler", "metric", "deployment"),
-    *("seeds", "gpus", "retries", "address"),
+    *("seeds", "vary", "gpus", "retries", "address"),
 )
+EARLIER: Final = {"deployment": PERSONAL, "vary": "training"}
+"""What a study of an earlier version has, which wrote no entry for it."""
 ORIGIN: Final = "flbench tune, measured"
 """Origin of the engine's keys if the study has chosen it."""
 
@@ -56,6 +59,8 @@ class PreparedStudy:
         origins: Origins of the configuration's values, by method and dotted key.
         spaces: Search space of each method.
         federation: Partitioned data set that all trials share.
+        partitions: Partitioned data sets of the final trainings by the seed of the partition. None
+            if they share that of the trials.
         resources: Resources that the study may use.
         notes: Notes for the user.
         parcel: Objects of the user that the configurations name.
@@ -66,6 +71,7 @@ class PreparedStudy:
     origins: dict[str, dict[str, str]]
     spaces: dict[str, Space]
     federation: Federation
+    partitions: Partitions
     resources: Resources
     notes: tuple[str, ...] = ()
     parcel: Parcel = NOTHING
@@ -82,7 +88,11 @@ class PreparedStudy:
         """Budget of each method."""
         asked = self.request
         return Budget(
-            asked.trials, asked.seeds, self.config.seed, asked.batch or self.resources.concurrent
+            asked.trials,
+            asked.seeds,
+            self.config.seed,
+            asked.batch or self.resources.concurrent,
+            self.config.partition_seed if self.partitions else None,
         )
 
     @property
@@ -174,12 +184,20 @@ def prepare(
         configs[method], found_notes = complete(mine, federation, resources, request.deployment)
         notes += found_notes
     origins = {method: places for method, (_, places) in resolved.items()}
+    complete_config = configs[request.methods[0]]
+    partitions = final_partitions.make(complete_config, federation, request.vary, request.seeds)
+    if request.seeds and request.vary == "both" and not partitions:
+        notes.append(
+            f"partition.scheme={config.partition.scheme} makes the same partition for every seed,"
+            " so only the training varies between final trainings."
+        )
     prepared = PreparedStudy(
         request,
         configs,
         origins,
         spaces,
         federation,
+        partitions,
         resources,
         tuple(dict.fromkeys(notes)),
         parcel,
@@ -309,6 +327,7 @@ def create(prepared: PreparedStudy, command: Sequence[str]) -> StudyFolder:
     )
     folder.write("partition.npz", packed)
     folder.write("partition.json", description)
+    final_partitions.write(folder, prepared.config, prepared.partitions)
     # study.json is written last: a folder with this file can be resumed.
     printed = [redact(argument) for argument in command]
     header = {"id": folder.path.name, "command": printed, **_described(prepared)}
@@ -336,8 +355,7 @@ def reopen(folder: StudyFolder, changed: dict[str, Any], parcel: Parcel = NOTHIN
     """
     header = folder.description()
     try:
-        # A study of an earlier version has no entry for the deployment.
-        asked = {"deployment": PERSONAL} | header["request"]
+        asked = EARLIER | header["request"]
         kept = {key: asked[key] for key in (*KEPT, "batch")}
         kept["concurrent"] = kept["batch"]  # the number of concurrent trials does not change
         request = TuneRequest(tuple(header["methods"]), out=folder.path.parent, **(kept | changed))
@@ -368,6 +386,10 @@ def reopen(folder: StudyFolder, changed: dict[str, Any], parcel: Parcel = NOTHIN
         )
     cure = "Restore the old files, or start a new study."
     partition_files.check_unchanged(folder.path, federation.partition, federation.dataset, cure)
+    partitions = final_partitions.make(
+        configs[request.methods[0]], federation, request.vary, request.seeds
+    )
+    final_partitions.check_unchanged(folder, partitions, cure)
     for config in configs.values():
         if _has_own_parts(config):
             # Compares the hashes here: in a trial, a difference would count as its failure.
@@ -378,6 +400,7 @@ def reopen(folder: StudyFolder, changed: dict[str, Any], parcel: Parcel = NOTHIN
         {method: places for method, (_, places) in resolved.items()},
         spaces,
         federation,
+        partitions,
         resources_of(request, configs[request.methods[0]].engine),
         parcel=parcel,
     )
@@ -403,6 +426,7 @@ def _described(prepared: PreparedStudy) -> Record:
         "seed": config.seed,
         **{key: asked[key] for key in ("metric", "deployment", "search", "scheduler")},
         **{key: asked[key] for key in ("trials", "seeds")},
+        "vary": request.vary if prepared.partitions else "training",
         "rounds": config.train.rounds,
         "git_revision": provenance.git_revision(),
         "request": asked | {"batch": prepared.budget.concurrent},

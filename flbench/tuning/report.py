@@ -54,7 +54,10 @@ class StudyReport:
         kept = [name for name in self.study.methods if self.study.default_has_won(name)]
         said["no trial was better than the default parameters of {}"] = kept
         parts = [text.format(answer.listing(names)) for text, names in said.items() if names]
-        gains = f"On this one partition: {'; '.join(parts)}."
+        comparison = self.analysis.comparison
+        population = comparison.sampling_at(comparison.places[0]).population
+        gains = f"{': '.join(filter(None, [population, '; '.join(parts)]))}."
+        gains = gains[:1].upper() + gains[1:]
         return (*([gains] if parts else []), *self.analysis.answer)
 
     @cached_property
@@ -98,15 +101,23 @@ class StudyReport:
         )
         return {
             "data": f"{header.dataset}, {header.scheme}",
-            "partition": header.partition_hash or "-",
+            "partition of the search": header.partition_hash or "-",
             "budget": f"{count(header.trials, 'trial')} of {count(header.rounds, 'round')} for"
-            f" each method, then {count(header.seeds, 'seed')} of the defaults and of the winner",
+            f" each method, then {count(header.seeds, 'final training')} of the defaults and of the"
+            f" winner, {self._finals}",
             "metric": f"{answer.words(header.metric)} of {models}, after the last round",
             "search": f"{header.search}, scheduler {header.scheduler}, seed {header.seed}",
             "begun": header.created,
             "git revision": header.git_revision or "-",
             "command": " ".join(header.command),
         }
+
+    @property
+    def _finals(self) -> str:
+        """What differs between final trainings, in words."""
+        if self.study.header.vary == "training":
+            return "each with another seed, on the partition of the search"
+        return "each with another seed and another partition"
 
     @property
     def budget(self) -> str:
@@ -120,9 +131,9 @@ class StudyReport:
         return (
             "Equal budget: each method has the same number of trials with the same number of"
             " rounds, on the same partition and with the same cohorts. Trial 0 has the method's"
-            " default hyper-parameters. Trials are scored on validation parts only, and the best"
-            " finished trial wins. Test parts are used in final trainings only, with seeds that the"
-            f" search does not use; test metrics are those of the last round.{early}"
+            " default hyper-parameters. Trials are scored on validation parts only, after the last"
+            " round, and the best finished trial wins. Test parts are used in final trainings only,"
+            f" {self._finals}; test metrics are those of the last round.{early}"
         )
 
     @property

@@ -11,6 +11,8 @@ from flbench.config.schema import EngineConfig, EvaluationConfig
 from flbench.config.sources import Layer
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.wording import setting
+from flbench.jobs import repetitions
+from flbench.jobs.repetitions import Vary
 from flbench.metrics import ranking_names
 from flbench.metrics.own import SUFFIXES
 from flbench.results.study_folder import PERSONAL
@@ -23,6 +25,8 @@ METRICS: Final = (
     *("rare_recall", "rare_f1", "confusable_f1", "worst10_accuracy"),
     *ranking_names.NAMES_WITH_MEANS,
 )
+NO_VARY: Final = {"partition": "Final trainings with one seed of the training support no claim."}
+"""What may not differ between final trainings, and why."""
 TRIAL_EVALUATIONS: Final = 15  # evaluations of a trial, unless the user sets `evaluation.every`
 
 
@@ -38,8 +42,11 @@ class TuneRequest:
         scheduler: Scheduler that decides which trials continue.
         metric: Metric on validation parts that the search maximizes.
         deployment: Name of the deployment whose metric is maximized, and compared on test parts.
-        seeds: Number of seeds for final trainings with the default and with the tuned parameters;
-            0 for none.
+        seeds: Number of final trainings with the default and with the tuned parameters; 0 for
+            none.
+        vary: What differs between final trainings: the seed of the training and the partition
+            (`both`), or the seed of the training alone, on the partition of the search
+            (`training`).
         concurrent: Number of trials that run at the same time; None for as many as fit on the
             cores.
         gpus: Number of GPUs of each trial, which may be a fraction; None for one GPU if trials
@@ -58,7 +65,8 @@ class TuneRequest:
     scheduler: Scheduler = "asha"
     metric: str = "accuracy"
     deployment: str = PERSONAL
-    seeds: int = 3
+    seeds: int = 5
+    vary: Vary = "both"
     concurrent: int | None = None
     gpus: float | None = None
     retries: int = 2
@@ -92,6 +100,7 @@ def check(request: TuneRequest) -> None:
     ):
         if value not in known:
             raise ConfigError(f"{setting(option)} must be one of {', '.join(known)}, got {value}.")
+    repetitions.check(request.vary, NO_VARY)
     if request.scheduler == "pbt" and request.search != "random":
         raise ConfigError(
             f"{setting('scheduler', 'pbt')} changes parameters during training, starting from"

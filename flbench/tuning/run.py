@@ -21,10 +21,10 @@ from flbench.tuning.queue import JobQueue
 from flbench.tuning.ray_tune import bundles, quiet
 from flbench.tuning.schedulers import EarlierScore, HalvingByMethod, population
 from flbench.tuning.search_space import Space
+from flbench.tuning.shared_federations import SharedFederations
 from flbench.tuning.study import Record, StudyFolder, TrainingJob, job_from_record
 from flbench.tuning.worker import TrialWorker
 from flbench.workers.orphans import wait_for_orphans
-from flbench.workers.samples import SharedSamples
 from flbench.workers.supervisor import Supervisor
 
 
@@ -83,9 +83,9 @@ def _train(
         progress: Progress table to update.
         supervisor: Stops the study.
     """
-    settings, federation = prepared.settings, prepared.federation
+    settings = prepared.settings
     plan = StudyPlan(prepared.samplers(), prepared.budget, records)
-    shared = SharedSamples.put(federation.x.numpy())
+    shared = SharedFederations.put(prepared.federation, prepared.partitions)
     trainable = tune.with_resources(
         tune.with_parameters(
             TrialWorker,
@@ -93,8 +93,8 @@ def _train(
             metric=settings.metric,
             deployment=settings.deployment,
             rounds=settings.rounds,
-            samples=[shared.reference],
-            rest=federation.without_samples(),
+            samples=shared.references,
+            rests=shared.rests,
             parcel=portable(prepared.parcel, ray.cloudpickle.dumps),
             resume=folder.resume_command,
         ),

@@ -27,9 +27,11 @@ class TrainingJob:
         kind: `search` (evaluated on validation parts) or `final` (evaluated on test parts).
         index: Index of the trial. For a final training, index of the trial whose parameters it
             uses.
-        seed: Seed of the training. The partition has the seed of the study.
+        seed: Seed of the training.
         params: Parameters by dotted key, which override the method's base configuration.
         variant: For a final training: `default` or `tuned` parameters. None for a trial.
+        partition_seed: Seed of the partition of a final training; None if it has the partition of
+            the search, as each trial has.
     """
 
     method: str
@@ -38,6 +40,7 @@ class TrainingJob:
     seed: int
     params: Mapping[str, Any]
     variant: Variant | None = None
+    partition_seed: int | None = None
 
     @property
     def name(self) -> str:
@@ -81,7 +84,9 @@ def job_from_record(record: Record) -> TrainingJob:
     Raises:
         KeyError: The record lacks a field of the job.
     """
-    return TrainingJob(**{key: record[key] for key in TrainingJob.__dataclass_fields__})
+    names = [name for name in TrainingJob.__dataclass_fields__ if name != "partition_seed"]
+    seed = record.get("partition_seed")  # an earlier version has no entry
+    return TrainingJob(**{key: record[key] for key in names}, partition_seed=seed)
 
 
 class StudyFolder(CampaignFolder):
@@ -114,6 +119,16 @@ class StudyFolder(CampaignFolder):
         for kind in FOLDERS.values():
             for file in sorted(self.path.glob(f"{kind}/*/*/trial.json")):
                 yield read_json(file)
+
+
+def partition_folder(study: Path, seed: int | None) -> Path:
+    """Return the folder with partition.npz and partition.json of trainings of a study.
+
+    Args:
+        study: The study folder.
+        seed: Seed of the partition of final trainings; None for the partition of the search.
+    """
+    return study if seed is None else study / "partitions" / f"seed{seed}"
 
 
 def read_record(study: Path, job: TrainingJob) -> Record | None:

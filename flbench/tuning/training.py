@@ -18,6 +18,7 @@ from flbench.config.resolve import read, resolve_written
 from flbench.config.schema import Config
 from flbench.config.yaml_text import to_yaml
 from flbench.core import files
+from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import DivergedError, RunError, UserError
 from flbench.core.types import State
 from flbench.data.federation import Federation
@@ -33,10 +34,12 @@ from flbench.tuning.study import (
     StudyFolder,
     TrainingJob,
     now,
+    partition_folder,
     read_record,
     write_record,
 )
 
+OF_PARTITION: Final = ("seed", "clients", "sha256")  # keys that a partition itself determines
 SAVED: Final = "trial.safetensors"  # a checkpoint that another trial can load
 
 
@@ -61,7 +64,7 @@ class TrialTraining:
     Args:
         study: Study folder.
         job: Job to train.
-        federation: Partitioned data set of the study.
+        federation: Partitioned data set of the job.
         metric: Metric that scores the trial.
         rounds: Number of rounds of a complete trial.
         deployment: Name of the deployment that scores the trial.
@@ -193,7 +196,8 @@ class TrialTraining:
         if not (self.folder.path / "metrics.csv").is_file():
             self.folder.write("metrics.csv", metrics_file.header_line())
         for name in ("partition.npz", "partition.json"):
-            files.copy(self._study / name, self.folder.path / name)
+            source = partition_folder(self._study, self.job.partition_seed)
+            files.copy(source / name, self.folder.path / name)
         if not (self.folder.path / "provenance.json").is_file():
             about = provenance.now(own_methods.modules(config), built.module)
             self.folder.write_json("provenance.json", about)
@@ -254,7 +258,13 @@ class TrialTraining:
 def configuration(study: Path, job: TrainingJob) -> tuple[Config, dict[str, str]]:
     """Return a job's configuration and the origins of its values.
 
-    It is the method's configuration in the study folder, with the job's parameters and seed.
+    It is the method's configuration in the study folder, with the job's parameters and seeds.
     """
-    own = layer({**job.params, "seed": job.seed}, job.name)
+    values = {**job.params, "seed": job.seed}
+    if job.partition_seed is not None:
+        file = partition_folder(study, job.partition_seed) / "partition.json"
+        with as_data_error(file):
+            section = read_json(file)["config"]
+            values |= {f"partition.{key}": section[key] for key in OF_PARTITION}
+    own = layer(values, job.name)
     return resolve_written(study / "methods" / f"{job.method}.yaml", own)

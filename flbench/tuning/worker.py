@@ -1,12 +1,13 @@
 """The worker of Ray Tune: an actor that trains one trial after the other."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray import tune
 
-from flbench.data.federation import Federation
+from flbench.tuning.shared_federations import Rests
 from flbench.tuning.study import load_job
 from flbench.tuning.training import TrialTraining
 from flbench.workers.shipping import Parcel
@@ -29,8 +30,8 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]
         metric: str,
         deployment: str,
         rounds: int,
-        samples: list[Any],
-        rest: Federation,
+        samples: Sequence[Any],
+        rests: Rests,
         parcel: Parcel,
         resume: str,
     ) -> None:
@@ -44,15 +45,15 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]
             metric: Metric that scores the trial.
             deployment: Name of the deployment that scores the trial.
             rounds: Number of rounds of a complete trial.
-            samples: List with the reference of the samples in Ray's object store. In a list, Ray
-                does not copy them into the arguments.
-            rest: The federation without its samples.
+            samples: References of the samples in Ray's object store. In a sequence, Ray does not
+                copy them into the arguments.
+            rests: Federations without their samples; see `SharedFederations.rests`.
             parcel: Objects of the user that the configurations name.
             resume: What the user calls to resume the study, for messages.
         """
         self._study, self._metric, self._rounds = Path(study), metric, rounds
         self._deployment, self._parcel, self._resume = deployment, parcel, resume
-        self._federation = rest.with_samples(ray.get(samples[0]))
+        self._samples, self._rests = samples, rests
         self._params: dict[str, Any] = config["params"]
         self._training: TrialTraining | None = None
 
@@ -91,12 +92,14 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]
         """Return the trial's training; the first call begins it."""
         if self._training is None:
             job = load_job(self._study, self.trial_id, self._params)
+            position, rest = self._rests[job.partition_seed]
+            federation = rest.with_samples(ray.get(self._samples[position]))
             node = ray.get_runtime_context().get_node_id()
             with self._parcel.opened():
                 self._training = TrialTraining(
                     self._study,
                     job,
-                    self._federation,
+                    federation,
                     metric=self._metric,
                     deployment=self._deployment,
                     rounds=self._rounds,

@@ -241,10 +241,20 @@ def test_final_trainings_of_a_packed_study_are_compared_without_their_method(tmp
         config = run / "config.yaml"
         config.write_text(config.read_text().replace("name: fedavg", "name: fedpull\n  tau: 1"))
         studies.final(study, run, "fedpull", "default", seed, {"accuracy": 0.5})
+        final = study / "finals" / "fedpull" / f"default-seed{seed}"
+        studies.write(final / "partition.json", {"hash": str(seed)})
+    studies.write(study / "partition.json", {"hash": "1"})
     file = fl.pack(study, tmp_path / "study.tar.xz")
 
     of_archive = fl.report(file)
 
+    with tarfile.open(file) as members:
+        packed = [name for name in members.getnames() if name.endswith("partition.json")]
+    # The first final training has the partition of the search, which the archive has once.
+    assert sorted(packed) == [
+        "study/finals/fedpull/default-seed2/partition.json",
+        "study/partition.json",
+    ]
     assert of_archive.leaderboard.equals(fl.report(study).leaderboard)
     assert of_archive.runs["path"].tolist() == [
         f"{file}/study/finals/fedpull/default-seed{seed}" for seed in (1, 2)

@@ -356,6 +356,7 @@ def test_methods_take_the_best_parameters_of_a_study(study: Path):
     [
         (["hfcd", "fedavg"], "the study has no best parameters of fedavg"),
         (["hfcd", "algorithm.tau=1"], "both give `algorithm.tau` of hfcd"),
+        (["local", "ft"], "the study has none of the methods, but hfcd, fedavg"),
     ],
 )
 def test_a_study_that_does_not_fit_is_refused(

@@ -7,11 +7,14 @@ from dataclasses import replace
 import pytest
 
 import flbench as fl
+from flbench.api import comparing
+from flbench.cli import app
 from flbench.comparison import tuned
 from flbench.comparison.folder import TUNING
 from flbench.comparison.plan import Design, LabelledLayer, cells
 from flbench.comparison.prepare import prepare
 from flbench.config.sources import Layer, from_overrides, from_values, merge
+from flbench.core.errors import ConfigError
 from flbench.jobs.samples import LoadedSamples
 from tests.support import SMALL, run, write_npz
 from tests.tuning import studies
@@ -42,15 +45,17 @@ def design(study, *keys, **options):
 
 
 def notes(one):
-    return prepare(one, LoadedSamples(), 1).repeated
+    return prepare(one, LoadedSamples(), 1, force=True).repeated
 
 
 def test_the_setting_of_the_search_is_known_only_by_its_partition(study):
     [sentence] = notes(design(study))
 
     assert "repetition 1 has the partition" in sentence
-    assert "partition.seed=1" in sentence
-    assert notes(design(study, ("partition.seed", 1))) == ()
+    assert "Without seed and partition.seed" in sentence
+    assert notes(design(study, ("seed", 1))) == ()
+    [sentence] = notes(design(study, ("partition.seed", 1)))
+    assert "repetition 1 has the seed 0" in sentence
     [sentence] = notes(design(study, vary="training"))
     assert "each repetition has the partition" in sentence
 
@@ -69,31 +74,36 @@ def test_the_setting_of_the_search_is_known_only_by_its_partition(study):
     ],
 )
 def test_each_key_that_differs_is_named_with_both_values(study, key, value, there):
-    one = design(study, (key, value), ("partition.seed", 1))
+    one = design(study, (key, value), ("seed", 1))
     if key.startswith("algorithm."):
         layer = from_values({"algorithm.name": "fedavg", key: value, **BEST}, "test")
-        one = replace(
-            design(study, ("partition.seed", 1)), methods=(LabelledLayer("fedavg", layer),)
-        )
+        one = replace(design(study, ("seed", 1)), methods=(LabelledLayer("fedavg", layer),))
 
+    with pytest.raises(ConfigError) as refused:
+        prepare(one, LoadedSamples(), 1)
     [sentence] = notes(one)
+    here = str(value).strip("[]")
+    for told in (study.name, f"{key}: ", f"{here} here", f"{there or ''} there", "force=True"):
+        assert told in str(refused.value)
 
     assert f"{key}: " in sentence
-    assert f"{str(value).strip('[]')} here" in sentence
+    assert f"{here} here" in sentence
     assert there is None or f"{key}: {there} there" in sentence
     assert study.name in sentence
 
 
 def test_other_data_and_another_metric_are_named(study, tmp_path):
     write_npz(tmp_path / "mine.npz", n=600)
-    own = ("data.path", tmp_path / "mine.npz"), ("partition.seed", 1)
+    own = ("data.path", tmp_path / "mine.npz"), ("seed", 1)
     [sentence] = notes(design(study, *own))
     assert "the data: digits there, mine here" in sentence
     shutil.copytree(study, tmp_path / "auroc")
     tree = json.loads((study / "study.json").read_text())
     studies.write(tmp_path / "auroc" / "study.json", tree | {"metric": "macro_f1"})
-    [sentence] = notes(design(tmp_path / "auroc", ("partition.seed", 1)))
+    other_metric = design(tmp_path / "auroc", ("seed", 1))
+    [sentence] = notes(other_metric)
     assert "macro_f1" in sentence
+    prepare(other_metric, LoadedSamples(), 1)  # no key of the setting differs
 
 
 def test_a_study_without_its_trials_or_gone_is_no_error(study, tmp_path):
@@ -108,21 +118,63 @@ def test_a_study_without_its_trials_or_gone_is_no_error(study, tmp_path):
     assert len(cells(design(study))) == 2
 
 
+@pytest.mark.parametrize(
+    ("given", "seeds"),
+    [
+        ({}, (1, 1)),
+        ({"seed": 0}, (0, 0)),
+        ({"seed": 4}, (4, 4)),
+        ({"partition.seed": 0}, (1, 0)),
+    ],
+)
+def test_repetitions_begin_after_the_search_unless_a_seed_is_given(study, given, seeds):
+    layer = from_values({"algorithm.name": "fedavg", **given}, "test")
+
+    one = comparing.design_of(comparing.Asked({"fedavg": [layer]}, tuned=study))
+
+    config = cells(one)[0].config
+    assert (config.seed, config.partition_seed) == seeds
+
+
+def test_variants_of_an_ablation_may_differ_from_the_study(study):
+    one = design(study, ("seed", 1))
+    variant = {"algorithm.name": "fedavg", "algorithm.agg_weights": "uniform", **BEST}
+    methods = (*one.methods, LabelledLayer("fedavg uniform", from_values(variant, "test")))
+
+    prepare(replace(one, methods=methods, reference="fedavg"), LoadedSamples(), 1)
+
+    with pytest.raises(ConfigError, match=r"agg_weights: samples there, uniform here \(fedavg un"):
+        prepare(replace(one, methods=methods), LoadedSamples(), 1)
+
+
+def test_force_without_a_study_is_refused(capsys):
+    assert app.main(["compare", "fedavg", "--force"]) == 2
+    assert "--tuned" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_report_repeats_what_the_command_says(study, tmp_path):
     keys = {key: value for key, value in KEYS.items() if key != "partition.clients"}
     plain = from_overrides([f"{key}={value}" for key, value in keys.items()]).tree
     plain["partition"]["clients"] = 6
     plain["train"] |= {"rounds": 1}
-    found = fl.compare(
-        ["fedavg"], seeds=1, tuned=study, out=tmp_path, jobs=1, progress=False, **plain
-    )
+    asked = {"seeds": 1, "tuned": study, "out": tmp_path, "jobs": 1, "progress": False, **plain}
+    with pytest.raises(ConfigError, match=r"partition\.clients: 5 there, 6 here"):
+        fl.compare(["fedavg"], **asked)
+    assert not list(tmp_path.iterdir())
+    found = fl.compare(["fedavg", "local"], force=True, **asked)
 
     tree = json.loads((found.path / "comparison.json").read_text())
-    [sentence] = tree[TUNING]
+    defaults, sentence = tree[TUNING]
     assert "partition.clients: 5 there, 6 here" in sentence
-    assert sentence in found.warnings
-    assert sentence in fl.report(found.path).warnings
-    assert sentence in (found.path / "report.md").read_text()
+    assert defaults.startswith("local has its default parameters")
     packed = fl.pack(found.path, tmp_path / "packed.tar.xz")
-    assert sentence in fl.report(packed).warnings
+    for told in (defaults, sentence):
+        assert told in found.warnings
+        assert told in fl.report(packed).warnings
+        assert told in (found.path / "report.md").read_text()
+    report = fl.report(found.path)
+    assert set(report.leaderboard["method"]) == {"fedavg tuned", "local"}
+    again = fl.resume(found.path, progress=False)  # what has begun is not refused
+    assert again.cells["state"].eq("finished").all()
+    assert again.cells["seed"].tolist() == [1, 1]

@@ -93,6 +93,15 @@ def test_every_part_of_a_study_is_a_run_below_its_own(whole):
     assert parents == wanted
 
 
+def test_final_trainings_have_their_own_partition(whole):
+    key = "finals/local/default-seed1"
+    own = json.loads((whole.path / key / "partition.json").read_text())["hash"]
+
+    assert whole.by_key[key].data.tags["partition"] == own
+    shared = json.loads((whole.path / "study.json").read_text())["partition_hash"]
+    assert whole.by_key["trials/local/001"].data.tags["partition"] == shared != own
+
+
 def test_states_of_trials_are_sent(whole):
     found = [whole.by_key[f"trials/local/{index:03d}"] for index in range(len(study.TRIALS))]
 

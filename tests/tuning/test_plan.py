@@ -63,6 +63,18 @@ def test_every_trial_and_final_comes_once():
     assert {job.seed for job in jobs if job.kind == "search"} == {7}
 
 
+@pytest.mark.parametrize(("first", "wanted"), [(None, {None}), (3, {4, 5})])
+def test_finals_have_the_partitions_after_that_of_the_search(first, wanted):
+    plan = StudyPlan({"a": Counting()}, Budget(3, 2, 7, 2, first))
+
+    jobs = played(plan, itertools.repeat(0))
+
+    assert {job.partition_seed for job in jobs if job.kind == "search"} == {None}
+    finals = [job for job in jobs if job.kind == "final"]
+    assert {job.partition_seed for job in finals} == wanted
+    assert first is None or all(job.partition_seed - first == job.seed - 7 for job in finals)
+
+
 def test_finals_train_the_winner_and_the_defaults():
     plan = StudyPlan({"a": Counting()}, Budget(4, 1, 0, 2))
 

@@ -10,12 +10,13 @@ from flbench.config.schema import EngineConfig
 from flbench.config.sources import Layer, from_overrides
 from flbench.core.errors import ConfigError, UserError
 from flbench.core.given import METRICS, offered
-from flbench.experiment import shared_engine
+from flbench.experiment import assembly, shared_engine
 from flbench.results import study_folder
 from flbench.tuning import prepare
 from flbench.tuning.request import TuneRequest, resources_of
+from flbench.tuning.study import TrainingJob, job_from_record, partition_folder
 from tests.api.own_parts import accuracy
-from tests.support import SMALL
+from tests.support import SMALL, config_of
 
 
 def layers_of(*methods, more=()):
@@ -62,6 +63,8 @@ def begin(tmp_path):
         (("--resume", "nowhere", "--deployment", "noft"), "--deployment cannot be used with"),
         (("--algo", "fedavg", "--search", "bayes"), "random, grid, optuna"),
         (("--algo", "fedavg", "--scheduler", "bohb"), "asha, pbt, none"),
+        (("--algo", "fedavg", "--vary", "partition"), "one seed of the training support no claim"),
+        (("--algo", "fedavg", "--vary", "bth"), "Did you mean `both`"),
         (("--algo", "fedavg", "--scheduler", "pbt", "--search", "grid"), "--search random"),
         (("--algo", "hfcd", "--search", "grid"), "--trials"),
         (("--algo", "fedavg", "partition.split=[0.8,0.0,0.2]"), "partition.split"),
@@ -121,7 +124,7 @@ def test_methods_are_compared_on_the_same(begin):
     first, second = prepared.configs.values()
     for section in ("seed", "data", "partition", "train", "evaluation"):
         assert getattr(first, section) == getattr(second, section)
-    assert first.partition.seed == first.seed  # finals change the seed, and keep the partition
+    assert first.partition.seed == first.seed
     assert first.engine.threads == 1
     assert any("fewer than 3 seeds" in note for note in prepared.notes)
 
@@ -195,6 +198,73 @@ def test_study_of_an_earlier_version_compares_the_personal_models(begin):
 
     assert prepare.reopen(folder, {}).settings.deployment == "personal"
     assert study_folder.read(folder.path).header.deployment == "personal"
+
+
+def hashes(partitions):
+    return {seed: one.partition.hash() for seed, one in partitions.items()}
+
+
+def test_final_trainings_have_the_partitions_of_the_next_seeds(begin, federation_of):
+    folder, first = begin("fedavg", more=("partition.seed=4",), seeds=2)
+
+    again = prepare.reopen(folder, {})
+
+    assert hashes(again.partitions) == hashes(first.partitions)
+    assert again.budget == first.budget
+    assert first.budget.partition_seed == 4
+    for seed in (5, 6):
+        path = partition_folder(folder.path, seed)
+        wanted = federation_of(f"partition.seed={seed}")
+        assert json.loads((path / "partition.json").read_text())["hash"] == wanted
+        assert hashes(first.partitions)[seed] == wanted
+        assert (path / "partition.npz").is_file()
+    assert study_folder.read(folder.path).header.vary == "both"
+
+    (partition_folder(folder.path, 5) / "partition.json").write_text('{"hash": "0123"}')
+    with pytest.raises(UserError, match=r"seed5 began with .*Restore"):
+        prepare.reopen(folder, {})
+
+
+@pytest.fixture
+def federation_of():
+    """Function from overrides to the hash of the partition of the small setting."""
+
+    def made(*more):
+        items = [item for item in SMALL if not item.startswith("engine.")]
+        return assembly.load_federation(config_of(*items, *more)).partition.hash()
+
+    return made
+
+
+def test_final_trainings_share_the_partition_where_there_is_no_other(begin, federation_of):
+    folder, asked = begin("fedavg", seeds=2, vary="training")
+    assert not asked.partitions
+    assert asked.budget.partition_seed is None
+    saved = (f"partition.path={folder.path / 'partition.npz'}", "partition.scheme=file")
+
+    other, prepared = begin("fedavg", seeds=2, more=saved)
+
+    assert not prepared.partitions
+    assert any("same partition for every seed" in note for note in prepared.notes)
+    assert study_folder.read(other.path).header.vary == "training"
+    assert not prepare.reopen(other, {}).partitions
+
+
+def test_study_of_an_earlier_version_is_resumed_with_one_partition(begin):
+    folder, _ = begin("fedavg", seeds=2, vary="training")
+    file = folder.path / "study.json"
+    header = json.loads(file.read_text())
+    del header["vary"], header["request"]["vary"]
+    file.write_text(json.dumps(header))
+
+    again = prepare.reopen(folder, {})
+
+    assert not again.partitions
+    assert again.budget.seeds == 2
+    assert study_folder.read(folder.path).header.vary == "training"
+    old = TrainingJob("fedavg", "final", 0, 1, {}, "default").record(3)
+    del old["partition_seed"]
+    assert job_from_record(old).partition_seed is None
 
 
 def test_study_on_a_cluster_is_resumed_with_the_trials_at_once_that_it_had(begin):

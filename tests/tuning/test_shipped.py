@@ -88,3 +88,22 @@ def test_corners_of_the_space_make_runs_that_start(method):
         built = build(*NET, f"algorithm.name={method}", *items)
         built.engine.close()
         assert leaves(built.config.tree()).items() >= params.items()
+
+
+def test_searched_epochs_are_those_of_fine_tuning_and_change_no_round():
+    """Steps of the rounds, and so the budget, are the same for all trials of a method."""
+    found = {
+        method: [path for path in library.built_in(method, rounds=15).parameters if is_cost(path)]
+        for method in METHODS
+    }
+
+    assert {method for method, paths in found.items() if paths} == {"ft", "fedbabu"}
+    for method, paths in found.items():
+        for path in paths:
+            more = ["algorithm.finetune=head_first"] if path.endswith("head_epochs") else []
+            few, many = (build(f"algorithm={method}", *more, f"{path}={count}") for count in (1, 9))
+            assert few.algorithm.program(few.start()) == many.algorithm.program(many.start())
+
+
+def is_cost(path: str) -> bool:
+    return path.endswith(("epochs", "batch_size"))

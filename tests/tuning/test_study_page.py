@@ -123,6 +123,30 @@ def test_tables_have_default_and_tuned_with_their_difference(written):
     assert "On this one partition: tuning helped hfcd and fedavg." in report.answer
 
 
+def test_claims_about_partitions_of_their_own_speak_of_new_ones(tmp_path, written):
+    study = tmp_path / "study"
+    shutil.copytree(written, study)
+    tree = json.loads((study / "study.json").read_text())
+    write(study / "study.json", tree | {"vary": "both"})
+    for folder in study.glob("finals/*/*"):
+        seed = folder.name[-1]
+        summary = json.loads((folder / "summary.json").read_text())
+        write(folder / "summary.json", summary | {"partition_hash": seed * 64})
+        config = (folder / "config.yaml").read_text()
+        config = re.sub(r"^seed: \d+", f"seed: {seed}", config, flags=re.MULTILINE)
+        (folder / "config.yaml").write_text(config)
+        # All samples, at clients that are drawn anew.
+        rng = np.random.default_rng(int(seed))
+        parts = {"client": rng.integers(0, 5, 300), "part": rng.integers(0, 3, 300, np.uint8)}
+        np.savez(folder / "partition.npz", index=np.arange(300), **parts)
+
+    report = report_of(study)
+
+    assert "Over new partitions of these samples: tuning helped hfcd and fedavg." in report.answer
+    assert "another partition" in report.budget
+    assert "on the partition of the search" in report_of(written).budget
+
+
 TEST = {
     "hfcd": {"default": [0.70, 0.72, 0.75], "tuned": [0.80, 0.81, 0.86]},
     "fedavg": {"default": [0.60, 0.62, 0.66], "tuned": [0.61, 0.60, 0.68]},

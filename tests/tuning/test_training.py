@@ -12,7 +12,7 @@ from flbench.core.tree import digest
 from flbench.data import partition_files
 from flbench.experiment import assembly
 from flbench.results import metrics_file
-from flbench.tuning.study import StudyFolder, TrainingJob, read_record
+from flbench.tuning.study import StudyFolder, TrainingJob, partition_folder, read_record
 from flbench.tuning.training import TrialTraining
 from tests.support import config_of, run
 
@@ -187,6 +187,28 @@ def test_final_is_a_whole_run_on_the_same_partition(study, federation):
     assert summary["partition_hash"] == federation.partition.hash()
     assert summary["last"]["test"]["accuracy"] > 0
     assert read_record(study, job)["of"] == 1
+
+
+def test_final_on_another_partition_is_the_run_of_a_comparison(study, federation, tmp_path):
+    """With the same seeds, a comparison has the same partition, configuration and weights."""
+    items = [item for item in ITEMS if not item.startswith("partition.seed")]
+    config = config_of(*items, "partition.seed=3")
+    other = assembly.load_federation(config)
+    folder = partition_folder(study, 3)
+    folder.mkdir(parents=True)
+    partition_files.save(other.partition, other.dataset, config.partition, folder / "partition.npz")
+    job = job_of(kind="final", variant="tuned", seed=3, partition_seed=3)
+
+    trained(study, job, other)
+
+    more = ("algorithm=fedavg", "seed=3", "train.optimizer.lr=0.1")
+    _, summary = run(tmp_path / "runs", *items, *more)
+    found = yaml.safe_load((study / job.name / "summary.json").read_text())
+    for key in ("partition_hash", "config_hash", "weights_digest"):
+        assert found[key] == summary[key]
+    assert found["partition_hash"] != federation.partition.hash()
+    for name in ("partition.npz", "partition.json"):
+        assert (study / job.name / name).read_bytes() == (folder / name).read_bytes()
 
 
 def test_trial_that_the_method_refuses_is_failed_with_the_reason(study, federation):

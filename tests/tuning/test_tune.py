@@ -100,6 +100,11 @@ def assert_is_what_a_plain_loop_finds(study: Path, trials: int, concurrent: int,
         for variant, params in (("default", history[0].params), ("tuned", best.params)):
             name = f"finals/{method}/{variant}-seed1"
             assert record_of(study, name)["params"] == params
+            own, searched = (
+                json.loads((study / one / "partition.json").read_text())["hash"]
+                for one in (name, f"trials/{method}/000")
+            )
+            assert own != searched
             assert weights_in(study / name) == weights_of_a_run(study, name, out / name)
 
 
