@@ -408,7 +408,7 @@ FORMATS: Final = MappingProxyType(
                 "from safetensors.torch import load_file",
                 "weights = load_file(FILE)",
                 "# make the layers of `architecture`, net.load_state_dict(weights), net.eval();"
-                " inputs are (samples - mean) / std",
+                " inputs are (samples - mean) / std, or 0 where std is null",
             ),
             _as_weights,
         ),

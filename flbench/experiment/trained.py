@@ -925,11 +925,8 @@ def _card(
         }
         if config.data.drop:
             inputs["dropped"] = list(config.data.drop)
-        whose = "the training part of the client"
-        if client is None:
-            by_client = federation.owner is not None
-            whose = "the samples that were given" if by_client else "each client's training part"
-        inputs |= _about_gaps(whose, has_words=bool(inputs["words"]))
+        by_client = federation.owner is not None
+        inputs |= _about_gaps(client, by_client=by_client, has_words=bool(inputs["words"]))
     if federation.owner is None:
         origin = "the training parts of all clients"
     else:
@@ -969,17 +966,25 @@ def _card(
     }
 
 
-def _about_gaps(whose: str, *, has_words: bool) -> dict[str, str]:
+def _about_gaps(client: int | None, *, by_client: bool, has_words: bool) -> dict[str, str]:
     """Return what a model does with missing values and unknown words, as entries of its card.
 
     Args:
-        whose: The samples over which the means are taken.
+        client: Id of the client; None for the global model.
+        by_client: Whether each client normalizes by its own training part.
         has_words: Whether the table has columns of words.
     """
+    if client is not None:
+        otherwise = "0" if by_client else "the mean over the other clients"
+        fill = f"the mean over the client's training part, or {otherwise} if that has no value"
+    elif by_client:
+        fill = "the mean over the samples that were given, or 0 if they have no value"
+    else:
+        fill = "the mean over the clients of the means of their training parts"
+    words = " A missing word is replaced by the shares of the words in the same samples."
     about = {
-        "missing_values": "NaN is replaced by the value of the column in normalization.fill, the"
-        f" mean over {whose}"
-        + ("; a missing word by the shares of the words there." if has_words else "."),
+        "missing_values": "NaN is replaced by the value of the column in normalization.fill:"
+        f" {fill}.{words if has_words else ''}"
     }
     if has_words:
         about["unknown_words"] = (

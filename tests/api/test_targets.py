@@ -493,6 +493,14 @@ def test_a_model_of_all_clients_is_judged_once_and_counts_for_each():
     assert scores.clients["mae"].tolist() == one.clients["mae"].tolist() == [3.0] * 3
 
 
+def test_errors_have_the_names_of_clients():
+    metrics = (OwnMetric("mae", MeanAbsoluteError(), "object"),)
+    scores = TargetScores.empty(2, metrics, lambda k: f"{k} ({['north', 'south'][k]})")
+
+    with pytest.raises(fl.RunError, match=r"the model of client 1 \(south\)"):
+        scores.add_(torch.tensor([1]), torch.zeros(1), torch.tensor([torch.inf]))
+
+
 def test_samples_of_clients_may_be_mixed():
     scores = TargetScores.empty(3, (OwnMetric("mae", MeanAbsoluteError(), "object"),))
 

@@ -8,16 +8,27 @@ import numpy as np
 import pytest
 
 from flbench.cli import app
+from flbench.config.resolve import resolve
 from flbench.config.schema import DataConfig, PartitionConfig
+from flbench.config.sources import from_overrides
 from flbench.core.errors import DataError
 from flbench.data import partition_files, sources
 from flbench.data.federation import build
+from flbench.experiment import lifecycle
 from flbench.reports import figures
 from flbench.reports.picture import short
 from flbench.results import reading
-from tests.support import run
+from tests.support import SMALL, Silent
 
 NAMES = ("$x_{", "=north", "south <b>")
+
+
+class Greeting(Silent):
+    """Checks the names that callbacks see."""
+
+    def on_round_end(self, run, metrics):
+        super().on_round_end(run, metrics)
+        assert run.client_names == NAMES
 
 
 def hospitals(path: Path) -> Path:
@@ -38,7 +49,9 @@ def keys(tmp_path_factory):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, keys):
     extra = ("algorithm=fedavg", "output.predictions=true")
-    return run(tmp_path_factory.mktemp("runs"), *keys, *extra)[0]
+    out = f"output.dir={tmp_path_factory.mktemp('runs')}"
+    config, origins = resolve([from_overrides([*SMALL, out, *keys, *extra])])
+    return lifecycle.run(config, origins, [Greeting()])
 
 
 def federation(data: Path, **partition):
