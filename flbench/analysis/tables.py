@@ -49,7 +49,7 @@ CLASSES: Final = (
 )
 CLIENTS: Final = (
     *("place", "method", "repetition", "client", "name", "train_size", "test_size", "classes"),
-    *("skew", "accuracy", "gain"),
+    *("skew", "validation_accuracy", "accuracy", "gain"),
 )
 
 
@@ -88,9 +88,10 @@ class Analysis:
             without test samples in a repetition has neither recall nor F1 there; its precision is
             0, as is that of a class that is never predicted. `recall_std`, `recall_low`,
             `recall_high` and the like: standard deviation of a score, and interval of its mean.
-        clients: A row for each client of each run. `skew`: total variation distance between the
-            class shares of the client's training part and those of all clients', in [0, 1]; `gain`:
-            accuracy minus that of Local-Only for the same client and repetition.
+        clients: A row for each client of each run. `accuracy` is that of the test part, and
+            `validation_accuracy` NaN in runs of earlier versions. `skew`: total variation distance
+            between the class shares of the client's training part and those of all clients', in
+            [0, 1]; `gain`: accuracy minus that of Local-Only for the same client and repetition.
         client_scores: A row for each client and method of a place whose repetitions have the same
             clients: over the `n` repetitions in which the client has test samples, the mean
             `accuracy`, its standard deviation and interval, and those of `gain`. Empty for places
@@ -371,6 +372,7 @@ def _clients(comparison: Arrangement) -> pd.DataFrame:
                 repetition=entry.repetition,
                 name=table.get("name", ""),
                 classes=table.get("classes", nan),
+                validation_accuracy=table.get("validation_accuracy", nan),
                 skew=nan if counts is None else skews(counts)[table["client"]],
             )
         )

@@ -127,7 +127,8 @@ class Comparison:
 
         Columns: `place`, `method`, `repetition`, `client`, `name`, `train_size`, `test_size`,
         `classes`; `skew` in [0, 1], the distance of the client's class shares from those of all
-        clients; `accuracy`; `gain`, accuracy minus that of Local-Only.
+        clients; `accuracy` on the test part; `validation_accuracy`, NaN in runs of earlier
+        versions; `gain`, accuracy minus that of Local-Only.
         """
         return self._analysis.clients.copy()
 
