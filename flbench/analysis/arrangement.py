@@ -36,6 +36,7 @@ from flbench.results.differences import CODE, SAMPLES, SOURCE, short_hashes, sho
 from flbench.results.left_out import LeftOut
 from flbench.results.reading import StoredRun
 from flbench.results.study_folder import PERSONAL, StoredStudy
+from flbench.results.summary import SHARES
 from flbench.results.tables import Moment
 
 SECTIONS: Final = ("data.", "partition.", "model.", "train.")
@@ -217,7 +218,7 @@ def arrange(
     runs: Sequence[StoredRun],
     *,
     metric: str | Sequence[str] = "accuracy",
-    targets: Sequence[float] = (),
+    targets: str | float | Sequence[float] | None = (),
     baseline: str | None = None,
     force: bool = False,
     labels: Mapping[Path, str] | None = None,
@@ -232,7 +233,7 @@ def arrange(
         metric: Test metric that ranks the methods; larger is better. Of several names the first one
             ranks, and all are the columns of the leaderboards, among which `bytes` and `seconds`
             can be. A text can have several names between commas.
-        targets: Values of the metric whose costs are wanted.
+        targets: Values of the metric whose costs are wanted; a text has them between commas.
         baseline: Method with which each of the others is compared, and no other pair is tested. By
             default all pairs are, and the target of the costs and the recall of the classes are
             compared with those of FedAvg if it is there, otherwise of the first method.
@@ -250,7 +251,7 @@ def arrange(
             baseline is not known.
     """
     metric, *chosen = _names(metric)
-    _check_targets(targets)
+    wanted = _targets(targets, metric)
     finished = [run for run in runs if run.finished]
     if not finished:
         raise UserError("there is no finished run to compare.")
@@ -282,7 +283,10 @@ def arrange(
     warnings += more + _about_optimizers(finished) + _about_hardware(finished, origins)
     order = list(dict.fromkeys(methods))
     if baseline is not None and baseline not in order:
-        raise UserError(f"the baseline {baseline} is not one of the methods: {', '.join(order)}.")
+        near = did_you_mean(str(baseline).lower(), order)
+        raise UserError(
+            f"the baseline {str(baseline)!r} is not one of the methods:{near} {', '.join(order)}."
+        )
     _check_metrics(finished, metric, chosen)
     warnings += [*_about_missing(entries, order), *_about_direction(finished, metric), *notes]
     beside = baseline or (reference if reference in order else None)
@@ -315,7 +319,7 @@ def arrange(
         corrected_for="for all pairs" if beside is None else f"for all differences from {beside}",
         reference=beside,
         chosen=tuple(chosen),
-        targets=tuple(dict.fromkeys(map(float, targets))),
+        targets=wanted,
     )
 
 
@@ -809,6 +813,8 @@ def _names(metric: str | Sequence[str]) -> list[str]:
     Raises:
         UserError: There is none.
     """
+    if not isinstance(metric, str | Sequence):
+        raise UserError(f"metric={metric!r} is not the name of a metric, such as 'accuracy'.")
     parts = metric.split(",") if isinstance(metric, str) else [str(name) for name in metric]
     names = [*dict.fromkeys(filter(None, (part.strip() for part in parts)))]
     if not names:
@@ -816,12 +822,35 @@ def _names(metric: str | Sequence[str]) -> list[str]:
     return names
 
 
-def _check_targets(targets: Sequence[float]) -> None:
-    for target in targets:
-        if isinstance(target, bool) or not _is_number(target):
+def _targets(given: str | float | Sequence[float] | None, metric: str) -> tuple[float, ...]:
+    """Return the values of the metric whose costs are wanted, each once.
+
+    Raises:
+        UserError: One of them is not a number, or beyond the values of the metric.
+    """
+    if given is None:
+        return ()
+    one_or_more = given.split(",") if isinstance(given, str) else given
+    values: Sequence[Any] = (
+        list(one_or_more) if isinstance(one_or_more, Sequence) else [one_or_more]
+    )
+    found = []
+    for value in values:
+        try:
+            target = nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            target = nan
+        if not isfinite(target):
             raise UserError(
-                f"the target {target!r} is not a number. Name a value of the metric, such as 0.9."
+                f"the target {value!r} is not a number. Name values of the metric, such as 0.8,0.9."
             )
+        if metric in SHARES and not 0 <= target <= 1:
+            cure = f": {target / 100:g} instead of {target:g}" if 1 < target <= 100 else ""
+            raise UserError(
+                f"the target {target:g} is no value of `{metric}`, which is between 0 and 1{cure}."
+            )
+        found.append(target)
+    return tuple(dict.fromkeys(found))
 
 
 def _check_metrics(runs: Sequence[StoredRun], metric: str, others: Sequence[str]) -> None:
@@ -839,17 +868,19 @@ def _check_metrics(runs: Sequence[StoredRun], metric: str, others: Sequence[str]
             if name not in SPREADS
             if run.has_rare_classes or not name.startswith("rare_")
         ]
+        if metric in SPREADS and metric in names:
+            raise UserError(f"`{metric}` ranks no methods: neither more nor less of it is better.")
         if metric not in ranking:
             have = f"It has {', '.join(ranking)}." if ranking else "It has no test metrics."
             near = did_you_mean(metric, ranking)
             raise UserError(f"{run.path} has no test metric `{metric}`.{near} {have}")
-        known = [*names, *PRICES]
-        for name in others:
-            if name not in known:
-                raise UserError(
-                    f"{run.path} has no test metric `{name}` for a column of the tables."
-                    f"{did_you_mean(name, known)} It has {', '.join(known)}."
-                )
+    known = [*dict.fromkeys(name for run in runs for name in _metric_names(run)), *PRICES]
+    for name in others:
+        if name not in known:
+            raise UserError(
+                f"no run has a test metric `{name}` for a column of the tables."
+                f"{did_you_mean(name, known)} There are {', '.join(known)}."
+            )
 
 
 def _metric_names(run: StoredRun) -> list[str]:

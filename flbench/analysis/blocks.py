@@ -16,6 +16,7 @@ from flbench.analysis.tables import (
     Analysis,
 )
 from flbench.core.printable import one_line
+from flbench.reports.picture import short
 from flbench.reports.tables import Block, p_value, size
 
 HEADINGS: Final = {
@@ -39,7 +40,9 @@ SPREAD: Final = {
 }
 """Headings of the measures of the clients of a run."""
 MOST_CLIENTS: Final = 100  # rows of the table of clients
+MOST_LETTERS: Final = 48  # of the name of a client
 MOST_CLASSES: Final = 100  # rows of the table of classes
+WHOLE: Final = ((0.0, 1.0), (-1.0, 1.0))  # intervals that are cut at both ends of their scale
 NO_NUMBER: Final = "no number"
 """Repetitions needed where the variance of the corrected test has a floor."""
 FEW_TESTS: Final = 40  # test samples of a client; with fewer, chance chooses the worst clients
@@ -65,6 +68,7 @@ def leaderboard_block(analysis: Analysis, place: str) -> Block:
     has_groups = bool((rows["groups"] != "").any())
     has_std = bool(rows["std"].notna().any())
     metric, *others = shown_columns(analysis, place)
+    means = complete_scores(analysis, place)
     columns = ["rank", "method", f"{heading_of(metric)} (95 % interval)"]
     columns += ["std"] if has_std else []
     columns += ["runs"]
@@ -80,7 +84,7 @@ def leaderboard_block(analysis: Analysis, place: str) -> Block:
                 *([number(row["std"])] if has_std else []),
                 str(row["n"]),
                 *([row["groups"]] if has_groups else []),
-                *(value_text(name, row[name]) for name in others),
+                *(_mean_text(name, means.get((row["method"], name))) for name in others),
                 *([one_line(", ".join(row["better_than"])) or "-"] if has_groups else []),
             )
         )
@@ -91,12 +95,31 @@ def leaderboard_block(analysis: Analysis, place: str) -> Block:
 def shown_columns(analysis: Analysis, place: str) -> list[str]:
     """Return the metrics, `bytes` and `seconds` that tables of a place show.
 
-    The metric that ranks is the first. Metrics that no method of the place has, such as those of
-    rare classes where no class is rare, are left out.
+    The metric that ranks is the first. Metrics that no method of the place has in all of its
+    repetitions, such as those of rare classes where no class is rare, are left out.
     """
-    rows = analysis.leaderboard[analysis.leaderboard["place"] == place]
+    known = {name for _, name in complete_scores(analysis, place)}
     metric, *others = analysis.comparison.columns
-    return [metric, *(name for name in others if rows[name].notna().any())]
+    return [metric, *(name for name in others if name in known)]
+
+
+def complete_scores(analysis: Analysis, place: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the rows of the table of scores of a place by method and metric.
+
+    A score that some repetitions of the method lack is left out: beside others, its mean would be
+    one over other repetitions.
+    """
+    runs = {row["method"]: row["n"] for row in records(analysis.leaderboard, place)}
+    return {
+        (row["method"], row["metric"]): row
+        for row in records(analysis.scores, place)
+        if row["n"] == runs[row["method"]]
+    }
+
+
+def _mean_text(metric: str, row: Mapping[str, Any] | None) -> str:
+    """Return the mean of a score as text; a dash if there is none."""
+    return "-" if row is None else value_text(metric, row["mean"])
 
 
 def heading_of(metric: str) -> str:
@@ -259,10 +282,18 @@ def _about_pairs(
     if NO_NUMBER in {_needed(row) for row in records(rows)}:
         yield (
             "No number: the variance of the corrected test has a floor, which further repetitions"
-            " do not lower: to be seen with a probability of 80 %, such a difference must be"
-            f" {rows['floor'].min():.4f} or larger. More samples can help, because repetitions then"
-            " differ less."
+            " do not lower. To be seen with a probability of 80 %, such a difference must be larger"
+            f" than {_floors(rows)}. More samples can help, because repetitions then differ less."
         )
+
+
+def _floors(rows: pd.DataFrame) -> str:
+    """Return the floors of the differences that no number of repetitions shows, as text."""
+    lost = [row["floor"] for row in records(rows) if _needed(row) == NO_NUMBER]
+    low, high = f"{min(lost):.4f}", f"{max(lost):.4f}"
+    if low == high:
+        return low
+    return f"the floor of its pair, {low} to {high} here (column floor of tables/pairs.csv)"
 
 
 def targets_blocks(analysis: Analysis, place: str) -> list[Block]:
@@ -347,7 +378,8 @@ def classes_block(analysis: Analysis, place: str, score: str = "recall", digits:
     methods = [name for name in analysis.comparison.methods if name in set(rows["method"])]
     known = {(row["class"], row["method"]): row for row in records(rows)}
     has_width = rows[f"{score}_low"].notna().any()
-    first = rows.drop_duplicates("class").sort_values(["train_support", "class"])
+    most = rows.sort_values("n", ascending=False, kind="stable")  # of repetitions
+    first = most.drop_duplicates("class").sort_values(["train_support", "class"])
     shown = CLASS_SCORES[score]
     about = (
         f"{shown[0].upper()}{shown[1:]}, mean over repetitions"
@@ -462,7 +494,7 @@ def client_scores_block(analysis: Analysis, place: str, digits: int = 4) -> Bloc
         cells = [known.get((row["client"], method)) for method in methods]
         lines.append(
             (
-                one_line(str(row["name"])) or str(row["client"]),
+                short(str(row["name"]), MOST_LETTERS) or str(row["client"]),
                 *(f"{row[part]:.0f}" for part in ("train_size", "test_size")),
                 *(_cell(one, "accuracy", digits) for one in cells),
             )
@@ -552,9 +584,13 @@ def with_width(value: float, low: float, high: float, digits: int = 4) -> str:
     >>> nan = float("nan")
     >>> with_width(0.5, 0.45, 0.55), with_width(0.98, 0.93, 1.0), with_width(0.5, nan, nan)
     ('0.5000 ± 0.0500', '0.9800 ± 0.0500', '0.5000')
+    >>> with_width(0.4, 0.0, 1.0)  # it is cut at both ends
+    '0.4000 [0, 1]'
     """
     if np.isnan(low):
         return number(value, digits)
+    if (low, high) in WHOLE:
+        return f"{number(value, digits)} [{low:.0f}, {high:.0f}]"
     return f"{number(value, digits)} ± {number(max(high - value, value - low), digits)}"
 
 

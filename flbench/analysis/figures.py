@@ -65,6 +65,11 @@ def _figure(high: float) -> Picture:
     return Picture(figsize=(_width.get(), high), layout="constrained")
 
 
+def _rows(count: int) -> float:
+    """Return the height of rows of methods, which are lower in a column."""
+    return count * (0.3 if _width.get() == WIDTH else 0.19)
+
+
 def _panels(count: int, high: float, rows: int = 1, **options: Any) -> tuple[Picture, list[Axes]]:
     """Return a figure with panels, row by row; in a column each row becomes a column of panels.
 
@@ -86,7 +91,7 @@ def _panels(count: int, high: float, rows: int = 1, **options: Any) -> tuple[Pic
 def leaders(analysis: Analysis, place: str) -> Figure:
     """Draw the metric of each method: mean, 95 % interval, and the repetitions as small dots."""
     rows = _of(analysis.leaderboard, place).reset_index(drop=True)
-    figure = _figure(1.1 + 0.3 * len(rows))
+    figure = _figure(1.1 + _rows(len(rows)))
     axes = figure.add_subplot()
     for k, method in enumerate(rows["method"]):
         row, style = rows.loc[k], _style(analysis, method)
@@ -145,7 +150,7 @@ def _heat_map(analysis: Analysis, place: str, what: str) -> Figure:
         return found
 
     values = grid(what)
-    deep = 1.5 + 0.32 * len(methods) + (0.5 if len(names) <= MOST_LABELS else 0.0)
+    deep = 1.5 + _rows(len(methods)) + (0.5 if len(names) <= MOST_LABELS else 0.0)
     figure = _figure(deep)
     axes = figure.add_subplot()
     shown = np.ma.masked_invalid(values)
@@ -222,14 +227,19 @@ def client_gains(analysis: Analysis, place: str) -> Figure | None:
     return figure
 
 
-def convergence(analysis: Analysis, place: str) -> Figure:
+def convergence(analysis: Analysis, place: str) -> Figure | None:
     """Draw the metric by rounds, bytes and seconds: mean of the repetitions, and their range.
 
     The upper panels are those of the validation parts, if there are any, the lower ones those of
     the test parts. A line ends with the last round that all repetitions of the method have.
+
+    Returns:
+        The figure; None for a metric that runs do not have by round.
     """
     table = _of(analysis.curves, place)
     splits = [split for split in SPLITS if (table["split"] == split).any()]
+    if not splits:
+        return None
     figure, grid = _panels(3, 3.4, rows=len(splits), sharey=True)
     for row, split in enumerate(splits):
         panels = grid[3 * row : 3 * row + 3]
@@ -327,7 +337,7 @@ def settings(analysis: Analysis) -> Figure | None:
     wide = board.pivot(index="method", columns="place", values="mean").loc[methods, places]
     values = wide.to_numpy(float)
     gaps = np.nanmax(values, axis=0) - values
-    figure = _figure(1.5 + 0.3 * len(methods))
+    figure = _figure(1.5 + _rows(len(methods)))
     axes = figure.add_subplot()
     most = float(np.nanmax(gaps, initial=0.0)) or 1.0
     image = axes.imshow(np.ma.masked_invalid(gaps), aspect="auto", cmap="cividis_r", vmax=most)
@@ -599,7 +609,7 @@ def ranks(analysis: Analysis) -> Figure:
     names = [str(name) for name in across.ranks.index]
     has_claims = has_rank_claims(analysis)
     below = 0.4 + 0.18 * len(across.groups) if has_claims else 0.0
-    high = 0.9 + 0.28 * len(names) + below
+    high = 0.9 + _rows(len(names)) + below
     figure = _figure(high)
     axes = figure.add_subplot()
     for k, (name, rank) in enumerate(zip(names, across.ranks, strict=True)):

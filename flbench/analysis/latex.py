@@ -9,7 +9,15 @@ import numpy as np
 
 from flbench.analysis import blocks
 from flbench.analysis.arrangement import PRICES
-from flbench.analysis.blocks import heading_of, number, records, shown_columns, value_text
+from flbench.analysis.blocks import (
+    WHOLE,
+    complete_scores,
+    heading_of,
+    number,
+    records,
+    shown_columns,
+    value_text,
+)
 from flbench.analysis.sampling import VARIED
 from flbench.analysis.tables import CLASS_SCORES, Analysis
 from flbench.core.markup import in_latex
@@ -18,12 +26,13 @@ from flbench.reports.tables import Block
 
 NAMES: Final = ("leaderboard", "scores", "pairs", "targets", "classes", "clients")
 """Names of the tables, and of their files."""
-PACKAGES: Final = "\\usepackage{booktabs,amsmath,graphicx,longtable}"
+PACKAGES: Final = "\\usepackage{booktabs,amsmath,graphicx}"
 """What a document needs for the tables."""
-LONGEST: Final = 40  # rows of a table on one page; longer ones go on to the next
+LONGEST: Final = 40  # rows of a table; more are several tables
 MOST_METHODS: Final = 5  # methods beside each other; more have tables of their own
 MOST_MEASURES: Final = 6  # measures of clients beside each other
 DIGITS: Final = 3  # decimals of means with half the width of their interval
+MINUS: Final = "\N{MINUS SIGN}"
 SIGN: Final = re.compile(r"(?<![\w.])-(?=\d)")
 """The sign of a negative number, which LaTeX prints as a hyphen outside of formulas."""
 
@@ -60,9 +69,16 @@ def document(
     """
     parts = [
         "% pdflatex report.tex makes a document of all tables and pictures. A paper can \\input",
-        "% single tables. Names with letters beyond those of pdflatex need lualatex.",
-        *("\\documentclass{article}", "\\usepackage[T1]{fontenc}", PACKAGES),
-        "\\IfFileExists{lmodern.sty}{\\usepackage{lmodern}}{}",
+        "% single tables. Names in other scripts need lualatex or xelatex, and a font that has",
+        "% them: \\setmainfont{NAME}.",
+        *("\\documentclass{article}", PACKAGES, "\\usepackage{iftex}"),
+        "\\ifPDFTeX\\usepackage[T1]{fontenc}\\else\\usepackage{fontspec}\\fi",
+        "\\ifPDFTeX\\IfFileExists{lmodern.sty}{\\usepackage{lmodern}}{}\\fi",
+        # A picture is made smaller where it is higher than the page.
+        "\\newsavebox{\\picturebox}",
+        "\\newcommand{\\picturefile}[1]{\\sbox{\\picturebox}{\\includegraphics{#1}}%",
+        "\\resizebox{!}{\\ifdim\\ht\\picturebox>0.8\\textheight 0.8\\textheight%",
+        "\\else\\ht\\picturebox\\fi}{\\usebox{\\picturebox}}}",
         *("\\usepackage[a4paper,margin=2cm]{geometry}", "\\begin{document}"),
     ]
     for name in tables:
@@ -70,7 +86,7 @@ def document(
     for name, about in pictures:
         parts += [
             *("\\begin{figure}[p]", "\\centering"),
-            f"\\includegraphics{{pictures/{name}.pdf}}",
+            f"\\picturefile{{pictures/{name}.pdf}}",
             f"\\caption{{{in_latex(about)}}}",
             "\\end{figure}",
         ]
@@ -133,20 +149,14 @@ def _table(block: Block, warning: str) -> str:
 def _cell(text: str) -> str:
     r"""Return a cell as LaTeX.
 
-    >>> _cell("-0.0123 [-0.1000, +0.0200]"), _cell("0.5 ± 0.1"), _cell("fedavg - local")
-    ('$-$0.0123 {[}$-$0.1000, +0.0200]', '0.5 $\\pm$ 0.1', 'fedavg - local')
+    >>> _cell("-0.0123 [-0.1000, -0.0020]"), _cell("0.5 ± 0.1"), _cell("fedavg - local")
+    ('$-$0.0123 {[}$-$0.1000, $-$0.0020]', '0.5 $\\pm$ 0.1', 'fedavg - local')
     """
-    signed = SIGN.sub("\0", text)
-    return in_latex_kept(signed).replace("\0", "$-$").replace("±", "$\\pm$")
-
-
-def in_latex_kept(text: str) -> str:
-    """Return a text as LaTeX in which the sign of negative numbers is still marked."""
-    return "\0".join(map(in_latex, text.split("\0")))
+    return in_latex(SIGN.sub(MINUS, text)).replace(MINUS, "$-$").replace("±", "$\\pm$")
 
 
 def _placed(caption: str, columns: str, header: str, rows: Sequence[str]) -> str:
-    """Return a table with its caption: a float no wider than the column, or one of several pages.
+    """Return a table with its caption, no wider than the column; a long one as several tables.
 
     Args:
         caption: The caption.
@@ -154,28 +164,22 @@ def _placed(caption: str, columns: str, header: str, rows: Sequence[str]) -> str
         header: Cells of the header.
         rows: Cells of the rows.
     """
-    lines = [f"{row} \\\\" for row in rows]
-    if len(rows) > LONGEST:
-        parts = [
-            "\\begingroup\\footnotesize",
-            f"\\begin{{longtable}}{{{columns}}}",
-            f"\\caption{{{caption}}}\\\\",
-            *("\\toprule", f"{header} \\\\", "\\midrule", "\\endfirsthead"),
-            *("\\toprule", f"{header} \\\\", "\\midrule", "\\endhead"),
-            *("\\bottomrule", "\\endfoot"),
-            *lines,
-            "\\end{longtable}",
-            "\\endgroup",
-        ]
-    else:
-        parts = [
-            *("\\begin{table}", "\\centering", f"\\caption{{{caption}}}"),
+    count = -(-len(rows) // LONGEST)
+    parts = []
+    for part in range(count):
+        lines = rows[LONGEST * part : LONGEST * (part + 1)]
+        end = f" ({part + 1} of {count})" if count > 1 else ""
+        parts += [
+            *("\\begin{table}", "\\centering", "\\setlength{\\belowcaptionskip}{6pt}"),
+            f"\\caption{{{caption}{end}}}",
             # A table is made smaller where it is wider than the column.
             "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%",
             f"\\begin{{tabular}}{{{columns}}}",
             *("\\toprule", f"{header} \\\\", "\\midrule"),
-            *lines,
+            *(f"{line} \\\\" for line in lines),
             *("\\bottomrule", "\\end{tabular}}", "\\end{table}"),
+            # LaTeX holds few tables at once until there are pages for them.
+            *(["\\clearpage"] if count > 1 else []),
         ]
     return "\n".join(parts) + "\n"
 
@@ -190,7 +194,7 @@ def _leaderboard(analysis: Analysis, place: str) -> str:
     comparison = analysis.comparison
     rows = records(analysis.leaderboard, place)
     metric, *others = shown_columns(analysis, place)
-    known = {(row["method"], row["metric"]): row for row in records(analysis.scores, place)}
+    known = complete_scores(analysis, place)
     counts = sorted({row["n"] for row in rows})
     is_beside_one = comparison.reference is not None
     first = next((row["method"] for row in rows if row["rank"] == 1), None)
@@ -198,7 +202,7 @@ def _leaderboard(analysis: Analysis, place: str) -> str:
     apart = _unlike_reference(analysis, place) if is_beside_one else set()
     lines = []
     for row in rows:
-        value = _mean(metric, known[row["method"], metric])
+        value = _mean(metric, known.get((row["method"], metric)))
         if row["rank"] == 1:
             value = f"\\textbf{{{value}}}"
         elif row["method"] in like:
@@ -262,6 +266,6 @@ def _mean(metric: str, row: Mapping[str, Any] | None) -> str:
     value = SIGN.sub("$-$", number(row["mean"], 3))
     if np.isnan(row["low"]):
         return value
-    if row["low"] == 0 and row["high"] == 1:  # cut at both ends of the scale
+    if (row["low"], row["high"]) in WHOLE:
         return f"{value} [0, 1]"
     return f"{value} $\\pm$ {max(row['high'] - row['mean'], row['mean'] - row['low']):.3f}"

@@ -21,6 +21,7 @@ TARGETS: Final = (
     *(f"least_{cost}" for cost in COSTS),
 )
 SPLITS: Final = ("validation", "test")
+ROUNDING: Final = 1e-12  # largest relative error of a mean of values
 
 
 def curves_of(comparison: Arrangement) -> pd.DataFrame:
@@ -83,7 +84,9 @@ def _costs(
     """Return the columns of TARGETS from `share` on."""
     own = [entry.repetition for entry in entries]
     curve = curves[curves["method"] == method]
-    above = curve[curve["value"] >= target].drop_duplicates("repetition")
+    # A target that is a mean may differ from an equal value by a rounding error.
+    limit = target - ROUNDING * abs(target)
+    above = curve[curve["value"] >= limit].drop_duplicates("repetition")
     first = above.set_index("repetition").reindex(own)
     last = curve.drop_duplicates("repetition", keep="last").set_index("repetition")
     medians, ends, least = [], [], []
@@ -129,7 +132,13 @@ def target_sentences(comparison: Arrangement, targets: pd.DataFrame) -> tuple[st
     """Return what the table says about the targets that the report was asked for, in sentences."""
     if not comparison.targets:
         return ()
-    found = []
+    known = set(targets["place"])
+    found = [
+        f"{place}: what a target costs is not known, because some runs have no {comparison.metric}"
+        " by round."
+        for place in comparison.places
+        if place not in known
+    ]
     for (place, target), rows in targets.groupby(["place", "target"], sort=False):
         split = rows["split"].iloc[0]  # validation, if there is such a part
         found.append(

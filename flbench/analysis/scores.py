@@ -28,6 +28,12 @@ MEASURES: Final = ("mean", "std", "worst", *QUANTILES, "gain", "gaining", "losin
 FROM_MINUS_ONE: Final = ("gain",)
 """Measures in [-1, 1]; the others are in [0, 1]."""
 
+UNIT: Final = SHARES | {
+    *("gm", "pm_l", "pm_v", "auroc_mean", "average_precision_mean"),
+    *("client_std", "trained_class_share"),
+}
+"""Metrics in [0, 1]."""
+
 Values = NDArray[np.float64]
 Limits = tuple[float, float] | None
 """Smallest and largest value that a score can have."""
@@ -58,8 +64,12 @@ def over_repetitions(
 
 
 def limits_of(metric: str) -> Limits:
-    """Return the limits of a metric; None for one that is no share."""
-    return (0.0, 1.0) if metric in SHARES else None
+    """Return the limits of a metric; None for one that is no share.
+
+    >>> limits_of("macro_f1"), limits_of("accuracy@local"), limits_of("seconds")
+    ((0.0, 1.0), (0.0, 1.0), None)
+    """
+    return (0.0, 1.0) if metric.partition("@")[0] in UNIT else None
 
 
 def scores_of(comparison: Arrangement) -> pd.DataFrame:

@@ -245,7 +245,9 @@ def _for_other_samples(gap: Difference, sampling: Sampling) -> float:
 
 
 def _leaderboard(comparison: Arrangement, pairs: pd.DataFrame) -> pd.DataFrame:
-    others = [name for name in comparison.columns[1:] if name not in PRICES] + [*PRICES]
+    # A metric of the user's own may be called like another column; it is in the table of scores.
+    taken = (*LEADERBOARD, *PRICES, "better_than")
+    others = [*(name for name in comparison.columns[1:] if name not in taken), *PRICES]
     rows = []
     for place in comparison.places:
         mine = pairs[pairs["place"] == place]
@@ -337,8 +339,12 @@ def _classes(comparison: Arrangement) -> pd.DataFrame:
         # Data sets that are compared by force can have different numbers of classes.
         sizes = {len(each) for each in holders.values()}
         is_known = len(sizes) == 1 and mine["class"].max() < sizes.pop()
-        held = np.mean(list(holders.values()), axis=0) if is_known else None
-        mine["holders"] = nan if held is None else held[mine["class"]]
+        mine["holders"] = nan
+        for method, numbers in mine.groupby("method")["class"] if is_known else ():
+            repetitions = [entry.repetition for entry in entries if entry.method == method]
+            counted = [holders[k] for k in repetitions if k in holders]
+            if counted:
+                mine.loc[numbers.index, "holders"] = np.mean(counted, axis=0)[numbers]
         mine = mine.assign(order=mine["method"].map(order)).sort_values(["class", "order"])
         frames.append(mine[list(CLASSES)])
     return pd.concat(frames, ignore_index=True)

@@ -122,11 +122,16 @@ class ComparisonPlots:
             place: Label of the place; it may be left out if there is only one.
 
         Raises:
-            UserError: There is no such place, or several and none is named.
+            UserError: There is no such place, several and none is named, or the runs do not have
+                the metric by round.
         """
         from flbench.analysis import figures
 
-        return figures.convergence(self._analysis, self._place(place))
+        figure = figures.convergence(self._analysis, self._place(place))
+        if figure is None:
+            metric = self._analysis.comparison.metric
+            raise UserError(f"the runs do not have `{metric}` by round.")
+        return figure
 
     def prices(self, place: str | None = None) -> "Figure":
         """Draw the metric against bytes and seconds, with the Pareto front.

@@ -262,7 +262,7 @@ def report(
     *,
     metric: str | Sequence[str] = "accuracy",
     baseline: str | None = None,
-    target: float | Sequence[float] = (),
+    target: str | float | Sequence[float] | None = None,
     force: bool = False,
 ) -> Comparison:
     """Compare finished runs, as `flbench report` does.
@@ -276,8 +276,8 @@ def report(
         metric: Test metric that ranks the methods; larger is better. Of several, in a list or
             between commas, the first one ranks, and they are the columns of the leaderboards, among
             which `bytes` and `seconds` can be.
-        target: Value of the metric, or several ones, whose costs are wanted: `targets` has the
-            rounds, bytes and seconds until each method reaches it.
+        target: Value of the metric, or several ones in a list, whose costs are wanted: `targets`
+            has the rounds, bytes and seconds until each method reaches it.
         baseline: Method with which each of the others is compared: no other pair is tested,
             `answer` says which methods are better, the recall of `classes` has differences from it,
             and its results are the target of `targets`. By default all pairs are tested, and
@@ -296,7 +296,7 @@ def report(
     comparison = arrange(
         found.runs,
         metric=metric,
-        targets=[target] if isinstance(target, int | float) else list(target),
+        targets=target,
         baseline=baseline,
         force=force,
         labels=found.labels,

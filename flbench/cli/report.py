@@ -47,7 +47,7 @@ def report(
     if missing := [path for path in paths if not path.exists()]:
         raise UserError(f"{missing[0]} does not exist.")
     found = reporting.report(
-        list(paths), metric=metric, baseline=baseline, target=_targets(target), force=force
+        list(paths), metric=metric, baseline=baseline, target=target, force=force
     )
     folder = found.write(_folder(paths) if out is None else out)
     print_report(found, folder, as_json=as_json)
@@ -88,24 +88,6 @@ def print_report(found: "Comparison", folder: Path, *, as_json: bool) -> None:
         console.line(sentence)
     console.notes(found.warnings)
     console.line(f"report: {folder / 'report.html'}")
-
-
-def _targets(text: str | None) -> list[float]:
-    """Return the values of `--target`.
-
-    Raises:
-        UserError: One of them is not a number.
-    """
-    found = []
-    for part in filter(None, (text or "").split(",")):
-        try:
-            found.append(float(part))
-        except ValueError:
-            raise UserError(
-                f"--target {text}: {part!r} is not a number. Name values of the metric between"
-                " commas, such as 0.8,0.9."
-            ) from None
-    return found
 
 
 def _folder(paths: Sequence[Path]) -> Path:

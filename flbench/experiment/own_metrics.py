@@ -20,9 +20,9 @@ from flbench.results.reading import VALIDATION
 
 OTHERS: Final = (
     *("accuracy_group_mean", "trained_class_share", "train_size", "test_size", "classes"),
-    *("moment", "client", "name", "trainings", "validation_size"),
+    *("moment", "client", "name", "trainings", "validation_size", "bytes", "seconds"),
 )
-"""Further names of metrics and of columns in clients.csv."""
+"""Further names of metrics, and of columns in clients.csv and in reports."""
 CURE: Final = (
     "Restore the source, or start a new run: the metric's values would not be of one kind."
 )

@@ -94,7 +94,7 @@ def test_differences_that_no_number_of_repetitions_shows_are_told_apart(tmp_path
     assert math.isnan(row["needed"])
     block = blocks.pairs_block(found, "digits")
     assert [line[-1] for line in block.rows] == ["-", "-", "no number"]
-    assert f"such a difference must be {row['floor']:.4f} or larger" in block.about
+    assert f"such a difference must be larger than {row['floor']:.4f}" in block.about
     assert "p (other samples)" not in block.header
     assert "over new splits of these clients" in block.about
     assert "over new splits of these clients" in found.answer[0]

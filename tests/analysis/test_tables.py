@@ -1,6 +1,7 @@
 """The tables equal what scikit-learn and scipy compute from the predictions that runs saved."""
 
 import csv
+import json
 import math
 import re
 from itertools import combinations, pairwise
@@ -14,7 +15,7 @@ from sklearn import metrics
 from statsmodels.duration.survfunc import SurvfuncRight
 from statsmodels.stats.multitest import multipletests
 
-from flbench.analysis import blocks
+from flbench.analysis import blocks, figures, latex
 from flbench.analysis.arrangement import arrange
 from flbench.analysis.tables import analyse
 from flbench.comparison.collect import collect
@@ -330,9 +331,76 @@ def test_columns_of_the_leaderboard_can_be_chosen(tmp_path):
         "accuracy,macro_f2": "Did you mean `macro_f1`?",
         "bytes": "less is better",
         " , ": "names no metric",
+        None: "metric=None is not",
     }.items():
         with pytest.raises(UserError, match=re.escape(words)):
             arrange(runs, metric=wrong)
+    for wrong, words in {
+        "0.5,x": "'x' is not a number",
+        "": "'' is not a number",
+        90: "0.9 instead of 90",
+        -1: "between 0 and 1",
+        (0.5, math.nan): "nan is not a number",
+        True: "True is not a number",
+    }.items():
+        with pytest.raises(UserError, match=re.escape(words)):
+            arrange(runs, targets=wrong)
+    assert arrange(runs, targets="0.8, 0.9").targets == (0.8, 0.9)
+    with pytest.raises(UserError, match="Did you mean `fedavg`"):
+        arrange(runs, baseline="FedAvg")
+
+
+def edited(path, change):
+    """Change the summary of a run, and return its folder."""
+    summary = json.loads((path / "summary.json").read_text())
+    change(summary["best"]["test"])
+    (path / "summary.json").write_text(json.dumps(summary))
+    return path
+
+
+def test_a_score_that_a_repetition_lacks_is_left_out_everywhere(tmp_path):
+    matrix(tmp_path, {"fedavg": [0.5, 0.6, 0.65], "hfcd": [0.8, 0.85, 0.8]})
+    one = next(run for run in collect([tmp_path]).runs if run.config.algorithm.name == "hfcd")
+    edited(one.path, lambda test: test.pop("macro_f1"))
+
+    found = analyse(arrange(collect([tmp_path]).runs, metric="accuracy,macro_f1"))
+
+    row = found.scores.query("method == 'hfcd' and metric == 'macro_f1'").iloc[0]
+    assert row["n"] == 2
+    assert not math.isnan(row["mean"])
+    assert found.leaderboard.set_index("method")["macro_f1"].isna().to_dict() == {
+        "hfcd": True,
+        "fedavg": False,
+    }
+    lines = {line[1]: line for line in blocks.leaderboard_block(found, "digits").rows}
+    column = blocks.leaderboard_block(found, "digits").header.index("macro F1")
+    assert lines["hfcd"][column] == "-" != lines["fedavg"][column]
+    [source] = re.findall("hfcd & .*", latex.all_of(found)["leaderboard"])
+    assert source.endswith(" & - \\\\")
+
+
+def test_a_metric_without_rounds_or_named_like_a_column_is_shown(tmp_path):
+    matrix(tmp_path, {"fedavg": [0.5, 0.6, 0.65], "hfcd": [0.8, 0.85, 0.8]})
+    for one in collect([tmp_path]).runs:
+        edited(one.path, lambda test: test.update(gm=0.5, std=0.25))
+
+    found = analyse(arrange(collect([tmp_path]).runs, metric="gm,std", targets=0.5))
+
+    assert found.curves.empty
+    assert found.targets.empty
+    assert "what a target costs is not known" in found.answer[-1]
+    assert figures.convergence(found, "digits") is None
+    block = blocks.leaderboard_block(found, "digits")
+    assert {line[block.header.index("std", 4)] for line in block.rows} == {"0.2500"}
+
+
+def test_a_baseline_reaches_the_target_that_is_its_own_mean(tmp_path):
+    matrix(tmp_path, {"fedavg": [0.05] * 3, "hfcd": [0.1] * 3}, rounds=2)
+
+    found = analyse(arrange(collect([tmp_path]).runs)).targets
+
+    assert found["target"].iloc[0] > 0.05  # the mean of three equal values
+    assert found.query("method == 'fedavg'")["reached"].tolist() == [3, 3]
 
 
 def test_runs_far_below_the_other_repetitions_are_named(tmp_path):

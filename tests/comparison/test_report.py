@@ -188,7 +188,7 @@ def test_study_compares_its_final_trainings(tmp_path):
         (["nowhere"], "nowhere does not exist"),
         (["{}"], "has no run below it"),
         (["{}/a", "--metric", "loss"], "no test metric `loss`"),
-        (["{}/a", "--baseline", "ditto"], "the baseline ditto is not one of the methods: fedavg"),
+        (["{}/a", "--baseline", "ditto"], "the baseline 'ditto' is not one of the methods: fedavg"),
         (["{}/a", "{}/b"], "not comparable: they differ in partition.alpha: 0.1 in"),
     ],
 )
