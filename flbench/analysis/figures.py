@@ -766,6 +766,10 @@ def _legend(figure: Figure, axes: Axes) -> None:
         longest = max(len(line) for label in labels for line in label.split("\n"))
         is_wide = _width.get() == WIDTH
         columns = (5 if longest <= 28 else 3) if is_wide else max(1, 48 // (longest + 6))
+        lines = sum(1 + label.count("\n") for label in labels) / columns
+        # Many methods take the room that the panels need.
+        wide, high = figure.get_size_inches()
+        figure.set_size_inches(wide, high + max(0.0, lines - 2) * 0.17)
         figure.legend(
             handles,
             labels,
