@@ -21,19 +21,17 @@ def block(language: str) -> str:
 
 
 @pytest.fixture
-def lgfedavg():
+def firstlayer():
     """The method that the README writes, registered for one test."""
-    if "lgfedavg" in ALGORITHMS:
-        pytest.skip("lgfedavg is part of flbench now: the README needs another example")
     exec(compile(block("python"), "README.md", "exec"), {"__name__": "readme"})
     yield
-    del ALGORITHMS["lgfedavg"]
+    del ALGORITHMS["firstlayer"]
 
 
-def test_example_method_runs_and_shares_its_last_two_layers(lgfedavg, tmp_path):
-    path, summary = run(tmp_path, "algorithm=lgfedavg", "train.participation=1", "train.rounds=2")
+def test_example_method_runs_and_keeps_its_first_layer(firstlayer, tmp_path):
+    path, summary = run(tmp_path, "algorithm=firstlayer", "train.participation=1", "train.rounds=2")
 
-    algorithm = build("algorithm=lgfedavg").algorithm
+    algorithm = build("algorithm=firstlayer").algorithm
     lower = {"backbone.fc1.weight", "backbone.fc1.bias"}
     upper = 4 * (128 * 64 + 64 + 64 * 10 + 10)
     assert algorithm.split() == (lower, algorithm.setting.net.names("all") - lower)
@@ -42,13 +40,13 @@ def test_example_method_runs_and_shares_its_last_two_layers(lgfedavg, tmp_path):
     assert (path / "report.html").exists()
 
 
-def test_example_method_with_one_client_is_that_client(lgfedavg, tmp_path):
+def test_example_method_with_one_client_is_that_client(firstlayer, tmp_path):
     keys = ("partition.clients=1", "train.participation=1")
 
-    _, lgfedavg_run = run(tmp_path, "algorithm=lgfedavg", *keys)
+    _, example = run(tmp_path, "algorithm=firstlayer", *keys)
     _, local = run(tmp_path, "algorithm=local", *keys)
 
-    assert lgfedavg_run["weights_digest"] == local["weights_digest"]
+    assert example["weights_digest"] == local["weights_digest"]
 
 
 def test_example_configuration_is_valid():

@@ -295,16 +295,27 @@ class _StackedPhase:
         return gradients, loss.detach(), buffers, recorded
 
     def _client_loss(
-        self, number: Tensor, full: bool, leaves: Tree, start: Tree, ctx: Tree, batch: Any
+        self,
+        number: Tensor,
+        full: bool,
+        leaves: Tree,
+        start: Tree,
+        ctx: Tree,
+        batch: Any,
+        real: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tree, list[Tree]]]:
-        """Return one client's loss, its buffers after the forward pass, and recorded tensors."""
+        """Return one client's loss, its buffers after the forward pass, and recorded tensors.
+
+        BatchNorm normalizes with the rows `real` [S]; None for those of the batch's mask.
+        """
         stack, phase = self._stack, self._phase
         x, y, mask, key = batch
+        real = mask if real is None else real
         buffers = {name: leaves[name].clone() for name in self._moving}
         context = stack.step_context(
             {**leaves, **buffers}, start, ctx, Batch(x, y, mask, key, number), weights=phase.weights
         )
-        stack.environment.padding.mask = None if full else mask
+        stack.environment.padding.mask = None if full else real
         with stack.environment.precision():
             loss = local_loss(phase.terms, context)
             recorded = [
@@ -328,7 +339,9 @@ class _StackedPhase:
         def loss_of(trained: Tree, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tree]]:
             mine = {**leaves, **trained, **buffers}
             rows = (batch.x, batch.y, batch.mask, batch.key)
-            loss, (moved, _) = self._client_loss(number, full, mine, start, ctx, rows)
+            # A hook may hide rows of the batch from the loss; BatchNorm sees all that are samples.
+            real = mask if len(batch.x) == len(x) else batch.mask
+            loss, (moved, _) = self._client_loss(number, full, mine, start, ctx, rows, real)
             return loss, (loss.detach(), moved)
 
         def gradient(parameters: Tree, batch: Batch) -> Tree:

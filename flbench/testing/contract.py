@@ -392,7 +392,7 @@ class Contract(Conditions):
         """A client begins a round with the personal leaves that it had at the end of its last one.
 
         Also where it sends them, so that the server can read them. A `dispatch` of the method's own
-        may send other values of a leaf.
+        or a reply may send other values of a leaf.
         """
         algorithm, ids = method.float32.built.algorithm, torch.arange(5)
         personal = algorithm.personal() - algorithm.setting.net.statistics
@@ -410,7 +410,10 @@ class Contract(Conditions):
             state, results = played(method.float32.built, before, ids)
 
             sent = algorithm.dispatch(visible_to_server(state, program), ids)
-            for name in personal - sent.shared.values.keys() - sent.rows.values.keys():
+            reply = algorithm.aggregate(visible_to_server(before, program), results).reply
+            replied = frozenset() if reply is None else frozenset(reply.values)
+            unsent = personal - sent.shared.values.keys() - sent.rows.values.keys()
+            for name in unsent - replied:
                 kept = state.clients[name][results.ids]
                 if name in unkept:
                     assert torch.equal(kept, rows[name][results.ids]), f"`{name}` has changed"

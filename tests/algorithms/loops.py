@@ -4,7 +4,7 @@ Only samples, labels, cohorts and the order of samples are flbench's. Everything
 here in float64: the net, batches, gradient steps and class means.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from math import sqrt
 
 import torch
@@ -59,16 +59,35 @@ class Clients:
 
     def train(self, i: int, t: int, weights: Tree, loss: Loss) -> Tree:
         """SGD on the batches of round t."""
+        return self.descend(i, t, weights, lambda leaves, x, y: loss(*net(leaves, x), y))
+
+    def descend(
+        self,
+        i: int,
+        t: int,
+        weights: Tree,
+        loss: Callable[[Tree, Tensor, list[int]], Tensor],
+        *,
+        names: Collection[str] | None = None,
+        epochs: int = EPOCHS,
+        lr: float = LR,
+    ) -> Tree:
+        """SGD on the named weights (None: all) over the batches of round t."""
         weights = dict(weights)
-        for epoch in range(EPOCHS):
+        for x, y in self.batches(i, t, epochs):
+            leaves = {name: value.clone().requires_grad_() for name, value in weights.items()}
+            loss(leaves, x, y).backward()
+            for name in weights if names is None else names:
+                weights[name] = weights[name] - lr * leaves[name].grad
+        return weights
+
+    def batches(self, i: int, t: int, epochs: int = EPOCHS) -> Iterator[tuple[Tensor, list[int]]]:
+        """The batches of round t in order: inputs [B, ...] and labels."""
+        for epoch in range(epochs):
             order = self.draws[t].sample_order(i, epoch, self.size(i)).tolist()
             for first in range(0, len(order), BATCH):
                 rows = order[first : first + BATCH]
-                leaves = {name: value.clone().requires_grad_() for name, value in weights.items()}
-                z, logits = net(leaves, self.x[i][rows])
-                loss(z, logits, [self.y[i][row] for row in rows]).backward()
-                weights = {name: w.detach() - LR * w.grad for name, w in leaves.items()}
-        return weights
+                yield self.x[i][rows], [self.y[i][row] for row in rows]
 
     def prototypes(self, i: int, weights: Tree) -> dict[int, Tensor]:
         """The mean feature of each class that a client holds, by class."""

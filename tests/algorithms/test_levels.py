@@ -65,26 +65,9 @@ class EntropyPenalty(Algorithm):
         return (CrossEntropy(), NegativeEntropy(weight=self.config.beta))
 '''
 
-# Level 2: other parameters and buffers are shared.
-FIRST_LAYER = '''
-from flbench.algorithms import ALGORITHMS, Algorithm, Communication, Paper
-
-
-@ALGORITHMS.register("firstlayer")
-class FirstLayer(Algorithm):
-    """Every client keeps its first layer; the layers above are averaged."""
-
-    paper = Paper("Own method", "-", "unpublished")
-    communication = Communication(down="upper layers", up="upper layers", keeps="first layer")
-
-    def personal(self):
-        return frozenset(self.setting.net.layers[0].leaves)
-'''
-
-README_EXAMPLE = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)[
-    0
-]
-EXAMPLES = {"entropy": ENTROPY, "firstlayer": FIRST_LAYER, "lgfedavg": README_EXAMPLE}
+# Level 2: other parameters and buffers are shared. Every client keeps its first layer.
+FIRST_LAYER = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)[0]
+EXAMPLES = {"entropy": ENTROPY, "firstlayer": FIRST_LAYER}
 
 
 def names_of_flbench(source: str) -> set[str]:

@@ -107,12 +107,37 @@ def pairwise_cosines(rows: Tree, names: Iterable[str], *, added: float = 0.0) ->
         names: Names of the leaves, which are of floating point.
         added: Constant that is added to the product of the norms, if a paper has one.
     """
+    gram = _gram(rows, names)
+    norm = gram.diagonal().sqrt()
+    return gram / (norm[:, None] * norm + added).clamp_min(EPSILON)
+
+
+def squared_distances(rows: Tree, names: Iterable[str]) -> Tensor:
+    """Return the squared Euclidean distances [K, K] float64 between the models of K clients.
+
+    A client's named leaves count as one vector. Distances below about 1e-8 of the length of the
+    vectors are lost in rounding.
+
+    Args:
+        rows: [K, ...] per leaf.
+        names: Names of the leaves, which are of floating point.
+
+    >>> squared_distances({"w": torch.tensor([[0.0, 0.0], [3.0, 4.0]])}, ["w"])
+    tensor([[ 0., 25.],
+            [25.,  0.]], dtype=torch.float64)
+    """
+    gram = _gram(rows, names)
+    squares = gram.diagonal()
+    return (squares[:, None] + squares - 2 * gram).clamp_min(0.0)
+
+
+def _gram(rows: Tree, names: Iterable[str]) -> Tensor:
+    """Return the inner products [K, K] float64 of the models of K clients."""
     gram = torch.zeros((), dtype=torch.float64)
     for name in names:
         for _, part in _columns(rows[name]):
             gram = gram + part @ part.T
-    norm = gram.diagonal().sqrt()
-    return gram / (norm[:, None] * norm + added).clamp_min(EPSILON)
+    return gram
 
 
 def _columns(value: Tensor) -> Iterator[tuple[int, Tensor]]:

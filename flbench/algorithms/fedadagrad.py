@@ -1,0 +1,36 @@
+"""FedAdagrad: FedAvg with Adagrad at the server (Reddi et al., ICLR 2021)."""
+
+from typing import ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from flbench.algorithms import ALGORITHMS, AlgorithmConfig
+from flbench.algorithms.shared.server_optimizer import AdaptiveServer, AdaptiveServerConfig
+
+
+class FedAdagradConfig(AdaptiveServerConfig):
+    """Keys of FedAdagrad."""
+
+    server_lr: float = Field(
+        0.1, gt=0, description="learning rate of the server (eta of the paper)"
+    )
+    beta1: float = Field(
+        0.0, ge=0, lt=1, description="share of the old first moment in the new one (paper: 0)"
+    )
+
+
+@ALGORITHMS.register("fedadagrad")
+class FedAdagrad(AdaptiveServer):
+    """FedAdam with the sum of all squared changes as second moment: v <- v + delta^2.
+
+    The step (Algorithm 2) is w <- w + server_lr m / (sqrt(v) + tau), with m = delta for beta1 = 0,
+    the paper's value. v never falls, so that one round with a large change makes all later steps
+    small. Everything else is FedAdam, whose documentation describes readings.
+    """
+
+    Config: ClassVar[type[AlgorithmConfig]] = FedAdagradConfig
+    config: FedAdagradConfig
+
+    def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+        return v + square

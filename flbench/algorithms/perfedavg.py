@@ -1,0 +1,194 @@
+"""Per-FedAvg: a global model from which one gradient step personalizes (Fallah et al., 2020)."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from flbench.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmConfig,
+    Batch,
+    Communication,
+    Deployment,
+    GradFn,
+    LocalProgram,
+    OptimizerConfig,
+    Paper,
+    Phase,
+    State,
+    Tree,
+    UniformConfig,
+    epochs,
+)
+
+
+class PerFedAvgConfig(UniformConfig):
+    """Keys of Per-FedAvg."""
+
+    version: Literal["first_order", "hessian_free"] = Field(
+        "first_order",
+        description="treatment of the Hessian: left out (first order), or its product with the"
+        " gradient by a difference of two gradients (Hessian-free)",
+    )
+    alpha: float = Field(
+        0.01,
+        ge=0,
+        description="length of the personalizing step, in training and in the evaluation;"
+        " train.schedule does not scale it",
+    )
+    delta: float = Field(
+        1e-3, gt=0, description="version=hessian_free: step of the difference of gradients"
+    )
+    relative_delta: bool = Field(
+        False,
+        description="version=hessian_free: delta is divided by the norm of the gradient (at least"
+        " 1e-8), which keeps the difference above rounding errors when gradients are small",
+    )
+    steps: int | None = Field(
+        None,
+        ge=1,
+        description="number of local steps in a round, one batch each (default:"
+        " train.local_epochs epochs)",
+    )
+    adapt_steps: int = Field(
+        1, ge=0, description="steps of size alpha before an evaluation, one batch each"
+    )
+    adapt_epochs: int | None = epochs(
+        None, "steps of size alpha before an evaluation, instead of adapt_steps"
+    )
+
+
+@ALGORITHMS.register("perfedavg")
+class PerFedAvg(Algorithm):
+    """The server learns a model w whose loss after one gradient step at a client is small.
+
+    Client, for each batch, whose rows are divided into parts a, a' (and a'' for the Hessian):
+
+        u  = w - alpha grad CE(w; a)
+        g' = grad CE(u; a')
+        w <- w - eta g'                                              version=first_order
+        w <- w - eta (g' - alpha h)                                  version=hessian_free
+        h  = (grad CE(w + delta g'; a'') - grad CE(w - delta g'; a'')) / (2 delta)
+
+    h approximates the Hessian at w (not at u) times g'. eta is `train.optimizer.lr`, beta of the
+    paper, which takes 0.001 and alpha 0.01. Server: w <- mean of w_i over the cohort, uniform as in
+    Algorithm 1. A client is evaluated with w after `adapt_steps` steps of size alpha on its own
+    training batches, on a copy, and as `noft` with w itself; `gm` is w.
+
+    Readings and deviations. The paper draws three independent batches; here row j of a batch is in
+    part j mod 2, or j mod 3 with a'', so that a round costs as many samples as one of FedAvg: set
+    `train.batch_size` to two or three times the paper's. A part without a row, as in a batch of one
+    sample, is the whole batch. A step costs two or four gradients. Weight decay and clipping of
+    `train.*` act on the step of w, not on the step to u. The logged training loss is that of w on
+    a. BatchNorm normalizes with the whole batch, and its statistics are updated in each of the two
+    or four passes, also at u and w +- delta g'. The batches of the evaluation are those that the
+    client would train with in the last round.
+    """
+
+    Config: ClassVar[type[AlgorithmConfig]] = PerFedAvgConfig
+    config: PerFedAvgConfig
+    paper = Paper(
+        "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic"
+        " Meta-Learning Approach",
+        "Fallah, Mokhtari, Ozdaglar",
+        "NeurIPS 2020 (arXiv 2002.07948)",
+    )
+    communication = Communication(down="w", up="w", keeps="nothing")
+
+    def requires(self) -> list[str]:
+        optimizer = self.setting.train.optimizer
+        if optimizer.name == "sgd" and optimizer.momentum == 0:
+            return []
+        return [
+            "the personalizing step is plain SGD, and so must be the steps that it is learned for."
+            " Set train.optimizer.name=sgd and train.optimizer.momentum=0."
+        ]
+
+    def notes(self) -> list[str]:
+        said = []
+        if self.setting.net.statistics:
+            said.append(
+                "perfedavg: BatchNorm statistics are updated at several points in each step and"
+                " belong to no single model; model.norm=group has none."
+            )
+        if self.config.alpha == 0:
+            said.append("perfedavg: algorithm.alpha=0 makes no personalizing step.")
+        return said
+
+    def program(self, state: State) -> LocalProgram:
+        c = self.config
+        train = replace(
+            self.phase(*self.terms()),
+            gradient=MetaGradient(c.version, c.alpha, c.delta, relative=c.relative_delta),
+        )
+        if c.steps is not None:
+            train = replace(train, epochs=None, steps=c.steps)
+        return LocalProgram((train,), *self.split())
+
+    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+        models = super().deploy(state, ids)
+        plain = models.pop("personal")
+        personal = plain
+        if self.config.adapt_epochs or self.config.adapt_steps:
+            personal = replace(plain, program=LocalProgram((self.adaptation(state),)))
+        return {"personal": personal, "noft": plain} | models
+
+    def adaptation(self, state: State) -> Phase:
+        """Return the personalizing steps before an evaluation of the state."""
+        c, setting = self.config, self.setting
+        # The learning rate of an evaluation is scaled as in the round before it; alpha is not.
+        factor = setting.train.schedule.factor(max(0, state.round - 1), setting.rounds)
+        phase = replace(self.phase(*self.terms()), optimizer=OptimizerConfig(lr=c.alpha / factor))
+        if c.adapt_epochs is not None:
+            return replace(phase, clip=None, epochs=c.adapt_epochs)
+        return replace(phase, clip=None, epochs=None, steps=c.adapt_steps)
+
+
+@dataclass(frozen=True)
+class MetaGradient:
+    """Gradient hook: the gradient of the loss after one personalizing step, with respect to w.
+
+    Attributes:
+        version: `first_order` leaves the Hessian out, `hessian_free` approximates its product with
+            the gradient.
+        alpha: Length of the personalizing step.
+        delta: Step of the difference of gradients.
+        relative: Whether delta is divided by the norm of the gradient.
+    """
+
+    version: Literal["first_order", "hessian_free"]
+    alpha: float
+    delta: float
+    relative: bool
+
+    def __call__(self, grad: GradFn, parameters: Tree, batch: Batch, ctx: Tree) -> Tree:
+        """Return g', or g' - alpha h with the Hessian."""
+        count = 2 if self.version == "first_order" else 3
+        inner, outer, *rest = (part(batch, k, count) for k in range(count))
+
+        first = grad(parameters, inner)
+        g = grad({n: w - self.alpha * first[n] for n, w in parameters.items()}, outer)  # at u
+        if self.version == "first_order":
+            return g
+
+        delta: float | Tensor = self.delta
+        if self.relative:
+            norm = torch.stack([value.square().sum() for value in g.values()]).sum().sqrt()
+            delta = self.delta / norm.clamp_min(1e-8)
+        plus = grad({n: w + delta * g[n] for n, w in parameters.items()}, rest[0])
+        minus = grad({n: w - delta * g[n] for n, w in parameters.items()}, rest[0])
+        return {n: v - self.alpha * (plus[n] - minus[n]) / (2 * delta) for n, v in g.items()}
+
+
+def part(batch: Batch, k: int, count: int) -> Batch:
+    """Return a batch in which only the rows j with j mod count = k count.
+
+    If no valid row is among them, all rows of the batch count.
+    """
+    rows = torch.arange(len(batch.mask), device=batch.mask.device)
+    mask = batch.mask & (rows % count == k)
+    return batch._replace(mask=torch.where(mask.any(), mask, batch.mask))

@@ -1,0 +1,153 @@
+"""FedAdam, FedYogi and FedAdagrad: the paper's formulas in a plain loop, limits, and the bytes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flbench.testing import after, played
+from tests.algorithms.loops import (
+    KEYS,
+    Clients,
+    assert_equal,
+    mean_cross_entropy,
+    platform,
+)
+from tests.algorithms.plain import STATISTICS, assert_close
+from tests.algorithms.test_identities import LENET, traffic
+from tests.support import build
+
+METHODS = ("fedadam", "fedyogi", "fedadagrad")
+CASES = [
+    *((name, {}) for name in METHODS),
+    ("fedadagrad", {"beta1": 0.5, "server_lr": 0.2}),
+    ("fedadam", {"bias_correction": True, "beta2": 0.9}),
+    ("fedyogi", {"v0": 0.01, "beta1": 0.0, "tau": 0.1}),
+    ("fedyogi", {"agg_weights": "uniform", "bias_correction": True}),
+]
+
+
+def slow_server(method, clients, keys, rounds):
+    """Algorithm 2, number by number; returns w, m and v by the name of a parameter."""
+    c = {"server_lr": 0.1 if method == "fedadagrad" else 0.03, "tau": 1e-3, "beta2": 0.99}
+    c |= {"beta1": 0.0 if method == "fedadagrad" else 0.9, "bias_correction": False}
+    c |= {"v0": None, "agg_weights": "samples"} | keys
+    v0 = c["v0"] if c["v0"] is not None else 0.0 if c["bias_correction"] else c["tau"] ** 2
+    w = dict(clients.start)
+    m, v = ({name: torch.zeros_like(value) for name, value in w.items()} for _ in "mv")
+    v = {name: value + v0 for name, value in v.items()}
+    for t in range(rounds):
+        ids = clients.cohort(t)
+        trained = [
+            clients.train(i, t, w, lambda z, logits, y: mean_cross_entropy(logits, y)) for i in ids
+        ]
+        n = [1 if c["agg_weights"] == "uniform" else clients.size(i) for i in ids]
+        rate, s = c["server_lr"], t + 1
+        if c["bias_correction"]:
+            rate *= (1 - c["beta2"] ** s) ** 0.5 / (1 - c["beta1"] ** s)
+        new = {}
+        for name, old in w.items():
+            delta = sum(k * (one[name] - old) for k, one in zip(n, trained, strict=True)) / sum(n)
+            square = delta * delta
+            m[name] = c["beta1"] * m[name] + (1 - c["beta1"]) * delta
+            if method == "fedadagrad":
+                v[name] = v[name] + square
+            elif method == "fedyogi":
+                up = (v[name] < square).double() - (v[name] > square).double()
+                v[name] = v[name] + up * (1 - c["beta2"]) * square
+            else:
+                v[name] = c["beta2"] * v[name] + (1 - c["beta2"]) * square
+            new[name] = old + rate * m[name] / (v[name] ** 0.5 + c["tau"])
+        w = new
+    return w, m, v
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "keys"), CASES)
+def test_server_equals_a_loop(method, keys):
+    overrides = [f"algorithm.{key}={str(value).lower()}" for key, value in keys.items()]
+    clients = Clients(build("algorithm=fedavg", *KEYS))
+    state = platform(f"algorithm={method}", *overrides, rounds=3)
+
+    w, m, v = slow_server(method, clients, keys, rounds=3)
+
+    assert set(state.server) == {*w, *(f"m.{n}" for n in w), *(f"v.{n}" for n in w), "server_steps"}
+    for name in w:
+        assert_equal(state.server[name], w[name], name)
+        assert_equal(state.server[f"m.{name}"], m[name], name)
+        assert_equal(state.server[f"v.{name}"], v[name], name)
+
+
+PLAIN_STEP = ("algorithm.server_lr=1e8", "algorithm.tau=1e8", "algorithm.v0=0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_with_a_large_tau_it_is_fedavg(method):
+    """eta = tau: the step is m / (1 + sqrt(v) / tau), and m = delta without momentum."""
+    exact = ("engine.precision=64-true",)
+    fedavg = after(build(*LENET, *exact, "algorithm=fedavg"), 2)
+    found = after(build(*LENET, *exact, f"algorithm={method}", *PLAIN_STEP, "algorithm.beta1=0"), 2)
+
+    assert_close(fedavg.server, found.server, tiny=1e-7)
+
+
+@pytest.mark.slow
+def test_with_a_large_tau_and_momentum_it_is_fedavgm():
+    """m = (1 - beta1) times the momentum of FedAvgM, whose step is then 1 - beta1."""
+    exact = ("engine.precision=64-true",)
+    fedavgm = ("algorithm.nesterov=false", "algorithm.beta=0.6", "algorithm.server_lr=0.4")
+    expected = after(build(*LENET, *exact, "algorithm=fedavgm", *fedavgm), 2)
+    found = after(build(*LENET, *exact, "algorithm=fedyogi", *PLAIN_STEP, "algorithm.beta1=0.6"), 2)
+
+    weights = {name: found.server[name] for name in expected.server if "momentum" not in name}
+    assert_close(weights, expected.server, tiny=1e-7)
+
+
+@pytest.mark.slow
+def test_first_second_moments_agree_and_adagrads_never_falls():
+    """From v = 0, Adam and Yogi have v = (1 - beta2) delta^2, and Adagrad has delta^2."""
+    keys = ("algorithm.v0=0", "engine.precision=64-true")
+    first = {name: after(build(*LENET, f"algorithm={name}", *keys), 1).server for name in METHODS}
+    second = after(build(*LENET, "algorithm=fedadagrad", *keys), 2).server
+
+    names = [name for name in first["fedadam"] if name.startswith("v.")]
+    assert names
+    for name in names:
+        adam, yogi, adagrad = (first[method][name] for method in METHODS)
+        assert torch.allclose(adam, yogi, rtol=1e-12, atol=0)
+        assert torch.allclose(adam, 0.01 * adagrad, rtol=1e-12, atol=0)
+        assert (second[name] >= adagrad).all()
+    start = build(*LENET, "algorithm=fedadagrad", *keys).start().server
+    for name in build("algorithm=fedadagrad", *LENET).algorithm.setting.net.parameters:
+        step = first["fedadagrad"][name] - start[name]  # eta delta / (|delta| + tau)
+        assert (step.abs() <= 0.1).all()
+        assert torch.equal(step.sign(), first["fedadagrad"][f"m.{name}"].sign()), name
+
+
+@pytest.mark.parametrize("method", ["fedadam", "fedyogi"])
+def test_a_squared_change_equal_to_v_is_a_fixed_point(method):
+    algorithm = build(f"algorithm={method}").algorithm
+    v = torch.tensor([0.0, 1e-6, 2.0], dtype=torch.float64)
+
+    assert torch.allclose(algorithm.second_moment(v, v), v, rtol=1e-15, atol=0)
+
+
+@pytest.mark.slow
+def test_a_round_without_an_optimizer_step_changes_nothing():
+    built = build("algorithm=fedadam")
+    state, results = played(built, after(built, 1))
+
+    update = built.algorithm.aggregate(state, replace(results, steps=0 * results.steps))
+
+    assert update.server == {}
+
+
+@pytest.mark.slow
+def test_moments_are_not_sent(tmp_path):
+    """Weights of LeNet-5 on 16x16 grey images and its statistics, both ways."""
+    weights = 156 + 12 + 2416 + 32 + 1920 + 120 + 10080 + 84 + 840 + 10
+
+    found = traffic(tmp_path, "algorithm=fedadam", "model.name=lenet5")
+
+    assert found == (4 * weights + STATISTICS,) * 2

@@ -1,0 +1,202 @@
+"""FedAMP: a plain loop, its limits Local-Only and FedAvg, groups of twins, and the bytes."""
+
+from math import exp, sqrt
+
+import pytest
+import torch
+
+from flbench.core.types import Results
+from flbench.testing import after
+from tests.algorithms.loops import (
+    BACKBONE,
+    HEAD,
+    KEYS,
+    LR,
+    Clients,
+    assert_equal,
+    mean_cross_entropy,
+    platform,
+    weighted_sum,
+)
+from tests.algorithms.plain import STATISTICS, deployed, lenet5_bytes
+from tests.algorithms.test_identities import POLICIES
+from tests.support import build
+
+W = (*BACKBONE, *HEAD)
+DEFAULTS = {
+    "similarity": "distance",
+    "sigma": None,
+    "share": 0.99,
+    "self_weight": None,
+    "pull": 1e-4,
+    "decay": 0.1,
+    "decay_every": 30,
+    "start": "cloud",
+}
+
+
+def squared(a, b):
+    return sum(float(((a[name] - b[name]) ** 2).sum()) for name in W)
+
+
+def cosine(a, b):
+    inner = sum(float((a[name] * b[name]).sum()) for name in W)
+    zero = {name: 0 * value for name, value in a.items()}
+    return inner / sqrt(squared(a, zero)) / sqrt(squared(b, zero))
+
+
+def slow_weights(i, w, known, sigma, alpha, keys):
+    """Row i of xi."""
+    others = [j for j in sorted(known) if j != i]
+    if i not in known or not others:
+        return {i: 1.0}
+    if keys["similarity"] == "distance":
+        xi = {j: alpha * exp(-squared(w[i], w[j]) / sigma) / sigma for j in others}
+    else:
+        own = 1 / len(w) if keys["self_weight"] is None else keys["self_weight"]
+        scores = {j: exp((keys["sigma"] or 25.0) * cosine(w[i], w[j])) for j in others}
+        xi = {j: (1 - own) * scores[j] / sum(scores.values()) for j in others}
+    return xi | {i: 1 - sum(xi.values())}
+
+
+def slow_rounds(clients, keys, rounds):
+    """Returns w_i and u_i of all clients."""
+    n = len(clients)
+    w, known, sigma = [dict(clients.start) for _ in range(n)], set(), keys["sigma"]
+
+    def clouds(t):
+        scale = max(keys["decay"] ** (t // keys["decay_every"]), LR * keys["pull"])
+        alpha = keys["share"] * (sigma or 1.0) / (n - 1) * scale
+        found = []
+        for i in range(n):
+            xi = slow_weights(i, w, known, sigma, alpha, keys)
+            found.append(weighted_sum([w[j] for j in xi], list(xi.values())))
+        return found, keys["pull"] / scale
+
+    for t in range(rounds):
+        u, pull = clouds(t)
+        new = list(w)
+        for i in clients.cohort(t):
+
+            def loss(leaves, x, y, u=u[i], pull=pull):
+                from tests.algorithms.loops import net
+
+                term = sum(((leaves[name] - u[name]) ** 2).sum() for name in W)
+                return mean_cross_entropy(net(leaves, x)[1], y) + pull / 2 * term
+
+            new[i] = clients.descend(i, t, u[i] if keys["start"] == "cloud" else w[i], loss)
+        w = new
+        known |= set(clients.cohort(t))
+        if keys["sigma"] is None and keys["similarity"] == "distance" and len(known) > 1:
+            pairs = [(i, j) for i in known for j in known if i < j]
+            sigma = sum(squared(w[i], w[j]) for i, j in pairs) / len(pairs)
+    return w, clouds(rounds)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"start": "own", "pull": 0.5, "decay_every": 1},
+        {"sigma": 3.0, "share": 0.5, "decay": 0.5, "decay_every": 2, "pull": 0.05},
+        {"similarity": "cosine", "pull": 0.1},
+        {"similarity": "cosine", "sigma": 5.0, "self_weight": 0.3, "start": "own", "pull": 1.0},
+    ],
+    ids=str,
+)
+def test_rounds_equal_a_loop(keys):
+    overrides = [f"algorithm.{key}={value}" for key, value in keys.items()]
+    built = build("algorithm=fedamp", *KEYS, *overrides)
+    clients = Clients(built)
+    state = platform("algorithm=fedamp", *overrides, rounds=3)
+
+    w, u = slow_rounds(clients, DEFAULTS | keys, rounds=3)
+
+    found = built.algorithm.clouds(state, torch.arange(len(clients)))
+    for name in W:
+        for i in range(len(clients)):
+            assert_equal(state.clients[name][i], w[i][name], name)
+            assert_equal(found[name][i], u[i][name], name)
+
+
+@pytest.mark.slow
+@pytest.mark.one_of("policy")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_without_pull_from_its_own_model_it_is_local_only(policy):
+    """Weights are equal to the bit, for each form of similarity."""
+    keys = ("algorithm=fedamp", "algorithm.start=own", f"train.batchnorm={policy}")
+    local = deployed("algorithm=local", f"train.batchnorm={policy}")
+
+    for similarity in ("distance", "cosine"):
+        form = f"algorithm.similarity={similarity}"
+        assert deployed(*keys, form, "algorithm.pull=0") == local
+    assert deployed(*keys, "algorithm.pull=1") != local
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("algorithm.sigma=1e12", f"algorithm.share={4 / 5}"),  # alpha = sigma / N, N = 5
+        ("algorithm.similarity=cosine", "algorithm.sigma=1e-12"),
+    ],
+)
+def test_with_equal_weights_from_the_mixture_it_is_uniform_fedavg(keys):
+    """u_i is the mean of all models; all clients take part."""
+    everyone = ("model.name=lenet5", "train.participation=1", "engine.precision=64-true")
+    uniform = ("algorithm=fedavg", "algorithm.agg_weights=uniform")
+    expected = after(build(*everyone, *uniform), 2).server
+    built = build(*everyone, "algorithm=fedamp", "algorithm.pull=0", *keys)
+
+    clouds = built.algorithm.clouds(after(built, 2), torch.arange(5))
+
+    for name, value in expected.items():
+        for row in clouds[name]:
+            assert torch.allclose(row.double(), value.double(), rtol=0, atol=1e-9), name
+
+
+def test_weights_of_two_pairs_of_twins_are_blocks_and_rows_sum_to_one():
+    built = build("algorithm=fedamp", "partition.clients=4", "algorithm.sigma=1")
+    state = built.start()
+    name = "head.bias"
+    state.clients[name] += torch.tensor([0.0, 0.0, 100.0, 100.0])[:, None]
+    nothing = Results(torch.arange(4), torch.ones(4), torch.zeros(4), {}, None, {})
+
+    update = built.algorithm.aggregate(state, nothing)
+
+    xi = update.server["xi"]
+    twin = 0.99 / 3  # alpha / sigma
+    expected = torch.tensor([[1 - twin, twin], [twin, 1 - twin]]).double()
+    assert torch.allclose(xi, torch.block_diag(expected, expected), rtol=0, atol=1e-7)
+    assert torch.allclose(xi.sum(dim=1), torch.ones(4).double(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_one_client_receives_its_own_model():
+    keys = ("partition.clients=1", "train.participation=1")
+
+    assert deployed("algorithm=fedamp", "algorithm.pull=0", *keys) == deployed(
+        "algorithm=local", *keys
+    )
+
+
+def test_alpha_does_not_fall_below_a_pull_of_one_step_and_a_larger_one_is_noted():
+    keys = ("algorithm=fedamp", "algorithm.pull=0.5", "train.optimizer.lr=0.1", "train.rounds=200")
+    built = build(*keys)
+
+    pulls = [0.5 / built.algorithm.decayed(t) for t in range(200)]
+    assert pulls[0] == pulls[29] == 0.5
+    assert pulls[30] == pytest.approx(5)
+    assert pulls[60] == pulls[199] == pytest.approx(10)
+    assert any("alpha stays" in note for note in built.algorithm.notes())
+    assert not build(*keys, "algorithm.decay=1").algorithm.notes()
+    [note] = build(*keys, "algorithm.pull=20").algorithm.notes()
+    assert "algorithm.pull * train.optimizer.lr >= 2" in note
+
+
+@pytest.mark.slow
+def test_a_mixture_is_as_large_as_the_net(tmp_path):
+    weights = 4 * 62_050 + STATISTICS
+
+    assert lenet5_bytes(tmp_path, "algorithm=fedamp") == (weights, weights)

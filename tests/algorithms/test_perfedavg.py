@@ -1,0 +1,210 @@
+"""Per-FedAvg: a plain loop, the exact Hessian, quadratic losses, and its limit FedAvg."""
+
+from math import sqrt
+
+import pytest
+import torch
+
+from flbench.algorithms import Batch
+from flbench.algorithms.perfedavg import MetaGradient
+from flbench.core.errors import ConfigError
+from flbench.experiment.rounds import settings_of
+from flbench.testing import after
+from flbench.testing.setting import NET
+from tests.algorithms.loops import (
+    BACKBONE,
+    HEAD,
+    KEYS,
+    LR,
+    Clients,
+    assert_equal,
+    mean_cross_entropy,
+    net,
+    platform,
+    weighted_sum,
+)
+from tests.algorithms.test_identities import traffic
+from tests.support import build
+
+W = (*BACKBONE, *HEAD)
+
+
+def gradient(w, x, y, rows):
+    leaves = {name: value.clone().requires_grad_() for name, value in w.items()}
+    mean_cross_entropy(net(leaves, x[rows])[1], [y[j] for j in rows]).backward()
+    return {name: value.grad for name, value in leaves.items()}
+
+
+def moved(w, direction, step):
+    return {name: value + step * direction[name] for name, value in w.items()}
+
+
+def slow_step(w, x, y, keys):
+    """One local step of Algorithm 1."""
+    alpha, count = keys["alpha"], {"first_order": 2, "hessian_free": 3}[keys["version"]]
+    parts = [[j for j in range(len(y)) if j % count == k] or [*range(len(y))] for k in range(count)]
+    u = moved(w, gradient(w, x, y, parts[0]), -alpha)
+    outer = gradient(u, x, y, parts[1])
+    if keys["version"] == "first_order":
+        return moved(w, outer, -LR)
+    delta = keys["delta"]
+    if keys["relative_delta"]:
+        delta /= sqrt(sum(float((value**2).sum()) for value in outer.values()))
+    plus = gradient(moved(w, outer, delta), x, y, parts[2])
+    minus = gradient(moved(w, outer, -delta), x, y, parts[2])
+    product = {name: (plus[name] - minus[name]) / (2 * delta) for name in w}
+    return moved(w, moved(outer, product, -alpha), -LR)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"alpha": 0.2, "agg_weights": "samples"},
+        {
+            "version": "hessian_free",
+            "alpha": 0.2,
+            "delta": 0.05,
+        },  # rounding errors are divided by 2 delta
+        {"version": "hessian_free", "alpha": 0.1, "delta": 0.1, "relative_delta": True, "steps": 5},
+    ],
+    ids=str,
+)
+def test_rounds_equal_a_loop(keys):
+    overrides = [f"algorithm.{key}={str(value).lower()}" for key, value in keys.items()]
+    built = build("algorithm=perfedavg", *KEYS, *overrides)
+    clients = Clients(built)
+    state = platform("algorithm=perfedavg", *overrides, rounds=3)
+    many = platform("algorithm=perfedavg", "engine.name=vectorized", *overrides, rounds=3)
+    keys = {
+        "version": "first_order",
+        "alpha": 0.01,
+        "delta": 1e-3,
+        "relative_delta": False,
+        "steps": 10**9,
+        "agg_weights": "uniform",
+    } | keys
+
+    w = dict(clients.start)
+    for t in range(3):
+        sent, ids = [], clients.cohort(t)
+        for i in ids:
+            here = w
+            epochs = 2 if keys["steps"] == 10**9 else 9
+            for number, (x, y) in enumerate(clients.batches(i, t, epochs)):
+                if number < keys["steps"]:
+                    here = slow_step(here, x, y, keys)
+            sent.append(here)
+        n = [1 if keys["agg_weights"] == "uniform" else clients.size(i) for i in ids]
+        w = weighted_sum(sent, [k / sum(n) for k in n])
+
+    for name in W:
+        assert_equal(state.server[name], w[name], name)
+        # The difference of two gradients is divided by 2 delta, and with it their rounding errors.
+        assert torch.allclose(many.server[name], w[name], rtol=0, atol=1e-11), name
+
+
+@pytest.mark.slow
+def test_deployed_models_have_made_one_step():
+    """Of length alpha, whatever the schedule, on the first batch of the last round."""
+    keys = ("algorithm.alpha=0.5", "train.schedule.name=cosine", "train.rounds=2")
+    built = build("algorithm=perfedavg", *KEYS, *keys)
+    clients, state = Clients(built), after(built, 2)
+    evaluator = built.evaluator(print)
+    settings = settings_of(built.algorithm, after(built, 1))  # those of the second round
+
+    found = evaluator.evaluate(state, settings, common=True)
+    assert {name for name, _ in found.local} == {"personal", "noft"}
+    predicted = dict(evaluator.predictions(state, settings))
+    federation = built.federation.to(torch.device("cpu"), torch.float64)
+    for i in range(len(clients)):
+        x, y = next(clients.batches(i, 1))
+        adapted = moved(state.server, gradient(state.server, x, y, range(len(y))), -0.5)
+        x = federation.inputs(federation.partition.parts["test"][i], torch.float64)
+        scores = net(adapted, x.flatten(1))[1]
+        assert torch.equal(predicted[i].reshape(-1), scores.argmax(dim=1)), i
+
+
+@pytest.mark.slow
+def test_without_inner_step_on_single_samples_it_is_uniform_fedavg():
+    """To the bit: each part of a batch of one sample is the batch."""
+    single = ("model=mlp", "train.batch_size=1", "train.rounds=1", "partition.samples=160")
+    expected = after(build(*single, "algorithm=fedavg", "algorithm.agg_weights=uniform"), 1).server
+
+    for version in ("first_order", "hessian_free"):
+        keys = ("algorithm=perfedavg", f"algorithm.version={version}", "algorithm.alpha=0")
+        found = after(build(*single, *keys), 1).server
+        for name, value in expected.items():
+            assert torch.equal(found[name], value), name
+
+
+def batch(size):
+    mask, rows = torch.ones(size, dtype=torch.bool), torch.arange(size)
+    return Batch(rows[:, None].double(), rows, mask, rows, torch.tensor(0))
+
+
+@pytest.mark.parametrize("delta", [1e-3, 0.5])
+def test_gradient_of_a_quadratic_loss_is_exact(delta):
+    """For a/2 (w - c)^2: (1 - alpha a) f'(w) without the Hessian, (1 - alpha a)^2 f'(w) with it."""
+    a, alpha, w = 3.0, 0.1, {"w": torch.tensor([1.0, -2.0], dtype=torch.float64)}
+
+    def grad(parameters, batch):
+        return {"w": a * (parameters["w"] - 0.5)}
+
+    for version, power in (("first_order", 1), ("hessian_free", 2)):
+        hook = MetaGradient(version, alpha, delta, relative=False)
+        found = hook(grad, w, batch(6), {})["w"]
+        expected = (1 - alpha * a) ** power * grad(w, None)["w"]
+        assert torch.allclose(found, expected, rtol=1e-9, atol=0)
+
+
+def test_difference_of_gradients_is_the_product_with_the_hessian():
+    """A loss that is not quadratic, with double backward, and other samples in each part."""
+    torch.manual_seed(0)
+    shape = torch.randn(9, 4, dtype=torch.float64)
+    w = torch.randn(4, dtype=torch.float64)
+
+    def loss(w, rows):
+        return (shape[rows] @ w).tanh().exp().mean()
+
+    def grad(parameters, batch):
+        here = parameters["w"].clone().requires_grad_()
+        return {"w": torch.autograd.grad(loss(here, batch.mask), here)[0]}
+
+    a, b, c = (torch.arange(9) % 3 == k for k in range(3))
+    u = w - 0.3 * grad({"w": w}, batch(9)._replace(mask=a))["w"]
+    outer = grad({"w": u}, batch(9)._replace(mask=b))["w"]
+    hessian = torch.autograd.functional.hessian(lambda v: loss(v, c), w)
+
+    found = MetaGradient("hessian_free", 0.3, 1e-4, relative=False)(grad, {"w": w}, batch(9), {})[
+        "w"
+    ]
+
+    assert torch.allclose(found, outer - 0.3 * hessian @ outer, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("keys", [("momentum=0.9",), ("name=adam",)])
+def test_other_optimizers_are_refused(keys):
+    with pytest.raises(ConfigError, match=r"train\.optimizer\.name=sgd"):
+        build("algorithm=perfedavg", *(f"train.optimizer.{key}" for key in keys))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["first_order", "hessian_free"])
+def test_batchnorm_sees_the_whole_batch_in_both_engines(version):
+    """A part hides rows from the loss alone, also where the vectorized engine pads batches."""
+    keys = (*NET, "algorithm=perfedavg", f"algorithm.version={version}", "engine.precision=64-true")
+    one, many = (
+        after(build(*keys, f"engine.name={engine}"), 2).server
+        for engine in ("sequential", "vectorized")
+    )
+
+    assert any("running_mean" in name for name in one)
+    for name, value in one.items():
+        assert torch.allclose(value.double(), many[name].double(), rtol=0, atol=1e-9), name
+
+
+@pytest.mark.slow
+def test_it_costs_the_bytes_of_fedavg(tmp_path):
+    assert traffic(tmp_path, "algorithm=perfedavg") == traffic(tmp_path, "algorithm=fedavg")
