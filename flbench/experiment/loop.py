@@ -27,7 +27,7 @@ from flbench.experiment.evaluation_tables import group_rows
 from flbench.experiment.interrupts import Interrupts
 from flbench.experiment.run_folder import RunFolder
 from flbench.results.metrics_file import Row
-from flbench.results.summary import best_round
+from flbench.results.summary import RunningSummary
 
 
 @dataclass
@@ -89,6 +89,7 @@ class FederatedLoop:
         module: Optimizer and hyper-parameters of a LightningModule of the user; otherwise empty.
         progress: How far the run is, for the callbacks.
         view: The read-only view of the run that the callbacks get.
+        running: Best and last evaluated round, and totals, of the metrics written so far.
     """
 
     config: Config
@@ -102,9 +103,11 @@ class FederatedLoop:
     module: Mapping[str, Any] = field(default_factory=dict)
     progress: Progress = field(init=False)
     view: RunView = field(init=False)
+    running: RunningSummary = field(init=False)
 
     def __post_init__(self) -> None:
         federation = self.evaluator.federation
+        self.running = RunningSummary(self.folder.rows, self.config.evaluation.best)
         self.progress = Progress(self.folder.rows, self.callbacks.on_note)
         self.view = RunView(
             self.progress,
@@ -321,8 +324,7 @@ class FederatedLoop:
             rows = self.evaluator.judge.rows(evaluation)
         self.last = evaluation
         self.folder.add_metrics(rows)
-        best = best_round(self.folder.rows, self.config.evaluation.best)
-        if best == state.round and not last:
+        if self.running.best == state.round and not last:
             self.save("best", state)
         if self.callbacks:
             metrics = MappingProxyType({row.full_name: row.value for row in rows})

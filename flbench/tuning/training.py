@@ -25,7 +25,6 @@ from flbench.experiment import assembly, checkpoint, finalize, own_methods, prov
 from flbench.experiment.run_folder import RunFolder
 from flbench.results import metrics_file
 from flbench.results.study_folder import PERSONAL
-from flbench.results.summary import totals
 from flbench.tuning.deployments import score_of
 from flbench.tuning.search_space import layer
 from flbench.tuning.study import (
@@ -216,7 +215,7 @@ class TrialTraining:
             # Test parts are evaluated only once, after the last round, also for the best round.
             self._loop.evaluator = built.evaluator(self._loop.callbacks.on_note)
         self._state = self._loop.run(state, until)
-        counts = totals(self.folder.rows)
+        counts = self._loop.running.totals()
         if counts["client_trainings"] and counts["diverged"] == counts["client_trainings"]:
             self._end("diverged", f"all {counts['diverged']} client trainings diverged.")
         elif self._state.round >= rounds:
@@ -243,10 +242,10 @@ class TrialTraining:
     def _note(self) -> None:
         if self._state is None:
             return
-        rows = self.folder.rows
+        running, rounds = self._loop.running, self._record["rounds"]
         self._record |= {
             "round": self._state.round,
-            "score": score_of(rows, self._metric, self._deployment, self._record["rounds"]),
+            "score": score_of(running, self._metric, self._deployment, rounds),
             "seconds": {key: round(value, 3) for key, value in vars(self._seconds).items()},
         }
 
