@@ -128,7 +128,10 @@ class Federation:
         """
         if which.part == "common":
             return self.common_rows(which.limit)
-        rows = self.partition.parts[which.part][client]
+        parts = self.partition.parts[which.part]
+        if which.clients > 1:
+            return np.concatenate(parts[client : client + which.clients])
+        rows = parts[client]
         if (
             which.low == 0.0
             and which.high == 1.0

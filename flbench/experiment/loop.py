@@ -262,6 +262,7 @@ class FederatedLoop:
                 moments["@before"] = self.evaluator.evaluate_cohort(state, settings, ids)
         with self.seconds.measure("train"):
             over = rounds.exchange(self.algorithm, state, trained)
+            self.evaluator.changed(trained.results.ids)
         for name, value in over.metrics.items():
             self._check_server_metric(name, value)
         number, split = over.state.round, "setup" if stage.setup else "train"

@@ -216,7 +216,9 @@ class RunningSummary:
     def __init__(self, rows: list[Row], by: BestConfig = BY_ACCURACY) -> None:
         self._rows, self._by = rows, by
         self._read = 0  # rows that are in the values below
-        self._best: tuple[float, int] | None = None  # the key of the best value, and minus its round
+        self._best: tuple[float, int] | None = (
+            None  # the key of the best value, and minus its round
+        )
         self._last: int | None = None
         self._of_last: list[Row] = []
         self._later: dict[int, list[Row]] = {}  # rows of later rounds, such as those of the cohort

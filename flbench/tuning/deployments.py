@@ -104,9 +104,7 @@ def score_at(
     return found.get(deployment)
 
 
-def score_of(
-    running: RunningSummary, metric: str, deployment: str, rounds: int
-) -> float | None:
+def score_of(running: RunningSummary, metric: str, deployment: str, rounds: int) -> float | None:
     """Return the score of a trial after its last evaluated round; None if there is none.
 
     Args:
