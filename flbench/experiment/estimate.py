@@ -92,7 +92,7 @@ def measure(experiment: Experiment) -> Estimate:
     # An engine that stacks clients trains as many at once as in a round.
     trained = ids[: engine.block(config.train.batch_size) or TRAINED]
     evaluated = torch.arange(min(setting.clients, max(1, SCALARS // setting.net.size)))
-    known = torch.cat([trained, evaluated]).unique()
+    known = torch.cat([trained, evaluated])
     state = rounds.training_state(algorithm, experiment.sketch(known))
     first = _train(experiment, state, trained, 1)[1]  # warm-up
     few, slope = engine_choice.few_and_slope(
