@@ -36,6 +36,7 @@ from flbench.algorithms import (
 )
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.algorithms.shared.mixing import mix_latest
+from flbench.algorithms.shared.pairs import too_large
 from flbench.client.batchnorm import channel_sums
 
 
@@ -113,6 +114,13 @@ class FedAp(Algorithm):
                 "train.rounds=1 leaves no round after pretraining. Raise train.rounds, or set"
                 " algorithm.pretrain=flb."
             )
+        layers = max(1, len(self.normalised()))
+        clients = self.setting.clients
+        unmet += too_large(
+            f"the distances and weights of all pairs of {clients:,} clients",
+            (layers + 4) * clients**2,
+            "Choose fewer clients (partition.clients).",
+        )
         return unmet
 
     def normalised(self) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ from flbench.algorithms import (
     only,
     repeat,
 )
+from flbench.algorithms.shared import pairs
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 
 
@@ -121,7 +122,7 @@ class FedFomo(Algorithm):
         clients = self.setting.clients
         own = only(start, keeps | sends)
         server = {
-            "preference": torch.zeros(clients, clients, dtype=torch.float64),
+            "preference": pairs.zeros(clients),
             "uploaded": torch.zeros(clients, dtype=torch.bool),
         }
         return server, repeat(own, clients)
@@ -162,6 +163,7 @@ class FedFomo(Algorithm):
         finds the same models as `dispatch`.
         """
         draw = Draw(self.setting.seed, (state.round,), self.setting.clients)
+        preferences = pairs.rows(state.server["preference"], ids, self.setting.clients)  # [K, N]
         chosen = torch.full((len(ids), self.most_models()), -1)
         for k, client in enumerate(ids.tolist()):
             others = state.server["uploaded"].clone()
@@ -171,7 +173,7 @@ class FedFomo(Algorithm):
 
             # The stable sort of a random order breaks ties at random.
             order = torch.from_numpy(rng.permutation(available))
-            preference = state.server["preference"][client, order]
+            preference = preferences[k, order]
             best = order[preference.argsort(descending=True, stable=True)].tolist()
             random = rng.permutation(available).tolist()
 
@@ -190,9 +192,16 @@ class FedFomo(Algorithm):
         chosen = self.candidates(state, ids)  # the same as in `dispatch`: the state is the same
         asked = chosen >= 0
 
-        preference = state.server["preference"].clone()  # [N, N]
-        preference[ids] = preference[ids].scatter_add(
-            1, chosen.clamp_min(0), torch.where(asked, raw, 0.0)
+        clients = self.setting.clients
+        before = pairs.rows(state.server["preference"], ids, clients)  # [K, N]
+        receiver, slot = asked.nonzero(as_tuple=True)
+        sender = chosen[receiver, slot]
+        preference = pairs.with_entries(
+            state.server["preference"],
+            ids[receiver],
+            sender,
+            before[receiver, sender] + raw[receiver, slot],
+            clients,
         )
         # A model that was never trained is not sent to others.
         trained = ids[results.steps > 0]
@@ -205,7 +214,10 @@ class FedFomo(Algorithm):
 
     def learned(self, state: State) -> tuple[Learned, ...]:
         """Return the sums of the weights by which the server chooses models for clients."""
-        preference = state.server["preference"]  # [N, N], 0 for a model that was never sent
+        if self.setting.clients > pairs.SHOWN:
+            return ()
+        # [N, N], 0 for a model that was never sent
+        preference = pairs.dense(state.server["preference"], self.setting.clients)
         if not preference.any():
             return ()
         table = LearnedTable(

@@ -31,6 +31,7 @@ from flbench.algorithms import (
     only,
     repeat,
 )
+from flbench.algorithms.shared import pairs
 from flbench.algorithms.shared.mixing import mix_latest
 from flbench.algorithms.shared.prototypes import CountClasses
 from flbench.losses.similarity import unit
@@ -90,6 +91,13 @@ class PFedSim(Algorithm):
                     "the net has no linear layer, whose rows are compared between clients. Choose"
                     " another net (`model.name`)."
                 ]
+            cohort = round(self.setting.train.participation * self.setting.clients)
+            if unmet := pairs.too_large(
+                f"the cosines between the classifiers of {cohort:,} clients of a round",
+                3 * cohort**2 * self.setting.classes,
+                "Lower train.participation.",
+            ):
+                return unmet
         return super().requires()
 
     def notes(self) -> list[str]:
@@ -110,7 +118,7 @@ class PFedSim(Algorithm):
         keeps, sends = self.split()
         clients = self.setting.clients
         server = {
-            "similarity": torch.zeros(clients, clients, dtype=torch.float64),
+            "similarity": pairs.zeros(clients),
             "known": torch.zeros(clients, dtype=torch.bool),
         }
         own = only(start, keeps | sends)
@@ -148,7 +156,8 @@ class PFedSim(Algorithm):
 
     def mixture(self, state: State, ids: Tensor) -> Tree:
         """Return the mixed bodies of clients `ids` [K], [K, ...] each."""
-        u = -torch.log1p(-state.server["similarity"][ids].clamp_max(1 - LEAST))  # [K, N]
+        similarity = pairs.rows(state.server["similarity"], ids, self.setting.clients)  # [K, N]
+        u = -torch.log1p(-similarity.clamp_max(1 - LEAST))
         u[torch.arange(len(ids)), ids] = -log(LEAST)
         body = self.split()[1] - set(self.classifier())
         return self.mix_stored(state, u / u.sum(dim=1, keepdim=True), body)
@@ -183,24 +192,31 @@ class PFedSim(Algorithm):
 
         # Only pairs of clients that both made a step get a new value.
         moved = results.steps > 0
-        pairs = moved[:, None] & moved
-        pairs.fill_diagonal_(False)
-        similarity = state.server["similarity"].clone()  # [N, N]
-        block = (ids[:, None], ids)
-        similarity[block] = torch.where(pairs, fresh, similarity[block])
+        both = moved[:, None] & moved
+        both.fill_diagonal_(False)
+        first, second = both.nonzero(as_tuple=True)
+        similarity = pairs.with_entries(
+            state.server["similarity"],
+            ids[first],
+            ids[second],
+            fresh[first, second],
+            self.setting.clients,
+        )
 
         known = state.server["known"].index_fill(0, ids, True)
         metrics = {}
-        if bool(pairs.any()):
-            metrics["similarity_mean"] = float(fresh[pairs].mean())
+        if bool(both.any()):
+            metrics["similarity_mean"] = float(fresh[both].mean())
         return Update({"similarity": similarity, "known": known}, metrics=metrics)
 
     def learned(self, state: State) -> tuple[Learned, ...]:
         """Return the similarities of the clients; nothing before the end of the warm-up."""
         known = state.server["known"]
-        if not known.any():
+        clients = self.setting.clients
+        if not known.any() or clients > pairs.SHOWN:
             return ()
-        similarity = state.server["similarity"]  # [N, N], 0 for a pair that was never compared
+        # [N, N], 0 for a pair that was never compared
+        similarity = pairs.dense(state.server["similarity"], clients)
         table = LearnedTable(
             "client similarity",
             "Similarity of the classifiers of every two clients, by which their bodies are mixed;"
@@ -214,7 +230,8 @@ class PFedSim(Algorithm):
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         if self.is_warmup(state):
             return super().deploy(state, ids)
-        only_itself = torch.eye(self.setting.clients, dtype=torch.float64)[ids]  # [K, N]
+        only_itself = torch.zeros(len(ids), self.setting.clients, dtype=torch.float64)
+        only_itself[torch.arange(len(ids)), ids] = 1.0
         stored = self.mix_stored(state, only_itself, self.split()[1])
         models = {"mixture": stored | self.mixture(state, ids), "stored": stored}
         deployments = {n: Deployment(Dispatch(rows=Message(rows))) for n, rows in models.items()}

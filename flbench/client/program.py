@@ -72,6 +72,8 @@ class Statistic:
             `batch.mask` is False, and NaN.
         finish: (reduced tensors, leaves, ctx) -> result; None takes the reduced tensors.
         samples: Which samples of the client are read.
+        stacked: Whether an engine that runs one client after the other may stack clients for this
+            Statistic. Its results are then the same up to rounding.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Statistic:
     reduce: Reduce | tuple[tuple[str, Reduce], ...] = "sum"
     finish: Callable[[Tree, Tree, Tree], Tree] | None = None
     samples: Samples = Samples()
+    stacked: bool = False
 
     def reduction(self, key: str) -> Reduce:
         """Return how the tensors of one key are reduced.

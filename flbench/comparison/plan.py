@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 
 from flbench.algorithms import ALGORITHMS
 from flbench.config.resolve import as_data, resolve
-from flbench.config.schema import Config
+from flbench.config.schema import CHECKPOINT_SECONDS, Config
 from flbench.config.sources import Layer, from_values, merge
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.wording import setting
@@ -21,10 +21,16 @@ from flbench.jobs.repetitions import Vary
 ORIGIN: Final = "flbench compare"
 """Origin of the values that the plan sets in the configuration of a cell."""
 DEFAULTS: Final = from_values(
-    {"engine.threads": 1, "output.checkpoint_every": 1, "tracking.mlflow": False}, ORIGIN
+    {
+        "engine.threads": 1,
+        "output.checkpoint_every": 1,
+        "output.checkpoint_seconds": CHECKPOINT_SECONDS,
+        "tracking.mlflow": False,
+    },
+    ORIGIN,
 )
 """Defaults in which a cell differs from a run: one thread, because cells are trained at the same
-time; a checkpoint after each round, so that a killed cell loses little; and no copy in MLflow
+time; a checkpoint every few seconds, so that a killed cell loses little; and no copy in MLflow
 unless it is asked for."""
 FIXED: Final = ("seed", "partition.seed", "algorithm.name", "output.", "tracking.")
 """Keys that no grid can have: the seeds tell repetitions apart, and the others change no result."""

@@ -32,6 +32,8 @@ from flbench.core.addresses import redact_address
 # Unless the user sets `evaluation.every`, a run of ten rounds or more has at least this number of
 # evaluations; a shorter one has an evaluation after each round.
 EVALUATIONS: Final = 10
+CHECKPOINT_SECONDS: Final = 5.0
+"""Seconds between two checkpoints of a training of a study or a comparison, by default."""
 LONGEST_PERIOD: Final = 10  # most rounds between two of them, unless the user sets it
 
 Scalar = bool | int | float | str
@@ -725,6 +727,11 @@ class OutputConfig(Strict):
 
     dir: UserPath = Field(Path("runs"), description="runs are written to DIR/EXPERIMENT/RUN-ID/")
     checkpoint_every: int = Field(10, ge=1, description="rounds between two checkpoints")
+    checkpoint_seconds: float = Field(
+        0.0,
+        ge=0,
+        description="least seconds between two checkpoints; the last round is saved in any case",
+    )
     predictions: bool = Field(
         False,
         description="write the prediction of every test sample after the last round to"

@@ -156,9 +156,13 @@ class Samples:
         limit: Largest number of samples; None for no limit.
         redraw: Whether the order is drawn once per `run` or again in each `round`. It has no effect
             if all samples are selected.
+        clients: Number of clients whose samples are read, one client after the other: those of the
+            client itself and of the clients with the next ids. More than one serves evaluations of
+            a model that clients share; then all samples of the parts are selected.
 
     Raises:
-        ValueError: The fractions are not 0 <= low < high <= 1.
+        ValueError: The fractions are not 0 <= low < high <= 1, or a share of the samples of several
+            clients is selected.
 
     >>> first_fifth = Samples("train", 0, 0.2)
     >>> at_most_100 = Samples("validation", limit=100)
@@ -169,8 +173,12 @@ class Samples:
     high: float = 1.0
     limit: int | None = None
     redraw: Literal["run", "round"] = "run"
+    clients: int = 1
 
     def __post_init__(self) -> None:
+        is_whole = (self.low, self.high, self.limit) == (0.0, 1.0, None)
+        if self.clients < 1 or (self.clients > 1 and not is_whole):
+            raise ValueError(f"Samples of {self.clients} clients needs whole parts of 1 or more.")
         if not 0.0 <= self.low < self.high <= 1.0:
             raise ValueError(
                 f"Samples needs 0 <= low < high <= 1, got low={self.low}, high={self.high}."

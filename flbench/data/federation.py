@@ -26,6 +26,7 @@ MOST_CLIENTS: Final = 6  # clients that a note lists
 MAX_BYTES: Final = 16 * 2**30
 NO_WIDTH: Final = 1e-8  # standard deviations and ranges up to this one count as 0
 FEW_SAMPLES: Final = 10  # training samples whose mean and standard deviation are uncertain
+PIECE: Final = 2**25  # bytes of float64 in which sums over pixels are computed
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,10 @@ class Federation:
         """
         if which.part == "common":
             return self.common_rows(which.limit)
-        rows = self.partition.parts[which.part][client]
+        parts = self.partition.parts[which.part]
+        if which.clients > 1:
+            return np.concatenate(parts[client : client + which.clients])
+        rows = parts[client]
         if (
             which.low == 0.0
             and which.high == 1.0
@@ -533,16 +537,32 @@ def _normalization(
         return low, high - low
     count = 0
     total, squares = 0.0, 0.0
-    # In pieces, because float64 takes 8 times the memory of uint8.
-    for rows in np.array_split(train, max(1, len(train) // 4096)):
+    for rows in np.array_split(train, _pieces(x, len(train))):
         piece = x[rows].astype(np.float64)
         count += piece.size // (piece.shape[1] if piece.ndim > 1 else 1)
         total = total + piece.sum(axis=axes)
-        squares = squares + np.square(piece).sum(axis=axes)
+        squares = squares + np.square(piece, out=piece).sum(axis=axes)
     mean = np.asarray(total / count)
     deviation = np.sqrt(np.maximum(np.asarray(squares / count) - mean**2, 0.0))
     shape = mean.shape if dataset.is_table else (-1, 1, 1)
     return mean.reshape(shape).astype(np.float32), deviation.reshape(shape)
+
+
+def _pieces(x: NDArray[Any], count: int) -> int:
+    """Return in how many pieces sums over some samples are computed.
+
+    A sum in float64 takes 8 bytes for each value of a piece. Sums over uint8 are exact as long as
+    they are below 2**53, so the pieces have any size; those of other types decide about rounding
+    and have at least 4,096 samples.
+
+    Args:
+        x: All samples.
+        count: Number of the samples that are summed.
+    """
+    values = int(np.prod(x.shape[1:], dtype=np.int64))
+    if x.dtype == np.uint8 and count * values * 255**2 < 2**53:
+        return max(1, min(count, -(-8 * count * values // PIECE)))
+    return max(1, count // 4096)
 
 
 def _normalization_note(

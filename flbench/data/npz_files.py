@@ -44,11 +44,16 @@ def read(path: Path, name: str, layout: str = "auto") -> Dataset:
     Raises:
         DataError: The file is damaged, has another layout, or would unpack to more than 16 GiB.
     """
-    return from_arrays(read_arrays(path), path, name, layout)
+    return from_arrays(read_arrays(path), path, name, layout, owned=True)
 
 
 def from_arrays(
-    arrays: Mapping[str, NDArray[Any]], path: Path | str, name: str, layout: str = "auto"
+    arrays: Mapping[str, NDArray[Any]],
+    path: Path | str,
+    name: str,
+    layout: str = "auto",
+    *,
+    owned: bool = False,
 ) -> Dataset:
     """Return the data set of arrays that have the names of those in an NPZ file.
 
@@ -59,6 +64,8 @@ def from_arrays(
         path: The file, or what the arrays are, for error messages.
         name: Name of the data set.
         layout: `data.layout`: `channels_last`, `channels_first` or `auto`.
+        owned: Whether nobody else uses the arrays, so that the samples need not be copied. Each
+            array of samples is then removed from the mapping when it has been read.
 
     Raises:
         DataError: The arrays have another layout.
@@ -82,7 +89,7 @@ def from_arrays(
         None if given is None else _class_names(given),
     )
     for part, y in zip(parts, labels, strict=True):
-        x = as_samples(arrays[f"{part}_images"], f"{path}: `{part}_images`", layout)
+        x = as_samples(arrays[f"{part}_images"], f"{path}: `{part}_images`", layout, owned=owned)
         if len(x) != len(y):
             raise DataError(
                 f"{path}: {len(x)} `{part}_images` but {len(y)} `{part}_labels`. Save one label for"
@@ -104,10 +111,15 @@ def from_arrays(
         raise DataError(f"{path} has no training samples. Save some in `train_images`.")
     numbers, group_names = _as_groups(groups, labels, parts, path)
     train = sum(len(x) for part, x in zip(parts, images, strict=True) if part != "test")
-    x = np.concatenate(images)
-    if x.ndim == 2:
+    if images[0].ndim == 2:
         raw = [arrays[f"{part}_images"] for part in parts if part != "test"]
-        notes += row_numbers.notes(np.concatenate(raw), [str(k) for k in range(x.shape[1])])
+        whole = raw[0] if len(raw) == 1 else np.concatenate(raw)
+        notes += row_numbers.notes(whole, [str(k) for k in range(whole.shape[1])])
+        del raw, whole
+    if owned and isinstance(arrays, dict):
+        for part in parts:
+            del arrays[f"{part}_images"]
+    x = images[0] if owned and len(images) == 1 else _joined(images)
     return Dataset(
         name,
         x,
@@ -118,6 +130,18 @@ def from_arrays(
         group_names=group_names,
         notes=notes,
     )
+
+
+def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """Return arrays of samples as one array, and remove each of them from the list."""
+    count = sum(map(len, parts))
+    whole = np.empty((count, *parts[0].shape[1:]), dtype=parts[0].dtype)
+    begin = 0
+    while parts:
+        part = parts.pop(0)
+        whole[begin : begin + len(part)] = part
+        begin += len(part)
+    return whole
 
 
 def _class_names(names: NDArray[Any]) -> list[str]:
@@ -196,13 +220,14 @@ def _check_headers(archive: ZipFile, path: Path) -> None:
             )
 
 
-def as_samples(x: NDArray[Any], what: str, layout: str) -> NDArray[Any]:
+def as_samples(x: NDArray[Any], what: str, layout: str, *, owned: bool = False) -> NDArray[Any]:
     """Return images as [n, channels, height, width], uint8 or float32; a table as it is, float32.
 
     Args:
         x: The array of the file.
         what: Name of the file and the array, as the beginning of an error message.
         layout: `data.layout`.
+        owned: Whether the result may share memory with floating-point numbers of the file.
 
     Raises:
         DataError: The array has another shape or type, values that are not finite, or no pixels, or
@@ -226,7 +251,7 @@ def as_samples(x: NDArray[Any], what: str, layout: str) -> NDArray[Any]:
     elif (_layout_of(x.shape, what) if layout == "auto" else layout) == "channels_last":
         x = np.moveaxis(x, -1, 1)  # [n, H, W, channels] -> [n, channels, H, W]
     if x.dtype.kind == "f":
-        x = _as_float32(x, what)
+        x = _as_float32(x, what, owned=owned)
     elif x.dtype != np.uint8:
         raise DataError(
             f"{what} must be uint8 in [0, 255] or floating point, got {x.dtype}. Convert them with"
@@ -262,15 +287,16 @@ def _layout_of(shape: tuple[int, ...], what: str) -> str:
     )
 
 
-def _as_float32(x: NDArray[Any], what: str) -> NDArray[np.float32]:
+def _as_float32(x: NDArray[Any], what: str, *, owned: bool) -> NDArray[np.float32]:
     """Return floating-point images, or a table, as float32.
 
     Raises:
         DataError: A value is NaN or infinite, or too large for float32.
     """
     with np.errstate(over="ignore"):
-        x = x.astype(np.float32)
-    if not np.isfinite(x).all():
+        x = x.astype(np.float32, copy=not owned)
+    # In pieces, because a mask takes a quarter of the memory of the samples.
+    if not all(np.isfinite(x[k : k + 1024]).all() for k in range(0, len(x), 1024)):
         sample = int(np.flatnonzero(~np.isfinite(x).all(axis=tuple(range(1, x.ndim))))[0])
         raise DataError(
             f"{what}: sample {sample} (counted from 0) has values that are NaN, infinite or too"

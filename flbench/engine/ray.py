@@ -241,7 +241,8 @@ def _engine_of_actor(net: nn.Module, federation: Federation, config: EngineConfi
         return VectorizedEngine(net, federation, config.altered(device="cuda"))
     from flbench.engine.sequential import SequentialEngine
 
-    return SequentialEngine(net, federation, config)
+    # Clients are assigned by the number of workers, on which no result may depend.
+    return SequentialEngine(net, federation, config, stacks=False)
 
 
 def _workers(config: EngineConfig, *, on_gpu: bool) -> int:

@@ -13,7 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 from flbench.client.program import LocalProgram, Statistic, Step
 from flbench.client.tensor_names import check_ends, unknown_read
 from flbench.config.schema import EngineConfig
-from flbench.core.errors import UnknownNameError
+from flbench.core.errors import ConfigError, UnknownNameError
 from flbench.core.ownership import is_known
 from flbench.core.tree import is_finite
 from flbench.core.types import Failure, Message, Results
@@ -29,9 +29,17 @@ from flbench.engine.base import (
 from flbench.engine.client_run import ClientRun
 from flbench.engine.environment import Environment
 from flbench.engine.traced import Traces
+from flbench.engine.vectorized import VectorizedEngine
 from flbench.models import fixed, trial
 from flbench.models.base import net_leaves
 from flbench.models.module_state import ModuleState, needs_isolation
+
+STACKED_CLIENTS = 64
+"""Clients that are stacked to evaluate their models."""
+STACKED_SIZE = 2**17
+"""Scalars of the largest net whose models are stacked; larger ones gain nothing by it."""
+STACKED_SAMPLES = 64
+"""Largest mean number of samples of a client for which models are stacked."""
 
 
 class SequentialEngine:
@@ -46,14 +54,24 @@ class SequentialEngine:
         federation: The samples of all clients.
         config: Device, precision, and whether steps are traced. The number of threads is set for
             the whole process by `flbench.experiment`.
+        stacks: Whether Statistics with `stacked` of small nets are computed for blocks of
+            `STACKED_CLIENTS` clients at once. Which clients share a block may change rounding.
 
     Raises:
         ConfigError: The device does not exist or cannot compute in that precision.
     """
 
-    def __init__(self, net: nn.Module, federation: Federation, config: EngineConfig) -> None:
+    def __init__(
+        self, net: nn.Module, federation: Federation, config: EngineConfig, *, stacks: bool = True
+    ) -> None:
         fabric = make_fabric(config)
         dtype = dtype_of(config)
+        is_small = sum(leaf.numel() for leaf in net_leaves(net).values()) <= STACKED_SIZE
+        is_plain = fabric.device.type == "cpu" and config.precision in ("32-true", "64-true")
+        self._stacks = stacks and is_small and is_plain and is_known(net)
+        self._given = net, federation, config.altered(block=STACKED_CLIENTS)
+        self._stack: VectorizedEngine | None = None
+        self._means: dict[str, float] = {}
         net = fabric.to_device(deepcopy(net).to(dtype)).requires_grad_(False)
         own = net_leaves(net)
         self._environment = Environment(
@@ -81,6 +99,15 @@ class SequentialEngine:
         observe: tuple[Step, ...] = (),
     ) -> Results:
         """Train the clients one after the other; see `Engine.run`."""
+        if self._can_stack(program, observe) and len(ids) > 1:
+            if self._stack is None:
+                self._stack = VectorizedEngine(*self._given)
+            try:
+                return self._stack.run(
+                    program, ids, rows=rows, dispatch=dispatch, settings=settings, observe=observe
+                )
+            except ConfigError:  # an operation of a method that `torch.vmap` lacks
+                self._stacks = False
         kept, sent, masks, observed = (ClientRows(len(ids)) for _ in range(4))
         finished: list[int] = []
         failures: list[Failure] = []
@@ -133,8 +160,28 @@ class SequentialEngine:
             observe_seconds=observe_seconds,
         )
 
+    def _can_stack(self, program: LocalProgram, observe: tuple[Step, ...]) -> bool:
+        """Return whether clients are stacked: they only copy tensors, or evaluate small models."""
+        if not self._stacks or program.steps or program.sends:
+            return False
+        return all(
+            isinstance(step, Statistic)
+            and step.stacked
+            and self._mean_size(step.samples.part) <= STACKED_SAMPLES
+            for step in observe
+        ) and is_known(observe)
+
+    def _mean_size(self, part: str) -> float:
+        """Return the mean number of samples of a client in a part."""
+        if part not in self._means:
+            federation = self._environment.federation
+            common = [federation.common] * (part == "common")
+            sizes = [len(rows) for rows in common or federation.partition.parts[part]]
+            self._means[part] = sum(sizes) / len(sizes)
+        return self._means[part]
+
     def block(self, batch_size: int) -> int | None:
-        """Return None: this engine does not stack clients."""
+        """Return None: this engine does not stack clients that train."""
         return None
 
     def changed_attributes(self) -> dict[str, bool]:

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from pydantic import ValidationError
-from torch import nn
+from torch import Tensor, nn
 
 from flbench.algorithms import Algorithm, Setting
 from flbench.algorithms.base import state_of
@@ -20,6 +20,7 @@ from flbench.client.forward import is_buffer
 from flbench.client.program import Phase
 from flbench.config.schema import BestConfig, Config, EngineConfig, OwnModelConfig, WrittenConfig
 from flbench.core.errors import ConfigError, DataError
+from flbench.core.ownership import is_known
 from flbench.core.rng import Draw
 from flbench.core.types import State, Tree
 from flbench.data import own_schemes, sources
@@ -35,7 +36,7 @@ from flbench.experiment import (
     own_metrics,
 )
 from flbench.experiment.code_trial import CodeTrial
-from flbench.experiment.evaluate import PARTS, Evaluator, Judge, positive_class
+from flbench.experiment.evaluate import PARTS, Evaluator, Judge, NetTraits, positive_class
 from flbench.experiment.evaluation_tables import ClassGroups
 from flbench.experiment.found import Found, find_engine
 from flbench.experiment.judging import ClassJudge
@@ -48,6 +49,7 @@ from flbench.models import fixed, own
 from flbench.models.base import build as build_net
 from flbench.models.base import describe, net_leaves
 from flbench.models.lightning_net import LightningNet
+from flbench.models.trial import MIXES
 
 ENGINES: Final = {
     "sequential": ("flbench.engine.sequential", "SequentialEngine"),
@@ -118,6 +120,18 @@ class Experiment:
         dtype = dtype_of(self.config.engine)
         return _start(self.net, self.algorithm, dtype, partial(_owned, self.config))
 
+    def sketch(self, ids: Tensor | None = None) -> State:
+        """Return the state before the first round for measurements, without a copy for each client.
+
+        Args:
+            ids: Ids [K] of clients whose rows have their values and can be written; other rows are
+                zero. None for all clients; then rows share memory, and are only to be read.
+        """
+        views = _start(self.net, self.algorithm, dtype_of(self.config.engine))
+        if ids is None:
+            return views
+        return replace(views, clients=memory.only_rows(views.clients, ids))
+
     def evaluator(self, warn: Callable[[str], None], parts: tuple[str, ...] = PARTS) -> Evaluator:
         """Return an evaluator of the experiment's models.
 
@@ -134,6 +148,7 @@ class Experiment:
             recalibrate=self.config.train.batchnorm == "drop",
             warn=warn,
             parts=parts,
+            net=NetTraits(is_known(self.net), bool(self.net.__dict__.get(MIXES, False))),
         )
 
     def loop(
@@ -358,7 +373,6 @@ def _built(
                 trial.check_stacked()
             return build_engine(find_engine(asked_engine.altered(name=name)), net, federation)
 
-        start = training_state(algorithm, _start(net, algorithm, dtype, partial(_owned, config)))
         name, reason = engine_choice.choose(algorithm, start, make)
         used = find_engine(asked_engine.altered(name=name))
         torch.set_num_threads(used.threads or 1)

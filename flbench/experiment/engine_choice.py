@@ -88,18 +88,28 @@ def measured(
 
         seconds(FEW_STEPS)  # warm-up
         startup = time.perf_counter() - begin
-        few, more = [seconds(FEW_STEPS)], [seconds(MORE_STEPS)]
-        # Repeat measurements of short rounds: an engine that records steps is faster afterwards.
-        while len(few) < 2 or (sum(few) + sum(more) < MEASURING_SECONDS and len(few) < 12):
-            few.append(seconds(FEW_STEPS))
-            more.append(seconds(MORE_STEPS))
+        few, slope = few_and_slope(seconds)
     finally:
         engine.close()
     phases = [step for step in program.steps if isinstance(step, Phase)]
     steps = float(steps_of(algorithm, phases)[ids].mean()) / max(1, len(phases))
-    slope = max(0.0, (min(more) - min(few)) / (MORE_STEPS - FEW_STEPS))
-    one = min(few) + slope * max(0.0, steps - FEW_STEPS)
+    one = few + slope * max(0.0, steps - FEW_STEPS)
     return Candidate(name, one, startup + algorithm.setting.rounds * one)
+
+
+def few_and_slope(seconds: Callable[[int], float]) -> tuple[float, float]:
+    """Return the seconds of a short round, and what a further step of each client adds to them.
+
+    Args:
+        seconds: Function that trains with a number of steps for each client and phase, and returns
+            how many seconds that took. It has been called once before.
+    """
+    few, more = [seconds(FEW_STEPS)], [seconds(MORE_STEPS)]
+    # Repeat measurements of short rounds: an engine that records steps is faster afterwards.
+    while len(few) < 2 or (sum(few) + sum(more) < MEASURING_SECONDS and len(few) < 12):
+        few.append(seconds(FEW_STEPS))
+        more.append(seconds(MORE_STEPS))
+    return min(few), max(0.0, (min(more) - min(few)) / (MORE_STEPS - FEW_STEPS))
 
 
 def steps_of(algorithm: Algorithm, phases: list[Phase]) -> Tensor:

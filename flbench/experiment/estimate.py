@@ -9,15 +9,24 @@ import torch
 from torch import Tensor
 
 from flbench.client.program import LocalProgram, Phase, shortened
-from flbench.core.tree import nbytes
+from flbench.core.tree import digest, nbytes
 from flbench.core.types import State
-from flbench.experiment import rounds
+from flbench.engine.base import RoundSettings
+from flbench.experiment import engine_choice, memory, rounds
 from flbench.experiment.assembly import Experiment
 from flbench.experiment.communication import apply_mask, row_bytes
 from flbench.experiment.engine_choice import steps_of
-from flbench.experiment.evaluate import Evaluator
+from flbench.experiment.evaluate import BLOCK, Evaluator
 from flbench.experiment.rounds import Trained
 
+TRAINED: Final = 4
+"""Clients that are trained to measure an engine that trains one client after the other."""
+SCALARS: Final = 2**24
+"""Largest number of parameters of the clients that have their own values in a measurement."""
+EVALUATING: Final = 0.5
+"""Seconds of an evaluation above which no more clients are measured."""
+GROWTH: Final = 4
+"""How many times as many clients are evaluated in the next measurement."""
 MEASURING: Final = 3.0
 """Seconds after which no further method is measured."""
 WORKERS: Final = 10.0
@@ -38,14 +47,15 @@ class Estimate:
         steps: Number of optimizer steps of all clients in a round.
         step: Seconds that one step takes.
         client: Seconds that a client takes in a round besides its steps.
-        evaluate: Seconds that one evaluation of all clients takes.
+        evaluate: Seconds that the first evaluation of all clients takes. Later ones can be shorter.
         common: Seconds that one evaluation on the common test set takes; 0 if there is none.
         training: Seconds that the training of all rounds takes.
         total: Seconds that the whole run takes.
         data: Bytes of all samples.
         state: Bytes of the tensors that server and clients store.
         results: Bytes of the leaves that a cohort keeps and sends in a round.
-        memory: Largest memory of the process so far, plus `results`, in bytes.
+        memory: Largest memory of the process so far, plus the clients' tensors that are held in
+            main memory and `results`, in bytes.
     """
 
     parameters: int
@@ -66,41 +76,57 @@ class Estimate:
 
 
 def measure(experiment: Experiment) -> Estimate:
-    """Measure one client of median size for a few steps and extrapolate to the whole run.
+    """Measure a few clients as the engine trains and evaluates them, and extrapolate to the run.
+
+    The clients' tensors are not copied: those that are measured alone take memory.
 
     Args:
-        experiment: The experiment; its state is not changed.
+        experiment: The experiment.
     """
-    config, algorithm = experiment.config, experiment.algorithm
+    config, algorithm, engine = experiment.config, experiment.algorithm, experiment.engine
     setting = algorithm.setting
-    state = rounds.training_state(algorithm, experiment.start())
-    client = torch.argsort(setting.sizes)[len(setting.sizes) // 2][None]
-    _train(experiment, state, client, 2)  # warm-up
-    few, first = _train(experiment, state, client, 2)
-    more, _ = _train(experiment, state, client, 8)
-    phases = [step for step in _program(experiment, state).steps if isinstance(step, Phase)]
-    step = max(0.0, (more - few) / 6) / max(1, len(phases))
-    besides = max(0.0, few - 2 * step * len(phases))
-    settings = rounds.settings_of(experiment.algorithm, state)
-    seen = rounds.visible_to_server(state, first.program)
-    cohort = len(algorithm.cohort(seen, settings.draw))
-    steps = int(steps_of(experiment.algorithm, phases).mean() * cohort)
+    before = rounds.training_state(algorithm, experiment.sketch())
+    settings = rounds.settings_of(algorithm, before)
+    program = _program(experiment, before)
+    ids = algorithm.cohort(rounds.visible_to_server(before, program), settings.draw)
+    # An engine that stacks clients trains as many at once as in a round.
+    trained = ids[: engine.block(config.train.batch_size) or TRAINED]
+    evaluated = torch.arange(min(setting.clients, max(1, SCALARS // setting.net.size)))
+    known = torch.cat([trained, evaluated])
+    state = rounds.training_state(algorithm, experiment.sketch(known))
+    first = _train(experiment, state, trained, 1)[1]  # warm-up
+    few, slope = engine_choice.few_and_slope(
+        lambda steps: _train(experiment, state, trained, steps)[0]
+    )
+    phases = [step for step in program.steps if isinstance(step, Phase)]
+    step = slope / len(trained) / max(1, len(phases))
+    besides = max(0.0, few / len(trained) - step * len(phases))
+    cohort = len(ids)
+    steps = int(steps_of(algorithm, phases).mean() * cohort)
     # The first dispatch can be smaller: clients know the seeded initial values.
     after = rounds.exchange(algorithm, state, first).state
-    down = _train(experiment, after, client, 2)[1].down
+    down = _train(experiment, after, trained[:1], 1)[1].down
     evaluator = experiment.evaluator(lambda text: None)
-    evaluate = _evaluate(evaluator, experiment, after, client) * setting.clients
-    common = _common(evaluator, experiment, after, client)
+    evaluate = _evaluate(evaluator, after, settings, setting.clients)
+    common = _common(evaluator, after, settings)
     every, often = config.evaluation_period, config.evaluation.common.every
-    evaluated = -(-config.train.rounds // every) * evaluate
-    evaluated += (2 if often is None else -(-config.train.rounds // often)) * common
+    later = -(-config.train.rounds // every) - 1  # evaluations after the first one
+    has_best = any(map(len, experiment.federation.partition.parts["validation"]))
+    share = evaluator.share_evaluated(after, min(setting.clients, every * cohort))
+    evaluations = (1 + has_best + later * share) * evaluate
+    evaluations += (1 + has_best if often is None else -(-config.train.rounds // often)) * common
+    evaluations += _digest(evaluator, after, settings, setting.clients)
     training = config.train.rounds * (steps * step + cohort * besides)
     kept = nbytes(first.results.kept) + nbytes(first.results.sent.values)
+    kept //= max(1, len(first.results.ids))
+    own = nbytes(state.clients)
+    stored = 0 if memory.exceeds_limit(state.clients, config.engine.state_memory) else own
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     samples = experiment.federation
     return Estimate(
         parameters=setting.net.size,
         down=down,
-        up=int(row_bytes(apply_mask(first.results.sent)).sum()),
+        up=_mean_upload(first),
         cohort=cohort,
         steps=steps,
         step=step,
@@ -108,18 +134,22 @@ def measure(experiment: Experiment) -> Estimate:
         evaluate=evaluate,
         common=common,
         training=training,
-        total=training + evaluated,
+        total=training + evaluations,
         data=nbytes({"x": samples.x, "y": samples.y}),
-        state=nbytes(state.server) + nbytes(state.clients),
+        state=nbytes(state.server) + own,
         results=kept * cohort,
-        memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 + kept * cohort,
+        memory=used + stored + kept * cohort,
     )
 
 
-def _train(
-    experiment: Experiment, state: State, client: Tensor, steps: int
-) -> tuple[float, Trained]:
-    """Train one client with the given number of steps in each phase.
+def _mean_upload(trained: Trained) -> int:
+    """Return the mean number of bytes that one client has sent."""
+    sent = row_bytes(apply_mask(trained.results.sent))
+    return int(sent.double().mean()) if len(sent) else 0
+
+
+def _train(experiment: Experiment, state: State, ids: Tensor, steps: int) -> tuple[float, Trained]:
+    """Train some clients with the given number of steps in each phase.
 
     Returns:
         The seconds that it took, and the results.
@@ -131,7 +161,7 @@ def _train(
         experiment.engine,
         state,
         rounds.settings_of(experiment.algorithm, state),
-        ids=client,
+        ids=ids,
         program=shortened(program, steps),
     )
     return time.perf_counter() - begin, trained
@@ -141,25 +171,43 @@ def _program(experiment: Experiment, state: State) -> LocalProgram:
     return experiment.algorithm.program(rounds.visible_to_server(state, LocalProgram(())))
 
 
-def _evaluate(evaluator: Evaluator, experiment: Experiment, state: State, client: Tensor) -> float:
-    """Return the seconds that the evaluation of one client takes, over all deployments."""
-    settings = rounds.settings_of(experiment.algorithm, state)
-    begin = time.perf_counter()
-    for name, deployment in experiment.algorithm.deploy(state, client).items():
-        if name != "gm":
-            statistics = evaluator.part_statistics(deployment)
-            evaluator.run_statistics(state, settings, name, deployment, client, statistics)
-    return time.perf_counter() - begin
+def _evaluate(evaluator: Evaluator, state: State, settings: RoundSettings, clients: int) -> float:
+    """Return the estimated seconds of an evaluation of all clients on their own samples.
+
+    More and more clients are evaluated, as long as that takes less than `EVALUATING` seconds.
+    """
+    count = 1
+    while True:
+        begin = time.perf_counter()
+        evaluator.measure(state, settings, count)
+        seconds = time.perf_counter() - begin
+        if count == clients or (count > 1 and GROWTH * seconds > EVALUATING):
+            return seconds * clients / count
+        count = min(clients, GROWTH * count)
 
 
-def _common(evaluator: Evaluator, experiment: Experiment, state: State, client: Tensor) -> float:
-    """Return the estimated seconds to evaluate all personal models on the common test set."""
-    if not len(experiment.federation.common):
-        return 0.0
-    deployment = experiment.algorithm.deploy(state, client)["personal"]
-    settings = rounds.settings_of(experiment.algorithm, state)
-    begin = time.perf_counter()
-    evaluator.run_statistics(
-        state, settings, "personal", deployment, client, evaluator.common_statistics(deployment)
+def _digest(evaluator: Evaluator, state: State, settings: RoundSettings, clients: int) -> float:
+    """Return the estimated seconds of the digest over the weights of all clients' models."""
+    some = torch.arange(
+        min(clients, BLOCK, max(1, SCALARS // evaluator.algorithm.setting.net.size))
     )
-    return (time.perf_counter() - begin) * experiment.federation.clients
+    begin = time.perf_counter()
+    digest(evaluator.deployed(state, settings, some))
+    return (time.perf_counter() - begin) * clients / len(some)
+
+
+def _common(evaluator: Evaluator, state: State, settings: RoundSettings) -> float:
+    """Return the estimated seconds of an evaluation on the common test set; 0 without one."""
+    if not (passes := evaluator.common_passes(state)):
+        return 0.0
+    client = torch.tensor([0])
+    deployment = evaluator.algorithm.deploy(rounds.named(state), client)["personal"]
+    statistics = evaluator.common_statistics(deployment)
+    seconds = float("inf")
+    for _ in range(3):  # the first pass has costs of its own
+        begin = time.perf_counter()
+        evaluator.run_statistics(state, settings, "personal", deployment, client, statistics)
+        seconds = min(seconds, time.perf_counter() - begin)
+        if seconds > EVALUATING:
+            break
+    return passes * seconds

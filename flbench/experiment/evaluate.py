@@ -3,26 +3,29 @@
 An evaluation runs a local program whose leaves are neither kept nor sent, so it changes no state.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
+from itertools import repeat
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Deployment
+from flbench.algorithms.base import Algorithm, Deployment, is_of_user
 from flbench.client.batchnorm import recalibrate
 from flbench.client.program import LocalProgram, Statistic, Step, Transform
 from flbench.config.schema import BestConfig, EvaluationConfig
 from flbench.core.errors import ConfigError, DivergedError
+from flbench.core.ownership import is_known
 from flbench.core.tree import take
 from flbench.core.types import Info, Results, Samples, State, StepContext, Tree
 from flbench.core.wording import lower_rate
 from flbench.data.federation import Federation
 from flbench.data.schemes import Indices
 from flbench.engine.base import Engine, RoundSettings
+from flbench.engine.sequential import STACKED_SIZE
 from flbench.experiment.communication import apply_masks
 from flbench.experiment.rounds import named
 from flbench.metrics.own import OwnMetric
@@ -30,6 +33,10 @@ from flbench.metrics.ranking import Margins
 from flbench.results.metrics_file import Row
 
 BLOCK = 256  # clients evaluated at once; it bounds the memory of their predictions
+KEPT = (
+    64  # clients evaluated at once if their predictions can be kept, and evaluated again together
+)
+POOLED = 2048  # samples of several clients that share a model, which are evaluated together
 SCALARS = 2**26  # parameters of the models that `deployed` computes at once: 256 MB of float32
 PARTS = ("validation", "test")
 NO_ROWS = np.zeros(0, dtype=np.int64)
@@ -189,6 +196,75 @@ class Scores(Protocol):
         """Add the predictions of one model that the clients `ids` [K] share, in place."""
 
 
+@dataclass(frozen=True)
+class NetTraits:
+    """What decides how a net can be evaluated.
+
+    Attributes:
+        is_known: Whether all of its code belongs to PyTorch or flbench.
+        mixes: Whether the score of a sample depends on the other samples of its batch.
+    """
+
+    is_known: bool = False
+    mixes: bool = True
+
+
+class Kept:
+    """Predictions of a deployment for all clients, kept until the next evaluation.
+
+    Args:
+        clients: The clients' tree that the models were made of; the loop writes it in place.
+        deployment: The deployment, without a program and without rows.
+        found: What was predicted, [n, ...] each, for the samples of one client after the other.
+
+    Attributes:
+        found: The argument; the caller brings it up to date.
+        changed: [N] bool, the clients whose leaves have changed since.
+    """
+
+    def __init__(self, clients: Tree, deployment: Deployment, found: Tree) -> None:
+        self._clients, self._deployment = clients, deployment
+        shared = deployment.dispatch.shared
+        self._sent = {**shared.values, **{f"mask {k}": v for k, v in shared.mask.items()}}
+        # PyTorch counts the writes to a tensor.
+        self._of_sent = _versions(self._sent)
+        self.found = found
+        count = len(next(iter(clients.values()))) if clients else 0
+        self.changed = torch.zeros(count, dtype=torch.bool)
+        self._of_clients = _versions(clients)
+
+    def changed_(self, ids: Tensor) -> None:
+        """Note that the leaves of these clients have changed, and no others since the last call."""
+        self.changed[ids] = True
+        self._of_clients = _versions(self._clients)
+
+    def all_known_(self) -> None:
+        """Note that `found` is up to date."""
+        self.changed[:] = False
+
+    def is_of(self, state: State, deployment: Deployment) -> bool:
+        """Return whether the clients that have not changed have the models of a deployment."""
+        shared, before = deployment.dispatch.shared, self._deployment
+        sent = {**shared.values, **{f"mask {k}": v for k, v in shared.mask.items()}}
+        functions = (before.weights, before.predict, dict(before.dispatch.numbers))
+        return (
+            state.clients is self._clients
+            and _versions(self._clients) == self._of_clients
+            and _versions(self._sent) == self._of_sent
+            and (deployment.weights, deployment.predict, dict(deployment.dispatch.numbers))
+            == functions
+            and sent.keys() == self._sent.keys()
+            and all(
+                value is sent[k] or torch.equal(value, sent[k]) for k, value in self._sent.items()
+            )
+        )
+
+
+def _versions(tree: Tree) -> list[int]:
+    """Return how often each tensor has been written to in place."""
+    return [value._version for value in tree.values()]
+
+
 S = TypeVar("S", bound=Scores)
 
 
@@ -286,6 +362,9 @@ class Evaluator:
         warn: Function that is called with a sentence if fine-tuning diverges.
         parts: Parts of the clients' samples to evaluate on. A hyper-parameter search evaluates
             `validation` alone; without `test`, the common test set is not used either.
+        net: What is known of the net, which decides whether samples of several clients can be in
+            one batch, and whether predictions can be kept.
+        kept: Predictions of the last evaluation, by the name of the deployment.
     """
 
     algorithm: Algorithm
@@ -296,6 +375,20 @@ class Evaluator:
     recalibrate: bool
     warn: Callable[[str], None]
     parts: tuple[str, ...] = PARTS
+    net: NetTraits = NetTraits()
+    kept: dict[str, Kept] = field(default_factory=dict)
+
+    def changed(self, ids: Tensor) -> None:
+        """Note that the leaves of some clients, and of no others, have changed.
+
+        The loop calls this after each round. After other changes of the clients' leaves the next
+        evaluation computes all predictions anew.
+
+        Args:
+            ids: Ids [K] of the clients.
+        """
+        for kept in self.kept.values():
+            kept.changed_(ids)
 
     def evaluate(self, state: State, settings: RoundSettings, *, common: bool) -> Evaluation[Any]:
         """Evaluate the models of all clients after a round, participants or not.
@@ -314,18 +407,14 @@ class Evaluator:
         local: dict[tuple[str, str], Any] = {}
         undefined: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
         margins: dict[tuple[str, str], list[Margins]] = {}
-        for ids in self._blocks(self.judge.most_clients(self.longest(common=False)) or BLOCK):
-            for name, deployment in self._deployments(state).items():
-                if name == "gm":
-                    continue
-                found = self.run_statistics(
-                    state, settings, name, deployment, ids, self.part_statistics(deployment)
-                )
+        for name, deployment in self._deployments(state).items():
+            if name == "gm":
+                continue
+            local |= {(name, part): self.no_scores() for part in self.parts}
+            for ids, found in self._all_predictions(state, settings, name, deployment):
                 undefined.setdefault(name, []).append(self._undefined(ids, found))
                 for part in self.parts:
-                    if (name, part) not in local:
-                        local[name, part] = self.no_scores()
-                    seen = self.predictions_of(part, ids, found)
+                    seen = self._paired(part, ids, found)
                     local[name, part].add_(seen.client, seen.true, seen.predicted)
                     margins.setdefault((name, part), []).extend(seen.margins())
         for name, counted in undefined.items():
@@ -338,10 +427,185 @@ class Evaluator:
         """Return ids [K], numbers [K] of samples with a NaN score, and numbers [K] of samples."""
         counts = torch.zeros(2, len(ids))
         for part in self.parts:
-            if f"{part}.undefined" in observed:  # [K, L], NaN beyond a client's samples
+            if f"{part}.undefined" in observed:  # [n]
+                owner = torch.arange(len(ids)).repeat_interleave(self._sizes(part, ids))  # [n]
                 value = observed[f"{part}.undefined"]
-                counts += torch.stack([value.nansum(dim=1), (~value.isnan()).sum(dim=1)])
+                counts.index_add_(1, owner, torch.stack([value, torch.ones_like(value)]).float())
         return ids, counts[0], counts[1]
+
+    def _all_predictions(
+        self, state: State, settings: RoundSettings, name: str, deployment: Deployment
+    ) -> Iterator[tuple[Tensor, Tree]]:
+        """Yield ids [K] in ascending order, and what is predicted of their n samples.
+
+        Together they are all clients. If the predictions of all clients fit into memory, they come
+        at once; those of clients whose models have not changed are kept from the last evaluation.
+        """
+        everyone = torch.arange(self.federation.clients)
+        most = self.judge.most_clients(self.longest(common=False))
+        arguments = (state, settings, name, deployment)
+        if most is not None:
+            yield from self._pieces(*arguments, everyone, most)
+            return
+        keeps = self._can_keep(deployment) and not self._is_same_for_all(state, deployment)
+        kept = self.kept.get(name)
+        if kept is None or not keeps or not kept.is_of(state, deployment):
+            pieces = [found for _, found in self._pieces(*arguments, everyone)]
+            found = {key: torch.cat([piece[key] for piece in pieces]) for key in pieces[0]}
+            self.kept.pop(name, None)
+            if keeps:
+                self.kept[name] = Kept(state.clients, deployment, found)
+            yield everyone, found
+            return
+        ids = self._with_neighbours(kept.changed)
+        found, begins = kept.found, {part: self._begins(part) for part in self.parts}
+        for some, piece in self._pieces(*arguments, ids) if len(ids) else ():
+            for key, value in piece.items():
+                part, _, _ = key.partition(".")
+                sizes = self._sizes(part, some)
+                first = begins[part][some].repeat_interleave(sizes)
+                within = torch.arange(len(first)) - (sizes.cumsum(0) - sizes).repeat_interleave(
+                    sizes
+                )
+                found[key][first + within] = value
+        kept.all_known_()
+        yield everyone, found
+
+    def measure(self, state: State, settings: RoundSettings, clients: int) -> None:
+        """Evaluate the first clients on their own samples, for a measurement of the time.
+
+        Args:
+            state: State after a round.
+            settings: Settings of that round.
+            clients: Number of clients to evaluate.
+        """
+        ids = torch.arange(clients)
+        most = self.judge.most_clients(self.longest(common=False))
+        for name, deployment in self._deployments(state).items():
+            if name != "gm":
+                for _ in self._pieces(state, settings, name, deployment, ids, most):
+                    pass
+
+    def common_passes(self, state: State) -> float:
+        """Return how often an evaluation reads as many common samples as one client's model does.
+
+        It is 0 without a common test set, and N for personal models.
+        """
+        if not self.has_common():
+            return 0.0
+        models = self._deployments(state)
+        is_one = self._is_same_for_all(state, models["personal"])
+        passes = 1.0 if is_one else float(self.federation.clients)
+        if "gm" in models and not self.recalibrate:
+            limited = self.federation.common_rows(self.config.common.limit)
+            passes += len(self.federation.common) / len(limited)
+        return passes
+
+    def share_evaluated(self, state: State, changed: int) -> float:
+        """Return the largest share of clients that an evaluation after the first one computes.
+
+        Args:
+            state: State after a round.
+            changed: Number of clients whose leaves have changed since the last evaluation.
+        """
+        models = [model for name, model in self._deployments(state).items() if name != "gm"]
+        keep = [self._can_keep(one) and not self._is_same_for_all(state, one) for one in models]
+        if not all(keep):
+            return 1.0
+        stacks = self.algorithm.setting.net.size <= STACKED_SIZE
+        return min(1.0, changed * (KEPT if stacks else 1) / self.federation.clients)
+
+    def _pieces(
+        self,
+        state: State,
+        settings: RoundSettings,
+        name: str,
+        deployment: Deployment,
+        ids: Tensor,
+        most: int | None = None,
+    ) -> Iterator[tuple[Tensor, Tree]]:
+        """Yield ids [K] of clients, piece after piece, and what is predicted of their n samples.
+
+        If clients share a model, the samples of several clients are evaluated together.
+
+        Args:
+            state: State after the round.
+            settings: Settings of the round that was completed.
+            name: Name of the deployment.
+            deployment: The deployment.
+            ids: Ascending ids [K] of all clients of the pieces; 0 to K-1 if they share a model.
+            most: Largest number of clients whose predictions fit into memory; None for any number.
+        """
+        if self._is_same_for_all(state, deployment) and self._can_pool(deployment):
+            samples = sum(int(self._all_sizes[part].sum()) for part in PARTS)
+            group = max(1, POOLED * self.federation.clients // max(1, samples))
+            group = min(group, most or group, len(ids))
+            statistics = self.part_statistics(deployment, group)
+            # The samples of `group` clients are read as those of the first of them.
+            for some in torch.split(ids[::group], BLOCK if most is None else most // group):
+                found = self.run_statistics(state, settings, name, deployment, some, statistics)
+                theirs = ids[int(some[0]) : int(some[-1]) + group]
+                yield theirs, self._flat(found, [ids[k : k + group] for k in some.tolist()])
+            return
+        statistics = self.part_statistics(deployment)
+        block = KEPT if self._can_keep(deployment) else BLOCK
+        for some in torch.split(ids, block if most is None else min(block, most)):
+            found = self.run_statistics(state, settings, name, deployment, some, statistics)
+            yield some, self._flat(found, [*some[:, None]])
+
+    def _flat(self, observed: Tree, groups: Sequence[Tensor]) -> Tree:
+        """Return results [K, L, ...] of Statistics of the parts without padding, [n, ...] each.
+
+        Args:
+            observed: The results.
+            groups: Ids of the clients whose samples each of the K rows has.
+        """
+        flat: Tree = {}
+        for part in self.parts:
+            sizes = torch.stack([self._sizes(part, ids).sum() for ids in groups])  # [K]
+            for key in [key for key in observed if key.startswith(f"{part}.")]:
+                is_sample = torch.arange(observed[key].shape[1]) < sizes[:, None]  # [K, L]
+                flat[key] = observed[key][is_sample]
+        return flat
+
+    def _sizes(self, part: str, ids: Tensor) -> Tensor:
+        """Return the numbers of samples [K] int64 of some clients in a part."""
+        return self._all_sizes[part][ids]
+
+    @cached_property
+    def _all_sizes(self) -> dict[str, Tensor]:
+        """Numbers of samples [N] int64 of all clients by part."""
+        parts = self.federation.partition.parts
+        return {part: torch.tensor([len(rows) for rows in parts[part]]) for part in PARTS}
+
+    def _begins(self, part: str) -> Tensor:
+        """Return the numbers [N] of samples of a part that belong to clients with smaller ids."""
+        sizes = self._all_sizes[part]
+        return sizes.cumsum(0) - sizes
+
+    def _with_neighbours(self, changed: Tensor) -> Tensor:
+        """Return the ids of clients to evaluate, of which some [N] bool have changed.
+
+        Rounding depends on which clients are stacked. Whole blocks are therefore evaluated again,
+        so that a resumed run, which has kept nothing, has the same predictions.
+        """
+        stacks = self.engine.block(self.algorithm.setting.train.batch_size) is not None
+        if stacks or self.algorithm.setting.net.size <= STACKED_SIZE:
+            whole = torch.cat([changed, changed.new_zeros(-len(changed) % KEPT)])
+            whole = whole.reshape(-1, KEPT).any(dim=1).repeat_interleave(KEPT)  # [N + padding]
+            changed = whole[: len(changed)]
+        return changed.nonzero()[:, 0]
+
+    def _can_keep(self, deployment: Deployment) -> bool:
+        """Return whether predictions depend on nothing but the model, and can be kept."""
+        changes = deployment.program or deployment.dispatch.rows.values or self.recalibrate
+        functions = (deployment.weights, deployment.predict)
+        is_pure = self.net.is_known and is_known(functions) and not is_of_user(self.algorithm)
+        return is_pure and not changes
+
+    def _can_pool(self, deployment: Deployment) -> bool:
+        """Return whether the samples of several clients can be in one batch of a deployment."""
+        return not self.net.mixes and is_known(deployment.predict)
 
     def _report_undefined(
         self, state: State, name: str, ids: Tensor, undefined: Tensor, samples: Tensor
@@ -406,25 +670,35 @@ class Evaluator:
             observed: Results [K, ...] of the Statistics.
             whole: Whether the whole common test set was read, not `evaluation.common.limit`.
         """
-        if part == "common":
-            limit = None if whole else self.config.common.limit
-            rows = [self.federation.common_rows(limit)] * len(ids)
-        else:
-            parts = self.federation.partition.parts[part]
-            rows = [parts[client] for client in ids.tolist()]
+        rows = self._rows(part, ids, whole=whole)
         sizes = torch.tensor([len(mine) for mine in rows], dtype=torch.int64)  # [K]
-        predicted = observed[f"{part}.predicted"]  # [K, L, ...]
-        is_sample = torch.arange(predicted.shape[1]) < sizes[:, None]  # [K, L]
-        margin = observed.get(f"{part}.margin")  # [K, L]
-        # predicted: [K, L, ...] -> [n, ...]
-        pairs = self.judge.pairs(np.concatenate([NO_ROWS, *rows]), predicted[is_sample])
+        flat: Tree = {}
+        for key in (f"{part}.predicted", f"{part}.margin"):
+            if key in observed:
+                is_sample = torch.arange(observed[key].shape[1]) < sizes[:, None]  # [K, L]
+                flat[key] = observed[key][is_sample]  # [K, L, ...] -> [n, ...]
+        return self._paired(part, ids, flat, whole=whole)
+
+    def _paired(self, part: str, ids: Tensor, flat: Tree, *, whole: bool = False) -> Predictions:
+        """Return predictions as `predictions_of` does, of results [n, ...] without padding."""
+        rows = self._rows(part, ids, whole=whole)
+        sizes = torch.tensor([len(mine) for mine in rows], dtype=torch.int64)  # [K]
+        pairs = self.judge.pairs(np.concatenate([NO_ROWS, *rows]), flat[f"{part}.predicted"])
         return Predictions(
             client=ids.repeat_interleave(sizes),
             true=pairs[0],
             predicted=pairs[1],
-            margin=None if margin is None else margin[is_sample],
+            margin=flat.get(f"{part}.margin"),
             positive=positive_class(self.config, self.federation.dataset.classes),
         )
+
+    def _rows(self, part: str, ids: Tensor, *, whole: bool) -> list[Indices]:
+        """Return the rows of the data set of each client's samples; see `predictions_of`."""
+        if part == "common":
+            limit = None if whole else self.config.common.limit
+            return [self.federation.common_rows(limit)] * len(ids)
+        parts = self.federation.partition.parts[part]
+        return [parts[client] for client in ids.tolist()]
 
     def evaluate_cohort(
         self, state: State, settings: RoundSettings, ids: Tensor
@@ -478,21 +752,18 @@ class Evaluator:
         if not self.has_common():
             return scores
         length = len(self.federation.common_rows(self.config.common.limit))
-        for ids in self._blocks(self.judge.most_clients(length) or BLOCK):
-            for name, deployment in self._deployments(state).items():
-                if name == "gm" and (name in scores or self.recalibrate):
-                    # Under `drop` each client re-estimates the BatchNorm statistics, so there is
-                    # no global model to evaluate.
-                    continue
-                if name not in ("personal", "gm"):
-                    continue
-                # The global model is the same for all clients: it is evaluated once, by the first
-                # client of the block, and on all samples.
-                some, statistics = ids, self.common_statistics(deployment)
-                if name == "gm":
-                    some, statistics = ids[:1], self.common_statistics(deployment, whole=True)
-                elif self._is_same_for_all(state, deployment):
-                    some = ids[:1]
+        most = self.judge.most_clients(length) or BLOCK
+        for name, deployment in self._deployments(state).items():
+            if name not in ("personal", "gm") or (name == "gm" and self.recalibrate):
+                # Under `drop` each client re-estimates the BatchNorm statistics, so there is no
+                # global model to evaluate.
+                continue
+            # A model that is the same for all clients is evaluated once, by the first client; the
+            # global model is evaluated on all samples.
+            is_one = name == "gm" or self._is_same_for_all(state, deployment)
+            statistics = self.common_statistics(deployment, whole=name == "gm")
+            for ids in self._blocks(self.federation.clients if is_one else min(BLOCK, most)):
+                some = ids[:1] if is_one else ids
                 observed = self.run_statistics(state, settings, name, deployment, some, statistics)
                 seen = self.predictions_of("common", some, observed, whole=name == "gm")
                 if name not in scores:
@@ -510,24 +781,51 @@ class Evaluator:
 
     def _is_same_for_all(self, state: State, deployment: Deployment) -> bool:
         """Return whether a deployment is the same model for all clients."""
-        changes = (deployment.weights, deployment.predict, deployment.program)
-        own = self.algorithm.setting.net.names("all") & state.clients.keys()
-        return not (any(changes) or own or deployment.dispatch.rows.values or self.recalibrate)
+        if deployment.program or deployment.dispatch.rows.values or self.recalibrate:
+            return False
+        functions = (deployment.weights, deployment.predict)
+        if any(functions):  # they may read any leaf of a client
+            return not state.clients and is_known(functions)
+        return not self.algorithm.setting.net.names("all") & state.clients.keys()
 
-    def part_statistics(self, deployment: Deployment) -> tuple[Statistic, ...]:
+    def part_statistics(self, deployment: Deployment, clients: int = 1) -> tuple[Statistic, ...]:
         """Return one Statistic for each of `parts`.
 
         Its results are `PART.predicted` [L, ...] and, with two classes, `PART.margin` [L], for at
         most L samples of a client.
+
+        Args:
+            deployment: The deployment.
+            clients: Number of clients whose samples are read together, see `Samples.clients`.
         """
-        parts = self.federation.partition.parts
+        lengths = {part: self._all_sizes[part] for part in self.parts}
+        if clients > 1:
+            # [N] -> [groups, clients] -> [groups]
+            lengths = {
+                part: torch.nn.functional.pad(sizes, (0, -len(sizes) % clients))
+                .reshape(-1, clients)
+                .sum(dim=1)
+                for part, sizes in lengths.items()
+            }
         return tuple(
-            self._statistic(part, deployment, Samples(part), max(map(len, parts[part])))
-            for part in self.parts
+            self._statistic(
+                part,
+                deployment,
+                Samples(part, clients=clients),
+                int(sizes.max()),
+                stacked=clients == 1,
+            )
+            for part, sizes in lengths.items()
         )
 
     def _statistic(
-        self, name: str, deployment: Deployment, samples: Samples, length: int
+        self,
+        name: str,
+        deployment: Deployment,
+        samples: Samples,
+        length: int,
+        *,
+        stacked: bool = True,
     ) -> Statistic:
         """Return a Statistic that evaluates a deployment on at most `length` samples."""
         return Statistic(
@@ -536,6 +834,7 @@ class Evaluator:
             reduce="rows",
             finish=Pad(max(1, length)),
             samples=samples,
+            stacked=stacked,
         )
 
     def recalibration_steps(self, deployment: Deployment) -> tuple[Step, ...]:
@@ -602,16 +901,39 @@ class Evaluator:
         described = self.algorithm.setting.net
         names = described.names("all") | described.fixed
         most = max(1, SCALARS // described.size)
-        for ids in self._blocks(most, clients):
-            name, deployment = next(iter(self._deployments(state).items()))
-            call = (
-                ()
-                if deployment.weights is None
-                else (Transform(_WriteDeployedWeights(deployment.weights)),)
-            )
-            results = self._run(state, settings, name, deployment, ids, call, names)
-            for k in range(len(ids)):
-                yield {name: value[k] for name, value in results.kept.items()}
+        name, deployment = next(iter(self._deployments(state).items()))
+        if self._is_same_for_all(state, deployment):
+            everyone = torch.arange(self.federation.clients) if clients is None else clients
+            for one in self._deployed(state, settings, name, deployment, everyone[:1], names):
+                yield from repeat(one, len(everyone))
+            return
+        for ids in self._blocks(min(BLOCK, most), clients):
+            yield from self._deployed(state, settings, name, deployment, ids, names)
+
+    def _deployed(
+        self,
+        state: State,
+        settings: RoundSettings,
+        name: str,
+        deployment: Deployment,
+        ids: Tensor,
+        names: frozenset[str],
+    ) -> Iterator[Tree]:
+        """Yield the leaves `names` of the net that some clients are evaluated with."""
+        net, known = self.algorithm.setting.net, names | state.clients.keys()
+        changes = self._steps(deployment) or net.fixed
+        chosen = None if changes else _selection(deployment.weights, known)
+        if chosen is None:
+            weights = deployment.weights
+            call = () if weights is None else (Transform(_WriteDeployedWeights(weights)),)
+            kept = self._run(state, settings, name, deployment, ids, call, names).kept
+            sources = {leaf: leaf for leaf in kept}
+        else:  # the leaves are copied, without a step of a program
+            sources = {leaf: chosen.get(leaf, leaf) for leaf in net.leaves}
+            keeps = frozenset(sources.values())
+            kept = self._run(state, settings, name, deployment, ids, (), keeps).kept
+        for k in range(len(ids)):
+            yield {leaf: kept[source][k] for leaf, source in sources.items()}
 
     def run_statistics(
         self,
@@ -723,9 +1045,9 @@ class Evaluator:
         """
         return self.algorithm.deploy(named(state), torch.tensor([0]))
 
-    def _blocks(self, most: int = BLOCK, clients: Tensor | None = None) -> Iterator[Tensor]:
+    def _blocks(self, most: int, clients: Tensor | None = None) -> Iterator[Tensor]:
         clients = torch.arange(self.federation.clients) if clients is None else clients
-        yield from torch.split(clients, min(BLOCK, most))
+        yield from torch.split(clients, most)
 
 
 def _joined(first: Tree, second: Tree, order: Tensor) -> Tree:
@@ -737,6 +1059,32 @@ def _joined(first: Tree, second: Tree, order: Tensor) -> Tree:
         name: torch.cat([first[name], rows])[order] if name in first else rows[order]
         for name, rows in second.items()
     }
+
+
+def _selection(
+    weights: Callable[[Tree, Tree], Tree] | None, names: Iterable[str]
+) -> dict[str, str] | None:
+    """Return which of a client's leaves `Deployment.weights` gives under each name.
+
+    Args:
+        weights: The function; None calls the net with the leaves themselves.
+        names: Names of all leaves of a client.
+
+    Returns:
+        An empty dict without a function, and None if the function computes something.
+    """
+    if weights is None:
+        return {}
+    if not is_known(weights):
+        return None
+    probe = {name: torch.zeros(0) for name in names}
+    given = {id(value): name for name, value in probe.items()}
+    try:
+        found = weights(probe, {})
+    except Exception:  # noqa: BLE001 it computes with ctx, or with shapes
+        return None
+    chosen = {name: given.get(id(value), "") for name, value in found.items()}
+    return chosen if all(chosen.values()) else None
 
 
 @dataclass(frozen=True)

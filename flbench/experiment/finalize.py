@@ -17,12 +17,9 @@ from flbench.reports import page
 from flbench.results import reading
 from flbench.results.summary import (
     Summary,
-    best_round,
     cohort_accuracy,
     cost_to_reach,
-    last_round,
     metrics_at,
-    totals,
 )
 
 
@@ -87,7 +84,7 @@ def _best_state(loop: FederatedLoop, state: State) -> State | None:
     None if that is the last round, if there is no validation part, or if the checkpoint holds
     another round.
     """
-    best = best_round(loop.folder.rows, loop.config.evaluation.best)
+    best = loop.running.best
     if best is None or best == state.round:
         return None
     saved, _ = checkpoint.load(loop.folder.checkpoint("best"), loop.config.hash())
@@ -121,7 +118,7 @@ def _summary(experiment: Experiment, loop: FederatedLoop, state: State, weights:
     """
     config, rows, seconds = experiment.config, loop.folder.rows, loop.seconds
     by = config.evaluation.best
-    last, best = last_round(rows) or 0, best_round(rows, by)
+    last, best = loop.running.last or 0, loop.running.best
     summary: Summary = {
         "algorithm": config.algorithm.name,
         "dataset": experiment.federation.dataset.name,
@@ -137,7 +134,7 @@ def _summary(experiment: Experiment, loop: FederatedLoop, state: State, weights:
         "best_by": f"validation {by.title}"
         if best is not None
         else "no validation part: the last round",
-        **totals(rows),
+        **loop.running.totals(),
         "clients_never_trained": int((state.participation_count == 0).sum()),
         "seconds": {name: round(value, 3) for name, value in vars(seconds).items()},
         "engine": {

@@ -33,7 +33,7 @@ from flbench.results.reading import is_finished
 CHANGEABLE_ON_RESUME: Final = (
     *("data.root", "engine.device", "engine.name", "engine.block", "engine.workers"),
     *("engine.address", "engine.state_memory", "engine.trace", "tracking."),
-    *("output.checkpoint_every", "output.predictions"),
+    *("output.checkpoint_every", "output.checkpoint_seconds", "output.predictions"),
 )
 
 HowToResume = Callable[[Path], str]

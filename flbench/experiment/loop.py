@@ -27,7 +27,7 @@ from flbench.experiment.evaluation_tables import group_rows
 from flbench.experiment.interrupts import Interrupts
 from flbench.experiment.run_folder import RunFolder
 from flbench.results.metrics_file import Row
-from flbench.results.summary import best_round
+from flbench.results.summary import RunningSummary
 
 
 @dataclass
@@ -89,6 +89,11 @@ class FederatedLoop:
         module: Optimizer and hyper-parameters of a LightningModule of the user; otherwise empty.
         progress: How far the run is, for the callbacks.
         view: The read-only view of the run that the callbacks get.
+        running: Best and last evaluated round, and totals, of the metrics written so far.
+        saved: What the checkpoint `last` was written of by this object: the state, and what is
+            stored with it besides the times.
+        best: The state of the checkpoint `best` if it is a file of its own, of the newest round.
+        saved_at: Time of `time.monotonic` of that checkpoint, or of the begin.
     """
 
     config: Config
@@ -102,9 +107,14 @@ class FederatedLoop:
     module: Mapping[str, Any] = field(default_factory=dict)
     progress: Progress = field(init=False)
     view: RunView = field(init=False)
+    running: RunningSummary = field(init=False)
+    saved: tuple[State, dict[str, Any]] | None = field(init=False, default=None)
+    best: State | None = field(init=False, default=None)
+    saved_at: float = field(init=False, default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         federation = self.evaluator.federation
+        self.running = RunningSummary(self.folder.rows, self.config.evaluation.best)
         self.progress = Progress(self.folder.rows, self.callbacks.on_note)
         self.view = RunView(
             self.progress,
@@ -216,9 +226,14 @@ class FederatedLoop:
         stopped = self._has_stopped(state)
         if stopped:
             self._complete_evaluation(state, interrupts)
-        every, total = self.config.output.checkpoint_every, self.config.train.rounds
-        if stopped or state.round % every == 0 or state.round == total:
+        if stopped or self._is_save_due(state.round) or state.round == self.config.train.rounds:
             self.save("last", state)
+
+    def _is_save_due(self, done: int) -> bool:
+        """Return whether the state is saved after a round because of rounds and time passed."""
+        output = self.config.output
+        passed = time.monotonic() - self.saved_at
+        return done % output.checkpoint_every == 0 and passed >= output.checkpoint_seconds
 
     def round(self, state: State, stage: Stage, interrupts: Interrupts) -> tuple[State, list[Row]]:
         """Run one round and write its costs and, if an evaluation is due, its metrics.
@@ -260,6 +275,7 @@ class FederatedLoop:
                 moments["@before"] = self.evaluator.evaluate_cohort(state, settings, ids)
         with self.seconds.measure("train"):
             over = rounds.exchange(self.algorithm, state, trained)
+            self.evaluator.changed(trained.results.ids)
         for name, value in over.metrics.items():
             self._check_server_metric(name, value)
         number, split = over.state.round, "setup" if stage.setup else "train"
@@ -322,8 +338,7 @@ class FederatedLoop:
             rows = self.evaluator.judge.rows(evaluation)
         self.last = evaluation
         self.folder.add_metrics(rows)
-        best = best_round(self.folder.rows, self.config.evaluation.best)
-        if best == state.round and not last:
+        if self.running.best == state.round and not last:
             self.save("best", state)
         if self.callbacks:
             metrics = MappingProxyType({row.full_name: row.value for row in rows})
@@ -337,6 +352,8 @@ class FederatedLoop:
     def save(self, name: str, state: State) -> None:
         """Write a checkpoint of a state.
 
+        If both checkpoints of this round are due, they are one file with two names.
+
         Args:
             name: `last` or `best`.
             state: State to save.
@@ -348,9 +365,20 @@ class FederatedLoop:
         memory = Memory(
             callbacks=self.callbacks.state_dict(), notes=progress.notes, stop=progress.stop
         )
-        extra = {"seconds": vars(self.seconds), "rows": len(self.folder.rows), **memory.tree()}
+        stored = {"rows": len(self.folder.rows), **memory.tree()}
+        is_saved = self.saved is not None and self.saved[0] is state and self.saved[1] == stored
+        extra = {"seconds": vars(self.seconds), **stored}
         with self.seconds.measure("write"):
-            self.folder.save_state(name, state, self.config.hash(), extra)
+            # What callbacks remember changes after an evaluation: then `last` is written later.
+            is_shared = name == "best" and not self.callbacks and self._is_save_due(state.round)
+            if is_shared or (name == "last" and not is_saved):
+                self.folder.save_state("last", state, self.config.hash(), extra)
+                self.saved, self.saved_at = (state, stored), time.monotonic()
+            if is_shared or (name == "last" and self.best is state):
+                self.folder.link_state("last", "best")
+            elif name == "best":
+                self.folder.save_state("best", state, self.config.hash(), extra)
+            self.best = state if name == "best" and not is_shared else None
         if self.callbacks:
             path = self.folder.checkpoint(name)
             self._notify(lambda: self.callbacks.on_checkpoint(self.view, path), save=False)

@@ -1,6 +1,8 @@
 """Storage of the leaves that clients keep: main memory or, if they are large, mapped files."""
 
+import mmap
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -12,6 +14,9 @@ from flbench.core.tree import copied, nbytes
 from flbench.core.types import Tree
 
 GIB = 2**30
+UNRESERVED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (0x4000 if sys.platform == "linux" else 0)
+"""Flags of pages that are zero until they are written; the last one is Linux's MAP_NORESERVE, so
+that more of them than there is memory can be asked for."""
 PIECE = 2**24  # bytes that are copied in one step
 
 
@@ -45,6 +50,27 @@ def writable_copy(rows: Tree, limit: float, folder: Path) -> Tree:
             f" ({error.strerror or error}). Choose a larger disk with output.dir, or raise"
             " engine.state_memory if there is enough main memory."
         ) from error
+
+
+def only_rows(rows: Tree, ids: Tensor) -> Tree:
+    """Return leaves of the same shapes in which some clients alone have their values.
+
+    All rows can be written. Those of other clients are zero, and take no memory until they are
+    written.
+
+    Args:
+        rows: Leaves [N, ...] of all clients; they may be expanded views.
+        ids: Ids [K] of the clients that have their values.
+    """
+    found: Tree = {}
+    for name, value in rows.items():
+        if not value.numel():
+            found[name] = value.clone()
+            continue
+        pages = mmap.mmap(-1, value.numel() * value.element_size(), flags=UNRESERVED)
+        found[name] = torch.frombuffer(pages, dtype=value.dtype).reshape(value.shape)
+        found[name][ids] = value[ids]
+    return found
 
 
 def exceeds_limit(rows: Tree, limit: float) -> bool:

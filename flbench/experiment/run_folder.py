@@ -1,6 +1,8 @@
 """Writing of a run folder. Every file but metrics.csv, which grows, is replaced atomically."""
 
 import json
+import os
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -161,6 +163,28 @@ class RunFolder(LockedFolder):
         with self.guard(f"checkpoints/{name}"):
             files.sync(self.path / "metrics.csv")
             checkpoint.save(self.checkpoint(name), state, config_hash, extra)
+
+    def link_state(self, source: str, name: str) -> None:
+        """Give a checkpoint a second name; it is copied where the file system has no hard links.
+
+        Args:
+            source: The checkpoint, `last` or `best`.
+            name: The other name, whose old checkpoint is replaced.
+
+        Raises:
+            RunError: The checkpoint cannot be written. The old one is unchanged.
+        """
+        path = self.checkpoint(name)
+        beside = path.with_name(path.name + ".part")
+        with self.guard(f"checkpoints/{name}"):
+            beside.unlink(missing_ok=True)
+            try:
+                os.link(self.checkpoint(source), beside)
+            except OSError:
+                shutil.copyfile(self.checkpoint(source), beside)
+                files.sync(beside)
+            beside.replace(path)
+            files.sync(path.parent)
 
     def checkpoint(self, name: str) -> Path:
         """Return the path of the checkpoint `last` or `best`."""

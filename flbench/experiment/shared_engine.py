@@ -77,7 +77,7 @@ def choose(
                 if not asked and not slow and estimate.measure(built).total * trainings < SHORT:
                     return EngineChoice("sequential")
                 make = partial(_engine, simple, built.net, built.federation)
-                state = training_state(built.algorithm, built.start())
+                state = training_state(built.algorithm, built.sketch())
                 own, engine = isinstance(config.model, OwnModelConfig), built.found.engine
                 trial = CodeTrial(engine, built.algorithm, built.net, own, built.federation, state)
                 trial.check_stacked()
@@ -133,7 +133,7 @@ def estimated(config: Config, federation: Federation) -> Estimate:
         if config.engine.name != "vectorized":
             return found
         make = partial(_engine, config.engine, built.net, federation)
-        state = training_state(built.algorithm, built.start())
+        state = training_state(built.algorithm, built.sketch())
         fast = engine_choice.measured("vectorized", built.algorithm, state, make)
     training = config.train.rounds * fast.round
     return replace(found, training=training, total=found.total - found.training + training)

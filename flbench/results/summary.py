@@ -193,8 +193,89 @@ def best_round(rows: list[Row], by: BestConfig = BY_ACCURACY) -> int | None:
     >>> best_round([Row(k, "validation", "personal", "mae", k / 9) for k in (5, 10)], by)
     5
     """
-    found = [row for row in rows if row[1:4] == ("validation", "personal", by.column)]
-    return max(found, key=lambda row: (by.key(row.value), -row.round)).round if found else None
+    return RunningSummary(rows, by).best
+
+
+class RunningSummary:
+    """What is known of metrics.csv while it grows: best and last evaluated round, and totals.
+
+    Each row is read once, so that a run of R evaluated rounds reads its rows once and not R times.
+
+    Args:
+        rows: Rows of metrics.csv; the list may grow, and is not changed otherwise.
+        by: Section `evaluation.best`: the metric that takes the place of the accuracy where there
+            are not classes.
+
+    >>> rows = [Row(5, "validation", "personal", "accuracy", 0.6)]
+    >>> running = RunningSummary(rows)
+    >>> rows.append(Row(10, "validation", "personal", "accuracy", 0.8))
+    >>> running.best, running.last, running.totals()["client_trainings"]
+    (10, 10, 0)
+    """
+
+    def __init__(self, rows: list[Row], by: BestConfig = BY_ACCURACY) -> None:
+        self._rows, self._by = rows, by
+        self._read = 0  # rows that are in the values below
+        self._best: tuple[float, int] | None = (
+            None  # the key of the best value, and minus its round
+        )
+        self._last: int | None = None
+        self._of_last: list[Row] = []
+        self._later: dict[int, list[Row]] = {}  # rows of later rounds, such as those of the cohort
+        self._sums: dict[str, float] = {}
+
+    @property
+    def best(self) -> int | None:
+        """The round with the best validation value, the earliest of several; None without one."""
+        self._read_new()
+        return None if self._best is None else -self._best[1]
+
+    @property
+    def last(self) -> int | None:
+        """The last round after which models were evaluated; None if there is none."""
+        self._read_new()
+        return self._last
+
+    @property
+    def of_last(self) -> list[Row]:
+        """The rows of validation and test parts that belong to the round `last`."""
+        self._read_new()
+        return self._of_last
+
+    def totals(self) -> Summary:
+        """Return the totals over all rounds; see the function `totals`."""
+        self._read_new()
+        sums = self._sums
+        kinds = ("up_bytes", "down_bytes", "peer_bytes", "setup_bytes")
+        return {
+            "communication": {kind: int(sums.get(kind, 0)) for kind in kinds},
+            "client_trainings": int(sums.get("trainings", 0)),
+            "trainings_without_step": int(sums.get("without_step", 0)),
+            "diverged": int(sums.get("diverged", 0)),
+        }
+
+    def _read_new(self) -> None:
+        """Read the rows that were appended since the last call."""
+        new, self._read = self._rows[self._read :], len(self._rows)
+        column, sums = self._by.column, self._sums
+        for row in new:
+            if row.split in ("train", "setup"):
+                sums[row.metric] = sums.get(row.metric, 0) + row.value
+            if row.split not in ("validation", "test"):
+                continue
+            if row.round == self._last:
+                self._of_last.append(row)
+            elif self._last is None or row.round > self._last:
+                self._later.setdefault(row.round, []).append(row)
+            if row.protocol != "personal":
+                continue
+            if row.round in self._later:
+                self._last, self._of_last = row.round, self._later[row.round]
+                self._later = {k: rows for k, rows in self._later.items() if k > row.round}
+            if row.split == "validation" and row.metric == column:
+                key = (self._by.key(row.value), -row.round)
+                if self._best is None or key > self._best:
+                    self._best = key
 
 
 def ended_after(summary: Summary) -> int:
@@ -234,7 +315,7 @@ def last_round(rows: list[Row]) -> int | None:
     Args:
         rows: Rows of metrics.csv.
     """
-    return max(evaluated_rounds(rows), default=None)
+    return RunningSummary(rows).last
 
 
 def evaluated_rounds(rows: list[Row]) -> set[int]:
@@ -297,17 +378,7 @@ def totals(rows: list[Row]) -> Summary:
         `communication` (bytes `up_bytes`, `down_bytes`, `peer_bytes`, `setup_bytes`),
         `client_trainings`, `trainings_without_step` and `diverged`.
     """
-    sums: dict[str, float] = {}
-    for row in rows:
-        if row.split in ("train", "setup"):
-            sums[row.metric] = sums.get(row.metric, 0) + row.value
-    kinds = ("up_bytes", "down_bytes", "peer_bytes", "setup_bytes")
-    return {
-        "communication": {kind: int(sums.get(kind, 0)) for kind in kinds},
-        "client_trainings": int(sums.get("trainings", 0)),
-        "trainings_without_step": int(sums.get("without_step", 0)),
-        "diverged": int(sums.get("diverged", 0)),
-    }
+    return RunningSummary(rows).totals()
 
 
 def cost_to_reach(target: float, rows: list[Row]) -> Summary:

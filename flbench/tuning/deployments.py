@@ -12,7 +12,7 @@ from flbench.experiment.assembly import Experiment
 from flbench.models.base import net_leaves
 from flbench.results.metrics_file import Row
 from flbench.results.study_folder import PERSONAL
-from flbench.results.summary import last_round
+from flbench.results.summary import RunningSummary
 
 GLOBAL = "gm"  # evaluated on the common test set, and not on the clients' validation parts
 
@@ -104,14 +104,14 @@ def score_at(
     return found.get(deployment)
 
 
-def score_of(rows: list[Row], metric: str, deployment: str, rounds: int) -> float | None:
+def score_of(running: RunningSummary, metric: str, deployment: str, rounds: int) -> float | None:
     """Return the score of a trial after its last evaluated round; None if there is none.
 
     Args:
-        rows: Lines of a metrics.csv.
+        running: What is known of the trial's metrics.csv.
         metric: Name of the metric on validation parts.
         deployment: Name of the deployment.
         rounds: Number of rounds of a complete trial.
     """
-    last = last_round(rows)
-    return None if last is None else score_at(rows, last, metric, deployment, rounds)
+    last = running.last
+    return None if last is None else score_at(running.of_last, last, metric, deployment, rounds)

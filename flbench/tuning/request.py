@@ -7,7 +7,7 @@ from typing import Final, Literal, get_args
 
 from flbench.algorithms import ALGORITHMS
 from flbench.config.resolve import resolve
-from flbench.config.schema import EngineConfig, EvaluationConfig
+from flbench.config.schema import CHECKPOINT_SECONDS, EngineConfig, EvaluationConfig
 from flbench.config.sources import Layer
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.wording import setting
@@ -134,7 +134,7 @@ def with_defaults(layers: list[Layer]) -> list[Layer]:
     """Return the layers, with the defaults of a study below them.
 
     A study differs from a run in three defaults: one thread for each trial, because trials run at
-    the same time; a checkpoint after each round, so that a killed trial loses little; and about 15
+    the same time; a checkpoint every few seconds, so that a killed trial loses little; and about 15
     evaluations, which the scheduler uses.
 
     Args:
@@ -143,10 +143,13 @@ def with_defaults(layers: list[Layer]) -> list[Layer]:
     rounds = resolve(layers)[0].train.rounds
     tree = {
         "engine": {"threads": 1},
-        "output": {"checkpoint_every": 1},
+        "output": {"checkpoint_every": 1, "checkpoint_seconds": CHECKPOINT_SECONDS},
         "evaluation": {"every": max(1, rounds // TRIAL_EVALUATIONS)},
     }
-    paths = ("engine.threads", "output.checkpoint_every", "evaluation.every")
+    paths = (
+        *("engine.threads", "output.checkpoint_every", "output.checkpoint_seconds"),
+        "evaluation.every",
+    )
     return [Layer(tree, dict.fromkeys(paths, "flbench tune")), *layers]
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,7 +27,6 @@ from flbench.experiment import assembly, checkpoint, finalize, own_methods, prov
 from flbench.experiment.run_folder import RunFolder
 from flbench.results import metrics_file
 from flbench.results.study_folder import PERSONAL
-from flbench.results.summary import totals
 from flbench.tuning.deployments import score_of
 from flbench.tuning.search_space import layer
 from flbench.tuning.study import (
@@ -98,6 +98,7 @@ class TrialTraining:
         (self.folder.path / "checkpoints").mkdir(parents=True, exist_ok=True)
         self._built: assembly.Experiment | None = None
         self._state: State | None = None
+        self._is_whole = True
         self._write()
         try:
             self._build(federation, fresh=before.get("params") != dict(job.params))
@@ -177,8 +178,16 @@ class TrialTraining:
         self._restore(built)
 
     def close(self) -> None:
-        """Close the engine. Further steps raise an error."""
+        """Save the state of a training that was stopped, and close the engine.
+
+        Further steps raise an error.
+        """
         if self._built is not None:
+            stopped = self._record["ended"] is None or self._record["state"] == "stopped"
+            if stopped and self._is_whole and self._state is not None and self._state.round:
+                # A full disk is no reason to lose what the trial has shown.
+                with suppress(RunError):
+                    self._loop.save("last", self._state)
             self._built.engine.close()
             self._built = None
 
@@ -219,8 +228,10 @@ class TrialTraining:
         if until == rounds and self._test:
             # Test parts are evaluated only once, after the last round, also for the best round.
             self._loop.evaluator = built.evaluator(self._loop.callbacks.on_note)
+        self._is_whole = False  # until the state of a round belongs to the lines of metrics.csv
         self._state = self._loop.run(state, until)
-        counts = totals(self.folder.rows)
+        self._is_whole = True
+        counts = self._loop.running.totals()
         if counts["client_trainings"] and counts["diverged"] == counts["client_trainings"]:
             self._end("diverged", f"all {counts['diverged']} client trainings diverged.")
         elif self._state.round >= rounds:
@@ -247,10 +258,10 @@ class TrialTraining:
     def _note(self) -> None:
         if self._state is None:
             return
-        rows = self.folder.rows
+        running, rounds = self._loop.running, self._record["rounds"]
         self._record |= {
             "round": self._state.round,
-            "score": score_of(rows, self._metric, self._deployment, self._record["rounds"]),
+            "score": score_of(running, self._metric, self._deployment, rounds),
             "seconds": {key: round(value, 3) for key, value in vars(self._seconds).items()},
         }
 

@@ -91,3 +91,18 @@ def test_run_with_mapped_rows_is_the_run_in_memory_also_after_a_resume(tmp_path,
     assert (folder / "metrics.csv").read_bytes() == (straight_path / "metrics.csv").read_bytes()
     assert any("stored in a mapped file" in note for note in silent.notes)
     assert not list(tmp_path.glob("**/.state-*"))
+
+
+def test_rows_that_are_not_measured_take_no_memory():
+    clients = 2**20
+    shared = torch.arange(1.0, 2049.0).expand(clients, 2048)  # 8 GiB with memory of its own
+    before = anonymous()
+
+    found = memory.only_rows({"w": shared, "none": torch.zeros(clients, 0)}, torch.tensor([3, 9]))
+
+    assert found["w"].shape == shared.shape
+    assert found["none"].shape == (clients, 0)
+    assert torch.equal(found["w"][[3, 9]], shared[[3, 9]])
+    assert not found["w"][[2, clients - 1]].any()
+    found["w"][5] = 1.0
+    assert anonymous() - before < 2**26

@@ -24,6 +24,7 @@ from flbench.core import files
 from flbench.core.consent import run_code
 from flbench.core.errors import ConfigError, DataError, RunError, UserError
 from flbench.data.sources import digits
+from flbench.engine import sequential
 from flbench.engine.sequential import SequentialEngine
 from flbench.experiment import assembly, checkpoint, evaluate, lifecycle
 from flbench.experiment.found import find_engine
@@ -847,6 +848,7 @@ def test_finetuning_whose_last_step_diverges_is_given_up_too(tmp_path):
 @pytest.mark.parametrize(("engine", "block"), [("sequential", 1), ("vectorized", 2)])
 def test_evaluation_requests_only_the_models_that_it_evaluates_next(engine, block, monkeypatch):
     """A dispatch for 256 clients at once could hold too many models."""
+    monkeypatch.setattr(sequential, "STACKED_SIZE", 0)  # as for a large net
     built = build("algorithm=fedfomo", f"engine.name={engine}", f"engine.block={block}")
     monkeypatch.setattr(evaluate, "SCALARS", 2 * built.algorithm.setting.net.size)
     state, asked, sizes = built.start(), [], []

@@ -7,11 +7,13 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
+from flbench.config import resolve
 from flbench.core.errors import UserError
 from flbench.core.tree import digest
 from flbench.data import partition_files
-from flbench.experiment import assembly
+from flbench.experiment import assembly, checkpoint
 from flbench.results import metrics_file
+from flbench.results.summary import best_round
 from flbench.tuning.study import StudyFolder, TrainingJob, partition_folder, read_record
 from flbench.tuning.training import TrialTraining
 from tests.support import config_of, run
@@ -115,6 +117,77 @@ def test_trial_is_scored_by_the_deployment_that_is_asked_for(study, federation):
     }
     assert [(step.round, step.score) for step in steps] == sorted(of_head.items())
     assert read_record(study, job)["score"] == of_head[4]
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """The rounds of the checkpoints that are written, in order."""
+    rounds, save = [], checkpoint.save
+
+    def counted(path, state, *rest):
+        rounds.append(state.round)
+        save(path, state, *rest)
+
+    monkeypatch.setattr(checkpoint, "save", counted)
+    return rounds
+
+
+def with_output(study, **keys):
+    """Change keys of the section `output` of a study's method."""
+    path = study / "methods" / "fedavg.yaml"
+    tree = yaml.safe_load(path.read_text())
+    tree["output"] |= keys
+    tree["evaluation"]["every"] = 1
+    path.write_text(yaml.safe_dump(tree))
+
+
+def test_both_checkpoints_of_a_round_are_one_file(study, federation, written):
+    with_output(study)
+    trained(study, job_of(), federation)
+
+    folder = study / job_of().name
+    rows = metrics_file.read(folder / "metrics.csv")
+    best = best_round(rows)
+    assert written == [1, 2, 3, 4]  # the best rounds are not written twice
+    loaded, _ = checkpoint.load(
+        folder / "checkpoints" / "last.safetensors", resolve.read(folder / "config.yaml").hash()
+    )
+    assert loaded.round == 4
+    if best < 4:
+        best_file = folder / "checkpoints" / "best.safetensors"
+        saved, _ = checkpoint.load(best_file, resolve.read(folder / "config.yaml").hash())
+        assert saved.round == best
+
+
+def test_checkpoints_are_written_by_time_and_a_killed_trial_ends_alike(study, federation, written):
+    with_output(study)
+    trained(study, job_of(index=1), federation)
+    with_output(study, checkpoint_seconds=1000.0)
+    keys = {"metric": "accuracy", "rounds": 4}
+    killed = TrialTraining(study, job_of(index=2), federation, **keys)
+    killed.step()
+    killed.step()
+    del written[:]
+
+    trained(study, job_of(index=2), federation)  # as after a kill: nothing was saved
+
+    assert written[-1] == 4
+    assert weights(study, job_of(index=2)) == weights(study, job_of(index=1))
+    first, second = (study / job_of(index=k).name / "metrics.csv" for k in (1, 2))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_a_stopped_trial_keeps_the_state_of_its_last_round(study, federation, written):
+    with_output(study, checkpoint_seconds=1000.0)
+    stopped = TrialTraining(study, job_of(), federation, metric="accuracy", rounds=4)
+    stopped.step()
+    stopped.step()
+    stopped.close()
+
+    assert written[-1] == 2
+    again = TrialTraining(study, job_of(), federation, metric="accuracy", rounds=4)
+    assert again.record["round"] == 2
+    again.close()
 
 
 def test_restarted_trial_resumes_from_its_checkpoint(study, federation):
