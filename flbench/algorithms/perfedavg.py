@@ -87,6 +87,9 @@ class PerFedAvg(Algorithm):
     a. BatchNorm normalizes with the whole batch, and its statistics are updated in each of the two
     or four passes, also at u and w +- delta g'. The batches of the evaluation are those that the
     client would train with in the last round.
+
+    The Hessian makes steps long where the loss is curved: with alpha and eta near 0.1, training
+    may diverge unless `train.clip` is set.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = PerFedAvgConfig
