@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flbench.core.errors import DataError, did_you_mean, shortened
-from flbench.data import row_numbers
+from flbench.data import plain_tables, row_numbers
 from flbench.data.dataset import Dataset
 from flbench.data.labels import NUMBER, number_texts
 
@@ -64,7 +64,7 @@ class Features:
     x: NDArray[np.float64]
     words: dict[int, dict[int, str]]
     where: str
-    lines: list[int]
+    lines: Sequence[int]
 
 
 class Tables(Protocol):
@@ -107,7 +107,14 @@ def read(archive: Tables, name: str, label: str | None) -> Dataset:
     labels, groups = [], []
     for group, entry in enumerate(files):
         where = archive.place(entry)
-        rows, lines = _rows(archive, entry)
+        content = archive.read(entry)
+        if (plain := _plain(content, header, label, where)) is not None:
+            header, column, found, texts = plain
+            features.append(found)
+            labels += texts
+            groups += [group] * len(texts)
+            continue
+        rows, lines = _rows(content, where)
         _check_fields(rows, lines, where)
         header = header or rows[0]
         if rows[0] != header:
@@ -140,7 +147,8 @@ def read(archive: Tables, name: str, label: str | None) -> Dataset:
         )
     columns = header[:column] + header[column + 1 :]
     words = _number_words(features, columns, archive.path)
-    x = np.concatenate([table.x for table in features])
+    sizes = [len(table.x) for table in features]
+    x = features.pop().x if len(features) == 1 else np.concatenate([table.x for table in features])
     are_numbers = [k for k, found in enumerate(words) if not found]
     return Dataset(
         name,
@@ -155,9 +163,9 @@ def read(archive: Tables, name: str, label: str | None) -> Dataset:
         notes=(
             *archive.left_out(files, "tables are .csv files"),
             *row_numbers.notes(
-                x[:, are_numbers],
+                x if len(are_numbers) == x.shape[1] else x[:, are_numbers],
                 [columns[k] for k in are_numbers],
-                [len(table.x) for table in features],
+                sizes,
             ),
         ),
     )
@@ -182,7 +190,7 @@ def read_features(
         DataError: The table lacks a column, or a value cannot be used.
     """
     where = archive.place(entry)
-    rows, lines = _rows(archive, entry)
+    rows, lines = _rows(archive.read(entry), where)
     header = rows[0]
     if missing := [name for name in columns if name not in header]:
         _check_separator(header, where)
@@ -235,16 +243,57 @@ def _client_names(files: list[str]) -> tuple[str, ...]:
     return tuple("/".join(path) for path in paths)
 
 
-def _rows(archive: Tables, entry: str) -> tuple[list[list[str]], list[int]]:
+def _plain(
+    content: bytes, header: list[str], label: str | None, where: str
+) -> tuple[list[str], int, Features, list[str]] | None:
+    """Return header, position of the label, features and labels [n] of a large plain table.
+
+    It is None for all other tables, and if an error has to be named.
+
+    Args:
+        content: Content of the file.
+        header: Header of the tables before; empty for the first one.
+        label: `data.label`.
+        where: Name of the table.
+    """
+
+    def place(found: list[str]) -> int:
+        return _label_column(found, label, where)[0]
+
+    try:
+        table = plain_tables.read(content, MISSING, lambda text: _number(text) is not None, place)
+        if table is None or any(map(UNNAMED.fullmatch, table.header)):
+            return None
+        if header and table.header != header:
+            return None
+        column, rule = _label_column(table.header, label, where)
+        names, codes = table.texts.pop(column)
+        if any(name.lower() in NO_LABEL for name in names):
+            return None
+        classes = [_apply(rule, name, where, 0) for name in names]
+    except DataError:
+        return None
+    x = table.numbers
+    if any((np.abs(x[:, k]) > LARGEST).any() for k in range(x.shape[1])):
+        return None
+    words = {
+        k - (k > column): {int(row): found[places[row]] for row in np.flatnonzero(places >= 0)}
+        for k, (found, places) in table.texts.items()
+    }
+    lines = range(2, len(x) + 2)
+    return table.header, column, Features(x, words, where, lines), [classes[k] for k in codes]
+
+
+def _rows(content: bytes, where: str) -> tuple[list[list[str]], list[int]]:
     """Return the rows of a CSV file, the header first, and the line in which each begins.
 
     Empty lines are left out. A quoted field can extend over several lines.
     """
     rows: list[list[str]] = []
     lines: list[int] = []
-    where, line = archive.place(entry), 1
+    line = 1
     try:
-        reader = csv.reader(io.StringIO(archive.read(entry).decode("utf-8-sig")), strict=True)
+        reader = csv.reader(io.StringIO(content.decode("utf-8-sig")), strict=True)
         for row in reader:
             if row:
                 rows.append([cell.strip() for cell in row])
