@@ -69,6 +69,7 @@ def read(
     import pandas as pd
 
     kinds: dict[int, Any] = {k: str if k in texts else np.float64 for k in range(width)}
+    absent: Any = {k: sorted(unknown) for k in range(width) if k != label}
     try:
         frame = pd.read_csv(
             io.BytesIO(content),
@@ -78,7 +79,7 @@ def read(
             index_col=False,
             dtype=kinds,
             keep_default_na=False,
-            na_values={k: sorted(unknown) for k in range(width) if k != label},
+            na_values=absent,
             float_precision="round_trip",  # as Python's float
         )
     except (ValueError, OverflowError):  # pandas' ParserError is a ValueError

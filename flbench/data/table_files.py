@@ -479,7 +479,7 @@ def _check_words_alone(features: list[Features], k: int, column: str) -> None:
     numbers = (
         (table.where, table.lines[row])
         for table in features
-        for row in np.flatnonzero(~np.isnan(table.x[:, k]))
+        for row in map(int, np.flatnonzero(~np.isnan(table.x[:, k])))
     )
     words = (
         (table.where, table.lines[row], text)
