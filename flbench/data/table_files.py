@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flbench.core.errors import DataError, did_you_mean, shortened
-from flbench.data import row_numbers
+from flbench.data import plain_tables, row_numbers
 from flbench.data.dataset import Dataset
 from flbench.data.labels import NUMBER, number_texts
 
@@ -65,7 +65,7 @@ class Features:
     x: NDArray[np.float64]
     words: dict[int, dict[int, str]]
     where: str
-    lines: list[int]
+    lines: Sequence[int]
 
 
 class Tables(Protocol):
@@ -113,7 +113,14 @@ def read(
     everywhere: dict[str, None] = {}  # columns of all tables, in their order
     for group, entry in enumerate(files):
         where = archive.place(entry)
-        rows, lines = _rows(archive, entry)
+        content = archive.read(entry)
+        if not drop and (plain := _plain(content, header, label, where)) is not None:
+            header, column, found, texts = plain
+            features.append(found)
+            labels += texts
+            groups += [group] * len(texts)
+            continue
+        rows, lines = _rows(content, where)
         everywhere |= dict.fromkeys(rows[0])
         _check_fields(rows, lines, where, drop)
         _check_widths(rows, lines, where)
@@ -158,7 +165,8 @@ def read(
         ", the last of the other columns" if label is None else ""
     )
     words = _number_words(features, columns, archive.path, key)
-    x = np.concatenate([table.x for table in features])
+    sizes = [len(table.x) for table in features]
+    x = features.pop().x if len(features) == 1 else np.concatenate([table.x for table in features])
     are_numbers = [k for k, found in enumerate(words) if not found]
     return Dataset(
         name,
@@ -174,9 +182,9 @@ def read(
             *([f"data: {key} leaves out {_quoted(drop)}; {label_is}."] if drop else []),
             *archive.left_out(files, "tables are .csv files"),
             *row_numbers.notes(
-                x[:, are_numbers],
+                x if len(are_numbers) == x.shape[1] else x[:, are_numbers],
                 [columns[k] for k in are_numbers],
-                [len(table.x) for table in features],
+                sizes,
                 f"Leave {{each}} out by {key} unless it is a measurement.",
             ),
         ),
@@ -202,7 +210,7 @@ def read_features(
         DataError: The table lacks a column, or a value cannot be used.
     """
     where = archive.place(entry)
-    rows, lines = _rows(archive, entry)
+    rows, lines = _rows(archive.read(entry), where)
     header = rows[0]
     if missing := [name for name in columns if name not in header]:
         _check_separator(header, where)
@@ -251,16 +259,57 @@ def _client_names(files: list[str]) -> tuple[str, ...]:
     return tuple("/".join(path) for path in paths)
 
 
-def _rows(archive: Tables, entry: str) -> tuple[list[list[str]], list[int]]:
+def _plain(
+    content: bytes, header: list[str], label: str | None, where: str
+) -> tuple[list[str], int, Features, list[str]] | None:
+    """Return header, position of the label, features and labels [n] of a large plain table.
+
+    It is None for all other tables, and if an error has to be named.
+
+    Args:
+        content: Content of the file.
+        header: Header of the tables before; empty for the first one.
+        label: `data.label`.
+        where: Name of the table.
+    """
+
+    def place(found: list[str]) -> int:
+        return _label_column(found, label, where, (), "")[0]
+
+    try:
+        table = plain_tables.read(content, MISSING, lambda text: _number(text) is not None, place)
+        if table is None or any(map(UNNAMED.fullmatch, table.header)):
+            return None
+        if header and table.header != header:
+            return None
+        column, rule = _label_column(table.header, label, where, (), "")
+        names, codes = table.texts.pop(column)
+        if any(name.lower() in NO_LABEL for name in names):
+            return None
+        classes = [_apply(rule, name, where, 0) for name in names]
+    except DataError:
+        return None
+    x = table.numbers
+    if any((np.abs(x[:, k]) > LARGEST).any() for k in range(x.shape[1])):
+        return None
+    words = {
+        k - (k > column): {int(row): found[places[row]] for row in np.flatnonzero(places >= 0)}
+        for k, (found, places) in table.texts.items()
+    }
+    lines = range(2, len(x) + 2)
+    return table.header, column, Features(x, words, where, lines), [classes[k] for k in codes]
+
+
+def _rows(content: bytes, where: str) -> tuple[list[list[str]], list[int]]:
     """Return the rows of a CSV file, the header first, and the line in which each begins.
 
     Empty lines are left out. A quoted field can extend over several lines.
     """
     rows: list[list[str]] = []
     lines: list[int] = []
-    where, line = archive.place(entry), 1
+    line = 1
     try:
-        reader = csv.reader(io.StringIO(archive.read(entry).decode("utf-8-sig")), strict=True)
+        reader = csv.reader(io.StringIO(content.decode("utf-8-sig")), strict=True)
         for row in reader:
             if row:
                 rows.append([cell.strip() for cell in row])
@@ -512,7 +561,7 @@ def _check_words_alone(features: list[Features], k: int, column: str) -> None:
     numbers = (
         (table.where, table.lines[row])
         for table in features
-        for row in np.flatnonzero(~np.isnan(table.x[:, k]))
+        for row in map(int, np.flatnonzero(~np.isnan(table.x[:, k])))
     )
     words = (
         (table.where, table.lines[row], text)
