@@ -16,7 +16,7 @@ partition and the version of the code.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import isfinite, nan
@@ -218,7 +218,7 @@ def arrange(
     runs: Sequence[StoredRun],
     *,
     metric: str | Sequence[str] = "accuracy",
-    targets: str | float | Sequence[float] | None = (),
+    targets: str | float | Iterable[float] | None = (),
     baseline: str | None = None,
     force: bool = False,
     labels: Mapping[Path, str] | None = None,
@@ -283,12 +283,13 @@ def arrange(
     warnings += more + _about_optimizers(finished) + _about_hardware(finished, origins)
     order = list(dict.fromkeys(methods))
     if baseline is not None and baseline not in order:
-        near = did_you_mean(str(baseline).lower(), order)
         raise UserError(
-            f"the baseline {str(baseline)!r} is not one of the methods:{near} {', '.join(order)}."
+            f"the baseline {str(baseline)!r} is not one of the methods: {', '.join(order)}."
+            f"{did_you_mean(str(baseline).lower(), order)}"
         )
     _check_metrics(finished, metric, chosen)
     warnings += [*_about_missing(entries, order), *_about_direction(finished, metric), *notes]
+    warnings += _about_rare(finished, chosen)
     beside = baseline or (reference if reference in order else None)
     if beside is not None:
         warnings += _about_equal(entries, beside)
@@ -373,7 +374,11 @@ def of_study(study: StoredStudy) -> Arrangement | None:
         vary=vary,
         metric=header.metric,
         baseline=_baseline(entries),
-        warnings=tuple(left_out.sentences),
+        warnings=(
+            *left_out.sentences,
+            *_about_versions(runs),
+            *_about_collapsed({place: entries}, header.metric),
+        ),
         samplings={place: sampling_of(runs, vary, len({one.repetition for one in entries}))},
         families=(
             *((gain,) for gain in gains),
@@ -560,13 +565,24 @@ def _named(
 ) -> str:
     """Return a sentence about what two runs differ in, with the values of both."""
     first, second = (runs[k] for k in pair)
-    return f"they differ in {what}: {values[0]} in {first.path}, {values[1]} in {second.path}"
+    return f"they differ in {what}: {values[0]} and {values[1]}, in {first.path} and {second.path}"
 
 
 def _provenance(run: StoredRun) -> Mapping[str, Any]:
     """Return the content of a run's provenance.json; empty if there is none."""
     file = run.path / "provenance.json"
     return read_json(file) if file.is_file() else {}
+
+
+def _about_versions(runs: Sequence[StoredRun]) -> list[str]:
+    """Return a sentence if runs were trained by different versions of flbench."""
+    versions = list(dict.fromkeys(_version(_provenance(run)) for run in runs))
+    if len(versions) < 2:
+        return []
+    return [
+        f"The final trainings were made by different versions of flbench: {', '.join(versions)}."
+        " Differences between methods may come from the code."
+    ]
 
 
 def _version(origin: Mapping[str, Any]) -> str:
@@ -796,6 +812,17 @@ def _about_direction(runs: Sequence[StoredRun], metric: str) -> list[str]:
     ]
 
 
+def _about_rare(runs: Sequence[StoredRun], chosen: Sequence[str]) -> list[str]:
+    """Return a sentence if the user asks for a metric of rare classes, and there are none."""
+    asked = [name for name in chosen if name.startswith("rare_")]
+    if not asked or any(run.has_rare_classes for run in runs):
+        return []
+    return [
+        f"`{asked[0]}` is left out, because no class is rare: the classes are balanced, or"
+        " `evaluation.rare` selects none."
+    ]
+
+
 def _is_undefined(run: StoredRun, metric: str) -> bool:
     """Return whether a run has a test metric that is NaN or infinite, so that it has no mean."""
     value = run.summary["best"]["test"].get(metric)
@@ -822,7 +849,7 @@ def _names(metric: str | Sequence[str]) -> list[str]:
     return names
 
 
-def _targets(given: str | float | Sequence[float] | None, metric: str) -> tuple[float, ...]:
+def _targets(given: str | float | Iterable[float] | None, metric: str) -> tuple[float, ...]:
     """Return the values of the metric whose costs are wanted, each once.
 
     Raises:
@@ -830,10 +857,11 @@ def _targets(given: str | float | Sequence[float] | None, metric: str) -> tuple[
     """
     if given is None:
         return ()
-    one_or_more = given.split(",") if isinstance(given, str) else given
-    values: Sequence[Any] = (
-        list(one_or_more) if isinstance(one_or_more, Sequence) else [one_or_more]
-    )
+    values: Iterable[Any] = [given]
+    if isinstance(given, str):
+        values = [part for part in given.split(",") if part.strip()] or [given]
+    elif isinstance(given, Iterable):
+        values = given
     found = []
     for value in values:
         try:
@@ -870,6 +898,12 @@ def _check_metrics(runs: Sequence[StoredRun], metric: str, others: Sequence[str]
         ]
         if metric in SPREADS and metric in names:
             raise UserError(f"`{metric}` ranks no methods: neither more nor less of it is better.")
+        if metric in names and metric.startswith("rare_"):
+            raise UserError(
+                f"{run.path} has no rare class, so `{metric}` ranks no methods. Classes are rare"
+                " by `evaluation.rare` if they have few training samples and the classes are not"
+                " balanced. Choose another metric."
+            )
         if metric not in ranking:
             have = f"It has {', '.join(ranking)}." if ranking else "It has no test metrics."
             near = did_you_mean(metric, ranking)

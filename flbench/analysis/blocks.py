@@ -27,7 +27,7 @@ HEADINGS: Final = {
 """Headings of columns whose names are not those of their metrics."""
 SPREAD: Final = {
     "mean": "mean",
-    "std": "std of clients",
+    "std": "std over clients",
     "worst": "worst",
     "q10": "10 %",
     "q25": "25 %",
@@ -322,14 +322,14 @@ def _targets_block(analysis: Analysis, place: str, split: str, rows: pd.DataFram
     about = [_about_target(analysis, place)]
     curves = analysis.curves[analysis.curves["place"] == place]
     often = int(np.diff(np.unique(curves.loc[curves["split"] == split, "round"])).max(initial=1))
-    every = f", of one every {often} rounds" if often > 1 else ""
+    every = f"Each run is evaluated every {often} rounds. " if often > 1 else ""
     if split == "test":
         about.append("Test parts choose nothing in a run: this table only describes it.")
     about.append(
-        f"A cost is that of the first evaluation that reaches the target{every}; medians over all"
-        " runs of a method. A run that ends without reaching the target is"
-        " censored: it counts as later than all others, so where half of the runs or more do, the"
-        " median is not reached."
+        f"{every}The cost of a run is that of its first evaluation that reaches the target, and the"
+        " table has the median over all runs of a method. A run that ends without reaching the"
+        " target is censored: it counts as later than all others, so where half of the runs or more"
+        " do, the median is not reached."
     )
     if any(row["reached"] > 1 for row in records(rows)):
         about.append("In brackets: the smallest and the largest cost of the runs that reach it.")
@@ -355,7 +355,11 @@ def _about_target(analysis: Analysis, place: str) -> str:
     """Return where the target of a place comes from."""
     comparison = analysis.comparison
     if comparison.targets:
-        return "The targets are those that the report was asked for."
+        return (
+            "The user has named the targets."
+            if len(comparison.targets) > 1
+            else ("The user has named the target.")
+        )
     if given_targets(comparison, place):
         return "The target is evaluation.target_accuracy."
     count = len(comparison.at(place, comparison.baseline))
@@ -458,7 +462,7 @@ def client_spread_block(analysis: Analysis, place: str, digits: int = 4) -> Bloc
     if "gain" in measures:
         about += (
             " A client gains if its accuracy is larger than that of the model that it trains alone"
-            " (Local-Only) in the same repetition."
+            " (method local) in the same repetition."
         )
     return Block(
         f"{one_line(place)}: accuracy over clients",

@@ -200,13 +200,13 @@ def client_accuracy(analysis: Analysis, place: str) -> Figure:
 
 
 def client_gains(analysis: Analysis, place: str) -> Figure | None:
-    """Draw each client's gain over Local-Only against its samples and its skew.
+    """Draw each client's gain over `local` against its samples and its skew.
 
     Returns:
-        The figure, of the first four methods of the leaderboard; None without runs of Local-Only.
+        The figure, of the first four methods of the leaderboard; None without runs of `local`.
     """
     table = _of(analysis.clients, place)
-    ranked = [m for m in _of(analysis.leaderboard, place)["method"] if _gains(table, m).any()]
+    ranked = methods_with_gains(analysis, place)
     if not ranked:
         return None
     figure, (left, right) = _panels(2, 3.6, sharey=True)
@@ -218,13 +218,19 @@ def client_gains(analysis: Analysis, place: str) -> Figure | None:
             mine["train_size"], mine["gain"], label=in_legend(_label(analysis, method)), **style
         )
         right.scatter(mine["skew"], mine["gain"], **style)
-    left.set(xlabel="training samples", ylabel="accuracy minus Local-Only's")
+    left.set(xlabel="training samples", ylabel="accuracy minus that of local")
     right.set(xlabel="skew: distance of class shares from all clients'")
     for axes in (left, right):
         axes.axhline(0, color="0.4", lw=1)
         _plain(axes)
     _legend(figure, left)
     return figure
+
+
+def methods_with_gains(analysis: Analysis, place: str) -> list[str]:
+    """Return the methods of a place with which some clients gain or lose, best first."""
+    table = _of(analysis.clients, place)
+    return [m for m in _of(analysis.leaderboard, place)["method"] if _gains(table, m).any()]
 
 
 def convergence(analysis: Analysis, place: str) -> Figure | None:
@@ -292,7 +298,7 @@ def class_intervals(analysis: Analysis, place: str) -> Figure | None:
     steps = np.linspace(-0.3, 0.3, len(methods)) if len(methods) > 1 else [0.0]
     for axes, score in zip(panels, scores, strict=True):
         for method, step in zip(methods, steps, strict=True):
-            mine = table[table["method"] == method].set_index("class").loc[order["class"]]
+            mine = table[table["method"] == method].set_index("class").reindex(order["class"])
             style = _style(analysis, method)
             middle = mine[score].to_numpy(float)
             ends = np.stack([middle - mine[f"{score}_low"], mine[f"{score}_high"] - middle])

@@ -122,8 +122,10 @@ def _divided(block: Block, fixed: int, most: int = MOST_METHODS) -> Iterator[Blo
         most: Largest number of further columns.
     """
     count = len(block.header) - fixed
-    for begin in range(0, count, most):
-        kept = [*range(fixed), *range(fixed + begin, fixed + min(count, begin + most))]
+    tables = -(-count // most)
+    for part in range(tables):  # of about equal width
+        begin, end = count * part // tables, count * (part + 1) // tables
+        kept = [*range(fixed), *range(fixed + begin, fixed + end)]
         yield replace(
             block,
             header=tuple(block.header[k] for k in kept),

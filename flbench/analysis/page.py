@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib.resources import files
-from textwrap import fill
 from typing import TYPE_CHECKING, Any, Final, cast
 from zlib import crc32
 
@@ -137,6 +136,10 @@ def drawn(analysis: Analysis, place: str, only: Sequence[str] = ()) -> Iterator[
     left_out = ""
     if count > figures.MOST_CLASSES:
         left_out = f" Only the rarest {figures.MOST_CLASSES} of {count:,} classes are shown."
+    gains = figures.methods_with_gains(analysis, place)
+    gaining = "All methods are shown."
+    if len(gains) > figures.MOST_SCATTERED:
+        gaining = f"Only the first {figures.MOST_SCATTERED} methods of the leaderboard are shown."
     candidates: list[tuple[str, str, str, Callable[[], Figure | None]]] = [
         (
             "leaders",
@@ -181,8 +184,9 @@ def drawn(analysis: Analysis, place: str, only: Sequence[str] = ()) -> Iterator[
         (
             "gains",
             "Who gains from federation",
-            "Each dot is a client of a repetition: its accuracy minus that of a model that it"
-            " trains alone, against its number of training samples and against its skew.",
+            "Each dot is a client of a repetition: its accuracy minus that of the model that it"
+            " trains alone (method local), against its number of training samples and against its"
+            f" skew. {gaining}",
             lambda: figures.client_gains(analysis, place),
         ),
         (
@@ -272,11 +276,8 @@ def drawn_across(analysis: Analysis) -> Iterator[Drawn]:
 def _warned(figure: "Figure", comparison: Arrangement) -> "Figure":
     """Return a picture with a warning above it if the runs are not comparable."""
     if comparison.apart is not None:
-        figure.suptitle(
-            fill(f"Not comparable: {comparison.apart}.", int(12 * figure.get_size_inches()[0])),
-            fontsize=7,
-            color="#9a3b00",
-        )
+        # The reason stands in the report: it would take the room of a small picture.
+        figure.suptitle("Not comparable: see the report.", fontsize=7, color="#9a3b00")
     return figure
 
 

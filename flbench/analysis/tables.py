@@ -91,7 +91,7 @@ class Analysis:
         clients: A row for each client of each run. `accuracy` is that of the test part, and
             `validation_accuracy` NaN in runs of earlier versions. `skew`: total variation distance
             between the class shares of the client's training part and those of all clients', in
-            [0, 1]; `gain`: accuracy minus that of Local-Only for the same client and repetition.
+            [0, 1]; `gain`: accuracy minus that of `local` for the same client and repetition.
         client_scores: A row for each client and method of a place whose repetitions have the same
             clients: over the `n` repetitions in which the client has test samples, the mean
             `accuracy`, its standard deviation and interval, and those of `gain`. Empty for places
@@ -99,7 +99,7 @@ class Analysis:
         client_spread: A row for each method of each place and each of MEASURES, over repetitions:
             of the clients of a run with test samples, the mean accuracy, its standard deviation,
             `worst` and quantiles `q10`, `q25`, `median`, `q75`, `q90`; the mean `gain`, and the
-            shares of clients that gain (`gaining`) and lose (`losing`) against Local-Only.
+            shares of clients that gain (`gaining`) and lose (`losing`) against `local`.
         curves: The metric of a run by round, split (`validation`, `test`), and cumulated `bytes`
             and `seconds`. The seconds of a run are shared out evenly over its rounds.
         targets: Rounds, bytes and seconds until a method reaches a target of a place, by `split`:

@@ -395,6 +395,8 @@ def carry_on(
     ):
         supervisor.note = _note(folder)
         before, about = read_design(folder.path)
+        if asked.force and before.tuned is None:
+            raise _needless_force()
         check_code(folder.path / MARKER, design_in(read_json(folder.path / MARKER)))
         design, changed = _added(before, asked, path)
         named_by = _store_named_by(asked, begun=True)
@@ -416,6 +418,15 @@ def carry_on(
         else:
             caller.tell([f"{path} is finished: there is nothing to resume."])
         return _carry_out(folder, prepared, changed, supervisor, caller, named_by)
+
+
+def _needless_force() -> ConfigError:
+    """Return the error of a comparison without a study that is told to use its parameters."""
+    force = command_or_call("--force", "`force=True`")
+    return ConfigError(
+        f"{force} is for parameters that a study has found in another setting, and there is no"
+        f" {setting('tuned')}. Leave it out."
+    )
 
 
 def design_of(asked: Asked) -> Design:
@@ -441,11 +452,7 @@ def design_of(asked: Asked) -> Design:
             )
         base = tuning.after_search(base, study)
     elif asked.force:
-        force = command_or_call("--force", "`force=True`")
-        raise ConfigError(
-            f"{force} is for parameters that a study has found in another setting, and there is no"
-            f" {setting('tuned')}. Leave it out."
-        )
+        raise _needless_force()
     options: dict[str, Any] = {
         "seeds": asked.seeds,
         "vary": asked.vary,

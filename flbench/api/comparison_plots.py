@@ -93,7 +93,7 @@ class ComparisonPlots:
         return figures.client_accuracy(self._analysis, self._place(place))
 
     def gains(self, place: str | None = None) -> "Figure":
-        """Draw each client's gain in accuracy over Local-Only against its samples and its skew.
+        """Draw each client's gain in accuracy over `local` against its samples and its skew.
 
         The skew is the distance of a client's class shares from those of all clients, in [0, 1].
 

@@ -98,7 +98,7 @@ Definition = ast.ClassDef | ast.FunctionDef | ast.Assign | ast.AnnAssign
 
 
 @dataclass(frozen=True)
-class Found:
+class PublicName:
     """A public name.
 
     Attributes:
@@ -240,16 +240,16 @@ def _places(topic: Topic) -> list[str]:
 
 
 @cache
-def _index() -> dict[str, list[Found]]:
+def _index() -> dict[str, list[PublicName]]:
     """Return the names of all topics; the first of several equal names is meant by the name."""
-    found: dict[str, list[Found]] = {}
+    found: dict[str, list[PublicName]] = {}
     for topic in TOPICS:
         for place in _places(topic):
             for name in _public(place):
                 if (defined := _definition(place, name)) is not None:
                     entries = found.setdefault(name, [])
                     if all(entry.node is not defined[1] for entry in entries):
-                        entries.append(Found(name, place, *defined, topic))
+                        entries.append(PublicName(name, place, *defined, topic))
     return found
 
 
@@ -285,7 +285,7 @@ def _members(node: Definition | None) -> list[ast.FunctionDef]:
     return [one for one in body if isinstance(one, ast.FunctionDef) and one.name[0] != "_"]
 
 
-def _search(name: str) -> list[Found]:
+def _search(name: str) -> list[PublicName]:
     """Return what has a name; the first is meant, and the others are further ones.
 
     Raises:
@@ -301,7 +301,7 @@ def _search(name: str) -> list[Found]:
     raise ConfigError(f"flbench has no public name `{name}`.{hint} fl.help() lists the names.")
 
 
-def _plain(name: str) -> list[Found]:
+def _plain(name: str) -> list[PublicName]:
     """Return what has a name without dots."""
     index = _index()
     if name in index:
@@ -313,15 +313,15 @@ def _plain(name: str) -> list[Found]:
         is_method = package == "flbench.algorithms"
         note = f"Keys: fl.method({name!r}), or flbench algos {name}" if is_method else ""
         defined = _definition(module, kind)
-        return [Found(kind, module, *defined, topic, note)] if defined else []
+        return [PublicName(kind, module, *defined, topic, note)] if defined else []
     modules = [one for one in _modules() if one.rpartition(".")[2] == name]
     modules.sort(key=lambda one: one.count("."))
     listed = {place for topic in TOPICS for place in _places(topic)}
     # `names` is a method of `NetSpec` before it is a module of flbench's inside.
     if any(one in listed or one.count(".") == 1 for one in modules):
-        return [Found("", one, one, None) for one in modules]
+        return [PublicName("", one, one, None) for one in modules]
     members = [
-        Found(f"{entry.name}.{name}", entry.place, entry.module, member, entry.topic)
+        PublicName(f"{entry.name}.{name}", entry.place, entry.module, member, entry.topic)
         for entries in index.values()
         for entry in entries
         for member in _members(entry.node)
@@ -331,13 +331,13 @@ def _plain(name: str) -> list[Found]:
         # `dispatch` is a hook of `Algorithm` before it is a method of any other class.
         return sorted(members, key=lambda one: not one.name.startswith("Algorithm."))
     if modules:
-        return [Found("", one, one, None) for one in modules]
+        return [PublicName("", one, one, None) for one in modules]
     places = _elsewhere().get(name, [])
     defined_at = ((place, _definition(place, name)) for place in places)
-    return [Found(name, place, *defined) for place, defined in defined_at if defined]
+    return [PublicName(name, place, *defined) for place, defined in defined_at if defined]
 
 
-def _dotted(name: str) -> list[Found]:
+def _dotted(name: str) -> list[PublicName]:
     """Return what has a name with dots: modules first, then a name in them, then a member."""
     parts = name.split(".")
     if parts[0] in ("fl", "flbench"):
@@ -348,15 +348,15 @@ def _dotted(name: str) -> list[Found]:
             continue
         rest = parts[length:]
         if not rest:
-            return [Found("", module, module, None)]
+            return [PublicName("", module, module, None)]
         if (defined := _definition(module, rest[0])) is not None:
-            return _within(Found(rest[0], module, *defined), rest[1:])
+            return _within(PublicName(rest[0], module, *defined), rest[1:])
     if len(parts) > 1 and (found := _plain(parts[0])):
         return _within(found[0], parts[1:])
     return []
 
 
-def _within(found: Found, members: list[str]) -> list[Found]:
+def _within(found: PublicName, members: list[str]) -> list[PublicName]:
     """Return a name, or one of the members of the class that it is."""
     here = (topic for topic in TOPICS if found.place in _places(topic))
     if (topic := next(here, None)) is not None and found.name in _public(found.place):
@@ -367,7 +367,7 @@ def _within(found: Found, members: list[str]) -> list[Found]:
     if not members:
         return [found]
     return [
-        Found(f"{found.name}.{member.name}", found.place, found.module, member, found.topic)
+        PublicName(f"{found.name}.{member.name}", found.place, found.module, member, found.topic)
         for member in _members(found.node)
         if [member.name] == members
     ]
@@ -403,7 +403,7 @@ def _guide(page: str, title: str) -> str:
     return f'"{title}", docs/{page}'
 
 
-def _described(found: Sequence[Found]) -> str:
+def _described(found: Sequence[PublicName]) -> str:
     """Return the description of a name, and where its other meanings are."""
     one, *others = found
     if one.node is None:
@@ -426,7 +426,7 @@ def _described(found: Sequence[Found]) -> str:
     return "\n\n".join([*parts, "\n".join(last)])
 
 
-def _of_module(module: str, others: Sequence[Found]) -> list[str]:
+def _of_module(module: str, others: Sequence[PublicName]) -> list[str]:
     """Return the paragraphs about a module: its docstring, and what is in it."""
     tree = _tree(module)
     assert tree is not None
@@ -447,7 +447,7 @@ def _of_module(module: str, others: Sequence[Found]) -> list[str]:
     return [part for part in [*parts, last] if part]
 
 
-def _title(found: Found) -> str:
+def _title(found: PublicName) -> str:
     """Return the line that says how a name is imported."""
     if found.place == "flbench":
         return f"fl.{found.name}"
@@ -460,7 +460,7 @@ def _file(module: str) -> str:
     return _modules()[module].relative_to(ROOT.parent).as_posix()
 
 
-def _docstring(found: Found) -> str:
+def _docstring(found: PublicName) -> str:
     """Return the docstring of a name; of a constant, the text below it."""
     node = found.node
     if isinstance(node, ast.ClassDef | ast.FunctionDef):
@@ -502,7 +502,7 @@ def _parameter_names(node: ast.FunctionDef) -> list[str]:
     return given + [one.arg for one in node.args.kwonlyargs]
 
 
-def _signature(found: Found) -> str:
+def _signature(found: PublicName) -> str:
     """Return how something is called; of a constant, its value."""
     node, name = found.node, found.name
     if isinstance(node, ast.FunctionDef):

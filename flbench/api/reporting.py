@@ -1,6 +1,6 @@
 """Reports of finished runs: which method is best, how sure that is, and what it costs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final
@@ -128,7 +128,7 @@ class Comparison:
         Columns: `place`, `method`, `repetition`, `client`, `name`, `train_size`, `test_size`,
         `classes`; `skew` in [0, 1], the distance of the client's class shares from those of all
         clients; `accuracy` on the test part; `validation_accuracy`, NaN in runs of earlier
-        versions; `gain`, accuracy minus that of Local-Only.
+        versions; `gain`, accuracy minus that of `local`.
         """
         return self._analysis.clients.copy()
 
@@ -139,7 +139,7 @@ class Comparison:
         Columns: `place`, `client`, `name`; `train_size` and `test_size`, means over repetitions;
         `method`; `n`, the number of repetitions in which the client has test samples; the mean
         `accuracy` with `accuracy_std`, `accuracy_low` and `accuracy_high`, its standard deviation
-        and 95 % interval; and the same of `gain`, accuracy minus that of Local-Only.
+        and 95 % interval; and the same of `gain`, accuracy minus that of `local`.
         """
         return self._analysis.client_scores.copy()
 
@@ -149,7 +149,7 @@ class Comparison:
 
         Columns: `place`, `method`, `measure`, `n`, `mean`, `std`, `low`, `high`. Measures: over the
         clients with test samples `mean`, `std`, `worst` and the quantiles `q10`, `q25`, `median`,
-        `q75`, `q90` of the accuracy; with Local-Only the mean `gain` over it, and the shares of
+        `q75`, `q90` of the accuracy; with `local` the mean `gain` over it, and the shares of
         clients that gain (`gaining`) and lose (`losing`).
         """
         return self._analysis.client_spread.copy()
@@ -262,7 +262,7 @@ def report(
     *,
     metric: str | Sequence[str] = "accuracy",
     baseline: str | None = None,
-    target: str | float | Sequence[float] | None = None,
+    target: str | float | Iterable[float] | None = None,
     force: bool = False,
 ) -> Comparison:
     """Compare finished runs, as `flbench report` does.

@@ -64,7 +64,7 @@ def check(design: Design, cells: Sequence[Job], built: Cells, samples: LoadedSam
         return
     if design.reference is not None:  # the variants of an ablation are meant to differ
         cells = [cell for cell in cells if cell.method == design.reference]
-    if found := _labelled(_different(study, cells, built, samples), cells):
+    if found := _labelled(_different(study, cells, built, samples), study, cells):
         force = command_or_call("--force", "force=True")
         lines = [f"{setting('tuned', str(design.tuned))}: {words}." for words in found]
         raise ConfigError(
@@ -145,9 +145,11 @@ def _different(
     return found
 
 
-def _labelled(found: Mapping[str, Mapping[str, None]], cells: Sequence[Job]) -> list[str]:
-    """Return differences, each with the methods that it is about unless these are all methods."""
-    methods = dict.fromkeys(cell.method for cell in cells)
+def _labelled(
+    found: Mapping[str, Mapping[str, None]], study: StoredStudy, cells: Sequence[Job]
+) -> list[str]:
+    """Return differences, each with the methods that it is about unless all tuned ones have it."""
+    methods = {cell.method for cell in cells if study.winner(cell.config.algorithm.name)}
     return [
         f"{difference} ({', '.join(of)})" if 0 < len(of) < len(methods) else difference
         for difference, of in found.items()
@@ -166,7 +168,7 @@ def _about_setting(
         return []
     return [
         f"The parameters are those that the study {study.path.name} has found in another setting:"
-        f" {'; '.join(_labelled(found, cells))}. They need not be the best ones here."
+        f" {'; '.join(_labelled(found, study, cells))}. They need not be the best ones here."
         " Tune the methods in the setting of the comparison before you claim that one is better."
     ]
 
@@ -271,7 +273,7 @@ def _about_seed(study: StoredStudy, place: str, seeded: Sequence[int], count: in
     seed = study.header.seed
     which = "each repetition" if 1 < count == len(seeded) else f"repetition {seeded[0]}"
     return [
-        f"{place}: {which} has the seed {seed} with which the study {study.path.name} searched: its"
-        " initial weights and cohorts have chosen the parameters, so its results are not"
-        f" independent of the search. {AFTER}"
+        f"{place}: {which} has the seed {seed} of the search of the study {study.path.name}. The"
+        " parameters were chosen with the initial weights and cohorts of this seed, so its results"
+        f" are not independent of the search. {AFTER}"
     ]

@@ -104,7 +104,7 @@ class StudyReport:
             "partition of the search": header.partition_hash or "-",
             "budget": f"{count(header.trials, 'trial')} of {count(header.rounds, 'round')} for"
             f" each method, then {count(header.seeds, 'final training')} of the defaults and of the"
-            f" winner, {self._finals}",
+            f" winner, {self._what_varies}",
             "metric": f"{answer.words(header.metric)} of {models}, after the last round",
             "search": f"{header.search}, scheduler {header.scheduler}, seed {header.seed}",
             "begun": header.created,
@@ -113,7 +113,7 @@ class StudyReport:
         }
 
     @property
-    def _finals(self) -> str:
+    def _what_varies(self) -> str:
         """What differs between final trainings, in words."""
         if self.study.header.vary == "training":
             return "each with another seed, on the partition of the search"
@@ -133,7 +133,7 @@ class StudyReport:
             " rounds, on the same partition and with the same cohorts. Trial 0 has the method's"
             " default hyper-parameters. Trials are scored on validation parts only, after the last"
             " round, and the best finished trial wins. Test parts are used in final trainings only,"
-            f" {self._finals}; test metrics are those of the last round.{early}"
+            f" {self._what_varies}; test metrics are those of the last round.{early}"
         )
 
     @property

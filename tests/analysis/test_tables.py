@@ -337,7 +337,7 @@ def test_columns_of_the_leaderboard_can_be_chosen(tmp_path):
             arrange(runs, metric=wrong)
     for wrong, words in {
         "0.5,x": "'x' is not a number",
-        "": "'' is not a number",
+        " ": "' ' is not a number",
         90: "0.9 instead of 90",
         -1: "between 0 and 1",
         (0.5, math.nan): "nan is not a number",
@@ -345,7 +345,8 @@ def test_columns_of_the_leaderboard_can_be_chosen(tmp_path):
     }.items():
         with pytest.raises(UserError, match=re.escape(words)):
             arrange(runs, targets=wrong)
-    assert arrange(runs, targets="0.8, 0.9").targets == (0.8, 0.9)
+    assert arrange(runs, targets="0.8, 0.9,").targets == (0.8, 0.9)
+    assert arrange(runs, targets=np.array([0.5, 0.6])).targets == (0.5, 0.6)
     with pytest.raises(UserError, match="Did you mean `fedavg`"):
         arrange(runs, baseline="FedAvg")
 

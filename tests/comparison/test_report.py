@@ -189,7 +189,7 @@ def test_study_compares_its_final_trainings(tmp_path):
         (["{}"], "has no run below it"),
         (["{}/a", "--metric", "loss"], "no test metric `loss`"),
         (["{}/a", "--baseline", "ditto"], "the baseline 'ditto' is not one of the methods: fedavg"),
-        (["{}/a", "{}/b"], "not comparable: they differ in partition.alpha: 0.1 in"),
+        (["{}/a", "{}/b"], "not comparable: they differ in partition.alpha: 0.1 and 1, in"),
     ],
 )
 def test_wrong_requests_are_named(arguments, message, tmp_path, capsys):
