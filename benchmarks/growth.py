@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--clients", default="10,100,1000,10000")
     parser.add_argument("--cohorts", default="1,10,100")
     parser.add_argument("--engines", default="sequential,vectorized")
+    parser.add_argument("--method", default="fedavg", help="fedavg: one model; ditto: personal")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     numbers = [int(text) for text in options.clients.split(",")]
@@ -41,7 +42,7 @@ def main() -> None:
     for engine in options.engines.split(","):
         for clients, cohort in cases:
             line = {"engine": engine, "clients": clients, "cohort": cohort}
-            line |= measure(engine, clients, cohort)
+            line |= measure(engine, clients, cohort, options.method)
             lines.append(line)
             sys.stdout.write(
                 f"| {engine} | {clients:,} | {cohort} | {line['train']:.4f}"
@@ -51,7 +52,7 @@ def main() -> None:
             (options.out / "growth.json").write_text(json.dumps(lines, indent=1) + "\n")
 
 
-def measure(engine: str, clients: int, cohort: int) -> dict[str, float]:
+def measure(engine: str, clients: int, cohort: int, method: str) -> dict[str, float]:
     """Return the seconds of one round's training, of an evaluation, and of the rest of a run."""
     with tempfile.TemporaryDirectory() as folder:
         draw = np.random.default_rng(0)
@@ -61,7 +62,7 @@ def measure(engine: str, clients: int, cohort: int) -> dict[str, float]:
         file = Path(folder) / "random.npz"
         owners = np.repeat(np.arange(clients), SAMPLES)
         np.savez(file, train_images=values, train_labels=labels, train_groups=owners)
-        command = [sys.executable, "-m", "flbench", "run", "fedavg", "--json", "--out", folder]
+        command = [sys.executable, "-m", "flbench", "run", method, "--json", "--out", folder]
         command += [f"data.path={file}", "partition.scheme=natural", "partition.min_samples=1"]
         command += ["partition.split=[0.67, 0.0, 0.33]", f"train.rounds={ROUNDS}"]
         command += [f"train.participation={cohort / clients}", f"engine.name={engine}"]

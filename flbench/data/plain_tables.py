@@ -71,7 +71,7 @@ def read(
     kinds: dict[int, Any] = {k: str if k in texts else np.float64 for k in range(width)}
     absent: Any = {k: sorted(unknown) for k in range(width) if k != label}
     try:
-        frame = pd.read_csv(
+        frame: Any = pd.read_csv(
             io.BytesIO(content),
             header=None,
             names=list(range(width)),

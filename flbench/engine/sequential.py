@@ -69,7 +69,8 @@ class SequentialEngine:
         is_small = sum(leaf.numel() for leaf in net_leaves(net).values()) <= STACKED_SIZE
         is_plain = fabric.device.type == "cpu" and config.precision in ("32-true", "64-true")
         self._stacks = stacks and is_small and is_plain and is_known(net)
-        self._given = net, federation, config.altered(block=STACKED_CLIENTS)
+        seeded = deepcopy(net) if self._stacks else net
+        self._given = seeded, federation, config.altered(block=STACKED_CLIENTS)
         self._stack: VectorizedEngine | None = None
         self._means: dict[str, float] = {}
         net = fabric.to_device(deepcopy(net).to(dtype)).requires_grad_(False)
@@ -100,9 +101,8 @@ class SequentialEngine:
     ) -> Results:
         """Train the clients one after the other; see `Engine.run`."""
         if self._can_stack(program, observe) and len(ids) > 1:
-            if self._stack is None:
-                self._stack = VectorizedEngine(*self._given)
             try:
+                self._stack = self._stack or VectorizedEngine(*self._given)
                 return self._stack.run(
                     program, ids, rows=rows, dispatch=dispatch, settings=settings, observe=observe
                 )
