@@ -47,7 +47,9 @@ def cross_entropies(logits: Tensor, y: Tensor) -> Tensor:
 class CrossEntropy:
     """Mean over the batch of -log softmax(logits)[label], in nats.
 
-    Reads the net's logits [B, C] and the labels [B].
+    Reads the logits [B, C] of `outputs`, those of the net, and the labels [B]. A subclass that
+    overrides `outputs` computes the cross entropy of other logits, and the terms of `train.terms`
+    read them too.
 
     Attributes:
         weight: Factor of the term: a number, or the name of a 0-dim ctx entry.
@@ -57,8 +59,9 @@ class CrossEntropy:
 
     def __call__(self, context: StepContext) -> Tensor:
         """Return the mean cross entropy, 0-dim."""
-        return mean_cross_entropy(context.out.logits, context.batch.y, context.batch.mask)
+        logits = self.outputs(context).logits
+        return mean_cross_entropy(logits, context.batch.y, context.batch.mask)
 
     def outputs(self, context: StepContext) -> Outputs:
-        """Return the net's outputs."""
+        """Return features [B, D] and logits [B, C]: the net's outputs."""
         return context.out

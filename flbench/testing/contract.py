@@ -412,6 +412,27 @@ class Contract(Conditions):
                 kept = state.clients[name][results.ids]
                 assert torch.equal(kept, ended), f"`{name}` has changed at a client"
 
+    def test_tensors_that_a_phase_trains_at_the_client_change(self, method: Played) -> None:
+        """A kept tensor on which the loss does not depend would stay as it was, without a word."""
+        algorithm = method.float64.built.algorithm
+        layers = algorithm.setting.net.layers
+        # BatchNorm subtracts the bias of a convolution again, so its gradient is zero.
+        without_effect = tuple(f"{layer.name}.bias" for layer in layers if layer.kind == "conv")
+        changed: dict[str, bool] = {}
+        for number in range(3):
+            before, after = method.float64.after(number), method.float64.after(number + 1)
+            program = algorithm.program(replace(before, clients={}))
+            for step in program.steps:
+                if not isinstance(step, Phase) or isinstance(step.train, str):
+                    continue
+                for name in step.train & program.keeps & before.clients.keys():
+                    if name.endswith(without_effect):
+                        continue
+                    same = torch.equal(before.clients[name], after.clients[name])
+                    changed[name] = changed.get(name, False) or not same
+        unchanged = sorted(name for name, is_changed in changed.items() if not is_changed)
+        assert not unchanged, f"phases train {unchanged}, but no client's values have changed"
+
     def test_programs_of_a_stage_are_equal_and_hashable(self, method: Played) -> None:
         algorithm = method.float32.built.algorithm
         states = [method.float32.after(rounds) for rounds in range(3)]

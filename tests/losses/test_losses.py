@@ -1,5 +1,6 @@
 """Every term against a loop over samples in float64, its edges, and vmap of its gradient."""
 
+from dataclasses import dataclass
 from math import exp, log, sqrt
 
 import pytest
@@ -47,6 +48,21 @@ TERMS = {
     "class_balanced": ClassBalanced(beta=0.9),
     "label_smoothing": LabelSmoothing(epsilon=0.1),
 }
+
+
+@dataclass(frozen=True)
+class OfOtherLogits(CrossEntropy):
+    def outputs(self, context):
+        return context.out._replace(logits=context.out.logits * context.leaves["scale"])
+
+
+def test_cross_entropy_is_that_of_the_outputs_of_a_subclass():
+    c = case()
+
+    found = OfOtherLogits()(c.context())
+
+    expected = torch.nn.functional.cross_entropy(c.logits * 2.5, c.y)
+    assert torch.allclose(found, expected, rtol=0, atol=TINY)
 
 
 @pytest.mark.parametrize("name", TERMS)
