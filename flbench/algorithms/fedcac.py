@@ -152,7 +152,7 @@ class FedCAC(Algorithm):
         O_ij is 0 where |M_i| is 0.
         """
         common = torch.zeros(len(bits), len(bits), dtype=torch.float64)
-        for block in bits.split(BLOCK // len(bits) + 1, dim=1):
+        for block in torch.split(bits, BLOCK // len(bits) + 1, dim=1):
             some = unpack(block).double()
             common += some @ some.T
         sizes = common.diagonal().clone()

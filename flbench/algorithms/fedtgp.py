@@ -178,7 +178,7 @@ class FedTGP(Algorithm):
         gradient = torch.func.grad(margin_loss)
         for epoch in range(c.server_epochs):
             order = torch.from_numpy(draw.sample_order(self.setting.clients, epoch, len(y)))
-            for batch in order.split(size):
+            for batch in torch.split(order, size):
                 slope = gradient(psi, points[batch], y[batch], margin)
                 psi = {name: value - rate * slope[name] for name, value in psi.items()}
         return psi, float(margin_loss(psi, points, y, margin))
@@ -224,7 +224,7 @@ def adaptive_margin(points: Tensor, y: Tensor, tau: float) -> Tensor:
     >>> adaptive_margin(points, torch.tensor([0, 0, 4]), tau=100.0)  # (1, 0) and (1, 3)
     tensor(3., dtype=torch.float64)
     """
-    means = torch.stack([points[y == k].mean(dim=0) for k in y.unique()])
+    means = torch.stack([points[y == k].mean(dim=0) for k in sorted({*y.tolist()})])
     apart = torch.cdist(means, means, compute_mode="donot_use_mm_for_euclid_dist")
     nearest = apart.fill_diagonal_(torch.inf).amin(dim=1)
     return nearest.amax().clamp_max(tau)
