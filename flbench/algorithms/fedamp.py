@@ -49,7 +49,7 @@ class FedAMPConfig(AlgorithmConfig):
         None,
         gt=0,
         description="distance: scale of the squared distances (paper: 1e6; default: their mean over"
-        " the first uploads); cosine: factor of the cosines (default: 25)",
+        " the last uploads, in each round); cosine: factor of the cosines (default: 25)",
     )
     share: float = Field(
         0.99,
@@ -101,9 +101,11 @@ class FedAMP(Algorithm):
     alpha_1 and `share` is alpha_1 (N - 1) / sigma. Their defaults are the paper's values (lambda =
     1, alpha_1 = 1e4, sigma = 1e6, N = 100). The paper's sigma is far above the squared distances
     of small nets, whose mixtures would be uniform; the default is therefore the mean squared
-    distance of the first uploads, which is then fixed. alpha_t = alpha_1 decay^floor(t /
-    decay_every), as in other code. Because lambda / alpha_t grows without bound, alpha_t does not
-    fall below `train.optimizer.lr` lambda, where one step moves the model to its mixture.
+    distance of the last uploads, computed in each round. The mean of the first uploads, kept, would
+    soon be too small: distances grow, and each client would be left alone after a few rounds.
+    alpha_t = alpha_1 decay^floor(t / decay_every), as in other code. Because lambda / alpha_t grows
+    without bound, alpha_t does not fall below `train.optimizer.lr` lambda, where one step moves the
+    model to its mixture.
 
     Readings. Training starts at u_i: with the paper's values, 1000 steps from w_i would keep 99 %
     of w_i. Other code starts at w_i (`start=own`), or evaluates u_i. xi is used as printed, though
@@ -147,7 +149,6 @@ class FedAMP(Algorithm):
         server = {
             "xi": torch.eye(clients, dtype=torch.float64),  # [N, N]
             "known": torch.zeros(clients, dtype=torch.bool),  # [N], who has uploaded a model
-            "sigma": torch.tensor(self.config.sigma or 0.0, dtype=torch.float64),
         }
         keeps, sends = self.split()
         return server, repeat(only(start, keeps | sends), clients)
@@ -183,13 +184,14 @@ class FedAMP(Algorithm):
         known = state.server["known"].index_fill(0, results.ids, True)
         names, c, n = self.setting.net.parameters, self.config, len(known)
         pairs = known[:, None] & known & ~torch.eye(n, dtype=torch.bool)  # [N, N]
-        sigma, xi = state.server["sigma"], torch.zeros(n, n, dtype=torch.float64)
+        xi = torch.zeros(n, n, dtype=torch.float64)
 
         if c.similarity == "distance":
             distance = squared_distances(state.clients, names)  # [N, N]
-            if float(sigma) == 0.0 and bool(pairs.any()):
-                sigma = distance[pairs].mean()
-            if float(sigma) > 0:
+            sigma = c.sigma
+            if sigma is None:
+                sigma = float(distance[pairs].mean()) if bool(pairs.any()) else 0.0
+            if sigma > 0:
                 alpha = self.decayed(state.round + 1) * c.share * sigma / max(1, n - 1)
                 xi = torch.where(pairs, alpha * (-distance / sigma).exp() / sigma, 0.0)
             own = 1 - xi.sum(dim=1)
@@ -200,7 +202,7 @@ class FedAMP(Algorithm):
             xi = (1 - own)[:, None] * softmax_among(scores, pairs, dim=1)
 
         metrics = {"self_weight_mean": float(own[known].mean())}
-        return Update({"xi": xi + own.diag(), "known": known, "sigma": sigma}, metrics=metrics)
+        return Update({"xi": xi + own.diag(), "known": known}, metrics=metrics)
 
     def learned(self, state: State) -> tuple[Learned, ...]:
         """Return the weights of the mixtures; nothing before the first round."""

@@ -220,9 +220,8 @@ class PersonalHead:
         shares = (counts / counts.sum().clamp_min(1.0)).to(first.dtype)
         hidden = linear(shares, first, first_bias).relu()  # [h]
         flat = linear(hidden, last, last_bias)  # [C D + C]
-        for part, shape in zip(
-            torch.split(flat, [*map(prod, self.shapes)]), self.shapes, strict=True
-        ):
+        parts = torch.split(flat, [*map(prod, self.shapes)])
+        for part, shape in zip(parts, self.shapes, strict=True):
             yield part.reshape(shape)
 
 

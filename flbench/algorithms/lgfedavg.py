@@ -1,18 +1,34 @@
 """LG-FedAvg: the lower layers stay with the client (Liang et al., 2020)."""
 
+from dataclasses import replace
 from typing import ClassVar
 
+import torch
 from pydantic import Field
+from torch import Tensor
 
 from flbench.algorithms import (
     ALGORITHMS,
     Algorithm,
     AlgorithmConfig,
     Communication,
+    Dispatch,
     LayerSpec,
+    LocalProgram,
+    Message,
     Paper,
+    Results,
+    Stage,
+    State,
+    Tree,
     UniformConfig,
+    Update,
+    only,
+    repeat,
+    weighted_mean,
 )
+
+OWNS = "owns"  # [N] bool at the server: who has trained lower layers since the warm-up
 
 
 class LGFedAvgConfig(UniformConfig):
@@ -24,6 +40,13 @@ class LGFedAvgConfig(UniformConfig):
         description="number of layers at the net's end that are averaged; a normalization belongs"
         " to the layer before it, and layers without parameters do not count (default: the head)",
         json_schema_extra={"unit": "layers"},
+    )
+    warmup: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of the rounds, at the beginning, in which all layers are averaged"
+        " (authors: 2/3 on MNIST, 6/7 on CIFAR-10)",
     )
 
 
@@ -40,11 +63,12 @@ class LGFedAvg(Algorithm):
     the convolutions instead. The mean is uniform, as in the code; `agg_weights=samples` weights by
     samples. Statistics of BatchNorm are kept or averaged with their layer.
 
-    Deviations. The authors start from a net that FedAvg has trained (for two thirds of all rounds
-    on MNIST, six sevenths on CIFAR-10); here all clients start from the seeded net, as with all
-    other methods. Their code keeps for each client the model of its best round on the test samples;
-    here the newest model is evaluated. The paper's figure for new devices, which averages the
-    lower layers of all clients, is not computed.
+    Deviations. The authors start from a net that FedAvg has trained. Here all clients start from
+    the seeded net, as with all other methods, unless `warmup` makes the first rounds FedAvg; each
+    client then receives the averaged lower layers once, with its first download after these rounds.
+    The authors' code keeps for each client the model of its best round on the test samples; here
+    the newest model is evaluated. The paper's figure for new devices, which averages the lower
+    layers of all clients, is not computed.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = LGFedAvgConfig
@@ -86,10 +110,64 @@ class LGFedAvg(Algorithm):
             " normalizations not counted."
         ]
 
+    def stages(self) -> tuple[Stage, ...]:
+        rounds = self.setting.rounds
+        warm = int(self.config.warmup * rounds + 1e-9)
+        lengths = {"fedavg": warm, "lg": rounds - warm}
+        return tuple(Stage(name, length) for name, length in lengths.items() if length)
+
+    def is_warmup(self, state: State) -> bool:
+        """Return whether the next round is one of FedAvg."""
+        return self.stages()[state.stage].name == "fedavg"
+
+    def lower(self) -> frozenset[str]:
+        """Return the leaves that a warm-up averages and that clients keep afterwards."""
+        policy_keeps = (
+            self.setting.net.statistics if self.setting.train.batchnorm == "local" else ()
+        )
+        return self.split()[0].difference(policy_keeps)
+
+    def init(self, start: Tree) -> tuple[Tree, Tree]:
+        server, clients = super().init(start)
+        if self.stages()[0].name == "fedavg":
+            server = only(start, server.keys() | self.lower())
+            server[OWNS] = torch.zeros(self.setting.clients, dtype=torch.bool)
+        return server, clients
+
+    def program(self, state: State) -> LocalProgram:
+        program = super().program(state)
+        if not self.is_warmup(state):
+            return program
+        return replace(
+            program, keeps=program.keeps - self.lower(), sends=program.sends | self.lower()
+        )
+
+    def dispatch(self, state: State, ids: Tensor) -> Dispatch:
+        if OWNS not in state.server or state.is_initial:
+            return super().dispatch(state, ids)
+        shared = only(state.server, self.split()[1])
+        lower = only(state.server, self.lower())
+        if self.is_warmup(state):
+            return Dispatch(Message(shared | lower))
+        new = ~state.server[OWNS][ids]  # [K], clients without lower layers of their own
+        rows = Message(repeat(lower, len(ids)), dict.fromkeys(lower, new))
+        return Dispatch(Message(shared), rows)
+
+    def aggregate(self, state: State, results: Results) -> Update:
+        if OWNS not in state.server:
+            return super().aggregate(state, results)
+        if self.is_warmup(state):
+            sends = self.program(state).sends
+            return Update(weighted_mean(only(results.sent.values, sends), self.weights(results)))
+        owns = state.server[OWNS].index_fill(0, results.ids, True)
+        return Update(self.mean(results) | {OWNS: owns})
+
     def notes(self) -> list[str]:
         personal, name = self.personal(), self.config.name
         if not personal:
             return [f"{name}: all layers are averaged, which is FedAvg."]
+        if self.stages()[-1].name == "fedavg":
+            return [f"{name}: all rounds are warm-up rounds, which is FedAvg."]
         if personal == self.setting.net.names("all"):
             return [f"{name}: no layer is averaged (algorithm.layers=0), which is Local-Only."]
         return []

@@ -29,8 +29,8 @@ from flbench.algorithms import (
 class PerFedAvgConfig(UniformConfig):
     """Keys of Per-FedAvg."""
 
-    version: Literal["fo", "hf"] = Field(
-        "fo",
+    version: Literal["first_order", "hessian_free"] = Field(
+        "first_order",
         description="treatment of the Hessian: left out (first order), or its product with the"
         " gradient by a difference of two gradients (Hessian-free)",
     )
@@ -40,11 +40,13 @@ class PerFedAvgConfig(UniformConfig):
         description="length of the personalizing step, in training and in the evaluation;"
         " train.schedule does not scale it",
     )
-    delta: float = Field(1e-3, gt=0, description="version=hf: step of the difference of gradients")
+    delta: float = Field(
+        1e-3, gt=0, description="version=hessian_free: step of the difference of gradients"
+    )
     relative_delta: bool = Field(
         False,
-        description="version=hf: delta is divided by the norm of the gradient (at least 1e-8),"
-        " which keeps the difference above rounding errors when gradients are small",
+        description="version=hessian_free: delta is divided by the norm of the gradient (at least"
+        " 1e-8), which keeps the difference above rounding errors when gradients are small",
     )
     steps: int | None = Field(
         None,
@@ -64,13 +66,13 @@ class PerFedAvgConfig(UniformConfig):
 class PerFedAvg(Algorithm):
     """The server learns a model w whose loss after one gradient step at a client is small.
 
-    Client, for each batch, whose rows are divided into parts a, a' (and a'' with `version=hf`):
+    Client, for each batch, whose rows are divided into parts a, a' (and a'' for the Hessian):
 
         u  = w - alpha grad CE(w; a)
         g' = grad CE(u; a')
-        fo:  w <- w - eta g'
-        hf:  w <- w - eta (g' - alpha h)
-             h = (grad CE(w + delta g'; a'') - grad CE(w - delta g'; a'')) / (2 delta)
+        w <- w - eta g'                                              version=first_order
+        w <- w - eta (g' - alpha h)                                  version=hessian_free
+        h  = (grad CE(w + delta g'; a'') - grad CE(w - delta g'; a'')) / (2 delta)
 
     h approximates the Hessian at w (not at u) times g'. eta is `train.optimizer.lr`, beta of the
     paper, which takes 0.001 and alpha 0.01. Server: w <- mean of w_i over the cohort, uniform as in
@@ -78,13 +80,16 @@ class PerFedAvg(Algorithm):
     training batches, on a copy, and as `noft` with w itself; `gm` is w.
 
     Readings and deviations. The paper draws three independent batches; here row j of a batch is in
-    part j mod 2 (fo) or j mod 3 (hf), so that a round costs as many samples as one of FedAvg: set
+    part j mod 2, or j mod 3 with a'', so that a round costs as many samples as one of FedAvg: set
     `train.batch_size` to two or three times the paper's. A part without a row, as in a batch of one
-    sample, is the whole batch. A step costs two (fo) or four (hf) gradients. Weight decay and
-    clipping of `train.*` act on the step of w, not on the step to u. The logged training loss is
-    that of w on a. BatchNorm normalizes with the whole batch, and its statistics are updated in
-    each of the two or four passes, also at u and w +- delta g'. The batches of the evaluation are
-    those that the client would train with in the last round.
+    sample, is the whole batch. A step costs two or four gradients. Weight decay and clipping of
+    `train.*` act on the step of w, not on the step to u. The logged training loss is that of w on
+    a. BatchNorm normalizes with the whole batch, and its statistics are updated in each of the two
+    or four passes, also at u and w +- delta g'. The batches of the evaluation are those that the
+    client would train with in the last round.
+
+    The Hessian makes steps long where the loss is curved: with alpha and eta near 0.1, training
+    may diverge unless `train.clip` is set.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = PerFedAvgConfig
@@ -151,25 +156,26 @@ class MetaGradient:
     """Gradient hook: the gradient of the loss after one personalizing step, with respect to w.
 
     Attributes:
-        version: `fo` leaves the Hessian out, `hf` approximates its product with the gradient.
+        version: `first_order` leaves the Hessian out, `hessian_free` approximates its product with
+            the gradient.
         alpha: Length of the personalizing step.
         delta: Step of the difference of gradients.
         relative: Whether delta is divided by the norm of the gradient.
     """
 
-    version: Literal["fo", "hf"]
+    version: Literal["first_order", "hessian_free"]
     alpha: float
     delta: float
     relative: bool
 
     def __call__(self, grad: GradFn, parameters: Tree, batch: Batch, ctx: Tree) -> Tree:
-        """Return g' (fo), or g' - alpha h (hf)."""
-        count = 2 if self.version == "fo" else 3
+        """Return g', or g' - alpha h with the Hessian."""
+        count = 2 if self.version == "first_order" else 3
         inner, outer, *rest = (part(batch, k, count) for k in range(count))
 
         first = grad(parameters, inner)
         g = grad({n: w - self.alpha * first[n] for n, w in parameters.items()}, outer)  # at u
-        if self.version == "fo":
+        if self.version == "first_order":
             return g
 
         delta: float | Tensor = self.delta

@@ -87,7 +87,7 @@ def slow_rounds(clients, keys, rounds):
             new[i] = clients.descend(i, t, u[i] if keys["start"] == "cloud" else w[i], loss)
         w = new
         known |= set(clients.cohort(t))
-        if sigma is None and keys["similarity"] == "distance" and len(known) > 1:
+        if keys["sigma"] is None and keys["similarity"] == "distance" and len(known) > 1:
             pairs = [(i, j) for i in known for j in known if i < j]
             sigma = sum(squared(w[i], w[j]) for i, j in pairs) / len(pairs)
     return w, clouds(rounds)[0]

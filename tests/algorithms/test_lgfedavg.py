@@ -1,9 +1,11 @@
 """LG-FedAvg between Local-Only and FedAvg, beside FedPer, and in plain loops."""
 
 import pytest
+import torch
 
 from flbench.core.errors import ConfigError
 from flbench.core.tree import only
+from flbench.experiment.communication import apply_masks
 from flbench.testing import after
 from tests.algorithms.loops import (
     BACKBONE,
@@ -25,7 +27,7 @@ from tests.algorithms.plain import (
     lenet5_bytes,
 )
 from tests.algorithms.test_identities import POLICIES
-from tests.support import build
+from tests.support import build, summary_of_run
 
 LENET5 = [  # (first layer, its normalization), ... in the order of the forward pass
     ("backbone.conv1", "backbone.norm1"),
@@ -78,31 +80,69 @@ def test_more_layers_than_the_net_has_are_refused():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("warmup", [0, 1, 2])
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
-def test_heads_of_a_perceptron_equal_a_loop(weights):
+def test_heads_of_a_perceptron_equal_a_loop(weights, warmup):
+    """In the rounds of the warm-up the layers below are averaged too."""
     clients = Clients(build("algorithm=fedavg", *KEYS))
-    state = platform("algorithm=lgfedavg", f"algorithm.agg_weights={weights}", rounds=3)
+    keys = (f"algorithm.agg_weights={weights}", f"algorithm.warmup={warmup / 3}")
+    built = build("algorithm=lgfedavg", *KEYS, *keys)
+    state = platform("algorithm=lgfedavg", *keys, rounds=3)
 
-    head = only(clients.start, HEAD)
-    lower = [only(clients.start, BACKBONE) for _ in range(len(clients))]
+    common, own = dict(clients.start), [{} for _ in range(len(clients))]
     for t in range(3):
-        heads, ids = [], clients.cohort(t)
+        sent, ids = [], clients.cohort(t)
         for i in ids:
-            after_training = clients.train(
-                i, t, lower[i] | head, lambda z, logits, y: mean_cross_entropy(logits, y)
+            trained = clients.train(
+                i, t, common | own[i], lambda z, logits, y: mean_cross_entropy(logits, y)
             )
-            lower[i] = only(after_training, BACKBONE)
-            heads.append(only(after_training, HEAD))
+            own[i] = only(trained, BACKBONE) if t >= warmup else {}
+            sent.append(trained)
         n = [1 if weights == "uniform" else clients.size(i) for i in ids]
-        head = weighted_sum(heads, [k / sum(n) for k in n])
+        mean = weighted_sum(sent, [k / sum(n) for k in n])
+        common |= mean if t < warmup else only(mean, HEAD)
 
-    assert set(state.server) == set(HEAD)
-    assert set(state.clients) == set(BACKBONE)
+    assert set(state.server) == ({*HEAD, *BACKBONE, "owns"} if warmup else {*HEAD})
+    ids = torch.arange(len(clients))
+    sent = apply_masks(built.algorithm.dispatch(state, ids))
     for name in HEAD:
-        assert_equal(state.server[name], head[name], name)
+        assert_equal(sent.shared.values[name], common[name], name)
     for name in BACKBONE:
-        for i in range(len(clients)):
-            assert_equal(state.clients[name][i], lower[i][name], name)
+        for i in ids.tolist():
+            mask = sent.rows.mask.get(name)
+            new = mask is not None and bool(mask[i])
+            found = sent.rows.values[name][i] if new else state.clients[name][i]
+            assert_equal(found, (common | own[i])[name], name)
+            assert new == bool(warmup and not own[i])
+
+
+@pytest.mark.slow
+@pytest.mark.one_of("policy")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_with_warm_up_alone_it_is_fedavg(policy):
+    """Weights are equal to the bit; with a shorter one they are those of no other setting."""
+    norm = f"train.batchnorm={policy}"
+    found = {
+        share: deployed(norm, "algorithm=lgfedavg", f"algorithm.warmup={share}", rounds=3)
+        for share in (0, 0.5, 1)
+    }
+
+    fedavg = ("algorithm=fedavg", "algorithm.agg_weights=uniform")
+    assert found[1] == deployed(norm, *fedavg, rounds=3)
+    assert len(set(found.values())) == 3
+
+
+@pytest.mark.slow
+def test_lower_layers_cross_once_after_the_warm_up():
+    """Five clients: FedAvg in round 1, the whole net down in round 2, then heads alone."""
+    summary = summary_of_run(
+        "algorithm=lgfedavg", "algorithm.warmup=0.34", "train.rounds=3", "train.participation=1"
+    )
+    sizes = {n: v.numel() for n, v in build("algorithm=fedavg").start().server.items()}
+    whole, head = 4 * sum(sizes.values()), 4 * sum(sizes[name] for name in HEAD)
+
+    assert summary["communication"]["up_bytes"] == 5 * (whole + 2 * head)
+    assert summary["communication"]["down_bytes"] == 5 * (whole + head)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from flbench.algorithms.perfedavg import MetaGradient
 from flbench.core.errors import ConfigError
 from flbench.experiment.rounds import settings_of
 from flbench.testing import after
+from flbench.testing.setting import NET
 from tests.algorithms.loops import (
     BACKBONE,
     HEAD,
@@ -40,11 +41,11 @@ def moved(w, direction, step):
 
 def slow_step(w, x, y, keys):
     """One local step of Algorithm 1."""
-    alpha, count = keys["alpha"], {"fo": 2, "hf": 3}[keys["version"]]
+    alpha, count = keys["alpha"], {"first_order": 2, "hessian_free": 3}[keys["version"]]
     parts = [[j for j in range(len(y)) if j % count == k] or [*range(len(y))] for k in range(count)]
     u = moved(w, gradient(w, x, y, parts[0]), -alpha)
     outer = gradient(u, x, y, parts[1])
-    if keys["version"] == "fo":
+    if keys["version"] == "first_order":
         return moved(w, outer, -LR)
     delta = keys["delta"]
     if keys["relative_delta"]:
@@ -61,8 +62,12 @@ def slow_step(w, x, y, keys):
     [
         {},
         {"alpha": 0.2, "agg_weights": "samples"},
-        {"version": "hf", "alpha": 0.2, "delta": 0.05},  # rounding errors are divided by 2 delta
-        {"version": "hf", "alpha": 0.1, "delta": 0.1, "relative_delta": True, "steps": 5},
+        {
+            "version": "hessian_free",
+            "alpha": 0.2,
+            "delta": 0.05,
+        },  # rounding errors are divided by 2 delta
+        {"version": "hessian_free", "alpha": 0.1, "delta": 0.1, "relative_delta": True, "steps": 5},
     ],
     ids=str,
 )
@@ -73,7 +78,7 @@ def test_rounds_equal_a_loop(keys):
     state = platform("algorithm=perfedavg", *overrides, rounds=3)
     many = platform("algorithm=perfedavg", "engine.name=vectorized", *overrides, rounds=3)
     keys = {
-        "version": "fo",
+        "version": "first_order",
         "alpha": 0.01,
         "delta": 1e-3,
         "relative_delta": False,
@@ -127,7 +132,7 @@ def test_without_inner_step_on_single_samples_it_is_uniform_fedavg():
     single = ("model=mlp", "train.batch_size=1", "train.rounds=1", "partition.samples=160")
     expected = after(build(*single, "algorithm=fedavg", "algorithm.agg_weights=uniform"), 1).server
 
-    for version in ("fo", "hf"):
+    for version in ("first_order", "hessian_free"):
         keys = ("algorithm=perfedavg", f"algorithm.version={version}", "algorithm.alpha=0")
         found = after(build(*single, *keys), 1).server
         for name, value in expected.items():
@@ -147,7 +152,7 @@ def test_gradient_of_a_quadratic_loss_is_exact(delta):
     def grad(parameters, batch):
         return {"w": a * (parameters["w"] - 0.5)}
 
-    for version, power in (("fo", 1), ("hf", 2)):
+    for version, power in (("first_order", 1), ("hessian_free", 2)):
         hook = MetaGradient(version, alpha, delta, relative=False)
         found = hook(grad, w, batch(6), {})["w"]
         expected = (1 - alpha * a) ** power * grad(w, None)["w"]
@@ -172,7 +177,9 @@ def test_difference_of_gradients_is_the_product_with_the_hessian():
     outer = grad({"w": u}, batch(9)._replace(mask=b))["w"]
     hessian = torch.autograd.functional.hessian(lambda v: loss(v, c), w)
 
-    found = MetaGradient("hf", 0.3, 1e-4, relative=False)(grad, {"w": w}, batch(9), {})["w"]
+    found = MetaGradient("hessian_free", 0.3, 1e-4, relative=False)(grad, {"w": w}, batch(9), {})[
+        "w"
+    ]
 
     assert torch.allclose(found, outer - 0.3 * hessian @ outer, rtol=0, atol=1e-8)
 
@@ -181,6 +188,21 @@ def test_difference_of_gradients_is_the_product_with_the_hessian():
 def test_other_optimizers_are_refused(keys):
     with pytest.raises(ConfigError, match=r"train\.optimizer\.name=sgd"):
         build("algorithm=perfedavg", *(f"train.optimizer.{key}" for key in keys))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["first_order", "hessian_free"])
+def test_batchnorm_sees_the_whole_batch_in_both_engines(version):
+    """A part hides rows from the loss alone, also where the vectorized engine pads batches."""
+    keys = (*NET, "algorithm=perfedavg", f"algorithm.version={version}", "engine.precision=64-true")
+    one, many = (
+        after(build(*keys, f"engine.name={engine}"), 2).server
+        for engine in ("sequential", "vectorized")
+    )
+
+    assert any("running_mean" in name for name in one)
+    for name, value in one.items():
+        assert torch.allclose(value.double(), many[name].double(), rtol=0, atol=1e-9), name
 
 
 @pytest.mark.slow
