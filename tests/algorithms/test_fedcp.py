@@ -189,6 +189,18 @@ def test_condition_is_the_same_for_all_clients_and_rounds():
 
 
 @pytest.mark.slow
+def test_engines_agree_with_batchnorm():
+    """The received body, which clients have in common, is called in training mode."""
+    keys = (*KEYS[2:], "algorithm=fedcp", "model.name=lenet5", "train.optimizer.lr=0.05")
+    one, many = (
+        after(build(*keys, f"engine.name={name}"), 2) for name in ("sequential", "vectorized")
+    )
+
+    for name, value in one.server.items():
+        assert torch.allclose(many.server[name].double(), value.double(), rtol=0, atol=1e-10), name
+
+
+@pytest.mark.slow
 def test_bytes_are_those_of_the_card(tmp_path):
     w, d = 4 * 62_050 + STATISTICS, 84
     policy = 4 * (2 * d * d + 6 * d)
