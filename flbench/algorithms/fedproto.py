@@ -25,7 +25,6 @@ from flbench.algorithms import (
     repeat,
 )
 from flbench.algorithms.shared import prototypes
-from flbench.algorithms.shared.prototypes import NearestPrototype
 from flbench.losses import CrossEntropy, PrototypeL2
 
 
@@ -155,14 +154,7 @@ class FedProto(Algorithm):
     # Deployment: the client's model with each rule; the first one is the method's result.
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
-        dispatch = self.dispatch(state, ids)
-        # A client that has not taken part yet knows its own classes too.
-        counted = LocalProgram(prototypes.count(self.setting))
-        rules = {
-            "proto": Deployment(dispatch, predict=NearestPrototype(own=False)),
-            "proto_own": Deployment(dispatch, counted, predict=NearestPrototype(own=True)),
-            "head": Deployment(dispatch),
-        }
+        rules = prototypes.rules(self.setting, self.dispatch(state, ids))
         chosen = self.config.predict
         if chosen == "proto" and self.config.predict_classes == "own":
             return {"personal": rules.pop("proto_own")} | rules

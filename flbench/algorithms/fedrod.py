@@ -35,6 +35,7 @@ from flbench.algorithms import (
     repeat,
     weighted_mean,
 )
+from flbench.algorithms.shared.linear_head import unmet
 from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
 from flbench.algorithms.shared.prototypes import CountClasses
 from flbench.losses.cross_entropy import mean_cross_entropy
@@ -117,15 +118,7 @@ class FedRoD(Algorithm):
     )
 
     def requires(self) -> list[str]:
-        head = self.setting.net.names("head")
-        layers = [layer for layer in self.setting.net.layers if head & {*layer.leaves}]
-        if [layer.kind for layer in layers] == ["linear"]:
-            return []
-        kinds = ", ".join(layer.kind for layer in layers)
-        return [
-            "the head of the net (`model.name`, `model.head`) must be one linear layer, because a"
-            f" personal head is added to it; it consists of: {kinds}. Choose another net."
-        ]
+        return unmet(self.setting.net, "a personal head is added to it")
 
     def personal_head(self) -> "PersonalHead":
         """Return the personal head, as a function of the client's leaves and ctx."""

@@ -111,8 +111,12 @@ def apply(
     missing = fixed.of(net).leaves - leaves.keys()
     weights = {name: leaves[name] for name, _ in net.named_parameters() if name not in missing}
     for name, _ in net.named_buffers():
-        if name not in missing:
-            weights[name] = leaves[name].clone() if train else leaves[name]
+        if name in missing:
+            continue
+        value = leaves[name]
+        # The sum is a copy. Where clients are stacked it has one value for each, as x has, also of
+        # leaves that all clients have in common: BatchNorm writes there in place.
+        weights[name] = value + x.new_zeros((), dtype=value.dtype) if train else value
     recorded: dict[str, tuple[Tensor, Tensor]] = {}
     handles = [
         net.get_submodule(name).register_forward_hook(partial(_record_activation, recorded, name))

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from flbench.algorithms.fedproto import NearestPrototype
+from flbench.algorithms.shared.prototypes import NearestPrototype
 from flbench.core.types import Message, Results, State
 from flbench.experiment.rounds import settings_of
 from flbench.testing import after

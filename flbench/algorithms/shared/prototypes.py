@@ -11,11 +11,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flbench.algorithms.base import Setting
+from flbench.algorithms.base import Deployment, Setting
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
-from flbench.client.program import Statistic, Step, Transform
+from flbench.client.program import LocalProgram, Statistic, Step, Transform
 from flbench.core.learned import LearnedPoints
-from flbench.core.types import Info, Message, State, StepContext, Tree
+from flbench.core.types import Dispatch, Info, Message, State, StepContext, Tree
 from flbench.losses.similarity import class_sums, membership
 
 LEAVES = frozenset({"prototypes", "counts", "ids"})
@@ -195,6 +195,25 @@ class NearestPrototype:
         distance = torch.cdist(features, table, compute_mode="donot_use_mm_for_euclid_dist")
         scores = torch.where(present, -distance, -torch.inf)
         return torch.where(present.any(), scores, context.out.logits.to(scores.dtype))
+
+
+def rules(setting: Setting, dispatch: Dispatch) -> dict[str, Deployment]:
+    """Return a client's model with each rule of prediction.
+
+    `proto` takes the nearest of all prototypes, `proto_own` the nearest of those whose class the
+    client holds, and `head` the client's classifier.
+
+    Args:
+        setting: Setting of the method.
+        dispatch: What the server sends, with `table`.
+    """
+    # A client that has not taken part yet knows its own classes too.
+    counted = LocalProgram(count(setting))
+    return {
+        "proto": Deployment(dispatch, predict=NearestPrototype(own=False)),
+        "proto_own": Deployment(dispatch, counted, predict=NearestPrototype(own=True)),
+        "head": Deployment(dispatch),
+    }
 
 
 def learned(state: State) -> tuple[LearnedPoints, ...]:

@@ -1,0 +1,260 @@
+"""FedAS: bodies aligned to the client's own features, averaged by Fisher traces (Yang et al.)."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from flbench.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmConfig,
+    Communication,
+    Deployment,
+    Info,
+    LocalProgram,
+    OptimizerConfig,
+    Paper,
+    Phase,
+    Results,
+    State,
+    Statistic,
+    Step,
+    StepContext,
+    Transform,
+    Tree,
+    epochs,
+    only,
+)
+from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
+from flbench.algorithms.shared.gradients import summed_gradient
+from flbench.algorithms.shared.memory import PARTICIPATED, LastModel
+from flbench.algorithms.shared.prefixes import stripped
+from flbench.losses import CrossEntropy
+from flbench.losses.similarity import class_sums
+
+OWN = "own."  # prefix of the client's model after its last participation
+FISHER = "fisher"  # F_i [], what a client sends beside its body
+
+
+class FedASConfig(AlgorithmConfig):
+    """Keys of FedAS."""
+
+    align_lr: float = Field(
+        0.01,
+        ge=0,
+        description="learning rate of the alignment, plain SGD; train.schedule scales it too",
+    )
+    align_epochs: int = epochs(1, "alignment of the received body before local training", ge=0)
+    fisher: bool = Field(
+        True,
+        description="bodies are weighted by the Fisher traces of the clients; false: by"
+        " algorithm.agg_weights",
+    )
+    evaluated: Literal["stored", "start"] = Field(
+        "stored",
+        description="evaluated model: that of the client's last participation, or the newest body,"
+        " aligned on a copy, with the client's head",
+    )
+
+
+@ALGORITHMS.register("fedas")
+class FedAS(Algorithm):
+    """The received body is pulled to the client's own old features before it is trained.
+
+    Heads are personal. Client i, with the received body phi and its own model after its last
+    participation, (phi_o, h_o):
+
+        1. p_c   = mean of phi_o(x) over the client's samples of class c              eval mode
+        2. phi: `align_epochs` of plain SGD at `align_lr` on
+           sum over classes c of a batch of (mean over its samples of c of
+           (1 / D) ||phi(x) - p_c||^2)
+        3. theta = (phi, h_o): the epochs of `train.*` on cross entropy
+        4. F_i   = sum over batches of ||gradient of the batch's mean cross entropy at theta||^2,
+           over all parameters, one epoch of batches of `train.batch_size`, in eval mode
+
+    Server: phi <- sum_i F_i phi_i / sum_i F_i over the cohort; n_i does not enter. If all F_i are
+    zero, the mean is uniform. `personal` is the stored model of the last participation, as the
+    authors evaluate it; a client without one has the newest body and the initial head. There is no
+    global model.
+
+    Readings. In the authors' code every client aligns the server's own model in place, so that each
+    client starts from what those before it have done; here each starts from a copy, as in the
+    paper. In its first participation a client aligns to the features of the initial net. The loss
+    of the alignment is not divided by the number of classes in a batch. F_i is the sum over
+    batches, as in that code: it grows with the number of batches and falls with their size, and it
+    is smallest for clients whose training has converged. Deviations: the aligned body is in train
+    mode, where the code's is in eval mode from the second round on; batches of the alignment have
+    `train.batch_size` samples (both are 16 in the authors' command); heads are not sent, because
+    nobody reads them. Alignment has no momentum, weight decay or clipping. F_i is computed in a
+    phase with a learning rate of 0: the logged training loss and number of steps are over the
+    phases of alignment, training and F_i. Identity: with `align_lr=0 fisher=false` the weights are
+    those of FedPer.
+    """
+
+    Config: ClassVar[type[AlgorithmConfig]] = FedASConfig
+    config: FedASConfig
+    paper = Paper(
+        "FedAS: Bridging Inconsistency in Personalized Federated Learning",
+        "Yang, Huang, Ye",
+        "CVPR 2024",
+    )
+    communication = Communication(down="body", up="body, 1 number", keeps="w")
+
+    def personal(self) -> frozenset[str]:
+        return self.setting.net.names("head")
+
+    def requires(self) -> list[str]:
+        if self.split()[1] & set(self.setting.net.parameters):
+            return []
+        return ["the net must have layers below its head. Choose another net (`model.name`)."]
+
+    @property
+    def last(self) -> LastModel:
+        """The client's model after its last participation."""
+        return LastModel(OWN, self.setting.net.leaves)
+
+    def init(self, start: Tree) -> tuple[Tree, Tree]:
+        server, clients = super().init(start)
+        return server, clients | self.last.rows(start, self.setting.clients)
+
+    # Client
+
+    def program(self, state: State) -> LocalProgram:
+        keeps, sends = self.split()
+        estimate = reestimate_batchnorm(self.setting)
+        trace: tuple[Step, ...] = ()
+        if self.config.fisher:
+            trace = (self.fisher_phase(), Transform(write_fisher))
+            sends |= {FISHER}
+        steps = (
+            *self.alignment(),
+            self.phase(*self.terms()),
+            *estimate,
+            *trace,
+            self.last.remember(),
+        )
+        return LocalProgram(steps, keeps | self.last.kept(), sends)
+
+    def alignment(self, *, newcomers: bool = True) -> tuple[Step, ...]:
+        """Return the steps of the alignment; none with 0 epochs or a learning rate of 0.
+
+        Args:
+            newcomers: Whether a client that never took part aligns too, to the initial net.
+        """
+        c = self.config
+        if not c.align_lr or not c.align_epochs:
+            return ()
+        body = frozenset(self.setting.net.parameters) - self.personal()
+        old = Statistic("old", OldSums(self.setting.classes), finish=means)
+        phase = self.phase(
+            Alignment(self.setting.classes, newcomers=newcomers), train=body, epochs=c.align_epochs
+        )
+        return (old, replace(phase, optimizer=plain_sgd(c.align_lr), clip=None))
+
+    def fisher_phase(self) -> Phase:
+        """Return a phase that changes nothing and records F_i over batches of the usual size."""
+        names = self.setting.net.parameters
+        phase = replace(self.phase(CrossEntropy(), epochs=1), optimizer=plain_sgd(0.0), clip=None)
+        trace = Statistic("trace", SquaredGradient(names))
+        return replace(phase, batchnorm="eval", record=(trace,))
+
+    # Server
+
+    def weights(self, results: Results) -> Tensor:
+        """Return the weight of each client's body, [K] float64: F_i, or that of `agg_weights`."""
+        weights = super().weights(results)
+        if not self.config.fisher:
+            return weights
+        traces = torch.where(weights > 0, results.sent.values[FISHER].double(), 0.0)
+        usable = bool(traces.sum() > 0) and bool(traces.isfinite().all())
+        return traces if usable else (weights > 0).double()
+
+    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+        model = Deployment(self.dispatch(state, ids))
+        stored = replace(model, weights=self.last)
+        if self.config.evaluated == "stored":
+            return {"personal": stored}
+        steps = self.alignment(newcomers=False)
+        program = LocalProgram(steps) if steps else None
+        return {"personal": replace(model, program=program), "stored": stored}
+
+
+def plain_sgd(lr: float) -> OptimizerConfig:
+    """Return SGD without momentum and weight decay."""
+    return OptimizerConfig(name="sgd", lr=lr, momentum=0.0, nesterov=False, weight_decay=0.0)
+
+
+@dataclass(frozen=True)
+class OldSums:
+    """Function of a Statistic: sums of the old body's features by class, in float64.
+
+    Attributes:
+        classes: Number of classes C.
+    """
+
+    classes: int
+
+    def __call__(self, context: StepContext) -> Tree:
+        """Return `sums` [C, D] and `counts` [C] of one batch."""
+        batch = context.batch
+        features = context.apply(stripped(OWN, context.leaves), batch.x).features.double()
+        sums, counts = class_sums(features, batch.y, self.classes, batch.mask)
+        return {"sums": sums, "counts": counts}
+
+
+def means(sums: Tree, leaves: Tree, ctx: Tree) -> Tree:
+    """Return the class means `means` [C, D]; zero for classes without samples."""
+    return {"means": sums["sums"] / sums["counts"].clamp_min(1.0)[:, None]}
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Sum over the classes of a batch of the mean squared distance to the class's old mean.
+
+    The distance is a mean over the D numbers of the features and over the batch's samples of the
+    class.
+
+    Attributes:
+        classes: Number of classes C.
+        newcomers: Whether the term counts for a client that never took part.
+        weight: Factor of the term.
+    """
+
+    classes: int
+    newcomers: bool
+    weight: float | str = 1.0
+
+    def __call__(self, context: StepContext) -> Tensor:
+        """Return the term, 0-dim."""
+        features, batch = context.out.features, context.batch
+        anchors = context.ctx["old.means"].to(features.dtype)[batch.y]  # [B, D]
+        distance = (features - anchors).square().mean(dim=1)  # [B]
+        sums, counts = class_sums(distance[:, None], batch.y, self.classes, batch.mask)
+        total = (sums[:, 0] / counts.clamp_min(1.0)).sum()
+        return total if self.newcomers else torch.where(context.leaves[PARTICIPATED], total, 0.0)
+
+
+@dataclass(frozen=True)
+class SquaredGradient:
+    """Function of a Statistic: ||gradient of the batch's mean cross entropy||^2, in float64.
+
+    Attributes:
+        names: Names of the parameters.
+    """
+
+    names: tuple[str, ...]
+
+    def __call__(self, context: StepContext) -> Tree:
+        """Return `sum` [] of one batch."""
+        leaves = {name: value.detach() for name, value in context.leaves.items()}
+        gradient = summed_gradient(context, only(leaves, self.names), lambda some: leaves | some)
+        squares = torch.stack([part.double().square().sum() for part in gradient.values()]).sum()
+        return {"sum": squares / context.batch.mask.sum().clamp_min(1).double().square()}
+
+
+def write_fisher(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    """Write F_i [] float64 into the leaf that is sent."""
+    return {FISHER: ctx["trace.sum"]}

@@ -1,0 +1,306 @@
+"""FedCP: each sample's features are divided between two heads (Zhang et al., KDD 2023)."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import layer_norm, linear
+
+from flbench.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmConfig,
+    Communication,
+    Deployment,
+    Dispatch,
+    Info,
+    LocalProgram,
+    LossTerm,
+    Message,
+    Outputs,
+    Paper,
+    Results,
+    State,
+    StepContext,
+    Transform,
+    Tree,
+    Update,
+    generator,
+    only,
+    repeat,
+    weighted_mean,
+)
+from flbench.algorithms.shared.linear_head import LinearHead, unmet
+from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
+from flbench.core.rng import uniform
+from flbench.losses import CrossEntropy
+
+OWN = "own."  # prefix of the personal head; the net's own head is the global one
+POLICY = ("cpn.weight", "cpn.bias", "cpn.norm.weight", "cpn.norm.bias")  # of the policy network
+CONDITION = "condition"  # v_i [D], constant in a round
+WIDTHS = (10.0, 15.0, 20.0, 50.0)  # of the kernels in MMD
+
+
+class FedCPConfig(AlgorithmConfig):
+    """Keys of FedCP."""
+
+    lam: float = Field(
+        5.0,
+        ge=0,
+        description="weight of the distance (MMD) between features of the trained and of the"
+        " received body",
+    )
+    noise: bool = Field(
+        True, description="Gumbel noise on the gates in training, as in the authors' code"
+    )
+    gate_eval: Literal["mean", "softmax"] = Field(
+        "mean",
+        description="gates in an evaluation: their mean over the noise, or those without noise",
+    )
+
+
+@ALGORITHMS.register("fedcp")
+class FedCP(Algorithm):
+    """A policy network gates each feature: one part for a personal head, the rest for a global one.
+
+    Shared: the body, the global head (W_g, b_g) and the policy network CPN (linear D -> 2 D,
+    LayerNorm over 2 D, ReLU); personal: the head (W_i, b_i), equal to the global one at first. With
+    v_i = sum_c W_i[c], divided by its length, at the beginning of the round, and features z,
+
+        h_1, h_2 = CPN(z * v_i), each of D numbers
+        s        = sigmoid(h_1 - h_2 + noise)           softmax of two gates per sample and feature
+        logits   = W_i (s * z) + b_i + W_g ((1 - s) * z) + b_g
+
+    Local training, one phase on body, CPN, W_i and b_i; W_g and b_g are frozen, and z0 are the
+    features of the received body, without gradient: CE + lam MMD(z, z0), where MMD is the mean over
+    all pairs of the batch of k(z, z') + k(z0, z0') - 2 k(z, z0') and k(x, y) = sum over w in 10,
+    15, 20, 50 of exp(-||x - y||^2 / (2 w)). Upload: body, CPN and the head (W_i + W_g) / 2, (b_i +
+    b_g) / 2. Server: body, CPN, W_g, b_g <- sum_i p_i of them, with p_i = n_i / sum_j n_j.
+    `personal` has the newest shared parts and W_i; there is no global model.
+
+    Readings. The authors' code is taken, which made the printed numbers; whether the paper has
+    noise is not known. The noise is logistic, the difference of two Gumbel variables of temperature
+    1. That code has it in tests too, so that its accuracy is random; here an evaluation takes the
+    gates' mean over the noise, which gives the same expected logits (`gate_eval=mean`), or gates
+    without noise. In the first round v_i is random there; here it is that of the initial head.
+    There, an absent client is tested with the newest body and its old W_g and CPN; here with the
+    newest of all. Their loaders drop the last batch, also in tests. The widths of the kernels are
+    absolute, so that lam depends on the scale of features.
+
+    Gradients of cross entropy sum to zero over the classes, so that the column sums of W_i never
+    change: with one linear head and without weight decay, v_i is one constant vector for all
+    clients and rounds, and the condition has no information on the client.
+    """
+
+    Config: ClassVar[type[AlgorithmConfig]] = FedCPConfig
+    config: FedCPConfig
+    paper = Paper(
+        "FedCP: Separating Feature Information for Personalized Federated Learning via Conditional"
+        " Policy",
+        "Zhang, Hua, Wang, Song, Xue, Ma, Guan",
+        "KDD 2023 (arXiv 2307.01217)",
+        "10.1145/3580305.3599345",
+    )
+    communication = Communication(
+        down="w, 2 D^2 + 6 D numbers", up="w, 2 D^2 + 6 D numbers", keeps="head"
+    )
+
+    def requires(self) -> list[str]:
+        return unmet(self.setting.net, "FedCP calls two of them on parts of the features")
+
+    @property
+    def head(self) -> LinearHead:
+        """The head of the net."""
+        return LinearHead.of(self.setting.net)
+
+    def init(self, start: Tree) -> tuple[Tree, Tree]:
+        server, clients = super().init(start)
+        d = self.setting.net.features
+        rng, width = generator(self.setting.seed, "method"), d**-0.5
+        policy = (  # PyTorch's ranges for a Linear and a LayerNorm
+            torch.from_numpy(rng.uniform(-width, width, (2 * d, d))),
+            torch.from_numpy(rng.uniform(-width, width, 2 * d)),
+            torch.ones(2 * d),
+            torch.zeros(2 * d),
+        )
+        dtype = start[self.head.weight].dtype
+        shared = {name: value.to(dtype) for name, value in zip(POLICY, policy, strict=True)}
+        own = prefixed(OWN, only(start, self.head.names))
+        return server | shared, clients | repeat(own, self.setting.clients)
+
+    # Client
+
+    def terms(self) -> tuple[LossTerm, ...]:
+        entropy = TwoHeads(head=self.head, noise=self.config.noise)
+        return (entropy, FeatureDistance(self.config.lam)) if self.config.lam else (entropy,)
+
+    def program(self, state: State) -> LocalProgram:
+        keeps, sends = self.split()
+        own = prefixed_names(OWN, self.head.names)
+        body = frozenset(self.setting.net.parameters) - {*self.head.names}
+        steps = (
+            Transform(Begin(self.head)),
+            self.phase(*self.terms(), train=body | own | {*POLICY}),
+            Transform(HalfHead(self.head)),
+        )
+        return LocalProgram(steps, keeps | own, sends | {*POLICY})
+
+    # Server
+
+    def dispatch(self, state: State, ids: Tensor) -> Dispatch:
+        if state.is_initial:  # clients have the seeded net
+            return Dispatch(Message(only(state.server, POLICY)))
+        return Dispatch(Message(only(state.server, self.split()[1] | {*POLICY})))
+
+    def aggregate(self, state: State, results: Results) -> Update:
+        shared = self.split()[1] | {*POLICY}
+        return Update(weighted_mean(only(results.sent.values, shared), self.weights(results)))
+
+    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+        program = LocalProgram((Transform(Begin(self.head)),))
+        scores = Scores(self.head, mean=self.config.gate_eval == "mean")
+        return {"personal": Deployment(self.dispatch(state, ids), program, predict=scores)}
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Function of a Transform: writes the received CPN into leaves, and v_i [D].
+
+    Attributes:
+        head: The head of the net.
+    """
+
+    head: LinearHead
+
+    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+        """Return the leaves of CPN and the condition."""
+        sums = leaves[OWN + self.head.weight].sum(dim=0)  # [D]
+        length = torch.linalg.vector_norm(sums).clamp_min(1e-12)
+        return only(ctx, POLICY) | {CONDITION: sums / length}
+
+
+@dataclass(frozen=True)
+class HalfHead:
+    """Function of a Transform after training: the head that is sent, (W_i + W_g) / 2.
+
+    Attributes:
+        head: The head of the net.
+    """
+
+    head: LinearHead
+
+    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+        """Return the head under the names of the net."""
+        return {name: (leaves[OWN + name] + leaves[name]) / 2 for name in self.head.names}
+
+
+def preferences(leaves: Tree, features: Tensor) -> Tensor:
+    """Return h_1 - h_2 [B, D] of features z [B, D]: the log-odds of the personal gate."""
+    weight, bias, gain, shift = (leaves[name] for name in POLICY)
+    hidden = linear(features * leaves[CONDITION], weight, bias)  # [B, 2 D]
+    first, second = layer_norm(hidden, gain.shape, gain, shift).relu().chunk(2, dim=1)
+    return first - second
+
+
+def divided(head: LinearHead, leaves: Tree, features: Tensor, gates: Tensor) -> Tensor:
+    """Return the logits [B, C] of both heads for gates s [B, D]."""
+    own = head(leaves, gates * features, prefix=OWN)
+    return own + head(leaves, (1 - gates) * features)
+
+
+def mean_gate(odds: Tensor) -> Tensor:
+    """Return the mean of sigmoid(d + noise) over standard logistic noise, for d of any shape.
+
+    It is e^d (e^d - 1 - d) / (e^d - 1)^2; near 0, where this is 0 / 0, 1/2 + d/6.
+
+    >>> mean_gate(torch.tensor([0.0, 1.5, -1.5]).double())
+    tensor([0.5000, 0.7327, 0.2673], dtype=torch.float64)
+    """
+    size = odds.abs().double()
+    safe = size.clamp_min(1e-2)
+    less = (-safe).expm1()  # e^-d - 1
+    far = (-less - safe * (-safe).exp()) / less.square()
+    near = 0.5 + size / 6 - size.pow(3) / 180
+    gate = torch.where(size < 1e-2, near, far)
+    return torch.where(odds < 0, 1 - gate, gate).to(odds.dtype)
+
+
+def logistic(key: Tensor, width: int) -> Tensor:
+    """Return standard logistic noise [B, D] of float64, from noise keys [B] of the samples.
+
+    Args:
+        key: `Batch.key`.
+        width: The number D.
+    """
+    unit = uniform(key, 0)  # its bits make one key for each feature
+    keys = (unit * 2.0**52).long()[:, None] * width + torch.arange(width, device=key.device)
+    return uniform(keys, 1).clamp(1e-15, 1 - 1e-15).logit()
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Logits of both heads in an evaluation.
+
+    Attributes:
+        head: The head of the net.
+        mean: Whether gates are their mean over the noise; otherwise there is no noise.
+    """
+
+    head: LinearHead
+    mean: bool
+
+    def __call__(self, context: StepContext) -> Tensor:
+        """Return the logits [B, C]."""
+        features = context.out.features
+        odds = preferences(context.leaves, features)
+        gates = mean_gate(odds) if self.mean else odds.sigmoid()
+        return divided(self.head, context.leaves, features, gates)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoHeads(CrossEntropy):
+    """Mean cross entropy of the logits of both heads, in nats.
+
+    Attributes:
+        head: The head of the net.
+        noise: Whether the gates have noise.
+    """
+
+    head: LinearHead
+    noise: bool
+
+    def outputs(self, context: StepContext) -> Outputs:
+        """Return the features z [B, D] and the logits [B, C]."""
+        features = context.out.features
+        odds = preferences(context.leaves, features)
+        if self.noise:
+            odds = odds + logistic(context.batch.key, features.shape[1]).to(odds.dtype)
+        return Outputs(features, divided(self.head, context.leaves, features, odds.sigmoid()))
+
+
+@dataclass(frozen=True)
+class FeatureDistance:
+    """MMD between features of the trained body and of the received one, in [0, 8].
+
+    Attributes:
+        weight: Factor of the term.
+    """
+
+    weight: float | str
+
+    def __call__(self, context: StepContext) -> Tensor:
+        """Return the term, 0-dim."""
+        batch, features = context.batch, context.out.features
+        before = context.apply(context.start, batch.x, train=True).features.detach()
+        pairs = batch.mask[:, None] & batch.mask  # [B, B]
+        values = kernel(features, features) + kernel(before, before) - 2 * kernel(features, before)
+        count = pairs.sum().clamp_min(1).to(values.dtype)
+        return torch.where(pairs, values, 0.0).sum() / count
+
+
+def kernel(x: Tensor, y: Tensor) -> Tensor:
+    """Return k(x_a, y_b) [B, B] of features [B, D]."""
+    distance = (x[:, None] - y).square().sum(dim=2)
+    return torch.stack([(-distance / (2 * width)).exp() for width in WIDTHS]).sum(dim=0)

@@ -1,0 +1,388 @@
+"""FedDBE: FedAvg whose clients keep a bias of the features (Zhang et al., NeurIPS 2023)."""
+
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from flbench.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmConfig,
+    Communication,
+    Deployment,
+    Dispatch,
+    Info,
+    LocalProgram,
+    LossTerm,
+    Message,
+    Outputs,
+    Paper,
+    Results,
+    Stage,
+    State,
+    Statistic,
+    Step,
+    StepContext,
+    Transform,
+    Tree,
+    Update,
+    only,
+    repeat,
+    weighted_mean,
+)
+from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
+from flbench.algorithms.shared.linear_head import LinearHead, unmet
+from flbench.losses import CrossEntropy
+
+BIAS = "prbm"  # e_i [D], the vector that a client adds to its features
+COMMON = "consensus"  # zbar [D], the common mean, which a client receives once
+MEAN = "mean_features"  # r_i [D], what a client sends in the set-up
+RUNNING = "running"  # r [D], with mu < 1
+PACE = "pace"  # ctx entry [], mu / learning rate
+
+
+class FedDBEConfig(AlgorithmConfig):
+    """Keys of FedDBE."""
+
+    kappa: float = Field(
+        50.0,
+        ge=0,
+        description="weight of the distance between the mean feature and the common mean; 0: there"
+        " is no set-up",
+    )
+    mu: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="weight of a batch in the running mean of features; 1: the mean of the batch",
+    )
+    bias: bool = Field(True, description="each client adds a vector of its own to the features")
+    consensus: Literal["last", "mean"] = Field(
+        "last",
+        description="what a client sends in the set-up: the running mean at its last full batch (as"
+        " the authors' code), or the mean over all samples after training",
+    )
+
+
+@ALGORITHMS.register("feddbe")
+class FedDBE(Algorithm):
+    """The whole net is averaged; a personal vector e_i is added to the features of client i.
+
+    The vector (PRBM, personalized representation bias memory) absorbs what is particular to the
+    client, and a penalty (MR, mean regularization) draws the mean of the remaining features to a
+    common mean zbar.
+
+    Set-up, all clients, once: `train.local_epochs` epochs of cross entropy from the initial net,
+    whose weights are then discarded. Client i sends r_i, the running mean of its features z in
+    training, and zbar = sum_i (n_i / n) r_i.
+
+    Client i in a round, one phase over the net and e_i; per batch, with no gradient through sg and
+    r = 0 at the beginning of the round:
+
+        m = mean of z over the batch
+        r <- (1 - mu) sg(r) + mu m
+        L = CE(head(z + e_i), y) + kappa (1 / D) (1 / 2) ||r - zbar||^2
+
+    Server: net <- sum_i p_i net_i, with p_i = n_i / sum_j n_j. Evaluated: `personal` is head(z +
+    e_i) with the newest net; `noprbm` is the same net without e_i on each client's samples, and
+    `gm` on the common ones. A client that never took part has e_i = 0.
+
+    Readings. The authors' code is taken: the factor 1 / 2, the same optimizer for e_i and the net,
+    and the last full batch of the set-up as r_i with mu = 1. It drops incomplete batches; here they
+    are trained on, but r_i ends at the last full one (at the last one for a client without any). A
+    client receives zbar with its first model, and is charged for it once. Deviations:
+    `train.optimizer.weight_decay` acts on e_i too, where the authors have none; momentum and
+    `train.clip` treat e_i and the net as one model. With mu < 1 the running mean is a leaf that
+    plain SGD moves by exactly the recursion above, so that other optimizers are refused. Its term
+    has the value 0 in the logged loss. Identity: `kappa=0 bias=false` is FedAvg.
+    """
+
+    Config: ClassVar[type[AlgorithmConfig]] = FedDBEConfig
+    config: FedDBEConfig
+    paper = Paper(
+        "Eliminating Domain Bias for Federated Learning in Representation Space",
+        "Zhang, Hua, Cao, Wang, Song, Xue, Ma, Guan",
+        "NeurIPS 2023 (arXiv 2311.14975)",
+    )
+    communication = Communication(
+        down="w; once D numbers", up="w; once D numbers", keeps="2 vectors of D numbers"
+    )
+
+    @property
+    def head(self) -> LinearHead:
+        """The head of the net."""
+        return LinearHead.of(self.setting.net)
+
+    @property
+    def runs(self) -> bool:
+        """Whether the mean of features goes on from batch to batch."""
+        return self.config.kappa > 0 and self.config.mu < 1
+
+    def requires(self) -> list[str]:
+        c, train = self.config, self.setting.train
+        found = unmet(self.setting.net, "FedDBE calls it on shifted features") if c.bias else []
+        optimizer = train.optimizer
+        is_plain = optimizer.name == "sgd" and not (optimizer.momentum or optimizer.weight_decay)
+        if self.runs and not (is_plain and train.clip is None):
+            found.append(
+                f"algorithm.mu={c.mu:g} needs plain SGD (train.optimizer.name=sgd, momentum 0,"
+                " weight_decay 0, and no train.clip), which moves the running mean. Set these keys,"
+                " or algorithm.mu=1."
+            )
+        return found
+
+    def notes(self) -> list[str]:
+        c = self.config
+        if not c.bias and not c.kappa:
+            return ["feddbe: algorithm.kappa=0 and algorithm.bias=false: this is FedAvg."]
+        if c.bias and self.setting.train.optimizer.weight_decay:
+            return ["feddbe: train.optimizer.weight_decay draws the personal vectors to 0."]
+        return []
+
+    def stages(self) -> tuple[Stage, ...]:
+        setup = (Stage("consensus", 1, setup=True),) if self.config.kappa else ()
+        return (*setup, *super().stages())
+
+    def is_setup(self, state: State) -> bool:
+        """Return whether the next round is the set-up."""
+        return self.stages()[state.stage].setup
+
+    def init(self, start: Tree) -> tuple[Tree, Tree]:
+        server, clients = super().init(start)
+        zeros = start[self.setting.net.parameters[0]].new_zeros(self.setting.net.features)
+        own: Tree = {}
+        if self.config.bias:
+            own[BIAS] = zeros
+        if self.config.kappa:
+            own[COMMON] = zeros
+            server[COMMON] = zeros
+            server["informed"] = torch.zeros(self.setting.clients, dtype=torch.bool)
+        return server, clients | repeat(own, self.setting.clients)
+
+    # Client
+
+    def terms(self) -> tuple[LossTerm, ...]:
+        c = self.config
+        entropy = BiasedCrossEntropy(head=self.head) if c.bias else CrossEntropy()
+        pull = (PullToCommonMean(c.mu, weight=c.kappa),) if c.kappa else ()
+        move = (MoveRunningMean(),) if self.runs else ()
+        return (entropy, *pull, *move)
+
+    def program(self, state: State) -> LocalProgram:
+        keeps, sends = self.split()
+        own = frozenset({BIAS}) if self.config.bias else frozenset[str]()
+        if self.is_setup(state):
+            own |= {COMMON}
+            return LocalProgram(self.describe(), keeps | own, frozenset({MEAN}))
+        if self.config.kappa:
+            keeps |= {COMMON}
+        begin: tuple[Step, ...] = (Transform(start_running),) if self.runs else ()
+        moved = own | ({RUNNING} if self.runs else set())
+        train = self.phase(*self.terms(), train=frozenset(self.setting.net.parameters) | moved)
+        return LocalProgram((*begin, train), keeps | own, sends)
+
+    def describe(self) -> tuple[Step, ...]:
+        """Return the steps of the set-up: training, and the mean of features."""
+        train = self.phase(CrossEntropy())
+        if self.config.consensus == "mean":
+            mean = Statistic("all", feature_sums, finish=mean_of_sums)
+            return (train, *reestimate_batchnorm(self.setting), mean, Transform(write_mean_of_all))
+        size = self.setting.train.batch_size
+        steps = ceil(int(self.setting.sizes.max()) / size) * self.setting.train.local_epochs
+        finish = RunningMean(self.config.mu, size)
+        running = Statistic("batches", BatchMeans(steps), finish=finish)
+        return (replace(train, record=(running,)), Transform(write_running_mean))
+
+    # Server
+
+    def dispatch(self, state: State, ids: Tensor) -> Dispatch:
+        net = Message() if state.is_initial else Message(only(state.server, self.split()[1]))
+        if not self.config.kappa or self.is_setup(state):
+            return Dispatch(net)
+        mean = state.server[COMMON].expand(len(ids), -1)
+        unknown = ~state.server["informed"][ids]
+        numbers = {}
+        if self.runs:
+            train = self.setting.train
+            rate = train.optimizer.lr * train.schedule.factor(state.round, self.setting.rounds)
+            numbers[PACE] = self.config.mu / rate if rate else 0.0
+        return Dispatch(net, Message({COMMON: mean}, {COMMON: unknown}), numbers)
+
+    def aggregate(self, state: State, results: Results) -> Update:
+        if self.is_setup(state):
+            mean = weighted_mean(only(results.sent.values, {MEAN}), self.weights(results))
+            return Update({COMMON: mean[MEAN]} if mean else {})
+        server = self.mean(results)
+        if self.config.kappa:
+            server["informed"] = state.server["informed"].index_fill(0, results.ids, True)
+        return Update(server)
+
+    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+        net = Message() if state.is_initial else Message(only(state.server, self.split()[1]))
+        plain = Deployment(Dispatch(net))
+        models = {"personal": plain}
+        if self.config.bias:
+            models = {"personal": replace(plain, predict=Biased(self.head)), "noprbm": plain}
+        return models if self.split()[0] else models | {"gm": plain}
+
+
+@dataclass(frozen=True)
+class Biased:
+    """Logits of shifted features, head(z + e_i).
+
+    Attributes:
+        head: The head of the net.
+    """
+
+    head: LinearHead
+
+    def __call__(self, context: StepContext) -> Tensor:
+        """Return the logits [B, C]."""
+        return self.head(context.leaves, context.out.features + context.leaves[BIAS])
+
+
+@dataclass(frozen=True, kw_only=True)
+class BiasedCrossEntropy(CrossEntropy):
+    """Mean cross entropy of head(z + e_i), in nats.
+
+    Attributes:
+        head: The head of the net.
+    """
+
+    head: LinearHead
+
+    def outputs(self, context: StepContext) -> Outputs:
+        """Return the features z [B, D] and the logits of z + e_i [B, C]."""
+        return Outputs(context.out.features, Biased(self.head)(context))
+
+
+@dataclass(frozen=True)
+class PullToCommonMean:
+    """MR: (1 / D) (1 / 2) ||r - zbar||^2, with r = (1 - mu) sg(r of the last batch) + mu m.
+
+    Attributes:
+        mu: Weight of the batch's mean feature m in r.
+        weight: Factor of the term, kappa of the paper.
+    """
+
+    mu: float
+    weight: float | str
+
+    def __call__(self, context: StepContext) -> Tensor:
+        """Return the term, 0-dim."""
+        mean = batch_mean(context)
+        if self.mu < 1:
+            mean = (1 - self.mu) * context.leaves[RUNNING].detach() + self.mu * mean
+        return 0.5 * (mean - context.leaves[COMMON]).square().mean()
+
+
+@dataclass(frozen=True)
+class MoveRunningMean:
+    """A term of value 0 whose step of plain SGD is r <- (1 - mu) r + mu m.
+
+    m is the mean feature of the batch. The gradient with respect to r is (mu / learning rate)
+    (r - m), and zero with respect to all else.
+
+    Attributes:
+        weight: Factor of the term: mu / learning rate.
+    """
+
+    weight: float | str = PACE
+
+    def __call__(self, context: StepContext) -> Tensor:
+        """Return 0, 0-dim."""
+        term = 0.5 * (context.leaves[RUNNING] - batch_mean(context).detach()).square().sum()
+        return term - term.detach()
+
+
+def batch_mean(context: StepContext) -> Tensor:
+    """Return the mean feature of a batch, [D]."""
+    features, mask = context.out.features, context.batch.mask
+    count = mask.sum().clamp_min(1).to(features.dtype)
+    return torch.where(mask[:, None], features, 0.0).sum(dim=0) / count
+
+
+def start_running(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    """Write r = 0 [D]."""
+    return {RUNNING: torch.zeros_like(leaves[COMMON])}
+
+
+# Set-up
+
+
+@dataclass(frozen=True)
+class BatchMeans:
+    """Function of a Statistic: the mean feature of each batch of a training, in a row of its own.
+
+    Attributes:
+        steps: Largest number S of optimizer steps that a client takes.
+    """
+
+    steps: int
+
+    def __call__(self, context: StepContext) -> Tree:
+        """Return `means` [S, D] and `sizes` [S], zero in all rows but that of the step."""
+        step, mean = context.batch.step, batch_mean(context)
+        here = torch.arange(self.steps, device=mean.device) == step  # [S]
+        size = context.batch.mask.sum().double()
+        return {
+            "means": torch.where(here[:, None], mean, 0.0),
+            "sizes": torch.where(here, size, 0.0),
+        }
+
+
+@dataclass(frozen=True)
+class RunningMean:
+    """The running mean of features at the last full batch of a training.
+
+    Attributes:
+        mu: Weight of a batch's mean.
+        batch_size: Number of samples of a full batch.
+    """
+
+    mu: float
+    batch_size: int
+
+    def __call__(self, batches: Tree, leaves: Tree, ctx: Tree) -> Tree:
+        """Return `mean` [D].
+
+        Args:
+            batches: Results of `BatchMeans`, over all batches.
+            leaves: Not used.
+            ctx: Not used.
+        """
+        means, sizes = batches["means"], batches["sizes"]  # [S, D], [S]
+        step = torch.arange(len(sizes), dtype=sizes.dtype, device=sizes.device)
+        full = sizes == self.batch_size
+        ends = torch.where(full.any(), full, sizes > 0)
+        age = torch.where(ends, step, -1.0).amax() - step  # of a batch when the training ends
+
+        # r = sum over batches k of mu (1 - mu)^(last - k) m_k
+        weight = self.mu * torch.full_like(age, 1 - self.mu).pow(age.clamp_min(0.0))  # 0^0 is 1
+        return {"mean": torch.where(age >= 0, weight, 0.0).to(means.dtype) @ means}
+
+
+def feature_sums(context: StepContext) -> Tree:
+    """Return the sum of features `sum` [D] and the number of samples `count` [], in float64."""
+    mask = context.batch.mask
+    features = torch.where(mask[:, None], context.out.features.double(), 0.0)
+    return {"sum": features.sum(dim=0), "count": mask.sum().double()}
+
+
+def mean_of_sums(sums: Tree, leaves: Tree, ctx: Tree) -> Tree:
+    """Return `mean` [D] of the sums and counts of all batches."""
+    return {"mean": sums["sum"] / sums["count"].clamp_min(1.0)}
+
+
+def write_running_mean(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    """Write r_i [D] of the set-up's batches into the leaf that is sent."""
+    return {MEAN: ctx["batches.mean"].to(leaves[COMMON].dtype)}
+
+
+def write_mean_of_all(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    """Write the mean feature [D] of all samples into the leaf that is sent."""
+    return {MEAN: ctx["all.mean"].to(leaves[COMMON].dtype)}

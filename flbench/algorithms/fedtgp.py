@@ -1,0 +1,230 @@
+"""FedTGP: prototypes that the server trains, with a margin (Zhang, Liu, Hua, Cao, AAAI 2024)."""
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import linear
+
+from flbench.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmConfig,
+    Communication,
+    Deployment,
+    Dispatch,
+    Draw,
+    Learned,
+    LocalProgram,
+    Paper,
+    Results,
+    State,
+    Tree,
+    Update,
+    epochs,
+    generator,
+    only,
+    repeat,
+)
+from flbench.algorithms.shared import prototypes
+from flbench.losses import CrossEntropy, PrototypeL2
+from flbench.losses.cross_entropy import cross_entropies
+
+PSI = ("tgp.embedding", "tgp.in.weight", "tgp.in.bias", "tgp.out.weight", "tgp.out.bias")
+
+
+class FedTGPConfig(AlgorithmConfig):
+    """Keys of FedTGP."""
+
+    lam: float = Field(
+        10.0, ge=0, description="weight of the distance to the prototypes in local training"
+    )
+    tau: float = Field(
+        100.0, ge=0, description="largest margin, in the units of the distance between features"
+    )
+    server_epochs: int = epochs(
+        100, "training of the server's prototypes in a round, on the uploaded ones", ge=0
+    )
+    server_lr: float | None = Field(
+        None,
+        ge=0,
+        description="learning rate of the server's training (default: train.optimizer.lr, without"
+        " its schedule)",
+    )
+    server_batch_size: int | None = Field(
+        None,
+        ge=1,
+        description="number of uploaded prototypes in a batch of the server (default:"
+        " train.batch_size)",
+        json_schema_extra={"unit": "prototypes"},
+    )
+    collect: Literal["after", "before"] = Field(
+        "after",
+        description="prototypes are those of the model after local training (the paper), or before"
+        " it (authors' code)",
+    )
+
+
+@ALGORITHMS.register("fedtgp")
+class FedTGP(Algorithm):
+    """Clients upload class prototypes; the server trains prototypes that keep them apart.
+
+    As in FedProto, every client has its own model. Client i (z: features of D numbers, y: labels,
+    P: the server's prototypes):
+
+        L   = CE + lam (1 / D) ||z - P_y||^2            CE alone while the server has no prototypes
+        p_k = mean of z over the client's samples of class k, after training, in eval mode
+
+    Server: P = Psi(1), ..., Psi(C), where Psi is an embedding of the class (D numbers), a linear
+    layer, ReLU and a linear layer. In each round it has the pairs (p, y) of the uploads, one for
+    each client and class, without weights. With q_c, the mean of the uploads of class c,
+
+        delta = min( max_c min_{c' != c} ||q_c - q_c'||, tau )          tau if there is one class
+
+    and Psi is trained for `server_epochs` epochs of batches of the pairs by SGD, on the cross
+    entropy of logits_c = -( ||p - P_c|| + [c = y] delta ) over all C classes. Psi is kept from
+    round to round, its optimizer is new in each. A client predicts the class of the nearest
+    prototype, among all classes; `proto_own` lets those of the client compete, and `head` is the
+    client's classifier.
+
+    Readings. The authors' code collects prototypes from the model before local training, so that
+    they are one training stale (`collect=before`); the default is what the paper says. Their
+    loaders drop the last batch. `lam`, `tau`, and the number of epochs are those of the authors'
+    command, which also has the same learning rate and batch size at server and clients. The
+    distance is sqrt(||p - P_c||^2 + 1e-12), whose gradient is finite at 0. The server trains in
+    float64. A class that nobody uploads has a prototype too: it competes, and is pushed away. A
+    client that took no optimizer step uploads nothing that counts.
+    """
+
+    Config: ClassVar[type[AlgorithmConfig]] = FedTGPConfig
+    config: FedTGPConfig
+    paper = Paper(
+        "FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning for"
+        " Data and Model Heterogeneity in Federated Learning",
+        "Zhang, Liu, Hua, Cao",
+        "AAAI 2024 (arXiv 2401.03230)",
+    )
+    communication = Communication(
+        down="C prototypes of D features, C flags",
+        up="D features, a count and an id per held class",
+        keeps="all weights w, prototypes, counts",
+    )
+
+    def personal(self) -> frozenset[str]:
+        return self.setting.net.names("all")
+
+    def init(self, start: Tree) -> tuple[Tree, Tree]:
+        keeps, _ = self.split()
+        table, bank = prototypes.empty(self.setting, start)
+        c, d = self.setting.classes, self.setting.net.features
+        rng, width = generator(self.setting.seed, "method"), max(1, d) ** -0.5
+        psi = [rng.normal(size=(c, d))]  # PyTorch's distributions of an Embedding and of a Linear
+        psi += [rng.uniform(-width, width, shape) for shape in ((d, d), (d,), (d, d), (d,))]
+        server = table | dict(zip(PSI, map(torch.from_numpy, psi), strict=True))
+        return server, repeat(only(start, keeps) | bank, self.setting.clients)
+
+    # Client
+
+    def program(self, state: State) -> LocalProgram:
+        train = self.phase(CrossEntropy(), PrototypeL2(weight=self.config.lam))
+        collect = prototypes.collect(self.setting)
+        before = self.config.collect == "before"
+        return LocalProgram(
+            steps=(*collect, train) if before else (train, *collect),
+            keeps=self.split()[0] | {"prototypes", "counts"},
+            sends=prototypes.LEAVES,
+            masks=prototypes.MASKS,
+        )
+
+    # Server
+
+    def dispatch(self, state: State, ids: Tensor) -> Dispatch:
+        return Dispatch(prototypes.table(state.server))
+
+    def aggregate(self, state: State, results: Results) -> Update:
+        bank, counts = results.sent.values["prototypes"], results.sent.values["counts"]
+        order = results.ids.argsort()  # so that the order of the cohort does not matter
+        uploaded = ((counts > 0) & (results.steps > 0)[:, None])[order]  # [K, C]
+        if not uploaded.any():
+            return Update()
+        points, y = bank[order][uploaded].double(), uploaded.nonzero()[:, 1]  # [M, D], [M]
+
+        margin = adaptive_margin(points, y, self.config.tau)
+        psi, loss = self.trained(only(state.server, PSI), points, y, margin, state.round)
+        old = state.server["global.prototypes"]
+        server = psi | {
+            "global.prototypes": generated(psi).to(old.dtype),
+            "global.present": torch.ones_like(state.server["global.present"]),
+        }
+        return Update(server, metrics={"margin": float(margin), "server_loss": loss})
+
+    def trained(
+        self, psi: Tree, points: Tensor, y: Tensor, margin: Tensor, completed: int
+    ) -> tuple[Tree, float]:
+        """Return Psi after the server's training in a round, and the loss after it.
+
+        Args:
+            psi: Parameters of Psi, float64.
+            points: [M, D] float64, uploaded prototypes.
+            y: [M] int64, their classes.
+            margin: [] float64, delta.
+            completed: Number of rounds before this one.
+        """
+        c, train = self.config, self.setting.train
+        rate = train.optimizer.lr if c.server_lr is None else c.server_lr
+        size = train.batch_size if c.server_batch_size is None else c.server_batch_size
+        draw = Draw(self.setting.seed, (completed,), self.setting.clients)
+        gradient = torch.func.grad(margin_loss)
+        for epoch in range(c.server_epochs):
+            order = torch.from_numpy(draw.sample_order(self.setting.clients, epoch, len(y)))
+            for batch in torch.split(order, size):
+                slope = gradient(psi, points[batch], y[batch], margin)
+                psi = {name: value - rate * slope[name] for name, value in psi.items()}
+        return psi, float(margin_loss(psi, points, y, margin))
+
+    def learned(self, state: State) -> tuple[Learned, ...]:
+        return prototypes.learned(state)
+
+    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+        rules = prototypes.rules(self.setting, self.dispatch(state, ids))
+        return {"personal": rules.pop("proto")} | rules
+
+
+def generated(psi: Tree) -> Tensor:
+    """Return the prototypes P [C, D] that Psi makes."""
+    embedding, first, first_bias, last, last_bias = (psi[name] for name in PSI)
+    return linear(linear(embedding, first, first_bias).relu(), last, last_bias)
+
+
+def margin_loss(psi: Tree, points: Tensor, y: Tensor, margin: Tensor) -> Tensor:
+    """Return the server's loss, 0-dim: the mean cross entropy of -(distance + margin).
+
+    Args:
+        psi: Parameters of Psi.
+        points: [M, D], uploaded prototypes.
+        y: [M] int64, their classes.
+        margin: [], which is added to the distance to the own class.
+    """
+    table = generated(psi)
+    distance = ((points[:, None] - table).square().sum(dim=2) + 1e-12).sqrt()  # [M, C]
+    own = y[:, None] == torch.arange(len(table))
+    return cross_entropies(-(distance + torch.where(own, margin, 0.0)), y).mean()
+
+
+def adaptive_margin(points: Tensor, y: Tensor, tau: float) -> Tensor:
+    """Return delta, 0-dim: the largest distance of a class's mean to the nearest other one.
+
+    Args:
+        points: [M, D] float64, uploaded prototypes.
+        y: [M] int64, their classes.
+        tau: Upper bound, and the result if there is one class.
+
+    >>> points = torch.tensor([[0.0, 0.0], [2.0, 0.0], [1.0, 3.0]]).double()
+    >>> adaptive_margin(points, torch.tensor([0, 0, 4]), tau=100.0)  # (1, 0) and (1, 3)
+    tensor(3., dtype=torch.float64)
+    """
+    means = torch.stack([points[y == k].mean(dim=0) for k in sorted({*y.tolist()})])
+    apart = torch.cdist(means, means, compute_mode="donot_use_mm_for_euclid_dist")
+    nearest = apart.fill_diagonal_(torch.inf).amin(dim=1)
+    return nearest.amax().clamp_max(tau)

@@ -1,0 +1,301 @@
+"""GPFL: a generic and a personal route for features (Zhang, Hua, Wang, Song et al., ICCV 2023)."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import layer_norm, linear
+
+from flbench.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmConfig,
+    Communication,
+    Deployment,
+    Dispatch,
+    Info,
+    LocalProgram,
+    LossTerm,
+    Message,
+    Outputs,
+    Paper,
+    Results,
+    State,
+    Statistic,
+    Step,
+    StepContext,
+    Transform,
+    Tree,
+    Update,
+    generator,
+    only,
+    repeat,
+    weighted_mean,
+)
+from flbench.algorithms.shared.linear_head import LinearHead, unmet
+from flbench.algorithms.shared.prototypes import CountClasses
+from flbench.losses import CrossEntropy
+from flbench.losses.cross_entropy import mean_cross_entropy
+from flbench.losses.similarity import cosines
+
+EMBEDDINGS = "gce.weight"  # G [C, D], the embeddings of categories
+LAYERS = ("cov.gamma", "cov.beta")  # the two parts of the conditional valve
+COV = tuple(
+    f"{layer}.{name}" for layer in LAYERS for name in ("weight", "bias", "norm.weight", "norm.bias")
+)
+SHARED = frozenset({*COV, EMBEDDINGS})
+GENERIC, PERSONAL = "cond.g", "cond.q"  # g and q_i [D], the conditional inputs
+
+
+class GPFLConfig(AlgorithmConfig):
+    """Keys of GPFL."""
+
+    lam: float = Field(
+        0.01,
+        ge=0,
+        description="weight of the distance of generic features to the received embeddings; its"
+        " scale depends on train.batch_size with magnitude=norm",
+    )
+    nu: float = Field(
+        0.1, ge=0, description="weight decay of the embeddings and of the conditional valve"
+    )
+    condition: Literal["own", "global"] = Field(
+        "own",
+        description="embeddings that conditional inputs are made of: the client's own after its"
+        " last training (authors' code), or those that it has received (paper)",
+    )
+    magnitude: Literal["norm", "mean_square"] = Field(
+        "norm",
+        description="distance to the embeddings: the norm over the whole batch (authors' code), or"
+        " the mean square",
+    )
+
+
+@ALGORITHMS.register("gpfl")
+class GPFL(Algorithm):
+    """A conditional valve sends each feature through a generic and a personal route.
+
+    Shared: the body, category embeddings G [C, D] and the valve CoV; personal: the head. For
+    features z of D numbers and a conditional input c [D], with LN = LayerNorm,
+
+        CoV(z, c) = ReLU( (LN(ReLU(A_1 c + a_1)) + 1) * z + LN(ReLU(A_2 c + a_2)) )
+
+    Conditional inputs of client i are g = mean_c G_c and q_i = sum_c (n_c / n) G_c; they are
+    constant in a round. Local training, one phase on body, head, CoV and G; Ghat is the received G:
+
+        z_P = CoV(z, q_i),   z_G = CoV(z, g)
+        L   = CE(head(z_P), y) + CE(cos(z_G, G_c), y) + lam ||Z_G - Ghat[y]||_F
+              + (nu / 2) (||G||^2 + ||CoV||^2)
+
+    Server: body, CoV, G <- sum_i p_i of them, with p_i = n_i / sum_j n_j. `personal` is head(z_P)
+    with the newest shared parts and the client's q_i. There is no global model.
+
+    Readings. The authors' code is taken, which made the printed numbers; the paper differs in
+    places. Cosines are logits without a scale, so that the second term stays above ln(1 + (C - 1)
+    exp(-1 - 1 / (C - 1))) and the loss is never near 0. The third is the norm of the whole batch's
+    differences [B, D], neither squared nor divided by B (paper: per sample): `magnitude=
+    mean_square`. Conditional inputs are those of the client's own G after its last training, zero
+    before it; in the paper they come from the received G (`condition=global`). nu is weight decay
+    there, on the parameters of LN too; as a term of the loss it is the same for SGD. It is in the
+    logged loss, and `train.optimizer.weight_decay` acts on top. Deviations: their loaders drop the
+    last batch, also where classes are counted and where models are tested. There, conditional
+    inputs of absent clients follow the newest G; here they stay. Embeddings are drawn from N(0, 1).
+    """
+
+    Config: ClassVar[type[AlgorithmConfig]] = GPFLConfig
+    config: GPFLConfig
+    paper = Paper(
+        "GPFL: Simultaneously Learning Global and Personalized Feature Information for Personalized"
+        " Federated Learning",
+        "Zhang, Hua, Wang, Song, Xue, Ma, Cao, Guan",
+        "ICCV 2023 (arXiv 2308.10279)",
+    )
+    communication = Communication(
+        down="body, 2 D^2 + 6 D + C D numbers",
+        up="body, 2 D^2 + 6 D + C D numbers",
+        keeps="head, 2 vectors of D numbers",
+    )
+
+    def personal(self) -> frozenset[str]:
+        return self.setting.net.names("head")
+
+    def requires(self) -> list[str]:
+        return unmet(self.setting.net, "GPFL calls it on features of its personal route")
+
+    @property
+    def head(self) -> LinearHead:
+        """The head of the net."""
+        return LinearHead.of(self.setting.net)
+
+    def init(self, start: Tree) -> tuple[Tree, Tree]:
+        server, clients = super().init(start)
+        c, d = self.setting.classes, self.setting.net.features
+        like = start[self.setting.net.parameters[0]]
+        rng, width = generator(self.setting.seed, "method"), d**-0.5
+        shared: Tree = {EMBEDDINGS: torch.from_numpy(rng.normal(size=(c, d)))}
+        for layer in LAYERS:  # PyTorch's ranges for a Linear and a LayerNorm
+            shared[f"{layer}.weight"] = torch.from_numpy(rng.uniform(-width, width, (d, d)))
+            shared[f"{layer}.bias"] = torch.from_numpy(rng.uniform(-width, width, d))
+            shared[f"{layer}.norm.weight"] = torch.ones(d)
+            shared[f"{layer}.norm.bias"] = torch.zeros(d)
+        shared = {name: value.to(like.dtype) for name, value in shared.items()}
+        conditions = {} if self.is_global else {n: like.new_zeros(d) for n in (GENERIC, PERSONAL)}
+        return server | shared, clients | repeat(conditions, self.setting.clients)
+
+    @property
+    def is_global(self) -> bool:
+        """Whether conditional inputs are made of the received embeddings."""
+        return self.config.condition == "global"
+
+    # Client
+
+    def terms(self) -> tuple[LossTerm, ...]:
+        return (
+            PersonalRoute(head=self.head),
+            Guidance(self.config.lam, norm=self.config.magnitude == "norm"),
+            Decay(weight=self.config.nu),
+        )
+
+    def program(self, state: State) -> LocalProgram:
+        keeps, sends = self.split()
+        train = self.phase(*self.terms(), train=frozenset(self.setting.net.parameters) | SHARED)
+        if self.is_global:
+            return LocalProgram((*self.begin(), train), keeps, sends | SHARED)
+        count = Statistic("held", CountClasses(self.setting.classes))
+        steps = (*self.begin(), train, count, Transform(write_conditions))
+        return LocalProgram(steps, keeps | {GENERIC, PERSONAL}, sends | SHARED)
+
+    def begin(self) -> tuple[Step, ...]:
+        """Return steps that receive CoV and G, and make conditional inputs of the received G."""
+        receive = Transform(write_received)
+        if not self.is_global:
+            return (receive,)
+        count = Statistic("held", CountClasses(self.setting.classes))
+        return (receive, count, Transform(write_conditions))
+
+    # Server
+
+    def dispatch(self, state: State, ids: Tensor) -> Dispatch:
+        if state.is_initial:  # clients have the seeded net
+            return Dispatch(Message(only(state.server, SHARED)))
+        return Dispatch(Message(only(state.server, self.split()[1] | SHARED)))
+
+    def aggregate(self, state: State, results: Results) -> Update:
+        shared = self.split()[1] | SHARED
+        return Update(weighted_mean(only(results.sent.values, shared), self.weights(results)))
+
+    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+        program = LocalProgram(self.begin())
+        scores = PersonalScores(self.head)
+        return {"personal": Deployment(self.dispatch(state, ids), program, predict=scores)}
+
+
+def write_received(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    """Write the received CoV and G, which are entries of ctx, into leaves that can be trained."""
+    return only(ctx, SHARED)
+
+
+def write_conditions(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    """Write g [D] and q_i [D] from the present embeddings and the client's class counts."""
+    embeddings, counts = leaves[EMBEDDINGS].double(), ctx["held.counts"]
+    shares = counts / counts.sum().clamp_min(1.0)  # [C]
+    dtype = leaves[EMBEDDINGS].dtype
+    return {
+        GENERIC: embeddings.mean(dim=0).to(dtype),
+        PERSONAL: (shares @ embeddings).to(dtype),
+    }
+
+
+def valve(leaves: Tree, features: Tensor, condition: Tensor) -> Tensor:
+    """Return CoV(z, c) [B, D].
+
+    Args:
+        leaves: Leaves with the parameters of CoV.
+        features: z [B, D].
+        condition: c [D].
+    """
+    gamma, beta = (
+        layer_norm(
+            linear(condition, leaves[f"{layer}.weight"], leaves[f"{layer}.bias"]).relu(),
+            condition.shape,
+            leaves[f"{layer}.norm.weight"],
+            leaves[f"{layer}.norm.bias"],
+        )
+        for layer in LAYERS
+    )
+    return ((gamma + 1) * features + beta).relu()
+
+
+@dataclass(frozen=True)
+class PersonalScores:
+    """Logits of the personal route, head(CoV(z, q_i)).
+
+    Attributes:
+        head: The head of the net.
+    """
+
+    head: LinearHead
+
+    def __call__(self, context: StepContext) -> Tensor:
+        """Return the logits [B, C]."""
+        leaves = context.leaves
+        return self.head(leaves, valve(leaves, context.out.features, leaves[PERSONAL]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PersonalRoute(CrossEntropy):
+    """Mean cross entropy of head(CoV(z, q_i)), in nats.
+
+    Attributes:
+        head: The head of the net.
+    """
+
+    head: LinearHead
+
+    def outputs(self, context: StepContext) -> Outputs:
+        """Return the features z [B, D] of the body and the logits of the personal route [B, C]."""
+        return Outputs(context.out.features, PersonalScores(self.head)(context))
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """Terms of the generic route: cross entropy of cosines, and lam times the magnitude.
+
+    Attributes:
+        lam: Weight of the magnitude.
+        norm: Whether the magnitude is the norm over the batch; otherwise it is the mean square.
+        weight: Factor of both terms.
+    """
+
+    lam: float
+    norm: bool
+    weight: float | str = 1.0
+
+    def __call__(self, context: StepContext) -> Tensor:
+        """Return the sum of the terms, 0-dim."""
+        leaves, batch = context.leaves, context.batch
+        routed = valve(leaves, context.out.features, leaves[GENERIC])  # [B, D]
+        angle = mean_cross_entropy(cosines(routed, leaves[EMBEDDINGS]), batch.y, batch.mask)
+        far = (routed - context.ctx[EMBEDDINGS][batch.y]).square()  # [B, D]
+        total = torch.where(batch.mask[:, None], far, 0.0).sum()
+        if self.norm:
+            return angle + self.lam * (total + 1e-12).sqrt()  # the gradient at 0 is finite
+        return angle + self.lam * total / (batch.mask.sum().clamp_min(1) * routed.shape[1])
+
+
+@dataclass(frozen=True)
+class Decay:
+    """1/2 (||G||^2 + ||CoV||^2).
+
+    Attributes:
+        weight: Factor of the term, nu.
+    """
+
+    weight: float | str
+
+    def __call__(self, context: StepContext) -> Tensor:
+        """Return the term, 0-dim."""
+        squares = [context.leaves[name].square().sum() for name in (EMBEDDINGS, *COV)]
+        return 0.5 * torch.stack(squares).sum()

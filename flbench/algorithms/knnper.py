@@ -1,0 +1,223 @@
+"""kNN-Per: FedAvg, mixed with each client's nearest neighbours (Marfoq et al., ICML 2022)."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from flbench.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmConfig,
+    Communication,
+    Deployment,
+    Info,
+    LocalProgram,
+    Paper,
+    Samples,
+    State,
+    Statistic,
+    Step,
+    StepContext,
+    Transform,
+    Tree,
+)
+from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
+from flbench.algorithms.shared.simplex import softmax_among
+
+SHARE = "knn_share"  # lambda [], a leaf that a program writes before an evaluation
+STORE, CHOICE = "store", "choice"  # Statistics: the datastore, and the samples that lambda fits
+GRID = 10  # lambda is a multiple of 1 / GRID
+WITHOUT = 0.5  # lambda without a validation part
+
+
+class KNNPerConfig(AlgorithmConfig):
+    """Keys of kNN-Per."""
+
+    neighbours: int = Field(
+        10, ge=1, description="number of neighbours k", json_schema_extra={"unit": "samples"}
+    )
+    sigma: float = Field(
+        1.0, gt=0, description="scale of distances in the weights of the neighbours"
+    )
+    share: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="weight lambda of the neighbours' vote for all clients (default: each client's"
+        " best multiple of 0.1 on its validation part, 0.5 without such a part)",
+    )
+    kernel: Literal["squared", "l2"] = Field(
+        "squared",
+        description="weights of neighbours fall with the squared distance over D sigma (authors'"
+        " code), or with the distance over sigma",
+    )
+
+
+@ALGORITHMS.register("knnper")
+class KNNPer(Algorithm):
+    """FedAvg, whose predictions each client mixes with the vote of its own nearest samples.
+
+    Training: FedAvg without a change. Deployment (`personal`): the client's datastore are features
+    z_j (of D numbers, in eval mode) and labels y_j of its training samples. For a query with
+    features z and N(z), its k nearest of them,
+
+        s_j    = exp(-||z - z_j||^2 / (D sigma))
+        p_k(c) = sum_{j in N(z), y_j = c} s_j / sum_{j in N(z)} s_j
+        p      = lambda p_k + (1 - lambda) softmax(logits)
+
+    lambda is chosen for each client on its validation part: the multiple of 0.1 of the largest
+    accuracy, of equal ones that nearest to 0.5, then the smaller. The validation part is not in the
+    datastore; the accuracy of `personal` on it is too good by what this choice gains. Beside it,
+    `knn` has lambda = 1, and `noknn` and `gm` are the global model. Nothing but FedAvg's models is
+    sent, and a client that never took part is served in the same way, without training.
+
+    Readings. The squared distance over D sigma is that of the authors' code; the paper writes
+    exp(-distance) (`kernel=l2`). Their evaluation prints all values of lambda on test samples, and
+    as shipped mixes probabilities of neighbours with logits; here both are probabilities, and no
+    choice sees a test sample. Of equally near samples the first ones of the data set count. A
+    client with fewer than k samples takes all; one without samples has lambda = 0.
+    """
+
+    Config: ClassVar[type[AlgorithmConfig]] = KNNPerConfig
+    config: KNNPerConfig
+    paper = Paper(
+        "Personalized Federated Learning through Local Memorization",
+        "Marfoq, Neglia, Kameni, Vidal",
+        "ICML 2022 (arXiv 2111.09360)",
+    )
+    communication = Communication(down="w", up="w", keeps="nothing")
+
+    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+        models = super().deploy(state, ids)
+        plain = models.pop("personal")
+        scores = Mixture(self.config.neighbours, self.config.sigma, self.config.kernel)
+        store = Statistic(STORE, labelled_features, reduce="rows")
+        begin = (*reestimate_batchnorm(self.setting), store)
+        if self.config.share is not None:
+            choose: tuple[Step, ...] = (Transform(WriteShare(self.config.share)),)
+        else:
+            correct = Statistic(
+                CHOICE, CorrectByShare(scores), finish=best_share, samples=Samples("validation")
+            )
+            choose = (correct, Transform(write_best_share))
+        mixed = replace(plain, program=LocalProgram((*begin, *choose)), predict=scores)
+        votes = replace(mixed, program=LocalProgram((*begin, Transform(WriteShare(1.0)))))
+        return {"personal": mixed, "knn": votes, "noknn": plain, **models}
+
+
+def labelled_features(context: StepContext) -> Tree:
+    """Return features [B, D], and for each sample its label and 1 (0 for padding), [B] float64."""
+    batch = context.batch
+    return {
+        "z": context.out.features.double(),
+        "y": batch.y.double(),
+        "real": batch.mask.double(),
+    }
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Probabilities lambda p_k + (1 - lambda) softmax(logits), with lambda among the leaves.
+
+    Attributes:
+        scores: What the scores are, for people; they are not logits.
+        neighbours: Number of neighbours k.
+        sigma: Scale of distances.
+        kernel: How the weights of neighbours fall with the distance.
+    """
+
+    scores: ClassVar[str] = "probabilities"
+
+    neighbours: int
+    sigma: float
+    kernel: Literal["squared", "l2"]
+
+    def __call__(self, context: StepContext) -> Tensor:
+        """Return the probabilities [B, C] float64; the net's without a datastore.
+
+        There is none where clients' models are evaluated right after local training.
+        """
+        if f"{STORE}.real" not in context.ctx:
+            return context.out.logits.double().softmax(dim=1)
+        votes, probabilities = self.both(context)
+        share = torch.where(self.stored(context).any(), context.leaves[SHARE].double(), 0.0)
+        return share * votes + (1 - share) * probabilities
+
+    def stored(self, context: StepContext) -> Tensor:
+        """Return which rows of the datastore are samples, [R] bool; others are padding."""
+        return context.ctx[f"{STORE}.real"] == 1
+
+    def both(self, context: StepContext) -> tuple[Tensor, Tensor]:
+        """Return p_k and softmax(logits), [B, C] float64 each; p_k is 0 without samples."""
+        real = self.stored(context)
+        keys = torch.where(real[:, None], context.ctx[f"{STORE}.z"], 0.0)  # [R, D]
+        labels = torch.where(real, context.ctx[f"{STORE}.y"], -1.0)
+        queries, logits = context.out.features.double(), context.out.logits.double()
+
+        distance = torch.cdist(queries, keys, compute_mode="donot_use_mm_for_euclid_dist")
+        distance = torch.where(real, distance, torch.inf)  # [B, R]
+        nearest, index = distance.sort(dim=1, stable=True)
+        nearest, index = nearest[:, : self.neighbours], index[:, : self.neighbours]  # [B, k]
+        if self.kernel == "squared":
+            nearest = nearest.square() / queries.shape[1]
+        weights = softmax_among(-nearest / self.sigma, nearest.isfinite(), dim=1)
+        classes = torch.arange(logits.shape[1], device=logits.device)
+        members = labels[index][:, :, None] == classes  # [B, k, C]
+        votes = torch.where(members, weights[:, :, None], 0.0).sum(dim=1)
+        return votes, logits.softmax(dim=1)
+
+
+@dataclass(frozen=True)
+class CorrectByShare:
+    """Function of a Statistic: numbers of correct predictions for each lambda in 0, 0.1, ..., 1.
+
+    Attributes:
+        mixture: The probabilities that are mixed.
+    """
+
+    mixture: Mixture
+
+    def __call__(self, context: StepContext) -> Tree:
+        """Return `correct` [11] float64 of one batch, and the number of samples, `count`."""
+        votes, probabilities = self.mixture.both(context)
+        batch, correct = context.batch, []
+        for step in range(GRID + 1):
+            share = step / GRID
+            predicted = (share * votes + (1 - share) * probabilities).argmax(dim=1)
+            correct.append(((predicted == batch.y) & batch.mask).sum())
+        return {"correct": torch.stack(correct).double(), "count": batch.mask.sum()}
+
+
+def best_share(sums: Tree, leaves: Tree, ctx: Tree) -> Tree:
+    """Return `share` [], the multiple of 0.1 with the most correct predictions.
+
+    Of equal ones it is that nearest to 0.5, then the smaller; 0.5 without samples.
+    """
+    correct = sums["correct"]
+    steps = torch.arange(GRID + 1, dtype=torch.int64, device=correct.device)
+    rank = 2 * (2 * steps - GRID).abs() + (2 * steps > GRID)  # 0 for lambda = 0.5
+    at = torch.where(correct == correct.amax(), rank, 4 * GRID).argmin()
+    return {"share": torch.where(sums["count"] > 0, at.double() / GRID, WITHOUT)}
+
+
+def write_best_share(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    """Write lambda [] float64 of the validation part."""
+    return {SHARE: ctx[f"{CHOICE}.share"]}
+
+
+@dataclass(frozen=True)
+class WriteShare:
+    """Function of a Transform: writes a fixed lambda.
+
+    Attributes:
+        share: lambda.
+    """
+
+    share: float
+
+    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+        """Return lambda [] float64."""
+        return {SHARE: torch.full_like(info.lr, self.share, dtype=torch.float64)}

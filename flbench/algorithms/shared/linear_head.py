@@ -1,0 +1,59 @@
+"""Heads of one linear layer, for methods that call the head on features of their own."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from torch import Tensor
+from torch.nn.functional import linear
+
+from flbench.core.types import Tree
+from flbench.models.base import NetSpec
+
+
+def unmet(net: NetSpec, reason: str) -> list[str]:
+    """Return a sentence if the head of a net is not one linear layer; empty if it is.
+
+    Args:
+        net: Description of the net.
+        reason: Why the method needs such a head, a clause after "because".
+    """
+    head = net.names("head")
+    kinds = [layer.kind for layer in net.layers if head & {*layer.leaves}]
+    if kinds == ["linear"]:
+        return []
+    return [
+        f"the head of the net (`model.name`, `model.head`) must be one linear layer, because"
+        f" {reason}; it consists of: {', '.join(kinds)}. Choose another net."
+    ]
+
+
+@dataclass(frozen=True)
+class LinearHead:
+    """The head of a net as a function of leaves and features.
+
+    Attributes:
+        names: Names of its parameters: the weight [C, D], and the bias [C] if there is one.
+    """
+
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, net: NetSpec) -> Self:
+        """Return the head of a net for which `unmet` returns nothing."""
+        head = net.names("head")
+        return cls(tuple(name for name in net.parameters if name in head))
+
+    @property
+    def weight(self) -> str:
+        """Name of the weight."""
+        return self.names[0]
+
+    def __call__(self, leaves: Tree, features: Tensor, prefix: str = "") -> Tensor:
+        """Return the logits [B, C] of features [B, D].
+
+        Args:
+            leaves: Tensors with the head's parameters.
+            features: What the head is called on.
+            prefix: Prefix of the names, for a second head.
+        """
+        return linear(features, *(leaves[prefix + name] for name in self.names))

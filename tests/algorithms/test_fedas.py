@@ -1,0 +1,154 @@
+"""FedAS: a plain loop, FedPer, the alignment's loss, the deployed models, and the bytes."""
+
+import pytest
+import torch
+
+from flbench.algorithms.fedas import Alignment
+from flbench.core.tree import only
+from flbench.experiment.rounds import settings_of
+from flbench.testing import after
+from tests.algorithms.loops import (
+    BACKBONE,
+    HEAD,
+    KEYS,
+    WIDTH,
+    Clients,
+    assert_equal,
+    mean_cross_entropy,
+    net,
+    platform,
+    weighted_sum,
+)
+from tests.algorithms.plain import STATISTICS, lenet5_bytes
+from tests.losses.support import case
+from tests.support import build
+
+NET = (*BACKBONE, *HEAD)
+
+
+def entropy(leaves, x, y):
+    return mean_cross_entropy(net(leaves, x)[1], y)
+
+
+def slow_alignment(z, y, anchors):
+    """Sum over classes of the mean over the class's samples and the features."""
+    total = 0.0
+    for k in set(y):
+        rows = [z[j] for j in range(len(y)) if y[j] == k]
+        far = sum((row[d] - anchors[k][d]) ** 2 for row in rows for d in range(WIDTH))
+        total = total + far / (len(rows) * WIDTH)
+    return total
+
+
+def slow_trace(clients, i, t, weights):
+    total = 0.0
+    for x, y in clients.batches(i, t, epochs=1):
+        leaves = {name: value.clone().requires_grad_() for name, value in weights.items()}
+        entropy(leaves, x, y).backward()
+        total += sum(float((leaf.grad**2).sum()) for leaf in leaves.values())
+    return total
+
+
+def slow_rounds(clients, keys, rounds):
+    """Returns the body, the models of all clients, and the last traces."""
+    body = only(clients.start, BACKBONE)
+    own = [only(clients.start, NET) for _ in range(len(clients))]
+    for t in range(rounds):
+        ids, traces = clients.cohort(t), []
+        for i in ids:
+            anchors = {k: p.detach() for k, p in clients.prototypes(i, own[i]).items()}
+
+            def align(leaves, x, y, anchors=anchors):
+                return slow_alignment(net(leaves, x)[0], y, anchors)
+
+            here = body | only(own[i], HEAD)
+            epochs, lr = keys["align_epochs"], keys["align_lr"]
+            here = clients.descend(i, t, here, align, names=BACKBONE, epochs=epochs, lr=lr)
+            own[i] = clients.descend(i, t, here, entropy)
+            traces.append(slow_trace(clients, i, t, own[i]))
+        if not keys["fisher"]:
+            traces = [clients.size(i) for i in ids]
+        sent = [only(own[i], BACKBONE) for i in ids]
+        body = weighted_sum(sent, [f / sum(traces) for f in traces])
+    return body, own
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("keys", [{}, {"align_epochs": 2, "fisher": False}], ids=str)
+def test_rounds_equal_a_loop(keys, engine):
+    keys = {"align_lr": 0.2} | keys
+    overrides = [f"algorithm.{key}={str(value).lower()}" for key, value in keys.items()]
+    clients = Clients(build("algorithm=fedavg", *KEYS))
+    state = platform("algorithm=fedas", f"engine.name={engine}", *overrides, rounds=3)
+
+    body, own = slow_rounds(clients, {"align_epochs": 1, "fisher": True} | keys, rounds=3)
+
+    for name in BACKBONE:
+        assert_equal(state.server[name], body[name], name)
+    for name in NET:
+        for i in range(len(clients)):
+            assert_equal(state.clients[f"own.{name}"][i], own[i][name], name)
+
+
+@pytest.mark.slow
+def test_without_alignment_and_traces_it_is_fedper():
+    """Bodies and heads, to the bit; FedPer is evaluated with the newest body."""
+    keys = ("algorithm=fedas", "algorithm.align_lr=0", "algorithm.fisher=false")
+    plain = after(build(*KEYS, *keys), 2)
+    fedper = after(build(*KEYS, "algorithm=fedper"), 2)
+
+    for name in BACKBONE:
+        assert torch.equal(plain.server[name], fedper.server[name])
+    for name in HEAD:
+        assert torch.equal(plain.clients[name], fedper.clients[name])
+    other = after(build(*KEYS, *keys[:-1]), 2)
+    assert not torch.equal(other.server[BACKBONE[0]], fedper.server[BACKBONE[0]])
+
+
+@pytest.mark.slow
+def test_deployed_model_is_stored_or_starts_from_the_newest_body():
+    def models(*keys):
+        built = build(*KEYS, "algorithm=fedas", *keys)
+        state = after(built, 2)
+        settings = settings_of(built.algorithm, state)
+        return state, list(built.evaluator(print).deployed(state, settings))
+
+    aligned = ("algorithm.evaluated=start", "algorithm.align_lr=0.2")
+    state, stored = models()
+    moved, pulled = models(*aligned)
+    absent = (state.participation_count == 0).tolist()
+    assert any(absent)
+    assert not all(absent)
+    for i, is_absent in enumerate(absent):
+        for name in BACKBONE:
+            kept = state.server[name] if is_absent else state.clients[f"own.{name}"][i]
+            assert torch.equal(stored[i][name], kept)
+            # a client that never took part has nothing to align to
+            assert torch.equal(pulled[i][name], moved.server[name]) == is_absent
+        for name in HEAD:
+            assert torch.equal(stored[i][name], state.clients[name][i])
+            assert torch.equal(pulled[i][name], moved.clients[name][i])
+
+
+def test_alignment_is_the_bias_of_class_means_and_the_variance():
+    """A class's loss is (batch mean - anchor)^2 + variance in the batch; padding counts nowhere."""
+    c = case()
+    c.mask = torch.arange(len(c.y)) % 4 < 3
+    anchors = torch.randn(int(c.y.max()) + 1, c.features.shape[1], dtype=c.features.dtype)
+    context = c.context()
+    context.ctx["old.means"] = anchors
+
+    expected = 0.0
+    for k in set(c.y[c.mask].tolist()):
+        rows = c.features[c.mask & (c.y == k)]
+        spread = rows.var(dim=0, unbiased=False) + (rows.mean(dim=0) - anchors[k]).square()
+        expected += float(spread.mean())
+    found = Alignment(len(anchors), newcomers=True)(context)
+    assert float(found) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_bytes_are_those_of_the_body_and_a_number(tmp_path):
+    body = 4 * (62_050 - 850) + STATISTICS
+    assert lenet5_bytes(tmp_path, "algorithm=fedas") == (body + 8, body)

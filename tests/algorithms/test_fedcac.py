@@ -1,0 +1,155 @@
+"""FedCAC: a plain loop, FedAvg, Local-Only, special masks, and the bytes."""
+
+from math import ceil
+
+import pytest
+import torch
+
+from flbench.algorithms.fedcac import FindCritical
+from flbench.core.tree import only
+from flbench.testing import after
+from tests.algorithms.loops import (
+    BACKBONE,
+    HEAD,
+    KEYS,
+    Clients,
+    assert_equal,
+    mean_cross_entropy,
+    platform,
+    weighted_sum,
+)
+from tests.algorithms.plain import STATISTICS, deployed, lenet5_bytes
+from tests.support import build
+
+NET = (*BACKBONE, *HEAD)
+
+
+def slow_mask(theta, began, tau):
+    """For each parameter, the flat positions of its critical entries."""
+    found = set()
+    for name in NET:
+        scores = [
+            abs(float((a - b) * a))
+            for a, b in zip(theta[name].flatten(), began[name].flatten(), strict=True)
+        ]
+        k = int(tau * len(scores))
+        if k:
+            least = sorted(scores)[-k]
+            rule = (lambda s: s > 1e-20) if least <= 1e-10 else (lambda s, least=least: s >= least)
+            found |= {(name, j) for j, score in enumerate(scores) if rule(score)}
+    return found
+
+
+def slow_start(mask, custom, w):
+    start = {name: w[name].clone() for name in NET}
+    for name, j in mask:
+        start[name].view(-1)[j] = custom[name].view(-1)[j]
+    return start
+
+
+def slow_rounds(clients, tau, beta, rounds):
+    """Returns w, and the masks and customized models of all clients."""
+    w = only(clients.start, NET)
+    masks, custom = [set() for _ in range(len(clients))], [w] * len(clients)
+    for t in range(1, rounds + 1):
+        ids, theta = clients.cohort(t - 1), {}
+        for i in ids:
+            began = slow_start(masks[i], custom[i], w)
+            theta[i] = clients.train(i, t - 1, began, lambda z, o, y: mean_cross_entropy(o, y))
+            masks[i] = slow_mask(theta[i], began, tau)
+        overlap = {
+            (i, j): 1 - len(masks[i] ^ masks[j]) / (2 * len(masks[i]))
+            for i in ids
+            for j in ids
+            if i != j
+        }
+        mean, most = sum(overlap.values()) / len(overlap), max(overlap.values())
+        threshold = mean + t / (beta * rounds) * (most - mean)
+        for i in ids:
+            group = [j for j in ids if j == i or overlap[i, j] >= threshold - 1e-12]
+            custom[i] = weighted_sum([theta[j] for j in group], [1 / len(group)] * len(group))
+        n = [clients.size(i) for i in ids]
+        w = weighted_sum([theta[i] for i in ids], [k / sum(n) for k in n])
+    return w, masks, custom
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize(("tau", "beta"), [(0.5, 0.5), (0.2, 3.0)])
+def test_rounds_equal_a_loop(tau, beta, engine):
+    clients = Clients(build("algorithm=fedavg", *KEYS))
+    keys = (f"algorithm.tau={tau}", f"algorithm.beta={beta}", f"engine.name={engine}")
+    state = platform("algorithm=fedcac", *keys, rounds=3)
+
+    w, masks, custom = slow_rounds(clients, tau, beta, rounds=3)
+
+    for name in NET:
+        assert_equal(state.server[name], w[name], name)
+        for i in range(len(clients)):
+            mask = torch.zeros(w[name].numel(), dtype=torch.bool)
+            mask[[j for other, j in masks[i] if other == name]] = True
+            mask = mask.reshape(w[name].shape)
+            assert torch.equal(state.clients[f"critical.{name}"][i], mask)
+            expected = torch.where(mask, custom[i][name], 0.0)
+            assert_equal(state.clients[f"custom.{name}"][i], expected, name)
+
+
+@pytest.mark.slow
+def test_without_critical_entries_it_is_fedavg():
+    """To the bit."""
+    assert deployed("algorithm=fedcac", "algorithm.tau=0") == deployed("algorithm=fedavg")
+    assert deployed("algorithm=fedcac") != deployed("algorithm=fedavg")
+
+
+@pytest.mark.slow
+def test_client_without_partners_keeps_its_own_critical_entries():
+    """After round beta T nobody has partners: with all entries critical, it is Local-Only."""
+    keys = ("algorithm=fedcac", "algorithm.tau=1", "algorithm.beta=0.01", "train.rounds=2")
+    state = after(build(*KEYS, *keys), 1)
+    local = after(build(*KEYS, "algorithm=local"), 1)
+
+    for name in NET:
+        took_part = state.participation_count > 0
+        mask = state.clients[f"critical.{name}"][took_part]
+        own = torch.where(mask, local.clients[name][took_part], 0.0)
+        assert torch.equal(state.clients[f"custom.{name}"][took_part], own)
+        assert not state.clients[f"custom.{name}"][~took_part].any()
+
+
+@pytest.mark.slow
+def test_model_of_a_client_is_composed_of_both():
+    from flbench.experiment.rounds import settings_of
+
+    built = build(*KEYS, "algorithm=fedcac")
+    state = after(built, 2)
+    models = built.evaluator(print).deployed(state, settings_of(built.algorithm, state))
+
+    for i, model in enumerate(models):
+        for name in NET:
+            mask = state.clients[f"critical.{name}"][i]
+            own = state.clients[f"custom.{name}"][i]
+            assert torch.equal(model[name], torch.where(mask, own, state.server[name])), (i, name)
+
+
+def test_scores_of_ties_and_zeros():
+    def mask(theta, began, tau):
+        find = FindCritical(tau, ("w",))
+        before = torch.tensor(began)
+        none = {"critical.w": torch.zeros(len(began), dtype=torch.bool), "custom.w": before}
+        start = {"w": before} | none
+        return find({"w": torch.tensor(theta)}, start, {}, None)["critical.w"].tolist()
+
+    assert mask([2.0, 2.0, 1.0, 0.0], [1.0, 1.0, 0.0, 5.0], 0.25) == [True, True, False, False]
+    assert mask([0.0, 0.0], [0.0, 0.0], 1.0) == [False, False]
+    assert mask([1e-6, 3.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0], 1.0) == [True, True, False, False]
+
+
+@pytest.mark.slow
+def test_bytes_are_those_of_the_card(tmp_path):
+    """Up: w and a bit for each parameter. Down: w, and the critical half of a mixture."""
+    up, down = lenet5_bytes(tmp_path, "algorithm=fedcac")
+
+    w = 4 * 62_050 + STATISTICS
+    assert up == w + ceil(62_050 / 8)
+    replies = down - w  # of two rounds
+    assert replies == pytest.approx(2 * 4 * 62_050 * 0.5, rel=2e-3)

@@ -1,0 +1,177 @@
+"""FedTGP: a plain loop, the server's loss and margin, Local-Only, and the bytes."""
+
+from math import exp, log, sqrt
+
+import pytest
+import torch
+
+from flbench.algorithms.fedtgp import PSI, adaptive_margin, generated, margin_loss
+from flbench.core.rng import Draw
+from flbench.core.tree import only
+from flbench.testing import after
+from tests.algorithms.loops import (
+    BACKBONE,
+    CLASSES,
+    HEAD,
+    KEYS,
+    WIDTH,
+    Clients,
+    assert_equal,
+    mean_cross_entropy,
+    platform,
+)
+from tests.algorithms.plain import deployed, lenet5_bytes
+from tests.algorithms.test_identities import held_classes
+from tests.support import build
+
+NET = (*BACKBONE, *HEAD)
+
+
+def slow_prototypes(psi):
+    """P_k: an embedding, a linear layer, ReLU, a linear layer."""
+    embedding, first, first_bias, last, last_bias = (psi[name] for name in PSI)
+    return [last @ (first @ row + first_bias).clamp_min(0) + last_bias for row in embedding]
+
+
+def slow_margin(pairs, tau):
+    means = {}
+    for k in {k for _, k in pairs}:
+        mine = [p for p, label in pairs if label == k]
+        means[k] = sum(mine) / len(mine)
+    if len(means) == 1:
+        return tau
+    gaps = [
+        min(sqrt(float(((q - r) ** 2).sum())) for other, r in means.items() if other != k)
+        for k, q in means.items()
+    ]
+    return min(max(gaps), tau)
+
+
+def slow_server_loss(psi, pairs, delta):
+    table, total = slow_prototypes(psi), 0.0
+    for p, k in pairs:
+        logits = [
+            -((((p - row) ** 2).sum() + 1e-12).sqrt() + (delta if c == k else 0.0))
+            for c, row in enumerate(table)
+        ]
+        total = total + sum(one.exp() for one in logits).log() - logits[k]
+    return total / len(pairs)
+
+
+def slow_rounds(clients, keys, psi, seed, rounds):
+    """Returns the models of all clients, Psi and P."""
+    models = [only(clients.start, NET) for _ in range(len(clients))]
+    table = None
+    for t in range(rounds):
+        pairs = []
+        for i in clients.cohort(t):
+
+            def loss(z, logits, y, table=table):
+                far = 0.0
+                if table is not None:
+                    far = sum(((z[j] - table[k]) ** 2).mean() for j, k in enumerate(y)) / len(y)
+                return mean_cross_entropy(logits, y) + keys["lam"] * far
+
+            before = clients.prototypes(i, models[i])
+            models[i] = clients.train(i, t, models[i], loss)
+            found = before if keys["collect"] == "before" else clients.prototypes(i, models[i])
+            pairs += [(found[k].detach(), k) for k in sorted(found)]
+
+        delta = slow_margin(pairs, keys["tau"])
+        for epoch in range(keys["server_epochs"]):
+            order = Draw(seed, (t,), len(clients)).sample_order(len(clients), epoch, len(pairs))
+            for first in range(0, len(pairs), keys["server_batch_size"]):
+                batch = [pairs[j] for j in order[first : first + keys["server_batch_size"]]]
+                leaves = {name: value.clone().requires_grad_() for name, value in psi.items()}
+                slow_server_loss(leaves, batch, delta).backward()
+                psi = {n: v - keys["server_lr"] * leaves[n].grad for n, v in psi.items()}
+        table = [row.detach() for row in slow_prototypes(psi)]
+    return models, psi, table
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize(
+    "keys", [{}, {"tau": 0.4, "collect": "before", "server_batch_size": 64}], ids=str
+)
+def test_rounds_equal_a_loop(keys, engine):
+    keys = {"lam": 2.0, "server_epochs": 2, "server_lr": 0.05, "server_batch_size": 5} | keys
+    overrides = [f"algorithm.{key}={value}" for key, value in keys.items()]
+    built = build("algorithm=fedtgp", *KEYS, *overrides)
+    clients = Clients(built)
+    state = platform("algorithm=fedtgp", f"engine.name={engine}", *overrides, rounds=3)
+
+    psi = only(built.start().server, PSI)
+    keys = {"tau": 100.0, "collect": "after"} | keys
+    models, psi, table = slow_rounds(clients, keys, psi, built.config.seed, rounds=3)
+
+    for name, value in psi.items():
+        assert_equal(state.server[name], value, name)
+    assert_equal(state.server["global.prototypes"], torch.stack(table), "P")
+    for name in NET:
+        for i in range(len(clients)):
+            assert_equal(state.clients[name][i], models[i][name], name)
+
+
+def random_psi(classes, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    shapes = [(classes, WIDTH), (WIDTH, WIDTH), (WIDTH,), (WIDTH, WIDTH), (WIDTH,)]
+    drawn = [torch.randn(shape, generator=rng, dtype=torch.float64) for shape in shapes]
+    return dict(zip(PSI, drawn, strict=True))
+
+
+def test_loss_of_two_classes_is_softplus_of_the_difference():
+    psi = random_psi(2)
+    p, delta = torch.randn(1, WIDTH, dtype=torch.float64), torch.tensor(1.5).double()
+    own, other = ((p[0] - row).norm() for row in generated(psi))
+
+    found = margin_loss(psi, p, torch.tensor([0]), delta)
+    assert float(found) == pytest.approx(log(1 + exp(float(own + delta - other))), abs=1e-9)
+
+
+def test_gradient_is_finite_where_a_prototype_meets_an_upload():
+    psi = random_psi(4)
+    table = generated(psi)
+
+    slope = torch.func.grad(margin_loss)(psi, table, torch.arange(4), torch.tensor(0.0).double())
+    assert all(value.isfinite().all() for value in slope.values())
+
+
+def test_margin_is_the_largest_gap_to_the_nearest_class():
+    rows = torch.tensor([[0.0, 0], [4, 0], [4, 1], [4, -1]]).double()
+    y = torch.tensor([0, 1, 2, 2])
+
+    # the means of classes 1 and 2 are equal
+    assert float(adaptive_margin(rows, y, 100.0)) == 4
+    assert float(adaptive_margin(rows, y, 3.0)) == 3
+    assert float(adaptive_margin(rows[:1], y[:1], 100.0)) == 100
+
+
+@pytest.mark.slow
+def test_without_pull_it_is_local_only():
+    """The clients' models, to the bit; the server's prototypes only decide the prediction."""
+    found = after(build(*KEYS, "algorithm=fedtgp", "algorithm.lam=0"), 2).clients
+    expected = after(build(*KEYS, "algorithm=local"), 2).clients
+    for name in NET:
+        assert torch.equal(found[name], expected[name])
+    assert deployed("algorithm=fedtgp") != deployed("algorithm=local")
+
+
+@pytest.mark.slow
+def test_server_that_does_not_train_keeps_its_prototypes():
+    built = build(*KEYS, "algorithm=fedtgp", "algorithm.server_epochs=0")
+    one, two = (after(built, rounds).server for rounds in (1, 2))
+
+    assert torch.equal(one["global.prototypes"], two["global.prototypes"])
+    assert one["global.present"].sum() == CLASSES
+
+
+@pytest.mark.slow
+def test_bytes_are_those_of_fedproto(tmp_path):
+    d, c = 84, 10
+    up, down = lenet5_bytes(tmp_path, "algorithm=fedtgp", "algorithm.server_epochs=1")
+
+    data = ("partition.scheme=iid", "partition.min_samples=1", "model.name=lenet5")
+    held = held_classes("algorithm=fedtgp", f"data.path={tmp_path / 'colour.npz'}", *data)
+    assert up == pytest.approx(float((held * (4 * d + 8)).mean()))
+    assert down == 4 * c * d + c

@@ -1,0 +1,181 @@
+"""GPFL: a plain loop, bounds of the loss, the deployed model, and the bytes."""
+
+from math import exp, log
+
+import pytest
+import torch
+
+from flbench.algorithms.gpfl import Guidance
+from flbench.core.tree import only
+from flbench.core.types import Batch, Outputs, StepContext
+from flbench.experiment.rounds import settings_of
+from flbench.testing import after
+from tests.algorithms.loops import (
+    BACKBONE,
+    CLASSES,
+    HEAD,
+    KEYS,
+    WIDTH,
+    Clients,
+    assert_equal,
+    mean_cross_entropy,
+    net,
+    platform,
+    weighted_sum,
+)
+from tests.algorithms.plain import STATISTICS, lenet5_bytes
+from tests.support import build
+
+G = "gce.weight"
+PARTS = ("weight", "bias", "norm.weight", "norm.bias")
+COV = tuple(f"cov.{layer}.{part}" for layer in ("gamma", "beta") for part in PARTS)
+ZERO = torch.zeros(WIDTH, dtype=torch.float64)
+
+
+def slow_norm(x, gain, shift):
+    mean = sum(x) / WIDTH
+    variance = sum((v - mean) ** 2 for v in x) / WIDTH
+    return torch.stack([(v - mean) / (variance + 1e-5).sqrt() for v in x]) * gain + shift
+
+
+def slow_valve(leaves, z, c):
+    made = []
+    for layer in ("gamma", "beta"):
+        weight, bias, gain, shift = (leaves[f"cov.{layer}.{part}"] for part in PARTS)
+        made.append(slow_norm((weight @ c + bias).clamp_min(0), gain, shift))
+    return torch.stack([((made[0] + 1) * row + made[1]).clamp_min(0) for row in z])
+
+
+def slow_conditions(clients, i, embeddings):
+    g = sum(embeddings) / CLASSES
+    q = sum(clients.count(i, k) / clients.size(i) * embeddings[k] for k in range(CLASSES))
+    return g, q
+
+
+def slow_loss(leaves, x, y, g, q, received, keys):
+    z, _ = net(leaves, x)
+    personal, generic = slow_valve(leaves, z, q), slow_valve(leaves, z, g)
+    logits = personal @ leaves[HEAD[0]].T + leaves[HEAD[1]]
+    angles = []
+    for row in generic:
+        length = (row @ row).sqrt() if row.any() else 1.0
+        angles.append(torch.stack([row @ e / (length * (e @ e).sqrt()) for e in leaves[G]]))
+    squares = sum(((row - received[k]) ** 2).sum() for row, k in zip(generic, y, strict=True))
+    far = (squares + 1e-12).sqrt() if keys["magnitude"] == "norm" else squares / len(y) / WIDTH
+    decay = sum((leaves[name] ** 2).sum() for name in (G, *COV)) / 2
+    both = mean_cross_entropy(logits, y) + mean_cross_entropy(angles, y)
+    return both + keys["lam"] * far + keys["nu"] * decay
+
+
+def slow_rounds(clients, keys, shared, rounds):
+    """Returns body, CoV and G; the heads; the conditional inputs of all clients."""
+    shared = only(clients.start, BACKBONE) | shared
+    heads = [only(clients.start, HEAD)] * len(clients)
+    conditions = [(ZERO, ZERO)] * len(clients)
+    for t in range(rounds):
+        sent, ids = [], clients.cohort(t)
+        for i in ids:
+            if keys["condition"] == "global":
+                conditions[i] = slow_conditions(clients, i, shared[G])
+            g, q = conditions[i]
+
+            def loss(leaves, x, y, g=g, q=q, received=shared[G]):
+                return slow_loss(leaves, x, y, g, q, received, keys)
+
+            here = clients.descend(i, t, shared | heads[i], loss)
+            heads[i] = only(here, HEAD)
+            sent.append(only(here, shared))
+            if keys["condition"] == "own":
+                conditions[i] = slow_conditions(clients, i, here[G])
+        n = [clients.size(i) for i in ids]
+        shared = weighted_sum(sent, [k / sum(n) for k in n])
+    return shared, heads, conditions
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize(
+    "keys", [{}, {"condition": "global", "magnitude": "mean_square", "lam": 0.5}], ids=str
+)
+def test_rounds_equal_a_loop(keys, engine):
+    overrides = [f"algorithm.{key}={value}" for key, value in keys.items()]
+    built = build("algorithm=gpfl", *KEYS, *overrides)
+    clients = Clients(built)
+    state = platform("algorithm=gpfl", f"engine.name={engine}", *overrides, rounds=3)
+
+    keys = {"lam": 0.01, "nu": 0.1, "condition": "own", "magnitude": "norm"} | keys
+    drawn = only(built.start().server, {G, *COV})
+    shared, heads, conditions = slow_rounds(clients, keys, drawn, rounds=3)
+
+    assert set(state.server) == set(shared)
+    for name, value in shared.items():
+        assert_equal(state.server[name], value, name)
+    for i in range(len(clients)):
+        for name in HEAD:
+            assert_equal(state.clients[name][i], heads[i][name], name)
+        if keys["condition"] == "own":
+            for name, value in zip(("cond.g", "cond.q"), conditions[i], strict=True):
+                assert_equal(state.clients[name][i], value, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("condition", ["own", "global"])
+def test_deployed_model_takes_the_personal_route(condition):
+    built = build(*KEYS, "algorithm=gpfl", f"algorithm.condition={condition}")
+    clients, state = Clients(built), after(built, 2)
+    evaluator, settings = built.evaluator(print), settings_of(built.algorithm, state)
+    predicted = dict(evaluator.predictions(state, settings))
+
+    rows = built.federation.partition.parts["test"]
+    inputs = built.federation.to(torch.device("cpu"), torch.float64)
+    for i in range(len(clients)):
+        head = {name: state.clients[name][i] for name in HEAD}
+        x = inputs.inputs(rows[i], torch.float64).flatten(1)
+        z, _ = net(state.server | head, x)
+        if condition == "own":
+            q = state.clients["cond.q"][i]
+            assert q.any() == (state.participation_count[i] > 0)
+        else:
+            q = slow_conditions(clients, i, state.server[G])[1]
+        logits = slow_valve(state.server, z, q) @ head[HEAD[0]].T + head[HEAD[1]]
+        assert torch.equal(predicted[i].reshape(-1), logits.argmax(dim=1)), i
+
+
+def test_cosines_without_a_scale_bound_the_loss():
+    """Unit vectors at equal angles have the least: ln(1 + (C - 1) e^(-C / (C - 1)))."""
+    centred = torch.eye(CLASSES).double() - 1 / CLASSES  # a regular simplex
+    y, mask = torch.arange(CLASSES), torch.ones(CLASSES, dtype=torch.bool)
+    zero = torch.zeros(CLASSES).double()
+    leaves = {name: torch.zeros(CLASSES, CLASSES).double() for name in COV if "weight" in name}
+    leaves |= {name: zero for name in COV if name not in leaves or "norm" in name}
+    leaves |= {G: centred, "cond.g": zero}
+    z = torch.eye(CLASSES).double()  # CoV with zero parameters is ReLU, so features are >= 0
+    context = StepContext(
+        lambda: Outputs(z, z),
+        batch=Batch(z, y, mask, y, y[0]),
+        ctx={G: centred},
+        leaves=leaves,
+        start={},
+        apply=None,
+    )
+    value = float(Guidance(0.0, norm=True)(context))
+    bound = log(1 + (CLASSES - 1) * exp(-1 - 1 / (CLASSES - 1)))
+    assert value == pytest.approx(log(1 + (CLASSES - 1) * exp(-value_gap(z, centred))))
+    assert value >= bound - 1e-12
+
+
+def value_gap(z, embeddings):
+    """The cosine with the own embedding minus that with any other one."""
+    cos = z @ embeddings.T / embeddings.norm(dim=1)
+    return float(cos[0, 0] - cos[0, 1])
+
+
+@pytest.mark.slow
+def test_bytes_are_those_of_the_card(tmp_path):
+    body, d, c = 4 * (62_050 - 850) + STATISTICS, 84, 10
+    extra = 4 * (2 * d * d + 6 * d + c * d)
+    assert 2 * d * d + 6 * d == 14_616
+
+    up, down = lenet5_bytes(tmp_path, "algorithm=gpfl")
+    assert up == body + extra
+    assert down == body + 2 * extra  # of two rounds; the seeded body costs nothing in the first
