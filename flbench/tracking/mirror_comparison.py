@@ -189,17 +189,23 @@ class ComparisonMirror(TreeMirror):
         if status == "RUNNING":
             run.set_status(status)
         run.log_parameters(mlflow_names.parameters(about.config))
-        mirror_run.send_folder(run, path, is_over=status != "RUNNING")
+        known = len(self._damaged.errors)
+        mirror_run.send_folder(run, path, self._damaged, is_over=status != "RUNNING")
         if is_finished:
-            hashes = {
-                name: read_json(path / "summary.json").get(name)
-                for name in ("config_hash", "weights_digest")
-            }
-            run.set_tags(hashes)
+            with self._collect_errors():
+                hashes = {
+                    name: read_json(path / "summary.json").get(name)
+                    for name in ("config_hash", "weights_digest")
+                }
+                run.set_tags(hashes)
         if status != "RUNNING":
-            run.set_status(status, mirror_run.end_time(path, run.start))
+            ended = None
+            with self._collect_errors():
+                ended = mirror_run.end_time(path, run.start)
+            run.set_status(status, ended)
         run.set_tags({"state": status.lower(), "reason": reason and _short(reason)})
-        self._sent_versions[cell.name] = version
+        if len(self._damaged.errors) == known:
+            self._sent_versions[cell.name] = version
 
     def _send_root(
         self,
