@@ -101,7 +101,8 @@ def sync_all(folders: Sequence[Path], uri: str | None) -> Iterator[Synced]:
             unreached.add(caught.uri)
             error = caught
         except UserError as caught:
-            error = UserError(f"{folder}: {caught}") if len(folders) > 1 else caught
+            about = f"{folder} is not completely in MLflow:\n" if len(folders) > 1 else ""
+            error = UserError(f"{about}{caught}")
         yield Synced(folder, shown, counts if counts or error is None else None, error)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
 
-from flbench.core.errors import shortened
+from flbench.core.errors import MAX_MESSAGE, shortened
 from flbench.core.printable import one_line
 
 LONGEST: Final = 200  # characters of a reason that is not known here
@@ -24,6 +24,7 @@ _NOT_REACHED: Final = (
     ("No route to host", "no route to the host"),
     ("Network is unreachable", "the network is unreachable"),
     ("closed connection without response", "the connection was closed"),
+    ("Connection reset", "the connection was closed"),
     ("Connection aborted", "the connection was closed"),
     ("Connection was closed before", "the connection was closed"),
     ("Could not connect to the endpoint URL", "no connection to the store of its files"),
@@ -80,9 +81,10 @@ class Trouble:
         return f"MLflow at {shown} {verb} ({self.reason})"
 
     def sentence(self, shown: str) -> str:
-        """Return the reason and the cure, a line each if they are long."""
+        """Return the reason and the cure, a line each if they are too long for one message."""
         cure = self.cure.replace("ADDRESS", shown) or "Give another --uri"
-        return f"{self.clause(shown)}. {cure}."
+        text = f"{self.clause(shown)}. {cure}."
+        return text if len(text) <= MAX_MESSAGE else f"{self.clause(shown)}.\n{cure}."
 
 
 def connection_errors() -> tuple[type[Exception], ...]:
@@ -129,8 +131,9 @@ def _status(error: BaseException) -> int | None:
         return int(next(filter(None, match.groups())))
     response = getattr(error, "response", None)
     if isinstance(response, dict):  # of botocore
-        return response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    status = getattr(response, "status_code", None)
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    else:
+        status = getattr(response, "status_code", None)
     return status if isinstance(status, int) and status >= HTTPStatus.BAD_REQUEST else None
 
 
@@ -141,8 +144,10 @@ def _answer(status: int, error: BaseException) -> Trouble:
     except ValueError:
         phrase = ""
     reason = f"it answers {status}{phrase}"
-    if isinstance(getattr(error, "response", None), dict):
-        reason = f"{_first(error)}: {status}"
+    if any(isinstance(getattr(item, "response", None), dict) for item in _chain(error)):
+        # It is the store of the files, not MLflow, and says more than its status.
+        cure = _LATER if status in _PASSING else "Check the credentials and rights of that store"
+        return Trouble(_first(error), cure, is_passing=status in _PASSING)
     cure = _CURES.get(status, _LATER if status in _PASSING else "Look at the log of the server")
     return Trouble(reason, cure, is_passing=status in _PASSING)
 

@@ -23,11 +23,11 @@ FIRST_PAUSE: Final = 2.0  # seconds until a file that was not stored is sent aga
 MAX_PAUSE: Final = 60.0
 MAX_AWAY: Final = 2
 """Files in sequence for which the store is not reached, after which the others are not tried."""
-NAMES_SHOWN: Final = 5
+LONGEST_NAME: Final = 80  # characters of a name, and of the names before the last one
 
 
 class NotStoredError(UserError):
-    """Files were not stored, and everything else was sent. The message has a line per reason.
+    """Files were not stored, and everything else was sent. The message names them by reason.
 
     Attributes:
         is_passing: Whether the same may succeed seconds later.
@@ -197,25 +197,29 @@ class Uploads:
         self._failures.pop(key, None)
 
     def _error(self, shown: str) -> NotStoredError:
-        """Return the error that names the files that were not stored, a line for each reason."""
+        """Return the error that names the files that were not stored, by their reasons."""
         names: dict[Trouble, list[str]] = {}
         has_several = len({run for run, _ in self._failures}) > 1
         for key, failure in self._failures.items():
             upload = self._waiting[key]
             name = f"{upload.run.name}: {upload.key}" if has_several else upload.key
             names.setdefault(failure.trouble, []).append(name)
-        lines = [
-            f"MLflow at {shown} did not store {_listed(found)} ({trouble.reason})."
-            + (f" {trouble.cure}." if trouble.cure else "")
-            for trouble, found in names.items()
-        ]
+        lines = []
+        for trouble, found in names.items():
+            lines.append(f"MLflow at {shown} did not store {_listed(found)}.")
+            cure = f" {trouble.cure}." if trouble.cure and trouble.is_reached else ""
+            lines.append(f"The reason: {trouble.reason}.{cure}")
         is_passing = any(failure.trouble.is_passing for failure in self._failures.values())
         return NotStoredError("\n".join(lines), is_passing=is_passing)
 
 
 def _listed(names: list[str]) -> str:
     """Return the number of files and the first names."""
-    shown = [shortened(one_line(name), 80) for name in names[:NAMES_SHOWN]]
-    more = f" and {len(names) - NAMES_SHOWN:,} more" if len(names) > NAMES_SHOWN else ""
+    shown: list[str] = []
+    for name in names:
+        shown.append(shortened(one_line(name), LONGEST_NAME))
+        if sum(map(len, shown)) > LONGEST_NAME:
+            break
+    more = f" and {len(names) - len(shown):,} more" if len(names) > len(shown) else ""
     count = f"{len(names):,} files" if len(names) > 1 else "1 file"
     return f"{count}: {', '.join(shown)}{more}"
