@@ -32,8 +32,8 @@ PAUSE: Final = 1.0  # seconds between two looks at the folder
 MAX_PAUSE: Final = 60.0  # seconds between two attempts while the store cannot be reached
 NICENESS: Final = 15  # the training process has priority
 EXIT_FAILED: Final = 3
-END_SECONDS: Final = 6.0
-"""Seconds after the end of the writing process in which a store that was away is tried again."""
+END_SECONDS: Final = 8.0
+"""Seconds in which a store that is away after the writing process has ended is tried again."""
 SYNC_SETTINGS: Final = {
     mlflow_store.TIMEOUT_VARIABLE: "10",  # seconds
     mlflow_store.RETRIES_VARIABLE: "3",
@@ -242,11 +242,11 @@ def _follow(
     mirror: AnyMirror | None = None
     shown, was_reached = redact_address(address[0]), False
     outcome: Outcome | None = None
-    pause, end, last_problem = 0.0, 0.0, ""
+    pause, last_problem = 0.0, ""
+    last_attempt: float | None = None
     while True:
         if outcome is None:
             outcome = writer.wait(pause)
-            end = time.monotonic() + END_SECONDS
         else:
             time.sleep(pause)
         problem, is_passing = "", False
@@ -278,7 +278,9 @@ def _follow(
                 return 0
             continue
         pause = PAUSE
-        if not is_passing or time.monotonic() + pause > end:
+        if last_attempt is None:
+            last_attempt = time.monotonic() + END_SECONDS
+        if not is_passing or time.monotonic() + pause > last_attempt:
             return EXIT_FAILED if problem else 0
 
 

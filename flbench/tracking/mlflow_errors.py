@@ -15,6 +15,7 @@ from flbench.core.errors import MAX_MESSAGE, shortened
 from flbench.core.printable import one_line
 
 LONGEST: Final = 200  # characters of a reason that is not known here
+WRITABLE: Final = "Make this folder or file, and make it writable, or give another --uri"
 _NOT_REACHED: Final = (
     ("Connection refused", "connection refused"),
     ("timed out", "no answer in time"),
@@ -112,6 +113,9 @@ def explain(error: BaseException) -> Trouble:
         if part in text:
             cure = "Start it, or give another --uri"
             return Trouble(words, cure, is_reached=False, is_passing=True)
+    if "unsupported URI" in text:
+        cure = "Give a server (http://HOST:PORT) or a database (sqlite:///FILE)"
+        return Trouble("MLflow has no store of this kind", cure)
     return _of_module(chain) or _of_database(text) or _of_file(chain) or Trouble(_first(error))
 
 
@@ -190,7 +194,7 @@ def _of_file(chain: list[BaseException]) -> Trouble | None:
     for error in chain:
         if isinstance(error, OSError) and error.strerror and error.filename:
             reason = f"{error.strerror}: {one_line(str(error.filename))}"
-            return Trouble(reason, "Make it writable, or give another --uri")
+            return Trouble(reason, WRITABLE)
     return None
 
 

@@ -133,8 +133,8 @@ def _check_keeps(uri: str) -> None:
     """
     shown = addresses.redact_address(uri)
     cure = (
-        "Give the file of a database: sqlite:///FILE, as tracking.uri for flbench run, compare and"
-        f" tune, as --uri for flbench sync and ui, or as ${ADDRESS_VARIABLE}."
+        "Give the file of a database: sqlite:///FILE, by tracking.uri, --uri (flbench sync, ui) or"
+        f" ${ADDRESS_VARIABLE}."
     )
     scheme, colon, rest = uri.partition(":")
     path = rest.partition("?")[0].lstrip("/")
@@ -143,8 +143,8 @@ def _check_keeps(uri: str) -> None:
     is_folder = scheme == "file" if colon else addresses.is_of_this_machine(uri)
     if is_folder and os.environ.get(FOLDER_VARIABLE, "").lower() not in ("true", "1"):
         raise ConfigError(
-            f"{shown} is a folder, in which MLflow 3.13 and later keep no runs. {cure} `mlflow"
-            f" migrate-filestore` converts a folder, and {FOLDER_VARIABLE}=true allows it."
+            f"{shown} is a folder, in which MLflow 3.13 and later keep no runs. {cure}\nTo go on"
+            f" with a folder, convert it (mlflow migrate-filestore) or set {FOLDER_VARIABLE}=true."
         )
 
 

@@ -7,7 +7,7 @@ other back.
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +23,10 @@ FIRST_PAUSE: Final = 2.0  # seconds until a file that was not stored is sent aga
 MAX_PAUSE: Final = 60.0
 MAX_AWAY: Final = 2
 """Files in sequence for which the store is not reached, after which the others are not tried."""
+SERVE: Final = (
+    "Make it writable. A folder of another machine needs a server that serves the files (mlflow"
+    " server --artifacts-destination FOLDER) and a new experiment"
+)
 LONGEST_NAME: Final = 80  # characters of a name, and of the names before the last one
 
 
@@ -189,7 +193,9 @@ class Uploads:
         except UserError:
             raise
         except Exception as error:  # noqa: BLE001  # any client of a file store
-            return mlflow_errors.explain(error)
+            trouble = mlflow_errors.explain(error)
+            is_of_folder = trouble.cure == mlflow_errors.WRITABLE
+            return replace(trouble, cure=SERVE) if is_of_folder else trouble
         return None
 
     def _forget(self, key: tuple[str, str]) -> None:
