@@ -15,7 +15,13 @@ from flbench.core.documents import as_data_error, read_json, read_yaml, unix_mil
 from flbench.core.errors import DataError
 from flbench.core.printable import printable
 from flbench.metrics import rare_names
-from flbench.tracking import mlflow_files, mlflow_metrics, mlflow_models, mlflow_names
+from flbench.tracking import (
+    mlflow_errors,
+    mlflow_files,
+    mlflow_metrics,
+    mlflow_models,
+    mlflow_names,
+)
 from flbench.tracking.mlflow_run import RUN_TAG, MlflowRun, RunIdentity, SentCounts
 from flbench.tracking.mlflow_store import Store
 from flbench.tracking.mlflow_uploads import NotStoredError, Uploads
@@ -82,19 +88,39 @@ def _start_time(folder: Path, provenance: Mapping[str, Any]) -> int:
     return int((folder / "config.yaml").stat().st_mtime * 1000)
 
 
-class DamagedFiles:
-    """Errors about damaged files of a folder, kept until everything else is sent."""
+class KeptErrors:
+    """Errors about parts of a folder, kept until everything else is sent.
 
-    def __init__(self) -> None:
+    Args:
+        folder: The folder.
+
+    Attributes:
+        errors: The errors.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self.errors: list[DataError] = []
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Keep a DataError that is raised inside the context, which ends there."""
+    def keep(self, part: Path | None = None) -> Iterator[None]:
+        """Keep the error of a part inside the context, which ends there.
+
+        It is a damaged file, or something that MLflow does not take at any time. If MLflow is not
+        reached, the exception is not kept.
+
+        Args:
+            part: What is sent; None for the whole folder.
+        """
         try:
             yield
         except DataError as error:
             self.errors.append(error)
+        except mlflow_errors.connection_errors() as error:
+            trouble = mlflow_errors.explain(error)
+            if not trouble.is_reached or trouble.is_passing:
+                raise
+            self.errors.append(DataError(f"{part or self._folder}: {trouble.reason}."))
 
     def send_and_raise(self, uploads: Uploads, shown: str, *, is_last: bool) -> None:
         """Send the files that wait, and raise what was kept.
@@ -105,7 +131,7 @@ class DamagedFiles:
             is_last: See `Uploads.send`.
 
         Raises:
-            DataError: Files of the folder are damaged; the message also names files that were not
+            DataError: Parts of the folder were not sent; the message also names files that were not
                 stored.
             NotStoredError: Files were not stored.
         """
@@ -148,25 +174,26 @@ class RunMirror:
             outcome: How the process that writes the folder ended; None while it runs.
 
         Raises:
-            DataError: Files of the folder are damaged. Everything else was sent before.
+            DataError: Parts of the folder were not sent. Everything else was sent before.
             NotStoredError: Files were not stored. Everything else was sent before.
         """
-        run, folder, damaged = self._run, self._folder, DamagedFiles()
+        run, folder, kept = self._run, self._folder, KeptErrors(self._folder)
         best = self._description.config.get("evaluation", {}).get("best") or {}
         objective = f"validation/{best.get('metric') or 'accuracy'}"
         run.set_tags({**self._description.tags, "kind": "run", "objective": objective})
-        run.log_parameters(mlflow_names.parameters(self._description.config))
+        with kept.keep():
+            run.log_parameters(mlflow_names.parameters(self._description.config))
         status = self._status(outcome)
         if status == "RUNNING":
             run.set_status(status)
-        send_folder(run, folder, damaged, is_over=outcome is not None or status == "FINISHED")
+        send_folder(run, folder, kept, is_over=outcome is not None or status == "FINISHED")
         if status != "RUNNING":
             ended = None
-            with damaged.kept():
+            with kept.keep():
                 ended = end_time(folder, run.start)
             run.set_status(status, ended)
         run.set_tags({"state": status.lower()})
-        damaged.send_and_raise(self._uploads, self._shown, is_last=outcome is not None)
+        kept.send_and_raise(self._uploads, self._shown, is_last=outcome is not None)
 
     @property
     def finished(self) -> bool:
@@ -184,30 +211,30 @@ class RunMirror:
         return MLFLOW_STATUS.get(outcome, "KILLED")
 
 
-def send_folder(run: MlflowRun, folder: Path, damaged: DamagedFiles, *, is_over: bool) -> None:
+def send_folder(run: MlflowRun, folder: Path, kept: KeptErrors, *, is_over: bool) -> None:
     """Send the metrics of a run folder, and the models of a finished run; its files are sent later.
 
     Args:
         run: Run in MLflow.
         folder: The run folder.
-        damaged: Gets an error for each file of the folder that is damaged.
+        kept: Gets an error for each part of the folder that is not sent.
         is_over: Whether the run is over. Tables, checkpoints and models are sent only then, because
             they change after each evaluation.
     """
-    with damaged.kept():
+    with kept.keep(folder):
         mlflow_files.send_data_set(run, folder)
-    with damaged.kept():
+    with kept.keep(folder):
         mlflow_metrics.send(run, folder / "metrics.csv", is_over=is_over)
-    with damaged.kept():
+    with kept.keep(folder):
         metrics = summary_metrics(folder)
         run.log_metrics(metrics)
         if metrics and is_over:
             mlflow_models.send(run, folder, metrics)
     mlflow_files.send(run, folder)
-    with damaged.kept():
+    with kept.keep(folder):
         mlflow_files.send_partition(run, folder)
     if is_over:
-        with damaged.kept():
+        with kept.keep(folder):
             mlflow_files.send_tables(run, folder)
         mlflow_files.send_checkpoints(run, folder)
 

@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 from flbench.core.documents import as_data_error, unix_milliseconds
 from flbench.core.printable import printable
 from flbench.tracking import mirror_run, mlflow_names, mlflow_view
-from flbench.tracking.mirror_run import DamagedFiles, Outcome
+from flbench.tracking.mirror_run import KeptErrors, Outcome
 from flbench.tracking.mlflow_run import RUN_TAG, MlflowRun, RunIdentity, SentCounts
 from flbench.tracking.mlflow_store import Store
 from flbench.tracking.mlflow_uploads import Uploads
@@ -63,7 +63,7 @@ class TreeMirror(ABC):
             for run in store.runs(self._experiment, self.tag, self._id)
         }
         self._runs: dict[str, MlflowRun] = {}
-        self._damaged = DamagedFiles()
+        self._kept = KeptErrors(folder)
 
     def send(self, outcome: Outcome | None) -> None:
         """Send what MLflow does not have yet. The attribute `sent` counts it.
@@ -72,16 +72,16 @@ class TreeMirror(ABC):
             outcome: How the process that trains ended; None while it runs.
 
         Raises:
-            DataError: Files of the folder are damaged. Everything else was sent before.
+            DataError: Parts of the folder were not sent. Everything else was sent before.
             NotStoredError: Files were not stored. Everything else was sent before.
         """
-        self._damaged = DamagedFiles()
+        self._kept = KeptErrors(self._folder)
         is_live = outcome is None or (
             outcome == "unknown" and mirror_run.is_being_written(self._folder)
         )
         unfinished = "RUNNING" if is_live else mirror_run.MLFLOW_STATUS.get(outcome or "", "KILLED")
         self._send_tree(self._run("", self._name, None, self.kind), unfinished)
-        self._damaged.send_and_raise(self._uploads, self._store.shown, is_last=outcome is not None)
+        self._kept.send_and_raise(self._uploads, self._store.shown, is_last=outcome is not None)
 
     @abstractmethod
     def _send_tree(self, root: MlflowRun, unfinished: str) -> None:
@@ -96,9 +96,13 @@ class TreeMirror(ABC):
     def _shared_tags(self) -> Mapping[str, str | None]:
         """Return tags of all runs of the folder; those that are None are left out."""
 
-    def _collect_errors(self) -> AbstractContextManager[None]:
-        """Keep a DataError for the end of `send`, so that the rest is sent."""
-        return self._damaged.kept()
+    def _collect_errors(self, part: Path | None = None) -> AbstractContextManager[None]:
+        """Keep the error of a part for the end of `send`, so that the rest is sent.
+
+        Args:
+            part: What is sent; None for the whole folder.
+        """
+        return self._kept.keep(part)
 
     def _run(
         self,

@@ -124,6 +124,22 @@ def test_refused_file_of_a_study_keeps_none_of_its_runs_back(folder, server, tmp
     assert not follow.sync(path, server.uri)[0]
 
 
+def test_parameter_that_mlflow_refuses_keeps_no_state_back(folder, store, tmp_path):
+    path = study.make(tmp_path, {"fedavg": folder}, finals=False)
+    file = path / "trials" / "fedavg" / "001" / "trial.json"
+    trial = json.loads(file.read_text())
+    trial["params"]["not#allowed"] = 1
+    file.write_text(json.dumps(trial))
+
+    with pytest.raises(UserError, match="not#allowed") as caught:
+        follow.sync(path, store.uri)
+
+    found = entries(store, "flbench.study", path.name)
+    assert str(file.parent) in str(caught.value)
+    assert {entry.data.tags["kind"] for entry in found} == {"study", "method", "trial"}
+    assert "RUNNING" not in {entry.info.status for entry in found}
+
+
 @pytest.mark.usefixtures("quick")
 def test_server_that_refuses_every_third_request_is_passed_in_one_sync(folder, server, tmp_path):
     paths = [shutil.copytree(folder, tmp_path / name) for name in ("hard", "easy")]
