@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flbench.cli import console
+from flbench.core.errors import UserError
 from flbench.tracking import follow, mlflow_ui
 
 
@@ -13,23 +14,29 @@ def sync(paths: Sequence[Path], uri: str | None, *, as_json: bool) -> None:
     Args:
         paths: Their folders. A cell of a comparison is sent to its place below the comparison.
         uri: MLflow server or database; None for the default.
-        as_json: Whether to print JSON: a list with `path`, `uri` and `sent`, the number of each
-            kind of entry that was sent.
+        as_json: Whether to print JSON: a list with `path`, `uri`, `sent`, the number of each kind
+            of entry that was sent, and `error`, why something is missing.
+
+    Raises:
+        UserError: Something was not sent. The rest, and all other folders, were sent before.
     """
-    for path in paths:
-        follow.kind_of(path)  # a wrong path is refused before anything is sent
-    entries = []
-    for path in paths:
-        sent, address = follow.sync(path, uri)
-        entries.append({"path": str(path), "uri": address, "sent": vars(sent)})
-        if not as_json:
-            counts = {name: count for name, count in vars(sent).items() if count}
-            texts = [
-                f"{count} {name if count > 1 else name[:-1]}" for name, count in counts.items()
-            ]
-            console.line(f"{path} to {address}: {', '.join(texts) or 'nothing new'}")
+    entries, errors = [], []
+    for done in follow.sync_all(paths, uri):
+        counts = None if done.sent is None else vars(done.sent)
+        error = None if done.error is None else str(done.error)
+        entries.append({"path": str(done.path), "uri": done.uri, "sent": counts, "error": error})
+        if error is not None:
+            errors.append(error)
+        if counts is None or as_json:
+            continue
+        texts = [
+            f"{count} {name if count > 1 else name[:-1]}" for name, count in counts.items() if count
+        ]
+        console.line(f"{done.path} to {done.uri}: {', '.join(texts) or 'nothing new'}")
     if as_json:
         console.json(entries)
+    if errors:
+        raise UserError("\n".join(errors))
 
 
 def ui(uri: str | None, port: int) -> None:

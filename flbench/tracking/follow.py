@@ -8,72 +8,168 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, get_args
 
 from flbench.comparison.folder import is_cell, is_comparison, read_design
 from flbench.core import files
-from flbench.core.addresses import redact_address
+from flbench.core.addresses import HTTP, redact_address, scheme
 from flbench.core.documents import as_data_error, read_yaml
 from flbench.core.errors import DataError, UserError
 from flbench.core.printable import one_line
 from flbench.core.wording import in_shell
-from flbench.tracking import mlflow_store
+from flbench.tracking import mlflow_errors, mlflow_store
 from flbench.tracking.mirror import NOT_SENT, REFUSED
 from flbench.tracking.mirror_comparison import CellMirror, ComparisonMirror
 from flbench.tracking.mirror_run import Outcome, RunMirror
 from flbench.tracking.mirror_study import StudyMirror
 from flbench.tracking.mlflow_run import SentCounts
-from flbench.tracking.mlflow_store import NamedBy
+from flbench.tracking.mlflow_store import NamedBy, Store
+from flbench.tracking.mlflow_uploads import NotStoredError
 
 PAUSE: Final = 1.0  # seconds between two looks at the folder
 MAX_PAUSE: Final = 60.0  # seconds between two attempts while the store cannot be reached
 NICENESS: Final = 15  # the training process has priority
 EXIT_FAILED: Final = 3
-SYNC_TIMEOUT: Final = "10"  # seconds; no training waits for `flbench sync`
+END_SECONDS: Final = 8.0
+"""Seconds in which a store that is away after the writing process has ended is tried again."""
+SYNC_SETTINGS: Final = {
+    mlflow_store.TIMEOUT_VARIABLE: "10",  # seconds
+    mlflow_store.RETRIES_VARIABLE: "3",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",  # at once, after 2 s and after 4 s
+}
+"""MLflow's settings for `flbench sync`, for which no training waits."""
 AnyMirror = RunMirror | StudyMirror | ComparisonMirror | CellMirror
 FolderMirror = type[RunMirror] | type[StudyMirror] | type[ComparisonMirror] | type[CellMirror]
 
 
-def sync(folder: Path, uri: str | None) -> tuple[SentCounts, str]:
+@dataclass(frozen=True)
+class Synced:
+    """What `sync_all` did with a folder.
+
+    Attributes:
+        path: The folder, as it was given.
+        uri: Address of the store without its secrets; None if it is not known.
+        sent: Numbers of what was sent; None if nothing was.
+        error: Why something or everything is missing in MLflow; None if everything is there.
+    """
+
+    path: Path
+    uri: str | None
+    sent: SentCounts | None
+    error: UserError | None
+
+
+class UnreachedError(UserError):
+    """A store was not reached.
+
+    Attributes:
+        uri: Its address without its secrets.
+    """
+
+    def __init__(self, message: str, uri: str) -> None:
+        super().__init__(message)
+        self.uri = uri
+
+
+def sync_all(folders: Sequence[Path], uri: str | None) -> Iterator[Synced]:
+    """Send several folders, one after the other. One that cannot be sent does not stop the rest.
+
+    A store that was not reached for one folder is not tried for others.
+
+    Args:
+        folders: The folders; see `sync`.
+        uri: See `sync`.
+
+    Raises:
+        UserError: A path is neither a run nor a study nor a comparison; nothing is sent.
+    """
+    for folder in folders:
+        kind_of(folder)
+    unreached: set[str] = set()
+    for folder in folders:
+        counts = SentCounts()
+        shown, error = None, None
+        try:
+            shown = _store_of(folder.resolve(), uri)[2]
+            if shown in unreached:
+                error = UserError(f"{folder} was not sent: MLflow at {shown} was not reached.")
+            else:
+                sync(folder, uri, counts)
+        except UnreachedError as caught:
+            unreached.add(caught.uri)
+            error = caught
+        except UserError as caught:
+            about = f"{folder} is not completely in MLflow:\n" if len(folders) > 1 else ""
+            error = UserError(f"{about}{caught}")
+        yield Synced(folder, shown, counts if counts or error is None else None, error)
+
+
+def sync(folder: Path, uri: str | None, counts: SentCounts | None = None) -> tuple[SentCounts, str]:
     """Send to MLflow what it does not have yet of the folder of a run, study or comparison.
+
+    Somebody waits for it: MLflow repeats requests that fail.
 
     Args:
         folder: The folder. A cell of a comparison is sent to its place below the comparison.
         uri: Address of the store; None for the one that the folder's configuration names, if that
             is the user's own; see `mlflow_store.address`.
+        counts: Gets the numbers of what was sent, also if an error is raised.
 
     Returns:
         Counts of what was sent, and the address of the store without its secrets.
 
     Raises:
         UserError: The path is neither a run nor a study nor a comparison, another process sends
-            it, the store cannot be reached, the environment lacks the password of its address, a
+            it, the store cannot be used, the environment lacks the password of its address, a
             file or folder in it is a link, or it names an address that is not the user's own.
-        DataError: A file of the folder is damaged.
+        UnreachedError: The store was not reached.
+        NotStoredError: Files were not stored. Everything else was sent.
+        DataError: Files of the folder are damaged. Everything else was sent, unless they describe
+            the whole folder.
     """
     mlflow_store.require()
     folder = folder.resolve()  # the name of the folder finds the run in MLflow
     mirror_class = kind_of(folder)
     files.check_no_linked_folders(folder)
-    named_by: NamedBy = "user" if uri else "folder"
-    asked = uri or _configured_uri(folder)
-    address = mlflow_store.address(asked, named_by)
-    named_by = mlflow_store.who_names(asked, named_by)
-    shown = redact_address(address)
-    os.environ.setdefault(mlflow_store.TIMEOUT_VARIABLE, SYNC_TIMEOUT)
-    with _lock(folder) as is_locked:
+    address, named_by, shown = _store_of(folder, uri)
+    mirror: AnyMirror | None = None
+    with _lock(folder) as is_locked, mlflow_store.settings(SYNC_SETTINGS):
         if not is_locked:
             raise UserError(f"another process is sending {folder} to MLflow. Wait for it.")
         try:
-            mirror = mirror_class(mlflow_store.open_store(address, named_by), folder)
+            mirror = mirror_class(_open_now(address, named_by), folder)
             mirror.send("unknown")
-        except mlflow_store.connection_errors() as error:
-            reason = mlflow_store.reason(error)
-            raise UserError(
-                f"MLflow at {shown} was not reached ({reason}). Start it, or give another --uri."
-            ) from error
+        except mlflow_errors.connection_errors() as error:
+            trouble = mlflow_errors.explain(error)
+            if trouble.is_reached:
+                raise UserError(trouble.sentence(shown)) from error
+            raise UnreachedError(trouble.sentence(shown), shown) from error
+        finally:
+            if counts is not None and mirror is not None:
+                vars(counts).update(vars(mirror.sent))
     return mirror.sent, shown
+
+
+def _store_of(folder: Path, uri: str | None) -> tuple[str, NamedBy, str]:
+    """Return the address of a folder's store, who names it, and the address without its secrets."""
+    named_by: NamedBy = "user" if uri else "folder"
+    asked = uri or _configured_uri(folder)
+    address = mlflow_store.address(asked, named_by)
+    return address, mlflow_store.who_names(asked, named_by), redact_address(address)
+
+
+def _open_now(address: str, named_by: NamedBy) -> Store:
+    """Open a store. One that is not reached is tried once, and one that answers several times."""
+    try:
+        with mlflow_store.settings({mlflow_store.RETRIES_VARIABLE: "0"}):
+            return mlflow_store.open_store(address, named_by)
+    except mlflow_errors.connection_errors() as error:
+        trouble = mlflow_errors.explain(error)
+        if not (trouble.is_reached and trouble.is_passing and scheme(address) in HTTP):
+            raise
+    return mlflow_store.open_store(address, named_by)
 
 
 def kind_of(folder: Path) -> FolderMirror:
@@ -144,30 +240,48 @@ def _follow(
         The exit code.
     """
     mirror: AnyMirror | None = None
+    shown, was_reached = redact_address(address[0]), False
+    outcome: Outcome | None = None
     pause, last_problem = 0.0, ""
+    last_attempt: float | None = None
     while True:
-        outcome, problem = writer.wait(pause), ""
+        if outcome is None:
+            outcome = writer.wait(pause)
+        else:
+            time.sleep(pause)
+        problem, is_passing = "", False
         try:
             if mirror is None:
                 mirror = kind_of(folder)(mlflow_store.open_store(*address), folder, experiment)
+                was_reached = True
             mirror.send(outcome)
+        except NotStoredError as error:
+            problem, is_passing = f"{NOT_SENT}{error}", error.is_passing
         except DataError as error:
             # The file may be complete or repaired the next time.
             problem = f"{REFUSED}{error}"
         except UserError as error:
             _log(f"{REFUSED}{error}")
             return EXIT_FAILED
-        except mlflow_store.connection_errors() as error:
+        except mlflow_errors.connection_errors() as error:
             # It is not known what has arrived: the next mirror reads it from the store.
-            mirror, problem = None, f"{NOT_SENT}{mlflow_store.reason(error)}"
-        pause = min(MAX_PAUSE, 2 * max(pause, PAUSE)) if mirror is None else PAUSE
+            trouble = mlflow_errors.explain(error)
+            mirror, problem = None, f"{NOT_SENT}{trouble.clause(shown)}"
+            was_reached = was_reached or trouble.is_reached
+            is_passing = trouble.is_passing and was_reached
         if problem and (outcome is not None or problem != last_problem):
             _log(problem)
         last_problem = problem
-        if outcome is not None:
+        if outcome is None:
+            pause = min(MAX_PAUSE, 2 * max(pause, PAUSE)) if mirror is None else PAUSE
+            if mirror is not None and mirror.finished and not problem:
+                return 0
+            continue
+        pause = PAUSE
+        if last_attempt is None:
+            last_attempt = time.monotonic() + END_SECONDS
+        if not is_passing or time.monotonic() + pause > last_attempt:
             return EXIT_FAILED if problem else 0
-        if mirror is not None and mirror.finished and not problem:
-            return 0
 
 
 class _WritingProcess:

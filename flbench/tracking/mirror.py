@@ -26,7 +26,7 @@ from flbench.tracking.mlflow_store import NamedBy
 
 LOG: Final = "mlflow.log"
 """File in the mirrored folder with the messages of the mirror process."""
-NOT_SENT: Final = "not sent: "  # begins a message if the store cannot be reached
+NOT_SENT: Final = "not sent: "  # begins a message if the store or a file store cannot be used
 REFUSED: Final = "refused: "  # begins a message if the user must repair something
 EXIT_SECONDS: Final = 10.0
 """Seconds that a command waits for its mirrors before it exits."""
@@ -146,7 +146,9 @@ class Mirror:
         message = self._last_message()
         if message.startswith(REFUSED):
             return f"{message.removeprefix(REFUSED)} Then {cure}"
-        return f"MLflow at {self.uri} was not reached ({message.removeprefix(NOT_SENT)}): {cure}"
+        if message.startswith(NOT_SENT):
+            return f"{message.removeprefix(NOT_SENT).rstrip('.')}: {cure}"
+        return f"MLflow at {self.uri} did not get everything ({message}): {cure}"
 
     def _last_message(self) -> str:
         """Return the last message of the mirror process, or the last line of its log."""

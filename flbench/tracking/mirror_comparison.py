@@ -109,7 +109,7 @@ class ComparisonMirror(TreeMirror):
         for cell in cells:
             begun = (self._path(cell) / "config.yaml").is_file()
             if begun and (self._only is None or cell.name in self._only):
-                with self._collect_errors():
+                with self._collect_errors(self._path(cell)):
                     self._send_cell(cell, run, failures.get(cell.name), unfinished, tags)
         if self._only is not None:
             return {}
@@ -188,18 +188,25 @@ class ComparisonMirror(TreeMirror):
         run = self._run(f"cells/{cell.name}", name, parent.id, "cell", own, about.started)
         if status == "RUNNING":
             run.set_status(status)
-        run.log_parameters(mlflow_names.parameters(about.config))
-        mirror_run.send_folder(run, path, is_over=status != "RUNNING")
+        known = len(self._kept.errors)
+        with self._collect_errors(path):
+            run.log_parameters(mlflow_names.parameters(about.config))
+        mirror_run.send_folder(run, path, self._kept, is_over=status != "RUNNING")
         if is_finished:
-            hashes = {
-                name: read_json(path / "summary.json").get(name)
-                for name in ("config_hash", "weights_digest")
-            }
-            run.set_tags(hashes)
+            with self._collect_errors():
+                hashes = {
+                    name: read_json(path / "summary.json").get(name)
+                    for name in ("config_hash", "weights_digest")
+                }
+                run.set_tags(hashes)
         if status != "RUNNING":
-            run.set_status(status, mirror_run.end_time(path, run.start))
+            ended = None
+            with self._collect_errors():
+                ended = mirror_run.end_time(path, run.start)
+            run.set_status(status, ended)
         run.set_tags({"state": status.lower(), "reason": reason and _short(reason)})
-        self._sent_versions[cell.name] = version
+        if len(self._kept.errors) == known:
+            self._sent_versions[cell.name] = version
 
     def _send_root(
         self,

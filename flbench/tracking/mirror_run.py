@@ -3,7 +3,8 @@
 import csv
 import fcntl
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -11,11 +12,19 @@ from typing import Any, Final, Literal
 
 from flbench.core import files
 from flbench.core.documents import as_data_error, read_json, read_yaml, unix_milliseconds
+from flbench.core.errors import DataError
 from flbench.core.printable import printable
 from flbench.metrics import rare_names
-from flbench.tracking import mlflow_files, mlflow_metrics, mlflow_models, mlflow_names
+from flbench.tracking import (
+    mlflow_errors,
+    mlflow_files,
+    mlflow_metrics,
+    mlflow_models,
+    mlflow_names,
+)
 from flbench.tracking.mlflow_run import RUN_TAG, MlflowRun, RunIdentity, SentCounts
 from flbench.tracking.mlflow_store import Store
+from flbench.tracking.mlflow_uploads import NotStoredError, Uploads
 
 Outcome = Literal["finished", "failed", "killed", "unknown"]
 """How the process that wrote a folder ended. `flbench sync` does not know it."""
@@ -79,6 +88,64 @@ def _start_time(folder: Path, provenance: Mapping[str, Any]) -> int:
     return int((folder / "config.yaml").stat().st_mtime * 1000)
 
 
+class KeptErrors:
+    """Errors about parts of a folder, kept until everything else is sent.
+
+    Args:
+        folder: The folder.
+
+    Attributes:
+        errors: The errors.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.errors: list[DataError] = []
+
+    @contextmanager
+    def keep(self, part: Path | None = None) -> Iterator[None]:
+        """Keep the error of a part inside the context, which ends there.
+
+        It is a damaged file, or something that MLflow does not take at any time. If MLflow is not
+        reached, the exception is not kept.
+
+        Args:
+            part: What is sent; None for the whole folder.
+        """
+        try:
+            yield
+        except DataError as error:
+            self.errors.append(error)
+        except mlflow_errors.connection_errors() as error:
+            trouble = mlflow_errors.explain(error)
+            if not trouble.is_reached or trouble.is_passing:
+                raise
+            self.errors.append(DataError(f"{part or self._folder}: {trouble.reason}."))
+
+    def send_and_raise(self, uploads: Uploads, shown: str, *, is_last: bool) -> None:
+        """Send the files that wait, and raise what was kept.
+
+        Args:
+            uploads: The files.
+            shown: Address of the store without its secrets.
+            is_last: See `Uploads.send`.
+
+        Raises:
+            DataError: Parts of the folder were not sent; the message also names files that were not
+                stored.
+            NotStoredError: Files were not stored.
+        """
+        lines = list(dict.fromkeys(map(str, self.errors)))
+        try:
+            uploads.send(shown, is_last=is_last)
+        except NotStoredError as error:
+            if not lines:
+                raise
+            lines.append(str(error))
+        if lines:
+            raise DataError("\n".join(lines))
+
+
 class RunMirror:
     """Sends a run folder to MLflow, as far as it is written.
 
@@ -89,8 +156,8 @@ class RunMirror:
     """
 
     def __init__(self, store: Store, folder: Path, experiment: str | None = None) -> None:
-        self.sent = SentCounts()
-        self._folder = folder
+        self.sent, self._uploads = SentCounts(), Uploads()
+        self._folder, self._shown = folder, store.shown
         self._description = describe(folder)
         experiment_id = store.experiment(experiment or self._description.experiment)
         key = mlflow_names.identifier(folder.name)
@@ -98,7 +165,7 @@ class RunMirror:
         # MLflow's pages show the date beside the name.
         name = printable(re.sub(r"-\d{8}-\d{6}-", "-", folder.name))
         identity = RunIdentity(key, name, self._description.started)
-        self._run = MlflowRun(store, experiment_id, identity, existing, self.sent)
+        self._run = MlflowRun(store, experiment_id, identity, existing, self.sent, self._uploads)
 
     def send(self, outcome: Outcome | None) -> None:
         """Send what MLflow does not have yet. The attribute `sent` counts it.
@@ -107,20 +174,26 @@ class RunMirror:
             outcome: How the process that writes the folder ended; None while it runs.
 
         Raises:
-            DataError: A file of the folder is damaged.
+            DataError: Parts of the folder were not sent. Everything else was sent before.
+            NotStoredError: Files were not stored. Everything else was sent before.
         """
-        run, folder = self._run, self._folder
+        run, folder, kept = self._run, self._folder, KeptErrors(self._folder)
         best = self._description.config.get("evaluation", {}).get("best") or {}
         objective = f"validation/{best.get('metric') or 'accuracy'}"
         run.set_tags({**self._description.tags, "kind": "run", "objective": objective})
-        run.log_parameters(mlflow_names.parameters(self._description.config))
+        with kept.keep():
+            run.log_parameters(mlflow_names.parameters(self._description.config))
         status = self._status(outcome)
         if status == "RUNNING":
             run.set_status(status)
-        send_folder(run, folder, is_over=outcome is not None or status == "FINISHED")
+        send_folder(run, folder, kept, is_over=outcome is not None or status == "FINISHED")
         if status != "RUNNING":
-            run.set_status(status, end_time(folder, run.start))
+            ended = None
+            with kept.keep():
+                ended = end_time(folder, run.start)
+            run.set_status(status, ended)
         run.set_tags({"state": status.lower()})
+        kept.send_and_raise(self._uploads, self._shown, is_last=outcome is not None)
 
     @property
     def finished(self) -> bool:
@@ -138,29 +211,32 @@ class RunMirror:
         return MLFLOW_STATUS.get(outcome, "KILLED")
 
 
-def send_folder(run: MlflowRun, folder: Path, *, is_over: bool) -> None:
-    """Send metrics and files of a run folder, and the models of a finished run.
+def send_folder(run: MlflowRun, folder: Path, kept: KeptErrors, *, is_over: bool) -> None:
+    """Send the metrics of a run folder, and the models of a finished run; its files are sent later.
 
     Args:
         run: Run in MLflow.
         folder: The run folder.
+        kept: Gets an error for each part of the folder that is not sent.
         is_over: Whether the run is over. Tables, checkpoints and models are sent only then, because
             they change after each evaluation.
-
-    Raises:
-        DataError: A file of the folder is damaged.
     """
-    mlflow_files.send_data_set(run, folder)
-    mlflow_metrics.send(run, folder / "metrics.csv", is_over=is_over)
+    with kept.keep(folder):
+        mlflow_files.send_data_set(run, folder)
+    with kept.keep(folder):
+        mlflow_metrics.send(run, folder / "metrics.csv", is_over=is_over)
+    with kept.keep(folder):
+        metrics = summary_metrics(folder)
+        run.log_metrics(metrics)
+        if metrics and is_over:
+            mlflow_models.send(run, folder, metrics)
     mlflow_files.send(run, folder)
-    mlflow_files.send_partition(run, folder)
+    with kept.keep(folder):
+        mlflow_files.send_partition(run, folder)
     if is_over:
-        mlflow_files.send_tables(run, folder)
+        with kept.keep(folder):
+            mlflow_files.send_tables(run, folder)
         mlflow_files.send_checkpoints(run, folder)
-    metrics = summary_metrics(folder)
-    run.log_metrics(metrics)
-    if metrics and is_over:
-        mlflow_models.send(run, folder, metrics)
 
 
 def summary_metrics(folder: Path) -> dict[str, float]:

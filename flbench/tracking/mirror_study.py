@@ -133,15 +133,15 @@ class StudyMirror(TreeMirror):
         run, _ = self._method_run(method, number, "algorithm", root)
         trials, trial_errors = trial_folders(self._folder / "trials" / method)
         finals, final_errors = trial_folders(self._folder / "finals" / method)
-        self._errors += [*trial_errors, *final_errors]
+        self._kept.errors += [*trial_errors, *final_errors]
         for trial in trials:
-            with self._collect_errors():
+            with self._collect_errors(trial.path):
                 self._send_trial(trial, run, unfinished)
         for final in finals:
             parent = self._runs.get(f"trials/{method}/{final.parent_index:03d}")
             if parent is None and trial_errors:
                 continue  # it belongs below a trial that cannot be read
-            with self._collect_errors():
+            with self._collect_errors(final.path):
                 self._send_trial(final, parent or run, unfinished)
         trials_over = [folder for folder in trials if folder.trial.state != "running"]
         finals_over = [folder for folder in finals if folder.trial.state != "running"]
@@ -189,11 +189,16 @@ class StudyMirror(TreeMirror):
         is_over = status != "RUNNING"
         if not is_over:
             run.set_status(status)
-        run.log_parameters({name: mlflow_names.text(value) for name, value in trial.params.items()})
+        known = len(self._kept.errors)
+        params = {name: mlflow_names.text(value) for name, value in trial.params.items()}
+        with self._collect_errors(path):
+            run.log_parameters(params)
         if folder.is_final:
-            run.log_parameters(mlflow_names.parameters(read_yaml(path / "config.yaml")))
-            mirror_run.send_folder(run, path, is_over=is_over)
-        mlflow_metrics.send(run, path / "metrics.csv", is_over=is_over)
+            with self._collect_errors(path):
+                run.log_parameters(mlflow_names.parameters(read_yaml(path / "config.yaml")))
+            mirror_run.send_folder(run, path, self._kept, is_over=is_over)
+        with self._collect_errors(path):
+            mlflow_metrics.send(run, path / "metrics.csv", is_over=is_over)
         if is_over:
             mlflow_files.send(run, path, TRIAL_FILES)
             if trial.score is not None:
@@ -201,7 +206,8 @@ class StudyMirror(TreeMirror):
             run.set_status(status, folder.ended or self._last_change())
         state = status.lower() if is_running else trial.state
         run.set_tags({"state": state, "reason": trial.reason, "variant": trial.variant})
-        self._sent_versions[path] = version
+        if len(self._kept.errors) == known:
+            self._sent_versions[path] = version
 
     def _send_report(self, root: MlflowRun) -> None:
         """Send the files of the study itself, and the partition of its search."""

@@ -1,19 +1,19 @@
 """Sending a folder with many trainings, a study or a comparison, to MLflow as a tree of runs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from hashlib import sha256
 from pathlib import Path
 from typing import ClassVar, Final
 
 from flbench.core.documents import as_data_error, unix_milliseconds
-from flbench.core.errors import DataError
 from flbench.core.printable import printable
 from flbench.tracking import mirror_run, mlflow_names, mlflow_view
-from flbench.tracking.mirror_run import Outcome
+from flbench.tracking.mirror_run import KeptErrors, Outcome
 from flbench.tracking.mlflow_run import RUN_TAG, MlflowRun, RunIdentity, SentCounts
 from flbench.tracking.mlflow_store import Store
+from flbench.tracking.mlflow_uploads import Uploads
 
 VIEW_TAG: Final = "mlflow.flbench.view"
 """Tag with the digest of the views that were set."""
@@ -52,7 +52,7 @@ class TreeMirror(ABC):
     def __init__(
         self, store: Store, folder: Path, *, name: str, created: str, experiment: str
     ) -> None:
-        self.sent = SentCounts()
+        self.sent, self._uploads = SentCounts(), Uploads()
         self._store, self._folder, self._name = store, folder, name
         with as_data_error(folder / self.marker):
             self._started = unix_milliseconds(created)
@@ -63,7 +63,7 @@ class TreeMirror(ABC):
             for run in store.runs(self._experiment, self.tag, self._id)
         }
         self._runs: dict[str, MlflowRun] = {}
-        self._errors: list[DataError] = []
+        self._kept = KeptErrors(folder)
 
     def send(self, outcome: Outcome | None) -> None:
         """Send what MLflow does not have yet. The attribute `sent` counts it.
@@ -72,16 +72,16 @@ class TreeMirror(ABC):
             outcome: How the process that trains ended; None while it runs.
 
         Raises:
-            DataError: Files of the folder are damaged. Everything else was sent before.
+            DataError: Parts of the folder were not sent. Everything else was sent before.
+            NotStoredError: Files were not stored. Everything else was sent before.
         """
-        self._errors = []
+        self._kept = KeptErrors(self._folder)
         is_live = outcome is None or (
             outcome == "unknown" and mirror_run.is_being_written(self._folder)
         )
         unfinished = "RUNNING" if is_live else mirror_run.MLFLOW_STATUS.get(outcome or "", "KILLED")
         self._send_tree(self._run("", self._name, None, self.kind), unfinished)
-        if self._errors:
-            raise DataError("\n".join(dict.fromkeys(map(str, self._errors))))
+        self._kept.send_and_raise(self._uploads, self._store.shown, is_last=outcome is not None)
 
     @abstractmethod
     def _send_tree(self, root: MlflowRun, unfinished: str) -> None:
@@ -96,13 +96,13 @@ class TreeMirror(ABC):
     def _shared_tags(self) -> Mapping[str, str | None]:
         """Return tags of all runs of the folder; those that are None are left out."""
 
-    @contextmanager
-    def _collect_errors(self) -> Iterator[None]:
-        """Keep a DataError for the end of `send`, so that the rest is sent."""
-        try:
-            yield
-        except DataError as error:
-            self._errors.append(error)
+    def _collect_errors(self, part: Path | None = None) -> AbstractContextManager[None]:
+        """Keep the error of a part for the end of `send`, so that the rest is sent.
+
+        Args:
+            part: What is sent; None for the whole folder.
+        """
+        return self._kept.keep(part)
 
     def _run(
         self,
@@ -130,7 +130,7 @@ class TreeMirror(ABC):
             identity = RunIdentity(tag, printable(name), started or self._started, parent, known)
             existing = self._existing.pop(tag, None)
             self._runs[key] = MlflowRun(
-                self._store, self._experiment, identity, existing, self.sent
+                self._store, self._experiment, identity, existing, self.sent, self._uploads
             )
         return self._runs[key]
 

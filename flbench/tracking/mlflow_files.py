@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
 
 from flbench.core.csv_text import read_cell
@@ -127,10 +126,7 @@ def send_partition(run: MlflowRun, folder: Path) -> None:
     picture = _pictures[key]
     if picture is None:
         return
-    with TemporaryDirectory() as place:
-        (Path(place) / PARTITION_PICTURE).write_bytes(picture)
-        run.client.log_artifact(run.id, str(Path(place) / PARTITION_PICTURE))
-    run.record_upload(PARTITION_PICTURE, digest)
+    run.upload_bytes(PARTITION_PICTURE, picture, digest)
 
 
 def _picture(folder: Path) -> bytes | None:

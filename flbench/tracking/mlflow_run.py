@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from flbench.core import files
-from flbench.tracking import mlflow_names, mlflow_store
+from flbench.tracking import mlflow_names
 from flbench.tracking.mlflow_store import Store
+from flbench.tracking.mlflow_uploads import Upload, Uploads
 
 RUN_TAG: Final = "flbench.run"
 """Tag with the name of the folder that a run is a copy of; see `mlflow_names.identifier`."""
@@ -20,6 +21,8 @@ MAX_FILE_BYTES: Final = 2 * 2**30
 """Largest size of a file that is sent, in bytes."""
 MAX_METRICS_PER_CALL: Final = 1000  # MLflow's limits
 MAX_PARAMETERS_PER_CALL: Final = 100
+MAX_PARAMETER_LENGTH: Final = 6000  # characters
+MAX_TAG_LENGTH: Final = 8000  # characters
 
 
 @dataclass
@@ -87,6 +90,7 @@ class MlflowRun:
         identity: What the run is.
         existing: MLflow's record of the run; None if there is no such run yet.
         sent: Counts what is sent.
+        uploads: Files of the mirror's runs that wait to be sent.
 
     Attributes:
         experiment: MLflow's id of the experiment.
@@ -104,8 +108,9 @@ class MlflowRun:
         identity: RunIdentity,
         existing: Any | None,
         sent: SentCounts,
+        uploads: Uploads,
     ) -> None:
-        self._client, self._sent = store.client, sent
+        self._client, self._sent, self._uploads = store.client, sent, uploads
         record = existing
         if record is None:
             parent = {} if identity.parent is None else {"mlflow.parentRunId": identity.parent}
@@ -129,11 +134,11 @@ class MlflowRun:
         self.set_tags(identity.tags)
 
     def set_tags(self, tags: Mapping[str, str | None]) -> None:
-        """Set tags. A tag whose value is None is left as it is."""
+        """Set tags. A tag whose value is None is left as it is; a long value is cut."""
         new = {
-            name: value
+            name: value[:MAX_TAG_LENGTH]
             for name, value in tags.items()
-            if value is not None and self.tags.get(name) != value
+            if value is not None and self.tags.get(name) != value[:MAX_TAG_LENGTH]
         }
         self._log_batch(tags=new)
         self._sent.tags += len(new)
@@ -142,8 +147,9 @@ class MlflowRun:
         """Send parameters.
 
         MLflow does not change a parameter that it has. A later value becomes the tag
-        `latest.NAME`.
+        `latest.NAME`. A long value is cut, as MLflow cuts it.
         """
+        parameters = {name: value[:MAX_PARAMETER_LENGTH] for name, value in parameters.items()}
         new = {name: value for name, value in parameters.items() if name not in self._parameters}
         items = list(new.items())
         for begin in range(0, len(items), MAX_PARAMETERS_PER_CALL):
@@ -211,7 +217,8 @@ class MlflowRun:
     def upload_files(self, paths: Iterable[Path], folder: str | None = None) -> None:
         """Send files, but for those that MLflow has with the same content.
 
-        A file above `MAX_FILE_BYTES` is not sent; the tag `file.NAME` says so.
+        They are sent by `Uploads.send`, after everything else. A file above `MAX_FILE_BYTES` is not
+        sent; the tag `file.NAME` says so.
 
         Args:
             paths: The files.
@@ -223,7 +230,7 @@ class MlflowRun:
         paths = list(paths)
         for path in paths:
             files.check_no_link(path)
-        there, sent = self.uploaded_files, {}
+        there = self.uploaded_files
         for path in paths:
             name = path.name if folder is None else f"{folder}/{path.name}"
             if (size := path.stat().st_size) > MAX_FILE_BYTES:
@@ -231,27 +238,21 @@ class MlflowRun:
                 self.set_tags({f"file.{path.name}": reason})
                 continue
             digest = digest_of(path)
-            if there.get(name) == digest:
-                continue
-            with mlflow_store.upload_timeout():
-                self._client.log_artifact(self.id, str(path), folder)
-            sent[name] = digest
-        if sent:
-            self._record_uploads(sent)
+            if there.get(name) != digest:
+                self._uploads.add(Upload(self, path.name, folder, path, digest))
 
     def upload_text(self, name: str, content: str) -> None:
         """Send a text as the file `name`, unless MLflow has it with the same content."""
-        digest = sha256(content.encode()).hexdigest()[:12]
+        encoded = content.encode()
+        self.upload_bytes(name, encoded, sha256(encoded).hexdigest()[:12])
+
+    def upload_bytes(self, name: str, content: bytes, digest: str) -> None:
+        """Send bytes as the file `name`, unless MLflow has it with the same digest."""
         if self.uploaded_files.get(name) != digest:
-            self._client.log_text(self.id, content, name)
-            self.record_upload(name, digest)
+            self._uploads.add(Upload(self, name, None, content, digest))
 
-    def record_upload(self, name: str, digest: str) -> None:
-        """Record in the run's tags that MLflow has a file with this digest."""
-        self._record_uploads({name: digest})
-
-    def _record_uploads(self, digests: Mapping[str, str]) -> None:
-        """Record the digests of files by their names."""
+    def record_uploads(self, digests: Mapping[str, str]) -> None:
+        """Record in the run's tags that MLflow has files with these digests, by their names."""
         tags: dict[str, dict[str, str]] = {}
         for name, digest in digests.items():
             # A tag has at most 8000 characters, so the files of folders are spread over 16 tags.

@@ -1,10 +1,11 @@
-"""MLflow's store: its address, how it is opened, and why it cannot be reached."""
+"""MLflow's store: its address, and how it is opened."""
 
 import fcntl
+import logging
 import os
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib import metadata
@@ -15,7 +16,6 @@ from urllib.parse import unquote, urlsplit
 
 from flbench.core import addresses, files
 from flbench.core.errors import ConfigError, UserError
-from flbench.core.printable import one_line
 from flbench.tracking import mlflow_view
 
 NOT_INSTALLED: Final = "MLflow is not installed. Install it: pip install 'flbench[mlflow]'"
@@ -23,6 +23,8 @@ ADDRESS_VARIABLE: Final = "MLFLOW_TRACKING_URI"
 NamedBy = Literal["user", "file", "folder", "nobody"]
 """Who names an address: the user in a command or call, a configuration file, a folder of results,
 or nobody: it is the database in the current folder, which may be somebody else's."""
+FOLDER_VARIABLE: Final = "MLFLOW_ALLOW_FILE_STORE"
+DATABASE_SERVERS: Final = ("postgresql", "mysql", "mssql")
 OWN_FOLDERS: Final = ("mlflow", "artifacts")
 """Folders of the files of a database that nobody has named."""
 _WHO: Final = {
@@ -31,9 +33,13 @@ _WHO: Final = {
     "nobody": "you have not named it",
 }
 TIMEOUT_VARIABLE: Final = "MLFLOW_HTTP_REQUEST_TIMEOUT"
+RETRIES_VARIABLE: Final = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 UPLOAD_SECONDS: Final = "60"
+SMALL_FILE: Final = 1_000_000  # bytes; a larger file has more time
+LONGEST_VIEW: Final = 20_000  # characters, MLflow's limit
+LOCK_SECONDS: Final = 20.0  # a database of SQLite may be locked; MLflow waits as long
 ENVIRONMENT: Final = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # the mirror retries by itself
+    RETRIES_VARIABLE: "0",  # the mirror retries by itself
     TIMEOUT_VARIABLE: "2",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
@@ -42,6 +48,7 @@ ENVIRONMENT: Final = {
     "GIT_PYTHON_REFRESH": "quiet",
 }
 """Variables that configure MLflow. A value in the user's environment has precedence."""
+_set_here: set[str] = set()  # variables of the environment that the user has not set
 
 
 def who_names(uri: str | None, named_by: NamedBy) -> NamedBy:
@@ -90,8 +97,16 @@ def address(uri: str | None, named_by: NamedBy = "user") -> str:
 
     Raises:
         ConfigError: The environment does not have the user and the password of the address, or the
-            address is one of a folder or file and not the user's own.
+            address is one of a folder or file and not the user's own; or MLflow keeps nothing
+            there.
     """
+    found = _address(uri, named_by)
+    _check_keeps(found)
+    return found
+
+
+def _address(uri: str | None, named_by: NamedBy) -> str:
+    """Return the address of the store; see `address`."""
     in_environment = os.environ.get(ADDRESS_VARIABLE)
     if not uri:
         return in_environment or f"sqlite:///{Path.cwd() / 'mlflow' / 'flbench.db'}"
@@ -108,6 +123,29 @@ def address(uri: str | None, named_by: NamedBy = "user") -> str:
         f" send {what} there, set ${ADDRESS_VARIABLE}={shown}, or give the address yourself:"
         " tracking.uri=ADDRESS for flbench run, compare and tune, --uri ADDRESS for flbench sync."
     )
+
+
+def _check_keeps(uri: str) -> None:
+    """Check that MLflow keeps runs at an address.
+
+    Raises:
+        ConfigError: It is a database in memory, or a folder.
+    """
+    shown = addresses.redact_address(uri)
+    cure = (
+        "Give the file of a database: sqlite:///FILE, by tracking.uri, --uri (flbench sync, ui) or"
+        f" ${ADDRESS_VARIABLE}."
+    )
+    scheme, colon, rest = uri.partition(":")
+    path = rest.partition("?")[0].lstrip("/")
+    if scheme.partition("+")[0] == "sqlite" and (not path or ":memory:" in rest):
+        raise ConfigError(f"{shown} is a database in memory, which ends with the process. {cure}")
+    is_folder = scheme == "file" if colon else addresses.is_of_this_machine(uri)
+    if is_folder and os.environ.get(FOLDER_VARIABLE, "").lower() not in ("true", "1"):
+        raise ConfigError(
+            f"{shown} is a folder, in which MLflow 3.13 and later keep no runs. {cure}\nTo go on"
+            f" with a folder, convert it (mlflow migrate-filestore) or set {FOLDER_VARIABLE}=true."
+        )
 
 
 def _completed(uri: str, in_environment: str | None) -> str:
@@ -177,6 +215,11 @@ class Store:
     client: Any
     uri: str
     named_by: NamedBy = "user"
+
+    @property
+    def shown(self) -> str:
+        """Address of the store without its secrets."""
+        return addresses.redact_address(self.uri)
 
     def experiment(self, name: str) -> str:
         """Return the id of an experiment, which is made if it does not exist.
@@ -257,7 +300,12 @@ class Store:
                     files.check_no_link(Path(above, name))
 
     def set_view(self, experiment: str, name: str, view: str) -> None:
-        """Set a view of an experiment's table; see `flbench.tracking.mlflow_view`."""
+        """Set a view of an experiment's table; see `flbench.tracking.mlflow_view`.
+
+        MLflow refuses a view that is too long; its pages then show the columns that a user picks.
+        """
+        if len(view) > LONGEST_VIEW:
+            return
         self.client.set_experiment_tag(experiment, mlflow_view.VIEW_TAG_PREFIX + name, view)
 
     def runs(self, experiment: str, tag: str, identifier: str) -> Iterator[Any]:
@@ -344,61 +392,73 @@ def open_store(uri: str, named_by: NamedBy = "user") -> Store:
 
     Raises:
         UserError: The user has not named it, and it is not a database of MLflow.
-        Exception: The store cannot be reached: one of `connection_errors`.
+        Exception: The store cannot be used: one of `mlflow_errors.connection_errors`.
     """
     _check_is_store(uri, named_by)
     for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+        if name not in os.environ:
+            os.environ[name] = value
+            _set_here.add(name)
     from mlflow import MlflowClient
 
+    # It prints the traceback of an error that it raises too.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
+    _check_answers(uri)
     with _exclusive(uri):
         client = MlflowClient(tracking_uri=uri)
         client.search_experiments(max_results=1)  # makes the tables
     return Store(client, uri, named_by)
 
 
-def connection_errors() -> tuple[type[Exception], ...]:
-    """Return the exceptions that are raised if a store is unreachable, slow or broken."""
-    from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
+def _check_answers(uri: str) -> None:
+    """Open a connection to a database server, which MLflow tries for 100 seconds.
 
-    # OSError comes from requests; ImportError from a database whose driver is missing.
-    return (MlflowException, SQLAlchemyError, OSError, ImportError)
+    Raises:
+        Exception: The server does not answer, refuses the user, or its driver is not installed.
+    """
+    if urlsplit(uri).scheme.partition("+")[0] not in DATABASE_SERVERS:
+        return
+    from sqlalchemy import create_engine
+    from sqlalchemy.pool import NullPool
 
-
-def reason(error: BaseException) -> str:
-    """Return a few words that say why a store could not be reached."""
-    chain, cause = [], error
-    while cause is not None and cause not in chain:
-        chain.append(cause)
-        cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
-    text = " ".join(str(item) for item in chain)
-    for part, words in (
-        ("refused", "connection refused"),
-        ("timed out", "no answer in time"),
-        ("Name or service not known", "unknown host"),
-        ("Temporary failure in name resolution", "unknown host"),
-        ("closed connection without response", "the connection was closed"),
-        ("Connection aborted", "the connection was closed"),
-    ):
-        if part in text:
-            return words
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return one_line(lines[0])[:200].rstrip(".")
+    with create_engine(uri, poolclass=NullPool).connect():
+        pass
 
 
 @contextmanager
-def upload_timeout() -> Iterator[None]:
-    """Wait longer for the server's answers inside the context, in which a file is sent."""
-    before = os.environ.get(TIMEOUT_VARIABLE)
-    os.environ[TIMEOUT_VARIABLE] = UPLOAD_SECONDS
+def settings(values: Mapping[str, str]) -> Iterator[None]:
+    """Configure MLflow inside the context.
+
+    Args:
+        values: Variables of the environment. One that the user has set keeps its value.
+    """
+    mine = {name: value for name, value in values.items() if _is_free(name)}
+    before = {name: os.environ.get(name) for name in mine}
+    os.environ.update(mine)
+    _set_here.update(mine)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[TIMEOUT_VARIABLE]
-        else:
-            os.environ[TIMEOUT_VARIABLE] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+                _set_here.discard(name)
+            else:
+                os.environ[name] = value
+
+
+def _is_free(name: str) -> bool:
+    """Return whether the user has not set a variable of the environment."""
+    return name not in os.environ or name in _set_here
+
+
+def upload_settings(size: int) -> AbstractContextManager[None]:
+    """Wait longer for the server's answers inside the context, in which a large file is sent.
+
+    Args:
+        size: Size of the file in bytes.
+    """
+    return settings({TIMEOUT_VARIABLE: UPLOAD_SECONDS} if size > SMALL_FILE else {})
 
 
 @contextmanager
@@ -421,7 +481,7 @@ def _exclusive(uri: str) -> Iterator[None]:
     with files.open_lock(lock_file) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if file is not None:
-            connection = sqlite3.connect(file)
+            connection = sqlite3.connect(file, timeout=LOCK_SECONDS)
             try:
                 # With this mode, which the file keeps, readers and a writer do not wait for each
                 # other.

@@ -20,7 +20,7 @@ from urllib.request import urlopen
 from flbench.core import children
 from flbench.core.addresses import HTTP, redact_address, without_user
 from flbench.core.errors import RunError, UserError
-from flbench.tracking import mlflow_app, mlflow_store, mlflow_view
+from flbench.tracking import mlflow_app, mlflow_errors, mlflow_store, mlflow_view
 from flbench.tracking.mirror_comparison import COMPARISON_TAG
 from flbench.tracking.mirror_study import STUDY_TAG
 from flbench.tracking.mlflow_store import Store
@@ -67,11 +67,8 @@ def serve(uri: str | None, port: int, write: Callable[[str], None]) -> None:
     _refuse_taken_port(port)
     try:
         mlflow_store.open_store(address, mlflow_store.who_names(uri, "user"))
-    except mlflow_store.connection_errors() as error:
-        raise UserError(
-            f"{shown} cannot be opened ({mlflow_store.reason(error)}). Give another --uri, or start"
-            " the server."
-        ) from error
+    except mlflow_errors.connection_errors() as error:
+        raise UserError(mlflow_errors.explain(error).sentence(shown)) from error
     # A shell makes a command that it starts in the background ignore Ctrl-C.
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, signal.default_int_handler)
@@ -182,12 +179,9 @@ def _write_links(address: str, page: str, write: Callable[[str], None]) -> None:
     """
     try:
         found = links(mlflow_store.open_store(address))
-    except mlflow_store.connection_errors() as error:
-        reason = mlflow_store.reason(error)
+    except mlflow_errors.connection_errors() as error:
         shown = redact_address(address)
-        raise UserError(
-            f"MLflow at {shown} was not reached ({reason}). Start it, or give another --uri."
-        ) from error
+        raise UserError(mlflow_errors.explain(error).sentence(shown)) from error
     for title, rest in [("all experiments", mlflow_view.EXPERIMENTS_PAGE), *found]:
         write(f"  {title}: {page.rstrip('/')}/{rest}\n")
 

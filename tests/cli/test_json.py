@@ -3,6 +3,7 @@
 import io
 import json
 from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 
 import pytest
 
@@ -102,10 +103,12 @@ def test_other_commands(command, tmp_path, monkeypatch):
 
 def test_sync_prints_counts(trained, monkeypatch):
     path = trained[0]["runs"][0]["path"]
-    sent = SentCounts(runs=1, metrics=4)
-    monkeypatch.setattr(mlflow_command.follow, "sync", lambda *_: (sent, "sqlite:///x.db"))
+    sent, follow = SentCounts(runs=1, metrics=4), mlflow_command.follow
+    done = follow.Synced(Path(path), "sqlite:///x.db", sent, None)
+    monkeypatch.setattr(follow, "sync_all", lambda *_: [done])
 
-    assert document("sync", path) == [{"path": path, "uri": "sqlite:///x.db", "sent": vars(sent)}]
+    entry = {"path": path, "uri": "sqlite:///x.db", "sent": vars(sent), "error": None}
+    assert document("sync", path) == [entry]
 
 
 def test_numbers_that_json_does_not_have_are_null(capsys):

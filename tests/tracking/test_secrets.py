@@ -17,9 +17,10 @@ from flbench.comparison.plan import Design, LabelledLayer
 from flbench.config.schema import TrackingConfig
 from flbench.config.sources import Layer, from_overrides
 from flbench.core.errors import ConfigError, UserError
-from flbench.tracking import mirror, mlflow_run, mlflow_store, mlflow_ui
+from flbench.tracking import mirror, mlflow_errors, mlflow_run, mlflow_store, mlflow_ui
 from flbench.tracking.mirror_run import RunMirror
 from flbench.tracking.mlflow_run import MlflowRun, RunIdentity, SentCounts
+from flbench.tracking.mlflow_uploads import Uploads
 from flbench.tuning import prepare
 from flbench.tuning.request import TuneRequest
 from tests.support import SMALL, interrupted_run
@@ -200,7 +201,8 @@ def test_credentials_of_mlflow_complete_an_address_of_http_alone(monkeypatch):
 def test_messages_of_errors_hide_secrets():
     error = RuntimeError(f"cannot connect to postgresql://ann:{SECRET}@host/db\x1b[31m")
 
-    assert mlflow_store.reason(error) == r"cannot connect to postgresql://***@host/db\x1b[31m"
+    reason = mlflow_errors.explain(error).reason
+    assert reason == r"cannot connect to postgresql://***@host/db\x1b[31m"
 
 
 def test_links_to_a_server_have_no_secret(address, monkeypatch):
@@ -313,7 +315,8 @@ def test_the_users_own_address_is_used_as_the_user_writes_it(uri, own):
 
 
 @pytest.mark.usefixtures("own")
-def test_local_stores_of_a_folder_and_addresses_of_the_user_are_used():
+def test_local_stores_of_a_folder_and_addresses_of_the_user_are_used(monkeypatch):
+    monkeypatch.setenv(mlflow_store.FOLDER_VARIABLE, "true")
     for uri in ("sqlite:////tmp/a.db", "file:///tmp/a", "mlruns"):
         assert mlflow_store.address(uri, "folder") == uri
     assert mlflow_store.address("http://other/a") == "http://other/a"
@@ -427,7 +430,7 @@ def test_local_database_of_a_folder_keeps_files_below_itself(planted, tmp_path):
     own_one.client.create_experiment("mine", place.as_uri())
     if planted != "experiment":
         identity = RunIdentity("key", "name", 0)
-        MlflowRun(others, others.experiment("mine"), identity, None, SentCounts())
+        MlflowRun(others, others.experiment("mine"), identity, None, SentCounts(), Uploads())
         [run] = others.client.search_runs([others.experiment("mine")])
         place = Path(urlsplit(run.info.artifact_uri).path)
         if planted == "link":
@@ -443,7 +446,7 @@ def test_local_database_of_a_folder_keeps_files_below_itself(planted, tmp_path):
         if planted == "experiment":
             RunMirror(others, folder, "mine").send(None)
         else:
-            MlflowRun(others, others.experiment("mine"), identity, run, SentCounts())
+            MlflowRun(others, others.experiment("mine"), identity, run, SentCounts(), Uploads())
 
     with pytest.raises(UserError, match="link" if planted == "link" else "--uri"):
         send()
@@ -547,13 +550,15 @@ def test_log_of_a_mirror_follows_no_link(tmp_path, monkeypatch):
 def test_file_above_the_limit_is_not_sent(tmp_path, monkeypatch, uri):
     monkeypatch.setattr(mlflow_run, "MAX_FILE_BYTES", 10)
     store = mlflow_store.open_store(uri)
+    uploads = Uploads()
     run = MlflowRun(
-        store, store.experiment("mine"), RunIdentity("key", "name", 0), None, SentCounts()
+        store, store.experiment("mine"), RunIdentity("key", "name", 0), None, SentCounts(), uploads
     )
     for name, size in (("small.csv", 10), ("predictions.csv", 11)):
         (tmp_path / name).write_bytes(bytes(size))
 
     run.upload_files([tmp_path / "small.csv", tmp_path / "predictions.csv"])
+    uploads.send(store.shown, is_last=True)
 
     assert list(run.uploaded_files) == ["small.csv"]
     assert "not sent: 11 bytes" in run.tags["file.predictions.csv"]

@@ -1,0 +1,440 @@
+"""What MLflow does not take keeps nothing else back, and messages give the true reason."""
+
+import json
+import shutil
+import sqlite3
+import time
+from contextlib import closing
+from importlib.util import find_spec
+from itertools import count
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("mlflow")
+
+from mlflow.utils import validation
+
+from flbench.cli import app
+from flbench.config.schema import TrackingConfig
+from flbench.core.errors import ConfigError, UserError
+from flbench.tracking import follow, mirror, mlflow_errors, mlflow_run, mlflow_store
+from flbench.tracking.mlflow_run import MlflowRun, RunIdentity, SentCounts
+from flbench.tracking.mlflow_uploads import NotStoredError, Upload, Uploads
+from tests.support import run
+from tests.tracking import study
+from tests.tracking.conftest import copied
+from tests.tracking.planned import planned_server
+from tests.tracking.reading import counts, entries, only
+
+pytestmark = pytest.mark.mlflow
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path, _ = run(tmp_path_factory.mktemp("runs"), "algorithm=fedavg", "train.rounds=1")
+    return path
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory, database):
+    place = tmp_path_factory.mktemp("served")
+    with planned_server(copied(database, place), place / "artifacts") as server:
+        yield server
+
+
+@pytest.fixture
+def server(served):
+    """The server, which answers everything after the test."""
+    served.requests.clear()
+    yield served
+    served.plan = lambda method, path: None
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """No pause between the attempts of `flbench sync`."""
+    name = "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR"
+    monkeypatch.setitem(follow.SYNC_SETTINGS, name, "0")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_JITTER", "0")
+
+
+def is_upload_of(name):
+    return lambda method, path: method == "PUT" and path.endswith(f"/{name}")
+
+
+def files_of(store, path):
+    entry = only(store, path)
+    return {item.path for item in store.client.list_artifacts(entry.info.run_id)}
+
+
+def test_refused_file_keeps_nothing_else_back_and_comes_later(folder, server, tmp_path, capsys):
+    """A proxy that answers 413 to one file. The next run is sent too."""
+    paths = [shutil.copytree(folder, tmp_path / name) for name in ("one", "two")]
+    is_table, is_first = is_upload_of("per_class.csv"), [True]
+
+    def plan(method, path):
+        if is_table(method, path) and is_first:
+            is_first.clear()
+            return 413
+        return None
+
+    server.plan = plan
+    code = app.main(["sync", *map(str, paths), "--uri", server.uri, "--json"])
+
+    said, store = capsys.readouterr(), mlflow_store.open_store(server.uri)
+    one, two = json.loads(said.out)
+    assert code == 2
+    assert "per_class.csv" in said.err
+    assert "413" in said.err
+    assert "client_max_body_size" in said.err
+    assert "Start it" not in said.err
+    assert only(store, paths[0]).info.status == "FINISHED"
+    assert two["error"] is None
+    assert files_of(store, paths[1]) - files_of(store, paths[0]) == {"per_class.csv"}
+    assert one["sent"]["files"] == two["sent"]["files"] - 1
+    rest = {**two["sent"], "files": 0}
+    assert {**one["sent"], "files": 0} == rest
+    again, _ = follow.sync(paths[0], server.uri)
+    assert vars(again) == {**vars(SentCounts()), "files": 1}
+    assert counts(store, paths[0]) == counts(store, paths[1])
+    methods = [method for method, _ in server.requests]
+    assert methods.index("PUT") > server.requests.index(("POST", "/api/2.0/mlflow/runs/update")), (
+        "a file was sent before the state"
+    )
+
+
+def test_refused_file_of_a_study_keeps_none_of_its_runs_back(folder, server, tmp_path):
+    path = study.make(tmp_path, {"fedavg": folder}, finals=False)
+    server.plan = lambda method, path: 403 if method == "PUT" else None
+
+    with pytest.raises(NotStoredError, match="403") as caught:
+        follow.sync(path, server.uri)
+
+    store = mlflow_store.open_store(server.uri)
+    found = entries(store, "flbench.study", path.name)
+    kinds = {entry.data.tags["kind"] for entry in found}
+    assert kinds == {"study", "method", "trial"}
+    assert "RUNNING" not in {entry.info.status for entry in found}
+    assert "config.yaml" in str(caught.value)
+    server.plan = lambda method, path: None
+    again, _ = follow.sync(path, server.uri)
+    assert again.files
+    assert not again.runs
+    assert not follow.sync(path, server.uri)[0]
+
+
+def test_parameter_that_mlflow_refuses_keeps_no_state_back(folder, store, tmp_path):
+    path = study.make(tmp_path, {"fedavg": folder}, finals=False)
+    file = path / "trials" / "fedavg" / "001" / "trial.json"
+    trial = json.loads(file.read_text())
+    trial["params"]["not#allowed"] = 1
+    file.write_text(json.dumps(trial))
+
+    with pytest.raises(UserError, match="not#allowed") as caught:
+        follow.sync(path, store.uri)
+
+    found = entries(store, "flbench.study", path.name)
+    assert str(file.parent) in str(caught.value)
+    assert {entry.data.tags["kind"] for entry in found} == {"study", "method", "trial"}
+    assert "RUNNING" not in {entry.info.status for entry in found}
+
+
+@pytest.mark.usefixtures("quick")
+def test_server_that_refuses_every_third_request_is_passed_in_one_sync(folder, server, tmp_path):
+    paths = [shutil.copytree(folder, tmp_path / name) for name in ("hard", "easy")]
+    number = count(1)
+    server.plan = lambda method, path: 503 if next(number) % 3 == 0 else None
+
+    follow.sync(paths[0], server.uri)
+
+    refused = next(number) // 3
+    server.plan = lambda method, path: None
+    follow.sync(paths[1], server.uri)
+    store = mlflow_store.open_store(server.uri)
+    assert refused > 5
+    assert counts(store, paths[0]) == counts(store, paths[1])
+    assert not follow.sync(paths[0], server.uri)[0]
+
+
+@pytest.mark.usefixtures("quick")
+def test_server_that_always_answers_503_is_not_said_to_be_away(folder, server, capsys):
+    server.plan = lambda method, path: 503
+
+    code = app.main(["sync", str(folder), "--uri", server.uri])
+
+    said = capsys.readouterr().err
+    assert code == 2
+    assert "503" in said
+    assert "not reached" not in said
+    assert "Start it" not in said
+
+
+@pytest.mark.usefixtures("_forked")
+def test_mirror_tries_again_after_the_end_of_a_run(folder, server, tmp_path):
+    """The database of the server is away for a second when the run ends."""
+    path = shutil.copytree(folder, tmp_path / "late")
+    begin = time.monotonic()
+    server.plan = lambda method, path: 503 if time.monotonic() < begin + 1 else None
+
+    said = mirror.start(path, TrackingConfig(uri=server.uri)).finish(60)
+
+    assert said is None
+    assert "503" in (path / mirror.LOG).read_text()
+    assert only(mlflow_store.open_store(server.uri), path).info.status == "FINISHED"
+
+
+@pytest.mark.usefixtures("_forked")
+def test_mirror_outlives_a_refused_file_and_names_it(folder, server, tmp_path):
+    path = shutil.copytree(folder, tmp_path / "partly")
+    refused = is_upload_of("per_class.csv")
+    server.plan = lambda method, path: 413 if refused(method, path) else None
+
+    said = mirror.start(path, TrackingConfig(uri=server.uri)).finish(60)
+
+    assert "per_class.csv" in said
+    assert "413" in said
+    assert f"flbench sync {path} sends what is missing" in said
+    store = mlflow_store.open_store(server.uri)
+    assert only(store, path).info.status == "FINISHED"
+    assert files_of(store, path) >= {"config.yaml", "checkpoints"}
+
+
+class BotoLikeError(Exception):
+    """Not in any list of errors, as those of boto."""
+
+
+def refusing(calls, error):
+    """Return a run whose file store raises an error for each file."""
+
+    def log_artifact(run, file, folder):
+        calls.append(file)
+        raise error
+
+    client = SimpleNamespace(log_artifact=log_artifact)
+    return SimpleNamespace(id="1", name="mine", client=client, record_uploads=None)
+
+
+def test_any_exception_of_a_file_store_is_a_reason(tmp_path):
+    calls, uploads = [], Uploads()
+    owner = refusing(calls, BotoLikeError("An error occurred (AccessDenied)"))
+    for name in "abcd":
+        uploads.add(Upload(owner, name, None, b"text", name))
+
+    with pytest.raises(NotStoredError, match=r"4 files: a, b, c, d\.\n.*AccessDenied"):
+        uploads.send("there", is_last=False)
+
+    assert len(calls) == 4
+    with pytest.raises(NotStoredError):
+        uploads.send("there", is_last=False)
+    assert len(calls) == 4, "there is a pause before the next attempt"
+    with pytest.raises(NotStoredError):
+        uploads.send("there", is_last=True)
+    assert len(calls) == 8
+
+
+@pytest.mark.parametrize(
+    ("location", "said"),
+    [("s3://bucket/a", "pip install boto3"), ("file:///proc/flbench", "/proc/flbench")],
+)
+def test_file_store_that_cannot_be_used_keeps_no_metrics_back(
+    location, said, folder, uri, tmp_path, capsys
+):
+    if location.startswith("s3") and find_spec("boto3"):
+        pytest.skip("boto3 is installed")
+    path = shutil.copytree(folder, tmp_path / "run")
+    store = mlflow_store.open_store(uri)
+    store.client.create_experiment("digits-dirichlet", location)
+
+    code = app.main(["sync", str(path), "--uri", uri])
+
+    error = capsys.readouterr().err
+    assert code == 2
+    assert said in error
+    assert "Traceback" not in error
+    assert "not reached" not in error
+    entry = only(store, path)
+    assert entry.info.status == "FINISHED"
+    assert "best/test/accuracy" in entry.data.metrics
+
+
+def test_file_store_that_is_away_is_tried_for_two_files_only():
+    calls, uploads = [], Uploads()
+    error = BotoLikeError('Could not connect to the endpoint URL: "http://s3/a"')
+    for name in "abcd":
+        uploads.add(Upload(refusing(calls, error), name, None, b"text", name))
+
+    with pytest.raises(NotStoredError, match="4 files") as caught:
+        uploads.send("there", is_last=True)
+
+    assert len(calls) == 2
+    assert caught.value.is_passing
+
+
+def test_long_values_are_sent_once(store, monkeypatch):
+    """MLflow would cut them, with a warning, and they would differ from the whole ones."""
+    warned = []
+    monkeypatch.setattr(validation._logger, "warning", warned.append)
+    experiment = store.experiment("long")
+
+    def send(existing=None):
+        sent = SentCounts()
+        entry = MlflowRun(
+            store, experiment, RunIdentity("long", "long", 0), existing, sent, Uploads()
+        )
+        entry.log_parameters({"p": "x" * 7000})
+        entry.set_tags({"t": "y" * 9000})
+        return sent, store.client.get_run(entry.id)
+
+    first, entry = send()
+    second, entry = send(entry)
+
+    assert [first.parameters, first.tags] == [1, 1]
+    assert not second
+    assert len(entry.data.params["p"]) == mlflow_run.MAX_PARAMETER_LENGTH
+    assert len(entry.data.tags["t"]) == mlflow_run.MAX_TAG_LENGTH
+    assert "latest.p" not in entry.data.tags
+    assert not warned
+
+
+@pytest.mark.parametrize(
+    "uri", ["sqlite:///:memory:", "sqlite://", "sqlite:///", "sqlite:///:memory:?a=b", "./mlruns"]
+)
+def test_store_that_keeps_nothing_is_refused_before_the_training(uri, tmp_path, capsys):
+    code = app.main(
+        ["run", "tracking.mlflow=true", f"tracking.uri={uri}", f"output.dir={tmp_path}"]
+    )
+
+    said = capsys.readouterr().err
+    assert code == 2
+    assert uri in said
+    assert "sqlite:///FILE" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_folder_is_a_store_where_mlflow_is_told_so(monkeypatch):
+    with pytest.raises(ConfigError, match="migrate-filestore"):
+        mlflow_store.address("mlruns")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+
+    assert mlflow_store.address("mlruns") == "mlruns"
+
+
+def test_locked_database_is_named_without_a_traceback(folder, uri, monkeypatch, capsys):
+    monkeypatch.setattr(mlflow_store, "LOCK_SECONDS", 0.1)
+    file = mlflow_store.database_file(uri)
+    with closing(sqlite3.connect(file)) as other:
+        other.execute("PRAGMA journal_mode=DELETE")
+        other.execute("BEGIN EXCLUSIVE")
+
+        code = app.main(["sync", str(folder), "--uri", uri])
+
+    said = capsys.readouterr().err
+    assert code == 2
+    assert "another process has locked the database" in said
+    assert "Traceback" not in said
+    assert "not reached" not in said
+
+
+def test_database_of_another_version_gets_its_cure(folder, uri, capsys):
+    file = mlflow_store.database_file(uri)
+    with closing(sqlite3.connect(file)) as other:
+        other.execute("UPDATE alembic_version SET version_num = 'abc'")
+        other.commit()
+
+    code = app.main(["sync", str(folder), "--uri", uri])
+
+    said = capsys.readouterr().err
+    assert code == 2
+    assert "version abc" in said
+    assert f"mlflow db upgrade {uri}" in said
+
+
+def test_read_only_database_is_named(folder, uri, capsys):
+    file = mlflow_store.database_file(uri)
+    with closing(sqlite3.connect(file)) as other:
+        # Root may write in any folder; a trigger refuses everybody.
+        other.execute(
+            "CREATE TRIGGER no BEFORE INSERT ON experiments BEGIN"
+            " SELECT RAISE(ABORT, 'attempt to write a readonly database'); END"
+        )
+        other.commit()
+
+    code = app.main(["sync", str(folder), "--uri", uri])
+
+    said = capsys.readouterr().err
+    assert code == 2
+    assert "the database is read-only" in said
+    assert "Traceback" not in said
+    assert "not reached" not in said
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "cure"),
+    [
+        (ModuleNotFoundError("No module named 'boto3'", name="boto3"), "boto3", "install boto3"),
+        (ModuleNotFoundError("No module named 'psycopg'", name="psycopg"), "psycopg", "[binary]"),
+        (PermissionError(13, "Permission denied", "/artifacts"), "denied: /artifacts", "writable"),
+        (RuntimeError("failed with error code 404 != 200. Response body: 'x'"), "404", "address"),
+        (RuntimeError("(sqlite3.OperationalError) no such table: a\n[SQL: SELECT"), "table: a", ""),
+    ],
+)
+def test_reasons_have_a_cure_and_say_that_the_store_was_reached(error, reason, cure):
+    found = mlflow_errors.explain(error)
+
+    assert found.is_reached
+    assert reason in found.reason
+    assert cure in found.cure
+    assert "SQL:" not in found.reason
+
+
+def test_database_server_that_is_away_is_tried_once(monkeypatch):
+    """MLflow would try for 100 seconds."""
+    pytest.importorskip("sqlalchemy")
+    begin = time.monotonic()
+
+    with pytest.raises((OSError, ImportError)):
+        mlflow_store.open_store("postgresql+psycopg2://127.0.0.1:1/x")
+
+    assert time.monotonic() - begin < 20
+
+
+def test_folder_that_cannot_be_sent_does_not_stop_the_others(folder, uri, tmp_path, capsys):
+    paths = [shutil.copytree(folder, tmp_path / name) for name in ("bad", "good")]
+    (paths[0] / "config.yaml").write_text("seed: [")
+
+    code = app.main(["sync", *map(str, paths), "--uri", uri])
+
+    said = capsys.readouterr()
+    assert code == 2
+    assert f"{paths[0] / 'config.yaml'} is damaged" in said.err
+    assert str(paths[1]) in said.out
+    assert only(mlflow_store.open_store(uri), paths[1]).info.status == "FINISHED"
+
+
+def test_server_that_is_away_is_tried_for_one_folder(folder, tmp_path, monkeypatch):
+    paths = [shutil.copytree(folder, tmp_path / name) for name in "abc"]
+    opened = []
+
+    def open_store(uri, named_by):
+        opened.append(uri)
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(mlflow_store, "open_store", open_store)
+
+    done = list(follow.sync_all(paths, "http://127.0.0.1:1"))
+
+    assert len(opened) == 1
+    assert all(isinstance(one.error, UserError) for one in done)
+    assert all("was not reached" in str(one.error) for one in done)
+
+
+def test_damaged_table_keeps_neither_state_nor_files_back(folder, store, tmp_path):
+    path = shutil.copytree(folder, tmp_path / "damaged")
+    (path / "clients.csv").write_text("")
+
+    with pytest.raises(UserError, match=r"clients.csv is damaged"):
+        follow.sync(path, store.uri)
+
+    assert only(store, path).info.status == "FINISHED"
+    assert files_of(store, path) >= {"config.yaml", "summary.json", "checkpoints"}
