@@ -15,6 +15,9 @@ from flbench.core.rng import Draw
 from flbench.core.types import Dispatch, Message, Results, Tree
 from flbench.engine.allocation import keep_freed_memory
 
+STACKED_SIZE = 2**17
+"""Scalars of the largest net whose models are stacked; larger ones gain nothing by it."""
+
 TF32_SINCE = 8, 0
 """Smallest compute capability of a GPU that has TF32 (Ampere)."""
 

@@ -19,6 +19,7 @@ from flbench.core.tree import is_finite
 from flbench.core.types import Failure, Message, Results
 from flbench.data.federation import Federation
 from flbench.engine.base import (
+    STACKED_SIZE,
     ClientRows,
     Dispatcher,
     KeptRows,
@@ -36,8 +37,6 @@ from flbench.models.module_state import ModuleState, needs_isolation
 
 STACKED_CLIENTS = 64
 """Clients that are stacked to evaluate their models."""
-STACKED_SIZE = 2**17
-"""Scalars of the largest net whose models are stacked; larger ones gain nothing by it."""
 STACKED_SAMPLES = 64
 """Largest mean number of samples of a client for which models are stacked."""
 

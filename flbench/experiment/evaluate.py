@@ -24,8 +24,7 @@ from flbench.core.types import Info, Results, Samples, State, StepContext, Tree
 from flbench.core.wording import lower_rate
 from flbench.data.federation import Federation
 from flbench.data.schemes import Indices
-from flbench.engine.base import Engine, RoundSettings
-from flbench.engine.sequential import STACKED_SIZE
+from flbench.engine.base import STACKED_SIZE, Engine, RoundSettings
 from flbench.experiment.communication import apply_masks
 from flbench.experiment.rounds import named
 from flbench.metrics.own import OwnMetric
