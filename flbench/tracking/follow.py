@@ -102,7 +102,11 @@ def sync_all(folders: Sequence[Path], uri: str | None) -> Iterator[Synced]:
             error = caught
         except UserError as caught:
             about = f"{folder} is not completely in MLflow:\n" if len(folders) > 1 else ""
-            error = UserError(f"{about}{caught}")
+            if isinstance(caught, NotStoredError):
+                rest = "\nEverything else was sent. The next flbench sync sends these files."
+            else:
+                rest = ""
+            error = UserError(f"{about}{caught}{rest}")
         yield Synced(folder, shown, counts if counts or error is None else None, error)
 
 
@@ -132,7 +136,6 @@ def sync(folder: Path, uri: str | None, counts: SentCounts | None = None) -> tup
     mlflow_store.require()
     folder = folder.resolve()  # the name of the folder finds the run in MLflow
     mirror_class = kind_of(folder)
-    files.check_no_linked_folders(folder)
     address, named_by, shown = _store_of(folder, uri)
     mirror: AnyMirror | None = None
     with _lock(folder) as is_locked, mlflow_store.settings(SYNC_SETTINGS):
@@ -153,7 +156,12 @@ def sync(folder: Path, uri: str | None, counts: SentCounts | None = None) -> tup
 
 
 def _store_of(folder: Path, uri: str | None) -> tuple[str, NamedBy, str]:
-    """Return the address of a folder's store, who names it, and the address without its secrets."""
+    """Return the address of a folder's store, who names it, and the address without its secrets.
+
+    Raises:
+        UserError: A folder below it is a link; or see `mlflow_store.address`.
+    """
+    files.check_no_linked_folders(folder)
     named_by: NamedBy = "user" if uri else "folder"
     asked = uri or _configured_uri(folder)
     address = mlflow_store.address(asked, named_by)

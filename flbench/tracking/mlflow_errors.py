@@ -15,7 +15,7 @@ from flbench.core.errors import MAX_MESSAGE, shortened
 from flbench.core.printable import one_line
 
 LONGEST: Final = 200  # characters of a reason that is not known here
-WRITABLE: Final = "Make this folder or file, and make it writable, or give another --uri"
+WRITABLE: Final = "Its folder must exist and be writable; or give another --uri"
 _NOT_REACHED: Final = (
     ("Connection refused", "connection refused"),
     ("timed out", "no answer in time"),
@@ -39,6 +39,7 @@ _CURES: Final = {
     " client_max_body_size)",
     507: "Make room on the disk of the server",
 }
+_CREDENTIALS: Final = "Check the credentials of the store of the files, and what they permit"
 _LATER: Final = "Try again later, and look at the log of the server"
 _PACKAGES: Final = {
     "psycopg": "'psycopg[binary]'",
@@ -113,6 +114,8 @@ def explain(error: BaseException) -> Trouble:
         if part in text:
             cure = "Start it, or give another --uri"
             return Trouble(words, cure, is_reached=False, is_passing=True)
+    if "Unable to locate credentials" in text:
+        return Trouble("there are no credentials for the store of the files", _CREDENTIALS)
     if "unsupported URI" in text:
         cure = "Give a server (http://HOST:PORT) or a database (sqlite:///FILE)"
         return Trouble("MLflow has no store of this kind", cure)
@@ -148,10 +151,14 @@ def _answer(status: int, error: BaseException) -> Trouble:
     except ValueError:
         phrase = ""
     reason = f"it answers {status}{phrase}"
-    if any(isinstance(getattr(item, "response", None), dict) for item in _chain(error)):
-        # It is the store of the files, not MLflow, and says more than its status.
-        cure = _LATER if status in _PASSING else "Check the credentials and rights of that store"
-        return Trouble(_first(error), cure, is_passing=status in _PASSING)
+    for item in _chain(error):
+        if isinstance(getattr(item, "response", None), dict):
+            # It is the store of the files, not MLflow, and says more than its status.
+            return Trouble(
+                _first(item),
+                _LATER if status in _PASSING else _CREDENTIALS,
+                is_passing=status in _PASSING,
+            )
     cure = _CURES.get(status, _LATER if status in _PASSING else "Look at the log of the server")
     return Trouble(reason, cure, is_passing=status in _PASSING)
 

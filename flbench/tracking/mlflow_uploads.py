@@ -213,8 +213,11 @@ class Uploads:
         lines = []
         for trouble, found in names.items():
             lines.append(f"MLflow at {shown} did not store {_listed(found)}.")
-            cure = f" {trouble.cure}." if trouble.cure and trouble.is_reached else ""
-            lines.append(f"The reason: {trouble.reason}.{cure}")
+            if not trouble.is_reached:
+                lines.append(f"The store of the files was not reached ({trouble.reason}).")
+            else:
+                cure = f" {trouble.cure}." if trouble.cure else ""
+                lines.append(f"The reason: {trouble.reason}.{cure}")
         is_passing = any(failure.trouble.is_passing for failure in self._failures.values())
         return NotStoredError("\n".join(lines), is_passing=is_passing)
 

@@ -88,6 +88,7 @@ def test_refused_file_keeps_nothing_else_back_and_comes_later(folder, server, tm
     assert "per_class.csv" in said.err
     assert "413" in said.err
     assert "client_max_body_size" in said.err
+    assert "Everything else was sent" in said.err
     assert "Start it" not in said.err
     assert only(store, paths[0]).info.status == "FINISHED"
     assert two["error"] is None
@@ -256,6 +257,20 @@ def test_file_store_that_cannot_be_used_keeps_no_metrics_back(
     entry = only(store, path)
     assert entry.info.status == "FINISHED"
     assert "best/test/accuracy" in entry.data.metrics
+
+
+def test_refusals_of_an_object_store_are_one_reason():
+    """The client's own error, which names the file, differs from file to file."""
+    uploads = Uploads()
+    for name in "ab":
+        denied = BotoLikeError("An error occurred (AccessDenied)")
+        denied.response = {"ResponseMetadata": {"HTTPStatusCode": 403}}
+        error = BotoLikeError(f"Failed to upload {name}")
+        error.__cause__ = denied
+        uploads.add(Upload(refusing([], error), name, None, b"text", name))
+
+    with pytest.raises(NotStoredError, match=r"2 files: a, b\.\n.*AccessDenied.*redentials"):
+        uploads.send("there", is_last=True)
 
 
 def test_file_store_that_is_away_is_tried_for_two_files_only():
