@@ -444,8 +444,8 @@ def client_of(path: Path, client: int | str) -> int:
     if names and not 0 <= number < len(names):
         close = f" Did you mean `{names[by_name[0]]}`?" if by_name else ""
         raise UserError(
-            f"{path} has no client {number}: its {len(names)} clients have names.{close} Give a"
-            f" name: {_listed(names)}."
+            f"{path} has no client {number}: its {len(names)} clients have the names"
+            f" {_listed(names)}, and the numbers 0 to {len(names) - 1}.{close} Give one of them."
         )
     if names and set(by_name) - {number}:
         others = [names[k] for k in by_name if k != number]

@@ -262,7 +262,8 @@ def test_client_is_found_by_its_name_or_by_a_number_with_one_meaning(
     [
         *((HOSPITALS, "3", ("hospital04", "hospital03")), (HOSPITALS, 3, ("hospital03",))),
         *((HOSPITALS, "03", ("hospital04", "hospital03")), (HOSPITALS, "12", ("hospital12",))),
-        *((HOSPITALS, -1, ("hospital01",)), (HOSPITALS, "hospitl03", ("Did you mean",))),
+        *((HOSPITALS, -1, ("hospital01",)), (HOSPITALS, "77", ("hospital01", "0 to 11"))),
+        (HOSPITALS, "hospitl03", ("Did you mean",)),
         *((["2", "1", "0"], 2, ("`0`", "`2`")), (["ward 1 of 2", "x"], "2", ("ward 1 of 2",))),
         *((["a", "b"], "3.0", ("a, b",)), ([], "north", ("numbers",)), (["a"], "\u0661", ("a",))),
     ],
