@@ -1,9 +1,13 @@
 """From the CSV files of institutions to the table of a comparison, without a change to a file."""
 
+import ast
 import csv
 import json
+import re
+import shlex
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -67,8 +71,15 @@ def compared(place, data):
 
 
 def test_error_names_all_columns_to_leave_out(data, capsys):
-    assert app.main(["data", f"data.path={data}", "partition.scheme=natural"]) == 2
-    assert "data.drop=[patient, note]" in capsys.readouterr().err
+    words = ["data", f"data.path={data}", "partition.scheme=natural"]
+    assert app.main(words) == 2
+    [cure] = re.findall('"data.drop=.*?"', capsys.readouterr().err)
+    assert app.main([*words, *shlex.split(cure)]) == 0
+    table = pd.DataFrame({"n,m": list("abcd"), "id: p": list("efgh"), "y": [0, 1, 0, 1]})
+    with pytest.raises(fl.DataError) as caught:
+        fl.Data(table)
+    [cure] = re.findall(r"drop=(\[.*?\])", str(caught.value))
+    assert ast.literal_eval(cure) == ["n,m", "id: p"]
 
 
 def test_pooled_and_client_wise_normalization_stand_side_by_side(compared):
