@@ -179,6 +179,7 @@ def read(
         group_names=_client_names(files),
         columns=tuple(columns),
         words=words,
+        dropped=tuple(drop),
         notes=(
             *([f"data: {key} leaves out {_quoted(drop)}; {label_is}."] if drop else []),
             *archive.left_out(files, "tables are .csv files"),

@@ -923,8 +923,8 @@ def _card(
             for column, words in zip(model.columns, model.words, strict=False)
             if words
         }
-        if config.data.drop:
-            inputs["dropped"] = list(config.data.drop)
+        if federation.dataset.dropped:
+            inputs["dropped"] = list(federation.dataset.dropped)
         by_client = federation.owner is not None
         inputs |= _about_gaps(client, by_client=by_client, has_words=bool(inputs["words"]))
     if federation.owner is None:
