@@ -20,6 +20,7 @@ from flbench.config.schema import Config
 from flbench.core.consent import run_code
 from flbench.core.errors import UserError, did_you_mean
 from flbench.core.given import offered
+from flbench.core.printable import warn
 from flbench.metrics.own import SUFFIXES
 from flbench.reports.tables import RANKING_TITLES, score, size
 from flbench.results import reading, tables
@@ -200,7 +201,8 @@ class Run:
             checkpoint: `best` round by validation, or the `last` round.
             normalize_by: For the global model of a run with `data.normalize=client`: samples of a
                 new client, or a file of them, by whose mean and standard deviation inputs are
-                normalized, and missing values are filled, as by a client's training part.
+                normalized, and missing values are filled, as by a client's training part. A warning
+                says if they are few, or have a column or channel with one value.
 
         Raises:
             UserError: The method has no such client or model, the number may mean two clients, the
@@ -218,8 +220,11 @@ class Run:
         given = normalize_by
         if isinstance(given, str | PathLike):
             given = arguments.path_of(given, "normalize_by")
+        notes: list[str] = []
         with run_code(self._trust), preserved(), offered(self._objects):
-            model = trained.load(self.path, client, deployment, checkpoint, normalize_by=given)
+            model = trained.load(self.path, client, deployment, checkpoint, notes.append, given)
+        if notes:
+            warn("\n".join(notes), stacklevel=2)
         if normalize_by is None:
             self._models[key] = model
         return model

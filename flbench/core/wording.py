@@ -1,5 +1,6 @@
 """How messages name a setting: an option on the command line, an argument in Python."""
 
+import json
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -49,6 +50,36 @@ def setting(name: str, value: Any = _NOTHING) -> str:
         option = f"--{name.replace('_', '-')}"
         return option if value is _NOTHING else f"{option} {value}"
     return f"`{name}`" if value is _NOTHING else f"`{name}={value!r}`"
+
+
+def names_setting(name: str, values: Sequence[str]) -> str:
+    """Return a setting that is a list of names, in a form that the user can copy.
+
+    The list is valid in YAML and in Python, whatever the names contain. For the command line the
+    setting is quoted for a shell.
+
+    Args:
+        name: The key of the configuration, or the argument of a Python function.
+        values: The names.
+
+    >>> print(names_setting("drop", ["id", "n,m", "it's"]))
+    drop=['id', 'n,m', "it's"]
+    >>> with for_command_line():
+    ...     print(names_setting("data.drop", ["id", "n,m"]))
+    "data.drop=['id', 'n,m']"
+    """
+    text = f"{name}=[{', '.join(map(_in_quotes, values))}]"
+    if not is_for_command_line():
+        return text
+    # Shells read these characters within double quotes, too.
+    return shlex.quote(text) if set(text) & set('"$`\\!') else f'"{text}"'
+
+
+def _in_quotes(text: str) -> str:
+    """Return a text in quotes that YAML and Python read as the same text."""
+    if text.isprintable() and not set(text) & {"'", "\\"}:
+        return f"'{text}'"
+    return json.dumps(text, ensure_ascii=False)  # its escape sequences are those of both
 
 
 def lower_rate(*, own_optimizer: bool) -> str:

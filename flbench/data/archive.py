@@ -129,8 +129,9 @@ class Archive:
         try:
             if self._zip is not None:
                 return self._zip.read(self._entries[name])
-            files.check_regular(self.path / name)
-            return (self.path / name).read_bytes()
+            file = self._file(name)
+            files.check_regular(file)
+            return file.read_bytes()
         except DAMAGED as error:
             raise DataError(
                 f"{self.path}: the entry {name} cannot be read ({error}). Replace it by an intact"
@@ -182,11 +183,15 @@ class Archive:
             return sha.hexdigest()
         for name in self.names:
             try:
-                status = (self.path / name).stat()
+                status = self._file(name).stat()
             except OSError:  # a link that leads nowhere and is no sample
                 continue
             sha.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
         return sha.hexdigest()
+
+    def _file(self, name: str) -> Path:
+        """Return the file of an entry that is not in a .zip file."""
+        return self.path / name
 
     def _check(self) -> None:
         """Raise a DataError if the archive exceeds a limit or an entry's name leads out of it."""
@@ -220,7 +225,7 @@ class Archive:
 
 
 class SingleFile(Archive):
-    """One file as the only entry of a folder.
+    """One file with itself as its only entry.
 
     Args:
         file: The file.
@@ -231,13 +236,20 @@ class SingleFile(Archive):
     """
 
     def __init__(self, file: Path) -> None:
-        self.path = file.parent
+        self.path = file
         self._zip = None
         self._loops = []
         self._sizes = {file.name: file.stat().st_size}
         self._entries = {file.name: file.name}
         self._check()
         self.names, self.folders = [file.name], []
+
+    def place(self, name: str) -> str:
+        """Return what error messages call the file: its path."""
+        return str(self.path)
+
+    def _file(self, name: str) -> Path:
+        return self.path
 
 
 def check_format(path: Path) -> None:

@@ -40,6 +40,7 @@ class Dataset:
         columns: Names of the columns of a table.
         words: Words of each column of a table, sorted; empty for columns of numbers. In `x` such a
             column has the position of the word.
+        dropped: Names of the columns of a table that were left out.
         notes: Notes for the user about what was read, one sentence each.
         sha256: SHA-256 (hex) over all samples and labels, of the data of `data.source` only.
         targets: Targets [n, ...] that are not classes, such as the numbers of a regression or the
@@ -56,6 +57,7 @@ class Dataset:
     group_names: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     words: tuple[tuple[str, ...], ...] = ()
+    dropped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     sha256: str | None = None
     targets: NDArray[Any] | None = None

@@ -484,10 +484,27 @@ def normalization_of(
         dataset: A data set of such samples.
 
     Returns:
-        Shift and factor by channel or column; the factor is 0 where all samples are equal.
+        Shift and factor by channel or column; the factor is 0 exactly where all values are equal.
     """
-    shift, width = _normalization(x, rows, "standard", dataset)
-    return shift, np.where(width > NO_WIDTH, _inverse(width), np.float32(0.0))
+    axes, shape = ((0,), (-1,)) if dataset.is_table else ((0, 2, 3), (-1, 1, 1))
+    # The sums are over differences from one of the values. So they are exactly 0 for equal values,
+    # and rounding is small beside the standard deviation in any unit.
+    first = x[rows[0]].astype(np.float64)
+    first = first if dataset.is_table else first[:, :1, :1]
+    count = 0
+    total, squares = np.zeros((2, x.shape[1]))
+    for part in np.array_split(rows, _pieces(x, len(rows))):
+        piece = x[part] - first
+        count += piece.size // piece.shape[1]
+        total += piece.sum(axis=axes)
+        squares += np.square(piece, out=piece).sum(axis=axes)
+    deviation = np.sqrt(squares / count - (total / count) ** 2)
+    factor = np.zeros_like(deviation)
+    np.divide(1.0, deviation, out=factor, where=deviation > 0)
+    # A deviation below the smallest normal number of float32 would have an infinite factor.
+    factor = np.minimum(factor, np.finfo(np.float32).max)
+    shift = first + (total / count).reshape(shape)
+    return shift.astype(np.float32), factor.reshape(shape).astype(np.float32)
 
 
 def means_of(x: NDArray[Any]) -> NDArray[np.float64]:

@@ -299,7 +299,7 @@ def decode(archive: Archive, entry: str) -> tuple[NDArray[Any], bool]:
             with Image.open(BytesIO(content), formats=("PNG", "JPEG", "WEBP")) as image:
                 if not 0 < image.width * image.height <= MAX_PIXELS:
                     raise DataError(
-                        f"{archive.path}: {entry} has {image.width}x{image.height} pixels; the"
+                        f"{archive.place(entry)} has {image.width}x{image.height} pixels; the"
                         f" limits are 1 and {MAX_PIXELS:,}. Resize or remove it."
                     )
                 if image.mode == "F" or image.mode.startswith("I"):
@@ -307,26 +307,26 @@ def decode(archive: Archive, entry: str) -> tuple[NDArray[Any], bool]:
                 frames = getattr(image, "n_frames", 1)
                 if image.format in ANIMATED and frames > 1:
                     raise DataError(
-                        f"{archive.path}: {entry} is an animation of {frames} frames. Save"
+                        f"{archive.place(entry)} is an animation of {frames} frames. Save"
                         " one frame as an image, or each in a file of its own."
                     )
                 solid, is_transparent = pixels.opaque(pixels.upright(image))
                 return np.asarray(solid.convert("RGB")), is_transparent
     except UnidentifiedImageError as error:
         raise DataError(
-            f"{archive.path}: the image {entry} cannot be decoded: it is not a PNG, JPEG or WebP"
+            f"{archive.place(entry)} cannot be decoded: it is not a PNG, JPEG or WebP"
             " file. Convert or remove it."
         ) from error
     except (*DAMAGED, Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise DataError(
-            f"{archive.path}: the image {entry} cannot be decoded ({error}). Replace or remove it."
+            f"{archive.place(entry)} cannot be decoded ({error}). Replace or remove it."
         ) from error
 
 
 def _too_deep(archive: Archive, entry: str) -> DataError:
     """Return the error about an image with more than 8 bits per channel."""
     return DataError(
-        f"{archive.path}: {entry} has more than 8 bits per channel, which would be lost. Convert"
+        f"{archive.place(entry)} has more than 8 bits per channel, which would be lost. Convert"
         " the images to 8 bits."
     )
 

@@ -68,13 +68,14 @@ def read(
     texts = {label} | _columns_of_texts(content, unknown, is_number)
     import pandas as pd
 
-    kinds: dict[int, Any] = {k: str if k in texts else np.float64 for k in range(width)}
-    absent: Any = {k: sorted(unknown) for k in range(width) if k != label}
+    names = [str(k) for k in range(width)]
+    kinds: Any = {name: str if k in texts else np.float64 for k, name in enumerate(names)}
+    absent: Any = {name: sorted(unknown) for k, name in enumerate(names) if k != label}
     try:
         frame: Any = pd.read_csv(
             io.BytesIO(content),
             header=None,
-            names=list(range(width)),
+            names=names,
             skiprows=1,
             index_col=False,
             dtype=kinds,
@@ -86,11 +87,12 @@ def read(
         return None
     numbers = np.full((len(frame), width - 1), np.nan)
     found: dict[int, tuple[list[str], NDArray[np.int64]]] = {}
-    for k in range(width):
+    for k, name in enumerate(names):
+        column = frame.pop(name)
         if k not in texts:
-            numbers[:, k - (k > label)] = frame.pop(k)
+            numbers[:, k - (k > label)] = column
             continue
-        codes, different = pd.factorize(frame.pop(k))
+        codes, different = pd.factorize(column)
         words = [str(word) for word in different]
         if k != label and any(map(is_number, words)):
             return None

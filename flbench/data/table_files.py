@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flbench.core.errors import DataError, did_you_mean, shortened
+from flbench.core.wording import names_setting
 from flbench.data import plain_tables, row_numbers
 from flbench.data.dataset import Dataset
 from flbench.data.labels import NUMBER, number_texts
@@ -178,6 +179,7 @@ def read(
         group_names=_client_names(files),
         columns=tuple(columns),
         words=words,
+        dropped=tuple(drop),
         notes=(
             *([f"data: {key} leaves out {_quoted(drop)}; {label_is}."] if drop else []),
             *archive.left_out(files, "tables are .csv files"),
@@ -519,8 +521,9 @@ def _number_words(
             raise DataError(
                 f"{path}: the column `{column}` has {len(words):,} different words in"
                 f" {len(texts):,} values, such as {shortened(words[0], 60)!r}, too many for"
-                f" categories. Leave identifiers and free text out by {key}=[{', '.join(every)}],"
-                f" or replace the words by at most {MAX_WORDS:,} categories or by numbers."
+                " categories. Leave identifiers and free text out by"
+                f" {names_setting(key, every)}, or replace the words by at most {MAX_WORDS:,}"
+                " categories or by numbers."
             )
         number = {word: position for position, word in enumerate(words)}
         for table in features:

@@ -81,7 +81,7 @@ def read(
         for sentence in archive.left_out(entries, kinds):
             note(sentence)
         return [
-            Unlabelled(str(archive.path / entry), *_samples(archive, entry, layout))
+            Unlabelled(str(path if is_single else path / entry), *_samples(archive, entry, layout))
             for entry in entries
         ]
 
@@ -102,7 +102,7 @@ def _samples(
 
 def _image(archive: Archive, entry: str, layout: Layout) -> NDArray[np.uint8]:
     """Return one image [1, channels, height, width]."""
-    where = f"{archive.path}: {entry}"
+    where = archive.place(entry)
     if not layout.is_pixels:
         raise DataError(
             f"{where} has pixels of whole numbers, but the model takes images in floating point."

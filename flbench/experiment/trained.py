@@ -37,7 +37,7 @@ from flbench.core.types import Batch, Outputs, Samples, State, StepContext, Tree
 from flbench.core.wording import how_to_resume, setting
 from flbench.data import unlabelled
 from flbench.data.dataset import Dataset
-from flbench.data.federation import Federation, means_of, normalization_of
+from flbench.data.federation import FEW_SAMPLES, Federation, means_of, normalization_of
 from flbench.data.partition_files import check_unchanged, data_hash
 from flbench.data.unlabelled import Layout
 from flbench.engine.base import find_device
@@ -297,8 +297,7 @@ class TrainedModel:
         Raises:
             UserError: The samples have another shape, type or range than those of the data set.
         """
-        # A copy of an array, because arrays of images and files may be read-only.
-        raw = x.detach().cpu() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
+        raw = _as_tensor(x)
         shape = self.raw_shape
         expected = f"[B, {', '.join(map(str, shape))}]"
         if len(shape) > 1 and raw.dim() == 4 and tuple(raw.shape[1:]) == self.inputs.shape:
@@ -312,7 +311,9 @@ class TrainedModel:
                 f" `{self.card['dataset']}` takes {expected}.{hint}"
             )
         if self.largest is None:
-            return raw.to(torch.float32)
+            raw = raw.to(torch.float32)
+            self._check_finite(raw)
+            return raw
         if raw.is_floating_point():
             raise UserError(
                 f"the samples have the type {_name(raw.dtype)}, but `{self.card['dataset']}` has"
@@ -326,6 +327,23 @@ class TrainedModel:
                 " range."
             )
         return raw.to(torch.uint8)
+
+    def _check_finite(self, raw: Tensor) -> None:
+        """Raise a UserError if samples in float32 have values that are not finite.
+
+        Args:
+            raw: Samples [B, *raw_shape]. NaN is a missing value of a table.
+        """
+        is_table = self.inputs.source is not None
+        wrong = torch.isinf(raw) if is_table else ~torch.isfinite(raw)
+        if wrong.any():
+            first = tuple(wrong.nonzero()[0].tolist())
+            where = f", column `{self.columns[first[1]]}`" if is_table else ""
+            missing = ", or give NaN for a missing value" if is_table else ""
+            raise UserError(
+                f"sample {first[0]} (counted from 0){where} has the value {float(raw[first])} in"
+                f" float32, but the model takes finite numbers. Correct it{missing}."
+            )
 
 
 def load(
@@ -349,15 +367,16 @@ def load(
             by which the method is evaluated, or, without a client, for `gm`.
         checkpoint: `best`: the round with the best validation accuracy, by which runs are compared;
             `last`: the last round that was saved.
-        warn: Function that is called with a sentence if fine-tuning diverges.
+        warn: Function that is called with a sentence if fine-tuning diverges, or if the samples of
+            `normalize_by` are few, have a column or channel with one value, or unknown words.
         normalize_by: For the global model of a run with `data.normalize=client`: samples of a new
             client [n, ...], or a file of them, by whose statistics the model normalizes, and fills
             missing values, as those of its training part.
 
     Raises:
         UserError: The path is not a run folder, has no such checkpoint, the method has no such
-            client or model, or the normalization is none that `normalize_by` can give or that
-            needs it.
+            client or model, the normalization is none that `normalize_by` can give or that needs
+            it, or `normalize_by` has no samples, or none that the model takes.
         DataError: A file is damaged, or the data differ from those of the run.
         DivergedError: The model has weights that are not finite.
     """
@@ -444,8 +463,8 @@ def client_of(path: Path, client: int | str) -> int:
     if names and not 0 <= number < len(names):
         close = f" Did you mean `{names[by_name[0]]}`?" if by_name else ""
         raise UserError(
-            f"{path} has no client {number}: its {len(names)} clients have names.{close} Give a"
-            f" name: {_listed(names)}."
+            f"{path} has no client {number}: its {len(names)} clients have the names"
+            f" {_listed(names)}, and the numbers 0 to {len(names) - 1}.{close} Give one of them."
         )
     if names and set(by_name) - {number}:
         others = [names[k] for k in by_name if k != number]
@@ -674,7 +693,7 @@ def _load(
         card={"dataset": dataset.name},
     )
     if normalize_by is not None:
-        model = _normalized_by(model, normalize_by, experiment.federation)
+        model = _normalized_by(model, normalize_by, experiment.federation, warn)
     model.card.update(_card(experiment, state, path, client, name, moment, model))
     return model
 
@@ -833,7 +852,10 @@ def _inputs(federation: Federation, client: int | None, dtype: torch.dtype) -> R
 
 
 def _normalized_by(
-    model: TrainedModel, samples: Path | Tensor | NDArray[Any], federation: Federation
+    model: TrainedModel,
+    samples: Path | Tensor | NDArray[Any],
+    federation: Federation,
+    note: Callable[[str], None],
 ) -> TrainedModel:
     """Return a model that normalizes by the statistics of samples, as a client by its own.
 
@@ -841,26 +863,71 @@ def _normalized_by(
         model: The model, with any normalization.
         samples: Raw samples, or the file that has them.
         federation: The samples of the run.
+        note: Function that is called with a sentence about samples whose statistics are uncertain.
     """
-    what = "the samples of `normalize_by`"
+    what, error_type = "`normalize_by`", UserError
     if isinstance(samples, Path):
-        what = str(samples)
-        samples = np.concatenate([part.x for part in unlabelled.read(samples, model.layout)])
-    raw = model.check(samples)
+        what, error_type = str(samples), DataError
+        samples = np.concatenate([part.x for part in unlabelled.read(samples, model.layout, note)])
+    try:
+        raw = model.check(samples)
+    except UserError as error:
+        raise error_type(f"{what}: {error}") from error
     if not len(raw):
-        raise UserError(f"{what} are none. Give the samples of the new client.")
+        raise error_type(f"{what} has no samples. Give the samples of the new client.")
+    for column, count in model.unknown_words(raw.numpy()).items():
+        note(
+            f"{what}: {count} of {len(raw)} values of the column `{column}` are words that no"
+            " training part has; they count as 0 in the columns of all words."
+        )
     x = model.inputs.encoded(raw).numpy()
     fill = None
     if model.inputs.fill is not None:
         fill = np.nan_to_num(means_of(x)).astype(x.dtype)  # 0 for a column without a value
         x = np.where(np.isnan(x), fill, x)
     shift, scale = normalization_of(x, np.arange(len(x)), federation.dataset)
+    each, flat = "columns" if federation.dataset.is_table else "channels", int((scale == 0).sum())
+    if flat:
+        note(
+            f"{what}: {flat} of {scale.size} {each} of the inputs"
+            f" {'has' if flat == 1 else 'have'} one value, or none, and"
+            f" {'is' if flat == 1 else 'are'} 0 for all samples."
+        )
+    if len(raw) < FEW_SAMPLES:
+        number = "1 sample is" if len(raw) == 1 else f"{len(raw)} samples are"
+        note(f"{what}: {number} few; means and standard deviations are uncertain.")
     inputs = deepcopy(model.inputs)
     inputs.shift, inputs.scale = (
         torch.from_numpy(value).to(model.inputs.shift.dtype) for value in (shift, scale)
     )
     inputs.fill = None if fill is None else torch.from_numpy(fill)
     return replace(model, inputs=inputs, normalization=_normalization(federation, inputs))
+
+
+def _as_tensor(x: Tensor | NDArray[Any]) -> Tensor:
+    """Return samples as a tensor on the CPU.
+
+    Raises:
+        UserError: They are no real numbers.
+    """
+    try:
+        # A copy of an array, because arrays of images and files may be read-only.
+        raw = x.detach().cpu() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
+    except (TypeError, ValueError) as error:
+        raise _no_numbers(x) from error
+    if raw.is_complex():
+        raise _no_numbers(x)
+    return raw
+
+
+def _no_numbers(x: object) -> UserError:
+    """Return the error about samples that are no real numbers."""
+    kind = f" of {_name(x.dtype)}" if isinstance(x, Tensor | np.ndarray) else ""
+    return UserError(
+        f"the samples must be a tensor or an array of real numbers, got {type(x).__name__}{kind}."
+        " Give numbers; in a column of words the position of the word, or -1 for another word. A"
+        " file is given by its path."
+    )
 
 
 def _normalization(federation: Federation, inputs: RawInputs) -> Normalization:
@@ -887,7 +954,7 @@ def _columns(dataset: Dataset) -> tuple[str, ...]:
     return dataset.columns or tuple(str(k) for k in range(dataset.x.shape[1]))
 
 
-def _name(dtype: torch.dtype) -> str:
+def _name(dtype: torch.dtype | np.dtype[Any]) -> str:
     """Return the name of a type without `torch.`."""
     return str(dtype).removeprefix("torch.")
 
@@ -923,8 +990,8 @@ def _card(
             for column, words in zip(model.columns, model.words, strict=False)
             if words
         }
-        if config.data.drop:
-            inputs["dropped"] = list(config.data.drop)
+        if federation.dataset.dropped:
+            inputs["dropped"] = list(federation.dataset.dropped)
         by_client = federation.owner is not None
         inputs |= _about_gaps(client, by_client=by_client, has_words=bool(inputs["words"]))
     if federation.owner is None:

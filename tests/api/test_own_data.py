@@ -250,6 +250,20 @@ def test_names_of_classes_are_in_the_order_of_their_numbers(classes):
     assert fl.Data(X[:2], [0, 1], classes=classes).dataset.classes == ("cat", "dog")
 
 
+def test_card_names_the_columns_that_were_left_out(tmp_path):
+    frame = pd.DataFrame({"x": X[:, 2, 2].astype(float), "z": X[:, 4, 5].astype(float)})
+    frame = frame.assign(id=[f"p{k}" for k in range(len(frame))], label=Y)
+    given = fl.Data(frame, drop=["id"])
+
+    card = short(tmp_path, given).trained(0).card
+
+    assert card["input"]["columns"] == ["x", "z"]
+    assert card["input"]["dropped"] == ["id"]
+    whole = fl.Data(frame.drop(columns="id"))
+    assert data_hash(given.dataset) == data_hash(whole.dataset) == card["data_hash"]
+    assert whole.dataset.dropped == ()
+
+
 FRAME = pd.DataFrame({0: list("aabb") * 3, 1: np.linspace(0, 1, 12), 2: [0, 1, 2] * 4})
 
 

@@ -139,7 +139,7 @@ def test_tables_are_predicted_by_the_names_of_columns(flbench, tmp_path):
     (tmp_path / "bad.csv").write_text("weight,color,size\n0.5,red,1.5\n")
     code, _, err = flbench("predict", path, "--client", "c3", "bad.csv")
     assert code == 2
-    assert "no column `colour`" in err
+    assert err.startswith("error: bad.csv has no column `colour`")
     (tmp_path / "bad.csv").write_text("weight,colour,size\nlow,red,1.5\n")
     code, _, err = flbench("predict", path, "--client", "c3", "bad.csv")
     assert (code, "line 2, column `weight`: 'low'" in " ".join(err.split())) == (2, True)
@@ -157,12 +157,14 @@ def test_samples_of_another_kind_are_refused(flbench, tmp_path, finished_run):
     colour = np.zeros((8, 8, 3), np.uint8)
     colour[..., 0] = 9
     Image.fromarray(colour).save(tmp_path / "colour.png")
+    (tmp_path / "text.png").write_bytes(b"no image")
     np.savez(tmp_path / "wide.npz", x=np.zeros((2, 8, 9), np.uint8))
     (tmp_path / "table.csv").write_text("a,b\n1,2\n")
     for file, words in {
         "tall.png": "8x9 pixels, but the model takes 8x8",
         "bright.png": "values in [200, 200]",
         "colour.png": "is a colour image",
+        "text.png": "text.png cannot be decoded",
         "wide.npz": "shape [1, 8, 9], but the model takes [1, 8, 8]",
         "table.csv": "has no images",
         "none.png": "does not exist",
@@ -170,4 +172,4 @@ def test_samples_of_another_kind_are_refused(flbench, tmp_path, finished_run):
         code, out, err = flbench("predict", finished_run, "--client", 0, file)
         assert (code, out) == (2, "")
         assert words in " ".join(err.split())
-        assert file in err
+        assert err.startswith(f"error: {file}")

@@ -87,14 +87,18 @@ def test_note_of_a_constant_column_gives_no_deviation(normalize):
 
 
 def hospitals() -> tuple[np.ndarray, Dataset]:
-    """Three clients with other scales, missing values, a constant column and one without values."""
+    """Three clients with other scales, missing values, a constant column and one without values.
+
+    Sums over the constant column are rounded. One of its samples has another value.
+    """
     rng = np.random.default_rng(0)
-    groups = np.repeat([0, 1, 2], [40, 30, 8])
-    x = rng.normal(size=(78, 4)) * np.array([1, 10, 100])[groups, None] + 5 * groups[:, None]
+    groups = np.repeat([0, 1, 2], [400, 1400, 8])
+    x = rng.normal(size=(len(groups), 4))
+    x = x * np.array([1, 10, 1e-9])[groups, None] + 5 * groups[:, None] * (groups < 2)[:, None]
     x[::7, 0] = np.nan
-    x[groups == 1, 1] = 3.0
+    x[groups == 1, 1] = 3.2
     x[groups == 2, 2] = np.nan
-    x[np.flatnonzero(groups == 1)[-1], 1] = 1000.0
+    x[np.flatnonzero(groups == 1)[-1], 1] = 3.3
     return groups, table(x, groups)
 
 
@@ -109,16 +113,17 @@ def test_normalization_by_client_is_that_of_its_own_training_part():
         train = data.x[parts[0]].astype(float)
         known = ~np.isnan(train).all(axis=0)
         mean = np.array([np.nanmean(train[:, k]) if known[k] else 0.0 for k in range(4)])
-        deviation = np.where(np.isnan(train), mean, train).std(axis=0)
+        full = np.where(np.isnan(train), mean, train)
+        differ = np.array([len(set(column)) > 1 for column in train.T]) & known
         for rows in parts:
             filled = np.where(np.isnan(data.x[rows]), mean, data.x[rows])
-            with np.errstate(invalid="ignore", divide="ignore"):
-                wanted = np.where(deviation > 0, (filled - mean) / deviation, 0.0)
-            found = made.inputs(rows, torch.float64)
+            wanted = np.zeros_like(filled)
+            np.divide(filled - mean, full.std(axis=0), out=wanted, where=differ)
+            found = made.inputs(rows, torch.float32)
             np.testing.assert_allclose(found, wanted, atol=1e-4, rtol=1e-5)
         assert not made.inputs(np.concatenate(parts), torch.float32).isnan().any()
     assert [len(re.findall(r"constant|one value", note)) for note in made.notes].count(1) == 1
-    assert any("1, 2" in note and "is 0 for" in note for note in made.notes)
+    assert any("data: 2 times" in note and "clients 1, 2" in note for note in made.notes)
     assert any("fewer than 10" in note and "client 2" in note for note in made.notes)
 
     other = data.x.copy()
@@ -131,6 +136,41 @@ def test_normalization_by_client_is_that_of_its_own_training_part():
         for x in (data.x, other)
     ]
     assert not torch.equal(*pooled)
+
+
+@pytest.mark.parametrize("constant", [3.2, -0.7, 1e-9, 12345.678])
+def test_a_column_is_constant_exactly_if_all_training_values_of_the_client_are_equal(constant):
+    """Sums of the constants are rounded, by more than columns in small units vary."""
+    rng = np.random.default_rng(1)
+    config = PartitionConfig(scheme="natural", min_samples=1, split=(0.5, 0.25, 0.25))
+    column = rng.normal(size=2000)
+    x = np.stack([column, column * 1e-9, column * 1e-30, np.full(2000, constant)], axis=1)
+    data = table(x, np.zeros(2000, dtype=np.int64))
+    test = build(data, DataConfig(), config, 0).partition.parts["test"][0]
+    data.x[test, 3] *= 1.05
+
+    made = build(data, DataConfig(normalize="client"), config, 0)
+
+    found = made.inputs(np.arange(2000), torch.float32)
+    assert len(made.partition.parts["train"][0]) == 1000
+    torch.testing.assert_close(found[:, 1], found[:, 0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found[:, 2], found[:, 0], rtol=1e-5, atol=1e-5)
+    assert not found[:, 3].any()
+    [note] = [note for note in made.notes if "one value" in note]
+    assert note.startswith("data: 1 times a column")
+    alone = build(replace(data, x=data.x[:, :3]), DataConfig(normalize="client"), config, 0)
+    assert not any("one value" in note for note in alone.notes)
+
+
+def test_standard_deviation_of_a_client_is_exact_beside_a_large_mean():
+    x = 1e7 + np.random.default_rng(2).integers(0, 3, size=(500, 1))
+    data = table(x, np.zeros(500, dtype=np.int64))
+    config = PartitionConfig(scheme="natural", min_samples=1)
+
+    made = build(data, DataConfig(normalize="client"), config, 0)
+
+    train = data.x[made.partition.parts["train"][0]].astype(float)
+    assert float(1 / made.scale[0]) == pytest.approx(train.std(), rel=1e-6)
 
 
 def test_normalization_by_client_of_images_and_in_worker_processes():
@@ -146,6 +186,23 @@ def test_normalization_by_client_of_images_and_in_worker_processes():
         np.testing.assert_allclose(made.inputs(rest, torch.float64), wanted, atol=1e-5)
     sent = made.without_samples().with_samples(made.x.numpy()).to(torch.device("cpu"), x.dtype)
     assert torch.equal(sent.inputs(rest, torch.float64), made.inputs(rest, torch.float64))
+
+
+def test_normalization_by_client_of_a_constant_channel():
+    x = np.random.default_rng(0).normal(size=(60, 3, 4, 5)).astype(np.float32)
+    x[:, 1] = 3.2
+    data = replace(table(x[:, :, 0, 0], np.zeros(60, dtype=np.int64)), x=x, columns=())
+    config = PartitionConfig(scheme="natural", min_samples=1)
+
+    made = build(data, DataConfig(normalize="client"), config, 0)
+
+    rows = made.partition.parts["train"][0]
+    found = made.inputs(rows, torch.float64).numpy()
+    for channel in (0, 2):
+        values = x[rows, channel].astype(float)
+        wanted = (values - values.mean()) / values.std()
+        np.testing.assert_allclose(found[:, channel], wanted, atol=1e-5)
+    assert not found[:, 1].any()
 
 
 def test_normalization_by_client_is_not_defined_for_a_common_test_set():

@@ -3,6 +3,7 @@
 import csv
 import json
 import pickle
+import re
 import shutil
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import flbench as fl
 from flbench.algorithms import ALGORITHMS
 from flbench.cli import app
 from flbench.config.resolve import resolve
@@ -224,13 +226,49 @@ def test_global_model_has_the_normalization_of_the_client_that_is_chosen(tmp_pat
     assert new.card["normalization"]["from"] == "the samples that were given"
     file = trained.load(path, normalize_by=tmp_path / "x" / "c1.csv")
     assert file.normalization.mean[1:] == pytest.approx(other.normalization.mean[1:], abs=0.3)
+    infinite = x.copy()
+    infinite[3, 2] = np.inf
     for client, samples, words in (
         (0, x, r"the normalization of client 0 \(c0\)"),
-        (None, x[:0], "Give the samples of the new client"),
-        (None, x[:, :2], "takes"),
+        (None, x[:0], "`normalize_by` has no samples. Give the samples of the new client"),
+        (None, x[:, :2], "`normalize_by`: .*takes"),
+        (None, infinite, r"`normalize_by`: sample 3 .*column `weight` has the value inf"),
+        (None, x.astype(float) * 1e300, r"sample 0 .*has the value -?inf in float32"),
+        (None, ["a.csv"], "`normalize_by`: .*must be .*numbers, got list.*path"),
+        (None, {}, "must be .*numbers, got dict"),
+        (None, x.astype(object), "must be .*numbers, got ndarray of object"),
+        (None, torch.zeros(20, 3, dtype=torch.complex64), "got Tensor of complex64"),
     ):
         with pytest.raises(UserError, match=words):
             trained.load(path, client, normalize_by=samples)
+    with pytest.raises(UserError, match=r"sample 3 .*inf"):
+        one.predict(infinite)
+
+    # Statistics that are uncertain, columns with one value, and unknown words are said.
+    some, notes = x[rows].copy(), {}
+    some[:, 2] = 3.2
+    some[:4, 1] = -1
+    for name, samples in (("whole", x[rows]), ("some", some), ("one", x[rows][:1])):
+        notes[name] = []
+        given = trained.load(path, warn=notes[name].append, normalize_by=samples)
+    assert notes["whole"] == []
+    assert [re.sub("[^0-9]+", " ", note).split() for note in notes["some"]] == [
+        ["4", str(len(rows)), "0"],
+        ["1", "5", "0"],
+    ]
+    assert "column `colour` are words that no training part has" in notes["some"][0]
+    assert "has one value" in notes["some"][1]
+    assert any("5 of 5 columns" in note for note in notes["one"])
+    assert any("1 sample is few" in note for note in notes["one"])
+    assert len(given.predict(x).unique(dim=0)) == 1
+    (tmp_path / "few.csv").write_text("size,colour,weight\n1,red,2\n2,pink,1\n,blue,\n")
+    notes["file"] = []
+    trained.load(path, warn=notes["file"].append, normalize_by=tmp_path / "few.csv")
+    assert all(note.startswith(f"{tmp_path / 'few.csv'}: ") for note in notes["file"])
+    assert any("1 of 3 values of the column `colour`" in note for note in notes["file"])
+    assert any("3 samples are few; means and standard" in note for note in notes["file"])
+    with pytest.warns(UserWarning, match="are few"):
+        fl.load(path).trained(normalize_by=tmp_path / "few.csv")
 
 
 HOSPITALS = [f"hospital{k:02d}" for k in range(1, 13)]
@@ -262,7 +300,8 @@ def test_client_is_found_by_its_name_or_by_a_number_with_one_meaning(
     [
         *((HOSPITALS, "3", ("hospital04", "hospital03")), (HOSPITALS, 3, ("hospital03",))),
         *((HOSPITALS, "03", ("hospital04", "hospital03")), (HOSPITALS, "12", ("hospital12",))),
-        *((HOSPITALS, -1, ("hospital01",)), (HOSPITALS, "hospitl03", ("Did you mean",))),
+        *((HOSPITALS, -1, ("hospital01",)), (HOSPITALS, "77", ("hospital01", "0 to 11"))),
+        (HOSPITALS, "hospitl03", ("Did you mean",)),
         *((["2", "1", "0"], 2, ("`0`", "`2`")), (["ward 1 of 2", "x"], "2", ("ward 1 of 2",))),
         *((["a", "b"], "3.0", ("a, b",)), ([], "north", ("numbers",)), (["a"], "\u0661", ("a",))),
     ],
