@@ -1,6 +1,6 @@
 """Floco: heads are points of a simplex of shared endpoints (Grinwald, Wiesner, Nakajima, 2024)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -11,7 +11,6 @@ from flbench.algorithms import (
     ALGORITHMS,
     Algorithm,
     AlgorithmConfig,
-    Batch,
     Communication,
     Deployment,
     Dispatch,
@@ -20,20 +19,27 @@ from flbench.algorithms import (
     Message,
     Outputs,
     Paper,
+    Phase,
     Results,
     Stage,
     State,
+    Step,
     StepContext,
     Transform,
     Tree,
     Update,
+    epochs,
     generator,
     only,
+    repeat,
     weighted_mean,
 )
 from flbench.algorithms.shared.linear_head import LinearHead, unmet
+from flbench.algorithms.shared.memory import PARTICIPATED
+from flbench.algorithms.shared.personal_model import PersonalModel, V, personal_model
+from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
 from flbench.core.rng import uniform
-from flbench.losses import CrossEntropy
+from flbench.losses import CrossEntropy, Proximal
 
 ENDPOINTS = "simplex.weight"  # W_1, ..., W_M [M, C, D]
 POINT = "point"  # alpha_i [M], a ctx entry once there are regions
@@ -46,6 +52,15 @@ class FlocoConfig(AlgorithmConfig):
 
     endpoints: int = Field(10, ge=2, description="number of endpoints M of the simplex of heads")
     rho: float = Field(0.1, ge=0, description="radius of a client's region around its point")
+    plus: bool = Field(
+        False, description="Floco+: each client trains a second, personal model, which is evaluated"
+    )
+    lam: float = Field(
+        1.0, ge=0, description="plus: factor of the pull of the personal model to the received one"
+    )
+    personal_epochs: int | None = epochs(
+        None, "plus: training of the personal model in a round (default: train.local_epochs)"
+    )
     tau: float = Field(
         0.5,
         ge=0,
@@ -73,6 +88,12 @@ class Floco(Algorithm):
     are alpha_i. `personal` is the centre of the simplex before, and alpha_i after the set-up; `gm`
     is the centre.
 
+    With `plus` (Floco+) each client keeps a second model v_i (body, endpoints, bias), which starts
+    as the initial one. In each round, after the shared model, it is trained on cross entropy +
+    (lam / 2) ||v_i - w||^2 with the received w and points of the same law, and `personal` is v_i at
+    alpha_i; `shared` is the model of above. A client that never took part is evaluated with the
+    shared model at the centre.
+
     Readings. The components are those of the trained endpoints as in the authors' code (their
     Flower baseline takes the change, with the other sign), and the sign of each makes its largest
     loading positive; they are computed by a full decomposition in float64, where the code's is
@@ -81,8 +102,10 @@ class Floco(Algorithm):
     the simplex. Endpoints are drawn from Xavier's normal distribution. The code also averages a
     weight of the head that nothing reads; here it is not sent. tau is a share of the rounds. The
     set-up has an optimizer and batches of its own, and the Flower baseline uses the last round
-    instead. A client whose training diverges in the set-up stays at the centre. The personal models
-    of Floco+ are not part of this method.
+    instead. A client whose training diverges in the set-up stays at the centre. Floco+ adds lam (v
+    - w) to the gradient; the code adds lam v - w, and trains and evaluates v_i outside the region,
+    at the centre, which the Flower baseline of the same authors mended. Both passes see the same
+    batches, with points of their own.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FlocoConfig
@@ -95,7 +118,7 @@ class Floco(Algorithm):
     communication = Communication(
         down="body, M heads, a bias; later M numbers",
         up="body, M heads, a bias; once M heads",
-        keeps="nothing",
+        keeps="nothing (plus: a model)",
     )
 
     @property
@@ -141,18 +164,51 @@ class Floco(Algorithm):
             ENDPOINTS: endpoints.to(start[self.head.weight].dtype),
             "points": torch.full((self.setting.clients, m), 1 / m, dtype=torch.float64),
         }
-        return server, clients
+        if not self.config.plus:
+            return server, clients
+        own = only(start, self.own_model.own) | only(server, {ENDPOINTS})
+        v = prefixed(V, own) | {PARTICIPATED: torch.tensor(False)}
+        return server, clients | repeat(v, self.setting.clients)
 
     # Client
+
+    @property
+    def own_model(self) -> PersonalModel:
+        """The model v_i of Floco+, without its endpoints."""
+        model = personal_model(self.setting)
+        return replace(model, own=model.own - {self.head.weight})
 
     def program(self, state: State) -> LocalProgram:
         keeps, sends = self.split()[0], self.shared
         rho = self.config.rho if self.stage(state) == "regions" else None
-        names = frozenset(self.setting.net.parameters) - {self.head.weight}
-        train = self.phase(PointCrossEntropy(head=self.head, rho=rho), train=names | {ENDPOINTS})
+        trained = self.trained | {ENDPOINTS}
+        shared = self.phase(PointCrossEntropy(head=self.head, rho=rho), train=trained)
+        steps: tuple[Step, ...] = (Transform(write_endpoints), shared)
+        if self.config.plus:
+            keeps |= prefixed_names(V, self.own_model.own | {ENDPOINTS}) | {PARTICIPATED}
         if self.stage(state) == "project":
-            sends = frozenset({ENDPOINTS})
-        return LocalProgram((Transform(write_endpoints), train), keeps, sends)
+            return LocalProgram(steps, keeps, frozenset({ENDPOINTS}))
+        if self.config.plus:
+            steps = (*steps, self.personal_phase(rho), Transform(take_part))
+        return LocalProgram(steps, keeps, sends)
+
+    @property
+    def trained(self) -> frozenset[str]:
+        """Names of the parameters of the net that are trained: all but the head's weight."""
+        return frozenset(self.setting.net.parameters) - {self.head.weight}
+
+    def personal_phase(self, rho: float | None) -> Phase:
+        """Return the training of v_i; rho is as in `PointCrossEntropy`."""
+        lam = self.config.lam
+        names = tuple(name for name in self.setting.net.parameters if name in self.trained)
+        phase = self.phase(
+            PointCrossEntropy(head=self.head, rho=rho, prefix=V),
+            Proximal(names, lam, prefix=V),
+            PullEndpoints(lam),
+            train=prefixed_names(V, self.trained | {ENDPOINTS}),
+            epochs=self.config.personal_epochs,
+        )
+        return replace(phase, weights=self.own_model)
 
     # Server
 
@@ -175,16 +231,24 @@ class Floco(Algorithm):
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         dispatch = self.dispatch(state, ids)
-        models = {"personal": Deployment(dispatch, weights=HeadAtPoint(self.head))}
+        at_point = HeadAtPoint(self.head, self.setting.net.leaves)
+        models = {"personal": Deployment(dispatch, weights=at_point)}
+        if self.config.plus:
+            personal = Deployment(dispatch, weights=PersonalAtPoint(at_point, self.own_model))
+            models = {"personal": personal, "shared": models["personal"]}
         if not self.split()[0]:
-            centre = Dispatch(dispatch.shared)
-            models["gm"] = Deployment(centre, weights=HeadAtPoint(self.head))
+            models["gm"] = Deployment(Dispatch(dispatch.shared), weights=at_point)
         return models
 
 
 def write_endpoints(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
     """Write the received endpoints, an entry of ctx, into a leaf that can be trained."""
     return only(ctx, {ENDPOINTS})
+
+
+def take_part(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    """Write down that the client has trained a personal model."""
+    return {PARTICIPATED: torch.ones_like(leaves[PARTICIPATED])}
 
 
 @dataclass(frozen=True)
@@ -195,16 +259,41 @@ class HeadAtPoint:
 
     Attributes:
         head: The head of the net.
+        names: Names of the leaves of the net.
     """
 
     head: LinearHead
+    names: tuple[str, ...]
 
     def __call__(self, leaves: Tree, ctx: Tree) -> Tree:
         """Return the leaves with another weight of the head."""
         endpoints = leaves[ENDPOINTS] if ENDPOINTS in leaves else ctx[ENDPOINTS]
         point = ctx.get(POINT, torch.full_like(endpoints[:, 0, 0], 1 / len(endpoints)))
-        others = {name: value for name, value in leaves.items() if name != ENDPOINTS}
-        return others | {self.head.weight: torch.einsum("m,mcd->cd", point, endpoints)}
+        weight = torch.einsum("m,mcd->cd", point, endpoints)
+        return {name: leaves[name] for name in self.names} | {self.head.weight: weight}
+
+
+@dataclass(frozen=True)
+class PersonalAtPoint:
+    """The personal model of Floco+ at the client's point, as (leaves, ctx) -> leaves of the net.
+
+    A client that never took part has the shared model at the centre of the simplex.
+
+    Attributes:
+        at_point: The shared model.
+        own: The personal model, without its endpoints.
+    """
+
+    at_point: HeadAtPoint
+    own: PersonalModel
+
+    def __call__(self, leaves: Tree, ctx: Tree) -> Tree:
+        """Return the leaves of the net."""
+        own = self.own(leaves, ctx) | {ENDPOINTS: leaves[V + ENDPOINTS]}
+        here = self.at_point(own, ctx)
+        others = self.at_point(leaves, {name: v for name, v in ctx.items() if name != POINT})
+        took_part = leaves[PARTICIPATED]
+        return {name: torch.where(took_part, here[name], value) for name, value in others.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,34 +303,57 @@ class PointCrossEntropy(CrossEntropy):
     Attributes:
         head: The head of the net.
         rho: Radius around the client's point; None draws from the whole simplex.
+        prefix: Prefix of the endpoints and of the bias.
     """
 
     head: LinearHead
     rho: float | None
+    prefix: str = ""
 
     def outputs(self, context: StepContext) -> Outputs:
         """Return the features z [B, D] and the logits [B, C]."""
-        endpoints, features = context.leaves[ENDPOINTS], context.out.features
+        endpoints, features = context.leaves[self.prefix + ENDPOINTS], context.out.features
+        count = len(endpoints)
+        first = count + 1 if self.prefix else 0  # so that a second model has points of its own
+        numbers = [uniform(context.batch.key[:1], first + unit) for unit in range(count + 1)]
         if self.rho is None:
-            point = anywhere(context.batch, len(endpoints)).to(endpoints.dtype)
+            point = anywhere(torch.cat(numbers[:-1])).to(endpoints.dtype)
         else:
-            step = around(context.batch, len(endpoints), self.rho)
+            step = around(torch.cat(numbers[:-1]), self.rho * numbers[-1])
             point = context.ctx[POINT] + step.to(endpoints.dtype)
         weight = torch.einsum("m,mcd->cd", point, endpoints)
-        return Outputs(features, self.head(context.leaves | {self.head.weight: weight}, features))
+        leaves = context.leaves | {self.prefix + self.head.weight: weight}
+        return Outputs(features, self.head(leaves, features, prefix=self.prefix))
 
 
-def anywhere(batch: Batch, count: int) -> Tensor:
-    """Return a point [M] float64 of Dirichlet(1, ..., 1): exponential numbers over their sum."""
-    numbers = [-(1 - uniform(batch.key[:1], unit)).log() for unit in range(count)]
-    drawn = torch.cat(numbers)
+@dataclass(frozen=True)
+class PullEndpoints:
+    """1/2 ||endpoints of the personal model - received endpoints||^2.
+
+    Attributes:
+        weight: Factor of the term.
+    """
+
+    weight: float | str
+
+    def __call__(self, context: StepContext) -> Tensor:
+        """Return the term, 0-dim."""
+        return 0.5 * (context.leaves[V + ENDPOINTS] - context.ctx[ENDPOINTS]).square().sum()
+
+
+def anywhere(numbers: Tensor) -> Tensor:
+    """Return a point [M] of Dirichlet(1, ..., 1) from numbers [M] in [0, 1).
+
+    They are made exponential, and divided by their sum.
+    """
+    drawn = -(1 - numbers).log()
     return drawn / drawn.sum()
 
 
-def around(batch: Batch, count: int, rho: float) -> Tensor:
-    """Return r u / ||u||_1 [M] float64, with u_m ~ U(-1, 1) and r ~ U(0, rho)."""
-    drawn = 2 * torch.cat([uniform(batch.key[:1], unit) for unit in range(count)]) - 1
-    return rho * uniform(batch.key[:1], count) * drawn / drawn.abs().sum()
+def around(numbers: Tensor, radius: Tensor) -> Tensor:
+    """Return r u / ||u||_1 [M] for numbers [M] in [0, 1), with u = 2 numbers - 1."""
+    drawn = 2 * numbers - 1
+    return radius * drawn / drawn.abs().sum()
 
 
 # Server

@@ -35,9 +35,9 @@ POINTS, M = "simplex.weight", 3
 SHARED = (*BACKBONE, HEAD[1], POINTS)
 
 
-def slow_point(key, alpha, rho):
+def slow_point(key, alpha, rho, first):
     """A point for a batch, from the key of its first sample."""
-    u = [float(uniform(key[:1], m)) for m in range(M + 1)]
+    u = [float(uniform(key[:1], first + m)) for m in range(M + 1)]
     if alpha is None:
         drawn = [-log(1 - one) for one in u[:M]]
         return [one / sum(drawn) for one in drawn]
@@ -46,18 +46,21 @@ def slow_point(key, alpha, rho):
     return [float(a) + rho * u[M] * one / length for a, one in zip(alpha, step, strict=True)]
 
 
-def slow_training(clients, i, draw, rows, w, alpha, rho):
-    for epoch in range(EPOCHS):
+def slow_training(clients, i, draw, rows, w, alpha, rho, received=None, lam=0.0, epochs=EPOCHS):
+    """Of w, or of a personal model that is pulled to what was received."""
+    for epoch in range(epochs):
         order = draw.sample_order(i, epoch, clients.size(i))
         keys = torch.from_numpy(draw.noise_keys(i, epoch, rows[i][order]))
         for first in range(0, len(order), BATCH):
             here = order[first : first + BATCH].tolist()
-            point = slow_point(keys[first : first + BATCH], alpha, rho)
+            unit = 0 if received is None else M + 1
+            point = slow_point(keys[first : first + BATCH], alpha, rho, unit)
             leaves = {name: value.clone().requires_grad_() for name, value in w.items()}
             weight = sum(a * one for a, one in zip(point, leaves[POINTS], strict=True))
             logits = net({**leaves, HEAD[0]: weight}, clients.x[i][here])[1]
             mean_cross_entropy(logits, [clients.y[i][j] for j in here]).backward()
-            w = {name: w[name] - LR * leaves[name].grad for name in w}
+            pull = {name: lam * (w[name] - received[name]) if received else 0.0 for name in w}
+            w = {name: w[name] - LR * (leaves[name].grad + pull[name]) for name in w}
     return w
 
 
@@ -96,9 +99,10 @@ def slow_placement(endpoints):
     return best
 
 
-def slow_rounds(clients, seed, rows, endpoints, rho, before, rounds):
-    """Returns the shared part and the points of all clients, None without any."""
+def slow_rounds(clients, seed, rows, endpoints, rho, before, rounds, lam=1.0, epochs=EPOCHS):
+    """Returns the shared part, the points of all clients (None without any), personal models."""
     w = only(clients.start, SHARED) | {POINTS: endpoints}
+    own = [w] * len(clients)
     alphas = None
     for t in range(rounds):
         if t == before:
@@ -111,9 +115,12 @@ def slow_rounds(clients, seed, rows, endpoints, rho, before, rounds):
         for i in ids:
             alpha = None if alphas is None else alphas[i]
             sent.append(slow_training(clients, i, clients.draws[t], rows, w, alpha, rho))
+            own[i] = slow_training(
+                clients, i, clients.draws[t], rows, own[i], alpha, rho, w, lam, epochs
+            )
         n = [clients.size(i) for i in ids]
         w = weighted_sum(sent, [k / sum(n) for k in n])
-    return w, alphas
+    return w, alphas, own
 
 
 @pytest.mark.slow
@@ -125,7 +132,7 @@ def test_rounds_equal_a_loop(tau, rho, engine):
     clients, rows = Clients(built), built.federation.partition.parts["train"]
     state = platform("algorithm=floco", f"engine.name={engine}", *keys, rounds=3)
 
-    w, alphas = slow_rounds(
+    w, alphas, _ = slow_rounds(
         clients, built.config.seed, rows, built.start().server[POINTS], rho, int(3 * tau), 3
     )
 
@@ -134,6 +141,35 @@ def test_rounds_equal_a_loop(tau, rho, engine):
     if alphas is not None:
         expected = torch.from_numpy(alphas)
         assert float((state.server["points"] - expected).abs().max()) < 1e-10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_personal_models_equal_a_loop(engine):
+    """Floco+; clients that never took part are evaluated with the shared model at the centre."""
+    keys = (f"algorithm.endpoints={M}", "algorithm.tau=0.5", "algorithm.rho=0.2")
+    plus = ("algorithm.plus=true", "algorithm.lam=0.4", "algorithm.personal_epochs=1")
+    built = build("algorithm=floco", *KEYS, *keys, *plus, f"engine.name={engine}", "train.rounds=3")
+    clients, rows = Clients(built), built.federation.partition.parts["train"]
+    state = after(built, 3)
+
+    endpoints = built.start().server[POINTS]
+    w, alphas, own = slow_rounds(
+        clients, built.config.seed, rows, endpoints, 0.2, 1, 3, lam=0.4, epochs=1
+    )
+    for name, value in w.items():
+        assert_equal(state.server[name], value, name)
+        for i in range(len(clients)):
+            assert_equal(state.clients[f"v.{name}"][i], own[i][name], name)
+
+    models = built.evaluator(print).deployed(state, settings_of(built.algorithm, state))
+    took_part = {i for t in range(3) for i in clients.cohort(t)}
+    for i, model in enumerate(models):
+        alpha, mine = (alphas[i], own[i]) if i in took_part else ([1 / M] * M, w)
+        weight = sum(a * one for a, one in zip(alpha, mine[POINTS], strict=True))
+        for name, value in (mine | {HEAD[0]: weight}).items():
+            if name != POINTS:
+                assert torch.allclose(model[name], value, rtol=0, atol=1e-10), (i, name)
 
 
 @pytest.mark.slow
