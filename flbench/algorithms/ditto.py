@@ -20,7 +20,6 @@ from flbench.algorithms import (
     Paper,
     Phase,
     Samples,
-    Setting,
     State,
     Statistic,
     Step,
@@ -33,11 +32,10 @@ from flbench.algorithms import (
 )
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.algorithms.shared.memory import Copy
+from flbench.algorithms.shared.personal_model import PersonalModel, V, personal_model
 from flbench.algorithms.shared.prefixes import prefixed
 from flbench.losses import CrossEntropy, Proximal
 from flbench.losses.cross_entropy import sum_cross_entropy
-
-V = "v."  # prefix of the personal model's leaves
 
 
 class DittoConfig(AlgorithmConfig):
@@ -133,34 +131,6 @@ class Ditto(Algorithm):
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         personal = Deployment(Dispatch(), weights=personal_model(self.setting))
         return super().deploy(state, ids) | {"personal": personal}
-
-
-@dataclass(frozen=True)
-class PersonalModel:
-    """The personal model v as (leaves, ctx) -> what the net is called with.
-
-    Attributes:
-        names: Names of the net's leaves, in order.
-        own: Those of which v has its own; the others are the global model's.
-    """
-
-    names: tuple[str, ...]
-    own: frozenset[str]
-
-    def __call__(self, leaves: Tree, ctx: Tree) -> Tree:
-        """Return the values of v under the names of the net."""
-        return {name: leaves[V + name if name in self.own else name] for name in self.names}
-
-    def leaves(self) -> tuple[str, ...]:
-        """Return the names of v's leaves, prefix included, in order."""
-        return tuple(V + name for name in self.names if name in self.own)
-
-
-def personal_model(setting: Setting) -> PersonalModel:
-    """Return v. With `train.batchnorm=drop` it has no BatchNorm statistics of its own."""
-    net, drops = setting.net, setting.train.batchnorm == "drop"
-    own = net.names("all") - (net.statistics if drops else frozenset())
-    return PersonalModel(net.leaves, own)
 
 
 def best_of(

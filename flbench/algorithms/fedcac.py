@@ -224,12 +224,12 @@ class FindCritical:
     names: tuple[str, ...]
 
     def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
-        """Return the masks, as leaves and packed, and zeros for the values of the reply."""
+        """Return the masks, as leaves and packed, and the trained values until the reply comes."""
         began = Composed(self.names)(start, ctx)
         masks = {name: self._mask(leaves[name], began[name]) for name in self.names}
-        zeros = {name: torch.zeros_like(leaves[name]) for name in self.names}
+        values = {name: torch.where(masks[name], leaves[name], 0.0) for name in self.names}
         bits = {BITS: packed(list(masks.values()))}
-        return prefixed(CRITICAL, masks) | prefixed(CUSTOM, zeros) | bits
+        return prefixed(CRITICAL, masks) | prefixed(CUSTOM, values) | bits
 
     def _mask(self, theta: Tensor, began: Tensor) -> Tensor:
         score = ((theta - began) * theta).abs()

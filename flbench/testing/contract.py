@@ -73,6 +73,12 @@ class Played:
         """Folder and summary of a run of three rounds."""
         return run(self._folder(), *with_method(self.name))
 
+    def predictions(self) -> dict[int, torch.Tensor]:
+        """Classes that each client's model predicts for its test part after three rounds."""
+        built, state = self.float32.built, self.float32.after(3)
+        settings = rounds.settings_of(built.algorithm, state)
+        return dict(built.evaluator(print).predictions(state, settings))
+
     @cached_property
     def float32(self) -> States:
         """States of an experiment in float32."""
@@ -327,11 +333,14 @@ class Contract(Conditions):
         assert (traffic["down_bytes"] + traffic["peer_bytes"] > 0) == (described.down != "nothing")
 
     def test_no_method_is_off_by_default(self, method: Played, reference: Played) -> None:
-        """With its defaults a method ends with other models than FedAvg."""
+        """With its defaults a method ends with other models than FedAvg, or predicts otherwise."""
         if method.name == REFERENCE:
             pytest.skip("FedAvg itself")
 
-        assert method.straight[1]["weights_digest"] != reference.straight[1]["weights_digest"]
+        if method.straight[1]["weights_digest"] != reference.straight[1]["weights_digest"]:
+            return
+        found, expected = (one.predictions() for one in (method, reference))
+        assert any(not torch.equal(classes, expected[i]) for i, classes in found.items())
 
     def test_dispatch_and_deploy_change_nothing(self, method: Played) -> None:
         algorithm, state = method.float32.built.algorithm, method.float32.after(2)

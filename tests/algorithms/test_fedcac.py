@@ -5,8 +5,9 @@ from math import ceil
 import pytest
 import torch
 
-from flbench.algorithms.fedcac import FindCritical
+from flbench.algorithms.fedcac import Composed, FindCritical
 from flbench.core.tree import only
+from flbench.experiment.rounds import settings_of
 from flbench.testing import after
 from tests.algorithms.loops import (
     BACKBONE,
@@ -118,8 +119,6 @@ def test_client_without_partners_keeps_its_own_critical_entries():
 
 @pytest.mark.slow
 def test_model_of_a_client_is_composed_of_both():
-    from flbench.experiment.rounds import settings_of
-
     built = build(*KEYS, "algorithm=fedcac")
     state = after(built, 2)
     models = built.evaluator(print).deployed(state, settings_of(built.algorithm, state))
@@ -153,3 +152,28 @@ def test_bytes_are_those_of_the_card(tmp_path):
     assert up == w + ceil(62_050 / 8)
     replies = down - w  # of two rounds
     assert replies == pytest.approx(2 * 4 * 62_050 * 0.5, rel=2e-3)
+
+
+@pytest.mark.slow
+def test_right_after_training_a_client_has_what_it_trained():
+    """Not what its mask makes of the values that the server has not sent yet."""
+    keys = (*KEYS, "algorithm=fedcac")
+    built = build(*keys)
+    state = built.start()
+    ids = torch.tensor(Clients(built).cohort(0))
+    program = built.algorithm.program(state)
+    names = only(state.clients, program.keeps)
+    settings = settings_of(built.algorithm, state)
+    results = built.engine.run(
+        program,
+        ids,
+        rows=lambda some: {name: value[some] for name, value in names.items()},
+        dispatch=lambda some: built.algorithm.dispatch(state, some),
+        settings=settings,
+    )
+    for k in range(len(ids)):
+        leaves = {name: value[k] for name, value in {**results.kept, **results.sent.values}.items()}
+        composed = Composed(NET)(leaves, {})
+        for name in NET:
+            assert torch.equal(composed[name], leaves[name])
+            assert leaves[f"critical.{name}"].any()

@@ -1,0 +1,36 @@
+"""A second, personal model v whose leaves stand beside those of the net, under a prefix."""
+
+from dataclasses import dataclass
+
+from flbench.algorithms.base import Setting
+from flbench.core.types import Tree
+
+V = "v."  # prefix of the personal model's leaves
+
+
+@dataclass(frozen=True)
+class PersonalModel:
+    """The personal model v as (leaves, ctx) -> what the net is called with.
+
+    Attributes:
+        names: Names of the net's leaves, in order.
+        own: Those of which v has its own; the others are the global model's.
+    """
+
+    names: tuple[str, ...]
+    own: frozenset[str]
+
+    def __call__(self, leaves: Tree, ctx: Tree) -> Tree:
+        """Return the values of v under the names of the net."""
+        return {name: leaves[V + name if name in self.own else name] for name in self.names}
+
+    def leaves(self) -> tuple[str, ...]:
+        """Return the names of v's leaves, prefix included, in order."""
+        return tuple(V + name for name in self.names if name in self.own)
+
+
+def personal_model(setting: Setting) -> PersonalModel:
+    """Return v. With `train.batchnorm=drop` it has no BatchNorm statistics of its own."""
+    net, drops = setting.net, setting.train.batchnorm == "drop"
+    own = net.names("all") - (net.statistics if drops else frozenset())
+    return PersonalModel(net.leaves, own)
