@@ -216,9 +216,10 @@ def valve(leaves: Tree, features: Tensor, condition: Tensor) -> Tensor:
         features: z [B, D].
         condition: c [D].
     """
+    row = condition[None]  # [1, D], because products with a vector cannot be replayed by an engine
     gamma, beta = (
         layer_norm(
-            linear(condition, leaves[f"{layer}.weight"], leaves[f"{layer}.bias"]).relu(),
+            linear(row, leaves[f"{layer}.weight"], leaves[f"{layer}.bias"]).relu(),
             condition.shape,
             leaves[f"{layer}.norm.weight"],
             leaves[f"{layer}.norm.bias"],
