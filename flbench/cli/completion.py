@@ -7,8 +7,8 @@ from typing import get_args
 def words(incomplete: str) -> list[str]:
     """Complete a word of `flbench run`: methods, separated by commas, and keys with `=`.
 
-    >>> words("fedp")
-    ['fedpc', 'fedper', 'fedproto', 'fedprox']
+    >>> words("fedpr")
+    ['fedproto', 'fedprox']
     >>> words("train.r")
     ['train.rounds=']
     """

@@ -207,4 +207,6 @@ def _parts_of(tree: Mapping[str, Tensor], heads: dict[Any, bytes]) -> Iterator[A
             heads[key] = f"{name}:{value.dtype}:{tuple(value.shape)};".encode()
         yield heads[key]
         flat = value.detach().cpu().contiguous().reshape(-1)
+        if flat.stride() != (1,):  # PyTorch takes a single expanded element for contiguous
+            flat = flat.clone(memory_format=torch.contiguous_format)
         yield flat.view(torch.uint8).numpy()
