@@ -118,7 +118,7 @@ class FedCP(Algorithm):
     def init(self, start: Tree) -> tuple[Tree, Tree]:
         server, clients = super().init(start)
         d = self.setting.net.features
-        rng, width = generator(self.setting.seed, "method"), d**-0.5
+        rng, width = generator(self.setting.seed, "method"), max(1, d) ** -0.5
         policy = (  # PyTorch's ranges for a Linear and a LayerNorm
             torch.from_numpy(rng.uniform(-width, width, (2 * d, d))),
             torch.from_numpy(rng.uniform(-width, width, 2 * d)),

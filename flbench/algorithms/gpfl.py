@@ -133,7 +133,7 @@ class GPFL(Algorithm):
         server, clients = super().init(start)
         c, d = self.setting.classes, self.setting.net.features
         like = start[self.setting.net.parameters[0]]
-        rng, width = generator(self.setting.seed, "method"), d**-0.5
+        rng, width = generator(self.setting.seed, "method"), max(1, d) ** -0.5
         shared: Tree = {EMBEDDINGS: torch.from_numpy(rng.normal(size=(c, d)))}
         for layer in LAYERS:  # PyTorch's ranges for a Linear and a LayerNorm
             shared[f"{layer}.weight"] = torch.from_numpy(rng.uniform(-width, width, (d, d)))
