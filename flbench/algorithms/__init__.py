@@ -35,7 +35,7 @@ from flbench.config.schema import (
     epochs,
 )
 from flbench.core.learned import Learned, LearnedPoints, LearnedTable
-from flbench.core.rng import Draw, generator, torch_seed
+from flbench.core.rng import Draw, generator, torch_seed, uniform
 from flbench.core.tree import nbytes, only, put_, repeat, take, weighted_mean
 from flbench.core.types import (
     Batch,
@@ -98,5 +98,6 @@ __all__ = [
     "repeat",
     "take",
     "torch_seed",
+    "uniform",
     "weighted_mean",
 ]

@@ -30,11 +30,11 @@ from flbench.algorithms import (
     generator,
     only,
     repeat,
+    uniform,
     weighted_mean,
 )
 from flbench.algorithms.shared.linear_head import LinearHead, unmet
 from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
-from flbench.core.rng import uniform
 from flbench.losses import CrossEntropy
 
 OWN = "own."  # prefix of the personal head; the net's own head is the global one

@@ -32,13 +32,13 @@ from flbench.algorithms import (
     generator,
     only,
     repeat,
+    uniform,
     weighted_mean,
 )
 from flbench.algorithms.shared.linear_head import LinearHead, unmet
 from flbench.algorithms.shared.memory import PARTICIPATED
 from flbench.algorithms.shared.personal_model import PersonalModel, V, personal_model
 from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
-from flbench.core.rng import uniform
 from flbench.losses import CrossEntropy, Proximal
 
 ENDPOINTS = "simplex.weight"  # W_1, ..., W_M [M, C, D]

@@ -329,7 +329,7 @@ class CodeTrial:
         method = copy.deepcopy(self.algorithm)
         _, update = rounds.of_server(method, seen, results)
         with rounds.naming(method, state, "aggregate"):
-            rounds.check_reply(update, state)
+            rounds.check_update(update, state, len(results.ids))
         server = {**state.server, **update.server}
         state = replace(
             state,

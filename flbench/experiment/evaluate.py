@@ -20,13 +20,13 @@ from flbench.config.schema import BestConfig, EvaluationConfig
 from flbench.core.errors import ConfigError, DivergedError
 from flbench.core.ownership import is_known
 from flbench.core.tree import take
-from flbench.core.types import Info, Results, Samples, State, StepContext, Tree
+from flbench.core.types import Dispatch, Info, Results, Samples, State, StepContext, Tree
 from flbench.core.wording import lower_rate
 from flbench.data.federation import Federation
 from flbench.data.schemes import Indices
 from flbench.engine.base import STACKED_SIZE, Engine, RoundSettings
 from flbench.experiment.communication import apply_masks
-from flbench.experiment.rounds import named
+from flbench.experiment.rounds import check_rows, named
 from flbench.metrics.own import OwnMetric
 from flbench.metrics.ranking import Margins
 from flbench.results.metrics_file import Row
@@ -988,13 +988,19 @@ class Evaluator:
             DivergedError: A model has weights that are not finite.
         """
         seen = named(state)
+
+        def dispatched(some: Tensor) -> Dispatch:
+            found = self.algorithm.deploy(seen, some)[name].dispatch
+            check_rows(self.algorithm, "deploy", found, len(some))
+            return apply_masks(found)
+
         transforms = tuple(step for step in then if isinstance(step, Transform))
         program = LocalProgram((*self._steps(deployment), *transforms), keeps)
         results = self.engine.run(
             program,
             ids,
             rows=partial(take, state.clients),
-            dispatch=lambda some: apply_masks(self.algorithm.deploy(seen, some)[name].dispatch),
+            dispatch=dispatched,
             settings=settings,
             observe=tuple(step for step in then if isinstance(step, Statistic)),
         )

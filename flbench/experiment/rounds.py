@@ -240,7 +240,7 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
         seen = visible_to_server(state, program)
         links, update = of_server(algorithm, seen, replace(results, sent=sent))
         with naming(algorithm, state, "aggregate"):
-            check_reply(update, state)
+            check_update(update, state, len(results.ids))
     reply = Message() if update.reply is None else apply_mask(update.reply)
     update = replace(update, reply=reply)
     put_(state.clients, results.ids, reply.values, reply.mask)
@@ -275,22 +275,40 @@ def check_kept(program: LocalProgram, state: State) -> None:
         )
 
 
-def check_reply(update: Update, state: State) -> None:
-    """Check that there are rows for all tensors of a reply.
+def check_update(update: Update, state: State, clients: int) -> None:
+    """Check that an update changes what the state has, and that its reply has rows of the cohort.
 
     Args:
         update: Result of `aggregate`.
         state: The complete state.
+        clients: Number of clients K of the cohort that have finished.
 
     Raises:
-        UnknownNameError: There are no rows for one of them, or a mask belongs to none of them.
+        UnknownNameError: A new entry of the server's tree is called almost like an old one that
+            the update does not change, there are no rows for a tensor of the reply, or a mask
+            belongs to none of them.
+        ConfigError: A tensor of the reply does not have the shape [K, ...] of the clients' rows.
     """
+    unchanged = state.server.keys() - update.server.keys()
+    for name in sorted(update.server.keys() - state.server.keys()):
+        # A method may add entries, but one that is called almost like an old one is a mistake.
+        if near := did_you_mean(name, unchanged):
+            raise UnknownNameError(
+                f"the update names `{name}`, which the server's tree does not have, and leaves an"
+                f" entry of a similar name as it is.{near} Give a new entry another name."
+            )
     values = {} if update.reply is None else apply_mask(update.reply).values
-    for name in values:
+    for name, value in values.items():
         if name not in state.clients:
             raise UnknownNameError(
                 f"the reply names `{name}`, for which `init` returned no rows."
                 f"{did_you_mean(name, state.clients)} A reply has names of the clients' tree."
+            )
+        wanted = [clients, *state.clients[name].shape[1:]]
+        if list(value.shape) != wanted:
+            raise ConfigError(
+                f"`{name}` of the reply has the shape {list(value.shape)}. A reply to {clients}"
+                f" clients must have the shape {wanted}: a row for each client of `results.ids`."
             )
 
 
@@ -454,6 +472,35 @@ def advance(state: State, stages: tuple[Stage, ...], update: Update) -> State:
     )
 
 
+def check_rows(algorithm: Algorithm, hook: str, dispatch: Dispatch, clients: int) -> None:
+    """Check that a dispatch has a row for each client that was asked for.
+
+    Args:
+        algorithm: The method.
+        hook: The hook that has returned the dispatch, or the model with it.
+        dispatch: The dispatch.
+        clients: Number of the clients.
+
+    Raises:
+        ConfigError: It is no Dispatch, or a tensor of its rows has another number of rows.
+    """
+    method = f"`{hook}` of the method `{algorithm.name}` returned"
+    if not isinstance(dispatch, Dispatch) or not isinstance(dispatch.rows, Message):
+        what = dispatch if not isinstance(dispatch, Dispatch) else dispatch.rows
+        part = "" if what is dispatch else " `rows` of the type"
+        raise ConfigError(
+            f"{method}{part} {type(what).__name__}. It must return a Dispatch, whose `rows` are a"
+            " Message."
+        )
+    for name, value in dispatch.rows.values.items():
+        if value.ndim == 0 or len(value) != clients:
+            raise ConfigError(
+                f"{method} `rows` in which `{name}` has the shape {list(value.shape)}. For"
+                f" {clients} clients it must be [{clients}, ...]: a row for each client of `ids`,"
+                " in their order. A tensor of all clients is read by `tensor[ids]`."
+            )
+
+
 class DispatchMeter:
     """Calls the method's `dispatch`, applies its masks and counts the bytes of each client.
 
@@ -471,6 +518,7 @@ class DispatchMeter:
     def __call__(self, ids: Tensor) -> Dispatch:
         """Return the dispatch for clients `ids` [K] with its masks applied."""
         dispatch = self._algorithm.dispatch(self._seen, ids)
+        check_rows(self._algorithm, "dispatch", dispatch, len(ids))
         shared, rows = shared_bytes(dispatch.shared), row_bytes(dispatch.rows)
         for k, client in enumerate(ids.tolist()):
             self._bytes[client] = shared + (int(rows[k]) if len(rows) else 0)

@@ -114,7 +114,8 @@ def played(
         ids: Clients [K] int64 of the cohort; None for the cohort that the method draws.
 
     Returns:
-        The state after the round, and what the cohort sent.
+        The state after the round, and the results of the cohort. Masks are not applied to what it
+        sent: outside of them, the server saw zeros.
     """
     stage = built.algorithm.stages()[state.stage]
     settings = rounds.settings_of(built.algorithm, state, setup=stage.setup)

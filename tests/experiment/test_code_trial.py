@@ -475,6 +475,7 @@ class Named(FedAvg):
     statistic, key, entry, leaf, sent, read = "sizes", "n", "sizes.n", "size", "size", "size"
     weight, number, kept, masks, mask, reply = "mu", "mu", "old", (("old", "held"),), "old", "old"
     server, client, train, reduce, model = "momentum", "old", None, "sum", "old"
+    changed = "momentum"
     stage = 0  # the stage that has the names of the subclass
 
     def stages(self):
@@ -509,7 +510,7 @@ class Named(FedAvg):
         names = self.names(state)
         size = results.sent.values[names.read]
         mean = super().aggregate(state, results).server
-        changed = {"momentum": state.server[names.server] + state.clients[names.client].sum()}
+        changed = {names.changed: state.server[names.server] + state.clients[names.client].sum()}
         reply = Message({names.reply: size[:, None].expand(-1, 3)})
         return Update(mean | changed, reply)
 
@@ -536,6 +537,7 @@ WRONG = {  # names of a subclass: the name that the error has, and the place
     "reply": ({"reply": "olds"}, "olds", "`aggregate`"),
     "server": ({"server": "momenta"}, "momenta", "`aggregate`"),
     "client": ({"client": "olds"}, "olds", "`aggregate`"),
+    "update": ({"changed": "momenta"}, "momenta", "`aggregate`"),
     "train": ({"train": "back.*"}, "back.*", "step 3 (Phase)"),
     "reduce": ({"reduce": (("m", "sum"),)}, "n", "step 1 (Statistic `sizes`)"),
     "model": ({"model": "olds"}, "olds", "the model `personal`"),
@@ -564,6 +566,42 @@ def test_the_error_suggests_a_name_that_exists():
 
     with method_named("misspelt", kind), pytest.raises(UnknownNameError, match=r"`sizes\.n`\?"):
         build("algorithm=misspelt")
+
+
+class Messages(FedAvg):
+    """Sends a row to each client, and replies with one."""
+
+    dispatched, replied = slice(None), slice(None)
+
+    def init(self, start):
+        server, clients = super().init(start)
+        return server, clients | repeat({"own": torch.zeros(2)}, self.setting.clients)
+
+    def dispatch(self, state, ids):
+        rows = Message({"tag": ids.double()[self.dispatched]})
+        return replace(super().dispatch(state, ids), rows=rows)
+
+    def aggregate(self, state, results):
+        rows = torch.ones(len(results.ids), 2)
+        reply = Message({"own": rows[self.replied]})
+        return replace(super().aggregate(state, results), reply=reply)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"dispatched": slice(1)}, r"`tag` has the shape \[1\]. For \d+ clients"),
+        ({"dispatched": None}, r"`tag` has the shape \[1, \d+\]. For \d+ clients"),
+        ({"replied": slice(1)}, r"`own` of the reply has the shape \[1, 2\]"),
+        ({"replied": (slice(None), 0)}, r"`own` of the reply has the shape \[\d+\]"),
+    ],
+)
+def test_messages_have_a_row_for_each_client(values, words, tmp_path):
+    """Rows that PyTorch would broadcast, or that belong to other clients, are refused."""
+    kind = type("Wrong", (Messages,), values)
+
+    with method_named("wrong", kind), pytest.raises(ConfigError, match=words):
+        small_run(tmp_path, "algorithm=wrong", "train.rounds=2", "engine.name=vectorized")
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
