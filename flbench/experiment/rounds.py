@@ -484,20 +484,20 @@ def check_rows(algorithm: Algorithm, hook: str, dispatch: Dispatch, clients: int
     Raises:
         ConfigError: It is no Dispatch, or a tensor of its rows has another number of rows.
     """
-    method = f"`{hook}` of the method `{algorithm.name}` returned"
     if not isinstance(dispatch, Dispatch) or not isinstance(dispatch.rows, Message):
         what = dispatch if not isinstance(dispatch, Dispatch) else dispatch.rows
         part = "" if what is dispatch else " `rows` of the type"
         raise ConfigError(
-            f"{method}{part} {type(what).__name__}. It must return a Dispatch, whose `rows` are a"
-            " Message."
+            f"`{hook}` of the method `{algorithm.name}` returned{part} {type(what).__name__}. It"
+            " must return a Dispatch, whose `rows` are a Message."
         )
     for name, value in dispatch.rows.values.items():
         if value.ndim == 0 or len(value) != clients:
             raise ConfigError(
-                f"{method} `rows` in which `{name}` has the shape {list(value.shape)}. For"
-                f" {clients} clients it must be [{clients}, ...]: a row for each client of `ids`,"
-                " in their order. A tensor of all clients is read by `tensor[ids]`."
+                f"`{hook}` of the method `{algorithm.name}` returned `rows` in which `{name}` has"
+                f" the shape {list(value.shape)}. For {clients} clients it must be"
+                f" [{clients}, ...]: a row for each client of `ids`, in their order. A tensor of"
+                " all clients is read by `tensor[ids]`."
             )
 
 
