@@ -900,7 +900,7 @@ def test_a_method_whose_server_depends_on_something_outside_its_state_is_refused
     tmp_path, method, word
 ):
     # With many clients, two draws are hardly ever equal.
-    many = keys(tmp_path / "out") | {"partition": fl.IID(clients=60, samples=240)}
+    many = keys(tmp_path / "out") | {"partition": fl.IID(clients=60, samples=600)}
     with pytest.raises(ConfigError) as found:
         fl.run(method, data="digits", **many)
 
