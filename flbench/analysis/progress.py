@@ -64,6 +64,8 @@ def targets_of(comparison: Arrangement, curves: pd.DataFrame) -> pd.DataFrame:
             mine = at_place[at_place["split"] == split].sort_values("round", kind="stable")
             if not {(one.method, one.repetition) for one in entries} <= _runs_of(mine):
                 continue  # some runs have no validation part
+            if split == "test" and not _rounds_of(at_place, "validation") <= _rounds_of(mine):
+                continue  # final trainings of a study have test metrics of one or two rounds
             for target in _targets(comparison, place, mine):
                 rows += [
                     (place, split, target, method, *_costs(mine, target, method, mine_of_method))
@@ -76,6 +78,12 @@ def targets_of(comparison: Arrangement, curves: pd.DataFrame) -> pd.DataFrame:
 def _runs_of(curves: pd.DataFrame) -> set[tuple[str, int]]:
     """Return method and repetition of the runs that have a curve."""
     return set(zip(curves["method"], curves["repetition"], strict=True))
+
+
+def _rounds_of(curves: pd.DataFrame, split: str = "test") -> set[tuple[str, int, int]]:
+    """Return method, repetition and round of the evaluations on a split."""
+    mine = curves[curves["split"] == split]
+    return set(zip(mine["method"], mine["repetition"], mine["round"], strict=True))
 
 
 def _costs(

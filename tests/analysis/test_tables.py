@@ -20,7 +20,7 @@ from flbench.analysis.arrangement import arrange
 from flbench.analysis.tables import analyse
 from flbench.comparison.collect import collect
 from flbench.core.errors import UserError
-from flbench.results import reading
+from flbench.results import metrics_file, reading
 from tests.comparison.made import matrix, run_folder
 from tests.support import run
 
@@ -312,6 +312,19 @@ def test_costs_of_a_target_are_medians_of_survival_times(tmp_path):
         assert row["bytes"] == pytest.approx(10 * median, nan_ok=True)
         first = [one for one, is_there in zip(rounds, reached, strict=True) if is_there]
         assert (row["rounds_min"], row["rounds_max"]) == (min(first), max(first))
+
+
+def test_costs_on_test_parts_need_all_evaluations(tmp_path):
+    """Final trainings of a study are evaluated on test parts in the last and the best round."""
+    matrix(tmp_path, {"fedavg": [0.5, 0.6, 0.65], "hfcd": [0.8, 0.85, 0.8]}, rounds=4)
+    for one in collect([tmp_path]).runs:
+        rows = [row for row in one.rows if row.split != "test" or row.round == 4]
+        text = metrics_file.header_line() + metrics_file.to_text(rows)
+        (one.path / "metrics.csv").write_text(text)
+
+    found = analyse(arrange(collect([tmp_path]).runs, targets=0.5)).targets
+
+    assert set(found["split"]) == {"validation"}
 
 
 def test_columns_of_the_leaderboard_can_be_chosen(tmp_path):
