@@ -137,9 +137,12 @@ def drawn(analysis: Analysis, place: str, only: Sequence[str] = ()) -> Iterator[
     if count > figures.MOST_CLASSES:
         left_out = f" Only the rarest {figures.MOST_CLASSES} of {count:,} classes are shown."
     gains = figures.methods_with_gains(analysis, place)
-    gaining = "All methods are shown."
+    gaining = "Methods with which no client gains or loses are left out."
     if len(gains) > figures.MOST_SCATTERED:
-        gaining = f"Only the first {figures.MOST_SCATTERED} methods of the leaderboard are shown."
+        gaining = (
+            f"Of the methods with which clients gain or lose, the first {figures.MOST_SCATTERED} of"
+            " the leaderboard are shown."
+        )
     candidates: list[tuple[str, str, str, Callable[[], Figure | None]]] = [
         (
             "leaders",

@@ -136,7 +136,8 @@ def compare(
     methods of a repetition have the same seeds, so that their results are paired.
 
     The sections of the configuration are given as to `fl.run`. Cells differ from runs in three
-    defaults: `engine.threads` is 1, `output.checkpoint_every` is 1, and `tracking.mlflow` is false.
+    defaults: `engine.threads` is 1, `output.checkpoint_every` is 1 with at least 5 seconds between
+    two checkpoints (`output.checkpoint_seconds`), and `tracking.mlflow` is false.
     An interrupt keeps the cells that are finished, and raises KeyboardInterrupt, whose message
     names the call of `fl.resume` that continues the comparison.
 
