@@ -90,6 +90,14 @@ def _in_one_order(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted(set(names)))
 
 
+Freeze = Literal["none", "backbone"] | tuple[StrictStr, ...]
+
+
+def _none_if_empty(names: Freeze) -> Freeze:
+    """Return the value of `model.freeze`; no pattern at all is `none`."""
+    return names or "none"
+
+
 Columns = Annotated[tuple[StrictStr, ...], AfterValidator(_in_one_order)]
 
 
@@ -266,6 +274,11 @@ class ModelConfig(Strict):
     """Section `model`: the net. Each net adds keys of its own."""
 
     name: str = Field("mlp", description="net")
+    freeze: Annotated[Freeze, AfterValidator(_none_if_empty)] = Field(
+        "none",
+        description="parameters that no method trains, sends or keeps: none, backbone (all but the"
+        " head), or patterns of names, such as [conv1, stage?_*]",
+    )
 
 
 class OwnModelConfig(ModelConfig):
@@ -797,11 +810,11 @@ class Config(Strict):
         These are `seed` and the sections `data`, `partition`, `model`, `algorithm` and `train`, but
         not `data.root`: the content of the files is covered by the hash of the partition.
         `train.early_stopping` counts only if it is on, and `train.terms`, `data.client`,
-        `data.drop`, `data.source`, `model.lightning`, `model.fixed`, `partition.args`,
-        `partition.sha256` and `algorithm.sha256` only if they are set, so that the hashes of runs
-        that were made before these keys existed stay valid. Of a method that is not flbench's own,
-        the hash of the source counts, and not `algorithm.source`, the place where it is imported
-        from.
+        `data.drop`, `data.source`, `model.lightning`, `model.fixed`, `model.freeze`,
+        `partition.args`, `partition.sha256` and `algorithm.sha256` only if they are set, so that
+        the hashes of runs that were made before these keys existed stay valid. Of a method that is
+        not flbench's own, the hash of the source counts, and not `algorithm.source`, the place
+        where it is imported from.
         """
         sections = ("seed", "data", "partition", "model", "algorithm", "train")
         tree = {key: value for key, value in self.tree().items() if key in sections}
@@ -823,6 +836,8 @@ class Config(Strict):
             del tree["model"]["lightning"]
         if tree["model"].get("fixed", "") is None:
             del tree["model"]["fixed"]
+        if tree["model"].get("freeze", "") == "none":
+            del tree["model"]["freeze"]
         if self.train.early_stopping.patience is None:
             del tree["train"]["early_stopping"]
         if not tree["train"]["terms"]:

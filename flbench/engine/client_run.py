@@ -17,6 +17,7 @@ from flbench.data import batches
 from flbench.engine.base import RoundSettings
 from flbench.engine.environment import Environment
 from flbench.engine.training import Training
+from flbench.models import fixed
 from flbench.models.lightning_net import LightningNet
 
 STATISTIC_BATCH = 512
@@ -81,9 +82,12 @@ class ClientRun:
             name: env.own[name] if name in env.own else value.clone()
             for name, value in self.start.items()
         }
+        # Code that flbench does not know may have written to what is frozen.
+        unchanged = fixed.of(env.net).leaves if env.state is None else frozenset()
         with torch.no_grad():
             for name, leaf in env.own.items():
-                leaf.copy_(self.start[name])
+                if name not in unchanged:
+                    leaf.copy_(self.start[name])
         env.reset_scaler()
 
     def execute(self, step: Step) -> None:

@@ -243,6 +243,7 @@ def build(
     *,
     tried: bool = True,
     engine: EngineConfig | None = None,
+    folder: Path | None = None,
 ) -> Experiment:
     """Build all objects of an experiment.
 
@@ -255,6 +256,8 @@ def build(
         tried: Whether to try the code of the user in a few steps of training. The models of a
             finished run need no trial.
         engine: What to build with in place of the section `engine` of the configuration.
+        folder: Folder of the run, if it has begun: what is frozen in the net has the values that
+            the run has stored.
 
     Raises:
         UserError: Data and configuration do not fit together. The message lists all reasons that
@@ -262,11 +265,16 @@ def build(
     """
     _check_resolved(config)
     with own_methods.named(config.algorithm):
-        return _built(config, federation, engine or config.engine, tried=tried)
+        return _built(config, federation, engine or config.engine, tried=tried, folder=folder)
 
 
 def _built(
-    asked: Config, federation: Federation | None, asked_engine: EngineConfig, *, tried: bool
+    asked: Config,
+    federation: Federation | None,
+    asked_engine: EngineConfig,
+    *,
+    tried: bool,
+    folder: Path | None,
 ) -> Experiment:
     """Build all objects of an experiment; see `build`."""
     used = find_engine(asked_engine)
@@ -275,6 +283,8 @@ def _built(
     scheme = own_schemes.sha256(asked.partition, federation.partition.hash())
     net = build_net(asked.model, federation.shape, federation.output, asked.seed)
     about_net = own.recorded(asked.model, net) if isinstance(asked.model, OwnModelConfig) else {}
+    if folder is not None and (values := fixed.values(net)):
+        checkpoint.load_frozen(folder / "checkpoints" / checkpoint.FROZEN, values)
     judge, about_classes = _judge(asked, net, federation)
     terms = None
     if asked.train.terms:
@@ -326,7 +336,8 @@ def _built(
         if frozen and _is_unmet_by_freezing(unmet, method, config, setting, net, federation.shape):
             unmet.append(
                 f"The method sees neither the {frozen} frozen parameters of the net"
-                " (requires_grad=False) nor layers without other parameters."
+                " (requires_grad=False or model.freeze) nor layers without other parameters. Freeze"
+                " less of the net, or take another method."
             )
         raise ConfigError(
             "\n".join(f"`algorithm.name={config.algorithm.name}`: {sentence}" for sentence in unmet)

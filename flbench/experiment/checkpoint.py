@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -14,6 +15,8 @@ from flbench.core.errors import DataError
 from flbench.core.types import State, Tree
 
 FORMAT = "3"
+FROZEN = "frozen.safetensors"
+"""Name of the file in the folder of the checkpoints with what is frozen in the net."""
 UNEXPECTED = (AttributeError, LookupError, RecursionError, TypeError, ValueError)  # of the metadata
 
 
@@ -62,6 +65,71 @@ def save(path: Path, state: State, config_hash: str, extra: dict[str, Any] | Non
         "names": json.dumps(list(tensors)),  # the file itself does not preserve their order
         "extra": json.dumps(extra or {}),
     }
+    _write(path, tensors, metadata)
+
+
+def save_frozen(path: Path, tree: Tree) -> None:
+    """Write what is frozen in a net, which is the same in all rounds, beside the checkpoints.
+
+    Args:
+        path: The file to write.
+        tree: Frozen parameters and statistics by name.
+
+    Raises:
+        OSError: The file cannot be written. Its old content is unchanged.
+    """
+    contiguous = {name: value.detach().contiguous() for name, value in tree.items()}
+    _write(path, contiguous, {"format": FORMAT})
+
+
+def load_frozen(path: Path, tree: Tree) -> None:
+    """Copy what a run has stored as frozen into the tensors of a net.
+
+    A run continues, and its models predict, with the values that it began with, even if the net is
+    made with other ones now, for example from another file of pretrained weights. Runs of versions
+    that wrote no such file have the values that the net is made with.
+
+    Args:
+        path: The file; nothing is done if there is none.
+        tree: Frozen parameters and statistics of the net by name, which are written to.
+
+    Raises:
+        DataError: The file is damaged, or has other tensors than the net.
+    """
+    if not path.exists():
+        return
+    try:
+        files.check_regular(path)
+        with safe_open(path, framework="pt") as file:
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, *UNEXPECTED) as error:
+        raise DataError(
+            f"{path} cannot be read ({error}). Restore it from a copy, or remove it: the frozen"
+            " parameters then have the values that the net is made with."
+        ) from error
+    for name in sorted(found.keys() | tree.keys()):
+        if name not in found or name not in tree or found[name].shape != tree[name].shape:
+            raise DataError(
+                f"{path} does not fit the net: `{name}` has"
+                f" {_shape(found, name)} in the file and {_shape(tree, name)} in the net. Restore"
+                " the file from a copy, or make the same net as when the run began."
+            )
+    with torch.no_grad():
+        for name, value in found.items():
+            tree[name].copy_(value)
+
+
+def _shape(tree: Tree, name: str) -> str:
+    """Return the shape of a tensor in words, for messages."""
+    return f"the shape {list(tree[name].shape)}" if name in tree else "no value"
+
+
+def _write(path: Path, tensors: Tree, metadata: dict[str, str]) -> None:
+    """Write a safetensors file; after a crash it has its old content or its new content.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
     beside = path.with_name(path.name + ".part")
     try:
         beside.unlink(missing_ok=True)  # safetensors would write through a link of this name

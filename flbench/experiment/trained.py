@@ -425,7 +425,7 @@ def _built(path: Path, federation: Federation | None) -> Iterator[Experiment]:
     threads = torch.get_num_threads()
     config, _ = resolve_written(path / "config.yaml")
     engine = _on_this_machine(config.engine)
-    experiment = build(config, federation, tried=False, engine=engine)
+    experiment = build(config, federation, tried=False, engine=engine, folder=path)
     try:
         samples = experiment.federation
         check_unchanged(path, samples.partition, samples.dataset, "Restore the old files.")

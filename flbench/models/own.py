@@ -17,7 +17,7 @@ from flbench.core import given, imported, user_code
 from flbench.core.errors import ConfigError
 from flbench.core.tree import digest
 from flbench.core.types import Outputs
-from flbench.models import fixed, lightning_net, trial
+from flbench.models import fixed, freezing, lightning_net, trial
 from flbench.models.copies import bound_functions, hooked_parameters, sentence_on
 from flbench.models.module_state import isolated
 
@@ -82,6 +82,8 @@ def make(config: OwnModelConfig, shape: tuple[int, ...], classes: int | None) ->
         net.train()
     whole = trial.copied(net, what)
     split = _divided(net, config, shape, classes, what)
+    for place in freezing.freeze(split, config):
+        whole.get_submodule(freezing.in_net_of_user(split, place)).eval()
     _write_fixed(split, config, what)
     trial.check(whole, split, shape, classes, what, given_in_eval_mode=given_in_eval_mode)
     return split
@@ -141,7 +143,7 @@ def _write_fixed(net: nn.Module, config: OwnModelConfig, what: str) -> None:
             f"{what}: all {len(frozen)} parameters are frozen (requires_grad=False), so nothing can"
             " be trained. Set requires_grad=True for those to train, such as the head's."
         )
-    if config.sha256 is not None and config.fixed is None:
+    if config.sha256 is not None and config.fixed is None and config.freeze == freezing.NONE:
         return
     if config.fixed not in (None, str(found)):
         raise ConfigError(
@@ -196,6 +198,7 @@ def _lightning(
     """Return the net of a LightningModule that is trained by its own training step."""
     net = lightning_net.make(source, config, shape, classes, what)
     _check_leaves(net.module, what)
+    freezing.freeze(net, config, net.head)
     _write_fixed(net, config, what)
     with fixed.eval_mode(net):
         lightning_net.check_output(net, shape, classes, what)
@@ -351,26 +354,19 @@ def _called(
 
 
 def _check_leaves(net: nn.Module, what: str) -> None:
-    """Raise a ConfigError if parameters are missing, shared, uninitialized or not floating."""
+    """Raise a ConfigError if parameters are missing, uninitialized or not floating."""
     leaves = [
         *net.named_parameters(remove_duplicate=False),
         *net.named_buffers(remove_duplicate=False),
     ]
     if not list(net.parameters()):
         raise ConfigError(f"{what} has no parameters. Give a net that can be trained.")
-    seen: dict[int, str] = {}
     for name, leaf in leaves:
         if isinstance(leaf, UninitializedParameter | UninitializedBuffer):
             raise ConfigError(
                 f"{what}: `{name}` is not initialized (a Lazy layer). Call the net once with a"
                 " sample before you give it."
             )
-        if id(leaf) in seen:
-            raise ConfigError(
-                f"{what}: `{seen[id(leaf)]}` and `{name}` are one tensor. Nets that share"
-                " parameters cannot be used; give each layer its own."
-            )
-        seen[id(leaf)] = name
     for name, parameter in net.named_parameters():
         if not parameter.is_floating_point():
             raise ConfigError(f"{what}: `{name}` is {parameter.dtype}. Use floating point.")
