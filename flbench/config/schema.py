@@ -270,6 +270,21 @@ class PartitionConfig(Strict):
         return self.scheme.rpartition(":")[2]
 
 
+class LoraConfig(Strict):
+    """Section `model.lora`: low-rank adapters by the package PEFT."""
+
+    rank: int | None = Field(
+        None, ge=1, description="rank of the adapters, which the head trains with (null: none)"
+    )
+    alpha: float = Field(8.0, gt=0, description="numerator of the adapters' factor alpha / rank")
+    targets: tuple[StrictStr, ...] = Field(
+        (),
+        description="layers that get an adapter, patterns of names such as [fc1, *.attn.qkv]"
+        " (default: the linear layers below the head, or the convolutions if there are none)",
+    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the adapters' inputs")
+
+
 class ModelConfig(Strict):
     """Section `model`: the net. Each net adds keys of its own."""
 
@@ -279,6 +294,7 @@ class ModelConfig(Strict):
         description="parameters that no method trains, sends or keeps: none, backbone (all but the"
         " head), or patterns of names, such as [conv1, stage?_*]",
     )
+    lora: LoraConfig = LoraConfig()
 
 
 class OwnModelConfig(ModelConfig):
@@ -811,7 +827,7 @@ class Config(Strict):
         not `data.root`: the content of the files is covered by the hash of the partition.
         `train.early_stopping` counts only if it is on, and `train.terms`, `data.client`,
         `data.drop`, `data.source`, `model.lightning`, `model.fixed`, `model.freeze`,
-        `partition.args`, `partition.sha256` and `algorithm.sha256` only if they are set, so that
+        `model.lora`, `partition.args`, `partition.sha256` and `algorithm.sha256` only if they are set, so that
         the hashes of runs that were made before these keys existed stay valid. Of a method that is
         not flbench's own, the hash of the source counts, and not `algorithm.source`, the place
         where it is imported from.
@@ -838,6 +854,8 @@ class Config(Strict):
             del tree["model"]["fixed"]
         if tree["model"].get("freeze", "") == "none":
             del tree["model"]["freeze"]
+        if "lora" in tree["model"] and tree["model"]["lora"]["rank"] is None:
+            del tree["model"]["lora"]
         if self.train.early_stopping.patience is None:
             del tree["train"]["early_stopping"]
         if not tree["train"]["terms"]:

@@ -12,7 +12,7 @@ from flbench.core.errors import ConfigError
 from flbench.core.registry import MODELS
 from flbench.core.rng import seeded, torch_seed
 from flbench.core.types import Outputs, Tree
-from flbench.models import fixed, freezing, own
+from flbench.models import fixed, freezing, lora, own
 from flbench.models.lightning_net import LightningNet
 from flbench.models.module_state import isolated
 
@@ -206,9 +206,13 @@ def build(config: ModelConfig, shape: tuple[int, ...], classes: int | None, seed
         if classes is None:
             raise own.needs_classes(config.name)
         net: Net = MODELS.find(config.name)(config, shape, classes)
-    if not any(module.training for module in net.modules()):
-        net.train()
-    freezing.freeze(net, config)
+        if not any(module.training for module in net.modules()):
+            net.train()
+        if config.lora.rank is None:
+            freezing.freeze(net, config)
+        else:
+            lora.freeze_base(net, config)
+            lora.inject(net, config)
     fixed.write(net, fixed.find(net))
     return net
 

@@ -4,7 +4,7 @@ Freezing sets what a user could set by hand: `requires_grad=False`, and the eval
 normalization layers. Everything else follows from `flbench.models.fixed`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from fnmatch import fnmatchcase
 from typing import Final
 
@@ -57,11 +57,28 @@ def freeze(net: nn.Module, config: ModelConfig, head: str | None = "head") -> fr
             f" {len(parameters)} are frozen. Freeze fewer of them, for example"
             " model.freeze=backbone, which trains the head."
         )
+    return stop_statistics(net, names)
+
+
+def stop_statistics(net: nn.Module, names: Set[str] = frozenset()) -> frozenset[str]:
+    """Put the normalization layers of a net in eval mode all of whose parameters are frozen.
+
+    Args:
+        net: The net; it is changed.
+        names: Names of parameters and buffers that count as frozen, besides the parameters with
+            `requires_grad=False`. A layer without parameters is frozen if its buffers are.
+
+    Returns:
+        Names of these layers.
+    """
     frozen = set()
     for place, module in net.named_modules():
-        own = [name for name, _ in module.named_parameters(recurse=False)]
-        own = own or [name for name, _ in module.named_buffers(recurse=False)]
-        if isinstance(module, _NormBase) and own and all(f"{place}.{n}" in names for n in own):
+        if not isinstance(module, _NormBase):
+            continue
+        parameters = list(module.named_parameters(recurse=False))
+        own = parameters or list(module.named_buffers(recurse=False))
+        still = [n for n, one in own if f"{place}.{n}" in names or n in dict(parameters)]
+        if own and len(still) == len(own) and not any(one.requires_grad for _, one in parameters):
             module.eval()
             frozen.add(place)
     return frozenset(frozen)

@@ -36,6 +36,10 @@ class LightningNet(nn.Module):
         self.compiled = compiled
         self.module = module
         self.head = None if head is None else f"module.{head}"
+        self.note_frozen()
+
+    def note_frozen(self) -> None:
+        """Set `frozen` to the parameters that are frozen now."""
         self.frozen = frozenset(
             name for name, one in self.named_parameters() if not one.requires_grad
         )

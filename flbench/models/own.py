@@ -17,7 +17,7 @@ from flbench.core import given, imported, user_code
 from flbench.core.errors import ConfigError
 from flbench.core.tree import digest
 from flbench.core.types import Outputs
-from flbench.models import fixed, freezing, lightning_net, trial
+from flbench.models import fixed, freezing, lightning_net, lora, trial
 from flbench.models.copies import bound_functions, hooked_parameters, sentence_on
 from flbench.models.module_state import isolated
 
@@ -82,10 +82,14 @@ def make(config: OwnModelConfig, shape: tuple[int, ...], classes: int | None) ->
         net.train()
     whole = trial.copied(net, what)
     split = _divided(net, config, shape, classes, what)
-    for place in freezing.freeze(split, config):
+    freeze = freezing.freeze if config.lora.rank is None else lora.freeze_base
+    for place in freeze(split, config):
         whole.get_submodule(freezing.in_net_of_user(split, place)).eval()
     _write_fixed(split, config, what)
     trial.check(whole, split, shape, classes, what, given_in_eval_mode=given_in_eval_mode)
+    if config.lora.rank is not None:
+        lora.inject(split, config)
+        _write_fixed(split, config, what)
     return split
 
 
@@ -198,7 +202,12 @@ def _lightning(
     """Return the net of a LightningModule that is trained by its own training step."""
     net = lightning_net.make(source, config, shape, classes, what)
     _check_leaves(net.module, what)
-    freezing.freeze(net, config, net.head)
+    if config.lora.rank is None:
+        freezing.freeze(net, config, net.head)
+    else:
+        lora.freeze_base(net, config, net.head)
+        lora.inject(net, config, net.head)
+    net.note_frozen()
     _write_fixed(net, config, what)
     with fixed.eval_mode(net):
         lightning_net.check_output(net, shape, classes, what)
@@ -220,6 +229,8 @@ def sha256(config: OwnModelConfig, net: nn.Module) -> str:
     if config.name == given.OBJECT:
         sha = hashlib.sha256(str(net).encode())
         for name, leaf in net.state_dict().items():
+            if config.lora.rank is not None and ".lora_" in name:
+                continue  # adapters are drawn from the run's seed
             if not isinstance(leaf, Tensor):  # of get_extra_state
                 sha.update(name.encode() + _pickled(leaf))
                 continue
