@@ -295,6 +295,11 @@ class ModelConfig(Strict):
         " head), or patterns of names, such as [conv1, stage?_*]",
     )
     lora: LoraConfig = LoraConfig()
+    cache: Literal["auto", "off"] = Field(
+        "auto",
+        description="auto: outputs of the first layers are computed once if model.freeze freezes"
+        " them and they are the same in each step; off: in each step",
+    )
 
 
 class OwnModelConfig(ModelConfig):
@@ -826,11 +831,11 @@ class Config(Strict):
         These are `seed` and the sections `data`, `partition`, `model`, `algorithm` and `train`, but
         not `data.root`: the content of the files is covered by the hash of the partition.
         `train.early_stopping` counts only if it is on, and `train.terms`, `data.client`,
-        `data.drop`, `data.source`, `model.lightning`, `model.fixed`, `model.freeze`,
-        `model.lora`, `partition.args`, `partition.sha256` and `algorithm.sha256` only if they are set, so that
-        the hashes of runs that were made before these keys existed stay valid. Of a method that is
-        not flbench's own, the hash of the source counts, and not `algorithm.source`, the place
-        where it is imported from.
+        `data.drop`, `data.source`, `model.lightning`, `model.fixed`, `model.freeze`, `model.lora`,
+        `model.cache`, `partition.args`, `partition.sha256` and `algorithm.sha256` only if they are
+        set, so that the hashes of runs that were made before these keys existed stay valid. Of a
+        method that is not flbench's own, the hash of the source counts, and not
+        `algorithm.source`, the place where it is imported from.
         """
         sections = ("seed", "data", "partition", "model", "algorithm", "train")
         tree = {key: value for key, value in self.tree().items() if key in sections}
@@ -856,6 +861,8 @@ class Config(Strict):
             del tree["model"]["freeze"]
         if "lora" in tree["model"] and tree["model"]["lora"]["rank"] is None:
             del tree["model"]["lora"]
+        if tree["model"].get("cache", "") == "auto":
+            del tree["model"]["cache"]
         if self.train.early_stopping.patience is None:
             del tree["train"]["early_stopping"]
         if not tree["train"]["terms"]:

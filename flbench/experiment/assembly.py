@@ -30,6 +30,7 @@ from flbench.engine.base import Engine, dtype_of
 from flbench.experiment import (
     checkpoint,
     engine_choice,
+    features,
     local_terms,
     memory,
     own_methods,
@@ -38,6 +39,7 @@ from flbench.experiment import (
 from flbench.experiment.code_trial import CodeTrial
 from flbench.experiment.evaluate import PARTS, Evaluator, Judge, NetTraits, positive_class
 from flbench.experiment.evaluation_tables import ClassGroups
+from flbench.experiment.features import Cached
 from flbench.experiment.found import Found, find_engine
 from flbench.experiment.judging import ClassJudge
 from flbench.experiment.loop import FederatedLoop, Seconds
@@ -87,6 +89,7 @@ class Experiment:
         notes: Notes to show before the run starts, one sentence each. They depend on configuration
             and data alone.
         module: Optimizer and hyper-parameters of a LightningModule of the user; otherwise empty.
+        cached: What the engine has in place of net and samples; None if it has these.
         engine_choice: Why `engine.name=auto` chose the engine, with measured times; None if the
             configuration names the engine.
     """
@@ -101,6 +104,7 @@ class Experiment:
     notes: tuple[str, ...]
     engine_choice: str | None = None
     module: Mapping[str, Any] = field(default_factory=dict)
+    cached: Cached | None = None
 
     @cached_property
     def config(self) -> Config:
@@ -110,6 +114,13 @@ class Experiment:
     def messages(self) -> tuple[str, ...]:
         """Return the sentences to print before a run starts: the notes and the engine's choice."""
         return self.notes if self.engine_choice is None else (*self.notes, self.engine_choice)
+
+    @property
+    def given(self) -> tuple[nn.Module, Federation]:
+        """Net and samples as engines get them."""
+        if self.cached is None:
+            return self.net, self.federation
+        return self.cached.net, self.cached.federation
 
     def start(self) -> State:
         """Return the state before the first round.
@@ -148,7 +159,12 @@ class Experiment:
             recalibrate=self.config.train.batchnorm == "drop",
             warn=warn,
             parts=parts,
-            net=NetTraits(is_known(self.net), bool(self.net.__dict__.get(MIXES, False))),
+            net=NetTraits(
+                is_known(self.net),
+                bool(self.net.__dict__.get(MIXES, False)),
+                None if self.cached is None else self.cached.size,
+                {} if self.cached is None else self.cached.held,
+            ),
         )
 
     def loop(
@@ -376,26 +392,41 @@ def _built(
         *about_module,
         *about_code,
     ]
+    shown = None
+    if tried:
+        shown = features.cached(config, net, federation, find_engine(asked_engine))
+        notes += [shown] if isinstance(shown, str) else [] if shown is None else [shown.note]
+    given = (shown.net, shown.federation) if isinstance(shown, Cached) else (net, federation)
     reason = None
     if used.name == "auto":
 
         def make(name: str) -> Engine:
             if name == "vectorized":
                 trial.check_stacked()
-            return build_engine(find_engine(asked_engine.altered(name=name)), net, federation)
+            return build_engine(find_engine(asked_engine.altered(name=name)), *given)
 
         name, reason = engine_choice.choose(algorithm, start, make)
         used = find_engine(asked_engine.altered(name=name))
         torch.set_num_threads(used.threads or 1)
     elif tried and stacks(used, net):
         trial.check_stacked()
-    engine = build_engine(used, net, federation)
+    engine = build_engine(used, *given)
     block = engine.block(config.train.batch_size)
     if block is not None:
         used = used.altered(block=block)
     found = replace(found, engine=used)
     return Experiment(
-        asked, found, federation, net, algorithm, engine, judge, tuple(notes), reason, module
+        asked,
+        found,
+        federation,
+        net,
+        algorithm,
+        engine,
+        judge,
+        tuple(notes),
+        reason,
+        module,
+        shown if isinstance(shown, Cached) else None,
     )
 
 

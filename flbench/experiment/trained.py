@@ -756,7 +756,9 @@ class _Capture:
     def __call__(self, reduced: Tree, leaves: Tree, ctx: Tree) -> Tree:
         own = leaves
         if self.weights is not None:
-            own = {name: leaves[name] for name in self.fixed} | self.weights(leaves, ctx)
+            own = {name: leaves[name] for name in self.fixed if name in leaves} | self.weights(
+                leaves, ctx
+            )
         found = {f"net/{name}": value for name, value in own.items()}
         if self.has_rule:
             found |= {f"leaf/{name}": value for name, value in leaves.items()}
