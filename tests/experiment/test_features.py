@@ -47,11 +47,12 @@ def test_cached_equals_uncached(method, frozen):
 
 def test_outputs_are_those_of_the_backbone():
     built = build("model.name=lenet5", BACKBONE)
-    x = built.federation.inputs(torch.arange(50), torch.float32)
+    rows = torch.from_numpy(built.federation.partition.parts["test"][0])
+    x = built.federation.inputs(rows, torch.float32)
 
     with torch.no_grad():
         features = built.net.eval()(x).features
-    assert torch.allclose(built.cached.federation.x[:50], features, rtol=0, atol=1e-6)
+    assert torch.allclose(built.cached.federation.x[rows], features, rtol=0, atol=1e-6)
     again = build("model.name=lenet5", BACKBONE, "algorithm.name=local")
     assert again.cached.federation.x is built.cached.federation.x  # of one process
     other = build("model.name=lenet5", BACKBONE, "seed=1", "partition.seed=0")
@@ -139,7 +140,8 @@ def test_a_run_resumes_predicts_and_exports_with_the_whole_net(tmp_path):
     (path,) = (tmp_path / "cut").glob("*/*/")
 
     assert fl.resume(path, progress=False).digest == whole.digest
-    assert any("8 numbers for each of 120 samples" in note for note in whole.notes)
+    # 120 samples of the clients and the 297 of the common test set.
+    assert any("8 numbers for each of 417 samples" in note for note in whole.notes)
     x = torch.randint(0, 16, (20, 8, 8), dtype=torch.uint8)
     scores = [run.predict(x, client=1) for run in (whole, plain)]
     assert torch.allclose(*scores, rtol=0, atol=1e-5)
