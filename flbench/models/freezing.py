@@ -75,10 +75,10 @@ def stop_statistics(net: nn.Module, names: Set[str] = frozenset()) -> frozenset[
     for place, module in net.named_modules():
         if not isinstance(module, _NormBase):
             continue
-        parameters = list(module.named_parameters(recurse=False))
-        own = parameters or list(module.named_buffers(recurse=False))
-        still = [n for n, one in own if f"{place}.{n}" in names or n in dict(parameters)]
-        if own and len(still) == len(own) and not any(one.requires_grad for _, one in parameters):
+        parameters = [one for _, one in module.named_parameters(recurse=False)]
+        buffers = [f"{place}.{name}" for name, _ in module.named_buffers(recurse=False)]
+        is_named = bool(parameters or buffers) and (bool(parameters) or names >= {*buffers})
+        if is_named and not any(one.requires_grad for one in parameters):
             module.eval()
             frozen.add(place)
     return frozenset(frozen)
