@@ -22,7 +22,7 @@ from typer.core import TyperGroup
 from flbench import __version__
 from flbench.cli import completion, suggestions
 from flbench.cli.aliases import ALIASES, DATA, with_aliases, with_options_of
-from flbench.core import consent, files
+from flbench.core import account, consent, files
 from flbench.core.errors import RunError, UserError, shortened
 from flbench.core.expected import as_flbench_errors
 from flbench.core.printable import print_warnings, printable
@@ -1239,6 +1239,12 @@ def main(arguments: list[str] | None = None) -> int:
         The exit code.
     """
     print_warnings()
+    try:
+        account.check_current_folder()
+    except UserError as error:
+        _print_error(str(error))
+        return 2
+    account.complete()
     if arguments is None:  # this process has no other purpose than the command
         gc.set_threshold(NEW_OBJECTS)
         # When Python ends it searches all objects once more, which takes half a second and more.
