@@ -1,8 +1,8 @@
 """The user's account, as libraries expect it: a name, a home folder, and a current folder.
 
-In a container, a process may have a user id without an entry in the list of accounts, and no `HOME`.
-PyTorch then finds no name for its cache, and Ray no place for its results, and both raise errors
-that do not mention the account.
+In a container, a process may have a user id without an entry in the list of accounts, and no
+`HOME`. PyTorch then finds no name for its cache, and Ray no place for its results, and both raise
+errors that do not mention the account.
 """
 
 import os
@@ -54,9 +54,9 @@ def _temporary_home() -> Path:
     try:
         place.mkdir(mode=0o700, exist_ok=True)
         there = place.lstat()
-    except OSError:
-        there = None
-    if there and stat.S_ISDIR(there.st_mode) and there.st_uid == os.getuid():
-        if not stat.S_IMODE(there.st_mode) & 0o077:
+        is_private = not stat.S_IMODE(there.st_mode) & 0o077
+        if stat.S_ISDIR(there.st_mode) and there.st_uid == os.getuid() and is_private:
             return place
+    except OSError:
+        pass
     return Path(tempfile.mkdtemp(prefix="flbench-home-"))  # another user has taken the name
