@@ -165,9 +165,16 @@ def _exit_codes() -> Iterator[None]:
             except BrokenPipeError:
                 if not _is_output_closed():
                     raise
-                # Python writes what is left when it ends, which would fail again.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                _discard_output()
                 raise typer.Exit(1) from None
+            except OSError as error:
+                if error.filename is not None or not _fails_to_print():
+                    raise
+                _discard_output()
+                raise RunError(
+                    f"standard output cannot be written ({error.strerror}). What was computed is in"
+                    " the folder of its results; send the output to another place."
+                ) from None
     except UserError as error:
         _print_error(error)
         raise typer.Exit(2) from None
@@ -177,6 +184,24 @@ def _exit_codes() -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo("interrupted", err=True)
         raise typer.Exit(130) from None
+
+
+def _discard_output() -> None:
+    """Discard what Python would write to standard output when it ends, which would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _fails_to_print() -> bool:
+    """Return whether nothing can be printed, for example because a disk is full.
+
+    A line break is printed, because output without a buffer has nothing left that could be written.
+    """
+    try:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except OSError:
+        return True
+    return False
 
 
 def _is_output_closed() -> bool:
