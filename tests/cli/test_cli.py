@@ -782,3 +782,10 @@ def test_a_full_disk_below_standard_output_is_named(buffered):
     assert ended.returncode == 1
     assert ended.stderr.startswith("error: standard output cannot be written (No space left")
     assert len(ended.stderr.splitlines()) == 1
+
+
+def test_resume_of_no_run_says_nothing_but_the_error(flbench, tmp_path):
+    code, out, error = flbench("run", "--resume", str(tmp_path / "gone"))
+
+    assert (code, out) == (2, "")
+    assert len(error.splitlines()) == 1
