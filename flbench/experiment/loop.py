@@ -18,6 +18,7 @@ from flbench.client.program import LocalProgram, Statistic, Step
 from flbench.config.schema import Config
 from flbench.core import metric_names
 from flbench.core.errors import CallbackError, ConfigError, DivergedError, RunError, UserError
+from flbench.core.storage import Storage
 from flbench.core.types import Results, Stage, State, Tree
 from flbench.core.wording import lower_rate
 from flbench.engine.base import Engine, RoundSettings
@@ -87,6 +88,7 @@ class FederatedLoop:
         seconds: Time spent so far, including the time before a resume.
         last: Scores of the last evaluation; None before the first.
         module: Optimizer and hyper-parameters of a LightningModule of the user; otherwise empty.
+        storage: Where large tensors are stored.
         progress: How far the run is, for the callbacks.
         view: The read-only view of the run that the callbacks get.
         running: Best and last evaluated round, and totals, of the metrics written so far.
@@ -105,6 +107,7 @@ class FederatedLoop:
     seconds: Seconds = field(default_factory=Seconds)
     last: Evaluation[Any] | None = None
     module: Mapping[str, Any] = field(default_factory=dict)
+    storage: Storage = Storage()
     progress: Progress = field(init=False)
     view: RunView = field(init=False)
     running: RunningSummary = field(init=False)
@@ -274,8 +277,10 @@ class FederatedLoop:
             with self.seconds.measure("evaluate"), interrupts.allowed():
                 moments["@before"] = self.evaluator.evaluate_cohort(state, settings, ids)
         with self.seconds.measure("train"):
+            self.folder.changes.check(state.clients)
             over = rounds.exchange(self.algorithm, state, trained)
-            self.evaluator.changed(trained.results.ids)
+            self.folder.changes.changed(state.clients, None if over.written_to else ids)
+            self.evaluator.changed(ids)
         for name, value in over.metrics.items():
             self._check_server_metric(name, value)
         number, split = over.state.round, "setup" if stage.setup else "train"

@@ -9,6 +9,7 @@ import torch
 
 from flbench.config.sources import Layer
 from flbench.core.errors import RunError
+from flbench.core.storage import Storage
 from flbench.experiment import lifecycle, memory
 from tests.support import Silent, interrupted_run, reproducible, run, summary_of
 
@@ -32,7 +33,7 @@ def test_own_rows_equal_the_given_ones_and_share_nothing_with_them(limit, tmp_pa
     monkeypatch.setattr(memory, "PIECE", 64)
     given = rows()
 
-    owned = memory.writable_copy(given, limit, tmp_path / "new")
+    owned = memory.writable_copy(given, Storage(limit, tmp_path / "new"))
 
     assert list(owned) == list(given)
     for name, value in given.items():
@@ -47,7 +48,7 @@ def test_own_rows_equal_the_given_ones_and_share_nothing_with_them(limit, tmp_pa
 def test_one_client_gets_a_copy_too(tmp_path):
     given = rows(1)
 
-    owned = memory.writable_copy(given, 1.0, tmp_path)
+    owned = memory.writable_copy(given, Storage(1.0, tmp_path))
     owned["w"].zero_()
 
     assert given["w"].abs().sum() > 0
@@ -57,7 +58,7 @@ def test_mapped_rows_take_no_memory_of_the_process(tmp_path):
     given = {"w": torch.ones(1).expand(256, 2**18)}  # 256 MiB if copied
     before = anonymous()
 
-    owned = memory.writable_copy(given, 0.1, tmp_path)
+    owned = memory.writable_copy(given, Storage(0.1, tmp_path))
 
     assert anonymous() - before < 64 * 2**20
     assert float(owned["w"].sum()) == 256 * 2**18
@@ -70,7 +71,7 @@ def test_full_disk_is_an_error_and_leaves_no_file(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "posix_fallocate", full)
 
     with pytest.raises(RunError, match=r"No space left.*Choose a larger disk with output.dir"):
-        memory.writable_copy(rows(), 0.0, tmp_path)
+        memory.writable_copy(rows(), Storage(0.0, tmp_path))
 
     assert not list(tmp_path.iterdir())
 
