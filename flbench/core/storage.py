@@ -59,7 +59,7 @@ class Storage:
         Raises:
             RunError: There is not enough memory, or the file system has not enough space.
         """
-        size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout.values())
+        size = _size(layout)
         folder = self.folder
         if folder is None or self.holds(size):
             try:
@@ -81,6 +81,34 @@ class Storage:
                 f" ({error.strerror or error}). Choose a larger disk with output.dir, or raise"
                 " engine.state_memory if there is enough main memory."
             ) from error
+
+    def rows(self, tree: Tree, ids: Tensor, what: str) -> Tree:
+        """Return copies of rows of every leaf, as `flbench.core.tree.take`.
+
+        Args:
+            tree: Leaves [N, ...].
+            ids: Row numbers [K] int64.
+            what: What is stored, for the message of an error.
+
+        Raises:
+            RunError: There is not enough memory, or the file system has not enough space.
+        """
+        layout = {
+            name: ((len(ids), *shape[1:]), dtype)
+            for name, (shape, dtype) in layout_of(tree).items()
+        }
+        if self.holds(_size(layout)):
+            return {name: value[ids] for name, value in tree.items()}
+        found = self.zeros(layout, what)
+        for name, value in tree.items():
+            for place, row in enumerate(ids.tolist()):
+                found[name][place] = value[row]
+        return found
+
+
+def _size(layout: Layout) -> int:
+    """Return the bytes that tensors take."""
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout.values())
 
 
 def layout_of(tree: Tree) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

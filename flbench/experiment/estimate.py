@@ -54,8 +54,8 @@ class Estimate:
         data: Bytes of all samples.
         state: Bytes of the tensors that server and clients store.
         results: Bytes of the leaves that a cohort keeps and sends in a round.
-        memory: Largest memory of the process so far, plus the clients' tensors that are held in
-            main memory and `results`, in bytes.
+        memory: Largest memory of the process so far, plus the clients' tensors and `results` as far
+            as they are held in main memory, in bytes.
     """
 
     parameters: int
@@ -138,7 +138,7 @@ def measure(experiment: Experiment) -> Estimate:
         data=nbytes({"x": samples.x, "y": samples.y}),
         state=nbytes(state.server) + own,
         results=kept * cohort,
-        memory=used + stored + kept * cohort,
+        memory=used + stored + (kept * cohort if experiment.storage.holds(kept * cohort) else 0),
     )
 
 

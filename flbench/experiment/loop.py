@@ -258,6 +258,7 @@ class FederatedLoop:
         """
         evaluated = not stage.setup and self._is_evaluation_due(state.round + 1)
         settings = rounds.settings_of(self.algorithm, state, setup=stage.setup)
+        settings = replace(settings, storage=self.storage)
         groups = None if stage.setup else self._cohort_groups(state)
         with self.seconds.measure("train"):
             diagnostics = self.algorithm.diagnostics() if evaluated else ()
