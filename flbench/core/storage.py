@@ -60,17 +60,29 @@ class Storage:
             RunError: There is not enough memory, or the file system has not enough space.
         """
         size = _size(layout)
-        folder = self.folder
-        if folder is None or self.holds(size):
-            try:
-                return {
-                    name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in layout.items()
-                }
-            except (RuntimeError, MemoryError) as error:  # PyTorch's allocator raises the first
-                raise RunError(
-                    f"{what} take {size / GIB:.1f} GiB, more than this machine has free. Lower"
-                    " engine.state_memory, so that they are stored in a mapped file."
-                ) from error
+        if not self.holds(size):
+            return self.mapped(layout, what)
+        try:
+            return {
+                name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in layout.items()
+            }
+        except (RuntimeError, MemoryError) as error:  # PyTorch's allocator raises the first
+            raise RunError(
+                f"{what} take {size / GIB:.1f} GiB, more than this machine has free. Lower"
+                " engine.state_memory, so that they are stored in a mapped file."
+            ) from error
+
+    def mapped(self, layout: Layout, what: str) -> Tree:
+        """Return tensors of zeros in mapped files, of any size; see `zeros`.
+
+        Args:
+            layout: Shape and type of each tensor.
+            what: What is stored, for the message of an error.
+
+        Raises:
+            RunError: The file system has not enough space.
+        """
+        folder, size = self.folder or Path(tempfile.gettempdir()), _size(layout)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             return {name: _mapped(*own, folder) for name, own in layout.items()}
@@ -104,6 +116,11 @@ class Storage:
             for place, row in enumerate(ids.tolist()):
                 found[name][place] = value[row]
         return found
+
+
+def memory_of_machine() -> int:
+    """Return the bytes of memory that this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _size(layout: Layout) -> int:

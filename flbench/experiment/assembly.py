@@ -22,7 +22,8 @@ from flbench.config.schema import BestConfig, Config, EngineConfig, OwnModelConf
 from flbench.core.errors import ConfigError, DataError
 from flbench.core.ownership import is_known
 from flbench.core.rng import Draw
-from flbench.core.storage import Storage
+from flbench.core.storage import GIB, Storage, memory_of_machine
+from flbench.core.tree import nbytes
 from flbench.core.types import State, Tree
 from flbench.data import own_schemes, sources
 from flbench.data.federation import Federation
@@ -330,7 +331,8 @@ def _built(
         unmet = _sentences(algorithm.requires())
         if not unmet:
             before = _start(net, algorithm, dtype)
-            if setting.net.fixed:
+            unmet = _too_large(before)
+            if setting.net.fixed and not unmet:
                 unmet = _without_training(algorithm, before)
     except ConfigError as error:  # the head of the net is not known, or frozen
         unmet = [str(error)]
@@ -516,6 +518,21 @@ def _made_again(config: Config, net: nn.Module, federation: Federation) -> nn.Mo
     if not isinstance(config.model, OwnModelConfig) or not own.is_made(config.model):
         return net
     return build_net(config.model, federation.shape, federation.output, config.seed)
+
+
+def _too_large(start: State) -> list[str]:
+    """Return a sentence if the server's tensors do not fit into the memory of this machine.
+
+    A round computes those that change in main memory, before they are stored elsewhere.
+    """
+    need, there = nbytes(start.server), memory_of_machine()
+    if need <= there:
+        return []
+    return [
+        f"the tensors that the server keeps would take {need / GIB:,.1f} GiB, and this machine has"
+        f" {there / GIB:,.1f} GiB. Choose fewer clients (partition.clients) or a smaller net"
+        " (model.name)."
+    ]
 
 
 def _start(

@@ -219,13 +219,13 @@ def _run_to_end(
 ) -> None:
     """Run the remaining rounds, evaluate the models of the best round, write tables and summary."""
     state = start.state
-    storage, size = experiment.storage, nbytes(state.clients)
-    if not storage.holds(size):
-        callbacks.on_note(
-            f"the tensors that the clients keep take {size / GIB:.1f} GiB and are stored in a"
-            f" mapped file in output.dir, since they exceed engine.state_memory={storage.limit:g}"
-            " GiB."
-        )
+    storage = experiment.storage
+    for who, tree in (("clients keep", state.clients), ("server keeps", state.server)):
+        if not storage.holds(size := nbytes(tree)):
+            callbacks.on_note(
+                f"the tensors that the {who} take {size / GIB:.1f} GiB and are stored in a mapped"
+                f" file in output.dir, since they exceed engine.state_memory={storage.limit:g} GiB."
+            )
     loop = experiment.loop(folder, callbacks, start.seconds)
     loop.progress.state = state
     try:

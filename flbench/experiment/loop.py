@@ -22,7 +22,7 @@ from flbench.core.storage import Storage
 from flbench.core.types import Results, Stage, State, Tree
 from flbench.core.wording import lower_rate
 from flbench.engine.base import Engine, RoundSettings
-from flbench.experiment import own_methods, rounds
+from flbench.experiment import memory, own_methods, rounds
 from flbench.experiment.evaluate import Evaluation, Evaluator
 from flbench.experiment.evaluation_tables import group_rows
 from flbench.experiment.interrupts import Interrupts
@@ -280,6 +280,8 @@ class FederatedLoop:
         with self.seconds.measure("train"):
             self.folder.changes.check(state.clients)
             over = rounds.exchange(self.algorithm, state, trained)
+            server = memory.stored_server(over.state.server, state.server, self.storage)
+            over = replace(over, state=replace(over.state, server=server))
             self.folder.changes.changed(state.clients, None if over.written_to else ids)
             self.evaluator.changed(ids)
         for name, value in over.metrics.items():

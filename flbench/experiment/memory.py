@@ -14,6 +14,9 @@ UNRESERVED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (0x4000 if sys.platform == 
 """Flags of pages that are zero until they are written; the last one is Linux's MAP_NORESERVE, so
 that more of them than there is memory can be asked for."""
 PIECE = 2**24  # bytes that are copied in one step
+LARGE = 2**20
+"""Bytes of a tensor of the server from which on it is worth a mapped file."""
+SERVER = "the tensors that the server keeps"
 
 
 def writable_copy(rows: Tree, storage: Storage) -> Tree:
@@ -39,6 +42,30 @@ def writable_copy(rows: Tree, storage: Storage) -> Tree:
         for low in range(0, len(value), step):
             owned[name][low : low + step] = value[low : low + step]
     return owned
+
+
+def stored_server(server: Tree, before: Tree, storage: Storage) -> Tree:
+    """Return the server's tree, with large new tensors in mapped files if it exceeds the limit.
+
+    Args:
+        server: The tree after a round.
+        before: The tree before the round; tensors that are in both have their place.
+        storage: Where the tree is stored.
+
+    Raises:
+        RunError: The file system has not enough space.
+    """
+    if storage.holds(nbytes(server)):
+        return server
+    new = {
+        name: value
+        for name, value in server.items()
+        if value is not before.get(name) and nbytes({name: value}) >= LARGE
+    }
+    places = storage.mapped(layout_of(new), SERVER)
+    for name, value in new.items():
+        places[name].copy_(value)
+    return {**server, **places}
 
 
 def only_rows(rows: Tree, ids: Tensor) -> Tree:

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from flbench.config.sources import Layer
-from flbench.core.errors import RunError
+from flbench.core.errors import ConfigError, RunError
 from flbench.core.storage import Storage
 from flbench.core.tree import weighted_mean
 from flbench.core.types import Failure, Message, Results
 from flbench.engine.base import ClientRows, concatenate_results
-from flbench.experiment import lifecycle, memory
+from flbench.experiment import assembly, lifecycle, memory
 from tests.support import Silent, interrupted_run, reproducible, run, summary_of
 
 
@@ -81,7 +81,7 @@ def test_full_disk_is_an_error_and_leaves_no_file(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("method", "engine"),
-    [("local", "sequential"), ("dispfl", "sequential"), ("scaffold", "vectorized")],
+    [("local", "sequential"), ("dispfl", "sequential"), ("cfl", "vectorized")],
 )
 @pytest.mark.slow
 def test_run_with_mapped_rows_is_the_run_in_memory_also_after_a_resume(tmp_path, method, engine):
@@ -168,3 +168,26 @@ def test_results_above_the_limit_take_no_memory_of_the_process(tmp_path):
     assert some["w"][:, 5].tolist() == [float(client) for client in range(0, 256, 2)]
     mean = weighted_mean(some, torch.ones(128))
     assert float(mean["w"][7]) == 127.0
+
+
+def test_large_tensors_of_the_server_are_mapped_and_keep_their_values(tmp_path):
+    before = {"w": torch.ones(3), "old": torch.ones(2**19), "changed": torch.zeros(2**19)}
+    server = {**before, "w": torch.zeros(3), "changed": torch.arange(2.0**19)}
+
+    kept = memory.stored_server(server, before, Storage(1.0, tmp_path))
+    mapped = memory.stored_server(server, before, Storage(0.0, tmp_path))
+
+    assert kept is server
+    assert list(mapped) == list(server)
+    assert mapped["old"] is before["old"]
+    assert mapped["changed"] is not server["changed"]
+    assert all(torch.equal(mapped[name], server[name]) for name in server)
+
+
+def test_a_server_that_does_not_fit_into_memory_is_refused_before_it_is_allocated(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(assembly, "memory_of_machine", lambda: 2**10)
+
+    with pytest.raises(ConfigError, match=r"server keeps would take .* GiB.*partition\.clients"):
+        run(tmp_path, "algorithm=cfl")
