@@ -526,6 +526,12 @@ def check_checkpoint(path: Path) -> Path:
         UserError: There is none.
     """
     last = path / "checkpoints" / "last.safetensors"
+    if not last.is_file() and (path / "trial.json").is_file():
+        raise UserError(
+            f"{path} has no checkpoint: a study keeps those of the best trial of each method, and"
+            " of the final trainings (output.keep_trials=best). Take one of these, or start a new"
+            " study with output.keep_trials=all."
+        )
     if not last.is_file():
         raise UserError(
             f"{path} has no checkpoint checkpoints/{last.name}: no round was saved. Continue the"
