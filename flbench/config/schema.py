@@ -93,6 +93,18 @@ def _in_one_order(names: tuple[str, ...]) -> tuple[str, ...]:
 Columns = Annotated[tuple[StrictStr, ...], AfterValidator(_in_one_order)]
 
 
+class GivenNormalization(Strict):
+    """Section `data.normalize`: (x - mean) / std by numbers that are known beforehand."""
+
+    mean: tuple[float, ...] = Field(
+        description="mean of each channel or column, or one for all; of pixels in [0, 1]",
+    )
+    std: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        description="standard deviation of each channel or column, or one for all; of pixels in"
+        " [0, 1]",
+    )
+
+
 class DataConfig(Strict):
     """Section `data`: the data set."""
 
@@ -127,11 +139,12 @@ class DataConfig(Strict):
         pattern="^[0-9a-f]{64}$",
         description="SHA-256 of the samples of `source`; flbench writes it to config.yaml",
     )
-    normalize: Literal["standard", "unit", "client"] = Field(
+    normalize: Literal["standard", "unit", "none", "client"] | GivenNormalization = Field(
         "standard",
         description="standard: zero mean and unit variance of each channel or column over all"
-        " training parts; unit: scale to [0, 1]; client: zero mean and unit variance over the"
-        " client's own training part, so that clients share no statistics",
+        " training parts; unit: scale to [0, 1]; none: inputs as they are; client: zero mean and"
+        " unit variance over the client's own training part, so that clients share no statistics;"
+        " or {mean: [...], std: [...]}, numbers of your own",
     )
     augment: tuple[Literal["crop", "flip"], ...] = Field(
         (),

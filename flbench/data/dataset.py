@@ -4,7 +4,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,10 @@ from numpy.typing import NDArray
 from flbench.core.errors import DataError, shortened
 from flbench.core.files import is_text
 from flbench.core.names import as_written
+
+Kind = Literal["images", "series", "table", "tokens"]
+"""What samples are: images [channels, height, width], series [channels, length], rows of tables
+[columns], or sequences of tokens [length], whole numbers that the net looks up."""
 
 MAX_CLASSES = 10_000
 NO_CLASSES = (
@@ -68,14 +72,31 @@ class Dataset:
         return self.y if self.targets is None else self.targets
 
     @property
+    def kind(self) -> Kind:
+        """What the samples are; see `Kind`."""
+        if self.x.ndim == 2:
+            return "table" if self.x.dtype.kind == "f" else "tokens"
+        return "series" if self.x.ndim == 3 else "images"
+
+    @property
     def is_table(self) -> bool:
-        """Whether the samples are rows of tables instead of images."""
-        return self.x.ndim == 2
+        """Whether the samples are rows of tables."""
+        return self.kind == "table"
 
     @property
     def is_pixels(self) -> bool:
         """Whether the samples are images of whole numbers in [0, `scale`]."""
-        return self.x.dtype == np.uint8
+        return self.kind == "images" and self.x.dtype == np.uint8
+
+    @property
+    def within_channel(self) -> tuple[int, ...]:
+        """Axes of `x` that a statistic of a channel or column is computed over."""
+        return (0, *range(2, self.x.ndim))
+
+    @property
+    def by_channel(self) -> tuple[int, ...]:
+        """Shape that brings [channels] or [columns] to broadcast against one sample."""
+        return (-1, *(1,) * (self.x.ndim - 2))
 
 
 @dataclass(frozen=True)
