@@ -105,6 +105,35 @@ class GivenNormalization(Strict):
     )
 
 
+class ArraysConfig(Strict):
+    """Section `data.arrays`: names of arrays in an NPZ file that has names of its own."""
+
+    samples: str | None = Field(None, description="NPZ: array to read as `train_images`")
+    labels: str | None = Field(None, description="NPZ: array to read as `train_labels`")
+    clients: str | None = Field(
+        None, description="NPZ: array to read as `train_groups`, the natural client of each sample"
+    )
+    classes: str | None = Field(None, description="NPZ: array to read as `class_names`")
+    test_samples: str | None = Field(None, description="NPZ: array to read as `test_images`")
+    test_labels: str | None = Field(None, description="NPZ: array to read as `test_labels`")
+
+    def renamed(self) -> dict[str, str]:
+        """Return the names in the file by the names that flbench reads.
+
+        >>> ArraysConfig(samples="windows", clients="subject").renamed()
+        {'train_images': 'windows', 'train_groups': 'subject'}
+        """
+        names = {
+            "train_images": self.samples,
+            "train_labels": self.labels,
+            "train_groups": self.clients,
+            "class_names": self.classes,
+            "test_images": self.test_samples,
+            "test_labels": self.test_labels,
+        }
+        return {name: found for name, found in names.items() if found is not None}
+
+
 class DataConfig(Strict):
     """Section `data`: the data set."""
 
@@ -122,6 +151,15 @@ class DataConfig(Strict):
         description="NPZ: axes of images with channels: channels_last [n, H, W, C] (NumPy, Pillow,"
         " TensorFlow's NHWC), channels_first [n, C, H, W] (PyTorch's NCHW); auto: the axis that has"
         " 1 or 3 entries",
+    )
+    kind: Literal["auto", "images", "series", "table", "tokens"] = Field(
+        "auto",
+        description="what the samples of arrays are: images; series [n, channels, length]; table"
+        " [n, columns]; tokens [n, length], integers that the net looks up; auto: by axes and type",
+    )
+    arrays: ArraysConfig = Field(ArraysConfig(), description="NPZ: names of the arrays")
+    padding: int | None = Field(
+        None, ge=0, description="tokens: id that fills up shorter sequences (default: none)"
     )
     client: Literal["folder"] | None = Field(
         None,
@@ -752,6 +790,10 @@ class OutputConfig(Strict):
     )
 
 
+LATER: Final = ("client", "drop", "kind", "arrays", "padding")
+"""Keys of the section `data` that count for the hash only if they differ from their defaults."""
+
+
 class Config(Strict):
     """The complete configuration of a run."""
 
@@ -809,8 +851,8 @@ class Config(Strict):
 
         These are `seed` and the sections `data`, `partition`, `model`, `algorithm` and `train`, but
         not `data.root`: the content of the files is covered by the hash of the partition.
-        `train.early_stopping` counts only if it is on, and `train.terms`, `data.client`,
-        `data.drop`, `data.source`, `model.lightning`, `model.fixed`, `partition.args`,
+        `train.early_stopping` counts only if it is on, and `train.terms`, the keys of `LATER`,
+        `data.source`, `model.lightning`, `model.fixed`, `partition.args`,
         `partition.sha256` and `algorithm.sha256` only if they are set, so that the hashes of runs
         that were made before these keys existed stay valid. Of a method that is not flbench's own,
         the hash of the source counts, and not `algorithm.source`, the place where it is imported
@@ -819,10 +861,10 @@ class Config(Strict):
         sections = ("seed", "data", "partition", "model", "algorithm", "train")
         tree = {key: value for key, value in self.tree().items() if key in sections}
         del tree["data"]["root"]
-        if self.data.client is None:
-            del tree["data"]["client"]
-        if not self.data.drop:
-            del tree["data"]["drop"]
+        defaults = DataConfig().model_dump(mode="json")
+        for key in LATER:
+            if tree["data"][key] == defaults[key]:
+                del tree["data"][key]
         if self.data.source is None:
             del tree["data"]["source"], tree["data"]["sha256"]
         for key in ("args", "sha256"):

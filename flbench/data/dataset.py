@@ -31,8 +31,9 @@ class Dataset:
 
     Attributes:
         name: Name of the data set.
-        x: Images [n, channels, height, width], uint8 or float32, or rows of tables [n, columns]
-            float32 with NaN for missing values.
+        x: Images [n, channels, height, width], uint8 or float32; series [n, channels, length]
+            float32; rows of tables [n, columns] float32 with NaN for missing values; or sequences
+            of tokens [n, length] of an integer type.
         y: Labels [n] int64 in [0, C) for C classes; all 0 if there are `targets`.
         classes: Names of the C classes; a single one, for all samples, if there are `targets`.
         train: Number of samples of the data set's own train part; the others are its test part.
@@ -47,6 +48,9 @@ class Dataset:
         dropped: Names of the columns of a table that were left out.
         notes: Notes for the user about what was read, one sentence each.
         sha256: SHA-256 (hex) over all samples and labels, of the data of `data.source` only.
+        vocabulary: Number of token ids V of sequences of tokens; 0 for other samples.
+        tokens: What each token id stands for, [V] texts; empty if it is not known.
+        padding: Token id that fills up shorter sequences; None if there is none.
         targets: Targets [n, ...] that are not classes, such as the numbers of a regression or the
             maps of a segmentation: float32, float64 or int64. None for classification.
     """
@@ -64,6 +68,9 @@ class Dataset:
     dropped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     sha256: str | None = None
+    vocabulary: int = 0
+    tokens: tuple[str, ...] = ()
+    padding: int | None = None
     targets: NDArray[Any] | None = None
 
     @property

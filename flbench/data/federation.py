@@ -14,6 +14,7 @@ from torch import Tensor
 from flbench.config.schema import DataConfig, GivenNormalization, PartitionConfig
 from flbench.core.errors import DataError
 from flbench.core.rng import Draw, generator, uniform
+from flbench.core.shapes import TokenShape
 from flbench.core.types import Samples
 from flbench.data.dataset import Dataset
 from flbench.data.partition import PARTS, ClientParts
@@ -57,8 +58,10 @@ class Federation:
 
     Attributes:
         dataset: The data set, with names of the classes and the size of its train part.
-        x: All samples before normalization: images [n, channels, height, width], uint8 or float32,
-            or rows of tables [n, columns] float32. Engines have a copy on their device.
+        x: All samples before normalization: images [n, channels, height, width], uint8 or float32;
+            series [n, channels, length] or rows of tables [n, columns] float32; or tokens
+            [n, length] of an integer type, which are not normalized. Engines have a copy on their
+            device.
         y: Labels [n] int64 in [0, C); for other tasks targets [n, ...], see `Dataset.targets`.
         partition: Rows of every client.
         common: Ascending rows of the common test set, the data set's own test part; empty if there
@@ -104,7 +107,9 @@ class Federation:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one sample."""
+        """Shape of one sample; of tokens a `TokenShape`."""
+        if self.dataset.kind == "tokens":
+            return TokenShape(self.x.shape[1], self.dataset.vocabulary, self.dataset.padding)
         return tuple(self.x.shape[1:])
 
     @cached_property
@@ -158,17 +163,19 @@ class Federation:
     def inputs(
         self, rows: Indices | Tensor, dtype: torch.dtype, keys: Tensor | None = None
     ) -> Tensor:
-        """Return normalized samples, augmented if noise keys are given.
+        """Return normalized samples, augmented if noise keys are given; tokens as int64.
 
         Args:
             rows: Rows [B] of the data set.
-            dtype: Floating-point type of the result.
+            dtype: Floating-point type of inputs that are not tokens.
             keys: Noise keys [B] int64 for the augmentation; None for no augmentation.
 
         Returns:
             Samples [B, ...].
         """
         rows = torch.as_tensor(rows, device=self.x.device)
+        if self.dataset.kind == "tokens":
+            return self.x[rows].long()
         x = self.x[rows].to(dtype)  # [n, ...] -> [B, ...]
         shift, scale = self.shift, self.scale
         if self.owner is not None:
@@ -272,6 +279,11 @@ def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: 
             f" {len(common)} samples that belong to no client. Distribute them, too"
             " (partition.pool=merged), or leave data.normalize out."
         )
+    if dataset.kind == "tokens" and data.normalize not in ("standard", "none"):
+        raise DataError(
+            f"`data.normalize` is for numbers, and the samples of `{dataset.name}` are tokens,"
+            " which are never normalized. Leave it out."
+        )
     x, table = dataset.x, None
     if dataset.is_table:
         x, source, word, encoded = _encode_words(dataset, assignment)
@@ -286,6 +298,9 @@ def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: 
                 owner[rows] = client
         shift, scale, about = _normalization_by_client(x, assignment, dataset)
         notes += about
+    elif dataset.kind == "tokens":
+        shift, scale = np.zeros(1, np.float32), np.ones(1, np.float32)
+        notes.append(_about_tokens(dataset))
     elif isinstance(data.normalize, GivenNormalization):
         shift, width = _given(data.normalize, x.shape[1], dataset)
         scale = _inverse(width, least=0.0)
@@ -309,11 +324,20 @@ def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: 
         common=common,
         shift=torch.from_numpy(shift),
         scale=torch.from_numpy(scale),
-        augment=() if dataset.is_table else data.augment,
+        augment=data.augment if dataset.kind == "images" else (),
         seed=seed,
         notes=tuple(notes),
         table=table,
         owner=owner,
+    )
+
+
+def _about_tokens(dataset: Dataset) -> str:
+    """Return a sentence with the length, the vocabulary and the padding of tokens."""
+    padding = f"{dataset.padding} is padding" if dataset.padding is not None else "no padding"
+    return (
+        f"data: samples are sequences of {dataset.x.shape[1]} tokens of a vocabulary of"
+        f" {dataset.vocabulary:,}, {padding}."
     )
 
 

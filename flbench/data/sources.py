@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from flbench.config.schema import DataConfig
 from flbench.core import given, imported
 from flbench.core.errors import DataError, did_you_mean
-from flbench.data import image_files, npz_files, table_files
+from flbench.data import image_files, npz_files, table_files, tokens
 from flbench.data.archive import Archive, SingleFile, check_format
 from flbench.data.dataset import Dataset, check_classes, check_lengths, notes_on_names
 from flbench.data.known_sets import known
@@ -120,7 +120,13 @@ def _own(config: DataConfig) -> Dataset:
         found = result_of(found, f"`data.source={config.source}`")
     if not isinstance(found, Data):
         found = Data(
-            found, name=config.title, layout=config.layout, label=config.label, drop=config.drop
+            found,
+            name=config.title,
+            layout=config.layout,
+            kind=config.kind,
+            label=config.label,
+            drop=config.drop,
+            padding=config.padding,
         )
     elif config.drop:
         raise DataError(
@@ -140,11 +146,22 @@ def _own(config: DataConfig) -> Dataset:
 def _checked(dataset: Dataset, path: Path | str, config: DataConfig) -> Dataset:
     """Return a data set of the user if its classes and `data.augment` are right."""
     check_classes(dataset, path)
-    check_lengths(dataset.group_names, "client", path)
-    if config.augment and dataset.is_table:
+    what = "tables" if dataset.is_table else dataset.kind
+    if config.kind not in ("auto", dataset.kind):
         raise DataError(
-            f"`data.augment`={list(config.augment)} is for images, but {path} has tables. Leave it"
-            " out."
+            f"`data.kind={config.kind}` is for arrays, and {path} has {what}. Leave it out."
+        )
+    if dataset.kind == "tokens":
+        dataset = tokens.complete(dataset, config.padding, str(path))
+    elif config.padding is not None:
+        raise DataError(
+            f"`data.padding={config.padding}` is for tokens, and {path} has {what}. Leave it out."
+        )
+    check_lengths(dataset.group_names, "client", path)
+    if config.augment and dataset.kind != "images":
+        raise DataError(
+            f"`data.augment`={list(config.augment)} is for images, but {path} has"
+            f" {what}. Leave it out."
         )
     notes = notes_on_names(dataset.classes, "class")
     notes += notes_on_names(dataset.group_names, "client")
@@ -157,7 +174,7 @@ def _read(path: Path, config: DataConfig) -> Dataset:
     if path.suffix == ".npz":
         _check_no_client_folders(config, str(path))
         _check_no_label(config, str(path))
-        return npz_files.read(path, name, config.layout)
+        return npz_files.read(path, name, config.layout, config.kind, config.arrays.renamed())
     _check_no_layout(config, str(path))
     if path.is_file() and path.suffix.lower() == ".csv":
         _check_no_client_folders(config, str(path))
@@ -189,6 +206,12 @@ def _read(path: Path, config: DataConfig) -> Dataset:
 
 def _check_plain(config: DataConfig, what: str) -> None:
     """Raise a DataError if a key is set that is for files of the user."""
+    if config.kind not in ("auto", "images") or config.padding is not None:
+        key = "kind" if config.padding is None else "padding"
+        raise DataError(
+            f"`data.{key}`={getattr(config, key)} is for data of your own, and {what} has images."
+            " Leave it out."
+        )
     _check_no_layout(config, what)
     _check_no_client_folders(config, what)
     _check_no_label(config, what)
@@ -218,7 +241,12 @@ def _check_no_client_folders(config: DataConfig, what: str) -> None:
 
 
 def _check_no_layout(config: DataConfig, what: str) -> None:
-    """Raise a DataError if `data.layout` is set for data that are not in an NPZ file."""
+    """Raise a DataError if a key is set that is for NPZ files, and the data are none."""
+    if renamed := config.arrays.renamed():
+        raise DataError(
+            f"`data.arrays` names arrays of NPZ files (`{min(renamed.values())}`), and {what} is no"
+            " NPZ file. Leave it out."
+        )
     if config.layout != "auto":
         raise DataError(
             f"`data.layout`={config.layout} is for NPZ files, which {what} is not. Leave it out."
