@@ -134,6 +134,27 @@ class ArraysConfig(Strict):
         return {name: found for name, found in names.items() if found is not None}
 
 
+class TextConfig(Strict):
+    """Section `data.text`: samples of texts (.txt), windows and the character after each."""
+
+    window: int = Field(
+        80, ge=1, description="texts: characters of a sample; its class is the character after them"
+    )
+    stride: int = Field(
+        1, ge=1, description="texts: characters between the beginnings of two windows"
+    )
+    shortest: int | None = Field(
+        None,
+        ge=1,
+        description="texts: characters of the shortest text that is a client; shorter ones are left"
+        " out (default: those without a window)",
+    )
+    vocabulary: Literal["texts", "leaf"] = Field(
+        "texts",
+        description="texts: the characters of all texts, or the 80 characters of LEAF",
+    )
+
+
 class DataConfig(Strict):
     """Section `data`: the data set."""
 
@@ -161,6 +182,7 @@ class DataConfig(Strict):
     padding: int | None = Field(
         None, ge=0, description="tokens: id that fills up shorter sequences (default: none)"
     )
+    text: TextConfig = Field(TextConfig(), description="samples of texts")
     client: Literal["folder"] | None = Field(
         None,
         description="images: `folder` reads CLIENT/CLASS/*, with a natural client in each folder"
@@ -790,7 +812,7 @@ class OutputConfig(Strict):
     )
 
 
-LATER: Final = ("client", "drop", "kind", "arrays", "padding")
+LATER: Final = ("client", "drop", "kind", "arrays", "padding", "text")
 """Keys of the section `data` that count for the hash only if they differ from their defaults."""
 
 

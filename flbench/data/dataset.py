@@ -51,6 +51,9 @@ class Dataset:
         vocabulary: Number of token ids V of sequences of tokens; 0 for other samples.
         tokens: What each token id stands for, [V] texts; empty if it is not known.
         padding: Token id that fills up shorter sequences; None if there is none.
+        starts: Position of the first value of each sample in the series or text of its client,
+            [n] int64; None if samples have no order.
+        span: Number of positions that a sample covers from there on, its label included.
         targets: Targets [n, ...] that are not classes, such as the numbers of a regression or the
             maps of a segmentation: float32, float64 or int64. None for classification.
     """
@@ -71,6 +74,8 @@ class Dataset:
     vocabulary: int = 0
     tokens: tuple[str, ...] = ()
     padding: int | None = None
+    starts: NDArray[np.int64] | None = None
+    span: int = 0
     targets: NDArray[Any] | None = None
 
     @property

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from flbench.config.schema import DataConfig
+from flbench.config.schema import DataConfig, TextConfig
 from flbench.core import given, imported
 from flbench.core.errors import DataError, did_you_mean
-from flbench.data import image_files, npz_files, table_files, tokens
+from flbench.data import image_files, npz_files, table_files, text_files, tokens
 from flbench.data.archive import Archive, SingleFile, check_format
 from flbench.data.dataset import Dataset, check_classes, check_lengths, notes_on_names
 from flbench.data.known_sets import known
@@ -151,6 +151,8 @@ def _checked(dataset: Dataset, path: Path | str, config: DataConfig) -> Dataset:
         raise DataError(
             f"`data.kind={config.kind}` is for arrays, and {path} has {what}. Leave it out."
         )
+    if config.text != TextConfig() and dataset.starts is None:
+        raise DataError(f"`data.text` is for texts (.txt), and {path} has {what}. Leave it out.")
     if dataset.kind == "tokens":
         dataset = tokens.complete(dataset, config.padding, str(path))
     elif config.padding is not None:
@@ -201,6 +203,11 @@ def _read(path: Path, config: DataConfig) -> Dataset:
             _check_no_client_folders(config, str(path))
             return table_files.read(archive, name, config.label, config.drop)
         _check_no_label(config, str(path))
+        if any(map(text_files.is_text_file, archive.names)) and not any(
+            map(image_files.is_image, archive.names)
+        ):
+            _check_no_client_folders(config, str(path))
+            return text_files.read(archive, name, config.text)
         return image_files.read(archive, name, by_client=config.client == "folder")
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from flbench.core.errors import DataError
-from flbench.data import image_files, npz_files, table_files
+from flbench.data import image_files, npz_files, table_files, text_files
 from flbench.data.archive import Archive, SingleFile, check_format
 from flbench.data.dataset import Kind
 
@@ -35,6 +36,7 @@ class Layout:
         words: Words of each column; empty for columns of numbers.
         layout: Key `data.layout` for NPZ files.
         kind: What the samples are, as `Dataset.kind`.
+        characters: Character of each token id of a model of texts; empty for others.
         arrays: Arrays that `data.arrays` names as samples; a file that has one of them has samples
             in no other array.
     """
@@ -46,6 +48,7 @@ class Layout:
     layout: str = "auto"
     kind: Kind = "images"
     arrays: tuple[str, ...] = ()
+    characters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,10 +84,13 @@ def read(
         raise DataError(f"{path} does not exist. Give an image, a .csv or .npz file, or a folder.")
     if path.suffix.lower() == ".npz":
         return _arrays(path, layout)
+    if layout.characters and text_files.is_text_file(path.name) and path.is_file():
+        return [_windows(path, layout)]
     if layout.kind in ("series", "tokens"):
         raise DataError(
             f"{path} is no .npz file, and the model takes {layout.kind}. Save them as an array"
-            f" {'[n, channels, length]' if layout.kind == 'series' else '[n, length] of integers'}."
+            f" {'[n, channels, length]' if layout.kind == 'series' else '[n, length] of integers'}"
+            f"{', or give a .txt file' if layout.characters else ''}."
         )
     check_format(path)
     is_single = path.is_file() and (_is_table(path.name) or image_files.is_image(path.name))
@@ -103,6 +109,21 @@ def read(
             Unlabelled(str(path if is_single else path / entry), *_samples(archive, entry, layout))
             for entry in entries
         ]
+
+
+def _windows(path: Path, layout: Layout) -> Unlabelled:
+    """Return all windows of a text; the row of a window is the position of its first character."""
+    with SingleFile(path) as archive:
+        text = text_files.decoded(archive.read(archive.names[0]), str(path))
+    length = layout.shape[0]
+    if len(text) < length:
+        raise DataError(
+            f"{path} has {len(text)} characters, and the model takes windows of {length}. Give a"
+            " longer text."
+        )
+    ids = text_files.numbers_of(text, layout.characters, str(path))
+    windows = sliding_window_view(ids, length)
+    return Unlabelled(str(path), range(len(windows)), windows)
 
 
 def _is_table(entry: str) -> bool:

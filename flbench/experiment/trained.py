@@ -730,6 +730,7 @@ def _load(
             experiment.config.data.layout,
             dataset.kind,
             (arrays.samples or "", arrays.test_samples or ""),
+            dataset.tokens if dataset.starts is not None else (),
         ),
         card={"dataset": dataset.name},
     )

@@ -113,3 +113,22 @@ def test_vectorized_engine_trains_the_same_models(finished, tmp_path):
     one, two = (trained.load(folder, 1).predict(x[:20]) for folder in (sequential, other))
 
     torch.testing.assert_close(one, two, rtol=1e-8, atol=1e-8)
+
+
+def test_next_characters_of_a_text_are_predicted(tmp_path, capsys):
+    (tmp_path / "texts").mkdir()
+    for name, text in (("a", "abcd" * 40), ("b", "dcba" * 40)):
+        (tmp_path / "texts" / f"{name}.txt").write_text(text)
+    texts = (f"data.path={tmp_path / 'texts'}", "data.text.window=3", "train.rounds=4")
+    keys = (*SHORT, *texts, "model=gru", "algorithm.name=local", "train.optimizer.lr=0.5")
+    path, _ = run(tmp_path, *keys)
+    (tmp_path / "new.txt").write_text("cdabcd")
+
+    assert app.main(["predict", str(path), "--client", "a", str(tmp_path / "new.txt")]) == 0
+    predicted = trained.load(path, 0).predict(np.array([[2, 3, 0], [3, 0, 1], [0, 1, 2]]))
+
+    assert "new.txt" in capsys.readouterr().out
+    assert predicted.argmax(dim=1).tolist() == [1, 2, 3]
+    (tmp_path / "new.txt").write_text("abcz")
+    assert app.main(["predict", str(path), "--client", "a", str(tmp_path / "new.txt")]) == 2
+    assert "'z'" in capsys.readouterr().err
