@@ -182,6 +182,15 @@ class DataConfig(Strict):
     padding: int | None = Field(
         None, ge=0, description="tokens: id that fills up shorter sequences (default: none)"
     )
+    resize: (
+        Annotated[int, Field(ge=1)]
+        | tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
+        | None
+    ) = Field(
+        None,
+        description="image files: size [height, width] that all images are resized to, or one"
+        " number for both; null for images of one size",
+    )
     text: TextConfig = Field(TextConfig(), description="samples of texts")
     client: Literal["folder"] | None = Field(
         None,
@@ -219,6 +228,11 @@ class DataConfig(Strict):
         (),
         description="tables with named columns: columns that are left out, such as identifiers",
     )
+
+    @property
+    def image_size(self) -> tuple[int, int] | None:
+        """Height and width that image files are resized to; None if they stay as they are."""
+        return (self.resize, self.resize) if isinstance(self.resize, int) else self.resize
 
     @property
     def title(self) -> str:
@@ -812,7 +826,7 @@ class OutputConfig(Strict):
     )
 
 
-LATER: Final = ("client", "drop", "kind", "arrays", "padding", "text")
+LATER: Final = ("client", "drop", "kind", "arrays", "padding", "resize", "text")
 """Keys of the section `data` that count for the hash only if they differ from their defaults."""
 
 

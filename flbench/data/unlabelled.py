@@ -36,6 +36,7 @@ class Layout:
         words: Words of each column; empty for columns of numbers.
         layout: Key `data.layout` for NPZ files.
         kind: What the samples are, as `Dataset.kind`.
+        resize: Height and width that files of images are resized to; None for no change.
         characters: Character of each token id of a model of texts; empty for others.
         arrays: Arrays that `data.arrays` names as samples; a file that has one of them has samples
             in no other array.
@@ -49,6 +50,7 @@ class Layout:
     kind: Kind = "images"
     arrays: tuple[str, ...] = ()
     characters: tuple[str, ...] = ()
+    resize: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ def _image(archive: Archive, entry: str, layout: Layout) -> NDArray[np.uint8]:
             f"{where} has pixels of whole numbers, but the model takes images in floating point."
             " Give them in an .npz file, in the units of the training data."
         )
-    image, _ = image_files.decode(archive, entry)  # [height, width, 3]
+    image, _ = image_files.decode(archive, entry, layout.resize)  # [height, width, 3]
     channels, height, width = layout.shape
     if image.shape[:2] != (height, width):
         raise DataError(

@@ -731,6 +731,7 @@ def _load(
             dataset.kind,
             (arrays.samples or "", arrays.test_samples or ""),
             dataset.tokens if dataset.starts is not None else (),
+            experiment.config.data.image_size,
         ),
         card={"dataset": dataset.name},
     )
