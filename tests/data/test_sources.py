@@ -263,7 +263,7 @@ def test_layout_of_data_that_are_not_npz_is_refused(tmp_path):
         ({"train_labels": np.zeros(39)}, "40 `train_images` but 39"),
         ({"train_images": np.zeros((40, 8, 8), np.int64)}, r"must be uint8 .*astype\(np.uint8\)"),
         ({"train_images": np.zeros((40, 8, 8), bool)}, "must be uint8"),
-        ({"train_images": np.zeros((40, 8), np.uint8)}, r"must be \[n, H, W\].*in uint8\."),
+        ({"train_images": np.zeros((40, 8), bool)}, r"must be \[n, H, W\].*tokens.*in bool\."),
         ({"train_images": np.zeros((40, 0))}, "have no columns"),
         ({"train_images": np.full((40, 3), np.nan)}, "sample 0 .* NaN"),
         ({"train_images": np.zeros((40, 3))}, "`test_images` have the shape"),
