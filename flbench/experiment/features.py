@@ -100,8 +100,15 @@ def cached(
         name: leaf.detach().to(dtype) if leaf.is_floating_point() else leaf.detach()
         for name, leaf in values.items()
     }
-    zero, one = torch.zeros(()), torch.ones(())
-    samples = replace(federation, x=outputs, shift=zero, scale=one, owner=None, augment=())
+    samples = replace(
+        federation,
+        dataset=replace(federation.dataset, kind="table"),  # its samples are not tokens any more
+        x=outputs,
+        shift=torch.zeros(()),
+        scale=torch.ones(()),
+        owner=None,
+        augment=(),
+    )
     each, count = outputs[0].numel(), len(_used(federation))
     what = "backbone" if len(part) == 1 and part[0] is net.backbone else "frozen first layers"
     note = (
