@@ -102,7 +102,7 @@ def cached(
     }
     samples = replace(
         federation,
-        dataset=replace(federation.dataset, kind="table"),  # its samples are not tokens any more
+        dataset=replace(federation.dataset, x=np.empty((0, 1), np.float32)),  # of no tokens
         x=outputs,
         shift=torch.zeros(()),
         scale=torch.ones(()),
@@ -204,7 +204,7 @@ def _outputs(
     known = _key(whole, part, samples, used, engine)
     if known not in _last:
         outputs = torch.zeros(len(samples.x), *first.shape[1:], dtype=dtype)
-        for rows in used.split(BATCH):
+        for rows in torch.split(used, BATCH):
             outputs[rows] = _called(part, samples.inputs(rows, dtype), 0).cpu()
         _last.clear()
         _last[known] = outputs
