@@ -128,7 +128,10 @@ class ChangedRows:
         else:
             ids = torch.tensor(sorted(self._changed), dtype=torch.int64)
         counting = _counting([*before.files, RowFile(NEW, ids)], count)
-        live = torch.cat([ids, *(file.ids for file in counting)]).unique()
+        is_stored = torch.zeros(count, dtype=torch.bool)
+        for file in counting:
+            is_stored[file.ids] = True
+        live = is_stored.nonzero()[:, 0]
         if sum(len(file.ids) for file in counting) > 2 * len(live):
             counting, ids = [], live
         numbers = [int(file.name.split("-")[1]) for file in _files(folder)]
@@ -249,7 +252,7 @@ def _ids(ids: Tensor, count: int, name: str) -> Tensor:
         ValueError: They are no ids of different clients.
     """
     is_list = ids.dtype == torch.int64 and ids.ndim == 1
-    if not is_list or len(ids.unique()) != len(ids) or ((ids < 0) | (ids >= count)).any():
+    if not is_list or len(set(ids.tolist())) != len(ids) or ((ids < 0) | (ids >= count)).any():
         raise ValueError(f"{name} has no ids of {count} clients")
     return ids.clone()
 
