@@ -114,7 +114,7 @@ class ChangedRows:
             trained: How often each client has trained, [N]; it chooses the common row.
 
         Raises:
-            OSError: A file cannot be written. The new files are removed.
+            OSError: A file cannot be written. Those that were written are named by no checkpoint.
         """
         self.check(clients)
         before, count = self._stored, len(trained)
@@ -136,17 +136,12 @@ class ChangedRows:
             counting, ids = [], live
         numbers = [int(file.name.split("-")[1]) for file in _files(folder)]
         written: list[RowFile] = []
-        try:
-            for piece in _pieces(clients, ids, PIECE):
-                number = max(numbers, default=0) + len(written) + 1
-                name = f"rows-{number:06d}-{secrets.token_hex(8)}.safetensors"
-                written.append(RowFile(name, piece))
-                rows = {f"rows/{key}": value[piece] for key, value in clients.items()}
-                write_tensors(folder / name, {"ids": piece, **rows}, {})
-        except BaseException:
-            for file in written:
-                files.discard(folder / file.name)
-            raise
+        for piece in _pieces(clients, ids, PIECE):
+            number = max(numbers, default=0) + len(written) + 1
+            name = f"rows-{number:06d}-{secrets.token_hex(8)}.safetensors"
+            rows = {f"rows/{key}": value[piece] for key, value in clients.items()}
+            write_tensors(folder / name, {"ids": piece, **rows}, {})
+            written.append(RowFile(name, piece))
         old = [file for file in counting if file.name != NEW]
         return StoredRows(before.common, (*old, *written))
 
