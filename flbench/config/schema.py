@@ -660,8 +660,8 @@ class EngineConfig(Strict):
     state_memory: float = Field(
         2.0,
         ge=0,
-        description="largest size of the tensors that clients keep in main memory; larger ones are"
-        " kept in a mapped file under output.dir",
+        description="largest size in memory of the tensors that clients keep, of those that the"
+        " server keeps, and of a round's results; larger ones are mapped files under output.dir",
         json_schema_extra={"unit": "GiB"},
     )
 
