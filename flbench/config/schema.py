@@ -827,6 +827,11 @@ class OutputConfig(Strict):
         ge=0,
         description="least seconds between two checkpoints; the last round is saved in any case",
     )
+    keep_trials: Literal["best", "all"] = Field(
+        "best",
+        description="checkpoints of which trials a study keeps: those of each method's best trial,"
+        " or of all trials; final trainings keep theirs",
+    )
     predictions: bool = Field(
         False,
         description="write the prediction of every test sample after the last round to"

@@ -33,6 +33,16 @@ from flbench.data.own import Data, result_of
 from flbench.data.partition_files import data_hash
 
 
+def _cure(path: Path) -> str:
+    """Return what to do about a path that does not exist; a relative one depends on the folder."""
+    if path.is_absolute():
+        return "Give an existing file or folder."
+    return (
+        f"A relative path begins at the current folder, {Path.cwd()}: give an existing file or"
+        " folder, or go to the folder in which the path is right."
+    )
+
+
 def load(config: DataConfig) -> Dataset:
     """Load the data set that a configuration names.
 
@@ -48,9 +58,7 @@ def load(config: DataConfig) -> Dataset:
     if config.path is not None:
         _check_client(config)
         if not config.path.exists():
-            raise DataError(
-                f"`data.path` {config.path} does not exist. Give an existing file or folder."
-            )
+            raise DataError(f"`data.path` {config.path} does not exist. {_cure(config.path)}")
         return read_file(config.path, config)
     if config.name.startswith(HUGGING_FACE):
         _check_no_layout(config, f"`{config.name}`")

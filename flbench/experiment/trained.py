@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from io import StringIO
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -563,6 +564,12 @@ def check_checkpoint(path: Path) -> Path:
         UserError: There is none.
     """
     last = path / "checkpoints" / "last.safetensors"
+    if not last.is_file() and (path / "trial.json").is_file():
+        raise UserError(
+            f"{path} has no checkpoint: a study keeps those of the best trial of each method, and"
+            " of the final trainings (output.keep_trials=best). Take one of these, or start a new"
+            " study with output.keep_trials=all."
+        )
     if not last.is_file():
         raise UserError(
             f"{path} has no checkpoint checkpoints/{last.name}: no round was saved. Continue the"
@@ -578,7 +585,10 @@ def _read_state(experiment: Experiment, path: Path, moment: Moment) -> State:
         UserError: The run has no such checkpoint.
         DataError: The checkpoint is damaged, or belongs to another configuration or round.
     """
-    state, _ = checkpoint.load(check_checkpoint(path), experiment.config.hash())
+    config_hash = experiment.config.hash()
+    # The run may have been copied from another machine, into a folder that cannot be written to.
+    storage = replace(experiment.storage, folder=Path(gettempdir()))
+    state = checkpoint.read(check_checkpoint(path), config_hash, storage).state
     if moment == "last":
         return state
     best = best_round(metrics_file.read(path / "metrics.csv"), experiment.config.evaluation.best)
@@ -590,7 +600,7 @@ def _read_state(experiment: Experiment, path: Path, moment: Moment) -> State:
             f"{path} has no checkpoint checkpoints/{file.name} of its best round {best}. Take the"
             f" last round, {state.round}, instead (checkpoint `last`)."
         )
-    saved, _ = checkpoint.load(file, experiment.config.hash())
+    saved = checkpoint.read(file, config_hash, storage).state
     if saved.round != best:
         raise DataError(
             f"{file} is of round {saved.round}, but the best round of {path} is {best}. Take the"

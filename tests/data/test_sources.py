@@ -1308,3 +1308,11 @@ def test_names_that_results_cannot_have_are_refused_before_training(array, tmp_p
 
     with pytest.raises(DataError, match=r"1,001 characters.*1,000"):
         sources.load(DataConfig(path=file))
+
+
+def test_relative_path_that_is_wrong_names_the_current_folder(tmp_path, monkeypatch):
+    """A configuration is used in another folder than that in which its path was given."""
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(DataError, match=f"current folder, {tmp_path}"):
+        sources.load(DataConfig(path=Path("samples.npz")))
