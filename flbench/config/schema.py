@@ -105,6 +105,10 @@ class GivenNormalization(Strict):
     )
 
 
+HUGGING_FACE: Final = "hf:"
+"""Beginning of `data.name` for a data set of the package `datasets`."""
+
+
 class ArraysConfig(Strict):
     """Section `data.arrays`: names of arrays in an NPZ file that has names of its own."""
 
@@ -159,7 +163,9 @@ class DataConfig(Strict):
     """Section `data`: the data set."""
 
     name: str = Field(
-        "digits", description="data set; `flbench data` lists those that flbench knows"
+        "digits",
+        description="data set; `flbench data` lists those that flbench knows; hf:NAME is one of"
+        " Hugging Face's package `datasets`",
     )
     root: UserPath = Field(
         Path("data"), description="folder in which NAME.npz, NAME.zip or NAME/ is searched"
@@ -192,10 +198,10 @@ class DataConfig(Strict):
         " number for both; null for images of one size",
     )
     text: TextConfig = Field(TextConfig(), description="samples of texts")
-    client: Literal["folder"] | None = Field(
+    client: str | None = Field(
         None,
         description="images: `folder` reads CLIENT/CLASS/*, with a natural client in each folder"
-        " (partition.scheme=natural)",
+        " (partition.scheme=natural); hf:NAME: column of the natural client",
     )
     source: str | None = Field(
         None,
@@ -241,6 +247,8 @@ class DataConfig(Strict):
         >>> DataConfig(path="files/hospitals.zip").title
         'hospitals'
         """
+        if self.path is None and self.source is None and self.name.startswith(HUGGING_FACE):
+            return self.name.removeprefix(HUGGING_FACE).rstrip("/").rpartition("/")[2]
         if self.source is not None and ":" in self.source:
             return self.source.rpartition(":")[2]
         return self.name if self.path is None else self.path.stem
