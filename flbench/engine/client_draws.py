@@ -42,12 +42,14 @@ class ClientDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Mode of PyTorch in which each of several clients draws its own random numbers.
 
     Attributes:
+        needed: Whether code has drawn, or has done something else that vmap refuses without this
+            mode.
         used: Whether anything has been drawn.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.used = False
+        self.needed = self.used = False
         self._seed: Seed = lambda client, *part: 0
         self._states: dict[tuple[int, ...], RandomState] = {}
         self._ids: Sequence[int] = ()

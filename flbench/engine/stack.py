@@ -31,6 +31,8 @@ from flbench.engine.traced import Traces
 
 STATISTIC_BATCH = 8192
 """Samples of all clients together in one batch of a Statistic."""
+UNSUPPORTED = ("vmap:", "Batching rule not implemented")
+"""How the text of an exception begins if code does what vmap does not support."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class Stack:
         start: The leaves at the beginning of the program.
         leaves: The leaves now.
         ctx: Named tensors that the server sent or that Statistics computed.
-        draws: What random numbers are drawn from; None as long as nothing may draw any.
+        draws: What random numbers are drawn from; None if nothing may draw any in this step.
     """
 
     def __init__(
@@ -202,21 +204,30 @@ class Stack:
                 {n: tensors[slot[n]] if n in slot else source.shared[n] for n in source.names}
                 for source, slot in zip(sources, slots, strict=True)
             ]
-            if self.draws is None:
-                return fn(*trees, *extra)
+            return fn(*trees, *extra)
+
+        def one_that_draws(index: Tensor, tensors: list[Tensor], *extra: Any) -> Any:
             with Stackable(index):
-                return fn(*trees, *extra)
+                return one(index, tensors, *extra)
 
         # vmap needs at least one stacked tensor.
         index = torch.arange(count, device=self.environment.device)
-        try:
-            if self.draws is None:
+        draws = self.draws
+        if draws is None or not draws.needed:
+            try:
                 return torch.vmap(one)(index, tensors, *extra)
-            fill = np.zeros(count, dtype=np.int64) if fill is None else fill
-            with self.draws.of(self.ids[:count], fill, size):
-                return torch.vmap(one, randomness="different")(index, tensors, *extra)
+            except RuntimeError as error:
+                if not str(error).startswith(UNSUPPORTED):
+                    raise
+                if draws is None:
+                    raise ConfigError(_refusal(error)) from error
+        draws.needed = True  # from now on, because what makes operations draw costs time
+        fill = np.zeros(count, dtype=np.int64) if fill is None else fill
+        try:
+            with draws.of(self.ids[:count], fill, size):
+                return torch.vmap(one_that_draws, randomness="different")(index, tensors, *extra)
         except RuntimeError as error:
-            if not str(error).startswith(("vmap:", "Batching rule not implemented")):
+            if not str(error).startswith(UNSUPPORTED):
                 raise
             raise ConfigError(_refusal(error)) from error
 
