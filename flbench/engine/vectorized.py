@@ -110,11 +110,18 @@ class VectorizedEngine:
         observe: tuple[Step, ...] = (),
     ) -> Results:
         """Train the clients in blocks; see `Engine.run`."""
-        parts, has_own = [], not is_known((program, observe))
-        for block in torch.split(ids, self.block(settings.train.batch_size)):
-            stack = Stack(self._environment, block, settings, rows(block), dispatch(block))
-            parts.append(self._run(program, stack, observe, has_own=has_own))
-        return concatenate_results(parts, ids)
+        has_own = not is_known((program, observe))
+        blocks = torch.split(ids, self.block(settings.train.batch_size))
+        parts = (
+            self._run(
+                program,
+                Stack(self._environment, block, settings, rows(block), dispatch(block)),
+                observe,
+                has_own=has_own,
+            )
+            for block in blocks
+        )
+        return concatenate_results(parts, ids, settings.storage)
 
     def report(self) -> dict[str, float]:
         """Return `idle_share`, the share of the rows of training batches that were padding."""
