@@ -20,7 +20,6 @@ from flbench.client.forward import is_buffer
 from flbench.client.program import Phase
 from flbench.config.schema import BestConfig, Config, EngineConfig, OwnModelConfig, WrittenConfig
 from flbench.core.errors import ConfigError, DataError
-from flbench.core.ownership import is_known
 from flbench.core.rng import Draw
 from flbench.core.storage import GIB, Storage, memory_of_machine
 from flbench.core.tree import nbytes
@@ -52,6 +51,7 @@ from flbench.models import fixed, own
 from flbench.models.base import build as build_net
 from flbench.models.base import describe, net_leaves
 from flbench.models.lightning_net import LightningNet
+from flbench.models.module_state import may_draw_in_eval
 from flbench.models.trial import MIXES
 
 ENGINES: Final = {
@@ -157,7 +157,9 @@ class Experiment:
             recalibrate=self.config.train.batchnorm == "drop",
             warn=warn,
             parts=parts,
-            net=NetTraits(is_known(self.net), bool(self.net.__dict__.get(MIXES, False))),
+            net=NetTraits(
+                not may_draw_in_eval(self.net), bool(self.net.__dict__.get(MIXES, False))
+            ),
         )
 
     def loop(
@@ -381,18 +383,20 @@ def _built(
         *about_code,
     ]
     reason = None
+    about_draws: list[str] = []
     if used.name == "auto":
 
         def make(name: str) -> Engine:
             if name == "vectorized":
-                trial.check_stacked()
+                about_draws.extend(trial.check_stacked())
             return build_engine(find_engine(asked_engine.altered(name=name)), net, federation)
 
         name, reason = engine_choice.choose(algorithm, start, make)
         used = find_engine(asked_engine.altered(name=name))
         torch.set_num_threads(used.threads or 1)
+        notes += about_draws if name == "vectorized" else []
     elif tried and stacks(used, net):
-        trial.check_stacked()
+        notes += trial.check_stacked()
     engine = build_engine(used, net, federation)
     block = engine.block(config.train.batch_size)
     if block is not None:

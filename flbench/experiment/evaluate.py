@@ -200,11 +200,12 @@ class NetTraits:
     """What decides how a net can be evaluated.
 
     Attributes:
-        is_known: Whether all of its code belongs to PyTorch or flbench.
+        is_pure: Whether its outputs in eval mode depend on weights and samples alone: all of its
+            code belongs to PyTorch or flbench, and it draws no random numbers.
         mixes: Whether the score of a sample depends on the other samples of its batch.
     """
 
-    is_known: bool = False
+    is_pure: bool = False
     mixes: bool = True
 
 
@@ -594,7 +595,7 @@ class Evaluator:
         """Return whether predictions depend on nothing but the model, and can be kept."""
         changes = deployment.program or deployment.dispatch.rows.values or self.recalibrate
         functions = (deployment.weights, deployment.predict)
-        is_pure = self.net.is_known and is_known(functions) and not is_of_user(self.algorithm)
+        is_pure = self.net.is_pure and is_known(functions) and not is_of_user(self.algorithm)
         return is_pure and not changes
 
     def _can_pool(self, deployment: Deployment) -> bool:
