@@ -285,7 +285,7 @@ def _built(
         engine=used,
         dataset=federation.dataset.name,
         samples=federation.dataset.sha256,
-        clients=federation.clients,
+        clients=federation.with_new_clients().clients,
         scheme=scheme,
         net=about_net,
         method=own_methods.sha256(asked.algorithm, method),

@@ -326,6 +326,9 @@ class Judge(Protocol):
             samples: Number of samples of each client.
         """
 
+    def of(self, federation: Federation) -> "Judge":
+        """Return the judge of another federation with the same classes or targets."""
+
     def rows(self, evaluation: Evaluation[Any], suffix: str = "") -> list[Row]:
         """Return the metrics of an evaluation as rows of metrics.csv.
 

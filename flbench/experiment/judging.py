@@ -1,7 +1,7 @@
 """The judge of a classification: confusion counts, and the metrics and tables made from them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -56,6 +56,11 @@ class ClassJudge:
     def most_clients(self, samples: int) -> int | None:
         """Return None: a class is one number."""
         return None
+
+    def of(self, federation: Federation) -> "ClassJudge":
+        """Return the judge of another federation, with the same groups of classes."""
+        groups = replace(self.groups, train_counts=federation.counts)
+        return replace(self, federation=federation, groups=groups)
 
     def rows(self, evaluation: Evaluation[ConfusionCounts], suffix: str = "") -> list[Row]:
         """Return the metrics of an evaluation as rows of metrics.csv."""

@@ -81,6 +81,10 @@ class TargetJudge:
         """Return how many clients' outputs take at most 256 MB in float32; at least one."""
         return max(1, SCALARS // max(1, samples * self.size))
 
+    def of(self, federation: Federation) -> "TargetJudge":
+        """Return the judge of another federation with targets of the same shape."""
+        return replace(self, federation=federation)
+
     def rows(self, evaluation: Evaluation[TargetScores], suffix: str = "") -> list[Row]:
         """Return the metrics of an evaluation as rows of metrics.csv."""
         found = [(part, name, scores) for (name, part), scores in evaluation.local.items()]
