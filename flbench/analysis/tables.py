@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from flbench.analysis import answer, progress, scores, statistics
+from flbench.analysis import answer, new_clients, progress, scores, statistics
 from flbench.analysis.arrangement import PRICES, Arrangement, Entry, Pair
 from flbench.analysis.sampling import Sampling
 from flbench.analysis.statistics import Across, Difference
@@ -100,6 +100,11 @@ class Analysis:
             of the clients of a run with test samples, the mean accuracy, its standard deviation,
             `worst` and quantiles `q10`, `q25`, `median`, `q75`, `q90`; the mean `gain`, and the
             shares of clients that gain (`gaining`) and lose (`losing`) against `local`.
+        new_clients: A row for each method of each place and number of `epochs`, of runs with
+            clients that join after the training: the mean over these clients of their accuracy
+            after so many epochs, with `n`, `mean`, `std`, `low`, `high` over repetitions; and means
+            over repetitions of `seen`, that of the clients that trained, `gap`, the difference,
+            `worst10`, and `received_bytes` and optimizer `steps` of a client.
         curves: The metric of a run by round, split (`validation`, `test`), and cumulated `bytes`
             and `seconds`. The seconds of a run are shared out evenly over its rounds.
         targets: Rounds, bytes and seconds until a method reaches a target of a place, by `split`:
@@ -125,6 +130,7 @@ class Analysis:
     clients: pd.DataFrame
     client_scores: pd.DataFrame
     client_spread: pd.DataFrame
+    new_clients: pd.DataFrame
     curves: pd.DataFrame
     targets: pd.DataFrame
     across: Across | None
@@ -168,6 +174,7 @@ def analyse(comparison: Arrangement) -> Analysis:
         clients=clients,
         client_scores=scores.client_scores_of(comparison, clients),
         client_spread=scores.client_spread_of(comparison, clients),
+        new_clients=new_clients.new_clients_of(comparison),
         curves=curves,
         targets=targets,
         across=across,

@@ -155,6 +155,19 @@ class Comparison:
         return self._analysis.client_spread.copy()
 
     @property
+    def new_clients(self) -> pd.DataFrame:
+        """How clients do that join after the training (`partition.new_clients`), over repetitions.
+
+        Columns: `place`, `method`; `epochs` of training on the client's training part, 0 for the
+        model that the server would send; the mean over new clients of their test accuracy with `n`,
+        `mean`, `std`, `low` and `high` over repetitions; and means of `seen`, the same of the
+        clients that trained, `gap`, new minus seen, `worst10`, the mean of the worst tenth of the
+        new clients, `received_bytes` and optimizer `steps` of a new client. Without such clients
+        there are no rows.
+        """
+        return self._analysis.new_clients.copy()
+
+    @property
     def curves(self) -> pd.DataFrame:
         """The `value` of the metric by `place`, `method`, `repetition`, `round` and `split`.
 

@@ -56,6 +56,15 @@ class _Tables:
         return tables.both_moments(table)
 
     @cached_property
+    def new_clients(self) -> pd.DataFrame:
+        columns = dict(tables.NEW_CLIENTS)
+        if not self._run.config.has_classes:
+            del columns["classes"]
+        file = self._run.path / "new_clients.csv"
+        table = tables.read(file, columns, optional=tables.SOMETIMES)
+        return tables.both_moments(table)
+
+    @cached_property
     def confusion(self) -> pd.DataFrame:
         self._run.check_classes()
         return tables.read(self._run.path / "confusion.csv", tables.CONFUSION)
@@ -153,6 +162,16 @@ class Run:
         validation part.
         """
         return self._tables.clients.copy()
+
+    @property
+    def new_clients(self) -> pd.DataFrame:
+        """Metrics of each client that joins after the training (`partition.new_clients`).
+
+        Columns are those of `clients` and `epochs` int64: epochs over the client's training part,
+        on a copy, after which the model was evaluated; 0 is the model that the server would send.
+        A client has a row for each number. Without such clients there are no rows.
+        """
+        return self._tables.new_clients.copy()
 
     @property
     def confusion(self) -> pd.DataFrame:

@@ -13,7 +13,7 @@ epochs over the client's training part, on a copy that is discarded after its ev
 The protocols are called `new@K`, and `seen@K` for the clients that trained, from their own state.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from flbench.algorithms.base import Deployment, Joining
-from flbench.client.program import LocalProgram, Phase, Step
+from flbench.client.program import GradFn, GradientHook, LocalProgram, Phase, Step
 from flbench.core.errors import DivergedError
 from flbench.core.rng import Draw
 from flbench.core.tree import put_, take
-from flbench.core.types import Dispatch, Message, State
+from flbench.core.types import Batch, Dispatch, Message, State, Tree
 from flbench.core.wording import lower_rate
 from flbench.engine.base import RoundSettings
 from flbench.experiment.assembly import Experiment, build_engine
@@ -108,7 +108,8 @@ class NewClients:
         """
         with seeded_method(self.algorithm, self._draw, 3):
             grown = self.grown(state)
-            received, adapts = self._join(grown)
+            joining = _Meter()
+            adapts = self._join(grown, joining)
             groups = {NEW: torch.arange(self._trained, self._all.federation.clients)}
             if self._config.seen:
                 groups[SEEN] = torch.arange(self._trained)
@@ -118,11 +119,8 @@ class NewClients:
                 for epochs in self._config.epochs:
                     work = epochs if adapts else 0  # closed forms are the same after any number
                     if work not in models:
-                        models[work] = self._after(grown, ids, work)
-                    model = models[work]
-                    if who == NEW:
-                        model = replace(model, received=model.received + received)
-                    found[who, epochs] = model
+                        models[work] = self._after(grown, ids, work, joining.copy())
+                    found[who, epochs] = models[work]
             return found
 
     def rows(self, found: Found, number: int) -> list[Row]:
@@ -215,22 +213,23 @@ class NewClients:
     def _settings(self) -> RoundSettings:
         return RoundSettings(self.algorithm.setting.train, self._draw)
 
-    def _join(self, state: State) -> tuple[float, bool]:
+    def _join(self, state: State, meter: "_Meter") -> bool:
         """Do at the new clients what the method's `join` says; write their rows in place.
 
+        Args:
+            state: State with rows for all clients.
+            meter: Counts what the clients receive.
+
         Returns:
-            Bytes that a new client receives, as a mean, and whether its model is trained further.
+            Whether their models are trained further.
         """
         ids = torch.arange(self._trained, self._all.federation.clients)
         last = self._of_training(state)
         seen = visible_to_server(state, self.algorithm.program(replace(last, clients={})))
         joining = self.algorithm.join(seen, ids[:1])
-        if joining is None:
-            return 0.0, True
-        if not joining.program.keeps:
-            return 0.0, joining.adapts
+        if joining is None or not joining.program.keeps:
+            return joining is None or joining.adapts
         check_kept(joining.program, state)
-        meter = _Meter()
 
         def dispatched(some: Tensor) -> Dispatch:
             found = (self.algorithm.join(seen, some) or Joining()).dispatch
@@ -245,28 +244,29 @@ class NewClients:
             settings=self._settings,
         )
         put_(state.clients, results.ids, results.kept)
-        return meter.mean(), joining.adapts
+        return joining.adapts
 
     def _of_training(self, state: State) -> State:
         """Return a state in a stage that trains: the present one, or the longest."""
         is_setup = self.algorithm.stages()[state.stage].setup
         return training_state(self.algorithm, state) if is_setup else state
 
-    def _after(self, state: State, ids: Tensor, epochs: int) -> Adapted:
+    def _after(self, state: State, ids: Tensor, epochs: int, meter: "_Meter") -> Adapted:
         """Return the models of some clients after a number of epochs, on a copy.
 
         Args:
             state: State with rows for all clients; it is not changed.
             ids: Ids [K] of the clients, at least one.
             epochs: Number of epochs k.
+            meter: Counts what the clients receive; it has what they received when they joined.
         """
-        evaluator, meter = self._evaluator, _Meter()
+        evaluator = self._evaluator
         local = {("personal", part): evaluator.no_scores() for part in evaluator.parts}
         margins: dict[tuple[str, str], list[Margins]] = {key: [] for key in local}
         steps = self._add(self._of_training(state), ids, epochs, local, margins, meter)
         joined = {key: Margins.joined(some) for key, some in margins.items() if some}
         evaluation = Evaluation(state.round, local, margins=joined)
-        return Adapted(evaluation, meter.mean(), steps / len(ids))
+        return Adapted(evaluation, meter.mean(ids), steps / len(ids))
 
     def _add(
         self,
@@ -369,8 +369,8 @@ class NewClients:
         """
         tuning = () if deployment.program is None else deployment.program.steps
         if not epochs:
-            return tuple(step for step in tuning if not isinstance(step, Phase)), False
-        if any(isinstance(step, Phase) for step in tuning):
+            return tuple(step for step in tuning if not _has_length(step)), False
+        if any(map(_has_length, tuning)):
             return self._scaled(tuning, frozenset(), epochs, state), False
         keeps = program.keeps if self._config.train == "own" else frozenset()
         return self._scaled(program.steps, keeps, epochs, state), True
@@ -380,8 +380,8 @@ class NewClients:
     ) -> tuple[Step, ...]:
         """Return steps whose phases have this number of epochs.
 
-        Phases that end by a rule of their own stay as they are, and so do phases of a number of
-        steps beside phases of epochs.
+        Phases that end by a rule of their own stay as they are, also for k = 0, and so do phases of
+        a number of steps beside phases of epochs.
 
         Args:
             steps: Steps of a program.
@@ -391,7 +391,7 @@ class NewClients:
         """
         setting = self.algorithm.setting
         names = [*setting.net.parameters, *state.clients]
-        phases = [step for step in steps if isinstance(step, Phase) and step.until is None]
+        phases = [step for step in steps if isinstance(step, Phase) and _has_length(step)]
         counted = [phase for phase in phases if phase.epochs is not None] or phases
         trained = {
             phase: frozenset(name for name in names if phase.trains(name)) & own
@@ -406,8 +406,11 @@ class NewClients:
             if restricts and not trained[step]:
                 continue
             phase = replace(step, epochs=epochs, steps=None)
-            if restricts:
+            if restricts and phase.gradient is None:
                 phase = replace(phase, train=trained[step])
+            elif restricts:  # the hook may read all leaves that it was written for
+                hook = HoldOthers(phase.gradient, trained[step])
+                phase = replace(phase, gradient=hook)
             lr = self._config.lr
             if lr is not None and phase.optimizer.lr == setting.train.optimizer.lr:
                 phase = replace(phase, optimizer=phase.optimizer.model_copy(update={"lr": lr}))
@@ -415,22 +418,62 @@ class NewClients:
         return tuple(found)
 
 
+@dataclass(frozen=True)
+class HoldOthers:
+    """Gradient hook: that of a phase, with a gradient of zero for all but some leaves.
+
+    Attributes:
+        hook: The hook of the phase.
+        names: Names of the leaves that are trained.
+    """
+
+    hook: GradientHook
+    names: frozenset[str]
+
+    def __call__(self, grad: GradFn, parameters: Tree, batch: Batch, ctx: Tree) -> Tree:
+        """Return the gradients, under the names of all parameters."""
+        found = self.hook(grad, parameters, batch, ctx)
+        return {n: v if n in self.names else torch.zeros_like(v) for n, v in found.items()}
+
+
 class _Meter:
-    """Counts the bytes of dispatches by client; a client that is asked for twice counts once."""
+    """Counts the bytes that clients receive; a tensor of one name counts once for a client."""
 
     def __init__(self) -> None:
-        self._bytes: dict[int, int] = {}
+        self._bytes: dict[int, dict[str, int]] = {}
+
+    def copy(self) -> "_Meter":
+        """Return a copy, which counts on from here."""
+        other = _Meter()
+        other._bytes = {client: dict(mine) for client, mine in self._bytes.items()}
+        return other
 
     def counted(self, ids: Tensor, dispatch: Dispatch) -> Dispatch:
         """Count a dispatch to clients `ids` [K], and return it."""
-        shared, rows = shared_bytes(dispatch.shared), row_bytes(dispatch.rows)
+        shared = {name: shared_bytes(one) for name, one in _each(dispatch.shared)}
+        rows = {name: row_bytes(one).tolist() for name, one in _each(dispatch.rows)}
         for k, client in enumerate(ids.tolist()):
-            self._bytes[client] = shared + (int(rows[k]) if len(rows) else 0)
+            mine = self._bytes.setdefault(client, {})
+            mine.update(shared)
+            mine.update({name: counts[k] for name, counts in rows.items()})
         return dispatch
 
-    def mean(self) -> float:
-        """Return the mean over the clients; 0 without any."""
-        return sum(self._bytes.values()) / max(1, len(self._bytes))
+    def mean(self, ids: Tensor) -> float:
+        """Return the mean over the clients `ids` [K]."""
+        total = sum(sum(self._bytes.get(client, {}).values()) for client in ids.tolist())
+        return total / len(ids)
+
+
+def _each(message: Message) -> Iterator[tuple[str, Message]]:
+    """Yield each tensor of a message by name, as a message with its mask."""
+    for name, value in message.values.items():
+        mask = {name: message.mask[name]} if name in message.mask else {}
+        yield name, Message({name: value}, mask)
+
+
+def _has_length(step: Step) -> bool:
+    """Return whether a step is a phase of a given number of epochs or steps."""
+    return isinstance(step, Phase) and step.until is None
 
 
 def over(below: Dispatch, above: Dispatch) -> Dispatch:
