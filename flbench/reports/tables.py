@@ -217,6 +217,35 @@ def cohort_block(cohort: Mapping[str, Any]) -> Block:
     )
 
 
+def new_clients_block(summary: Mapping[str, Any], moment: str, metric: str) -> Block | None:
+    """Return the table of the clients that join after the training; None without such clients.
+
+    Args:
+        summary: Content of summary.json.
+        moment: `last` or `best`: the round whose models are shown.
+        metric: A test metric, such as `accuracy_mean`.
+    """
+    about = summary.get("new_clients")
+    if not about:
+        return None
+    test, lines = summary[moment]["test"], []
+    for epochs in about["epochs"]:
+        new, seen = (test.get(f"{who}@{epochs}", {}) for who in ("new", "seen"))
+        values = (new.get(metric), seen.get(metric), new.get("gap"))
+        shown = ("-" if value is None else f"{value:.4f}" for value in values)
+        received = size(about["received_bytes"][str(epochs)])
+        lines.append((str(epochs), *shown, received, f"{about['steps'][str(epochs)]:.1f}"))
+    return Block(
+        "Clients that join later",
+        ("epochs", "new clients", "clients that trained", "gap", "bytes to join", "steps"),
+        tuple(lines),
+        f"Test {metric.replace('_', ' ')} of {about['clients']} clients that trained in no round,"
+        " after epochs on their own training parts; 0 is the model that the server would send."
+        " Beside them the clients that trained, after as many further epochs from their own models."
+        f" Models are those of the {moment} round.",
+    )
+
+
 def size(count: float) -> str:
     """Format a number of bytes with a unit.
 

@@ -70,7 +70,8 @@ def summary_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics of a summary.json by which users sort runs.
 
     These are validation and test metrics of the last round (`final/...`) and of the best round by
-    validation (`best/...`), and bytes and seconds (`cost/...`). Metrics on the common test set, and
+    validation (`best/...`), also those of clients that join after the training (`best/test/new-5`
+    after 5 epochs), and bytes and seconds (`cost/...`). Metrics on the common test set, and
     metrics of the cohort alone, are in the curves only.
 
     Args:
@@ -81,7 +82,7 @@ def summary_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
             split: {
                 key: value
                 for key, value in summary[moment][split].items()
-                if key != "common" and "@" not in key
+                if key != "common" and ("@" not in key or key.startswith(("new@", "seen@")))
             }
             for split in ("validation", "test")
         }
@@ -92,6 +93,9 @@ def summary_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
         **flatten("best", moments["best"]),
         **flatten("cost", {**summary["communication"], "best_round": summary["best"]["round"]}),
         **flatten("cost/seconds", summary["seconds"]),
+        **flatten(
+            "cost/new_client_bytes", summary.get("new_clients", {}).get("received_bytes", {})
+        ),
     }
 
 
