@@ -113,6 +113,7 @@ def _blocks(analysis: Analysis, name: str) -> Iterator[Block]:
         else:
             spread = blocks.client_spread_block(analysis, place, DIGITS)
             yield from _divided(spread, fixed=1, most=MOST_MEASURES)
+            yield blocks.client_deciles_block(analysis, place, DIGITS)
             if (clients := blocks.client_scores_block(analysis, place, DIGITS)) is not None:
                 yield from _divided(clients, fixed=3)
 

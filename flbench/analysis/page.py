@@ -347,6 +347,7 @@ def content(analysis: Analysis, drawings: Drawings, shared: "Shared") -> dict[st
                 "scores": blocks.scores_block(analysis, place),
                 "targets": blocks.targets_blocks(analysis, place),
                 "spread": blocks.client_spread_block(analysis, place),
+                "deciles": blocks.client_deciles_block(analysis, place),
                 "clients": blocks.client_scores_block(analysis, place),
                 "new_clients": new_client_blocks.of_place(analysis, place),
                 "classes": {

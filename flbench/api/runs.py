@@ -22,7 +22,7 @@ from flbench.core.errors import UserError, did_you_mean
 from flbench.core.given import offered
 from flbench.core.printable import warn
 from flbench.metrics.own import SUFFIXES
-from flbench.reports.tables import RANKING_TITLES, score, size
+from flbench.reports.tables import PROBABILITY_TITLES, RANKING_TITLES, score, size
 from flbench.results import reading, tables
 from flbench.results.reading import VALIDATION
 from flbench.results.summary import ended_after
@@ -512,7 +512,9 @@ class Run:
                 found = self.summary[moment][split]
                 columns[f"{split}, {moment} round ({self.summary[moment]['round']})"] = found
         rare = {"rare_recall"} if not self.has_rare_classes else set()
-        names = [name for name in (*SHOWN, *RANKING_TITLES) if name not in rare]
+        names = [
+            name for name in (*SHOWN, *RANKING_TITLES, *PROBABILITY_TITLES) if name not in rare
+        ]
         if not self.config.has_classes:
             own = self.config.evaluation.metrics or {}
             names = [f"{name}{suffix}" for name in own for suffix in ("", *SUFFIXES)]

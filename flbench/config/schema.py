@@ -762,6 +762,12 @@ class EvaluationConfig(Strict):
         description="positive class of AUROC and average precision, by its name, where there are"
         " two classes (default: the second one)",
     )
+    probabilities: bool = Field(
+        False,
+        description="also compute metrics of the predicted probabilities on the clients' own parts:"
+        " macro AUROC, expected calibration error, negative log-likelihood, Brier score; the"
+        " probabilities of all samples and classes are kept in memory for it",
+    )
     best: BestConfig = Field(
         BestConfig(), description="choice of the best round where there are no classes"
     )

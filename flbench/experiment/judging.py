@@ -34,16 +34,24 @@ class ClassJudge:
         groups: Groups of classes for which separate metrics are computed.
         metrics: Metrics of the user's own.
         best: Section `evaluation.best`: validation accuracy chooses the best round.
+        has_probabilities: Whether metrics of predicted probabilities are computed
+            (`evaluation.probabilities`), on the clients' own parts.
     """
 
     federation: Federation
     groups: ClassGroups
     metrics: tuple[OwnMetric, ...] = ()
     best: BestConfig = BestConfig()
+    has_probabilities: bool = False
 
-    def observe(self, deployment: Deployment) -> Callable[[StepContext], Tree]:
-        """Return a function to the predicted classes [B] and, for two classes, margins [B]."""
-        return Predict(deployment.weights, deployment.predict, self.federation.classes == 2)
+    def observe(self, deployment: Deployment, part: str) -> Callable[[StepContext], Tree]:
+        """Return a function to predicted classes [B]; see `Predict`."""
+        return Predict(
+            deployment.weights,
+            deployment.predict,
+            self.federation.classes == 2,
+            self.has_probabilities and part != "common",
+        )
 
     def pairs(self, rows: Indices, predicted: Tensor) -> tuple[Tensor, Tensor]:
         """Return the true and the predicted classes [n] int64."""
@@ -51,7 +59,12 @@ class ClassJudge:
 
     def scores(self, clients: int) -> ConfusionCounts:
         """Return counts of zero."""
-        return ConfusionCounts.empty(clients, self.federation.classes, self.metrics)
+        return ConfusionCounts.empty(
+            clients,
+            self.federation.classes,
+            self.metrics,
+            has_probabilities=self.has_probabilities,
+        )
 
     def most_clients(self, samples: int) -> int | None:
         """Return None: a class is one number."""

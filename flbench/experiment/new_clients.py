@@ -329,7 +329,7 @@ class NewClients:
             failed += [failure.client for failure in results.failures]
             for part in evaluator.parts if len(results.ids) else ():
                 found = evaluator.predictions_of(part, results.ids, results.observed)
-                local["personal", part].add_(found.client, found.true, found.predicted)
+                found.add_to(local["personal", part])
                 margins["personal", part].extend(found.margins())
         if failed:
             self._report(failed, epochs, state)

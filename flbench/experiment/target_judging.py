@@ -65,7 +65,7 @@ class TargetJudge:
     size: int
     best: BestConfig
 
-    def observe(self, deployment: Deployment) -> Callable[[StepContext], Tree]:
+    def observe(self, deployment: Deployment, part: str) -> Callable[[StepContext], Tree]:
         """Return a function to the outputs [B, ...]."""
         return Output(Predict(deployment.weights, deployment.predict))
 
@@ -138,6 +138,7 @@ def check_config(config: Config, federation: Federation) -> None:
     wrong = {
         "evaluation.target_accuracy": evaluation.target_accuracy is not None,
         "evaluation.confusable": evaluation.confusable is not None,
+        "evaluation.probabilities": evaluation.probabilities,
         "output.predictions": config.output.predictions,
     }
     if config.data.augment and federation.dataset.truth.ndim > 2:

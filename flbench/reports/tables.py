@@ -7,11 +7,15 @@ from typing import Any, Final
 
 from flbench.core.markup import in_cell, in_markdown
 from flbench.core.printable import one_line
-from flbench.metrics import ranking_names
+from flbench.metrics import probability_names, ranking_names
 from flbench.results.reading import VALIDATION
 
 MOST_CLIENTS: Final = 100  # rows of the table of clients
 MOST_CLASSES: Final = 100  # rows of the table of classes
+PROBABILITY_TITLES: Final = dict(
+    zip(probability_names.NAMES, ("macro AUROC", "ECE", "NLL", "Brier score"), strict=True)
+)
+"""Titles of metrics of predicted probabilities, by name."""
 RANKING_TITLES: Final = dict(zip(ranking_names.NAMES, ("AUROC", "average precision"), strict=True))
 """Column headers of the metrics for two classes; tables have them if their runs do."""
 CLIENT_TITLES: Final = {
@@ -139,7 +143,8 @@ def clients_block(
     more = len(rows) - MOST_CLIENTS
     has_classes = set(scores) <= set(CLIENT_TITLES)
     titles = {name: CLIENT_TITLES.get(name, name.replace("_", " ")) for name in scores}
-    titles |= {name: title for name, title in RANKING_TITLES.items() if name in rows[0]}
+    of_scores = RANKING_TITLES | PROBABILITY_TITLES
+    titles |= {name: title for name, title in of_scores.items() if name in rows[0]}
     first = next(iter(titles), "")
     if (validation := f"{VALIDATION}{first}") in rows[0]:
         titles = {first: titles[first], validation: f"validation {titles[first]}", **titles}

@@ -88,14 +88,13 @@ def summary_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
         }
         for name, moment in (("final", "last"), ("best", "best"))
     }
+    joining = summary.get("new_clients", {}).get("received_bytes", {})
     return {
         **flatten("final", moments["final"]),
         **flatten("best", moments["best"]),
         **flatten("cost", {**summary["communication"], "best_round": summary["best"]["round"]}),
         **flatten("cost/seconds", summary["seconds"]),
-        **flatten(
-            "cost/new_client_bytes", summary.get("new_clients", {}).get("received_bytes", {})
-        ),
+        **flatten("cost/new_client_bytes", joining),
     }
 
 
