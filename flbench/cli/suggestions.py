@@ -39,7 +39,6 @@ OTHER_NAMES: Final = {
     "gpu": "engine.device",
     "join-ratio": "train.participation",
     "learning-rate": "train.optimizer.lr",
-    "lr": "train.optimizer.lr",
     "local-ep": "train.local_epochs",
     "log-dir": "output.dir",
     "n-clients": "partition.clients",

@@ -702,7 +702,7 @@ class AdaptConfig(Strict):
     They are the clients of `partition.new_clients`; without them the section has no effect.
     """
 
-    epochs: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+    finetune_epochs: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (0, 1, 5),
         min_length=1,
         description="epochs over the client's training part after which its model is evaluated, on"
@@ -713,7 +713,7 @@ class AdaptConfig(Strict):
         description="parameters that are trained: those that clients keep (all, if they keep none),"
         " or all that a client of a round trains",
     )
-    lr: float | None = Field(
+    finetune_lr: float | None = Field(
         None,
         gt=0,
         description="learning rate; train.schedule does not scale it (default: that of the method,"
@@ -725,7 +725,7 @@ class AdaptConfig(Strict):
         " own models; the difference is the gap",
     )
 
-    @field_validator("epochs")
+    @field_validator("finetune_epochs")
     @classmethod
     def _is_ascending(cls, value: tuple[int, ...]) -> tuple[int, ...]:
         """Refuse numbers that are not in ascending order, or that are there twice."""

@@ -116,7 +116,7 @@ class NewClients:
             found: dict[tuple[str, int], Adapted] = {}
             for who, ids in groups.items():
                 models: dict[int, Adapted] = {}
-                for epochs in self._config.epochs:
+                for epochs in self._config.finetune_epochs:
                     work = epochs if adapts else 0  # closed forms are the same after any number
                     if work not in models:
                         models[work] = self._after(grown, ids, work, joining.copy())
@@ -142,8 +142,8 @@ class NewClients:
             rows += self._all.judge.rows(Evaluation(number, local, margins=margins))
         means = {row[1:3]: row.value for row in rows if row.metric == MEAN}
         for (split, protocol), value in means.items():
-            who, _, epochs = protocol.partition("@")
-            seen = means.get((split, f"{SEEN}@{epochs}"))
+            who, _, count = protocol.partition("@")
+            seen = means.get((split, f"{SEEN}@{count}"))
             if who == NEW and seen is not None:
                 rows.append(Row(number, split, protocol, "gap", value - seen))
         return rows
@@ -353,7 +353,7 @@ class NewClients:
         self._warn(
             f"round {state.round}: training for {epochs} epochs diverged at the clients [{who}],"
             " which is a part of the evaluation of clients that join later (evaluation.adapt); they"
-            " are evaluated without it. Lower evaluation.adapt.lr."
+            " are evaluated without it. Lower evaluation.adapt.finetune_lr."
         )
 
     def _steps(
@@ -408,10 +408,9 @@ class NewClients:
             phase = replace(step, epochs=epochs, steps=None)
             if restricts and phase.gradient is None:
                 phase = replace(phase, train=trained[step])
-            elif restricts:  # the hook may read all leaves that it was written for
-                hook = HoldOthers(phase.gradient, trained[step])
-                phase = replace(phase, gradient=hook)
-            lr = self._config.lr
+            elif restricts and phase.gradient is not None:  # the hook may read all its leaves
+                phase = replace(phase, gradient=HoldOthers(phase.gradient, trained[step]))
+            lr = self._config.finetune_lr
             if lr is not None and phase.optimizer.lr == setting.train.optimizer.lr:
                 phase = replace(phase, optimizer=phase.optimizer.model_copy(update={"lr": lr}))
             found.append(phase)

@@ -47,11 +47,10 @@ def check_keys(config: Config) -> None:
             "`train.optimizer` is set, but with `model.lightning` the module's"
             " configure_optimizers makes the optimizer. Leave the section out."
         )
-    if config.evaluation.adapt.lr is not None:
+    if config.evaluation.adapt.finetune_lr is not None:
         raise ConfigError(
-            f"`evaluation.adapt.lr={config.evaluation.adapt.lr:g}` is set, but with"
-            " `model.lightning` the module's configure_optimizers makes the optimizer. Leave it"
-            " out."
+            "`evaluation.adapt.finetune_lr` is set, but with `model.lightning` the module's"
+            " configure_optimizers makes the optimizer. Leave it out."
         )
     if config.train.terms:
         raise ConfigError(

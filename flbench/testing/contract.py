@@ -600,7 +600,7 @@ def _evaluated_new_clients(built: assembly.Experiment, state: State) -> list[Row
         for part, low, high in zip(PARTS, (0, 16, 22), (16, 22, 30), strict=True)
     }
     new = ClientParts(parts, federation.partition.labels)
-    adapt = built.asked.evaluation.adapt.altered(epochs=(0, 1))
+    adapt = built.asked.evaluation.adapt.altered(finetune_epochs=(0, 1))
     evaluation = built.asked.evaluation.altered(adapt=adapt)
     clients = NewClients(
         replace(

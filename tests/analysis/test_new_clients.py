@@ -18,7 +18,11 @@ METHODS = ("local", "fedper")
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs")
-    keys = ("partition.clients=7", "partition.new_clients=0.3", "evaluation.adapt.epochs=[0,2]")
+    keys = (
+        "partition.clients=7",
+        "partition.new_clients=0.3",
+        "evaluation.adapt.finetune_epochs=[0,2]",
+    )
     keys += ("train.rounds=2", "model.name=mlp")
     return {
         (method, seed): run(out, f"algorithm={method}", f"seed={seed}", *keys)[0]

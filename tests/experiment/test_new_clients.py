@@ -105,7 +105,7 @@ def test_own_layers_of_fedper_are_a_linear_probe_on_the_body():
     """An independent loop: full batches of gradient descent on the head, with fixed features."""
     keys = ("train.optimizer.lr=0.1", "train.optimizer.momentum=0", "train.batch_size=1000")
     keys += ("engine.precision=64-true", "train.optimizer.weight_decay=0", *NEW)
-    built = build(*keys, "algorithm.name=fedper", "evaluation.adapt.epochs=[5]")
+    built = build(*keys, "algorithm.name=fedper", "evaluation.adapt.finetune_epochs=[5]")
     state = after(built, 2)
     before = fingerprint(state)
     clients = NewClients(built, print)
@@ -137,7 +137,7 @@ def test_joining_starts_a_second_model_at_the_global_one():
     """Ditto after no epoch predicts what FedAvg does, which trains the same global model."""
     found = {}
     for name in ("fedavg", "ditto", "apfl"):
-        built = build(*NEW, f"algorithm.name={name}", "evaluation.adapt.epochs=[0]")
+        built = build(*NEW, f"algorithm.name={name}", "evaluation.adapt.finetune_epochs=[0]")
         model = NewClients(built, print).evaluate(after(built, 2))["new", 0]
         found[name] = model.evaluation.local["personal", "test"].confusion
         assert model.received > 0
@@ -162,13 +162,15 @@ def test_a_new_client_of_a_gossip_method_takes_the_mean_of_trained_clients():
 
 def test_diverging_adaptation_is_named_and_evaluated_without_it(tmp_path):
     notes = []
-    built = build("evaluation.adapt.epochs=[0,1]", "evaluation.adapt.lr=1e30", *NEW)
+    built = build(
+        "evaluation.adapt.finetune_epochs=[0,1]", "evaluation.adapt.finetune_lr=1e30", *NEW
+    )
 
     found = NewClients(built, notes.append).evaluate(after(built, 2))
 
     first, second = (found["new", k].evaluation.local["personal", "test"] for k in (0, 1))
     assert torch.equal(first.confusion, second.confusion)
-    assert any("evaluation.adapt.lr" in note and "5, 6" in note for note in notes)
+    assert any("evaluation.adapt.finetune_lr" in note and "5, 6" in note for note in notes)
 
 
 def test_state_grows_along_axes_of_clients():
@@ -190,7 +192,7 @@ def test_wrong_keys_are_refused():
         (("partition.new_clients=0",), "partition.new_clients"),
         (("partition.new_clients=true",), "partition.new_clients"),
         (("partition.new_shots=3",), "partition.new_clients"),
-        (("evaluation.adapt.epochs=[5,1]",), "evaluation.adapt.epochs"),
+        (("evaluation.adapt.finetune_epochs=[5,1]",), "evaluation.adapt.finetune_epochs"),
     ):
         with pytest.raises(ConfigError, match=name.replace(".", r"\.")):
             build(*keys)
