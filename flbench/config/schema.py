@@ -7,6 +7,7 @@ The keys of a method are defined in its module (`flbench/algorithms/NAME.py`), t
 import hashlib
 import json
 import re
+from contextlib import suppress
 from math import cos, pi
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, get_args
@@ -341,6 +342,47 @@ class PartitionConfig(Strict):
         description="SHA-256 of the source file of a function of your own, or of the partition that"
         " an object made; flbench writes it to config.yaml",
     )
+
+    new_clients: int | float | None = Field(
+        None,
+        description="clients that join after the training: a number, or a share below 1 of all"
+        " clients; they are drawn at random, train in no round, and no statistic uses their samples"
+        " (default: none)",
+    )
+    new_alpha: float | None = Field(
+        None,
+        gt=0,
+        description="new clients: their samples are distributed among them anew by `dirichlet` with"
+        " this concentration (default: they keep their samples)",
+    )
+    new_shots: int | None = Field(
+        None,
+        ge=1,
+        description="new clients: largest number of training samples of each class (default: all)",
+    )
+
+    @field_validator("new_clients", mode="before")
+    @classmethod
+    def _is_number_or_share(cls, value: object) -> object:
+        """Return a number from 1 on, or a share in (0, 1)."""
+        if isinstance(value, str):
+            with suppress(ValueError):
+                value = float(value) if "." in value or "e" in value.lower() else int(value)
+        is_number = type(value) is int and value >= 1
+        if value is None or is_number or (type(value) is float and 0 < value < 1):
+            return value
+        raise ValueError("it must be a whole number of clients from 1 on, or a share in (0, 1)")
+
+    @model_validator(mode="after")
+    def _has_new_clients(self) -> Self:
+        """Refuse keys of new clients without new clients."""
+        for key in ("new_alpha", "new_shots"):
+            if self.new_clients is None and getattr(self, key) is not None:
+                raise ValueError(
+                    f"`{key}` is for clients that join after the training, and there are none. Set"
+                    " partition.new_clients, or leave it out."
+                )
+        return self
 
     @property
     def is_own(self) -> bool:
@@ -749,6 +791,44 @@ class CommonConfig(Strict):
     )
 
 
+class AdaptConfig(Strict):
+    """Section `evaluation.adapt`: evaluation of clients that join after the training.
+
+    They are the clients of `partition.new_clients`; without them the section has no effect.
+    """
+
+    finetune_epochs: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (0, 1, 5),
+        min_length=1,
+        description="epochs over the client's training part after which its model is evaluated, on"
+        " a copy that is discarded; 0 is the model that the server would send",
+    )
+    train: Literal["own", "all"] = Field(
+        "own",
+        description="parameters that are trained: those that clients keep (all, if they keep none),"
+        " or all that a client of a round trains",
+    )
+    finetune_lr: float | None = Field(
+        None,
+        gt=0,
+        description="learning rate; train.schedule does not scale it (default: that of the method,"
+        " mostly train.optimizer.lr)",
+    )
+    seen: bool = Field(
+        True,
+        description="also evaluate the clients that have trained, after as many epochs from their"
+        " own models; the difference is the gap",
+    )
+
+    @field_validator("finetune_epochs")
+    @classmethod
+    def _is_ascending(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        """Refuse numbers that are not in ascending order, or that are there twice."""
+        if list(value) != sorted(set(value)):
+            raise ValueError("give different numbers in ascending order, such as [0, 1, 5]")
+        return value
+
+
 class EvaluationConfig(Strict):
     """Section `evaluation`: when and how models are evaluated."""
 
@@ -777,8 +857,17 @@ class EvaluationConfig(Strict):
         description="positive class of AUROC and average precision, by its name, where there are"
         " two classes (default: the second one)",
     )
+    probabilities: bool = Field(
+        False,
+        description="also compute metrics of the predicted probabilities on the clients' own parts:"
+        " macro AUROC, expected calibration error, negative log-likelihood, Brier score; the"
+        " probabilities of all samples and classes are kept in memory for it",
+    )
     best: BestConfig = Field(
         BestConfig(), description="choice of the best round where there are no classes"
+    )
+    adapt: AdaptConfig = Field(
+        AdaptConfig(), description="evaluation of clients that join after the training"
     )
     target_accuracy: float | None = Field(
         None,
@@ -901,11 +990,11 @@ class Config(Strict):
         These are `seed` and the sections `data`, `partition`, `model`, `algorithm` and `train`, but
         not `data.root`: the content of the files is covered by the hash of the partition.
         `train.early_stopping` counts only if it is on, and `train.terms`, the keys of `LATER`,
-        `data.source`, `model.lightning`, `model.fixed`, `partition.args`,
-        `partition.sha256` and `algorithm.sha256` only if they are set, so that the hashes of runs
-        that were made before these keys existed stay valid. Of a method that is not flbench's own,
-        the hash of the source counts, and not `algorithm.source`, the place where it is imported
-        from.
+        `data.source`, `model.lightning`, `model.fixed`, `partition.args`, `partition.sha256`, the
+        keys of `partition` for new clients and `algorithm.sha256` only if they are set, so that the
+        hashes of runs that were made before these keys existed stay valid. Of a method that is not
+        flbench's own, the hash of the source counts, and not `algorithm.source`, the place where it
+        is imported from.
         """
         sections = ("seed", "data", "partition", "model", "algorithm", "train")
         tree = {key: value for key, value in self.tree().items() if key in sections}
@@ -916,7 +1005,7 @@ class Config(Strict):
                 del tree["data"][key]
         if self.data.source is None:
             del tree["data"]["source"], tree["data"]["sha256"]
-        for key in ("args", "sha256"):
+        for key in ("args", "sha256", "new_clients", "new_alpha", "new_shots"):
             if tree["partition"][key] is None:
                 del tree["partition"][key]
         if isinstance(self.algorithm, OwnAlgorithmConfig):

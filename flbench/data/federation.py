@@ -17,6 +17,7 @@ from flbench.core.rng import Draw, generator, uniform
 from flbench.core.shapes import TokenShape
 from flbench.core.types import Samples
 from flbench.data.dataset import Dataset
+from flbench.data.new_clients import hold_out, joined
 from flbench.data.partition import PARTS, ClientParts
 from flbench.data.partitioning import make_partition, split_client
 from flbench.data.schemes import Indices
@@ -75,6 +76,9 @@ class Federation:
         table: How rows of a table became rows of `x`; None for images.
         owner: Client of each sample [n] int64 with `data.normalize=client`, N for samples without a
             client; None if all samples have the same normalization.
+        new: Rows of the clients that join after the training; None without such clients. They are
+            no clients of this federation: see `with_new_clients`. `owner`, and the rows of `shift`,
+            `scale` and `TableEncoding.fill`, have them behind the N clients.
     """
 
     dataset: Dataset
@@ -89,6 +93,7 @@ class Federation:
     notes: tuple[str, ...] = ()
     table: TableEncoding | None = None
     owner: Tensor | None = None
+    new: ClientParts | None = None
 
     @property
     def clients(self) -> int:
@@ -192,6 +197,12 @@ class Federation:
         """
         return replace(self, seed=seed)
 
+    def with_new_clients(self) -> "Federation":
+        """Return a copy whose last clients are those that join after the training."""
+        if self.new is None:
+            return self
+        return replace(self, partition=joined(self.partition, self.new), new=None)
+
     def without_samples(self) -> "Federation":
         """Return a copy without `x`, for processes that get the samples through shared memory."""
         dataset = replace(self.dataset, x=self.dataset.x[:0])
@@ -266,9 +277,13 @@ def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: 
         UserError: The partition cannot be made from these samples, a saved partition cannot be
             used, or `data.normalize=client` is set and there is a common test set.
     """
-    assignment = make_partition(dataset, partition, seed)
+    everyone = make_partition(dataset, partition, seed)
+    # Statistics of the data are those of the clients that train.
+    assignment, new = hold_out(everyone, dataset, partition, seed)
+    if new is not None:
+        everyone = joined(assignment, new)
     notes = [*dataset.notes, *assignment.notes]
-    used = np.sort(np.concatenate([rows for part in PARTS for rows in assignment.parts[part]]))
+    used = np.sort(np.concatenate([rows for part in PARTS for rows in everyone.parts[part]]))
     test = np.arange(dataset.train, len(dataset.y))
     # The test part is the common test set only if no client has any sample of it.
     common = test if not len(np.intersect1d(test, used, assume_unique=True)) else test[:0]
@@ -287,16 +302,18 @@ def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: 
     x, table = dataset.x, None
     if dataset.is_table:
         x, source, word, encoded = _encode_words(dataset, assignment)
-        x, fill, imputed = _impute(x, assignment, source, by_client=by_client)
+        x, fill, imputed = _impute(
+            x, everyone, source, by_client=by_client, training=assignment.clients
+        )
         table = TableEncoding(source, word, fill)
         notes += [*encoded, *imputed]
     owner = None
     if by_client:
-        owner = torch.full((len(x),), assignment.clients)
+        owner = torch.full((len(x),), everyone.clients)
         for part in PARTS:
-            for client, rows in enumerate(assignment.parts[part]):
+            for client, rows in enumerate(everyone.parts[part]):
                 owner[rows] = client
-        shift, scale, about = _normalization_by_client(x, assignment, dataset)
+        shift, scale, about = _normalization_by_client(x, everyone, dataset)
         notes += about
     elif dataset.kind == "tokens":
         shift, scale = np.zeros(1, np.float32), np.ones(1, np.float32)
@@ -329,6 +346,7 @@ def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: 
         notes=tuple(notes),
         table=table,
         owner=owner,
+        new=new,
     )
 
 
@@ -416,7 +434,12 @@ def _encode_words(
 
 
 def _impute(
-    x: NDArray[np.float32], partition: ClientParts, source: Indices, *, by_client: bool
+    x: NDArray[np.float32],
+    partition: ClientParts,
+    source: Indices,
+    *,
+    by_client: bool,
+    training: int,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], list[str]]:
     """Fill missing values of tables with the column's mean over the client's training part.
 
@@ -430,6 +453,7 @@ def _impute(
             it has become several columns.
         by_client: Whether a client uses no statistics of other clients. A column without a value in
             its training part is then filled with 0.
+        training: Number of clients that train, the first ones; the means of others are not shared.
 
     Returns:
         The samples without missing values for all samples that clients have; the values that
@@ -441,7 +465,8 @@ def _impute(
         own[client] = means_of(x[rows])
     known = ~np.isnan(own)
     first = np.unique(source, return_index=True)[1]  # one column for each column of the data set
-    overall = np.where(known, own, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+    shared = own[:training], known[:training]
+    overall = np.where(shared[1], shared[0], 0.0).sum(axis=0) / np.maximum(shared[1].sum(axis=0), 1)
     filled = np.where(known, own, 0.0 if by_client else overall)
     missing = 0
     for part in PARTS:

@@ -53,6 +53,7 @@ from flbench.models.base import describe, net_leaves
 from flbench.models.lightning_net import LightningNet
 from flbench.models.module_state import may_draw_in_eval
 from flbench.models.trial import MIXES
+from flbench.reports.tables import size
 
 ENGINES: Final = {
     "sequential": ("flbench.engine.sequential", "SequentialEngine"),
@@ -301,7 +302,7 @@ def _built(
         engine=used,
         dataset=federation.dataset.name,
         samples=federation.dataset.sha256,
-        clients=federation.clients,
+        clients=federation.with_new_clients().clients,
         scheme=scheme,
         net=about_net,
         method=own_methods.sha256(asked.algorithm, method),
@@ -491,7 +492,19 @@ def _judge(config: Config, net: nn.Module, federation: Federation) -> tuple[Judg
             f"two classes: the positive class of AUROC and average precision is `{positive}`; the"
             " key evaluation.positive chooses it."
         )
-    return ClassJudge(federation, groups, metrics), notes
+    if config.evaluation.probabilities:
+        parts = federation.partition.parts
+        samples = sum(len(rows) for part in PARTS for rows in parts[part])
+        kept = 4 * samples * federation.classes
+        notes.append(
+            f"evaluation.probabilities: {size(kept)} of predicted probabilities are kept in memory"
+            f" by each evaluation of a model ({samples:,} validation and test samples times"
+            f" {federation.classes} classes); none are written to the disk."
+        )
+    judge = ClassJudge(
+        federation, groups, metrics, has_probabilities=config.evaluation.probabilities
+    )
+    return judge, notes
 
 
 def load_federation(config: Config) -> Federation:

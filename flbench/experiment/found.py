@@ -21,7 +21,7 @@ class Found:
             device and the number of threads.
         dataset: Name of the data set: that of the file or function, if there is one.
         samples: SHA-256 of the samples of `data.source`; None without one.
-        clients: Number of clients N.
+        clients: Number of clients of the partition, with those that join after the training.
         scheme: SHA-256 of a partition scheme of the user; None for one of flbench.
         net: Values of `model.sha256` and `model.fixed` by key; empty for a net of flbench.
         method: SHA-256 of the source of a method of the user; None if it is flbench's or not known.

@@ -47,6 +47,11 @@ def check_keys(config: Config) -> None:
             "`train.optimizer` is set, but with `model.lightning` the module's"
             " configure_optimizers makes the optimizer. Leave the section out."
         )
+    if config.evaluation.adapt.finetune_lr is not None:
+        raise ConfigError(
+            "`evaluation.adapt.finetune_lr` is set, but with `model.lightning` the module's"
+            " configure_optimizers makes the optimizer. Leave it out."
+        )
     if config.train.terms:
         raise ConfigError(
             "`train.terms` add to a cross entropy, but with `model.lightning` the module's"
