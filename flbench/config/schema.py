@@ -266,6 +266,17 @@ class ModelConfig(Strict):
     """Section `model`: the net. Each net adds keys of its own."""
 
     name: str = Field("mlp", description="net")
+    weights: str | None = Field(
+        None,
+        description="weights that all clients start from: a file (safetensors, or a state dict in"
+        " .pth), or the name of pretrained weights, such as DEFAULT, of a net of torchvision or"
+        " timm (default: drawn from `seed`)",
+    )
+    weights_sha256: str | None = Field(
+        None,
+        pattern="^[0-9a-f]{64}$",
+        description="SHA-256 of the weights; flbench writes it to config.yaml",
+    )
 
 
 class OwnModelConfig(ModelConfig):
@@ -275,6 +286,12 @@ class OwnModelConfig(ModelConfig):
         None,
         description="submodule that computes the logits (default: the last linear layer, or none"
         " with `lightning`)",
+    )
+    channels: int | None = Field(
+        None,
+        ge=1,
+        description="channels of the images that the net takes: grey images are repeated to as many"
+        " (default: images are given as they are)",
     )
     lightning: bool = Field(
         False,
@@ -797,7 +814,8 @@ class Config(Strict):
         These are `seed` and the sections `data`, `partition`, `model`, `algorithm` and `train`, but
         not `data.root`: the content of the files is covered by the hash of the partition.
         `train.early_stopping` counts only if it is on, and `train.terms`, `data.client`,
-        `data.drop`, `data.source`, `model.lightning`, `model.fixed`, `partition.args`,
+        `data.drop`, `data.source`, `model.lightning`, `model.fixed`, `model.channels`,
+        `model.weights` (by the SHA-256 of the weights, not by their place), `partition.args`,
         `partition.sha256` and `algorithm.sha256` only if they are set, so that the hashes of runs
         that were made before these keys existed stay valid. Of a method that is not flbench's own,
         the hash of the source counts, and not `algorithm.source`, the place where it is imported
@@ -823,6 +841,12 @@ class Config(Strict):
             del tree["model"]["lightning"]
         if tree["model"].get("fixed", "") is None:
             del tree["model"]["fixed"]
+        if isinstance(self.model, OwnModelConfig) and self.model.channels is None:
+            del tree["model"]["channels"]
+        if self.model.weights_sha256 is None:
+            del tree["model"]["weights_sha256"]
+        if self.model.weights is None or self.model.weights_sha256 is not None:
+            del tree["model"]["weights"]  # the place of the file does not matter, its content does
         if self.train.early_stopping.patience is None:
             del tree["train"]["early_stopping"]
         if not tree["train"]["terms"]:

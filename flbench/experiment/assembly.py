@@ -45,7 +45,7 @@ from flbench.experiment.notes import configuration_notes
 from flbench.experiment.rounds import check_programs, programs, seeded_method, training_state
 from flbench.experiment.run_folder import RunFolder
 from flbench.metrics.classes import confusable_classes, rare_classes, read_confusion
-from flbench.models import fixed, own
+from flbench.models import fixed, own, pretrained
 from flbench.models.base import build as build_net
 from flbench.models.base import describe, net_leaves
 from flbench.models.lightning_net import LightningNet
@@ -275,6 +275,7 @@ def _built(
     scheme = own_schemes.sha256(asked.partition, federation.partition.hash())
     net = build_net(asked.model, federation.shape, federation.output, asked.seed)
     about_net = own.recorded(asked.model, net) if isinstance(asked.model, OwnModelConfig) else {}
+    about_net |= pretrained.recorded(net)
     judge, about_classes = _judge(asked, net, federation)
     terms = None
     if asked.train.terms:
