@@ -99,10 +99,8 @@ def _weighted(
     if weights is None or not pretrained.is_named(source, weights):
         net = _built(source, args, shape, classes, what)
         if weights is not None:
-            has_parts = isinstance(getattr(net, "head", None), nn.Module) and hasattr(
-                net, "backbone"
-            )
-            head = config.head or ("head" if has_parts else pretrained.last_linear(net))
+            parts = {"backbone", "head"} <= dict(net.named_children()).keys()
+            head = config.head or ("head" if parts else pretrained.last_linear(net))
             pretrained.load(net, weights, head, what, config.weights_sha256, source)
         return net
     return pretrained.build(
@@ -449,12 +447,11 @@ def _outputs(net: nn.Module, x: Tensor, what: str, source: Any = None) -> Any:
         with torch.no_grad(), isolated(net):
             return net(x)
     except Exception as error:
-        cure = (
-            pretrained.input_cure(net, source, tuple(x.shape[1:])) or " Change the net or the data."
-        )
+        cure = pretrained.input_cure(net, source, tuple(x.shape[1:]))
         raise ConfigError(
             f"{what} does not accept samples of the shape {list(x.shape[1:])}:"
-            f" {type(error).__name__}: {str(error).rstrip('.!')}.{cure}"
+            f" {type(error).__name__}: {str(error).rstrip('.!')}."
+            f"{cure or ' Change the net or the data.'}"
         ) from error
 
 

@@ -278,10 +278,11 @@ def _of_timm(
     place = str(getattr(about, "classifier", "") or last_linear(net) or "")
     kept = {k: v for k, v in net.state_dict().items() if not k.startswith(f"{place}.")}
     new = ""
-    if getattr(about, "num_classes", classes) != classes:
+    trained_on = getattr(about, "num_classes", classes)
+    if trained_on != classes:
         new = (
             f"the head `{place}` has new weights, because the net was trained on"
-            f" {about.num_classes} classes and the data have {classes}"
+            f" {trained_on} classes and the data have {classes}"
         )
     sha256 = digest([kept])
     check_sha256(f"`model.weights={weights}`", recorded, sha256)
@@ -331,11 +332,8 @@ def _read(path: Path, key: str) -> dict[str, Tensor]:
             " code."
         ) from error
     for _ in range(2):
-        if isinstance(found, Mapping):
-            inner = next(
-                (found[name] for name in NESTED if isinstance(found.get(name), Mapping)), None
-            )
-            found = found if inner is None else inner
+        inner = [found[one] for one in NESTED if one in found] if isinstance(found, Mapping) else []
+        found = next((one for one in inner if isinstance(one, Mapping)), found)
     names = found if isinstance(found, Mapping) else {}
     tensors = {str(k): v for k, v in names.items() if isinstance(v, Tensor)}
     if not tensors or len(tensors) != len(names):
@@ -381,11 +379,12 @@ def _assign(net: nn.Module, state: dict[str, Tensor], head: str | None, key: str
     new = ""
     if differ:
         has = inside & state.keys()
-        new = f"the head `{head}` has new weights, because " + (
+        why = (
             f"that of the file is for {len(state[min(has)])} classes"
             if has
             else "the file has none"
         )
+        new = f"the head `{head}` has new weights, because {why}"
         wanted = {name: one for name, one in wanted.items() if name not in inside}
         state = {name: one for name, one in state.items() if name not in inside}
     missing = [one for one in wanted if one not in state and not one.endswith(f".{COUNTER}")]

@@ -79,10 +79,6 @@ def test_file_gives_all_but_a_head_of_other_classes(tmp_path, prefix):
         }
     file = tmp_path / "body.pth"
     torch.save({"epoch": 3, "state_dict": state} if prefix == "module." else state, file)
-    if prefix == "module.":
-        with pytest.raises(ConfigError, match=r"has the keys epoch"):
-            torch.save({"epoch": 3, "weights": 3}, tmp_path / "other.pth")
-            start(weights=str(tmp_path / "other.pth"))
     found = start(weights=str(file))
 
     assert torch.equal(found.backbone[1].weight, net[1].weight)
@@ -130,11 +126,12 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
     assert "torch.save(net.state_dict(), PATH)" in message(Opened(tmp_path / "opened"))
     assert not (tmp_path / "opened").exists()
     assert "Tensor" in message(torch.ones(3))
+    assert "has the keys epoch" in message({"epoch": 3})
     file.write_bytes(b"")
     with pytest.raises(ConfigError, match="not a file of weights"):
         start(weights=str(file))
     with pytest.raises(ConfigError, match=r"Did you mean `weights\.pth`"):
-        start(weights=str(tmp_path / "weigths.pth"))
+        start(weights=str(tmp_path / "weight.pth"))
 
 
 def test_nets_of_flbench_take_files_too(tmp_path):
