@@ -487,7 +487,7 @@ def load_federation(config: Config) -> Federation:
     """
     _check_resolved(config)
     dataset = sources.load(config.data)
-    return build_federation(dataset, config.data, config.partition, config.seed)
+    return build_federation(dataset, config.data, config.partition, config.seed, config.shift)
 
 
 def _check_resolved(config: Config) -> None:

@@ -47,7 +47,7 @@ class ClassJudge:
 
     def pairs(self, rows: Indices, predicted: Tensor) -> tuple[Tensor, Tensor]:
         """Return the true and the predicted classes [n] int64."""
-        return torch.from_numpy(self.federation.dataset.y[rows]).long(), predicted.long()
+        return torch.from_numpy(self.federation.labels[rows]).long(), predicted.long()
 
     def scores(self, clients: int) -> ConfusionCounts:
         """Return counts of zero."""
@@ -74,6 +74,7 @@ class ClassJudge:
                 counts,
                 evaluated.participation_count,
                 self.federation.partition.names,
+                self.federation.partition.shifts,
             )
             classes += class_table(moment, evaluation, self.groups, names)
         last, _ = evaluations["last"]
