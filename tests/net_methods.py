@@ -141,7 +141,10 @@ def written() -> dict[tuple[str, str], str]:
         if title == "net":
             methods = row
         else:
-            found |= {(title, one): reasons.get(text, text) for one, text in zip(methods, row)}
+            found |= {
+                (title, one): reasons.get(text, text)
+                for one, text in zip(methods, row, strict=True)
+            }
     return found
 
 

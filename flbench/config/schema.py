@@ -938,9 +938,9 @@ class Config(Strict):
         the hash of the source counts, and not `algorithm.source`, the place where it is imported
         from.
         """
-        sections = ("seed", "data", "partition", "model", "algorithm", "train")
+        sections = {"seed", "data", "partition", "model", "algorithm", "train"}
         if self.shift.is_on:
-            sections = (*sections, "shift")
+            sections.add("shift")
         tree = {key: value for key, value in self.tree().items() if key in sections}
         del tree["data"]["root"]
         if self.data.client is None:

@@ -258,7 +258,7 @@ def build(
     data: DataConfig,
     partition: PartitionConfig,
     seed: int,
-    shift: ShiftConfig = NO_SHIFT,
+    shifted: ShiftConfig = NO_SHIFT,
 ) -> Federation:
     """Partition a data set, and shift, encode, impute and normalize its samples.
 
@@ -267,7 +267,7 @@ def build(
         data: Section `data`, for normalization and augmentation.
         partition: Section `partition`.
         seed: Seed of the run.
-        shift: Section `shift`.
+        shifted: Section `shift`.
 
     Raises:
         UserError: The partition cannot be made from these samples, a saved partition cannot be
@@ -287,9 +287,9 @@ def build(
             " (partition.pool=merged), or leave data.normalize out."
         )
     x, table = dataset.x, None
-    if shift.is_on:
+    if shifted.is_on:
         own_seed = seed if partition.seed is None else partition.seed
-        x, assignment = apply_shift(dataset, assignment, shift, own_seed)
+        x, assignment = apply_shift(dataset, assignment, shifted, own_seed)
         notes += _shift_notes(assignment, common)
     if dataset.is_table:
         x, source, word, encoded = _encode_words(dataset, assignment)

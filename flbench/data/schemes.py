@@ -1,7 +1,7 @@
 """Schemes that distribute samples to clients, as functions of labels and a random generator."""
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -243,7 +243,7 @@ def _sorted_by_class(y: Indices, rng: np.random.Generator) -> Indices:
     return np.concatenate(members) if members else np.zeros(0, dtype=np.int64)
 
 
-def intervals(targets: NDArray[np.generic], bins: int) -> Indices:
+def intervals(targets: NDArray[Any], bins: int) -> Indices:
     """Return the interval [n] in [0, bins) of each target, with equally many samples in each.
 
     Args:

@@ -100,16 +100,16 @@ def make(config: ShiftConfig, clients: int, channels: int, classes: int, seed: i
             )
     found = []
     for group in range(count):
-        values = {}
+        strengths: dict[str, float] = {}
         for number, (name, given) in enumerate(config.degrees()):
             if config.draw:
                 rng = generator(seed, "shift", STREAMS.index("draw"), group, number)
-                values[name] = float(rng.uniform(*given))
+                strengths[name] = float(rng.uniform(given[0], given[1]))
             else:
-                values[name] = given[group % len(given)]
+                strengths[name] = given[group % len(given)]
         found.append(
             Shift(
-                values,
+                strengths,
                 _permutation(seed, "channels", group, channels) if config.channels else None,
                 _permutation(seed, "labels", group, classes) if config.labels else None,
             )

@@ -41,9 +41,8 @@ def test_rotations_of_all_parts_equal_those_of_torchvision():
         rows = rows_of(plain, client)
         turned = rotate(plain.x[rows], 90.0 * (client % 4))
         assert torch.equal(found.x[rows], turned)
-    others = np.setdiff1d(
-        np.arange(len(plain.x)), np.concatenate([rows_of(plain, k) for k in range(6)])
-    )
+    mine = np.concatenate([rows_of(plain, client) for client in range(6)])
+    others = np.setdiff1d(np.arange(len(plain.x)), mine)
     assert torch.equal(found.x[others], plain.x[others])
     assert found.partition.hash() == plain.partition.hash()
     assert torch.equal(found.y, plain.y)
@@ -150,9 +149,8 @@ def test_shifts_that_do_not_fit_are_refused(keys, words):
 
 def test_images_of_tables_cannot_be_turned():
     x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
-    table = Dataset(
-        "rows", x, np.arange(60) % 3, ("a", "b", "c"), 60, columns=tuple("abcd"), words=((),) * 4
-    )
+    names = {"columns": tuple("abcd"), "words": ((),) * 4}
+    table = Dataset("rows", x, np.arange(60) % 3, ("a", "b", "c"), 60, **names)
     part = IID.altered(samples=None)
     with pytest.raises(ConfigError, match=r"`shift\.rotation` is for images.*has tables"):
         made(table, part, rotation=[0, 90])
