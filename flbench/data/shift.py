@@ -23,6 +23,8 @@ from flbench.data.partition import PARTS, ClientParts
 
 STREAMS: Final = ("draw", "channels", "labels", "noise")
 """Uses of the random stream `shift`; the position is a part of the stream's key. Only append."""
+KINDS: Final = {"table": "rows of tables", "series": "series", "tokens": "tokens"}
+"""What samples that are no images are, for messages."""
 SHOWN_CLASSES: Final = 10  # classes whose permutation is written out
 PIECE: Final = 4096  # images that are shifted at once
 
@@ -164,11 +166,11 @@ def apply(
 def _check(dataset: Dataset, config: ShiftConfig) -> None:
     """Raise a ConfigError if the samples of a data set cannot be shifted so."""
     names = [name for name, _ in config.degrees()] + ["channels"] * config.channels
-    if names and dataset.x.ndim != 4:
-        what = "tables" if dataset.is_table else "no images"
+    if names and dataset.kind != "images":
         raise ConfigError(
-            f"`shift.{names[0]}` is for images, and the data set `{dataset.name}` has {what}. Leave"
-            " it out; `shift.labels=true` permutes the labels of any data with classes."
+            f"`shift.{names[0]}` is for images, and the samples of `{dataset.name}` are"
+            f" {KINDS[dataset.kind]}. Leave it out; `shift.labels=true` permutes the labels of any"
+            " data with classes."
         )
     if config.labels and dataset.targets is not None:
         raise ConfigError(

@@ -474,7 +474,7 @@ def input_cure(net: nn.Module, source: Any, shape: tuple[int, ...]) -> str:
             other = "" if made is None else f", or make it for these: model.args.{made}={shape[1]}"
             return (
                 f" The net accepts images of {size} x {size}, and the data have"
-                f" {shape[1]} x {shape[2]}. Resize the images{other}."
+                f" {shape[1]} x {shape[2]}. Resize them (image files: data.resize={size}){other}."
             )
     return ""
 

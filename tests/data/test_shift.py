@@ -152,6 +152,6 @@ def test_images_of_tables_cannot_be_turned():
     names = {"columns": tuple("abcd"), "words": ((),) * 4}
     table = Dataset("rows", x, np.arange(60) % 3, ("a", "b", "c"), 60, **names)
     part = IID.altered(samples=None)
-    with pytest.raises(ConfigError, match=r"`shift\.rotation` is for images.*has tables"):
+    with pytest.raises(ConfigError, match=r"`shift\.rotation` is for images.*are rows of tables"):
         made(table, part, rotation=[0, 90])
     assert made(table, part, labels=True).partition.relabelled
