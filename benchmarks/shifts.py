@@ -5,7 +5,8 @@
 DATA_DIR has mnist.npz. IFCA gets four rotations of MNIST, as in its paper (Ghosh et al., 2020), CFL
 four permutations of the labels (Sattler et al., 2021). The clusters that the method has found are
 compared with the groups by the adjusted Rand index: 1 if they are equal, about 0 for clusters drawn
-at random.
+at random. IFCA's clusters depend on its initial models, so that it is started several times, and the
+run with the highest validation accuracy counts; the groups are not used to choose it.
 """
 
 import argparse
@@ -20,49 +21,62 @@ from flbench.experiment import trained
 
 GROUPS: Final = 4
 CLIENTS: Final = 16
-SAMPLES: Final = 4800
-CASES: Final[dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]] = {
+SAMPLES: Final = 3200
+CASES: Final[dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], int]]] = {
     "IFCA, rotated images": (
         {"name": "ifca", "clusters": GROUPS},
         {"rotation": [0, 90, 180, 270]},
-        {"rounds": 10, "local_epochs": 2, "optimizer": {"lr": 0.1}},
+        {"rounds": 6, "local_epochs": 2, "optimizer": {"lr": 0.1}},
+        4,
     ),
     "CFL, permuted labels": (
-        {"name": "cfl", "thresholds": "relative", "eps1": 0.4, "eps2": 0.5, "start_round": 3},
+        {
+            "name": "cfl",
+            "thresholds": "relative",
+            "eps1": 0.5,
+            "eps2": 0.6,
+            "start_round": 5,
+            "min_size": CLIENTS // GROUPS,
+        },
         {"labels": True, "groups": GROUPS},
-        {"rounds": 12, "local_epochs": 2, "optimizer": {"lr": 0.1}},
+        {"rounds": 20, "local_epochs": 2, "optimizer": {"lr": 0.1}},
+        1,
     ),
 }
-"""Method, section `shift` and section `train` of each case."""
+"""Method, section `shift`, section `train` and number of starts of each case."""
 
 
 def index(case: str, data: Path, out: Path, seed: int) -> tuple[float, float]:
-    """Return the adjusted Rand index of the clusters of a run, and its test accuracy.
+    """Return the adjusted Rand index of the clusters of a case, and its test accuracy.
 
     Args:
         case: Name of the case.
         data: Folder with mnist.npz.
-        out: Folder for the run folder.
-        seed: Seed of the run and the partition.
+        out: Folder for the run folders.
+        seed: Seed of the partition; that of the first start.
     """
-    method, shift, train = CASES[case]
-    run = fl.run(
-        method,
-        seed=seed,
-        data={"name": "mnist", "root": data},
-        partition=fl.IID(clients=CLIENTS, samples=SAMPLES),
-        model="mlp",
-        train=train,
-        evaluation={"every": train["rounds"]},
-        output={"dir": out},
-        engine={"threads": 1},
-        progress=False,
-        shift=shift,
-    )
-    (table, *_), _ = trained.learned(run.path)
+    method, shift, train, starts = CASES[case]
+    runs = [
+        fl.run(
+            method,
+            seed=seed + 1000 * start,
+            data={"name": "mnist", "root": data},
+            partition=fl.IID(clients=CLIENTS, samples=SAMPLES, seed=seed),
+            model="mlp",
+            train=train,
+            evaluation={"every": train["rounds"]},
+            output={"dir": out},
+            engine={"threads": 1},
+            progress=False,
+            shift=shift,
+        )
+        for start in range(starts)
+    ]
+    best = max(runs, key=lambda run: float(run.summary["validation"]["accuracy"]))
+    (table, *_), _ = trained.learned(best.path)
     found = np.asarray(table.values).argmax(axis=0)  # [clusters, N] -> [N]
     groups = np.arange(CLIENTS) % GROUPS
-    return adjusted_rand_score(groups, found), run.summary["test"]["accuracy"]
+    return adjusted_rand_score(groups, found), best.summary["test"]["accuracy"]
 
 
 def main() -> None:

@@ -46,19 +46,17 @@ class Net:
         title: The net as the table names it.
         model: Section `model`.
         data: Function of this module that returns the samples.
-        slow: Whether it takes more than a second per method.
     """
 
     title: str
     model: dict[str, Any] = field(default_factory=dict)
     data: str = "colour"
-    slow: bool = False
 
 
 NETS: Final = (
-    Net("torchvision vgg11", {"name": "torchvision.models:vgg11"}, slow=True),
+    Net("torchvision vgg11", {"name": "torchvision.models:vgg11"}),
     Net("torchvision mobilenet_v3_small", {"name": "torchvision.models:mobilenet_v3_small"}),
-    Net("torchvision efficientnet_b0", {"name": "torchvision.models:efficientnet_b0"}, slow=True),
+    Net("torchvision efficientnet_b0", {"name": "torchvision.models:efficientnet_b0"}),
     Net("torchvision resnet18", {"name": "torchvision.models:resnet18"}),
     Net(
         "torchvision VisionTransformer (2 layers)",
@@ -75,6 +73,9 @@ NETS: Final = (
         },
     ),
     Net("timm mobilenetv3_small_050", {"name": "timm:mobilenetv3_small_050"}),
+    Net("cnn1d", {"name": "cnn1d", "channels": [4, 4], "hidden": 8}, "series"),
+    Net("gru", {"name": "gru", "hidden": 8}, "tokens"),
+    Net("transformer", {"name": "transformer", "width": 8, "heads": 2, "layers": 1}, "tokens"),
 )
 
 
@@ -85,13 +86,30 @@ def colour() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.rand(40, 3, 32, 32, generator=generator) + y[:, None, None, None], y
 
 
+def series() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return series [40, 2, 64] and labels [40] of two classes."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(40) % 2
+    return torch.rand(40, 2, 64, generator=generator) + y[:, None, None], y
+
+
+def tokens() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return sequences of tokens [40, 12] and labels [40] of two classes."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(40) % 2
+    return torch.randint(0, 6, (40, 12), generator=generator) + 3 * y[:, None], y
+
+
 def cell(net: Net, method: str) -> str:
     """Return `TRAINS`, or the reason why a net cannot be trained by a method."""
     torch.manual_seed(0)
     model = yaml.safe_dump(net.model, default_flow_style=True, width=10_000).strip()
     source = f"data.source=tests.net_methods:{net.data}"
+    kind = {"colour": "images"}.get(net.data, net.data)
     try:
-        layer = from_overrides([*KEYS, source, f"model={model}", f"algorithm.name={method}"])
+        layer = from_overrides(
+            [*KEYS, source, f"data.kind={kind}", f"model={model}", f"algorithm.name={method}"]
+        )
         built = assembly.build(resolve([layer])[0])
     except UserError as error:
         return str(error).splitlines()[0]

@@ -5,7 +5,7 @@ import pytest
 from tests import net_methods
 from tests.net_methods import METHODS, NETS, PAGE
 
-SMALL = ("torchvision VisionTransformer (2 layers)",)
+SMALL = ("torchvision VisionTransformer (2 layers)", "cnn1d")
 
 
 def test_table_has_all_nets_and_methods():
