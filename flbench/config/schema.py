@@ -262,13 +262,31 @@ def _own_scheme(name: str) -> str:
     return name
 
 
-SchemeName = Literal["iid", "dirichlet", "pathological", "grouped", "quantity", "natural", "file"]
+SchemeName = Literal[
+    "iid",
+    "dirichlet",
+    "pathological",
+    "grouped",
+    "quantity",
+    "shards",
+    "extended_dirichlet",
+    "similarity",
+    "target",
+    "natural",
+    "file",
+]
 OwnSchemeName = Annotated[str, AfterValidator(_own_scheme)]
-DEALT: Final = ("iid", "dirichlet", "pathological", "grouped", "quantity")
+DEALT: Final = (
+    *("iid", "dirichlet", "pathological", "grouped", "quantity", "shards", "extended_dirichlet"),
+    *("similarity", "target"),
+)
 SCHEME_KEYS: Final = {
-    "alpha": ("dirichlet", "quantity"),
+    "alpha": ("dirichlet", "quantity", "extended_dirichlet", "target"),
     "balanced": ("dirichlet",),
-    "classes_per_client": ("pathological",),
+    "classes_per_client": ("pathological", "extended_dirichlet"),
+    "shards": ("shards",),
+    "similarity": ("similarity",),
+    "bins": ("target",),
     "main_classes": ("grouped",),
     "main_share": ("grouped",),
     "samples_per_client": ("grouped",),
@@ -295,13 +313,34 @@ class PartitionConfig(Strict):
         description="number of clients N (default: 20; under `natural` all natural clients)",
     )
     alpha: float = Field(
-        0.1, gt=0, description="dirichlet, quantity: concentration; a smaller one gives more skew"
+        0.1,
+        gt=0,
+        description="dirichlet, quantity, extended_dirichlet, target: concentration; a smaller one"
+        " gives more skew",
     )
     balanced: bool = Field(
         False, description="dirichlet: give all clients the same number of samples"
     )
     classes_per_client: int = Field(
-        2, ge=1, description="pathological: number of classes of each client"
+        2, ge=1, description="pathological, extended_dirichlet: number of classes of each client"
+    )
+    shards: int = Field(
+        2,
+        ge=1,
+        description="shards: number of a client's pieces of the samples sorted by class",
+    )
+    similarity: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="similarity: share of a client's samples that are drawn at random; the others"
+        " are a piece of the samples sorted by class",
+    )
+    bins: int = Field(
+        10,
+        ge=2,
+        description="target: number of intervals of the target, with equally many samples, whose"
+        " shares differ between clients",
     )
     main_classes: tuple[int, ...] = Field(
         (2, 3, 5), description="grouped: number of main classes of each group, in class order"
@@ -399,10 +438,96 @@ class PartitionConfig(Strict):
         return self.scheme.rpartition(":")[2]
 
 
+FEATURE_SHIFTS: Final = ("rotation", "blur", "contrast", "brightness", "colour", "noise")
+"""Keys of the section `shift` that have a number for each group, in the order of application."""
+Degrees = tuple[float, ...]
+
+
+class ShiftConfig(Strict):
+    """Section `shift`: how samples and labels differ between groups of clients.
+
+    Client k is in group k mod G. All parts of a client are shifted in the same way, and samples
+    without a client, such as the common test set, are not.
+    """
+
+    groups: int | None = Field(
+        None,
+        ge=1,
+        description="number of groups G (default: as many as the longest list has values; without"
+        " a list, or with `draw`, each client is a group of its own)",
+    )
+    draw: bool = Field(
+        False,
+        description="read each list as [lowest, highest]: every group draws its value in between",
+    )
+    rotation: Degrees | None = Field(
+        None,
+        min_length=1,
+        description="images: angle of each group, counter-clockwise, such as [0, 90, 180, 270]",
+        json_schema_extra={"unit": "degrees"},
+    )
+    blur: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)] | None = Field(
+        None,
+        description="images: standard deviation of a Gaussian that smooths them; 0 leaves them as"
+        " they are",
+        json_schema_extra={"unit": "pixels"},
+    )
+    contrast: Degrees | None = Field(
+        None,
+        min_length=1,
+        description="images: factor of the distances from the image's mean; 1 leaves them as they"
+        " are",
+    )
+    brightness: Degrees | None = Field(
+        None,
+        min_length=1,
+        description="images: factor of all pixels; 1 leaves them as they are",
+    )
+    colour: Degrees | None = Field(
+        None,
+        min_length=1,
+        description="images of three channels: angle by which colours are turned around the grey"
+        " axis; 120 turns red into green",
+        json_schema_extra={"unit": "degrees"},
+    )
+    noise: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)] | None = Field(
+        None,
+        description="images: standard deviation of Gaussian noise, as a share of the range of"
+        " pixels; it is drawn once for each sample",
+    )
+    channels: bool = Field(
+        False, description="images: permute the channels; group 0 keeps their order"
+    )
+    labels: bool = Field(
+        False, description="concept shift: permute the classes of labels; group 0 keeps its labels"
+    )
+
+    def degrees(self) -> list[tuple[str, Degrees]]:
+        """Return the feature shifts that are set, in the order in which they are applied."""
+        found = [(name, getattr(self, name)) for name in FEATURE_SHIFTS]
+        return [(name, values) for name, values in found if values is not None]
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is shifted."""
+        return bool(self.degrees()) or self.channels or self.labels
+
+
 class ModelConfig(Strict):
     """Section `model`: the net. Each net adds keys of its own."""
 
     name: str = Field("mlp", description="net")
+    weights: str | None = Field(
+        None,
+        description="weights that all clients start from: a file (safetensors, or a state dict in"
+        " .pth), or the name of pretrained weights, such as DEFAULT, of a net of torchvision or"
+        " timm (default: drawn from `seed`)",
+    )
+    weights_sha256: str | None = Field(
+        None,
+        pattern="^[0-9a-f]{64}$",
+        description="SHA-256 of the weights; flbench writes it to config.yaml",
+    )
 
 
 class OwnModelConfig(ModelConfig):
@@ -412,6 +537,12 @@ class OwnModelConfig(ModelConfig):
         None,
         description="submodule that computes the logits (default: the last linear layer, or none"
         " with `lightning`)",
+    )
+    channels: int | None = Field(
+        None,
+        ge=1,
+        description="channels of the images that the net takes: grey images are repeated to as many"
+        " (default: images are given as they are)",
     )
     lightning: bool = Field(
         False,
@@ -938,6 +1069,7 @@ class Config(Strict):
     seed: int = Field(0, ge=0, lt=2**63, description="seed of all randomness")
     data: DataConfig = DataConfig()
     partition: PartitionConfig = PartitionConfig()
+    shift: ShiftConfig = ShiftConfig()
     model: SerializeAsAny[ModelConfig] = ModelConfig()
     algorithm: SerializeAsAny[AlgorithmConfig] = AlgorithmConfig()
     train: TrainConfig = TrainConfig()
@@ -987,16 +1119,20 @@ class Config(Strict):
     def hash(self) -> str:
         """Return the SHA-256 (hex) over the keys that define the experiment.
 
-        These are `seed` and the sections `data`, `partition`, `model`, `algorithm` and `train`, but
-        not `data.root`: the content of the files is covered by the hash of the partition.
+        These are `seed` and the sections `data`, `partition`, `model`, `algorithm` and `train`, and
+        `shift` if something is shifted, but not `data.root`: the content of the files is covered by
+        the hash of the partition.
         `train.early_stopping` counts only if it is on, and `train.terms`, the keys of `LATER`,
-        `data.source`, `model.lightning`, `model.fixed`, `partition.args`, `partition.sha256`, the
-        keys of `partition` for new clients and `algorithm.sha256` only if they are set, so that the
-        hashes of runs that were made before these keys existed stay valid. Of a method that is not
-        flbench's own, the hash of the source counts, and not `algorithm.source`, the place where it
-        is imported from.
+        `data.source`, `model.lightning`, `model.fixed`, `model.channels`, keys of schemes that are
+        not used (`partition.shards`, `similarity`, `bins`), `model.weights` (by the SHA-256 of the
+        weights, not by their place), `partition.args`, `partition.sha256`, the keys of `partition`
+        for new clients and `algorithm.sha256` only if they are set, so that the hashes of runs that
+        were made before these keys existed stay valid. Of a method that is not flbench's own, the
+        hash of the source counts, and not `algorithm.source`, the place where it is imported from.
         """
-        sections = ("seed", "data", "partition", "model", "algorithm", "train")
+        sections = {"seed", "data", "partition", "model", "algorithm", "train"}
+        if self.shift.is_on:
+            sections.add("shift")
         tree = {key: value for key, value in self.tree().items() if key in sections}
         del tree["data"]["root"]
         defaults = DataConfig().model_dump(mode="json")
@@ -1008,6 +1144,9 @@ class Config(Strict):
         for key in ("args", "sha256", "new_clients", "new_alpha", "new_shots"):
             if tree["partition"][key] is None:
                 del tree["partition"][key]
+        for key in ("shards", "similarity", "bins"):
+            if self.partition.scheme not in SCHEME_KEYS[key]:
+                del tree["partition"][key]
         if isinstance(self.algorithm, OwnAlgorithmConfig):
             del tree["algorithm"]["source"]
             if self.algorithm.sha256 in (None, UNRECORDED):
@@ -1016,6 +1155,12 @@ class Config(Strict):
             del tree["model"]["lightning"]
         if tree["model"].get("fixed", "") is None:
             del tree["model"]["fixed"]
+        if isinstance(self.model, OwnModelConfig) and self.model.channels is None:
+            del tree["model"]["channels"]
+        if self.model.weights_sha256 is None:
+            del tree["model"]["weights_sha256"]
+        if self.model.weights is None or self.model.weights_sha256 is not None:
+            del tree["model"]["weights"]  # the place of the file does not matter, its content does
         if self.train.early_stopping.patience is None:
             del tree["train"]["early_stopping"]
         if not tree["train"]["terms"]:

@@ -41,9 +41,9 @@ def encode(
     clients = np.arange(partition.clients, dtype=np.int32)
     client = np.concatenate([np.repeat(clients, sizes[name]) for name in PARTS])
     part = np.repeat(np.arange(len(PARTS), dtype=np.uint8), [sum(sizes[name]) for name in PARTS])
-    packed = BytesIO()
+    packed, labels = BytesIO(), partition.classes_of(dataset.y)
     counts = [
-        np.bincount(dataset.y[rows], minlength=len(dataset.classes))
+        np.bincount(labels[rows], minlength=len(dataset.classes))
         for rows in partition.parts["train"]
     ]
     table = np.array(counts, dtype=np.int32)
@@ -58,6 +58,7 @@ def encode(
         "clients": partition.clients,
         "samples": sizes,
         "client_names": list(partition.names),
+        **({"shifts": list(partition.shifts)} if partition.shifts else {}),
         "config": config.model_dump(mode="json"),
         "notes": list(partition.notes),
     }

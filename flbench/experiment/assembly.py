@@ -47,7 +47,7 @@ from flbench.experiment.rounds import check_programs, programs, seeded_method, t
 from flbench.experiment.row_files import ChangedRows
 from flbench.experiment.run_folder import RunFolder
 from flbench.metrics.classes import confusable_classes, rare_classes, read_confusion
-from flbench.models import fixed, own
+from flbench.models import fixed, own, pretrained
 from flbench.models.base import build as build_net
 from flbench.models.base import describe, net_leaves
 from flbench.models.lightning_net import LightningNet
@@ -292,6 +292,7 @@ def _built(
     scheme = own_schemes.sha256(asked.partition, federation.partition.hash())
     net = build_net(asked.model, federation.shape, federation.output, asked.seed)
     about_net = own.recorded(asked.model, net) if isinstance(asked.model, OwnModelConfig) else {}
+    about_net |= pretrained.recorded(net)
     judge, about_classes = _judge(asked, net, federation)
     terms = None
     if asked.train.terms:
@@ -518,7 +519,7 @@ def load_federation(config: Config) -> Federation:
     """
     _check_resolved(config)
     dataset = sources.load(config.data)
-    return build_federation(dataset, config.data, config.partition, config.seed)
+    return build_federation(dataset, config.data, config.partition, config.seed, config.shift)
 
 
 def _check_resolved(config: Config) -> None:

@@ -245,7 +245,7 @@ def _write_predictions(
     for client, predicted in predictions:
         rows = federation.partition.parts["test"][client]
         who = (client, names[client]) if names else (client,)
-        truth = federation.dataset.y[rows]
+        truth = federation.labels[rows]
         lines += [
             (*who, *sample)
             for sample in zip(rows.tolist(), truth.tolist(), predicted.tolist(), strict=True)

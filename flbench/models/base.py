@@ -13,7 +13,7 @@ from flbench.core.errors import ConfigError
 from flbench.core.registry import MODELS
 from flbench.core.rng import seeded, torch_seed
 from flbench.core.types import Outputs, Tree
-from flbench.models import fixed, own
+from flbench.models import fixed, own, pretrained
 from flbench.models.lightning_net import LightningNet
 from flbench.models.module_state import isolated
 
@@ -174,11 +174,10 @@ class NetSpec:
 
 
 def build(config: ModelConfig, shape: tuple[int, ...], classes: int | None, seed: int) -> nn.Module:
-    """Build a net with seeded random weights.
+    """Build a net with seeded random weights, or those that `model.weights` names.
 
     The weights depend on the arguments alone, and the states of the global generators of PyTorch,
-    NumPy and Python are not changed. Pretrained weights are never used, so that server and clients
-    all start from the same seeded initial state.
+    NumPy and Python are not changed. Server and clients all start from them.
 
     Args:
         config: Name and options of the net.
@@ -189,7 +188,8 @@ def build(config: ModelConfig, shape: tuple[int, ...], classes: int | None, seed
         seed: Seed of the run.
 
     Raises:
-        ConfigError: There is no such net, or it does not accept such samples or targets.
+        ConfigError: There is no such net, it does not accept such samples or targets, or its
+            weights are not found or those of another net.
     """
     first = torch_seed(seed, "model")
     if isinstance(config, OwnModelConfig):
@@ -209,6 +209,9 @@ def build(config: ModelConfig, shape: tuple[int, ...], classes: int | None, seed
                 " your own; if the numbers are measurements, set data.kind=table."
             )
         net: Net = kind(config, shape, classes)
+        if config.weights is not None:
+            what = f"`model.name={config.name}`"
+            pretrained.load(net, config.weights, "head", what, config.weights_sha256)
         return net
 
 
