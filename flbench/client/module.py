@@ -99,6 +99,11 @@ class ClientModule(LightningModule):
             self.net, partial(self.forward, batch.x), batch, self.ctx, self.leaves, self.start
         )
 
+    def context_at(self, leaves: Tree, batch: Batch) -> StepContext:
+        """Return what loss terms read in a step on this batch with other values of the leaves."""
+        forward = partial(self._forward_with, leaves, batch.x)
+        return make_step_context(self.net, forward, batch, self.ctx, leaves, self.start)
+
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:
         """Return the phase's loss on a batch, 0-dim; recorded Statistics are put in `recorded`.
 
@@ -301,9 +306,7 @@ class ClientModule(LightningModule):
 
         def grad(parameters: Tree, batch: Batch) -> Tree:
             here = {name: value.detach().requires_grad_() for name, value in parameters.items()}
-            leaves = {**self.leaves, **here}
-            forward = partial(self._forward_with, leaves, batch.x)
-            context = make_step_context(self.net, forward, batch, self.ctx, leaves, self.start)
+            context = self.context_at({**self.leaves, **here}, batch)
             with torch.enable_grad(), torch.autocast(device, dtype, enabled):
                 loss = local_loss(terms, context)
             losses.append(loss.detach())

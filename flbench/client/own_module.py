@@ -26,7 +26,9 @@ from flbench.client.program import Phase
 from flbench.core import metric_names
 from flbench.core.errors import ConfigError, RunError, UserError
 from flbench.core.raised import user_line
-from flbench.core.types import Batch, StepContext, Tree
+from flbench.core.types import Batch, Outputs, StepContext, Tree
+from flbench.models import fixed
+from flbench.models.lightning_head import Call, features_of, recorded
 from flbench.models.lightning_hooks import LOG_WITHOUT_EFFECT, base_of, overrides
 from flbench.models.lightning_net import LightningNet
 
@@ -100,16 +102,43 @@ class OwnModule(ClientModule):
         return bool(self._position.should_stop)
 
     def step_context(self, batch: Batch) -> StepContext:
-        """Return what loss terms read in the step on this batch."""
-        return make_step_context(
-            self.net,
-            partial(self.forward, batch.x),
-            batch,
-            self.ctx,
-            self.leaves,
-            self.start,
-            task=partial(self._task_loss, batch),
+        """Return what loss terms and Statistics read in the step on this batch.
+
+        Outputs are those of the forward pass in which `training_step` computes the loss.
+        """
+        return self._context(batch, self.leaves, self._weights_of_step(self.leaves))
+
+    def context_at(self, leaves: Tree, batch: Batch) -> StepContext:
+        """Return what loss terms read in a step on this batch with other values of the leaves."""
+        weights = self._weights_of_step(leaves)
+        if weights is None:
+            own = [*self.net.named_parameters(), *self.net.named_buffers()]
+            weights = {name: leaves[name] for name, _ in own if name in leaves}
+        return self._context(self._counted(batch), leaves, weights)
+
+    def _counted(self, batch: Batch) -> Batch:
+        """Return the rows of a batch that count, which are all that the module gets.
+
+        BatchNorm in training mode cannot train on one row; then the module gets all rows.
+        """
+        mask = batch.mask
+        least = 2 if fixed.trains_batchnorm(self.net) else 1
+        if bool(mask.all()) or int(mask.sum()) < least:
+            return batch._replace(mask=torch.ones_like(mask))
+        return batch._replace(
+            x=batch.x[mask], y=batch.y[mask], mask=mask[mask], key=batch.key[mask]
         )
+
+    def _context(self, batch: Batch, leaves: Tree, weights: Tree | None) -> StepContext:
+        """Return the context of a step in which the module has these weights."""
+        step = _OwnStep(self.net, partial(self._task_loss, batch, weights), len(batch.y))
+        return make_step_context(
+            self.net, step.outputs, batch, self.ctx, leaves, self.start, task=step.loss
+        )
+
+    def _weights_of_step(self, leaves: Tree) -> Tree | None:
+        """Return what takes the place of the module's leaves in a step; None if nothing does."""
+        return None if self.phase.weights is None else self.phase.weights(leaves, self.ctx)
 
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:
         """Return the phase's loss on a batch, 0-dim: the module's own, and the method's terms."""
@@ -129,6 +158,8 @@ class OwnModule(ClientModule):
         Raises:
             ConfigError: The loss depends on no parameter that is trained.
         """
+        if self.phase.gradient is not None:
+            return super().gradients(loss)
         free = [leaf for leaf in self.trained.values() if leaf.requires_grad]
         if not free:
             raise ConfigError(
@@ -149,7 +180,8 @@ class OwnModule(ClientModule):
 
         If the phase trains a second model, its leaves take the place of the module's parameters in
         all methods of the module. Parameters that the user has frozen are not trained as long as
-        they are, and those that are left out of the optimizer are never trained.
+        they are, and those that are left out of the optimizer are never trained. In a phase whose
+        optimizer the method sets itself, the module's `configure_optimizers` is not called.
         """
         net, own = self.net, dict(self.net.named_parameters())
         _attach(net.module, self._position)
@@ -162,6 +194,8 @@ class OwnModule(ClientModule):
         for name, parameter in seen.items():
             parameter.requires_grad_(name not in net.frozen)
         self._staged("setup")
+        if not self.phase.by_module:
+            return self._method_optimizer()
         optimizer, self._schedules = parse(self._call("configure_optimizers"), net.title)
         self.optimizer = described(optimizer, self._schedules)
         if self._factor != 1.0:
@@ -193,6 +227,14 @@ class OwnModule(ClientModule):
             )
         rates = set(learning_rates(optimizer))
         self.lr = rates.pop() if len(rates) == 1 and not self._schedules else math.nan
+        return optimizer
+
+    def _method_optimizer(self) -> torch.optim.Optimizer:
+        """Return the optimizer that the method sets itself in this phase."""
+        self.lr = self.phase.optimizer.lr * self._factor
+        optimizer = super().configure_optimizers()
+        self._wanted, self._optimizer = self.trained, optimizer
+        self._position.step_by(optimizer, ())
         return optimizer
 
     def _find_trained(self) -> None:
@@ -278,13 +320,18 @@ class OwnModule(ClientModule):
                 if (number + 1) % batches == 0:
                     schedule.advance("epoch", number // batches, title)
 
-    def _task_loss(self, batch: Batch) -> Tensor:
-        """Return what the module's training step returns for a batch: its loss, 0-dim."""
+    def _task_loss(self, batch: Batch, weights: Tree | None) -> Tensor:
+        """Return what the module's training step returns for a batch: its loss, 0-dim.
+
+        Args:
+            batch: The batch.
+            weights: What takes the place of the module's leaves; None takes its own.
+        """
         arguments: tuple[Any, ...] = ((batch.x, batch.y),)
         own_step: Any = self.net.module.training_step
         if is_param_in_hook_signature(own_step, "batch_idx", min_args=2):
             arguments += (self._batch_idx,)
-        found = self._call("training_step", *arguments)
+        found = self._call_with(weights, "training_step", *arguments)
         loss = found.get("loss") if isinstance(found, dict) else found
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             got = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else found
@@ -309,20 +356,21 @@ class OwnModule(ClientModule):
             self._find_trained()
 
     def _call(self, name: str, *arguments: Any, **named: Any) -> Any:
-        """Return what a method of the user's module returns; None for a hook that it has not.
+        """Return what a method of the user's module returns; None for a hook that it has not."""
+        if not overrides(self.net.module, name):
+            return None
+        return self._call_with(self._weights(), name, *arguments, **named)
+
+    def _call_with(self, weights: Tree | None, name: str, *arguments: Any, **named: Any) -> Any:
+        """Return what a method of the user's module returns with these weights.
 
         Raises:
             ConfigError: It raised an exception, with the line of code in the message, or it
                 replaced parameters.
         """
-        module = self.net.module
-        is_step = name == "training_step"
-        if not (is_step or overrides(module, name)):
-            return None
-        weights = self._weights()
-        if is_step and weights is None and self.phase.weights is not None:
-            weights = self.phase.weights(self.leaves, self.ctx)
-        call = partial(self._called, name, *arguments, **named)
+        known = {id(leaf) for leaf in self.leaves.values()}
+        are_leaves = weights is None or all(id(leaf) in known for leaf in weights.values())
+        call = partial(self._called, name, are_leaves, *arguments, **named)
         try:
             if weights is None:
                 return call()
@@ -339,18 +387,23 @@ class OwnModule(ClientModule):
                 f"{user_line(error)}. Correct the module."
             ) from error
 
-    def _called(self, name: str, *arguments: Any, **named: Any) -> Any:
+    def _called(self, name: str, are_leaves: bool, *arguments: Any, **named: Any) -> Any:
         """Return what a method of the module returns, and check the parameters after it."""
         found = getattr(self.net.module, name)(*arguments, **named)
         if name != "training_step" or self._position.global_step == 0:
-            self._check_parameters(name)
+            self._check_parameters(name, are_leaves=are_leaves)
         return found
 
-    def _check_parameters(self, name: str) -> None:
-        """Raise a ConfigError if a method of the module has replaced, moved or cast parameters."""
+    def _check_parameters(self, name: str, *, are_leaves: bool) -> None:
+        """Raise a ConfigError if a method of the module has replaced, moved or cast parameters.
+
+        Args:
+            name: Name of the method of the module.
+            are_leaves: Whether the parameters are leaves, and not computed for this call.
+        """
         what = f"{self.net.title}.{name}"
         now = dict(self.net.named_parameters())
-        known = self._seen if self._weights() is not None or self.phase.weights is None else {}
+        known = self._seen if are_leaves else {}
         other = [key for key, (one, _, _) in known.items() if now.get(key) is not one]
         if changed := [*other, *(now.keys() - self._seen.keys())]:
             raise ConfigError(
@@ -430,6 +483,43 @@ class OwnModule(ClientModule):
             ) from error
         weight = 1.0 if batch_size is None else float(batch_size)
         self._logged.add(name, number, REDUCTIONS[reduce_fx], weight)
+
+
+class _OwnStep:
+    """One call of the module's training step: its loss, and what passed through the head in it.
+
+    Args:
+        net: The user's module as a net.
+        step: Calls the training step and returns its loss.
+        rows: The number of samples B of the batch.
+    """
+
+    def __init__(self, net: LightningNet, step: Callable[[], Tensor], rows: int) -> None:
+        self._net = net
+        self._step = step
+        self._rows = rows
+        self._loss: Tensor | None = None
+        self._calls: list[Call] = []
+
+    def loss(self) -> Tensor:
+        """Return the loss, 0-dim; the training step is called once."""
+        if self._loss is None:
+            if self._net.no_features is not None:
+                self._loss = self._step()
+            else:
+                with recorded(self._net.head_module()) as self._calls:
+                    self._loss = self._step()
+        return self._loss
+
+    def outputs(self) -> Outputs:
+        """Return features [B, D] and logits [B, C]: inputs and outputs of the head in this step.
+
+        Raises:
+            ConfigError: The training step has not called the head with all samples.
+        """
+        self.loss()
+        what = f"{self._net.title}.training_step"
+        return Outputs(*features_of(self._calls, self._rows, what, self._net.head))
 
 
 class _Call(nn.Module):

@@ -17,6 +17,7 @@ from flbench.data import batches
 from flbench.engine.base import RoundSettings
 from flbench.engine.environment import Environment
 from flbench.engine.training import Training
+from flbench.losses import TaskLoss
 from flbench.models.lightning_net import LightningNet
 
 STATISTIC_BATCH = 512
@@ -143,7 +144,8 @@ class ClientRun:
     def _module(self, phase: Phase) -> ClientModule:
         """Return the module that trains a phase: flbench's, or one around that of the user."""
         net, factor = self._environment.net, self._settings.lr_factor
-        if not isinstance(net, LightningNet):
+        is_of_method = not any(isinstance(term, TaskLoss) for term in phase.terms)
+        if is_of_method or not isinstance(net, LightningNet):
             lr = phase.optimizer.lr * factor
             return ClientModule(net, phase, self.leaves, self.start, self.ctx, lr=lr)
         from flbench.client.own_module import OwnModule

@@ -339,7 +339,7 @@ def _built(
         about_terms = local_terms.notes(config, terms, algorithm, replace(before, clients={}))
     if isinstance(net, LightningNet):
         has_classes = federation.dataset.targets is None
-        own_training.check_method(algorithm, before, net.title, has_classes=has_classes)
+        own_training.check_method(algorithm, before, net, has_classes=has_classes)
         step = partial(own_training.try_step, net, config, federation, algorithm, before)
         about_module, module = step()
     start = training_state(algorithm, before)

@@ -17,7 +17,7 @@ from flbench.core import given, imported, user_code
 from flbench.core.errors import ConfigError
 from flbench.core.tree import digest
 from flbench.core.types import Outputs
-from flbench.models import fixed, lightning_net, trial
+from flbench.models import fixed, lightning_head, lightning_net, trial
 from flbench.models.copies import bound_functions, hooked_parameters, sentence_on
 from flbench.models.module_state import isolated
 
@@ -199,6 +199,7 @@ def _lightning(
     _write_fixed(net, config, what)
     with fixed.eval_mode(net):
         lightning_net.check_output(net, shape, classes, what)
+        net.set_head(lightning_head.find(net.module, config.head, shape, classes))
     trial.compare_batches(net, shape)
     trial.check_repeats(net, shape, what)
     return net
