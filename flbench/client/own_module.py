@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -45,6 +45,23 @@ REDUCTIONS: Final[dict[Any, Callable[[Tensor], Tensor]]] = {
 MOST_TRIED: Final = 10_000  # steps that schedulers are tried for before a run
 
 
+class Round(NamedTuple):
+    """What a client's module may read of the round and of the client.
+
+    Attributes:
+        number: Number of the round, from 0.
+        rounds: Number of rounds of the run.
+        samples: Number of the client's training samples.
+        class_counts: Number of the client's training samples of each class, [C] in the type of the
+            net's parameters; None for targets that are not classes.
+    """
+
+    number: int
+    rounds: int
+    samples: int
+    class_counts: Tensor | None
+
+
 class OwnModule(ClientModule):
     """One phase of one client's training by the user's own training step and optimizer.
 
@@ -58,6 +75,7 @@ class OwnModule(ClientModule):
         leaves: See `ClientModule`.
         start: See `ClientModule`.
         ctx: See `ClientModule`.
+        now: The round, and the numbers of the client's samples.
         factor: Factor of the round on the learning rates.
         log: What the client has logged so far.
 
@@ -77,6 +95,7 @@ class OwnModule(ClientModule):
         start: Tree,
         ctx: Tree,
         *,
+        now: Round,
         factor: float,
         log: Log,
     ) -> None:
@@ -87,7 +106,7 @@ class OwnModule(ClientModule):
         self._logged = log
         self._metrics: dict[str, Metric] = {}
         self._schedules: tuple[Schedule, ...] = ()
-        self._position = _Position(net, phase)
+        self._position = _Position(net, phase, now)
         self._batch_idx = 0
         self._optimizer: torch.optim.Optimizer | None = None
         self._wanted: Tree = {}
@@ -541,8 +560,14 @@ class _Position:
     Args:
         net: The user's module as a net.
         phase: The phase that is trained.
+        now: The round, and the numbers of the client's samples.
 
     Attributes:
+        round: Number of the round, from 0.
+        max_rounds: Number of rounds of the run.
+        num_training_samples: Number of the client's training samples.
+        class_counts: Number of these samples of each class, [C] in the type of the parameters; None
+            for targets that are not classes.
         current_epoch: Number of epochs completed in the phase.
         global_step: Number of optimizer steps taken in the phase.
         should_stop: Whether the phase ends before its next step; the module may set it.
@@ -553,10 +578,14 @@ class _Position:
         lr_scheduler_configs: Its schedulers.
     """
 
-    def __init__(self, net: LightningNet, phase: Phase) -> None:
+    def __init__(self, net: LightningNet, phase: Phase, now: Round) -> None:
         steps = -1 if phase.steps is None else phase.steps
         self.__dict__.update(
             title=net.title,
+            round=now.number,
+            max_rounds=now.rounds,
+            num_training_samples=now.samples,
+            class_counts=now.class_counts,
             current_epoch=0,
             global_step=0,
             max_epochs=-1 if phase.epochs is None else phase.epochs,

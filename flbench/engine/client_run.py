@@ -148,11 +148,20 @@ class ClientRun:
         if is_of_method or not isinstance(net, LightningNet):
             lr = phase.optimizer.lr * factor
             return ClientModule(net, phase, self.leaves, self.start, self.ctx, lr=lr)
-        from flbench.client.own_module import OwnModule
+        from flbench.client.own_module import OwnModule, Round
 
+        env, settings = self._environment, self._settings
+        counts = env.federation.counts[self._client]  # [C]
+        has_classes = env.federation.output is not None
+        now = Round(
+            settings.draw.round,
+            settings.train.rounds,
+            int(counts.sum()),
+            counts.to(env.device, env.dtype) if has_classes else None,
+        )
         self._log = self._log or Log()
         return OwnModule(
-            net, phase, self.leaves, self.start, self.ctx, factor=factor, log=self._log
+            net, phase, self.leaves, self.start, self.ctx, now=now, factor=factor, log=self._log
         )
 
     def logged(self) -> Tree:

@@ -19,7 +19,7 @@ from flbench.algorithms import Algorithm
 from flbench.algorithms.base import Deployment
 from flbench.client.forward import is_buffer
 from flbench.client.logged import Log
-from flbench.client.own_module import OwnModule, parameter_of
+from flbench.client.own_module import OwnModule, Round, parameter_of
 from flbench.client.program import CrossEntropyTerm, LocalProgram, LossTerm, Phase, Statistic, Step
 from flbench.config.schema import Config, OptimizerConfig
 from flbench.core.errors import ConfigError
@@ -321,7 +321,12 @@ def _try_phase(
     leaves = net_leaves(net.requires_grad_(False))
     start = {name: leaf.detach().clone() for name, leaf in leaves.items()}
     factor = config.train.schedule.factor(config.train.rounds - 1, config.train.rounds)
-    module = OwnModule(net, phase, leaves, start, {}, factor=factor, log=Log())
+    counts = None
+    if federation.output is not None:
+        counts = torch.bincount(federation.y[torch.from_numpy(rows)], minlength=federation.classes)
+        counts = counts.to(dtype)
+    now = Round(0, config.train.rounds, len(rows), counts)
+    module = OwnModule(net, phase, leaves, start, {}, now=now, factor=factor, log=Log())
     taken = len(arrange(rows, config.train, skip_single=False))
     module.batches_per_epoch = max(1, -(-taken // config.train.batch_size))
     rows = rows[:TRIED]

@@ -272,6 +272,32 @@ def test_hooks_of_a_second_model_see_its_parameters(tmp_path):
     assert float(weight.abs().max()) <= 0.01
 
 
+def test_the_round_and_the_numbers_of_samples_can_be_read(tmp_path):
+    """Each client logs what it reads; the mean over the two clients is known."""
+
+    class Reads(Lit):
+        def on_train_start(self):
+            trainer = self.trainer
+            self.log("round", trainer.round)
+            self.log("left", trainer.max_rounds - trainer.round)
+            self.log("samples", trainer.num_training_samples)
+            self.log_dict({f"class{k}": n for k, n in enumerate(trainer.class_counts)})
+            assert trainer.class_counts.dtype == self.fc.weight.dtype
+
+    two = fl.Dirichlet(alpha=0.5, clients=2, samples=60)
+    run = trained(tmp_path, made(Reads), partition=two, train={"rounds": 3, "local_epochs": 1})
+
+    found = run.metrics.query("split == 'log'").pivot(
+        index="round", columns="metric", values="value"
+    )
+    assert found["round"].tolist() == [0, 1, 2]
+    assert found["left"].tolist() == [3, 2, 1]
+    sizes = run.clients.groupby("client")["train_size"].first()
+    assert found["samples"].tolist() == [sizes.mean()] * 3
+    counts = found[[f"class{k}" for k in range(10)]]
+    assert counts.sum(axis=1).tolist() == [sizes.mean()] * 3
+
+
 OF_GRADIENTS = ("configure_gradient_clipping", "on_after_backward", "on_before_optimizer_step")
 
 
