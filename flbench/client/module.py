@@ -10,6 +10,7 @@ The engine does not use a Trainer itself, because a Trainer per client costs 45 
 PyTorch loop where steps are not replayed from a trace, and Fabric 4 %.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -54,11 +55,14 @@ class ClientModule(LightningModule):
         is_traceable: Whether a step may be replayed from a trace, without its Python code.
         writes_gradients: Whether the optimizer may write to gradients, and needs copies.
         batches_per_epoch: Number of batches of each epoch; the engine sets it.
+        rows: Returns the rows [B] of the data set that the present batch consists of; the engine
+            sets it.
     """
 
     is_traceable: ClassVar[bool] = True
     writes_gradients: bool = False
     batches_per_epoch: int = 0
+    rows: Callable[[], Any] | None = None
 
     def __init__(
         self,

@@ -62,6 +62,15 @@ class Round(NamedTuple):
     class_counts: Tensor | None
 
 
+Pack = Callable[[Tensor, Tensor, Any], Any]
+"""(inputs [B, ...], labels [B], rows [B] of the data set) -> the batch that a module gets."""
+
+
+def pair(x: Tensor, y: Tensor, rows: Any) -> Any:
+    """Return a batch as the pair (inputs, labels)."""
+    return x, y
+
+
 class OwnModule(ClientModule):
     """One phase of one client's training by the user's own training step and optimizer.
 
@@ -78,6 +87,7 @@ class OwnModule(ClientModule):
         now: The round, and the numbers of the client's samples.
         factor: Factor of the round on the learning rates.
         log: What the client has logged so far.
+        pack: Makes what the module's hooks get as a batch.
 
     Attributes:
         ignored: Options of `self.log` that were given and have no effect.
@@ -98,12 +108,14 @@ class OwnModule(ClientModule):
         now: Round,
         factor: float,
         log: Log,
+        pack: Pack = pair,
     ) -> None:
         super().__init__(net, phase, leaves, start, ctx)
         self.writes_gradients = True  # the user's optimizer may do so
         self.lr = math.nan
         self._factor = factor
         self._logged = log
+        self._pack = pack
         self._metrics: dict[str, Metric] = {}
         self._schedules: tuple[Schedule, ...] = ()
         self._position = _Position(net, phase, now)
@@ -133,24 +145,47 @@ class OwnModule(ClientModule):
         if weights is None:
             own = [*self.net.named_parameters(), *self.net.named_buffers()]
             weights = {name: leaves[name] for name, _ in own if name in leaves}
-        return self._context(self._counted(batch), leaves, weights)
+        mask = self._counted(batch)
+        x, y, key = (value[mask] for value in (batch.x, batch.y, batch.key))
+        part = batch._replace(x=x, y=y, mask=mask[mask], key=key)
+        return self._context(part, leaves, weights, mask)
 
-    def _counted(self, batch: Batch) -> Batch:
-        """Return the rows of a batch that count, which are all that the module gets.
+    def _packed(self, batch: Batch, mask: Tensor | None = None) -> Any:
+        """Return what the module gets as a batch.
+
+        Args:
+            batch: The batch.
+            mask: Which samples of the step's batch these are; None for all.
+        """
+        rows = None if self.rows is None else self.rows()
+        if rows is not None and mask is not None:
+            rows = rows[mask.cpu().numpy()]
+        return self._pack(batch.x, batch.y, rows)
+
+    def _counted(self, batch: Batch) -> Tensor:
+        """Return [B] bool: the samples of a batch that count, which are all that the module gets.
 
         BatchNorm in training mode cannot train on one row; then the module gets all rows.
         """
         mask = batch.mask
         least = 2 if fixed.trains_batchnorm(self.net) else 1
         if bool(mask.all()) or int(mask.sum()) < least:
-            return batch._replace(mask=torch.ones_like(mask))
-        return batch._replace(
-            x=batch.x[mask], y=batch.y[mask], mask=mask[mask], key=batch.key[mask]
-        )
+            return torch.ones_like(mask)
+        return mask
 
-    def _context(self, batch: Batch, leaves: Tree, weights: Tree | None) -> StepContext:
-        """Return the context of a step in which the module has these weights."""
-        step = _OwnStep(self.net, partial(self._task_loss, batch, weights), len(batch.y))
+    def _context(
+        self, batch: Batch, leaves: Tree, weights: Tree | None, mask: Tensor | None = None
+    ) -> StepContext:
+        """Return the context of a step in which the module has these weights.
+
+        Args:
+            batch: The samples.
+            leaves: The client's leaves.
+            weights: What takes the place of the module's leaves; None takes its own.
+            mask: Which samples of the step's batch these are; None for all.
+        """
+        given = self._packed(batch, mask)
+        step = _OwnStep(self.net, partial(self._task_loss, given, weights), len(batch.y))
         return make_step_context(
             self.net, step.outputs, batch, self.ctx, leaves, self.start, task=step.loss
         )
@@ -163,8 +198,8 @@ class OwnModule(ClientModule):
         """Return the phase's loss on a batch, 0-dim: the module's own, and the method's terms."""
         self._batch_idx = batch_idx
         self._position.place(batch_idx)
-        pair = (batch.x, batch.y)
-        if self._call("on_train_batch_start", pair, batch_idx) == -1:
+        given = self._packed(batch)
+        if self._call("on_train_batch_start", given, batch_idx) == -1:
             raise ConfigError(
                 f"{self.net.title}.on_train_batch_start returned -1, which skips the rest of an"
                 " epoch. A client trains on all of its batches: remove it."
@@ -297,7 +332,7 @@ class OwnModule(ClientModule):
         if self._position.is_last_batch:  # as a Trainer does, before the hooks
             for schedule in self._schedules:
                 schedule.advance("epoch", self._position.current_epoch, title)
-        self._hook("on_train_batch_end", {"loss": loss}, (batch.x, batch.y), self._batch_idx)
+        self._hook("on_train_batch_end", {"loss": loss}, self._packed(batch), self._batch_idx)
 
     def end_epoch(self, number: int) -> None:
         """Call the module's hook after an epoch."""
@@ -339,14 +374,14 @@ class OwnModule(ClientModule):
                 if (number + 1) % batches == 0:
                     schedule.advance("epoch", number // batches, title)
 
-    def _task_loss(self, batch: Batch, weights: Tree | None) -> Tensor:
+    def _task_loss(self, batch: Any, weights: Tree | None) -> Tensor:
         """Return what the module's training step returns for a batch: its loss, 0-dim.
 
         Args:
-            batch: The batch.
+            batch: The batch, in the form that the module gets.
             weights: What takes the place of the module's leaves; None takes its own.
         """
-        arguments: tuple[Any, ...] = ((batch.x, batch.y),)
+        arguments: tuple[Any, ...] = (batch,)
         own_step: Any = self.net.module.training_step
         if is_param_in_hook_signature(own_step, "batch_idx", min_args=2):
             arguments += (self._batch_idx,)

@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset
 from flbench.core.errors import DataError, did_you_mean, shortened
 from flbench.core.raised import user_line
 from flbench.data import labels as labels_of
-from flbench.data import npz_files, pixels, table_files
+from flbench.data import loaders, npz_files, pixels, table_files
 from flbench.data.dataset import Dataset
 from flbench.data.targets import NAMES as NO_CLASSES
 from flbench.data.targets import take as take_targets
@@ -44,6 +44,10 @@ class Data:
     - a DataFrame of pandas, with the label in its last column or in `label`. Words become
       categories, and missing values are imputed, as for CSV files;
     - a `torch.utils.data.Dataset` of pairs (sample, label). It is read once, into memory;
+    - a `torch.utils.data.DataLoader`, a list or dict of them with one for each client (their
+      samples are natural clients), or a `LightningDataModule`, whose `train_dataloader` returns one
+      of these and whose `test_dataloader` the common test set. Each loader is read once, in the
+      order of its data set; batches are (samples, labels), (samples, labels, ...) or dicts;
     - a `Dataset` or `DatasetDict` of Hugging Face's package `datasets`.
 
     For tasks other than classification, `y` (or what takes its place in the other forms) has
@@ -71,6 +75,8 @@ class Data:
     Attributes:
         dataset: The data set as flbench uses it.
         where: What the data are, as error messages call them.
+        by_client: Whether there is a data loader for each client. Then the scheme `natural` is the
+            default.
 
     Raises:
         DataError: The data cannot be used. The message says why.
@@ -98,6 +104,7 @@ class Data:
         targets: bool | None = None,
     ) -> None:
         self.where = f"`data` ({type(x).__name__})"
+        self.by_client = False
         if layout not in LAYOUTS:
             raise DataError(f"`layout` must be one of {', '.join(LAYOUTS)}, got {layout!r}.")
         if not name or any(part in name for part in "/\\\0") or name.startswith("."):
@@ -110,7 +117,10 @@ class Data:
             _refuse(self.where, "tables", test=test, clients=clients, classes=classes)
             self.dataset = _table(x, label, client, drop, name, self.where)
             return
-        arrays = _arrays(x, y, label, client, self.where)
+        loaded = loaders.read(x, self.where) if y is None else None
+        if loaded is not None:
+            _refuse(self.where, "data loaders", test=test, clients=clients)
+        arrays = loaded.arrays if loaded else _arrays(x, y, label, client, self.where)
         if "frame" in arrays:
             _refuse_targets(self.where, targets)
             _refuse(self.where, "tables", test=test, clients=clients, classes=classes)
@@ -136,7 +146,9 @@ class Data:
             usable["class_names"] = np.asarray(names)
         dataset = npz_files.from_arrays(usable, self.where, name, layout)
         notes = (*dataset.notes, *pixels.notes(arrays.get("transparent", 0)))
-        self.dataset = replace(dataset, targets=found, notes=notes)
+        dataset = replace(dataset, targets=found, notes=notes)
+        self.dataset = loaded.added_to(dataset) if loaded else dataset
+        self.by_client = loaded is not None and "train_groups" in loaded.arrays
 
     def section(self) -> dict[str, Any]:
         """Return the keys of the section `data` that stand for this object."""
@@ -206,7 +218,7 @@ def is_own(value: Any) -> bool:
         value: The argument.
     """
     if isinstance(value, Mapping):
-        return any(
+        return loaders.are_for_clients(value) or any(
             isinstance(item, np.ndarray | torch.Tensor) or _is_hugging_face(item)
             for item in value.values()
         )

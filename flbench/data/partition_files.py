@@ -76,6 +76,9 @@ def data_hash(dataset: Dataset) -> str:
     if dataset.targets is not None:
         sha.update(f"{dataset.targets.dtype}{dataset.targets.shape}".encode())
         sha.update(np.ascontiguousarray(dataset.targets).data)
+    for key, values in dataset.extras.items():
+        sha.update(f"{key}{values.dtype}{values.shape}".encode())
+        sha.update(np.ascontiguousarray(values).data)
     if any(dataset.words):
         sha.update(repr(dataset.words).encode())
     return sha.hexdigest()

@@ -161,7 +161,15 @@ class ClientRun:
         )
         self._log = self._log or Log()
         return OwnModule(
-            net, phase, self.leaves, self.start, self.ctx, now=now, factor=factor, log=self._log
+            net,
+            phase,
+            self.leaves,
+            self.start,
+            self.ctx,
+            now=now,
+            factor=factor,
+            log=self._log,
+            pack=partial(env.federation.packed, dtype=env.dtype),
         )
 
     def logged(self) -> Tree:

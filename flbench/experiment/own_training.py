@@ -10,6 +10,7 @@ in the method's programs, so this holds for methods of other packages too.
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -326,10 +327,12 @@ def _try_phase(
         counts = torch.bincount(federation.y[torch.from_numpy(rows)], minlength=federation.classes)
         counts = counts.to(dtype)
     now = Round(0, config.train.rounds, len(rows), counts)
-    module = OwnModule(net, phase, leaves, start, {}, now=now, factor=factor, log=Log())
+    pack = partial(federation.packed, dtype=dtype)
+    module = OwnModule(net, phase, leaves, start, {}, now=now, factor=factor, log=Log(), pack=pack)
     taken = len(arrange(rows, config.train, skip_single=False))
     module.batches_per_epoch = max(1, -(-taken // config.train.batch_size))
     rows = rows[:TRIED]
+    module.rows = lambda: rows
     x, y = federation.inputs(rows, dtype), federation.y[torch.from_numpy(rows)]
     y = y.to(dtype) if y.is_floating_point() else y
     ones, key = torch.ones(len(y), dtype=torch.bool), torch.arange(len(y))
