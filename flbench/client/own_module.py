@@ -8,7 +8,7 @@ bit for bit in float64.
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
@@ -88,6 +88,8 @@ class OwnModule(ClientModule):
         factor: Factor of the round on the learning rates.
         log: What the client has logged so far.
         pack: Makes what the module's hooks get as a batch.
+        logs_validation: Whether what is logged while the module is validated counts, instead of
+            what is logged in the training.
 
     Attributes:
         ignored: Options of `self.log` that were given and have no effect.
@@ -109,6 +111,7 @@ class OwnModule(ClientModule):
         factor: float,
         log: Log,
         pack: Pack = pair,
+        logs_validation: bool = False,
     ) -> None:
         super().__init__(net, phase, leaves, start, ctx)
         self.writes_gradients = True  # the user's optimizer may do so
@@ -116,6 +119,7 @@ class OwnModule(ClientModule):
         self._factor = factor
         self._logged = log
         self._pack = pack
+        self._logs_validation = logs_validation
         self._metrics: dict[str, Metric] = {}
         self._schedules: tuple[Schedule, ...] = ()
         self._position = _Position(net, phase, now)
@@ -124,6 +128,7 @@ class OwnModule(ClientModule):
         self._wanted: Tree = {}
         self._seen: dict[str, tuple[Tensor, torch.dtype, torch.device]] = {}
         self._has_started = self._is_in_epoch = False
+        self._is_called, self._validates, self._rows_of_batch = False, False, 1
         self.ignored: set[str] = set()
         self.optimizer: dict[str, Any] = {}
 
@@ -345,6 +350,49 @@ class OwnModule(ClientModule):
         """Call the module's last hooks, and log the values of metrics that it has logged."""
         if self._has_started:
             self._hook("on_train_end")
+        self._log_metrics()
+        self._hook("on_fit_end")
+        self._staged("teardown")
+        for one, _, _ in self._seen.values():
+            one.requires_grad_(False)
+            if one._backward_hooks:  # of the parameter, registered while this client trained
+                one._backward_hooks.clear()
+        _attach(self.net.module, None)
+
+    def validate(self, batches: Iterable[Batch]) -> None:
+        """Call `validation_step` of the module for some batches, and log what it logs.
+
+        The hooks that a Trainer calls before the training are called too, because they may set what
+        `validation_step` reads; what they log is left out.
+
+        Args:
+            batches: The batches, at least one; `rows` returns those of the one that was taken last.
+        """
+        module, own_step = self.net.module, self.net.module.validation_step
+        with torch.enable_grad():
+            self.configure_optimizers()
+            self.begin_phase()
+            self._hook("on_train_start")
+        self._position.validate()
+        self._validates = True
+        module.eval()
+        for name in ("on_validation_start", "on_validation_epoch_start"):
+            self._hook(name)
+        for index, batch in enumerate(batches):
+            self._rows_of_batch = len(batch.y)
+            given = self._packed(batch)
+            self._hook("on_validation_batch_start", given, index)
+            takes_index = is_param_in_hook_signature(own_step, "batch_idx", min_args=2)
+            found = self._call("validation_step", given, *((index,) if takes_index else ()))
+            self._hook("on_validation_batch_end", found, given, index)
+        for name in ("on_validation_epoch_end", "on_validation_end"):
+            self._hook(name)
+        self.end_phase()
+        for leaf in self.trained.values():
+            leaf.requires_grad_(False)
+
+    def _log_metrics(self) -> None:
+        """Log the values of metrics that the module has logged as objects."""
         for name, metric in self._metrics.items():
             value = metric.compute()
             if not isinstance(value, Tensor) or value.numel() != 1:
@@ -353,13 +401,6 @@ class OwnModule(ClientModule):
                     " value is not one number. Log its entries one by one."
                 )
             self._logged.add(name, _number(value), torch.mean)
-        self._hook("on_fit_end")
-        self._staged("teardown")
-        for one, _, _ in self._seen.values():
-            one.requires_grad_(False)
-            if one._backward_hooks:  # of the parameter, registered while this client trained
-                one._backward_hooks.clear()
-        _attach(self.net.module, None)
 
     def advance_to_the_end(self) -> None:
         """Advance the schedulers as often as in a whole phase, which one step has begun.
@@ -425,6 +466,7 @@ class OwnModule(ClientModule):
         known = {id(leaf) for leaf in self.leaves.values()}
         are_leaves = weights is None or all(id(leaf) in known for leaf in weights.values())
         call = partial(self._called, name, are_leaves, *arguments, **named)
+        called_before, self._is_called = self._is_called, True
         try:
             if weights is None:
                 return call()
@@ -440,6 +482,8 @@ class OwnModule(ClientModule):
                 f"{self.net.title}.{name} raised {type(error).__name__}: {error}"
                 f"{user_line(error)}. Correct the module."
             ) from error
+        finally:
+            self._is_called = called_before
 
     def _called(self, name: str, are_leaves: bool, *arguments: Any, **named: Any) -> Any:
         """Return what a method of the module returns, and check the parameters after it."""
@@ -507,7 +551,10 @@ class OwnModule(ClientModule):
 
         `batch_size` weighs the value in the mean over steps. The names of other options that change
         what a Trainer shows are put into `ignored`; the rest has no effect on one process either.
+        Values are left out if `forward` logs them while a method calls it on its own.
         """
+        if not self._is_called or self._position.validating != self._logs_validation:
+            return
         given = (prog_bar or None, None if logger is True else logger, on_step, on_epoch)
         self.ignored.update(
             option
@@ -535,7 +582,8 @@ class OwnModule(ClientModule):
                 f"{self.net.title} logs `{name}`, an object of type {type(value).__name__}. Log one"
                 " number."
             ) from error
-        weight = 1.0 if batch_size is None else float(batch_size)
+        known = self._rows_of_batch if self._validates else 1
+        weight = float(known if batch_size is None else batch_size)
         self._logged.add(name, number, REDUCTIONS[reduce_fx], weight)
 
 
@@ -643,6 +691,10 @@ class _Position:
         whole = self.max_epochs * batches
         steps = whole if self.max_steps < 0 else self.max_steps
         self.__dict__.update(num_training_batches=batches, estimated_stepping_batches=max(1, steps))
+
+    def validate(self) -> None:
+        """Say that the module is validated."""
+        self.__dict__.update(training=False, validating=True, evaluating=True)
 
     def step_by(self, optimizer: torch.optim.Optimizer, schedules: Sequence[Schedule]) -> None:
         """Set the optimizer and its schedulers. `LightningModule.optimizers` reads `strategy`."""

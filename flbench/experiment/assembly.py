@@ -48,6 +48,7 @@ from flbench.metrics.classes import confusable_classes, rare_classes, read_confu
 from flbench.models import fixed, own
 from flbench.models.base import build as build_net
 from flbench.models.base import describe, net_leaves
+from flbench.models.lightning_hooks import overrides
 from flbench.models.lightning_net import LightningNet
 from flbench.models.trial import MIXES
 
@@ -311,7 +312,8 @@ def _built(
         from flbench.experiment import own_training  # it loads Lightning
 
         own_training.check_keys(config)
-        method = own_training.with_module(method)
+        validates = overrides(net.module, "validation_step")
+        method = own_training.with_module(method, validates=validates)
     try:
         algorithm = method(config.algorithm, setting)
         unmet = _sentences(algorithm.requires())

@@ -8,6 +8,7 @@ in the method's programs, so this holds for methods of other packages too.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -22,6 +23,7 @@ from flbench.client.forward import is_buffer
 from flbench.client.logged import Log
 from flbench.client.own_module import OwnModule, Round, parameter_of
 from flbench.client.program import CrossEntropyTerm, LocalProgram, LossTerm, Phase, Statistic, Step
+from flbench.client.validation import VALIDATION
 from flbench.config.schema import Config, OptimizerConfig
 from flbench.core.errors import ConfigError
 from flbench.core.rng import Draw, seeded
@@ -33,6 +35,7 @@ from flbench.engine.base import dtype_of
 from flbench.experiment.rounds import programs, visible_to_server
 from flbench.losses import CrossEntropy, TaskLoss
 from flbench.models.base import NetSpec, net_leaves
+from flbench.models.lightning_hooks import overrides
 from flbench.models.lightning_net import LightningNet
 
 TRIED: Final = 4  # samples of the step that is tried before a run
@@ -56,8 +59,14 @@ def check_keys(config: Config) -> None:
         )
 
 
-def with_module(kind: type[Algorithm]) -> type[Algorithm]:
-    """Return a subclass of a method whose task loss is that of the user's module."""
+def with_module(kind: type[Algorithm], *, validates: bool = False) -> type[Algorithm]:
+    """Return a subclass of a method whose task loss is that of the user's module.
+
+    Args:
+        kind: The method.
+        validates: Whether the module has a `validation_step`, which is called after the local
+            programs of evaluated rounds.
+    """
 
     class WithModule(kind):  # type: ignore[misc, valid-type]
         def program(self, state: State) -> LocalProgram:
@@ -72,6 +81,10 @@ def with_module(kind: type[Algorithm]) -> type[Algorithm]:
                 else replace(model, program=_with_task_loss(model.program, optimizer))
                 for name, model in deployments.items()
             }
+
+        def diagnostics(self) -> tuple[Statistic, ...]:
+            own: tuple[Statistic, ...] = super().diagnostics()
+            return (*own, VALIDATION) if validates else own
 
     WithModule.__name__, WithModule.__qualname__ = kind.__name__, kind.__qualname__
     return WithModule
@@ -236,6 +249,10 @@ def try_step(
     optimizer, epochs = config.train.optimizer, config.train.local_epochs
     whole = Phase("*", (TaskLoss(),), optimizer, epochs=epochs, by_module=True)
     tried = _try_phase(net, whole, config, federation, rows)
+    if overrides(net.module, "validation_step"):
+        module, batch = _on_a_copy(net, whole, config, federation, rows, logs_validation=True)
+        with _seeded(config, federation), torch.no_grad():
+            module.validate([batch])
     about = {"optimizer": tried.optimizer, **saved}
     notes = _own_optimizers(algorithm, start)
     for names in _parts_trained(net, algorithm, start):
@@ -311,34 +328,8 @@ def _try_phase(
     Returns:
         The module after the step.
     """
-    dtype = dtype_of(config.engine)
-    try:
-        net = deepcopy(net).to(dtype)
-    except Exception as error:
-        raise ConfigError(
-            f"{net.title} cannot be copied: {type(error).__name__}: {error}. Each client begins"
-            " with a copy of its attributes: make such an object in on_train_start."
-        ) from error
-    leaves = net_leaves(net.requires_grad_(False))
-    start = {name: leaf.detach().clone() for name, leaf in leaves.items()}
-    factor = config.train.schedule.factor(config.train.rounds - 1, config.train.rounds)
-    counts = None
-    if federation.output is not None:
-        counts = torch.bincount(federation.y[torch.from_numpy(rows)], minlength=federation.classes)
-        counts = counts.to(dtype)
-    now = Round(0, config.train.rounds, len(rows), counts)
-    pack = partial(federation.packed, dtype=dtype)
-    module = OwnModule(net, phase, leaves, start, {}, now=now, factor=factor, log=Log(), pack=pack)
-    taken = len(arrange(rows, config.train, skip_single=False))
-    module.batches_per_epoch = max(1, -(-taken // config.train.batch_size))
-    rows = rows[:TRIED]
-    module.rows = lambda: rows
-    x, y = federation.inputs(rows, dtype), federation.y[torch.from_numpy(rows)]
-    y = y.to(dtype) if y.is_floating_point() else y
-    ones, key = torch.ones(len(y), dtype=torch.bool), torch.arange(len(y))
-    batch = Batch(x, y, ones, key, torch.tensor(0))
-    module.train()
-    with seeded(Draw(config.seed, (0,), federation.clients).module_seed(0)):
+    module, batch = _on_a_copy(net, phase, config, federation, rows)
+    with _seeded(config, federation):
         optimizer = module.configure_optimizers()
         module.begin_phase()
         module.begin_epoch(0)
@@ -358,3 +349,67 @@ def _try_phase(
         module.end_phase()
         module.advance_to_the_end()
     return module
+
+
+def _seeded(config: Config, federation: Federation) -> AbstractContextManager[None]:
+    """Return a context with the random generators of the first step of client 0."""
+    return seeded(Draw(config.seed, (0,), federation.clients).module_seed(0))
+
+
+def _on_a_copy(
+    net: LightningNet,
+    phase: Phase,
+    config: Config,
+    federation: Federation,
+    rows: Indices,
+    *,
+    logs_validation: bool = False,
+) -> tuple[OwnModule, Batch]:
+    """Return the module of a phase around a copy of the net, and a batch of a few samples.
+
+    Args:
+        net: The net.
+        phase: The phase.
+        config: Configuration of the run.
+        federation: Samples of the run.
+        rows: Rows of a client's training part.
+        logs_validation: See `OwnModule`.
+    """
+    dtype = dtype_of(config.engine)
+    try:
+        net = deepcopy(net).to(dtype)
+    except Exception as error:
+        raise ConfigError(
+            f"{net.title} cannot be copied: {type(error).__name__}: {error}. Each client begins"
+            " with a copy of its attributes: make such an object in on_train_start."
+        ) from error
+    leaves = net_leaves(net.requires_grad_(False))
+    start = {name: leaf.detach().clone() for name, leaf in leaves.items()}
+    factor = config.train.schedule.factor(config.train.rounds - 1, config.train.rounds)
+    counts = None
+    if federation.output is not None:
+        counts = torch.bincount(federation.y[torch.from_numpy(rows)], minlength=federation.classes)
+        counts = counts.to(dtype)
+    now = Round(0, config.train.rounds, len(rows), counts)
+    pack = partial(federation.packed, dtype=dtype)
+    module = OwnModule(
+        net,
+        phase,
+        leaves,
+        start,
+        {},
+        now=now,
+        factor=factor,
+        log=Log(),
+        pack=pack,
+        logs_validation=logs_validation,
+    )
+    taken = len(arrange(rows, config.train, skip_single=False))
+    module.batches_per_epoch = max(1, -(-taken // config.train.batch_size))
+    rows = rows[:TRIED]
+    module.rows = lambda: rows
+    x, y = federation.inputs(rows, dtype), federation.y[torch.from_numpy(rows)]
+    y = y.to(dtype) if y.is_floating_point() else y
+    ones, key = torch.ones(len(y), dtype=torch.bool), torch.arange(len(y))
+    module.train()
+    return module, Batch(x, y, ones, key, torch.tensor(0))
