@@ -266,6 +266,7 @@ def carry_on(
         RunError: The run or a callback failed.
         KeyboardInterrupt: The run was interrupted again and saved.
     """
+    reading.check_run_folder(path)
     given = "tracking.uri" in leaves(changed.tree)
     ending = RunsEnding([], mirror.Mirrors("user" if given else "folder"))
     train = partial(lifecycle.resume, path, changed)

@@ -93,6 +93,68 @@ def _in_one_order(names: tuple[str, ...]) -> tuple[str, ...]:
 Columns = Annotated[tuple[StrictStr, ...], AfterValidator(_in_one_order)]
 
 
+class GivenNormalization(Strict):
+    """Section `data.normalize`: (x - mean) / std by numbers that are known beforehand."""
+
+    mean: tuple[float, ...] = Field(
+        description="mean of each channel or column, or one for all; of pixels in [0, 1]",
+    )
+    std: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        description="standard deviation of each channel or column, or one for all; of pixels in"
+        " [0, 1]",
+    )
+
+
+class ArraysConfig(Strict):
+    """Section `data.arrays`: names of arrays in an NPZ file that has names of its own."""
+
+    samples: str | None = Field(None, description="NPZ: array to read as `train_images`")
+    labels: str | None = Field(None, description="NPZ: array to read as `train_labels`")
+    clients: str | None = Field(
+        None, description="NPZ: array to read as `train_groups`, the natural client of each sample"
+    )
+    classes: str | None = Field(None, description="NPZ: array to read as `class_names`")
+    test_samples: str | None = Field(None, description="NPZ: array to read as `test_images`")
+    test_labels: str | None = Field(None, description="NPZ: array to read as `test_labels`")
+
+    def renamed(self) -> dict[str, str]:
+        """Return the names in the file by the names that flbench reads.
+
+        >>> ArraysConfig(samples="windows", clients="subject").renamed()
+        {'train_images': 'windows', 'train_groups': 'subject'}
+        """
+        names = {
+            "train_images": self.samples,
+            "train_labels": self.labels,
+            "train_groups": self.clients,
+            "class_names": self.classes,
+            "test_images": self.test_samples,
+            "test_labels": self.test_labels,
+        }
+        return {name: found for name, found in names.items() if found is not None}
+
+
+class TextConfig(Strict):
+    """Section `data.text`: samples of texts (.txt), windows and the character after each."""
+
+    window: int = Field(
+        80, ge=1, description="texts: characters of a sample; its class is the character after them"
+    )
+    stride: int = Field(
+        1, ge=1, description="texts: characters between the beginnings of two windows"
+    )
+    shortest: int | None = Field(
+        None,
+        ge=1,
+        description="texts: characters of the shortest text that is a client; shorter ones are left"
+        " out (default: those without a window)",
+    )
+    vocabulary: Literal["texts", "leaf"] = Field(
+        "texts",
+        description="texts: the characters of all texts, or the 80 characters of LEAF",
+    )
+
+
 class DataConfig(Strict):
     """Section `data`: the data set."""
 
@@ -111,6 +173,25 @@ class DataConfig(Strict):
         " TensorFlow's NHWC), channels_first [n, C, H, W] (PyTorch's NCHW); auto: the axis that has"
         " 1 or 3 entries",
     )
+    kind: Literal["auto", "images", "series", "table", "tokens"] = Field(
+        "auto",
+        description="what the samples of arrays are: images; series [n, channels, length]; table"
+        " [n, columns]; tokens [n, length], integers that the net looks up; auto: by axes and type",
+    )
+    arrays: ArraysConfig = Field(ArraysConfig(), description="NPZ: names of the arrays")
+    padding: int | None = Field(
+        None, ge=0, description="tokens: id that fills up shorter sequences (default: none)"
+    )
+    resize: (
+        Annotated[int, Field(ge=1)]
+        | tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
+        | None
+    ) = Field(
+        None,
+        description="image files: size [height, width] that all images are resized to, or one"
+        " number for both; null for images of one size",
+    )
+    text: TextConfig = Field(TextConfig(), description="samples of texts")
     client: Literal["folder"] | None = Field(
         None,
         description="images: `folder` reads CLIENT/CLASS/*, with a natural client in each folder"
@@ -127,11 +208,12 @@ class DataConfig(Strict):
         pattern="^[0-9a-f]{64}$",
         description="SHA-256 of the samples of `source`; flbench writes it to config.yaml",
     )
-    normalize: Literal["standard", "unit", "client"] = Field(
+    normalize: Literal["standard", "unit", "none", "client"] | GivenNormalization = Field(
         "standard",
         description="standard: zero mean and unit variance of each channel or column over all"
-        " training parts; unit: scale to [0, 1]; client: zero mean and unit variance over the"
-        " client's own training part, so that clients share no statistics",
+        " training parts; unit: scale to [0, 1]; none: inputs as they are; client: zero mean and"
+        " unit variance over the client's own training part, so that clients share no statistics;"
+        " or {mean: [...], std: [...]}, numbers of your own",
     )
     augment: tuple[Literal["crop", "flip"], ...] = Field(
         (),
@@ -146,6 +228,11 @@ class DataConfig(Strict):
         (),
         description="tables with named columns: columns that are left out, such as identifiers",
     )
+
+    @property
+    def image_size(self) -> tuple[int, int] | None:
+        """Height and width that image files are resized to; None if they stay as they are."""
+        return (self.resize, self.resize) if isinstance(self.resize, int) else self.resize
 
     @property
     def title(self) -> str:
@@ -732,11 +819,20 @@ class OutputConfig(Strict):
         ge=0,
         description="least seconds between two checkpoints; the last round is saved in any case",
     )
+    keep_trials: Literal["best", "all"] = Field(
+        "best",
+        description="checkpoints of which trials a study keeps: those of each method's best trial,"
+        " or of all trials; final trainings keep theirs",
+    )
     predictions: bool = Field(
         False,
         description="write the prediction of every test sample after the last round to"
         " predictions.csv",
     )
+
+
+LATER: Final = ("client", "drop", "kind", "arrays", "padding", "resize", "text")
+"""Keys of the section `data` that count for the hash only if they differ from their defaults."""
 
 
 class Config(Strict):
@@ -796,8 +892,8 @@ class Config(Strict):
 
         These are `seed` and the sections `data`, `partition`, `model`, `algorithm` and `train`, but
         not `data.root`: the content of the files is covered by the hash of the partition.
-        `train.early_stopping` counts only if it is on, and `train.terms`, `data.client`,
-        `data.drop`, `data.source`, `model.lightning`, `model.fixed`, `partition.args`,
+        `train.early_stopping` counts only if it is on, and `train.terms`, the keys of `LATER`,
+        `data.source`, `model.lightning`, `model.fixed`, `partition.args`,
         `partition.sha256` and `algorithm.sha256` only if they are set, so that the hashes of runs
         that were made before these keys existed stay valid. Of a method that is not flbench's own,
         the hash of the source counts, and not `algorithm.source`, the place where it is imported
@@ -806,10 +902,10 @@ class Config(Strict):
         sections = ("seed", "data", "partition", "model", "algorithm", "train")
         tree = {key: value for key, value in self.tree().items() if key in sections}
         del tree["data"]["root"]
-        if self.data.client is None:
-            del tree["data"]["client"]
-        if not self.data.drop:
-            del tree["data"]["drop"]
+        defaults = DataConfig().model_dump(mode="json")
+        for key in LATER:
+            if tree["data"][key] == defaults[key]:
+                del tree["data"][key]
         if self.data.source is None:
             del tree["data"]["source"], tree["data"]["sha256"]
         for key in ("args", "sha256"):

@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flbench.config.schema import DataConfig, PartitionConfig
+from flbench.config.schema import DataConfig, GivenNormalization, PartitionConfig
 from flbench.core.errors import DataError
 from flbench.core.rng import Draw, generator, uniform
+from flbench.core.shapes import TokenShape
 from flbench.core.types import Samples
 from flbench.data.dataset import Dataset
 from flbench.data.partition import PARTS, ClientParts
@@ -57,8 +58,10 @@ class Federation:
 
     Attributes:
         dataset: The data set, with names of the classes and the size of its train part.
-        x: All samples before normalization: images [n, channels, height, width], uint8 or float32,
-            or rows of tables [n, columns] float32. Engines have a copy on their device.
+        x: All samples before normalization: images [n, channels, height, width], uint8 or float32;
+            series [n, channels, length] or rows of tables [n, columns] float32; or tokens
+            [n, length] of an integer type, which are not normalized. Engines have a copy on their
+            device.
         y: Labels [n] int64 in [0, C); for other tasks targets [n, ...], see `Dataset.targets`.
         partition: Rows of every client.
         common: Ascending rows of the common test set, the data set's own test part; empty if there
@@ -104,7 +107,9 @@ class Federation:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one sample."""
+        """Shape of one sample; of tokens a `TokenShape`."""
+        if self.dataset.kind == "tokens":
+            return TokenShape(self.x.shape[1], self.dataset.vocabulary, self.dataset.padding)
         return tuple(self.x.shape[1:])
 
     @cached_property
@@ -158,17 +163,19 @@ class Federation:
     def inputs(
         self, rows: Indices | Tensor, dtype: torch.dtype, keys: Tensor | None = None
     ) -> Tensor:
-        """Return normalized samples, augmented if noise keys are given.
+        """Return normalized samples, augmented if noise keys are given; tokens as int64.
 
         Args:
             rows: Rows [B] of the data set.
-            dtype: Floating-point type of the result.
+            dtype: Floating-point type of inputs that are not tokens.
             keys: Noise keys [B] int64 for the augmentation; None for no augmentation.
 
         Returns:
             Samples [B, ...].
         """
         rows = torch.as_tensor(rows, device=self.x.device)
+        if self.dataset.kind == "tokens":
+            return self.x[rows].long()
         x = self.x[rows].to(dtype)  # [n, ...] -> [B, ...]
         shift, scale = self.shift, self.scale
         if self.owner is not None:
@@ -290,6 +297,11 @@ def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: 
             f" {len(common)} samples that belong to no client. Distribute them, too"
             " (partition.pool=merged), or leave data.normalize out."
         )
+    if dataset.kind == "tokens" and data.normalize not in ("standard", "none"):
+        raise DataError(
+            f"`data.normalize` is for numbers, and the samples of `{dataset.name}` are tokens,"
+            " which are never normalized. Leave it out."
+        )
     x, table = dataset.x, None
     if dataset.is_table:
         x, source, word, encoded = _encode_words(dataset, assignment)
@@ -304,6 +316,19 @@ def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: 
                 owner[rows] = client
         shift, scale, about = _normalization_by_client(x, assignment, dataset)
         notes += about
+    elif dataset.kind == "tokens":
+        shift, scale = np.zeros(1, np.float32), np.ones(1, np.float32)
+        notes.append(_about_tokens(dataset))
+    elif isinstance(data.normalize, GivenNormalization):
+        shift, width = _given(data.normalize, x.shape[1], dataset)
+        scale = _inverse(width, least=0.0)
+        notes.append(_normalization_note(shift, width, "given", dataset))
+    elif data.normalize == "none":
+        shift, scale = (
+            np.zeros((1,) * (x.ndim - 1), np.float32),
+            np.ones((1,) * (x.ndim - 1), np.float32),
+        )
+        notes.append("data: inputs are not normalized (data.normalize=none).")
     else:
         train = np.sort(np.concatenate(assignment.parts["train"]))
         shift, width = _normalization(x, train, data.normalize, dataset)
@@ -317,11 +342,20 @@ def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: 
         common=common,
         shift=torch.from_numpy(shift),
         scale=torch.from_numpy(scale),
-        augment=() if dataset.is_table else data.augment,
+        augment=data.augment if dataset.kind == "images" else (),
         seed=seed,
         notes=tuple(notes),
         table=table,
         owner=owner,
+    )
+
+
+def _about_tokens(dataset: Dataset) -> str:
+    """Return a sentence with the length, the vocabulary and the padding of tokens."""
+    padding = f"{dataset.padding} is padding" if dataset.padding is not None else "no padding"
+    return (
+        f"data: samples are sequences of {dataset.x.shape[1]} tokens of a vocabulary of"
+        f" {dataset.vocabulary:,}, {padding}."
     )
 
 
@@ -464,7 +498,7 @@ def _normalization_by_client(
     Returns:
         Shift and factor [N + 1, ...], as `Federation.shift` and `Federation.scale`; and notes.
     """
-    shape = (x.shape[1],) if dataset.is_table else (x.shape[1], 1, 1)
+    shape = (x.shape[1], *dataset.by_channel[1:])
     shift, scale = np.zeros((2, partition.clients + 1, *shape), dtype=np.float32)
     for client, rows in enumerate(partition.parts["train"]):
         if len(rows):
@@ -504,11 +538,11 @@ def normalization_of(
     Returns:
         Shift and factor by channel or column; the factor is 0 exactly where all values are equal.
     """
-    axes, shape = ((0,), (-1,)) if dataset.is_table else ((0, 2, 3), (-1, 1, 1))
+    axes, shape = dataset.within_channel, dataset.by_channel
     # The sums are over differences from one of the values. So they are exactly 0 for equal values,
     # and rounding is small beside the standard deviation in any unit.
-    first = x[rows[0]].astype(np.float64)
-    first = first if dataset.is_table else first[:, :1, :1]
+    # One value of each channel, [channels, 1, ...], or the row of a table.
+    first = x[rows[0]].astype(np.float64)[(slice(None), *(slice(1),) * (x.ndim - 2))]
     count = 0
     total, squares = np.zeros((2, x.shape[1]))
     for part in np.array_split(rows, _pieces(x, len(rows))):
@@ -564,10 +598,8 @@ def _normalization(
         return np.zeros((1, 1, 1), dtype=np.float32), np.full(
             (1, 1, 1), dataset.scale, dtype=np.float64
         )
-    axes = (0,) if dataset.is_table else (0, 2, 3)
+    axes, shape = dataset.within_channel, dataset.by_channel
     if kind == "unit":
-        # [columns], or [channels, 1, 1]
-        shape = (-1,) if dataset.is_table else (-1, 1, 1)
         low, high = (find(x[train], axis=axes).reshape(shape) for find in (np.min, np.max))
         return low, high - low
     count = 0
@@ -579,8 +611,37 @@ def _normalization(
         squares = squares + np.square(piece, out=piece).sum(axis=axes)
     mean = np.asarray(total / count)
     deviation = np.sqrt(np.maximum(np.asarray(squares / count) - mean**2, 0.0))
-    shape = mean.shape if dataset.is_table else (-1, 1, 1)
     return mean.reshape(shape).astype(np.float32), deviation.reshape(shape)
+
+
+def _given(
+    given: GivenNormalization, width: int, dataset: Dataset
+) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    """Return shift and width of the normalization by the user's numbers, in the units of `x`.
+
+    Args:
+        given: Mean and standard deviation; of pixels scaled to [0, 1].
+        width: Number of channels, or of columns after words became columns.
+        dataset: The data set.
+
+    Raises:
+        DataError: There are neither one number nor as many as channels or columns.
+    """
+    each = "column" if dataset.is_table else "channel"
+    for name, values in (("mean", given.mean), ("std", given.std)):
+        if len(values) not in (1, width):
+            raise DataError(
+                f"`data.normalize.{name}` has {len(values)} numbers, and the inputs of"
+                f" `{dataset.name}` have {width} {each}{'s' * (width > 1)}. Give one number for"
+                f" all, or one for each {each}."
+            )
+    shape = dataset.by_channel
+    unit = dataset.scale if dataset.is_pixels else 1.0
+    mean, deviation = (
+        np.broadcast_to(np.array(values) * unit, width).reshape(shape)
+        for values in (given.mean, given.std)
+    )
+    return mean.astype(np.float32), deviation
 
 
 def _pieces(x: NDArray[Any], count: int) -> int:
@@ -610,7 +671,7 @@ def _normalization_note(
     Args:
         shift: Shift by channel or column.
         width: Standard deviation or range by channel or column; 0 if it is constant.
-        kind: `standard` or `unit`; see `_normalization`.
+        kind: `standard` or `unit` (see `_normalization`), or `given`.
         dataset: The data set.
     """
     if kind == "unit" and dataset.is_pixels:
@@ -623,6 +684,8 @@ def _normalization_note(
             f"data: each {each} is scaled to [0, 1] {over}: smallest values {_listed(low)}, largest"
             f" values {_listed(low + width)}."
         )
+    if kind == "given":
+        over = "by the numbers of data.normalize"
     what = f"each {each} is normalized"
     if dataset.is_pixels:
         what = "pixels are scaled to [0, 1] and normalized per channel"
@@ -636,9 +699,9 @@ def _listed(values: NDArray[np.float64]) -> str:
     return shown + (f", ... ({len(values)} in all)" if len(values) > MOST_SHOWN else "")
 
 
-def _inverse(width: NDArray[Any]) -> NDArray[np.float32]:
-    """Return 1 / width, or 1 where a channel or column is constant (width 0)."""
-    is_wide = width > NO_WIDTH
+def _inverse(width: NDArray[Any], least: float = NO_WIDTH) -> NDArray[np.float32]:
+    """Return 1 / width, or 1 where a channel or column is constant (a width up to `least`)."""
+    is_wide = width > least
     return np.where(is_wide, 1.0 / np.where(is_wide, width, 1.0), 1.0).astype(np.float32)
 
 

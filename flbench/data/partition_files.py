@@ -65,7 +65,8 @@ def encode(
 
 
 def data_hash(dataset: Dataset) -> str:
-    """Return the SHA-256 (hex) over a data set: samples, labels, words, and size of its train part.
+    """Return the SHA-256 (hex) over a data set: samples, labels, words, vocabulary, and
+    size of its train part.
 
     Args:
         dataset: The data set. Its targets count, if it has any.
@@ -79,6 +80,8 @@ def data_hash(dataset: Dataset) -> str:
     for key, values in dataset.extras.items():
         sha.update(f"{key}{values.dtype}{values.shape}".encode())
         sha.update(np.ascontiguousarray(values).data)
+    if dataset.kind == "tokens":
+        sha.update(repr((dataset.vocabulary, dataset.tokens, dataset.padding)).encode())
     if any(dataset.words):
         sha.update(repr(dataset.words).encode())
     return sha.hexdigest()

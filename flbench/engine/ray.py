@@ -20,9 +20,11 @@ from flbench.core.errors import ConfigError, PrintableError, RunError
 from flbench.core.imported import portable
 from flbench.core.printable import warn
 from flbench.core.raised import as_errors
+from flbench.core.storage import Storage
 from flbench.core.types import Dispatch, Message, Results, Tree
 from flbench.data.federation import Federation
 from flbench.engine.base import (
+    RESULTS,
     Dispatcher,
     Engine,
     KeptRows,
@@ -127,7 +129,7 @@ class RayEngine:
             ) from error
         for note in dict.fromkeys(note for arrays in returned for note in arrays["notes"]):
             warn(note, TraceWarning, stacklevel=2)
-        return _in_order([_unpacked(arrays) for arrays in returned], ids)
+        return _in_order([_unpacked(arrays) for arrays in returned], ids, settings.storage)
 
     def block(self, batch_size: int) -> int | None:
         """Return None: each actor decides how many clients it stacks."""
@@ -313,16 +315,16 @@ def _unpacked(arrays: dict[str, Any]) -> Results:
     )
 
 
-def _in_order(parts: list[Results], ids: Tensor) -> Results:
+def _in_order(parts: list[Results], ids: Tensor, storage: Storage) -> Results:
     """Return the results of all actors as one, in the order of `ids`."""
     place = {client: k for k, client in enumerate(ids.tolist())}
-    results = concatenate_results(parts, ids)
+    results = concatenate_results(parts, ids, storage)
     order = torch.tensor(
         sorted(range(len(results.ids)), key=lambda k: place[int(results.ids[k])]), dtype=torch.int64
     )
 
     def sort(tree: Tree) -> Tree:
-        return {name: value[order] for name, value in tree.items()}
+        return storage.rows(tree, order, RESULTS)
 
     return Results(
         ids=results.ids[order],

@@ -107,7 +107,7 @@ class SequentialEngine:
                 )
             except ConfigError:  # an operation of a method that `torch.vmap` lacks
                 self._stacks = False
-        kept, sent, masks, observed = (ClientRows(len(ids)) for _ in range(4))
+        kept, sent, masks, observed = (ClientRows(len(ids), settings.storage) for _ in range(4))
         finished: list[int] = []
         failures: list[Failure] = []
         observe_seconds = 0.0

@@ -95,11 +95,16 @@ class VectorizedEngine:
         observe: tuple[Step, ...] = (),
     ) -> Results:
         """Train the clients in blocks; see `Engine.run`."""
-        parts = []
-        for block in torch.split(ids, self.block(settings.train.batch_size)):
-            stack = Stack(self._environment, block, settings, rows(block), dispatch(block))
-            parts.append(self._run(program, stack, observe))
-        return concatenate_results(parts, ids)
+        blocks = torch.split(ids, self.block(settings.train.batch_size))
+        parts = (
+            self._run(
+                program,
+                Stack(self._environment, block, settings, rows(block), dispatch(block)),
+                observe,
+            )
+            for block in blocks
+        )
+        return concatenate_results(parts, ids, settings.storage)
 
     def report(self) -> dict[str, float]:
         """Return `idle_share`, the share of the rows of training batches that were padding."""

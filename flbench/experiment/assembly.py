@@ -22,6 +22,8 @@ from flbench.config.schema import BestConfig, Config, EngineConfig, OwnModelConf
 from flbench.core.errors import ConfigError, DataError
 from flbench.core.ownership import is_known
 from flbench.core.rng import Draw
+from flbench.core.storage import GIB, Storage, memory_of_machine
+from flbench.core.tree import nbytes
 from flbench.core.types import State, Tree
 from flbench.data import own_schemes, sources
 from flbench.data.federation import Federation
@@ -43,6 +45,7 @@ from flbench.experiment.judging import ClassJudge
 from flbench.experiment.loop import FederatedLoop, Seconds
 from flbench.experiment.notes import configuration_notes
 from flbench.experiment.rounds import check_programs, programs, seeded_method, training_state
+from flbench.experiment.row_files import ChangedRows
 from flbench.experiment.run_folder import RunFolder
 from flbench.metrics.classes import confusable_classes, rare_classes, read_confusion
 from flbench.models import fixed, own
@@ -108,6 +111,11 @@ class Experiment:
         """The complete configuration, as config.yaml has it."""
         return self.found.complete(self.asked)
 
+    @property
+    def storage(self) -> Storage:
+        """Where large tensors are stored: in mapped files above `engine.state_memory`."""
+        return Storage(self.config.engine.state_memory, self.config.output.dir)
+
     def messages(self) -> tuple[str, ...]:
         """Return the sentences to print before a run starts: the notes and the engine's choice."""
         return self.notes if self.engine_choice is None else (*self.notes, self.engine_choice)
@@ -119,7 +127,8 @@ class Experiment:
             RunError: The file system has not enough space for the tensors that clients keep.
         """
         dtype = dtype_of(self.config.engine)
-        return _start(self.net, self.algorithm, dtype, partial(_owned, self.config))
+        own = partial(memory.writable_copy, storage=self.storage)
+        return _start(self.net, self.algorithm, dtype, own)
 
     def sketch(self, ids: Tensor | None = None) -> State:
         """Return the state before the first round for measurements, without a copy for each client.
@@ -176,6 +185,7 @@ class Experiment:
             callbacks=callbacks,
             seconds=seconds,
             module=self.module,
+            storage=self.storage,
         )
 
     def restore(self, folder: RunFolder) -> Restored:
@@ -195,13 +205,17 @@ class Experiment:
         """
         if not folder.checkpoint("last").exists():
             folder.rewind(0)
+            folder.changes = ChangedRows()
             return Restored(self.start(), Seconds(), Memory())
         path = folder.checkpoint("last")
-        saved, extra = checkpoint.load(path, self.config.hash())
-        rows, seconds, memory = self._check(path, saved, extra)
+        saved, extra, stored = checkpoint.read(path, self.config.hash(), self.storage)
+        rows, seconds, about = self._check(path, saved, extra)
         folder.rewind(rows)
-        state = replace(saved, clients=_owned(self.config, saved.clients))
-        return Restored(state, seconds, memory)
+        folder.changes = ChangedRows(stored)
+        if stored is None:
+            saved = replace(saved, clients=memory.writable_copy(saved.clients, self.storage))
+        folder.changes.check(saved.clients)
+        return Restored(saved, seconds, about)
 
     def _check(
         self, path: Path, saved: State, extra: dict[str, Any]
@@ -215,7 +229,7 @@ class Experiment:
         server, clients = self.algorithm.init(values)
         stages = self.algorithm.stages()
         seconds = extra.get("seconds")
-        memory = _memory_of(extra)
+        about = _memory_of(extra)
         fits = {
             "position": saved.stage < len(stages)
             and saved.stage_round <= stages[saved.stage].rounds
@@ -228,14 +242,14 @@ class Experiment:
             "seconds": isinstance(seconds, dict)
             and {"train", "evaluate", "total"} <= seconds.keys() <= vars(Seconds()).keys()
             and all(isinstance(value, float) and value >= 0 for value in seconds.values()),
-            "callbacks": memory is not None,
+            "callbacks": about is not None,
         }
         if wrong := [name for name, holds in fits.items() if not holds]:
             raise DataError(
                 f"the checkpoint {path} is damaged: its `{wrong[0]}` does not fit the run's"
                 " config.yaml. Remove it: the run then starts from the beginning."
             )
-        return extra["rows"], Seconds(**extra["seconds"]), memory or Memory()
+        return extra["rows"], Seconds(**extra["seconds"]), about or Memory()
 
 
 def build(
@@ -319,7 +333,8 @@ def _built(
         unmet = _sentences(algorithm.requires())
         if not unmet:
             before = _start(net, algorithm, dtype)
-            if setting.net.fixed:
+            unmet = _too_large(before)
+            if setting.net.fixed and not unmet:
                 unmet = _without_training(algorithm, before)
     except ConfigError as error:  # the head of the net is not known, or frozen
         unmet = [str(error)]
@@ -507,6 +522,21 @@ def _made_again(config: Config, net: nn.Module, federation: Federation) -> nn.Mo
     return build_net(config.model, federation.shape, federation.output, config.seed)
 
 
+def _too_large(start: State) -> list[str]:
+    """Return a sentence if the server's tensors do not fit into the memory of this machine.
+
+    A round computes those that change in main memory, before they are stored elsewhere.
+    """
+    need, there = nbytes(start.server), memory_of_machine()
+    if need <= there:
+        return []
+    return [
+        f"the tensors that the server keeps would take {need / GIB:,.1f} GiB, and this machine has"
+        f" {there / GIB:,.1f} GiB. Choose fewer clients (partition.clients) or a smaller net"
+        " (model.name)."
+    ]
+
+
 def _start(
     net: nn.Module,
     algorithm: Algorithm,
@@ -550,11 +580,6 @@ def _memory_of(extra: dict[str, Any]) -> Memory | None:
 def _layout(tree: Tree) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Return the shape and the type of each tensor."""
     return {name: (value.shape, value.dtype) for name, value in tree.items()}
-
-
-def _owned(config: Config, rows: Tree) -> Tree:
-    """Return a writable copy of the clients' rows; see `memory.writable_copy`."""
-    return memory.writable_copy(rows, config.engine.state_memory, config.output.dir)
 
 
 def build_engine(config: EngineConfig, net: nn.Module, federation: Federation) -> Engine:

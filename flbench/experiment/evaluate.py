@@ -19,7 +19,7 @@ from flbench.client.program import LocalProgram, Statistic, Step, Transform
 from flbench.config.schema import BestConfig, EvaluationConfig
 from flbench.core.errors import ConfigError, DivergedError
 from flbench.core.ownership import is_known
-from flbench.core.tree import take
+from flbench.core.tree import take, write_counts
 from flbench.core.types import Dispatch, Info, Results, Samples, State, StepContext, Tree
 from flbench.core.wording import lower_rate
 from flbench.data.federation import Federation
@@ -226,16 +226,16 @@ class Kept:
         shared = deployment.dispatch.shared
         self._sent = {**shared.values, **{f"mask {k}": v for k, v in shared.mask.items()}}
         # PyTorch counts the writes to a tensor.
-        self._of_sent = _versions(self._sent)
+        self._of_sent = write_counts(self._sent)
         self.found = found
         count = len(next(iter(clients.values()))) if clients else 0
         self.changed = torch.zeros(count, dtype=torch.bool)
-        self._of_clients = _versions(clients)
+        self._of_clients = write_counts(clients)
 
     def changed_(self, ids: Tensor) -> None:
         """Note that the leaves of these clients have changed, and no others since the last call."""
         self.changed[ids] = True
-        self._of_clients = _versions(self._clients)
+        self._of_clients = write_counts(self._clients)
 
     def all_known_(self) -> None:
         """Note that `found` is up to date."""
@@ -248,8 +248,8 @@ class Kept:
         functions = (before.weights, before.predict, dict(before.dispatch.numbers))
         return (
             state.clients is self._clients
-            and _versions(self._clients) == self._of_clients
-            and _versions(self._sent) == self._of_sent
+            and write_counts(self._clients) == self._of_clients
+            and write_counts(self._sent) == self._of_sent
             and (deployment.weights, deployment.predict, dict(deployment.dispatch.numbers))
             == functions
             and sent.keys() == self._sent.keys()
@@ -257,11 +257,6 @@ class Kept:
                 value is sent[k] or torch.equal(value, sent[k]) for k, value in self._sent.items()
             )
         )
-
-
-def _versions(tree: Tree) -> list[int]:
-    """Return how often each tensor has been written to in place."""
-    return [value._version for value in tree.values()]
 
 
 S = TypeVar("S", bound=Scores)

@@ -26,6 +26,7 @@ from flbench.core import files
 from flbench.core.errors import RunError, UserError, did_you_mean
 from flbench.core.ownership import without_new_hooks
 from flbench.core.raised import user_line
+from flbench.core.shapes import TokenShape
 from flbench.core.wording import setting
 from flbench.experiment.trained import TrainedModel
 
@@ -165,6 +166,8 @@ def _examples(model: TrainedModel) -> Tensor:
     """Return raw samples [EXAMPLES, ...] drawn at random from the range of the data."""
     rng = np.random.default_rng(0)
     shape = (EXAMPLES, *model.raw_shape)
+    if isinstance(model.inputs.shape, TokenShape):
+        return torch.from_numpy(rng.integers(0, model.inputs.shape.vocabulary, shape))
     if model.largest is not None:
         return torch.from_numpy(rng.integers(0, int(model.largest) + 1, shape, dtype=np.uint8))
     x = rng.normal(size=shape)

@@ -87,7 +87,8 @@ def _best_state(loop: FederatedLoop, state: State) -> State | None:
     best = loop.running.best
     if best is None or best == state.round:
         return None
-    saved, _ = checkpoint.load(loop.folder.checkpoint("best"), loop.config.hash())
+    file, storage = loop.folder.checkpoint("best"), loop.storage
+    saved = checkpoint.read(file, loop.config.hash(), storage).state
     if saved.round == best:
         return saved
     loop.callbacks.on_note(

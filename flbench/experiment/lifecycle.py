@@ -18,10 +18,11 @@ from flbench.config.sources import Layer, leaves
 from flbench.config.yaml_text import to_yaml
 from flbench.core import files
 from flbench.core.errors import ConfigError, DataError
+from flbench.core.storage import GIB
 from flbench.core.tree import nbytes
 from flbench.data import partition_files
 from flbench.data.federation import Federation
-from flbench.experiment import finalize, memory, own_methods, provenance
+from flbench.experiment import finalize, own_methods, provenance
 from flbench.experiment.assembly import Experiment, Restored, build
 from flbench.experiment.evaluate import PARTS
 from flbench.experiment.loop import Seconds
@@ -218,12 +219,13 @@ def _run_to_end(
 ) -> None:
     """Run the remaining rounds, evaluate the models of the best round, write tables and summary."""
     state = start.state
-    limit, size = experiment.config.engine.state_memory, nbytes(state.clients) / memory.GIB
-    if memory.exceeds_limit(state.clients, limit):
-        callbacks.on_note(
-            f"the tensors that the clients keep take {size:.1f} GiB and are stored in a mapped file"
-            f" in output.dir, since they exceed engine.state_memory={limit:g} GiB."
-        )
+    storage = experiment.storage
+    for who, tree in (("clients keep", state.clients), ("server keeps", state.server)):
+        if not storage.holds(size := nbytes(tree)):
+            callbacks.on_note(
+                f"the tensors that the {who} take {size / GIB:.1f} GiB and are stored in a mapped"
+                f" file in output.dir, since they exceed engine.state_memory={storage.limit:g} GiB."
+            )
     loop = experiment.loop(folder, callbacks, start.seconds)
     loop.progress.state = state
     try:

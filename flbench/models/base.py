@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from flbench.config.schema import ModelConfig, OwnModelConfig
+from flbench.core import shapes
 from flbench.core.errors import ConfigError
 from flbench.core.registry import MODELS
 from flbench.core.rng import seeded, torch_seed
@@ -31,12 +32,15 @@ class Net(nn.Module):
     Attributes:
         Config: Class of the section `model` for this net.
         name: Registered name.
+        takes_tokens: Whether inputs are tokens [B, L] int64 instead of floating point; `shape` is
+            then a `flbench.core.shapes.TokenShape`.
         backbone: Maps inputs [B, ...] to features [B, D].
         head: Maps features [B, D] to logits [B, C].
     """
 
     Config: ClassVar[type[ModelConfig]] = ModelConfig
     name: ClassVar[str]
+    takes_tokens: ClassVar[bool] = False
     backbone: nn.Module
     head: nn.Module
 
@@ -179,7 +183,8 @@ def build(config: ModelConfig, shape: tuple[int, ...], classes: int | None, seed
 
     Args:
         config: Name and options of the net.
-        shape: Shape of one sample: `(channels, height, width)` or `(features,)`.
+        shape: Shape of one sample: `(channels, height, width)`, `(channels, length)`,
+            `(features,)`, or a `TokenShape`.
         classes: Number of classes C; None for targets that are not classes, for which only a
             LightningModule can be trained.
         seed: Seed of the run.
@@ -197,7 +202,14 @@ def build(config: ModelConfig, shape: tuple[int, ...], classes: int | None, seed
         torch.default_generator.manual_seed(first)
         if classes is None:
             raise own.needs_classes(config.name)
-        net: Net = MODELS.find(config.name)(config, shape, classes)
+        kind = MODELS.find(config.name)
+        if isinstance(shape, shapes.TokenShape) and not getattr(kind, "takes_tokens", False):
+            raise ConfigError(
+                f"`model.name={config.name}` does not take tokens, and the data are"
+                f" {shapes.described(shape)} (whole numbers). Use gru or transformer, or a net of"
+                " your own; if the numbers are measurements, set data.kind=table."
+            )
+        net: Net = kind(config, shape, classes)
         return net
 
 
@@ -212,7 +224,7 @@ def describe(net: nn.Module, shape: tuple[int, ...]) -> NetSpec:
         shape: Shape of one sample.
     """
     first = next(net.parameters())
-    zeros = torch.zeros(1, *shape, dtype=first.dtype, device=first.device)
+    zeros = shapes.zeros(shape, 1, first.dtype).to(first.device)
     with torch.no_grad(), fixed.eval_mode(net), isolated(net):
         features = net(zeros).features.shape[1]  # [1, D] -> D
     known = fixed.of(net).leaves
@@ -264,11 +276,13 @@ def image_shape(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
         name: Name of the net, for the error message.
 
     Raises:
-        ConfigError: The samples are not images but rows of a table.
+        ConfigError: The samples are not images.
     """
     if len(shape) != 3:
+        others = "mlp or logistic" if len(shape) == 1 else "cnn1d, mlp or logistic"
         raise ConfigError(
-            f"`model.name={name}` takes images, but the data are tables. Use mlp or logistic."
+            f"`model.name={name}` takes images, but the data are {shapes.described(shape)}. Use"
+            f" {others}."
         )
     return shape[0], shape[1], shape[2]
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flbench.core.errors import ConfigError
+from flbench.core.shapes import examples
 from flbench.models.module_state import isolated
 
 SAME: Final = 1e-5
@@ -115,8 +116,7 @@ def find(module: nn.Module, name: str | None, shape: tuple[int, ...], classes: i
         shape: Shape of one sample.
         classes: Number of classes C; None for targets that are not classes.
     """
-    x = torch.linspace(-1.0, 1.0, 2 * torch.Size(shape).numel()).reshape(2, *shape)
-    x = x.to(next(module.parameters()).dtype)
+    x = examples(shape, 2, next(module.parameters()).dtype)
     linear = [key for key, one in module.named_modules() if isinstance(one, nn.Linear)]
     names = linear if name is None else [name]
     with torch.no_grad(), isolated(module), ExitStack() as stack:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from flbench.config.schema import OwnModelConfig
 from flbench.core.errors import ConfigError
+from flbench.core.shapes import examples
 from flbench.core.types import Outputs
 from flbench.models.copies import bound_functions, hooked_parameters, sentence_on
 from flbench.models.lightning_head import Head, features_error, recorded
@@ -225,8 +226,7 @@ def check_output(net: LightningNet, shape: tuple[int, ...], classes: int | None,
         classes: Number of classes C; None for targets that are not classes.
         what: The key and its value, for messages.
     """
-    x = torch.linspace(-1.0, 1.0, 2 * torch.Size(shape).numel()).reshape(2, *shape)
-    x = x.to(next(net.parameters()).dtype)
+    x = examples(shape, 2, next(net.parameters()).dtype)
     for count in (2, 1):  # a module may leave out the axis of a single sample
         _check_logits(net, x[:count], classes, f"{what}: {net.title}.forward")
 

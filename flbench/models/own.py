@@ -15,6 +15,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from flbench.config.schema import OwnModelConfig
 from flbench.core import given, imported, user_code
 from flbench.core.errors import ConfigError
+from flbench.core.shapes import examples
 from flbench.core.tree import digest
 from flbench.core.types import Outputs
 from flbench.models import fixed, lightning_head, lightning_net, trial
@@ -91,8 +92,7 @@ def _divided(
     net: nn.Module, config: OwnModelConfig, shape: tuple[int, ...], classes: int, what: str
 ) -> nn.Module:
     """Return a net with a backbone and a head; its modules keep their modes."""
-    x = torch.linspace(-1.0, 1.0, 2 * torch.Size(shape).numel()).reshape(2, *shape)
-    x = x.to(next(net.parameters()).dtype)
+    x = examples(shape, 2, next(net.parameters()).dtype)
     with fixed.eval_mode(net):
         outputs = _outputs(net, x, what)
     if isinstance(outputs, Outputs):

@@ -15,6 +15,7 @@ from flbench.algorithms.base import Algorithm, Deployment
 from flbench.algorithms.shared.generation import Generation, HypernetworkConfig
 from flbench.algorithms.shared.memory import Copy
 from flbench.algorithms.shared.mixing import mix
+from flbench.algorithms.shared.pairs import too_large
 from flbench.algorithms.shared.prefixes import prefixed
 from flbench.algorithms.shared.topology import (
     Links,
@@ -259,7 +260,14 @@ class Gossip(Algorithm):
         return self.called()
 
     def requires(self) -> list[str]:
-        return [] if self.generation is None else self.generation.requires()
+        unmet = [] if self.generation is None else self.generation.requires()
+        cohort = round(self.setting.train.participation * self.setting.clients)
+        unmet += too_large(
+            f"the mixing weights of all pairs of {cohort:,} clients of a round",
+            3 * cohort**2,
+            "Choose fewer clients (partition.clients), or fewer in a round (train.participation).",
+        )
+        return unmet
 
     def notes(self) -> list[str]:
         c, n = self.config, self.setting.clients

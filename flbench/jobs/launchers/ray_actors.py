@@ -16,6 +16,7 @@ from flbench.jobs.job import Job, Outcome, Task
 from flbench.jobs.samples import LoadedSamples, PartitionFiles, partition_key
 from flbench.jobs.training import train
 from flbench.workers.cluster import cluster
+from flbench.workers.lost import LOST, why_lost
 from flbench.workers.resources import Resources
 from flbench.workers.samples import SharedSamples
 from flbench.workers.shipping import Parcel, pack
@@ -131,17 +132,16 @@ class RayActors:
             job, task, actor = self._running.pop(reference)
             try:
                 outcome = ray.get(reference)
-            except ray.exceptions.RayActorError as error:
+            except LOST as error:
                 if self._supervisor.is_over():
                     self._supervisor.check()
                 self._deaths[job.name] += 1
                 if self._deaths[job.name] <= self._retries:
-                    self._tell(f"{job.title}: its process has died, and is started again.")
+                    self._tell(f"{job.title}: {why_lost(error)} It is started again.")
                     self.begin(job, task)
                     continue
-                last = str(error).strip().splitlines()[0]
-                died = f"its process has died {self._deaths[job.name]} times ({last})."
-                outcome = Outcome(died)
+                times = self._deaths[job.name]
+                outcome = Outcome(f"{why_lost(error)} This happened {times} times.")
             else:
                 self._idle.append(actor)
             self._store.release(job)
