@@ -368,7 +368,8 @@ class OwnModule(ClientModule):
         Args:
             batches: The batches, at least one; `rows` returns those of the one that was taken last.
         """
-        module, own_step = self.net.module, self.net.module.validation_step
+        module: Any = self.net.module
+        own_step: Any = module.validation_step
         with torch.enable_grad():
             self.configure_optimizers()
             self.begin_phase()

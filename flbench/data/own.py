@@ -139,14 +139,14 @@ class Data:
             _refuse(self.where, f"the column `{column}` of sequences", drop=drop or None)
             x, y, clients = _columns_of(x, column, label, client, clients, self.where)
             label = client = None
-        if padding is not None:
+        loaded = loaders.read(x, self.where) if y is None else None
+        if padding is not None and loaded is None:
             x = _padded(x, padding, self.where)
         if isinstance(x, pd.DataFrame) and y is None:
             _refuse_targets(self.where, targets)
             self._refuse_for_tables(kind, test, clients, classes, padding, vocabulary)
             self.dataset = _table(x, label, client, drop, name, self.where)
             return
-        loaded = loaders.read(x, self.where) if y is None else None
         if loaded is not None:
             _refuse(self.where, "data loaders", test=test, clients=clients)
             arrays = loaded.arrays
