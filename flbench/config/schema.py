@@ -535,8 +535,8 @@ class OwnModelConfig(ModelConfig):
 
     head: str | None = Field(
         None,
-        description="submodule that computes the logits (default: the last linear layer, or none"
-        " with `lightning`)",
+        description="submodule that computes the logits (default: the last linear layer; with"
+        " `lightning` the linear layer whose outputs `forward` returns)",
     )
     channels: int | None = Field(
         None,

@@ -200,6 +200,24 @@ class Federation:
         x.sub_(shift).mul_(scale)
         return x if keys is None or not self.augment else augment(x, keys, self.augment)
 
+    def packed(self, x: Tensor, y: Tensor, rows: Any, *, dtype: torch.dtype) -> Any:
+        """Return a batch in the form that the user's data loader gives it.
+
+        Args:
+            x: Inputs [B, ...].
+            y: Labels [B], or targets.
+            rows: Rows [B] of the data set, as an array.
+            dtype: Floating-point type of further values.
+        """
+        form = self.dataset.form
+        if form is None:
+            return x, y
+        extras: dict[str | int, Tensor] = {}
+        for key, values in self.dataset.extras.items():
+            found = torch.from_numpy(values[rows]).to(x.device)
+            extras[key] = found.to(dtype) if found.is_floating_point() else found
+        return form.packed(x, y, extras)
+
     def reseeded(self, seed: int) -> "Federation":
         """Return a copy for another seed of the run, with the same samples for every client.
 

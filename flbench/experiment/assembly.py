@@ -50,6 +50,7 @@ from flbench.metrics.classes import confusable_classes, rare_classes, read_confu
 from flbench.models import fixed, own, pretrained
 from flbench.models.base import build as build_net
 from flbench.models.base import describe, net_leaves
+from flbench.models.lightning_hooks import overrides
 from flbench.models.lightning_net import LightningNet
 from flbench.models.module_state import may_draw_in_eval
 from flbench.models.trial import MIXES
@@ -329,7 +330,8 @@ def _built(
         from flbench.experiment import own_training  # it loads Lightning
 
         own_training.check_keys(config)
-        method = own_training.with_module(method)
+        validates = overrides(net.module, "validation_step")
+        method = own_training.with_module(method, validates=validates)
     try:
         algorithm = method(config.algorithm, setting)
         unmet = _sentences(algorithm.requires())
@@ -358,7 +360,7 @@ def _built(
         about_terms = local_terms.notes(config, terms, algorithm, replace(before, clients={}))
     if isinstance(net, LightningNet):
         has_classes = federation.dataset.targets is None
-        own_training.check_method(algorithm, before, net.title, has_classes=has_classes)
+        own_training.check_method(algorithm, before, net, has_classes=has_classes)
         step = partial(own_training.try_step, net, config, federation, algorithm, before)
         about_module, module = step()
     start = training_state(algorithm, before)

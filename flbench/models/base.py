@@ -103,7 +103,7 @@ class NetSpec:
     Attributes:
         layers: All layers with leaves, in the order of their definition, which is that of the
             forward pass.
-        features: Width D of the features; 0 for a LightningModule, which does not tell them.
+        features: Width D of the features; 0 for a LightningModule whose head is not known.
         size: Total number of scalars of the parameters, fixed ones included.
         head: Name of the submodule that is the head; None if it is not known.
         fixed: Names of the parameters and running statistics that the user has fixed.
@@ -133,9 +133,10 @@ class NetSpec:
             linear = [layer.name for layer in self.layers if layer.kind == "linear"]
             known = ", ".join(name.removeprefix("module.") for name in linear)
             raise ConfigError(
-                "the method divides the net into a backbone and a head, and a LightningModule does"
-                " not tell which is its head. Set `model.head` (in Python head=...) to the"
-                f" submodule that computes the output; linear layers: {known or 'none'}."
+                "the method divides the net into a backbone and a head, and none of the linear"
+                " layers of the LightningModule returns what its `forward` returns. Set"
+                " `model.head` (in Python head=...) to the submodule that computes the output;"
+                f" linear layers: {known or 'none'}."
             )
         inside = f"{self.head}."
         layers = {

@@ -18,7 +18,7 @@ from flbench.core.errors import ConfigError
 from flbench.core.shapes import examples
 from flbench.core.tree import digest
 from flbench.core.types import Outputs
-from flbench.models import fixed, lightning_net, pretrained, trial
+from flbench.models import fixed, lightning_head, lightning_net, pretrained, trial
 from flbench.models.copies import bound_functions, hooked_parameters, sentence_on
 from flbench.models.module_state import isolated
 
@@ -233,6 +233,7 @@ def _lightning(
     _write_fixed(net, config, what)
     with fixed.eval_mode(net):
         lightning_net.check_output(net, shape, classes, what)
+        net.set_head(lightning_head.find(net.module, config.head, shape, classes))
     trial.compare_batches(net, shape)
     trial.check_repeats(net, shape, what)
     return net
