@@ -91,6 +91,14 @@ def _in_one_order(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted(set(names)))
 
 
+Freeze = Literal["none", "backbone"] | tuple[StrictStr, ...]
+
+
+def _none_if_empty(names: Freeze) -> Freeze:
+    """Return the value of `model.freeze`; no pattern at all is `none`."""
+    return names or "none"
+
+
 Columns = Annotated[tuple[StrictStr, ...], AfterValidator(_in_one_order)]
 
 
@@ -513,6 +521,21 @@ class ShiftConfig(Strict):
         return bool(self.degrees()) or self.channels or self.labels
 
 
+class LoraConfig(Strict):
+    """Section `model.lora`: low-rank adapters by the package PEFT."""
+
+    rank: int | None = Field(
+        None, ge=1, description="rank of the adapters, which the head trains with (null: none)"
+    )
+    alpha: float = Field(8.0, gt=0, description="numerator of the adapters' factor alpha / rank")
+    targets: tuple[StrictStr, ...] = Field(
+        (),
+        description="layers that get an adapter, patterns of names such as [fc1, *.attn.qkv]"
+        " (default: the linear layers below the head, or the convolutions if there are none)",
+    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the adapters' inputs")
+
+
 class ModelConfig(Strict):
     """Section `model`: the net. Each net adds keys of its own."""
 
@@ -527,6 +550,17 @@ class ModelConfig(Strict):
         None,
         pattern="^[0-9a-f]{64}$",
         description="SHA-256 of the weights; flbench writes it to config.yaml",
+    )
+    freeze: Annotated[Freeze, AfterValidator(_none_if_empty)] = Field(
+        "none",
+        description="parameters that no method trains, sends or keeps: none, backbone (all but the"
+        " head), or patterns of names, such as [conv1, stage?_*]",
+    )
+    lora: LoraConfig = LoraConfig()
+    cache: Literal["auto", "off"] = Field(
+        "auto",
+        description="auto: outputs of the first layers are computed once if model.freeze freezes"
+        " them and they are the same in each step; off: in each step",
     )
 
 
@@ -1123,12 +1157,13 @@ class Config(Strict):
         `shift` if something is shifted, but not `data.root`: the content of the files is covered by
         the hash of the partition.
         `train.early_stopping` counts only if it is on, and `train.terms`, the keys of `LATER`,
-        `data.source`, `model.lightning`, `model.fixed`, `model.channels`, keys of schemes that are
-        not used (`partition.shards`, `similarity`, `bins`), `model.weights` (by the SHA-256 of the
-        weights, not by their place), `partition.args`, `partition.sha256`, the keys of `partition`
-        for new clients and `algorithm.sha256` only if they are set, so that the hashes of runs that
-        were made before these keys existed stay valid. Of a method that is not flbench's own, the
-        hash of the source counts, and not `algorithm.source`, the place where it is imported from.
+        `data.source`, `model.lightning`, `model.fixed`, `model.freeze`, `model.lora`,
+        `model.cache`, `model.channels`, keys of schemes that are not used (`partition.shards`,
+        `similarity`, `bins`), `model.weights` (by the SHA-256 of the weights, not by their place),
+        `partition.args`, `partition.sha256`, the keys of `partition` for new clients and
+        `algorithm.sha256` only if they are set, so that the hashes of runs that were made before
+        these keys existed stay valid. Of a method that is not flbench's own, the hash of the source
+        counts, and not `algorithm.source`, the place where it is imported from.
         """
         sections = {"seed", "data", "partition", "model", "algorithm", "train"}
         if self.shift.is_on:
@@ -1161,6 +1196,12 @@ class Config(Strict):
             del tree["model"]["weights_sha256"]
         if self.model.weights is None or self.model.weights_sha256 is not None:
             del tree["model"]["weights"]  # the place of the file does not matter, its content does
+        if tree["model"].get("freeze", "") == "none":
+            del tree["model"]["freeze"]
+        if "lora" in tree["model"] and tree["model"]["lora"]["rank"] is None:
+            del tree["model"]["lora"]
+        if tree["model"].get("cache", "") == "auto":
+            del tree["model"]["cache"]
         if self.train.early_stopping.patience is None:
             del tree["train"]["early_stopping"]
         if not tree["train"]["terms"]:

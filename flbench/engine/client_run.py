@@ -22,6 +22,7 @@ from flbench.engine.base import RoundSettings
 from flbench.engine.environment import Environment
 from flbench.engine.training import Training
 from flbench.losses import TaskLoss
+from flbench.models import fixed
 from flbench.models.lightning_net import LightningNet
 
 if TYPE_CHECKING:
@@ -90,9 +91,12 @@ class ClientRun:
             name: env.own[name] if name in env.own else value.clone()
             for name, value in self.start.items()
         }
+        # Code that flbench does not know may have written to what is frozen.
+        unchanged = fixed.of(env.net).leaves if env.state is None else frozenset()
         with torch.no_grad():
             for name, leaf in env.own.items():
-                leaf.copy_(self.start[name])
+                if name not in unchanged:
+                    leaf.copy_(self.start[name])
         env.reset_scaler()
 
     def execute(self, step: Step) -> None:

@@ -31,6 +31,7 @@ from flbench.engine.base import Engine, dtype_of
 from flbench.experiment import (
     checkpoint,
     engine_choice,
+    features,
     local_terms,
     memory,
     own_methods,
@@ -39,6 +40,7 @@ from flbench.experiment import (
 from flbench.experiment.code_trial import CodeTrial
 from flbench.experiment.evaluate import PARTS, Evaluator, Judge, NetTraits, positive_class
 from flbench.experiment.evaluation_tables import ClassGroups
+from flbench.experiment.features import Cached
 from flbench.experiment.found import Found, find_engine
 from flbench.experiment.judging import ClassJudge
 from flbench.experiment.loop import FederatedLoop, Seconds
@@ -92,6 +94,7 @@ class Experiment:
         notes: Notes to show before the run starts, one sentence each. They depend on configuration
             and data alone.
         module: Optimizer and hyper-parameters of a LightningModule of the user; otherwise empty.
+        cached: What the engine has in place of net and samples; None if it has these.
         engine_choice: Why `engine.name=auto` chose the engine, with measured times; None if the
             configuration names the engine.
     """
@@ -106,6 +109,7 @@ class Experiment:
     notes: tuple[str, ...]
     engine_choice: str | None = None
     module: Mapping[str, Any] = field(default_factory=dict)
+    cached: Cached | None = None
 
     @cached_property
     def config(self) -> Config:
@@ -120,6 +124,13 @@ class Experiment:
     def messages(self) -> tuple[str, ...]:
         """Return the sentences to print before a run starts: the notes and the engine's choice."""
         return self.notes if self.engine_choice is None else (*self.notes, self.engine_choice)
+
+    @property
+    def given(self) -> tuple[nn.Module, Federation]:
+        """Net and samples as engines get them."""
+        if self.cached is None:
+            return self.net, self.federation
+        return self.cached.net, self.cached.federation
 
     def start(self) -> State:
         """Return the state before the first round.
@@ -160,7 +171,10 @@ class Experiment:
             warn=warn,
             parts=parts,
             net=NetTraits(
-                not may_draw_in_eval(self.net), bool(self.net.__dict__.get(MIXES, False))
+                not may_draw_in_eval(self.net),
+                bool(self.net.__dict__.get(MIXES, False)),
+                None if self.cached is None else self.cached.size,
+                {} if self.cached is None else self.cached.held,
             ),
         )
 
@@ -261,6 +275,7 @@ def build(
     *,
     tried: bool = True,
     engine: EngineConfig | None = None,
+    folder: Path | None = None,
 ) -> Experiment:
     """Build all objects of an experiment.
 
@@ -273,6 +288,8 @@ def build(
         tried: Whether to try the code of the user in a few steps of training. The models of a
             finished run need no trial.
         engine: What to build with in place of the section `engine` of the configuration.
+        folder: Folder of the run, if it has begun: what is frozen in the net has the values that
+            the run has stored.
 
     Raises:
         UserError: Data and configuration do not fit together. The message lists all reasons that
@@ -280,11 +297,16 @@ def build(
     """
     _check_resolved(config)
     with own_methods.named(config.algorithm):
-        return _built(config, federation, engine or config.engine, tried=tried)
+        return _built(config, federation, engine or config.engine, tried=tried, folder=folder)
 
 
 def _built(
-    asked: Config, federation: Federation | None, asked_engine: EngineConfig, *, tried: bool
+    asked: Config,
+    federation: Federation | None,
+    asked_engine: EngineConfig,
+    *,
+    tried: bool,
+    folder: Path | None,
 ) -> Experiment:
     """Build all objects of an experiment; see `build`."""
     used = find_engine(asked_engine)
@@ -294,6 +316,8 @@ def _built(
     net = build_net(asked.model, federation.shape, federation.output, asked.seed)
     about_net = own.recorded(asked.model, net) if isinstance(asked.model, OwnModelConfig) else {}
     about_net |= pretrained.recorded(net)
+    if folder is not None and (values := fixed.values(net)):
+        checkpoint.load_frozen(folder / "checkpoints" / checkpoint.FROZEN, values)
     judge, about_classes = _judge(asked, net, federation)
     terms = None
     if asked.train.terms:
@@ -347,7 +371,8 @@ def _built(
         if frozen and _is_unmet_by_freezing(unmet, method, config, setting, net, federation.shape):
             unmet.append(
                 f"The method sees neither the {frozen} frozen parameters of the net"
-                " (requires_grad=False) nor layers without other parameters."
+                " (requires_grad=False or model.freeze) nor layers without other parameters. Freeze"
+                " less of the net, or take another method."
             )
         raise ConfigError(
             "\n".join(f"`algorithm.name={config.algorithm.name}`: {sentence}" for sentence in unmet)
@@ -386,6 +411,11 @@ def _built(
         *about_module,
         *about_code,
     ]
+    shown = None
+    if tried:
+        shown = features.cached(config, net, federation, find_engine(asked_engine))
+        notes += [shown] if isinstance(shown, str) else [] if shown is None else [shown.note]
+    given = (shown.net, shown.federation) if isinstance(shown, Cached) else (net, federation)
     reason = None
     about_draws: list[str] = []
     if used.name == "auto":
@@ -393,7 +423,7 @@ def _built(
         def make(name: str) -> Engine:
             if name == "vectorized":
                 about_draws.extend(trial.check_stacked())
-            return build_engine(find_engine(asked_engine.altered(name=name)), net, federation)
+            return build_engine(find_engine(asked_engine.altered(name=name)), *given)
 
         name, reason = engine_choice.choose(algorithm, start, make)
         used = find_engine(asked_engine.altered(name=name))
@@ -401,13 +431,23 @@ def _built(
         notes += about_draws if name == "vectorized" else []
     elif tried and stacks(used, net):
         notes += trial.check_stacked()
-    engine = build_engine(used, net, federation)
+    engine = build_engine(used, *given)
     block = engine.block(config.train.batch_size)
     if block is not None:
         used = used.altered(block=block)
     found = replace(found, engine=used)
     return Experiment(
-        asked, found, federation, net, algorithm, engine, judge, tuple(notes), reason, module
+        asked,
+        found,
+        federation,
+        net,
+        algorithm,
+        engine,
+        judge,
+        tuple(notes),
+        reason,
+        module,
+        shown if isinstance(shown, Cached) else None,
     )
 
 

@@ -115,7 +115,7 @@ def weights_digest(loop: FederatedLoop, state: State) -> str:
         loop: Loop of the run.
         state: State after a round.
     """
-    return digest(loop.evaluator.deployed(state, loop.evaluation_settings(state)))
+    return digest(loop.evaluator.hashed(state, loop.evaluation_settings(state)))
 
 
 def _best_state(loop: FederatedLoop, state: State) -> State | None:

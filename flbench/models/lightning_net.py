@@ -44,6 +44,10 @@ class LightningNet(nn.Module):
         self.head = None if head is None else f"module.{head}"
         self.head_call = 0
         self.no_features: str | None = "the head of the module is not known"
+        self.note_frozen()
+
+    def note_frozen(self) -> None:
+        """Set `frozen` to the parameters that are frozen now."""
         self.frozen = frozenset(
             name for name, one in self.named_parameters() if not one.requires_grad
         )
