@@ -20,7 +20,6 @@ from flbench.client.forward import is_buffer
 from flbench.client.program import Phase
 from flbench.config.schema import BestConfig, Config, EngineConfig, OwnModelConfig, WrittenConfig
 from flbench.core.errors import ConfigError, DataError
-from flbench.core.ownership import is_known
 from flbench.core.rng import Draw
 from flbench.core.storage import GIB, Storage, memory_of_machine
 from flbench.core.tree import nbytes
@@ -50,11 +49,14 @@ from flbench.experiment.rounds import check_programs, programs, seeded_method, t
 from flbench.experiment.row_files import ChangedRows
 from flbench.experiment.run_folder import RunFolder
 from flbench.metrics.classes import confusable_classes, rare_classes, read_confusion
-from flbench.models import fixed, own
+from flbench.models import fixed, own, pretrained
 from flbench.models.base import build as build_net
 from flbench.models.base import describe, net_leaves
+from flbench.models.lightning_hooks import overrides
 from flbench.models.lightning_net import LightningNet
+from flbench.models.module_state import may_draw_in_eval
 from flbench.models.trial import MIXES
+from flbench.reports.tables import size
 
 ENGINES: Final = {
     "sequential": ("flbench.engine.sequential", "SequentialEngine"),
@@ -169,7 +171,7 @@ class Experiment:
             warn=warn,
             parts=parts,
             net=NetTraits(
-                is_known(self.net),
+                not may_draw_in_eval(self.net),
                 bool(self.net.__dict__.get(MIXES, False)),
                 None if self.cached is None else self.cached.size,
                 {} if self.cached is None else self.cached.held,
@@ -313,6 +315,7 @@ def _built(
     scheme = own_schemes.sha256(asked.partition, federation.partition.hash())
     net = build_net(asked.model, federation.shape, federation.output, asked.seed)
     about_net = own.recorded(asked.model, net) if isinstance(asked.model, OwnModelConfig) else {}
+    about_net |= pretrained.recorded(net)
     if folder is not None and (values := fixed.values(net)):
         checkpoint.load_frozen(folder / "checkpoints" / checkpoint.FROZEN, values)
     judge, about_classes = _judge(asked, net, federation)
@@ -325,7 +328,7 @@ def _built(
         engine=used,
         dataset=federation.dataset.name,
         samples=federation.dataset.sha256,
-        clients=federation.clients,
+        clients=federation.with_new_clients().clients,
         scheme=scheme,
         net=about_net,
         method=own_methods.sha256(asked.algorithm, method),
@@ -351,7 +354,8 @@ def _built(
         from flbench.experiment import own_training  # it loads Lightning
 
         own_training.check_keys(config)
-        method = own_training.with_module(method)
+        validates = overrides(net.module, "validation_step")
+        method = own_training.with_module(method, validates=validates)
     try:
         algorithm = method(config.algorithm, setting)
         unmet = _sentences(algorithm.requires())
@@ -381,7 +385,7 @@ def _built(
         about_terms = local_terms.notes(config, terms, algorithm, replace(before, clients={}))
     if isinstance(net, LightningNet):
         has_classes = federation.dataset.targets is None
-        own_training.check_method(algorithm, before, net.title, has_classes=has_classes)
+        own_training.check_method(algorithm, before, net, has_classes=has_classes)
         step = partial(own_training.try_step, net, config, federation, algorithm, before)
         about_module, module = step()
     start = training_state(algorithm, before)
@@ -413,18 +417,20 @@ def _built(
         notes += [shown] if isinstance(shown, str) else [] if shown is None else [shown.note]
     given = (shown.net, shown.federation) if isinstance(shown, Cached) else (net, federation)
     reason = None
+    about_draws: list[str] = []
     if used.name == "auto":
 
         def make(name: str) -> Engine:
             if name == "vectorized":
-                trial.check_stacked()
+                about_draws.extend(trial.check_stacked())
             return build_engine(find_engine(asked_engine.altered(name=name)), *given)
 
         name, reason = engine_choice.choose(algorithm, start, make)
         used = find_engine(asked_engine.altered(name=name))
         torch.set_num_threads(used.threads or 1)
+        notes += about_draws if name == "vectorized" else []
     elif tried and stacks(used, net):
-        trial.check_stacked()
+        notes += trial.check_stacked()
     engine = build_engine(used, *given)
     block = engine.block(config.train.batch_size)
     if block is not None:
@@ -529,7 +535,19 @@ def _judge(config: Config, net: nn.Module, federation: Federation) -> tuple[Judg
             f"two classes: the positive class of AUROC and average precision is `{positive}`; the"
             " key evaluation.positive chooses it."
         )
-    return ClassJudge(federation, groups, metrics), notes
+    if config.evaluation.probabilities:
+        parts = federation.partition.parts
+        samples = sum(len(rows) for part in PARTS for rows in parts[part])
+        kept = 4 * samples * federation.classes
+        notes.append(
+            f"evaluation.probabilities: {size(kept)} of predicted probabilities are kept in memory"
+            f" by each evaluation of a model ({samples:,} validation and test samples times"
+            f" {federation.classes} classes); none are written to the disk."
+        )
+    judge = ClassJudge(
+        federation, groups, metrics, has_probabilities=config.evaluation.probabilities
+    )
+    return judge, notes
 
 
 def load_federation(config: Config) -> Federation:
@@ -543,7 +561,7 @@ def load_federation(config: Config) -> Federation:
     """
     _check_resolved(config)
     dataset = sources.load(config.data)
-    return build_federation(dataset, config.data, config.partition, config.seed)
+    return build_federation(dataset, config.data, config.partition, config.seed, config.shift)
 
 
 def _check_resolved(config: Config) -> None:

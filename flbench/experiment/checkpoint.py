@@ -97,18 +97,24 @@ def save(
         if changes is None or nbytes(state.clients) <= WHOLE:
             _write(path, parts, metadata)
             return
-        stored = changes.write(path.parent, state.clients, state.participation_count)
-        metadata |= {"format": WITH_ROW_FILES, "rows": json.dumps(stored.names)}
-        _write(path, {**parts, "clients": {}, "common": stored.common}, metadata)
-        changes.commit(stored)
+        try:
+            stored = changes.write(path.parent, state.clients, state.participation_count)
+            metadata |= {"format": WITH_ROW_FILES, "rows": json.dumps(stored.names)}
+            _write(path, {**parts, "clients": {}, "common": stored.common}, metadata)
+            changes.commit(stored)
+        finally:
+            _remove_unnamed(path.parent)
     except SafetensorError as error:
         raise _of_disk(error, path) from error
-    # If a checkpoint cannot be read, nobody knows which files it names.
-    with suppress(DataError):
-        there = path.parent.glob("*.safetensors")
+
+
+def _remove_unnamed(folder: Path) -> None:
+    """Remove the files of rows in a folder that no checkpoint in it names."""
+    with suppress(DataError):  # nobody knows which files a damaged checkpoint names
+        there = folder.glob("*.safetensors")
         heads = [file for file in there if OF_ROWS.fullmatch(file.name) is None]
         named = [file.name for head in heads for file in files_of(head)]
-        row_files.remove_others(path.parent, named)
+        row_files.remove_others(folder, named)
 
 
 def _write(path: Path, parts: dict[str, Tree], metadata: dict[str, str]) -> None:

@@ -46,7 +46,7 @@ from flbench.engine.base import find_device
 from flbench.experiment import checkpoint, rounds
 from flbench.experiment.assembly import Experiment, build
 from flbench.experiment.evaluate import BLOCK, SCALARS
-from flbench.metrics import ranking_names
+from flbench.metrics import probability_names, ranking_names
 from flbench.models.base import net_leaves
 from flbench.models.lightning_net import LightningNet
 from flbench.models.module_state import isolated, needs_isolation
@@ -1160,7 +1160,11 @@ def _metrics(
     with as_data_error(file):
         for row in csv.DictReader(StringIO(files.read_text(file)), strict=True):
             if row["moment"] == moment and int(row["client"]) == client:
-                known = (*client_scores(config), *ranking_names.NAMES)
+                known = (
+                    *client_scores(config),
+                    *ranking_names.NAMES,
+                    *probability_names.NAMES,
+                )
                 return (
                     {"test_samples": int(row["test_size"]), **_numbers(row, known)},
                     _numbers(row, known, VALIDATION),

@@ -13,7 +13,7 @@ from flbench.core.errors import ConfigError
 from flbench.core.registry import MODELS
 from flbench.core.rng import seeded, torch_seed
 from flbench.core.types import Outputs, Tree
-from flbench.models import fixed, freezing, lora, own
+from flbench.models import fixed, freezing, lora, own, pretrained
 from flbench.models.lightning_net import LightningNet
 from flbench.models.module_state import isolated
 
@@ -103,7 +103,7 @@ class NetSpec:
     Attributes:
         layers: All layers with leaves, in the order of their definition, which is that of the
             forward pass.
-        features: Width D of the features; 0 for a LightningModule, which does not tell them.
+        features: Width D of the features; 0 for a LightningModule whose head is not known.
         size: Total number of scalars of the parameters, fixed ones included.
         head: Name of the submodule that is the head; None if it is not known.
         fixed: Names of the parameters and running statistics that the user has fixed.
@@ -135,9 +135,10 @@ class NetSpec:
             linear = [layer.name for layer in self.layers if layer.kind == "linear"]
             known = ", ".join(name.removeprefix("module.") for name in linear)
             raise ConfigError(
-                "the method divides the net into a backbone and a head, and a LightningModule does"
-                " not tell which is its head. Set `model.head` (in Python head=...) to the"
-                f" submodule that computes the output; linear layers: {known or 'none'}."
+                "the method divides the net into a backbone and a head, and none of the linear"
+                " layers of the LightningModule returns what its `forward` returns. Set"
+                " `model.head` (in Python head=...) to the submodule that computes the output;"
+                f" linear layers: {known or 'none'}."
             )
         inside = f"{self.head}."
         for one, other in self.tied if role in ("backbone", "head") else ():
@@ -183,11 +184,10 @@ class NetSpec:
 
 
 def build(config: ModelConfig, shape: tuple[int, ...], classes: int | None, seed: int) -> nn.Module:
-    """Build a net with seeded random weights.
+    """Build a net with seeded random weights, or those that `model.weights` names.
 
     The weights depend on the arguments alone, and the states of the global generators of PyTorch,
-    NumPy and Python are not changed. Pretrained weights are never used, so that server and clients
-    all start from the same seeded initial state.
+    NumPy and Python are not changed. Server and clients all start from them.
 
     Args:
         config: Name and options of the net.
@@ -198,7 +198,8 @@ def build(config: ModelConfig, shape: tuple[int, ...], classes: int | None, seed
         seed: Seed of the run.
 
     Raises:
-        ConfigError: There is no such net, or it does not accept such samples or targets.
+        ConfigError: There is no such net, it does not accept such samples or targets, or its
+            weights are not found or those of another net.
     """
     first = torch_seed(seed, "model")
     if isinstance(config, OwnModelConfig):
@@ -218,6 +219,9 @@ def build(config: ModelConfig, shape: tuple[int, ...], classes: int | None, seed
                 " your own; if the numbers are measurements, set data.kind=table."
             )
         net: Net = kind(config, shape, classes)
+        if config.weights is not None:
+            what = f"`model.name={config.name}`"
+            pretrained.load(net, config.weights, "head", what, config.weights_sha256)
         if not any(module.training for module in net.modules()):
             net.train()
         if config.lora.rank is None:
