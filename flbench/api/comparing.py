@@ -135,9 +135,9 @@ def compare(
     Each training is a cell: an ordinary run folder below `cells/`, which `fl.load` reads. All
     methods of a repetition have the same seeds, so that their results are paired.
 
-    The sections of the configuration are given as to `fl.run`. Cells differ from runs in three
-    defaults: `engine.threads` is 1, `output.checkpoint_every` is 1 with at least 5 seconds between
-    two checkpoints (`output.checkpoint_seconds`), and `tracking.mlflow` is false.
+    The sections of the configuration are given as to `fl.run`. Cells differ from runs in two
+    defaults: `output.checkpoint_every` is 1 with at least 5 seconds between two checkpoints
+    (`output.checkpoint_seconds`), and `tracking.mlflow` is false.
     An interrupt keeps the cells that are finished, and raises KeyboardInterrupt, whose message
     names the call of `fl.resume` that continues the comparison.
 

@@ -190,7 +190,7 @@ def measure(config: Config, *, repeats: int, run_rounds: int, begin: float) -> C
     return Case(
         engine=config.engine.name,
         chosen=experiment.config.engine.name,
-        threads=experiment.config.engine.threads or 1,
+        threads=experiment.config.engine.threads,
         startup=startup,
         steps=steps,
         bare=bare_step,

@@ -228,7 +228,7 @@ def _resources(engine: EngineConfig, jobs: int | None, cells: int) -> Resources:
     asked = jobs
     if jobs is not None and (type(jobs) is not int or jobs < 1):
         raise ConfigError(f"{setting('jobs')} must be a whole number of at least 1, got {jobs!r}.")
-    cores, threads = len(os.sched_getaffinity(0)), engine.threads or 1
+    cores, threads = len(os.sched_getaffinity(0)), engine.threads
     on_gpu = engine.device.startswith("cuda")
     devices = _gpus() if on_gpu else 0
     if engine.name == "ray":

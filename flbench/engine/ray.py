@@ -170,7 +170,7 @@ class Actor:
 
     def __init__(self, samples: NDArray[Any], rest: tuple[nn.Module, Federation, Any]) -> None:
         net, federation, config = rest
-        torch.set_num_threads(config.threads or 1)
+        torch.set_num_threads(config.threads)
         self._engine = _engine_of_actor(net, federation.with_samples(samples), config)
 
     def ready(self) -> int:

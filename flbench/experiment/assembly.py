@@ -270,7 +270,7 @@ def _built(
 ) -> Experiment:
     """Build all objects of an experiment; see `build`."""
     used = find_engine(asked_engine)
-    torch.set_num_threads(used.threads or 1)
+    torch.set_num_threads(used.threads)
     federation = load_federation(asked) if federation is None else federation
     scheme = own_schemes.sha256(asked.partition, federation.partition.hash())
     net = build_net(asked.model, federation.shape, federation.output, asked.seed)
@@ -375,7 +375,7 @@ def _built(
 
         name, reason = engine_choice.choose(algorithm, start, make)
         used = find_engine(asked_engine.altered(name=name))
-        torch.set_num_threads(used.threads or 1)
+        torch.set_num_threads(used.threads)
     elif tried and stacks(used, net):
         trial.check_stacked()
     engine = build_engine(used, net, federation)
