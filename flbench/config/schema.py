@@ -538,7 +538,9 @@ class EngineConfig(Strict):
         " measured steps",
     )
     workers: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
-        "auto", description="ray: number of workers; auto: one per core or GPU"
+        "auto",
+        description="processes that train clients at the same time; auto: as many as are worth it,"
+        " at most one per core (ray: one per core or GPU); the digest does not depend on it",
     )
     address: str | None = Field(
         None,

@@ -50,6 +50,8 @@ from flbench.models.base import build as build_net
 from flbench.models.base import describe, net_leaves
 from flbench.models.lightning_net import LightningNet
 from flbench.models.trial import MIXES
+from flbench.workers import cores
+from flbench.workers.nesting import reason_against_workers
 
 ENGINES: Final = {
     "sequential": ("flbench.engine.sequential", "SequentialEngine"),
@@ -106,6 +108,22 @@ class Experiment:
     def config(self) -> Config:
         """The complete configuration, as config.yaml has it."""
         return self.found.complete(self.asked)
+
+    def with_workers(self, tell: Callable[[str], None]) -> "Experiment":
+        """Return the experiment with `engine.workers` processes of this machine.
+
+        The engine is the same on GPUs, and if it is that of Ray, which has workers of its own.
+
+        Args:
+            tell: Function that gets notes for the user.
+        """
+        used = self.found.engine
+        if used.name == "ray" or used.device != "cpu" or used.workers == 1:
+            return self
+        from flbench.engine.local import LocalEngine
+
+        engine = LocalEngine(self.engine, self.net, self.federation, used, tell)
+        return replace(self, engine=engine)
 
     def messages(self) -> tuple[str, ...]:
         """Return the sentences to print before a run starts: the notes and the engine's choice."""
@@ -373,7 +391,14 @@ def _built(
                 trial.check_stacked()
             return build_engine(find_engine(asked_engine.altered(name=name)), net, federation)
 
-        name, reason = engine_choice.choose(algorithm, start, make)
+        processes = cores.available() if used.workers == "auto" else used.workers
+        name, reason = engine_choice.choose(
+            algorithm,
+            start,
+            make,
+            processes=1 if used.device != "cpu" or reason_against_workers() else processes,
+            has_cluster=used.address is not None,
+        )
         used = find_engine(asked_engine.altered(name=name))
         torch.set_num_threads(used.threads)
     elif tried and stacks(used, net):

@@ -87,6 +87,7 @@ def run(
     with ExitStack() as stack:
         told = _callbacks(callbacks, loggers)
         experiment = build(config, None if supplied is None else supplied.federation)
+        experiment = experiment.with_workers(told.on_note)
         stack.callback(experiment.engine.close)
         told.prepare(experiment.config, _parts(experiment))
         for sentence in experiment.messages():
@@ -181,7 +182,7 @@ def resume(
         if is_finished(path):
             told.on_note(f"{path} is finished: there is nothing to resume.")
             return path
-        experiment = build(config, federation)
+        experiment = build(config, federation).with_workers(told.on_note)
         stack.callback(experiment.engine.close)
         _check_data(experiment, path, has_samples=federation is None)
         told.prepare(experiment.config, _parts(experiment))

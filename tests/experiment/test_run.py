@@ -750,7 +750,6 @@ def test_too_many_threads_are_refused():
         find_engine(config_of("engine.threads=99999").engine)
 
 
-
 def test_resume_refuses_other_data_than_the_run_began_with(tmp_path):
     data = write_npz(tmp_path / "x.npz")
     folder = interrupted_run(tmp_path / "runs", "algorithm=fedavg", f"data.path={data}")
