@@ -151,8 +151,8 @@ def compare(
             no claim that a method is better; or both (`both`, default).
         grid: Values by dotted key, such as `{"partition.alpha": [0.1, 1]}`. Each combination of
             values is a setting; keys `algorithm.KEY` make variants of the methods that have them.
-        jobs: Cells that are trained at the same time, each in a process of Ray (default: one per
-            core). With 1 they are trained in this process.
+        jobs: Cells that are trained at the same time, each in a process of its own (default: one
+            per core). With 1 they are trained in this process.
         tuned: Folder of a study; each method takes the best parameters that the study has found. A
             method that the study does not have keeps its defaults, and a note says so. Unless
             `seed` is given, the repetitions begin after the seed of the search.
