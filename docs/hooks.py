@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from jinja2 import DictLoader
 from markdown import Markdown
@@ -398,7 +398,11 @@ def configuration_page() -> str:
 
 def section_tables(kind: type[BaseModel], prefix: str) -> list[str]:
     """Return the keys of a section, then those of the sections inside it."""
-    plain = [name for name, field in kind.model_fields.items() if section_of(field) is None]
+    plain = [
+        name
+        for name, field in kind.model_fields.items()
+        if section_of(field) is None or accepts_words(field)
+    ]
     lines = key_table(kind, prefix, only=plain)
     for name, field in kind.model_fields.items():
         inner = section_of(field)
@@ -472,6 +476,11 @@ def section_of(field: FieldInfo) -> type[BaseModel] | None:
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind
     return None
+
+
+def accepts_words(field: FieldInfo) -> bool:
+    """Return whether a key accepts a word in the place of its section."""
+    return any(get_origin(kind) is Literal for kind in get_args(field.annotation))
 
 
 def shown(field: FieldInfo) -> str:

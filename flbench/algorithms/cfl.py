@@ -241,7 +241,8 @@ class Cfl(Algorithm):
 
 def no_updates(start: Tree, names: Iterable[str], clients: int) -> Tree:
     """Return the server's entries before the first round, for updates of the leaves `names`."""
-    zeros = {name: start[name].new_zeros(clients, *start[name].shape) for name in names}
+    # Views of one zero: the first round makes tensors of them.
+    zeros = {name: start[name].new_zeros(()).expand(clients, *start[name].shape) for name in names}
     return prefixed(DELTA, zeros) | {SEEN: torch.full((clients,), -1)}
 
 

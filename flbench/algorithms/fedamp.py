@@ -29,6 +29,7 @@ from flbench.algorithms import (
     repeat,
 )
 from flbench.algorithms.shared.mixing import mix, pairwise_cosines, squared_distances
+from flbench.algorithms.shared.pairs import too_large
 from flbench.algorithms.shared.prefixes import prefixed
 from flbench.algorithms.shared.simplex import softmax_among
 from flbench.losses import CrossEntropy, Proximal
@@ -123,6 +124,14 @@ class FedAMP(Algorithm):
         "10.1609/aaai.v35i9.16960",
     )
     communication = Communication(down="a mixture, as large as w", up="w", keeps="w")
+
+    def requires(self) -> list[str]:
+        clients = self.setting.clients
+        return too_large(
+            f"the weights and similarities of all pairs of {clients:,} clients",
+            4 * clients**2,
+            "Choose fewer clients (partition.clients).",
+        )
 
     def decayed(self, completed: int) -> float:
         """Return alpha_t / alpha_1 in the round after so many completed rounds."""

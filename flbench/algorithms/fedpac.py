@@ -29,7 +29,7 @@ from flbench.algorithms import (
     epochs,
     only,
 )
-from flbench.algorithms.shared import prototypes
+from flbench.algorithms.shared import pairs, prototypes
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.algorithms.shared.mixing import mix
 from flbench.algorithms.shared.prototypes import ClassSums
@@ -116,7 +116,7 @@ class FedPAC(Algorithm):
     def init(self, start: Tree) -> tuple[Tree, Tree]:
         server, clients = super().init(start)
         table, _ = prototypes.empty(self.setting, start)
-        weights = torch.zeros(2 * (self.setting.clients,), dtype=torch.float64)
+        weights = pairs.zeros(self.setting.clients)
         return server | table | {"head_weights": weights}, clients
 
     # Client
@@ -174,18 +174,20 @@ class FedPAC(Algorithm):
 
         alpha = head_weights(sent["h"].double(), sent["v"].double())  # [K, K]
         heads = mix(only(sent, self.personal()), alpha)
-        rows = torch.zeros_like(state.server["head_weights"][results.ids])  # [K, N]
-        rows[:, results.ids] = alpha
-        known = state.server["head_weights"].index_copy(0, results.ids, rows)
-        server["head_weights"] = known  # for reports
+        before, ids = state.server["head_weights"], results.ids
+        server["head_weights"] = pairs.with_rows(  # for reports
+            before, ids, ids, alpha, self.setting.clients
+        )
         metrics = {"own_head_weight_mean": float(alpha.diagonal().mean())}
         return Update(server, reply=Message(heads), metrics=metrics)
 
     def learned(self, state: State) -> tuple[Learned, ...]:
         """Return the last weights of the heads; nothing before the first round."""
-        weights = state.server["head_weights"]  # [N, N], a row of zeros for a client without any
-        if not weights.any():
+        clients = self.setting.clients
+        if clients > pairs.SHOWN or not state.server["head_weights"].any():
             return ()
+        # [N, N], a row of zeros for a client without any
+        weights = pairs.dense(state.server["head_weights"], clients)
         table = LearnedTable(
             "head weights",
             "Weight of each client's head (column) in the head that a client (row) received last;"

@@ -121,6 +121,8 @@ def run(
     given = arguments.sections(locals(), keys)
     arguments.check_names(run, keys)
     plain, objects = parts.split(given)
+    if config is None:
+        plain = parts.with_natural_clients(plain, objects)
     with run_code(trust):
         checked, origins = resolve(arguments.layers("run", config, plain))
     caller = program(shown=progress, again=parts.again(given, objects))
@@ -264,6 +266,7 @@ def carry_on(
         RunError: The run or a callback failed.
         KeyboardInterrupt: The run was interrupted again and saved.
     """
+    reading.check_run_folder(path)
     given = "tracking.uri" in leaves(changed.tree)
     ending = RunsEnding([], mirror.Mirrors("user" if given else "folder"))
     train = partial(lifecycle.resume, path, changed)

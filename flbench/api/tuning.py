@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def tune(
-    methods: str | Sequence[str | type],
+    methods: str | type | Sequence[str | type],
     *,
     trials: int | None = None,
     seeds: int | None = None,
@@ -332,7 +332,7 @@ def carry_on(
 def failure(path: Path) -> str | None:
     """Return why a study, or a method of it, has no result; None if all methods have one."""
     reason = search_failure(study_folder.read(path))
-    return reason and f"{path}: {reason} All reasons are above, and in {path / 'study.md'}."
+    return reason and f"{path}: {reason} All reasons are in {path / 'study.md'}."
 
 
 def _addressed(folder: "StudyFolder", caller: Caller) -> "StudyFolder":

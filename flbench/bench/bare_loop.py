@@ -54,7 +54,10 @@ def bare_round(experiment: Experiment, draw: Draw, clients: Sequence[int]) -> in
                 order = samples[batches.arrange(order, train, skip_single=has_batchnorm)]
                 for index in torch.split(torch.from_numpy(order).to(device), train.batch_size):
                     optimizer.zero_grad()
-                    inputs = (x[index].float() - shift) * scale  # [B, ...]
+                    if federation.dataset.kind == "tokens":
+                        inputs = x[index].long()  # [B, L]
+                    else:
+                        inputs = (x[index].float() - shift) * scale  # [B, ...]
                     torch.autograd.backward(cross_entropy(net(inputs).logits, y[index]))
                     optimizer.step()
                     steps += 1

@@ -130,8 +130,8 @@ def path_of(path: str | PathLike[str], name: str) -> Path:
     return Path(path).expanduser()
 
 
-def names_of(methods: str | Sequence[str | type]) -> tuple[str, ...]:
-    """Return the names of methods, given as a list or separated by commas.
+def names_of(methods: str | type | Sequence[str | type]) -> tuple[str, ...]:
+    """Return the names of methods, given as a list or separated by commas; or of one class.
 
     A class, or an import path of one, is registered, and has the name under which it is registered.
 
@@ -141,6 +141,12 @@ def names_of(methods: str | Sequence[str | type]) -> tuple[str, ...]:
     >>> names_of("hfcd, fedavg")
     ('hfcd', 'fedavg')
     """
+    if isinstance(methods, type):
+        methods = [methods]
+    if not isinstance(methods, Iterable):
+        raise UserError(
+            f"name the methods, for example ['hfcd', 'fedavg']; got {type(methods).__name__}."
+        )
     given = methods.split(",") if isinstance(methods, str) else list(methods)
     names = tuple(
         ALGORITHMS.section(one.strip() if isinstance(one, str) else one)["name"] for one in given

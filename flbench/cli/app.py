@@ -22,7 +22,7 @@ from typer.core import TyperGroup
 from flbench import __version__
 from flbench.cli import completion, suggestions
 from flbench.cli.aliases import ALIASES, DATA, with_aliases, with_options_of
-from flbench.core import consent, files
+from flbench.core import account, consent, files
 from flbench.core.errors import RunError, UserError, shortened
 from flbench.core.expected import as_flbench_errors
 from flbench.core.printable import print_warnings, printable
@@ -165,9 +165,16 @@ def _exit_codes() -> Iterator[None]:
             except BrokenPipeError:
                 if not _is_output_closed():
                     raise
-                # Python writes what is left when it ends, which would fail again.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                _discard_output()
                 raise typer.Exit(1) from None
+            except OSError as error:
+                if error.filename is not None or not _fails_to_print():
+                    raise
+                _discard_output()
+                raise RunError(
+                    f"standard output cannot be written ({error.strerror}). What was computed is in"
+                    " the folder of its results; send the output to another place."
+                ) from None
     except UserError as error:
         _print_error(error)
         raise typer.Exit(2) from None
@@ -177,6 +184,24 @@ def _exit_codes() -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo("interrupted", err=True)
         raise typer.Exit(130) from None
+
+
+def _discard_output() -> None:
+    """Discard what Python would write to standard output when it ends, which would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _fails_to_print() -> bool:
+    """Return whether nothing can be printed, for example because a disk is full.
+
+    A line break is printed, because output without a buffer has nothing left that could be written.
+    """
+    try:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except OSError:
+        return True
+    return False
 
 
 def _is_output_closed() -> bool:
@@ -1239,6 +1264,12 @@ def main(arguments: list[str] | None = None) -> int:
         The exit code.
     """
     print_warnings()
+    try:
+        account.check_current_folder()
+    except UserError as error:
+        _print_error(str(error))
+        return 2
+    account.complete()
     if arguments is None:  # this process has no other purpose than the command
         gc.set_threshold(NEW_OBJECTS)
         # When Python ends it searches all objects once more, which takes half a second and more.

@@ -1,6 +1,6 @@
 """Merging and checking of configuration layers; all errors are reported together."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args, get_origin
@@ -172,7 +172,8 @@ def _checked(
     except ValidationError as error:
         by_path: dict[str, list[Any]] = {}
         for item in error.errors():
-            by_path.setdefault(_path(_location(item, schema)), []).append(item)
+            if not _is_of_other_kind(item):
+                by_path.setdefault(_path(_location(item, schema)), []).append(item)
         for items in by_path.values():
             problems.append(_error_message(items, schema, origins))
     if config is not None:
@@ -409,6 +410,18 @@ def _origin(path: str, origins: dict[str, str]) -> str:
     return origins.get(path, "default")
 
 
+def _is_of_other_kind(item: Any) -> bool:
+    """Return whether an error says that a section is no word, or that a word is no section.
+
+    pydantic tries both for a key that accepts words and a section, such as `data.normalize`; the
+    error of the other alternative says what is wrong.
+    """
+    is_section = isinstance(item.get("input"), Mapping)
+    if item["type"] == "literal_error" and is_section:
+        return str(item["loc"][-1]).startswith("literal[")
+    return item["type"] == "model_type" and item["loc"][-1] == item["ctx"]["class_name"]
+
+
 def _location(item: Any, schema: type[BaseModel]) -> list[Any]:
     """Return the location of one of pydantic's errors within the configuration.
 
@@ -418,6 +431,8 @@ def _location(item: Any, schema: type[BaseModel]) -> list[Any]:
     location: list[Any] = []
     section: Any = schema
     for part in item["loc"]:
+        if _is_model(section) and (part == section.__name__ or str(part).startswith("literal[")):
+            continue  # one of the alternatives of a key that accepts words and a section
         if section is not None or isinstance(part, int):
             location.append(part)
         if get_origin(section) is dict and not _is_model(get_args(section)[1]):
@@ -488,6 +503,8 @@ def _condition(item: Any) -> str:
         return f"{sign} {context[key]:g}"
     if kind == "finite_number":
         return "a finite number"
+    if kind == "tuple_type":
+        return "a list"
     message = str(item["msg"])
     return message.removeprefix("Input should be ").removeprefix("Value error, ")
 

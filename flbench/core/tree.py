@@ -157,6 +157,11 @@ def nbytes(tree: Tree) -> int:
     return sum(value.numel() * value.element_size() for value in tree.values())
 
 
+def write_counts(tree: Tree) -> list[int]:
+    """Return how often each leaf has been written to in place, as PyTorch counts it."""
+    return [value._version for value in tree.values()]
+
+
 def is_finite(tree: Tree) -> bool:
     """Return whether all floating-point entries are finite. Synchronizes with the device once."""
     floats = [value for value in tree.values() if value.is_floating_point() and value.numel()]

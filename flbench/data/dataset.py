@@ -1,10 +1,10 @@
 """The data type of a data set in memory, and checks of its labels."""
 
 import unicodedata
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,11 @@ from numpy.typing import NDArray
 from flbench.core.errors import DataError, shortened
 from flbench.core.files import is_text
 from flbench.core.names import as_written
+from flbench.data.batch_form import BatchForm
+
+Kind = Literal["images", "series", "table", "tokens"]
+"""What samples are: images [channels, height, width], series [channels, length], rows of tables
+[columns], or sequences of tokens [length], whole numbers that the net looks up."""
 
 MAX_CLASSES = 10_000
 NO_CLASSES = (
@@ -27,8 +32,9 @@ class Dataset:
 
     Attributes:
         name: Name of the data set.
-        x: Images [n, channels, height, width], uint8 or float32, or rows of tables [n, columns]
-            float32 with NaN for missing values.
+        x: Images [n, channels, height, width], uint8 or float32; series [n, channels, length]
+            float32; rows of tables [n, columns] float32 with NaN for missing values; or sequences
+            of tokens [n, length] of an integer type.
         y: Labels [n] int64 in [0, C) for C classes; all 0 if there are `targets`.
         classes: Names of the C classes; a single one, for all samples, if there are `targets`.
         train: Number of samples of the data set's own train part; the others are its test part.
@@ -43,8 +49,17 @@ class Dataset:
         dropped: Names of the columns of a table that were left out.
         notes: Notes for the user about what was read, one sentence each.
         sha256: SHA-256 (hex) over all samples and labels, of the data of `data.source` only.
+        vocabulary: Number of token ids V of sequences of tokens; 0 for other samples.
+        tokens: What each token id stands for, [V] texts; empty if it is not known.
+        padding: Token id that fills up shorter sequences; None if there is none.
+        starts: Position of the first value of each sample in the series or text of its client,
+            [n] int64; None if samples have no order.
+        span: Number of positions that a sample covers from there on, its label included.
         targets: Targets [n, ...] that are not classes, such as the numbers of a regression or the
             maps of a segmentation: float32, float64 or int64. None for classification.
+        form: The form of the batches that the `training_step` of a LightningModule gets; None for
+            (samples, labels).
+        extras: Further values of each sample, [n, ...] by their key in `form`.
     """
 
     name: str
@@ -60,7 +75,14 @@ class Dataset:
     dropped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     sha256: str | None = None
+    vocabulary: int = 0
+    tokens: tuple[str, ...] = ()
+    padding: int | None = None
+    starts: NDArray[np.int64] | None = None
+    span: int = 0
     targets: NDArray[Any] | None = None
+    form: BatchForm | None = None
+    extras: Mapping[str | int, NDArray[Any]] = field(default_factory=dict)
 
     @property
     def truth(self) -> NDArray[Any]:
@@ -68,14 +90,31 @@ class Dataset:
         return self.y if self.targets is None else self.targets
 
     @property
+    def kind(self) -> Kind:
+        """What the samples are; see `Kind`."""
+        if self.x.ndim == 2:
+            return "table" if self.x.dtype.kind == "f" else "tokens"
+        return "series" if self.x.ndim == 3 else "images"
+
+    @property
     def is_table(self) -> bool:
-        """Whether the samples are rows of tables instead of images."""
-        return self.x.ndim == 2
+        """Whether the samples are rows of tables."""
+        return self.kind == "table"
 
     @property
     def is_pixels(self) -> bool:
         """Whether the samples are images of whole numbers in [0, `scale`]."""
-        return self.x.dtype == np.uint8
+        return self.kind == "images" and self.x.dtype == np.uint8
+
+    @property
+    def within_channel(self) -> tuple[int, ...]:
+        """Axes of `x` that a statistic of a channel or column is computed over."""
+        return (0, *range(2, self.x.ndim))
+
+    @property
+    def by_channel(self) -> tuple[int, ...]:
+        """Shape that brings [channels] or [columns] to broadcast against one sample."""
+        return (-1, *(1,) * (self.x.ndim - 2))
 
 
 @dataclass(frozen=True)

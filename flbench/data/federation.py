@@ -11,14 +11,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flbench.config.schema import DataConfig, PartitionConfig
+from flbench.config.schema import (
+    DataConfig,
+    GivenNormalization,
+    PartitionConfig,
+    ShiftConfig,
+)
 from flbench.core.errors import DataError
 from flbench.core.rng import Draw, generator, uniform
+from flbench.core.shapes import TokenShape
 from flbench.core.types import Samples
 from flbench.data.dataset import Dataset
+from flbench.data.new_clients import hold_out, joined
 from flbench.data.partition import PARTS, ClientParts
 from flbench.data.partitioning import make_partition, split_client
 from flbench.data.schemes import Indices
+from flbench.data.shift import apply as apply_shift
 
 CROP_PADDING: Final = 4  # pixels on each side
 MOST_SHOWN: Final = 4  # channels or columns that a note lists
@@ -26,6 +34,7 @@ MOST_CLIENTS: Final = 6  # clients that a note lists
 MAX_BYTES: Final = 16 * 2**30
 NO_WIDTH: Final = 1e-8  # standard deviations and ranges up to this one count as 0
 FEW_SAMPLES: Final = 10  # training samples whose mean and standard deviation are uncertain
+NO_SHIFT: Final = ShiftConfig()
 PIECE: Final = 2**25  # bytes of float64 in which sums over pixels are computed
 
 
@@ -57,8 +66,10 @@ class Federation:
 
     Attributes:
         dataset: The data set, with names of the classes and the size of its train part.
-        x: All samples before normalization: images [n, channels, height, width], uint8 or float32,
-            or rows of tables [n, columns] float32. Engines have a copy on their device.
+        x: All samples before normalization: images [n, channels, height, width], uint8 or float32;
+            series [n, channels, length] or rows of tables [n, columns] float32; or tokens
+            [n, length] of an integer type, which are not normalized. Engines have a copy on their
+            device.
         y: Labels [n] int64 in [0, C); for other tasks targets [n, ...], see `Dataset.targets`.
         partition: Rows of every client.
         common: Ascending rows of the common test set, the data set's own test part; empty if there
@@ -72,6 +83,9 @@ class Federation:
         table: How rows of a table became rows of `x`; None for images.
         owner: Client of each sample [n] int64 with `data.normalize=client`, N for samples without a
             client; None if all samples have the same normalization.
+        new: Rows of the clients that join after the training; None without such clients. They are
+            no clients of this federation: see `with_new_clients`. `owner`, and the rows of `shift`,
+            `scale` and `TableEncoding.fill`, have them behind the N clients.
     """
 
     dataset: Dataset
@@ -86,6 +100,7 @@ class Federation:
     notes: tuple[str, ...] = ()
     table: TableEncoding | None = None
     owner: Tensor | None = None
+    new: ClientParts | None = None
 
     @property
     def clients(self) -> int:
@@ -104,14 +119,21 @@ class Federation:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one sample."""
+        """Shape of one sample; of tokens a `TokenShape`."""
+        if self.dataset.kind == "tokens":
+            return TokenShape(self.x.shape[1], self.dataset.vocabulary, self.dataset.padding)
         return tuple(self.x.shape[1:])
+
+    @cached_property
+    def labels(self) -> Indices:
+        """Classes [n] int64 of all samples as clients see them, with `shift.labels` permuted."""
+        return self.partition.classes_of(self.dataset.y)
 
     @cached_property
     def counts(self) -> Tensor:
         """Number of training samples [N, C] int64 by client and class."""
         counts = [
-            np.bincount(self.dataset.y[rows], minlength=self.classes)
+            np.bincount(self.labels[rows], minlength=self.classes)
             for rows in self.partition.parts["train"]
         ]
         return torch.from_numpy(np.stack(counts).astype(np.int64))
@@ -158,23 +180,43 @@ class Federation:
     def inputs(
         self, rows: Indices | Tensor, dtype: torch.dtype, keys: Tensor | None = None
     ) -> Tensor:
-        """Return normalized samples, augmented if noise keys are given.
+        """Return normalized samples, augmented if noise keys are given; tokens as int64.
 
         Args:
             rows: Rows [B] of the data set.
-            dtype: Floating-point type of the result.
+            dtype: Floating-point type of inputs that are not tokens.
             keys: Noise keys [B] int64 for the augmentation; None for no augmentation.
 
         Returns:
             Samples [B, ...].
         """
         rows = torch.as_tensor(rows, device=self.x.device)
+        if self.dataset.kind == "tokens":
+            return self.x[rows].long()
         x = self.x[rows].to(dtype)  # [n, ...] -> [B, ...]
         shift, scale = self.shift, self.scale
         if self.owner is not None:
             shift, scale = shift[self.owner[rows]], scale[self.owner[rows]]  # [B, ...]
         x.sub_(shift).mul_(scale)
         return x if keys is None or not self.augment else augment(x, keys, self.augment)
+
+    def packed(self, x: Tensor, y: Tensor, rows: Any, *, dtype: torch.dtype) -> Any:
+        """Return a batch in the form that the user's data loader gives it.
+
+        Args:
+            x: Inputs [B, ...].
+            y: Labels [B], or targets.
+            rows: Rows [B] of the data set, as an array.
+            dtype: Floating-point type of further values.
+        """
+        form = self.dataset.form
+        if form is None:
+            return x, y
+        extras: dict[str | int, Tensor] = {}
+        for key, values in self.dataset.extras.items():
+            found = torch.from_numpy(values[rows]).to(x.device)
+            extras[key] = found.to(dtype) if found.is_floating_point() else found
+        return form.packed(x, y, extras)
 
     def reseeded(self, seed: int) -> "Federation":
         """Return a copy for another seed of the run, with the same samples for every client.
@@ -184,6 +226,12 @@ class Federation:
                 limit, and which samples of the common test set a limit selects.
         """
         return replace(self, seed=seed)
+
+    def with_new_clients(self) -> "Federation":
+        """Return a copy whose last clients are those that join after the training."""
+        if self.new is None:
+            return self
+        return replace(self, partition=joined(self.partition, self.new), new=None)
 
     def without_samples(self) -> "Federation":
         """Return a copy without `x`, for processes that get the samples through shared memory."""
@@ -246,22 +294,33 @@ def _cut(share: float, n: int) -> int:
     return min(max(place, 1), n - 1) if 0 < share < 1 and n > 1 else place
 
 
-def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: int) -> Federation:
-    """Partition a data set, encode and impute values of tables, and compute the normalization.
+def build(
+    dataset: Dataset,
+    data: DataConfig,
+    partition: PartitionConfig,
+    seed: int,
+    shifted: ShiftConfig = NO_SHIFT,
+) -> Federation:
+    """Partition a data set, and shift, encode, impute and normalize its samples.
 
     Args:
         dataset: The data set.
         data: Section `data`, for normalization and augmentation.
         partition: Section `partition`.
         seed: Seed of the run.
+        shifted: Section `shift`.
 
     Raises:
         UserError: The partition cannot be made from these samples, a saved partition cannot be
             used, or `data.normalize=client` is set and there is a common test set.
     """
-    assignment = make_partition(dataset, partition, seed)
+    everyone = make_partition(dataset, partition, seed)
+    # Statistics of the data are those of the clients that train.
+    assignment, new = hold_out(everyone, dataset, partition, seed)
+    if new is not None:
+        everyone = joined(assignment, new)
     notes = [*dataset.notes, *assignment.notes]
-    used = np.sort(np.concatenate([rows for part in PARTS for rows in assignment.parts[part]]))
+    used = np.sort(np.concatenate([rows for part in PARTS for rows in everyone.parts[part]]))
     test = np.arange(dataset.train, len(dataset.y))
     # The test part is the common test set only if no client has any sample of it.
     common = test if not len(np.intersect1d(test, used, assume_unique=True)) else test[:0]
@@ -272,20 +331,44 @@ def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: 
             f" {len(common)} samples that belong to no client. Distribute them, too"
             " (partition.pool=merged), or leave data.normalize out."
         )
+    if dataset.kind == "tokens" and data.normalize not in ("standard", "none"):
+        raise DataError(
+            f"`data.normalize` is for numbers, and the samples of `{dataset.name}` are tokens,"
+            " which are never normalized. Leave it out."
+        )
     x, table = dataset.x, None
+    if shifted.is_on:
+        own_seed = seed if partition.seed is None else partition.seed
+        x, assignment = apply_shift(dataset, assignment, shifted, own_seed)
+        notes += _shift_notes(assignment, common)
     if dataset.is_table:
         x, source, word, encoded = _encode_words(dataset, assignment)
-        x, fill, imputed = _impute(x, assignment, source, by_client=by_client)
+        x, fill, imputed = _impute(
+            x, everyone, source, by_client=by_client, training=assignment.clients
+        )
         table = TableEncoding(source, word, fill)
         notes += [*encoded, *imputed]
     owner = None
     if by_client:
-        owner = torch.full((len(x),), assignment.clients)
+        owner = torch.full((len(x),), everyone.clients)
         for part in PARTS:
-            for client, rows in enumerate(assignment.parts[part]):
+            for client, rows in enumerate(everyone.parts[part]):
                 owner[rows] = client
-        shift, scale, about = _normalization_by_client(x, assignment, dataset)
+        shift, scale, about = _normalization_by_client(x, everyone, dataset)
         notes += about
+    elif dataset.kind == "tokens":
+        shift, scale = np.zeros(1, np.float32), np.ones(1, np.float32)
+        notes.append(_about_tokens(dataset))
+    elif isinstance(data.normalize, GivenNormalization):
+        shift, width = _given(data.normalize, x.shape[1], dataset)
+        scale = _inverse(width, least=0.0)
+        notes.append(_normalization_note(shift, width, "given", dataset))
+    elif data.normalize == "none":
+        shift, scale = (
+            np.zeros((1,) * (x.ndim - 1), np.float32),
+            np.ones((1,) * (x.ndim - 1), np.float32),
+        )
+        notes.append("data: inputs are not normalized (data.normalize=none).")
     else:
         train = np.sort(np.concatenate(assignment.parts["train"]))
         shift, width = _normalization(x, train, data.normalize, dataset)
@@ -294,16 +377,41 @@ def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: 
     return Federation(
         dataset=dataset,
         x=torch.from_numpy(x),
-        y=torch.from_numpy(dataset.truth),
+        y=torch.from_numpy(
+            assignment.classes_of(dataset.y) if dataset.targets is None else dataset.targets
+        ),
         partition=assignment,
         common=common,
         shift=torch.from_numpy(shift),
         scale=torch.from_numpy(scale),
-        augment=() if dataset.is_table else data.augment,
+        augment=data.augment if dataset.kind == "images" else (),
         seed=seed,
         notes=tuple(notes),
         table=table,
         owner=owner,
+        new=new,
+    )
+
+
+def _shift_notes(partition: ClientParts, common: Indices) -> list[str]:
+    """Return notes on shifted samples."""
+    different = list(dict.fromkeys(partition.shifts))
+    shown = "; ".join(different[:MOST_SHOWN]) + ("; ..." if len(different) > MOST_SHOWN else "")
+    notes = [f"shift: client k is in group k mod {len(different)}: {shown}."]
+    if len(common):
+        notes.append(
+            "shift: the common test set belongs to no client, so its samples and labels are those"
+            " of the data set, without any shift."
+        )
+    return notes
+
+
+def _about_tokens(dataset: Dataset) -> str:
+    """Return a sentence with the length, the vocabulary and the padding of tokens."""
+    padding = f"{dataset.padding} is padding" if dataset.padding is not None else "no padding"
+    return (
+        f"data: samples are sequences of {dataset.x.shape[1]} tokens of a vocabulary of"
+        f" {dataset.vocabulary:,}, {padding}."
     )
 
 
@@ -382,7 +490,12 @@ def _encode_words(
 
 
 def _impute(
-    x: NDArray[np.float32], partition: ClientParts, source: Indices, *, by_client: bool
+    x: NDArray[np.float32],
+    partition: ClientParts,
+    source: Indices,
+    *,
+    by_client: bool,
+    training: int,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], list[str]]:
     """Fill missing values of tables with the column's mean over the client's training part.
 
@@ -396,6 +509,7 @@ def _impute(
             it has become several columns.
         by_client: Whether a client uses no statistics of other clients. A column without a value in
             its training part is then filled with 0.
+        training: Number of clients that train, the first ones; the means of others are not shared.
 
     Returns:
         The samples without missing values for all samples that clients have; the values that
@@ -407,7 +521,8 @@ def _impute(
         own[client] = means_of(x[rows])
     known = ~np.isnan(own)
     first = np.unique(source, return_index=True)[1]  # one column for each column of the data set
-    overall = np.where(known, own, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+    shared = own[:training], known[:training]
+    overall = np.where(shared[1], shared[0], 0.0).sum(axis=0) / np.maximum(shared[1].sum(axis=0), 1)
     filled = np.where(known, own, 0.0 if by_client else overall)
     missing = 0
     for part in PARTS:
@@ -446,7 +561,7 @@ def _normalization_by_client(
     Returns:
         Shift and factor [N + 1, ...], as `Federation.shift` and `Federation.scale`; and notes.
     """
-    shape = (x.shape[1],) if dataset.is_table else (x.shape[1], 1, 1)
+    shape = (x.shape[1], *dataset.by_channel[1:])
     shift, scale = np.zeros((2, partition.clients + 1, *shape), dtype=np.float32)
     for client, rows in enumerate(partition.parts["train"]):
         if len(rows):
@@ -486,11 +601,11 @@ def normalization_of(
     Returns:
         Shift and factor by channel or column; the factor is 0 exactly where all values are equal.
     """
-    axes, shape = ((0,), (-1,)) if dataset.is_table else ((0, 2, 3), (-1, 1, 1))
+    axes, shape = dataset.within_channel, dataset.by_channel
     # The sums are over differences from one of the values. So they are exactly 0 for equal values,
     # and rounding is small beside the standard deviation in any unit.
-    first = x[rows[0]].astype(np.float64)
-    first = first if dataset.is_table else first[:, :1, :1]
+    # One value of each channel, [channels, 1, ...], or the row of a table.
+    first = x[rows[0]].astype(np.float64)[(slice(None), *(slice(1),) * (x.ndim - 2))]
     count = 0
     total, squares = np.zeros((2, x.shape[1]))
     for part in np.array_split(rows, _pieces(x, len(rows))):
@@ -546,10 +661,8 @@ def _normalization(
         return np.zeros((1, 1, 1), dtype=np.float32), np.full(
             (1, 1, 1), dataset.scale, dtype=np.float64
         )
-    axes = (0,) if dataset.is_table else (0, 2, 3)
+    axes, shape = dataset.within_channel, dataset.by_channel
     if kind == "unit":
-        # [columns], or [channels, 1, 1]
-        shape = (-1,) if dataset.is_table else (-1, 1, 1)
         low, high = (find(x[train], axis=axes).reshape(shape) for find in (np.min, np.max))
         return low, high - low
     count = 0
@@ -561,8 +674,37 @@ def _normalization(
         squares = squares + np.square(piece, out=piece).sum(axis=axes)
     mean = np.asarray(total / count)
     deviation = np.sqrt(np.maximum(np.asarray(squares / count) - mean**2, 0.0))
-    shape = mean.shape if dataset.is_table else (-1, 1, 1)
     return mean.reshape(shape).astype(np.float32), deviation.reshape(shape)
+
+
+def _given(
+    given: GivenNormalization, width: int, dataset: Dataset
+) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    """Return shift and width of the normalization by the user's numbers, in the units of `x`.
+
+    Args:
+        given: Mean and standard deviation; of pixels scaled to [0, 1].
+        width: Number of channels, or of columns after words became columns.
+        dataset: The data set.
+
+    Raises:
+        DataError: There are neither one number nor as many as channels or columns.
+    """
+    each = "column" if dataset.is_table else "channel"
+    for name, values in (("mean", given.mean), ("std", given.std)):
+        if len(values) not in (1, width):
+            raise DataError(
+                f"`data.normalize.{name}` has {len(values)} numbers, and the inputs of"
+                f" `{dataset.name}` have {width} {each}{'s' * (width > 1)}. Give one number for"
+                f" all, or one for each {each}."
+            )
+    shape = dataset.by_channel
+    unit = dataset.scale if dataset.is_pixels else 1.0
+    mean, deviation = (
+        np.broadcast_to(np.array(values) * unit, width).reshape(shape)
+        for values in (given.mean, given.std)
+    )
+    return mean.astype(np.float32), deviation
 
 
 def _pieces(x: NDArray[Any], count: int) -> int:
@@ -592,7 +734,7 @@ def _normalization_note(
     Args:
         shift: Shift by channel or column.
         width: Standard deviation or range by channel or column; 0 if it is constant.
-        kind: `standard` or `unit`; see `_normalization`.
+        kind: `standard` or `unit` (see `_normalization`), or `given`.
         dataset: The data set.
     """
     if kind == "unit" and dataset.is_pixels:
@@ -605,6 +747,8 @@ def _normalization_note(
             f"data: each {each} is scaled to [0, 1] {over}: smallest values {_listed(low)}, largest"
             f" values {_listed(low + width)}."
         )
+    if kind == "given":
+        over = "by the numbers of data.normalize"
     what = f"each {each} is normalized"
     if dataset.is_pixels:
         what = "pixels are scaled to [0, 1] and normalized per channel"
@@ -618,9 +762,9 @@ def _listed(values: NDArray[np.float64]) -> str:
     return shown + (f", ... ({len(values)} in all)" if len(values) > MOST_SHOWN else "")
 
 
-def _inverse(width: NDArray[Any]) -> NDArray[np.float32]:
-    """Return 1 / width, or 1 where a channel or column is constant (width 0)."""
-    is_wide = width > NO_WIDTH
+def _inverse(width: NDArray[Any], least: float = NO_WIDTH) -> NDArray[np.float32]:
+    """Return 1 / width, or 1 where a channel or column is constant (a width up to `least`)."""
+    is_wide = width > least
     return np.where(is_wide, 1.0 / np.where(is_wide, width, 1.0), 1.0).astype(np.float32)
 
 

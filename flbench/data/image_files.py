@@ -4,9 +4,9 @@ Images are laid out as `train/CLASS/*` and `test/CLASS/*` (or `Training` and `Te
 `CLASS/*` (torchvision's ImageFolder), or, with `data.client=folder`, as `CLIENT/CLASS/*`. In the
 second and third layout all of them belong to the train part, whose samples are split for every
 client. All folders may lie in a common top folder. The classes are the names of the class folders,
-in the order of `labels.in_order`. Images are PNG, JPEG or WebP files of one size, which `pixels`
-brings upright and to opaque colours. If all images are grey, they have one channel, otherwise
-three. Decoded images are cached.
+in the order of `labels.in_order`. Images are PNG, JPEG or WebP files of one size, or are
+resized to one (`data.resize`); `pixels` brings them upright and to opaque colours. If all images
+are grey, they have one channel, otherwise three. Decoded images are cached.
 """
 
 import json
@@ -26,6 +26,9 @@ from flbench.data import labels, pixels
 from flbench.data.archive import DAMAGED, OTHER_TABLES, Archive
 from flbench.data.dataset import Dataset
 
+Size = tuple[int, int]
+"""Height and width of an image."""
+
 SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".webp")
 MAX_PIXELS: Final = 1 << 22
 MAX_BYTES: Final = 16 * 2**30
@@ -37,7 +40,9 @@ ANIMATED: Final = ("PNG", "WEBP")  # a JPEG's further pictures are previews of t
 PNG: Final = b"\x89PNG\r\n\x1a\n"
 
 
-def read(archive: Archive, name: str, *, by_client: bool = False) -> Dataset:
+def read(
+    archive: Archive, name: str, *, by_client: bool = False, size: Size | None = None
+) -> Dataset:
     """Read all images of an archive, from the cache if this content was decoded before.
 
     Args:
@@ -45,6 +50,7 @@ def read(archive: Archive, name: str, *, by_client: bool = False) -> Dataset:
         name: Name of the data set.
         by_client: Whether the folders above the class folders are natural clients, `CLIENT/CLASS/*`
             (`data.client=folder`).
+        size: Height and width that images are resized to; None if all have one size.
 
     Raises:
         DataError: The archive has another layout, an image cannot be decoded, or images differ in
@@ -59,10 +65,10 @@ def read(archive: Archive, name: str, *, by_client: bool = False) -> Dataset:
             " number. Merge them, or rename one."
         )
     classes = labels.in_order(found)
-    cache = _cache_file(archive.fingerprint(), by_client=by_client)
+    cache = _cache_file(archive.fingerprint(), by_client=by_client, size=size)
     cached = _from_cache(cache, len(entries))
     if cached is None:
-        cached = _decode(archive, [entry for _, _, entry in entries])
+        cached = _decode(archive, [entry for _, _, entry in entries], size)
         _to_cache(cache, *cached)
     x, transparent = cached
     number = {label: k for k, label in enumerate(classes)}
@@ -241,12 +247,14 @@ def _parents(folder: str) -> list[str]:
     return [str(parent) for parent in PurePosixPath(folder).parents]
 
 
-def _decode(archive: Archive, entries: list[str]) -> tuple[NDArray[np.uint8], int]:
+def _decode(
+    archive: Archive, entries: list[str], size: Size | None = None
+) -> tuple[NDArray[np.uint8], int]:
     """Return the decoded images [n, 3 or 1, height, width], and the number of transparent ones."""
     images: NDArray[np.uint8] | None = None
     transparent = 0
     for position, entry in enumerate(entries):
-        image, is_transparent = decode(archive, entry)
+        image, is_transparent = decode(archive, entry, size)
         transparent += is_transparent
         if images is None:
             needed = len(entries) * image.size
@@ -261,7 +269,7 @@ def _decode(archive: Archive, entries: list[str]) -> tuple[NDArray[np.uint8], in
             raise DataError(
                 f"{archive.path}: {entry} has {image.shape[1]}x{image.shape[0]} pixels, but"
                 f" earlier images have {images.shape[2]}x{images.shape[1]}. Bring all images to"
-                " one size."
+                " one size, for example by data.resize=64."
             )
         images[position] = image
     if images is None:
@@ -274,7 +282,7 @@ def _decode(archive: Archive, entries: list[str]) -> tuple[NDArray[np.uint8], in
     return x, transparent
 
 
-def decode(archive: Archive, entry: str) -> tuple[NDArray[Any], bool]:
+def decode(archive: Archive, entry: str, size: Size | None = None) -> tuple[NDArray[Any], bool]:
     """Return one image [height, width, 3] uint8, and whether it has transparent pixels.
 
     The image is upright and opaque; see `pixels.upright` and `pixels.opaque`.
@@ -282,6 +290,8 @@ def decode(archive: Archive, entry: str) -> tuple[NDArray[Any], bool]:
     Args:
         archive: The folder or .zip file.
         entry: Name of the image.
+        size: Height and width that the image is resized to by bilinear interpolation over all
+            pixels that a new one covers; the proportions may change. None leaves it as it is.
 
     Raises:
         DataError: The image cannot be decoded, has more than 8 bits per channel, or is an
@@ -311,7 +321,10 @@ def decode(archive: Archive, entry: str) -> tuple[NDArray[Any], bool]:
                         " one frame as an image, or each in a file of its own."
                     )
                 solid, is_transparent = pixels.opaque(pixels.upright(image))
-                return np.asarray(solid.convert("RGB")), is_transparent
+                shown = solid.convert("RGB")
+                if size is not None and (shown.height, shown.width) != size:
+                    shown = shown.resize(size[::-1], Image.Resampling.BILINEAR)
+                return np.asarray(shown), is_transparent
     except UnidentifiedImageError as error:
         raise DataError(
             f"{archive.place(entry)} cannot be decoded: it is not a PNG, JPEG or WebP"
@@ -331,12 +344,13 @@ def _too_deep(archive: Archive, entry: str) -> DataError:
     )
 
 
-def _cache_file(fingerprint: str, *, by_client: bool) -> Path:
+def _cache_file(fingerprint: str, *, by_client: bool, size: Size | None) -> Path:
     """Return the cache file for decoded images: in `flbench` in the user's cache folder.
 
     Its images are in the order of the entries, which depends on the layout.
     """
     layout = "-clients" if by_client else ""
+    layout += f"-{size[0]}x{size[1]}" if size else ""
     return files.cache_folder() / f"images-{FORMAT}-{fingerprint[:32]}{layout}.npy"
 
 

@@ -1,16 +1,20 @@
 """Reading of NPZ files in the layout of MedMNIST.
 
 Required arrays: `train_images`, uint8 or floating point, [n, height, width] or, as `data.layout`
-says, [n, height, width, channels] or [n, channels, height, width], or a table, [n, columns] in
-floating point; and `train_labels` [n] or [n, 1]. Optional arrays: `test_images` and `test_labels`;
-`val_images` and `val_labels`, which are appended to the train part, because every client has a
-validation part of its own; `train_groups` [n] (likewise `val_` and `test_`), names or numbers of
-natural clients; and `class_names` [C].
+says, [n, height, width, channels] or [n, channels, height, width]; or a table, [n, columns] in
+floating point; or series, [n, channels, length] with `data.kind=series` or `data.layout`; or
+sequences of tokens, [n, length] in integers; and `train_labels` [n] or [n, 1]. Optional arrays:
+`test_images` and `test_labels`; `val_images` and `val_labels`, which are appended to the train
+part, because every client has a validation part of its own; `train_groups` [n] (likewise `val_`
+and `test_`), names or numbers of natural clients; `class_names` [C]; and `vocabulary`, the number
+of token ids, or what each of them stands for [V]. `data.arrays` names other arrays in the place of
+these.
 """
 
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 from zipfile import ZipFile
 
@@ -23,7 +27,7 @@ from numpy.lib.format import (
 )
 from numpy.typing import NDArray
 
-from flbench.core.errors import DataError
+from flbench.core.errors import DataError, did_you_mean
 from flbench.data import labels as labels_of
 from flbench.data import row_numbers
 from flbench.data.archive import DAMAGED, open_zip
@@ -33,18 +37,35 @@ MAX_BYTES: Final = 16 * 2**30
 CHANNELS: Final = (1, 3)  # numbers of channels by which `data.layout=auto` finds their axis
 
 
-def read(path: Path, name: str, layout: str = "auto") -> Dataset:
+def read(
+    path: Path,
+    name: str,
+    layout: str = "auto",
+    kind: str = "auto",
+    renamed: Mapping[str, str] = MappingProxyType({}),
+) -> Dataset:
     """Read a data set from an NPZ file. Pickled objects are refused, not loaded.
 
     Args:
         path: The file.
         name: Name of the data set.
         layout: `data.layout`: `channels_last`, `channels_first` or `auto`.
+        kind: `data.kind`: what the samples are, or `auto`.
+        renamed: Name of an array in the file by the name that it stands for.
 
     Raises:
         DataError: The file is damaged, has another layout, or would unpack to more than 16 GiB.
     """
-    return from_arrays(read_arrays(path), path, name, layout, owned=True)
+    arrays = read_arrays(path)
+    for found in renamed.values():
+        if found not in arrays:
+            raise DataError(
+                f"{path} has no array `{found}`, which `data.arrays` names."
+                f"{did_you_mean(found, arrays)} It contains {', '.join(sorted(arrays))}."
+            )
+    others = {key: array for key, array in arrays.items() if key not in renamed.values()}
+    arrays = others | {wanted: arrays[found] for wanted, found in renamed.items()}
+    return from_arrays(arrays, path, name, layout, kind, owned=True)
 
 
 def from_arrays(
@@ -52,6 +73,7 @@ def from_arrays(
     path: Path | str,
     name: str,
     layout: str = "auto",
+    kind: str = "auto",
     *,
     owned: bool = False,
 ) -> Dataset:
@@ -64,6 +86,7 @@ def from_arrays(
         path: The file, or what the arrays are, for error messages.
         name: Name of the data set.
         layout: `data.layout`: `channels_last`, `channels_first` or `auto`.
+        kind: `data.kind`: what the samples are, or `auto`.
         owned: Whether nobody else uses the arrays, so that the samples need not be copied. Each
             array of samples is then removed from the mapping when it has been read.
 
@@ -75,7 +98,8 @@ def from_arrays(
             raise DataError(
                 f"{path} has no array `{key}`; it contains"
                 f" {', '.join(sorted(arrays)) or 'nothing'}. Name samples `train_images` and labels"
-                " `train_labels`."
+                " `train_labels`, or say what they are called by `data.arrays`, such as"
+                " 'data.arrays={samples: windows, labels: activity, clients: subject}'."
             )
     parts = [part for part in ("train", "val", "test") if f"{part}_images" in arrays]
     images: list[NDArray[Any]] = []
@@ -89,7 +113,8 @@ def from_arrays(
         None if given is None else _class_names(given),
     )
     for part, y in zip(parts, labels, strict=True):
-        x = as_samples(arrays[f"{part}_images"], f"{path}: `{part}_images`", layout, owned=owned)
+        what = f"{path}: `{part}_images`"
+        x = as_samples(arrays[f"{part}_images"], what, layout, kind, owned=owned)
         if len(x) != len(y):
             raise DataError(
                 f"{path}: {len(x)} `{part}_images` but {len(y)} `{part}_labels`. Save one label for"
@@ -111,7 +136,8 @@ def from_arrays(
         raise DataError(f"{path} has no training samples. Save some in `train_images`.")
     numbers, group_names = _as_groups(groups, labels, parts, path)
     train = sum(len(x) for part, x in zip(parts, images, strict=True) if part != "test")
-    if images[0].ndim == 2:
+    vocabulary, token_names = _vocabulary(arrays.get("vocabulary"), images[0], path)
+    if images[0].ndim == 2 and images[0].dtype.kind == "f":
         raw = [arrays[f"{part}_images"] for part in parts if part != "test"]
         whole = raw[0] if len(raw) == 1 else np.concatenate(raw)
         notes += row_numbers.notes(whole, [str(k) for k in range(whole.shape[1])])
@@ -128,8 +154,47 @@ def from_arrays(
         train=train,
         groups=numbers,
         group_names=group_names,
-        notes=notes,
+        notes=(*notes, *_about_series(x)),
+        vocabulary=vocabulary,
+        tokens=token_names,
     )
+
+
+def _vocabulary(
+    given: NDArray[Any] | None, x: NDArray[Any], path: Path | str
+) -> tuple[int, tuple[str, ...]]:
+    """Return the number of token ids, and what they stand for; 0 and no texts if not given.
+
+    Args:
+        given: The array `vocabulary`: a number of ids, or a text for each.
+        x: Samples.
+        path: The file, or what the arrays are, for error messages.
+
+    Raises:
+        DataError: It is something else, or the samples are not tokens.
+    """
+    if given is None:
+        return 0, ()
+    if x.ndim != 2 or x.dtype.kind == "f":
+        raise DataError(
+            f"{path}: `vocabulary` is for tokens [n, length] in integers, and the samples are"
+            f" {x.dtype} of the shape {list(x.shape)}. Leave it out."
+        )
+    if given.ndim == 0 and given.dtype.kind in "iu" and given > 0:
+        return int(given), ()
+    if given.ndim == 1 and len(given):
+        return len(given), tuple(_class_names(given))
+    raise DataError(
+        f"{path}: `vocabulary` must be the number of token ids, or one text for each id [V], got"
+        f" {given.dtype} of the shape {list(given.shape)}."
+    )
+
+
+def _about_series(x: NDArray[Any]) -> tuple[str, ...]:
+    """Return a note about the axes of series."""
+    if x.ndim != 3:
+        return ()
+    return (f"data: samples are series of {x.shape[1]} channels and length {x.shape[2]}.",)
 
 
 def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
@@ -220,32 +285,50 @@ def _check_headers(archive: ZipFile, path: Path) -> None:
             )
 
 
-def as_samples(x: NDArray[Any], what: str, layout: str, *, owned: bool = False) -> NDArray[Any]:
-    """Return images as [n, channels, height, width], uint8 or float32; a table as it is, float32.
+def as_samples(
+    x: NDArray[Any], what: str, layout: str, kind: str = "auto", *, owned: bool = False
+) -> NDArray[Any]:
+    """Return samples as a data set has them.
 
     Args:
         x: The array of the file.
         what: Name of the file and the array, as the beginning of an error message.
         layout: `data.layout`.
+        kind: `data.kind`. With `auto`, integers [n, length] are tokens, floating-point numbers
+            [n, columns] a table, and [n, ., .] series if `layout` is set and grey images otherwise.
         owned: Whether the result may share memory with floating-point numbers of the file.
+
+    Returns:
+        Images [n, channels, height, width], uint8 or float32; series [n, channels, length] float32;
+        a table [n, columns] float32; or tokens [n, length] in their integer type.
 
     Raises:
         DataError: The array has another shape or type, values that are not finite, or no pixels, or
             `layout=auto` fits both layouts or none, or another layout is set for a table.
     """
-    is_table = x.ndim == 2 and x.dtype.kind == "f"
-    if is_table:
+    kind = _kind_of(x, what, layout, kind)
+    is_table = kind == "table"
+    if kind in ("table", "tokens"):
         if layout != "auto":
+            others = "a table" if is_table else "tokens"
             raise DataError(
-                f"`data.layout`={layout} is for images, but {what} of the shape {list(x.shape)} are"
-                " a table. Leave it out."
+                f"`data.layout`={layout} is for images and series, but {what} of the shape"
+                f" {list(x.shape)} are {others}. Leave it out."
             )
+        if not is_table:
+            return x
+        x = x if x.dtype.kind == "f" else x.astype(np.float32)
+    elif kind == "series":
+        x = x[:, None] if x.ndim == 2 else x  # [n, length] -> [n, 1, length]
+        x = np.swapaxes(x, 1, 2) if layout == "channels_last" else x
+        x = x if x.dtype.kind == "f" else x.astype(np.float32)
     elif x.ndim == 3:
         x = x[:, None]  # [n, H, W] -> [n, 1, H, W]
     elif x.ndim != 4:
         raise DataError(
-            f"{what} must be [n, H, W], [n, H, W, channels] or [n, channels, H, W], or [n, columns]"
-            f" in floating point for a table, got {list(x.shape)} in {x.dtype}."
+            f"{what} must be [n, H, W], [n, H, W, channels] or [n, channels, H, W]; [n, columns] in"
+            " floating point for a table; [n, length] in integers for tokens; or, with"
+            f" data.kind=series, [n, channels, length]; got {list(x.shape)} in {x.dtype}."
             + (" Volumes are not supported: save slices [n, H, W]." if x.ndim > 4 else "")
         )
     elif (_layout_of(x.shape, what) if layout == "auto" else layout) == "channels_last":
@@ -258,12 +341,52 @@ def as_samples(x: NDArray[Any], what: str, layout: str, *, owned: bool = False) 
             " astype(np.uint8), or, if values exceed 255, with astype(np.float32)."
         )
     if not x[:1].size and len(x):
-        lacking = "columns" if is_table else "pixels"
+        lacking = {"table": "columns", "series": "values"}.get(kind, "pixels")
         raise DataError(
             f"{what} have no {lacking}: their shape is {list(x.shape)}. Save samples with at least"
             " one value."
         )
     return np.ascontiguousarray(x)
+
+
+def _kind_of(x: NDArray[Any], what: str, layout: str, kind: str) -> str:
+    """Return what the samples of an array are, as `data.kind` names it.
+
+    Raises:
+        DataError: The array cannot be of the kind that is asked for.
+    """
+    is_number = x.dtype.kind in "iuf"
+    if kind == "auto":
+        if x.ndim == 2:
+            return {"f": "table", "i": "tokens", "u": "tokens"}.get(x.dtype.kind, "images")
+        if x.ndim == 3 and layout != "auto":
+            if x.dtype.kind == "f":
+                return "series"
+            raise DataError(
+                f"`data.layout`={layout} says where the channels are, and {what} of the shape"
+                f" {list(x.shape)} in {x.dtype} are grey images [n, H, W] without an axis of"
+                " channels. Leave it out, or set data.kind=series for [n, channels, length]."
+            )
+        return "images"
+    allowed = {"images": (3, 4), "series": (2, 3), "table": (2,), "tokens": (2,)}[kind]
+    axes = {
+        "images": "[n, H, W] or with an axis of channels",
+        "series": "[n, channels, length], or [n, length] for one channel",
+        "table": "[n, columns]",
+        "tokens": "[n, length] in integers",
+    }[kind]
+    fits = x.ndim in allowed and is_number and (kind != "tokens" or x.dtype.kind in "iu")
+    if not fits:
+        raise DataError(
+            f"`data.kind={kind}` needs samples {axes}, but {what} have the shape {list(x.shape)} in"
+            f" {x.dtype}. Convert them, or leave data.kind out."
+        )
+    if kind == "images" and x.ndim == 3 and layout != "auto":
+        raise DataError(
+            f"`data.layout`={layout} says where the channels are, and {what} of the shape"
+            f" {list(x.shape)} have no axis of channels. Leave it out."
+        )
+    return kind
 
 
 def _layout_of(shape: tuple[int, ...], what: str) -> str:

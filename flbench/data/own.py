@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset
 from flbench.core.errors import DataError, did_you_mean, shortened
 from flbench.core.raised import user_line
 from flbench.data import labels as labels_of
-from flbench.data import npz_files, pixels, table_files
+from flbench.data import loaders, npz_files, pixels, table_files, tokens
 from flbench.data.dataset import Dataset
 from flbench.data.targets import NAMES as NO_CLASSES
 from flbench.data.targets import take as take_targets
@@ -28,7 +28,17 @@ KEYS: Final = tuple(
     f"{part}_{kind}" for part in ("train", "val", "test") for kind in ("images", "labels", "groups")
 )
 LAYOUTS: Final = ("auto", "channels_first", "channels_last")
-SAMPLE_COLUMNS: Final = ("image", "img", "pixel_values", "x", "features")
+KINDS: Final = ("auto", "images", "series", "table", "tokens")
+SAMPLE_COLUMNS: Final = (
+    "image",
+    "img",
+    "pixel_values",
+    "input_ids",
+    "tokens",
+    "input_values",
+    "x",
+    "features",
+)
 LABEL_COLUMNS: Final = ("label", "labels", "fine_label", "target", "y")
 BLOCK: Final = 256  # rows of a Hugging Face data set that are decoded at once
 
@@ -39,11 +49,16 @@ class Data:
     What is accepted as `x`:
 
     - samples, with labels `y` or as a pair `(x, y)`: arrays or tensors, uint8 or floating point,
-      [n, H, W], [n, H, W, C], [n, C, H, W], or a table [n, columns] in floating point;
+      [n, H, W], [n, H, W, C], [n, C, H, W]; a table [n, columns] in floating point; series
+      [n, C, length] with `kind="series"`; or sequences of tokens [n, length] in integers;
     - a dict of arrays with the names of an NPZ file, such as `train_images` and `train_labels`;
     - a DataFrame of pandas, with the label in its last column or in `label`. Words become
       categories, and missing values are imputed, as for CSV files;
     - a `torch.utils.data.Dataset` of pairs (sample, label). It is read once, into memory;
+    - a `torch.utils.data.DataLoader`, a list or dict of them with one for each client (their
+      samples are natural clients), or a `LightningDataModule`, whose `train_dataloader` returns one
+      of these and whose `test_dataloader` the common test set. Each loader is read once, in the
+      order of its data set; batches are (samples, labels), (samples, labels, ...) or dicts;
     - a `Dataset` or `DatasetDict` of Hugging Face's package `datasets`.
 
     For tasks other than classification, `y` (or what takes its place in the other forms) has
@@ -62,7 +77,14 @@ class Data:
         client: Tables and Hugging Face: column with the natural client.
         drop: Tables: columns that are left out, such as identifiers.
         layout: Where the channels of images are: `channels_last`, `channels_first`, or `auto`: the
-            axis that has 1 or 3 entries. Tensors [n, C, H, W] have the channels first.
+            axis that has 1 or 3 entries. Tensors [n, C, H, W] have the channels first. Series have
+            them first unless it says otherwise.
+        kind: What the samples are: `images`, `series`, `table`, `tokens`, or `auto`: what axes and
+            type say.
+        padding: Tokens: id that fills up shorter sequences. With it, `x` may have sequences of
+            different lengths, which are filled up on the right.
+        vocabulary: Tokens: number of token ids V, or a text for each id; by default the ids up to
+            the largest token.
         name: Name of the data set in tables and folders.
         targets: Whether `y` has targets instead of classes. By default it has if it cannot have
             classes: several values for each sample, or values that are not whole numbers. A
@@ -71,6 +93,8 @@ class Data:
     Attributes:
         dataset: The data set as flbench uses it.
         where: What the data are, as error messages call them.
+        by_client: Whether there is a data loader for each client. Then the scheme `natural` is the
+            default.
 
     Raises:
         DataError: The data cannot be used. The message says why.
@@ -94,31 +118,48 @@ class Data:
         client: str | int | None = None,
         drop: Sequence[str | int] = (),
         layout: str = "auto",
+        kind: str = "auto",
+        padding: int | None = None,
+        vocabulary: int | Sequence[str] | None = None,
         name: str = "data",
         targets: bool | None = None,
     ) -> None:
         self.where = f"`data` ({type(x).__name__})"
-        if layout not in LAYOUTS:
-            raise DataError(f"`layout` must be one of {', '.join(LAYOUTS)}, got {layout!r}.")
+        self.by_client = False
+        for key, value, known in (("layout", layout, LAYOUTS), ("kind", kind, KINDS)):
+            if value not in known:
+                hint = did_you_mean(str(value), known)
+                raise DataError(f"`{key}` must be one of {', '.join(known)}, got {value!r}.{hint}")
         if not name or any(part in name for part in "/\\\0") or name.startswith("."):
             raise DataError(f"`name` must be a plain name, got {name!r}.")
         label = None if label is None else _column_name(label)
         client = None if client is None else _column_name(client)
         drop = _columns_to_drop(drop, client, self.where)
+        if isinstance(x, pd.DataFrame) and y is None and (column := _column_of_lists(x)):
+            _refuse(self.where, f"the column `{column}` of sequences", drop=drop or None)
+            x, y, clients = _columns_of(x, column, label, client, clients, self.where)
+            label = client = None
+        loaded = loaders.read(x, self.where) if y is None else None
+        if padding is not None and loaded is None:
+            x = _padded(x, padding, self.where)
         if isinstance(x, pd.DataFrame) and y is None:
             _refuse_targets(self.where, targets)
-            _refuse(self.where, "tables", test=test, clients=clients, classes=classes)
+            self._refuse_for_tables(kind, test, clients, classes, padding, vocabulary)
             self.dataset = _table(x, label, client, drop, name, self.where)
             return
-        arrays = _arrays(x, y, label, client, self.where)
+        if loaded is not None:
+            _refuse(self.where, "data loaders", test=test, clients=clients)
+            arrays = loaded.arrays
+        else:
+            arrays = _arrays(x, y, label, client, self.where, padding)
         if "frame" in arrays:
             _refuse_targets(self.where, targets)
-            _refuse(self.where, "tables", test=test, clients=clients, classes=classes)
+            self._refuse_for_tables(kind, test, clients, classes, padding, vocabulary)
             self.dataset = _table(arrays["frame"], label, client, drop, name, self.where)
             return
         _refuse(self.where, "data without named columns", drop=drop or None)
         if test is not None:
-            part = _arrays(test, None, label, None, f"{self.where}, `test`")
+            part = _arrays(test, None, label, None, f"{self.where}, `test`", padding)
             arrays |= {key.replace("train_", "test_"): part[key] for key in part if "_" in key}
         if clients is not None:
             _check_order(x, clients, f"{self.where}, `clients`")
@@ -134,13 +175,33 @@ class Data:
             names = NO_CLASSES
         if names is not None:
             usable["class_names"] = np.asarray(names)
-        dataset = npz_files.from_arrays(usable, self.where, name, layout)
+        if vocabulary is None:
+            vocabulary = arrays.get("vocabulary")
+        if vocabulary is not None:
+            usable["vocabulary"] = np.asarray(vocabulary)
+        dataset = npz_files.from_arrays(usable, self.where, name, layout, kind)
         notes = (*dataset.notes, *pixels.notes(arrays.get("transparent", 0)))
-        self.dataset = replace(dataset, targets=found, notes=notes)
+        dataset = replace(dataset, targets=found, notes=notes)
+        self.dataset = loaded.added_to(dataset) if loaded else dataset
+        self.by_client = loaded is not None and "train_groups" in loaded.arrays
+        if dataset.kind == "tokens":
+            self.dataset = tokens.complete(self.dataset, padding, self.where)
+        else:
+            _refuse(self.where, f"{dataset.kind}", padding=padding)
+
+    def _refuse_for_tables(
+        self, kind: str, test: Any, clients: Any, classes: Any, padding: Any, vocabulary: Any
+    ) -> None:
+        """Raise a DataError if an argument is set that is not for tables with named columns."""
+        given = {"test": test, "clients": clients, "classes": classes}
+        given |= {"padding": padding, "vocabulary": vocabulary}
+        given["kind"] = None if kind in ("auto", "table") else kind
+        _refuse(self.where, "tables", **given)
 
     def section(self) -> dict[str, Any]:
         """Return the keys of the section `data` that stand for this object."""
-        return {"source": "object", "name": self.dataset.name}
+        padding = {} if self.dataset.padding is None else {"padding": self.dataset.padding}
+        return {"source": "object", "name": self.dataset.name, **padding}
 
     def __repr__(self) -> str:
         found = self.dataset
@@ -180,6 +241,62 @@ class _Frames:
         return ()
 
 
+def _column_of_lists(frame: pd.DataFrame) -> str | None:
+    """Return the name of the column of a DataFrame whose cells are sequences or arrays, if any."""
+    for name in frame.columns if len(frame) else ():
+        if isinstance(frame[name].iloc[0], list | tuple | np.ndarray):
+            return str(name)
+    return None
+
+
+def _columns_of(
+    frame: pd.DataFrame,
+    column: str,
+    label: str | None,
+    client: str | None,
+    clients: Any,
+    where: str,
+) -> tuple[list[Any], pd.Series, Any]:
+    """Return the samples, labels and clients of a DataFrame with a column of sequences.
+
+    Args:
+        frame: The DataFrame.
+        column: Name of the column with the samples.
+        label: Column of the label; None for the last of the others.
+        client: Column of the natural client.
+        clients: The natural clients if they are given beside the DataFrame.
+        where: What the data are, for error messages.
+    """
+    frame = _plain(frame, where)
+    others = [name for name in frame.columns if name not in (column, client)]
+    for name, key in ((label, "label"), (client, "client")):
+        if name is not None and name not in frame.columns:
+            hint = did_you_mean(name, frame.columns)
+            raise DataError(f"{where} has no column `{name}`, which `{key}` names.{hint}")
+    if label is None and not others:
+        raise DataError(f"{where} has no column besides `{column}`. Add a column of labels.")
+    y = frame[others[-1] if label is None else label].reset_index(drop=True)
+    if client is not None:
+        clients = frame[client].to_numpy(dtype=object)
+    return list(frame[column]), y, clients
+
+
+def _padded(x: Any, padding: int, where: str) -> Any:
+    """Return a list of sequences as an array, the shorter ones filled up; other data as they are.
+
+    A pair (sequences, labels) keeps its labels.
+    """
+    if isinstance(x, tuple) and len(x) == 2:
+        return _padded(x[0], padding, where), x[1]
+    is_list = isinstance(x, list) or (isinstance(x, np.ndarray) and x.dtype == object)
+    first = x[0] if is_list and len(x) else None
+    if isinstance(first, list | tuple | np.ndarray | torch.Tensor) and not any(
+        isinstance(one, str | list | tuple) for one in first
+    ):
+        return tokens.padded(x, padding, where)
+    return x
+
+
 def result_of(found: Any, what: str) -> Any:
     """Return what a function without arguments returns, or data themselves.
 
@@ -206,7 +323,7 @@ def is_own(value: Any) -> bool:
         value: The argument.
     """
     if isinstance(value, Mapping):
-        return any(
+        return loaders.are_for_clients(value) or any(
             isinstance(item, np.ndarray | torch.Tensor) or _is_hugging_face(item)
             for item in value.values()
         )
@@ -328,21 +445,23 @@ def _decoded(value: bytes) -> str:
     return value.decode("utf-8", "backslashreplace")
 
 
-def _arrays(x: Any, y: Any, label: str | None, client: str | None, where: str) -> dict[str, Any]:
+def _arrays(
+    x: Any, y: Any, label: str | None, client: str | None, where: str, padding: int | None = None
+) -> dict[str, Any]:
     """Return data as the arrays of an NPZ file.
 
     Besides, `layout` if the type of the data says it, or `frame` alone if they are a table.
     """
     if isinstance(x, Mapping) and any(map(_is_hugging_face, x.values())):
-        return _hugging_face_parts(x, label, client, where)
+        return _hugging_face_parts(x, label, client, where, padding)
     if _is_hugging_face(x):
-        return _hugging_face(x, label, client, where)
+        return _hugging_face(x, label, client, where, padding)
     _refuse(where, "arrays", label=label, client=client)
     if isinstance(x, Mapping):
-        if unknown := [key for key in x if key not in (*KEYS, "class_names")]:
+        if unknown := [key for key in x if key not in (*KEYS, "class_names", "vocabulary")]:
             raise DataError(
                 f"{where} has the key {unknown[0]!r}.{did_you_mean(str(unknown[0]), KEYS)}"
-                f" Keys: {', '.join(KEYS)}, class_names."
+                f" Keys: {', '.join(KEYS)}, class_names, vocabulary."
             )
         return _first_channels(x.get("train_images")) | {
             key: _array(value, f"{where}, `{key}`") for key, value in x.items()
@@ -363,7 +482,7 @@ def _arrays(x: Any, y: Any, label: str | None, client: str | None, where: str) -
             " DataFrame of pandas, a map-style torch Dataset, or fl.Data(x, y)."
         )
     pairs = (x[k] for k in range(len(x)))
-    return _stacked(pairs, len(x), where) | _names_of(getattr(x, "classes", None))
+    return _stacked(pairs, len(x), where, padding) | _names_of(getattr(x, "classes", None))
 
 
 def _in_order(classes: Any) -> list[Any]:
@@ -400,15 +519,19 @@ def _names_of(classes: Any) -> dict[str, Any]:
     return {"class_names": list(classes)} if is_names and classes else {}
 
 
-def _stacked(pairs: Iterable[Any], count: int, where: str) -> dict[str, Any]:
+def _stacked(
+    pairs: Iterable[Any], count: int, where: str, padding: int | None = None
+) -> dict[str, Any]:
     """Return the samples and labels of pairs, written one by one into one array.
 
     Args:
         pairs: Pairs (sample, label): tensors, arrays, images of Pillow, or numbers.
         count: Number of pairs.
         where: What the data are.
+        padding: Token id that fills up shorter sequences; None if all have one shape.
     """
     x: NDArray[Any] = np.empty(0)
+    sequences: list[NDArray[Any]] = []
     labels: list[NDArray[Any]] = []
     found: dict[str, Any] = {}
     transparent = 0
@@ -429,13 +552,20 @@ def _stacked(pairs: Iterable[Any], count: int, where: str) -> dict[str, Any]:
                 is_tensor = isinstance(pair[0], torch.Tensor)
                 if is_tensor or is_image:
                     found["layout"] = "channels_first" if is_tensor else "channels_last"
-        if sample.shape != x.shape[1:] or sample.dtype != x.dtype:
+        if padding is not None:
+            sequences.append(sample)
+        elif sample.shape != x.shape[1:] or sample.dtype != x.dtype:
+            cure = (
+                "Give `padding`, the token id that fills up shorter sequences."
+                if sample.ndim == x.ndim - 1 == 1 and sample.dtype.kind in "iu"
+                else "Bring all samples to one shape and type, for example with a transform."
+            )
             raise DataError(
                 f"{where}: item {k} has the shape {list(sample.shape)} and type {sample.dtype},"
-                f" but item 0 {list(x.shape[1:])} and {x.dtype}. Bring all samples to one shape and"
-                " type, for example with a transform."
+                f" but item 0 {list(x.shape[1:])} and {x.dtype}. {cure}"
             )
-        x[k] = sample
+        else:
+            x[k] = sample
         label = _array(pair[1], f"{where}, the label of item {k}")
         label = label.reshape(()) if label.size == 1 else label
         if labels and label.shape != labels[0].shape:
@@ -447,6 +577,8 @@ def _stacked(pairs: Iterable[Any], count: int, where: str) -> dict[str, Any]:
         labels.append(label)
     if transparent:
         found["transparent"] = transparent
+    if padding is not None:
+        x = tokens.padded(sequences, padding, where)
     return {"train_images": x, "train_labels": np.asarray(labels), **found}
 
 
@@ -528,7 +660,11 @@ def _is_hugging_face(value: Any) -> bool:
 
 
 def _hugging_face_parts(
-    parts: Mapping[Any, Any], label: str | None, client: str | None, where: str
+    parts: Mapping[Any, Any],
+    label: str | None,
+    client: str | None,
+    where: str,
+    padding: int | None = None,
 ) -> dict[str, Any]:
     """Return the arrays of a DatasetDict with `train` and perhaps `validation` and `test`."""
     if "train" not in parts:
@@ -536,19 +672,21 @@ def _hugging_face_parts(
             f"{where} has no split `train`, but {', '.join(map(str, parts))}. Give one of them,"
             f" such as data[{next(iter(parts))!r}]."
         )
-    found = _hugging_face(parts["train"], label, client, where)
+    found = _hugging_face(parts["train"], label, client, where, padding)
     if "frame" in found:
         raise DataError(
             f"{where} are tables with several splits. Give one of them, such as data['train']."
         )
     for split, part in (("validation", "val"), ("test", "test")):
         if split in parts:
-            more = _hugging_face(parts[split], label, None, f"{where}, split `{split}`")
+            more = _hugging_face(parts[split], label, None, f"{where}, split `{split}`", padding)
             found |= {f"{part}_{kind}": more[f"train_{kind}"] for kind in ("images", "labels")}
     return found
 
 
-def _hugging_face(data: Any, label: str | None, client: str | None, where: str) -> dict[str, Any]:
+def _hugging_face(
+    data: Any, label: str | None, client: str | None, where: str, padding: int | None = None
+) -> dict[str, Any]:
     """Return the arrays of a `datasets.Dataset`, or its DataFrame if it is a table."""
     columns = list(data.column_names)
     for name, given in (("label", label), ("client", client)):
@@ -575,7 +713,7 @@ def _hugging_face(data: Any, label: str | None, client: str | None, where: str) 
             groups.extend(block[client] if client is not None else ())
             yield from zip(block[source], block[target], strict=True)
 
-    found = _stacked(pairs(), len(data), where)
+    found = _stacked(pairs(), len(data), where, padding)
     if client is not None:
         found["train_groups"] = _array(groups)
     return found | _names_of(getattr(data.features.get(target), "names", None))

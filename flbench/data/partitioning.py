@@ -18,10 +18,20 @@ from flbench.core.rng import generator
 from flbench.data import own_schemes, partition_files
 from flbench.data.dataset import Dataset
 from flbench.data.partition import PARTS, ClientParts, label_hash
-from flbench.data.schemes import SCHEMES, Indices, by_class, largest_remainder, natural
+from flbench.data.schemes import (
+    SCHEMES,
+    Indices,
+    by_class,
+    intervals,
+    largest_remainder,
+    natural,
+)
 
 DEFAULT_CLIENTS: Final = 20
-BY_CLASS: Final = ("dirichlet", "pathological", "grouped")  # schemes that need classes
+BY_CLASS: Final = (
+    *("dirichlet", "pathological", "grouped", "shards", "extended_dirichlet", "similarity"),
+)
+"""Schemes that need classes."""
 TRIES: Final = 100  # draws of a scheme before samples are moved to clients with too few
 MOST_SHARES: Final = 10**8  # clients times classes times draws, so that all draws take seconds
 
@@ -57,11 +67,21 @@ def make_partition(dataset: Dataset, config: PartitionConfig, seed: int) -> Clie
     pool, notes = _pool(dataset, config, seed)
     assigned, more = _distribute(dataset, pool, config, seed)
     notes += more
-    # Every client has a random stream of its own, so its split does not depend on other clients.
-    split = [
-        split_client(indices, dataset.y[indices], config.split, generator(seed, "split", client))
-        for client, indices in enumerate(assigned)
-    ]
+    if dataset.starts is None or config.scheme != "natural":
+        # Every client has a random stream of its own, so its split does not depend on others.
+        split = [
+            split_client(rows, dataset.y[rows], config.split, generator(seed, "split", client))
+            for client, rows in enumerate(assigned)
+        ]
+    else:
+        split = [
+            split_by_position(rows, dataset.starts[rows], dataset.span, config.split)
+            for rows in assigned
+        ]
+        notes.append(
+            "partition: the samples of a client are split by their position in its text; samples"
+            " that reach from one part into the next are left out."
+        )
     parts = {part: [client[k] for client in split] for k, part in enumerate(PARTS)}
     names = _natural_names(dataset, assigned) if config.scheme == "natural" else ()
     return ClientParts(parts, label_hash(dataset), tuple(notes), names)
@@ -97,14 +117,25 @@ def _distribute(
     """Return the ascending rows of every client, and notes."""
     if config.scheme == "natural":
         return natural(dataset, pool, config, seed)
+    if _overlap(dataset):
+        raise ConfigError(
+            f"`partition.scheme={config.scheme}` would distribute windows of one text of"
+            f" `{dataset.name}` to several clients, and windows overlap: test samples would have"
+            " characters of training samples. Set partition.scheme=natural, with one text for each"
+            f" client; or data.text.stride={dataset.span}, so that windows do not overlap."
+        )
     if dataset.targets is not None and config.scheme in BY_CLASS:
         raise ConfigError(
             f"`partition.scheme={config.scheme}` distributes samples by their classes, and"
-            f" `{dataset.name}` has targets that are not classes. Take iid or quantity (fl.IID,"
-            " fl.Quantity), natural clients (fl.Data(x, y, clients=...) with fl.Natural), or a"
-            " function of your own, which gets the targets. If they are classes, give one whole"
-            " number for each sample (one-hot labels: y.argmax(1))."
+            f" `{dataset.name}` has targets that are not classes. Take iid, quantity or"
+            " target (fl.IID, fl.Quantity, fl.ByTarget), natural clients (fl.Data(x, y,"
+            " clients=...) with fl.Natural), or a function of your own, which gets the targets. If"
+            " they are classes, give one whole number for each sample (one-hot labels:"
+            " y.argmax(1))."
         )
+    y, classes = dataset.y[pool], len(dataset.classes)
+    if config.scheme == "target":
+        y, classes = _intervals(dataset, config)[pool], config.bins
     clients = config.clients or DEFAULT_CLIENTS
     if clients * config.min_samples > len(pool):
         raise ConfigError(
@@ -117,13 +148,11 @@ def _distribute(
         chosen = own_schemes.assign(dataset.truth[pool], clients, config, rng)
         return [pool[np.sort(indices)] for indices in chosen], []
     best: list[Indices] = []
-    shares = clients * len(np.unique(dataset.y[pool]))
+    shares = clients * len(np.unique(y))
     tries = max(1, min(TRIES, MOST_SHARES // shares))
     for attempt in range(tries):
         rng = generator(seed, "partition", attempt)
-        assigned = SCHEMES[config.scheme](
-            dataset.y[pool], len(dataset.classes), clients, config, rng
-        )
+        assigned = SCHEMES[config.scheme](y, classes, clients, config, rng)
         if not best or min(map(len, assigned)) > min(map(len, best)):
             best = assigned
         if min(map(len, best)) >= config.min_samples:
@@ -140,6 +169,35 @@ def _distribute(
         f" {config.min_samples} samples; {moved} samples were moved to them."
     )
     return [pool[np.sort(indices)] for indices in repaired], [note]
+
+
+def _intervals(dataset: Dataset, config: PartitionConfig) -> Indices:
+    """Return the interval [n] of each sample's target.
+
+    Raises:
+        ConfigError: The data set has classes, or several numbers for each sample.
+    """
+    targets = dataset.targets
+    if targets is None:
+        raise ConfigError(
+            f"`partition.scheme=target` distributes samples by a target that is a number, and"
+            f" `{dataset.name}` has classes. Take dirichlet."
+        )
+    if targets.size != len(targets):
+        raise ConfigError(
+            f"`partition.scheme=target` needs one number for each sample, and the targets of"
+            f" `{dataset.name}` have the shape {list(targets.shape[1:])}. Take iid or quantity."
+        )
+    return intervals(targets.reshape(-1), config.bins)
+
+
+def _overlap(dataset: Dataset) -> bool:
+    """Return whether two samples have a position of one text in common."""
+    if dataset.starts is None:
+        return False
+    # Samples are in the order of the texts, and a text begins at position 0.
+    steps = np.diff(dataset.starts)
+    return bool(((steps > 0) & (steps < dataset.span)).any())
 
 
 def repair(
@@ -183,6 +241,40 @@ def repair(
                 heapreplace(largest, (size + 1, donor))
             moved += 1
     return [np.array(indices, dtype=np.int64) for indices in samples], moved, len(small)
+
+
+def split_by_position(
+    indices: Indices, starts: Indices, span: int, ratios: tuple[float, float, float]
+) -> tuple[Indices, Indices, Indices]:
+    """Split a client's samples into parts that have no position of its text in common.
+
+    The text is cut where the ratios say, and a part has the samples that lie between its cuts. If
+    none lies before the first cut, the first sample is the training part.
+
+    Args:
+        indices: Rows [n] of the client's samples.
+        starts: First position [n] of each sample in the text.
+        span: Number of positions that a sample covers.
+        ratios: Shares of the text for train, validation and test, which sum to 1.
+
+    Returns:
+        The ascending rows of the three parts.
+
+    >>> starts = np.arange(12)
+    >>> [part.tolist() for part in split_by_position(starts, starts, 3, (0.5, 0.25, 0.25))]
+    [[0, 1, 2, 3, 4], [7], [10, 11]]
+    """
+    ends = starts + span
+    length = int(ends.max()) if len(ends) else 0
+    first = max(round(ratios[0] * length), int(ends.min()) if len(ends) else 0)
+    second = max(first, round((ratios[0] + ratios[1]) * length))
+    inside = (
+        ends <= first,
+        (starts >= first) & (ends <= second),
+        (starts >= second) & (ratios[2] > 0),
+    )
+    train, validation, test = (np.sort(indices[mask]) for mask in inside)
+    return train, validation, test
 
 
 def split_client(

@@ -13,15 +13,34 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from flbench.config.schema import DataConfig
+from flbench.config.schema import HUGGING_FACE, DataConfig, TextConfig
 from flbench.core import given, imported
 from flbench.core.errors import DataError, did_you_mean
-from flbench.data import image_files, npz_files, table_files
+from flbench.data import (
+    har_files,
+    hugging_face,
+    image_files,
+    leaf_files,
+    npz_files,
+    table_files,
+    text_files,
+    tokens,
+)
 from flbench.data.archive import Archive, SingleFile, check_format
 from flbench.data.dataset import Dataset, check_classes, check_lengths, notes_on_names
 from flbench.data.known_sets import known
 from flbench.data.own import Data, result_of
 from flbench.data.partition_files import data_hash
+
+
+def _cure(path: Path) -> str:
+    """Return what to do about a path that does not exist; a relative one depends on the folder."""
+    if path.is_absolute():
+        return "Give an existing file or folder."
+    return (
+        f"A relative path begins at the current folder, {Path.cwd()}: give an existing file or"
+        " folder, or go to the folder in which the path is right."
+    )
 
 
 def load(config: DataConfig) -> Dataset:
@@ -37,11 +56,23 @@ def load(config: DataConfig) -> Dataset:
     if config.source is not None:
         return _own(config)
     if config.path is not None:
+        _check_client(config)
         if not config.path.exists():
-            raise DataError(
-                f"`data.path` {config.path} does not exist. Give an existing file or folder."
-            )
+            raise DataError(f"`data.path` {config.path} does not exist. {_cure(config.path)}")
         return read_file(config.path, config)
+    if config.name.startswith(HUGGING_FACE):
+        _check_no_layout(config, f"`{config.name}`")
+        found = Data(
+            hugging_face.load(config.name.removeprefix(HUGGING_FACE)),
+            name=config.title,
+            kind=config.kind,
+            label=config.label,
+            client=config.client,
+            drop=config.drop,
+            padding=config.padding,
+        )
+        return _checked(found.dataset, f"`{config.name}`", config)
+    _check_client(config)
     if config.name == "digits":
         _check_plain(config, "scikit-learn's digits")
         return digits()
@@ -96,7 +127,7 @@ def read_file(path: Path, config: DataConfig) -> Dataset:
         DataError: The file is damaged or has none of these layouts, its samples have a single
             class, or `data.augment` is set for tables.
     """
-    return _checked(_read(path, config), path, config)
+    return _checked(_read(path, config), path, config, is_images=path.suffix != ".npz")
 
 
 def _own(config: DataConfig) -> Dataset:
@@ -120,7 +151,13 @@ def _own(config: DataConfig) -> Dataset:
         found = result_of(found, f"`data.source={config.source}`")
     if not isinstance(found, Data):
         found = Data(
-            found, name=config.title, layout=config.layout, label=config.label, drop=config.drop
+            found,
+            name=config.title,
+            layout=config.layout,
+            kind=config.kind,
+            label=config.label,
+            drop=config.drop,
+            padding=config.padding,
         )
     elif config.drop:
         raise DataError(
@@ -137,14 +174,40 @@ def _own(config: DataConfig) -> Dataset:
     return replace(dataset, sha256=sha256)
 
 
-def _checked(dataset: Dataset, path: Path | str, config: DataConfig) -> Dataset:
-    """Return a data set of the user if its classes and `data.augment` are right."""
+def _checked(
+    dataset: Dataset, path: Path | str, config: DataConfig, *, is_images: bool = False
+) -> Dataset:
+    """Return a data set of the user if its classes and the keys of the section are right.
+
+    Args:
+        dataset: The data set.
+        path: The file or folder, or what the data are, for error messages.
+        config: Section `data`.
+        is_images: Whether images of the data set come from files of images.
+    """
     check_classes(dataset, path)
-    check_lengths(dataset.group_names, "client", path)
-    if config.augment and dataset.is_table:
+    what = "tables" if dataset.is_table else dataset.kind
+    if config.kind not in ("auto", dataset.kind):
         raise DataError(
-            f"`data.augment`={list(config.augment)} is for images, but {path} has tables. Leave it"
-            " out."
+            f"`data.kind={config.kind}` is for arrays, and {path} has {what}. Leave it out."
+        )
+    if config.resize is not None and not (is_images and dataset.kind == "images"):
+        raise DataError(
+            f"`data.resize={config.resize}` is for image files, and {path} has none. Leave it out."
+        )
+    if config.text != TextConfig() and dataset.starts is None:
+        raise DataError(f"`data.text` is for texts (.txt), and {path} has {what}. Leave it out.")
+    if dataset.kind == "tokens":
+        dataset = tokens.complete(dataset, config.padding, str(path))
+    elif config.padding is not None:
+        raise DataError(
+            f"`data.padding={config.padding}` is for tokens, and {path} has {what}. Leave it out."
+        )
+    check_lengths(dataset.group_names, "client", path)
+    if config.augment and dataset.kind != "images":
+        raise DataError(
+            f"`data.augment`={list(config.augment)} is for images, but {path} has"
+            f" {what}. Leave it out."
         )
     notes = notes_on_names(dataset.classes, "class")
     notes += notes_on_names(dataset.group_names, "client")
@@ -157,7 +220,7 @@ def _read(path: Path, config: DataConfig) -> Dataset:
     if path.suffix == ".npz":
         _check_no_client_folders(config, str(path))
         _check_no_label(config, str(path))
-        return npz_files.read(path, name, config.layout)
+        return npz_files.read(path, name, config.layout, config.kind, config.arrays.renamed())
     _check_no_layout(config, str(path))
     if path.is_file() and path.suffix.lower() == ".csv":
         _check_no_client_folders(config, str(path))
@@ -184,11 +247,26 @@ def _read(path: Path, config: DataConfig) -> Dataset:
             _check_no_client_folders(config, str(path))
             return table_files.read(archive, name, config.label, config.drop)
         _check_no_label(config, str(path))
-        return image_files.read(archive, name, by_client=config.client == "folder")
+        if config.client is None and not any(map(image_files.is_image, archive.names)):
+            if har_files.is_har(archive):
+                return har_files.read(archive, name)
+            if any(map(leaf_files.is_leaf_file, archive.names)):
+                _check_no_windows(config, str(path))
+                return leaf_files.read(archive, name, config.text.vocabulary)
+            if any(map(text_files.is_text_file, archive.names)):
+                return text_files.read(archive, name, config.text)
+        by_client = config.client == "folder"
+        return image_files.read(archive, name, by_client=by_client, size=config.image_size)
 
 
 def _check_plain(config: DataConfig, what: str) -> None:
     """Raise a DataError if a key is set that is for files of the user."""
+    key = next((key for key in ("padding", "resize") if getattr(config, key) is not None), "kind")
+    if key != "kind" or config.kind not in ("auto", "images"):
+        raise DataError(
+            f"`data.{key}`={getattr(config, key)} is for data of your own, and {what} has images."
+            " Leave it out."
+        )
     _check_no_layout(config, what)
     _check_no_client_folders(config, what)
     _check_no_label(config, what)
@@ -208,6 +286,27 @@ def _check_no_label(config: DataConfig, what: str) -> None:
         )
 
 
+def _check_client(config: DataConfig) -> None:
+    """Raise a DataError if `data.client` names a column of data that are not of Hugging Face."""
+    if config.client not in (None, "folder"):
+        raise DataError(
+            f"`data.client={config.client}` names a column, which data of Hugging Face"
+            " (data.name=hf:NAME) have. Set data.client=folder for images CLIENT/CLASS/*, or leave"
+            f" it out.{did_you_mean(str(config.client), ['folder'])}"
+        )
+
+
+def _check_no_windows(config: DataConfig, what: str) -> None:
+    """Raise a DataError if windows are asked for, and samples are windows already."""
+    plain = TextConfig(vocabulary=config.text.vocabulary)
+    for key, value in config.text:
+        if value != getattr(plain, key):
+            raise DataError(
+                f"`data.text.{key}={value}` is for texts (.txt), and {what} has samples in JSON."
+                " Leave it out."
+            )
+
+
 def _check_no_client_folders(config: DataConfig, what: str) -> None:
     """Raise a DataError if `data.client=folder` is set for other data than folders of images."""
     if config.client is not None:
@@ -218,7 +317,12 @@ def _check_no_client_folders(config: DataConfig, what: str) -> None:
 
 
 def _check_no_layout(config: DataConfig, what: str) -> None:
-    """Raise a DataError if `data.layout` is set for data that are not in an NPZ file."""
+    """Raise a DataError if a key is set that is for NPZ files, and the data are none."""
+    if renamed := config.arrays.renamed():
+        raise DataError(
+            f"`data.arrays` names arrays of NPZ files (`{min(renamed.values())}`), and {what} is no"
+            " NPZ file. Leave it out."
+        )
     if config.layout != "auto":
         raise DataError(
             f"`data.layout`={config.layout} is for NPZ files, which {what} is not. Leave it out."

@@ -176,7 +176,7 @@ def read(
         names,
         train=len(labels),
         groups=np.array(groups, dtype=np.int64),
-        group_names=_client_names(files),
+        group_names=client_names(files),
         columns=tuple(columns),
         words=words,
         dropped=tuple(drop),
@@ -243,12 +243,15 @@ def read_features(
     return x
 
 
-def _client_names(files: list[str]) -> tuple[str, ...]:
+def client_names(files: list[str]) -> tuple[str, ...]:
     """Return the names of the clients: their files' paths without what is common to all of them.
 
-    >>> _client_names(["heart/cleveland.csv", "heart/hungarian.csv"])
+    Args:
+        files: Names of the files.
+
+    >>> client_names(["heart/cleveland.csv", "heart/hungarian.csv"])
     ('cleveland', 'hungarian')
-    >>> _client_names(["north/data.csv", "south/data.csv"])
+    >>> client_names(["north/data.csv", "south/data.csv"])
     ('north', 'south')
     """
     paths = [PurePosixPath(file).with_suffix("").parts for file in files]

@@ -1,8 +1,8 @@
 """The interface of an engine, and what all engines share: device, precision, results."""
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -12,11 +12,17 @@ from flbench.client.program import LocalProgram, Step
 from flbench.config.schema import EngineConfig, TrainConfig
 from flbench.core.errors import ConfigError
 from flbench.core.rng import Draw
+from flbench.core.storage import Layout, Storage, layout_of
 from flbench.core.types import Dispatch, Message, Results, Tree
 from flbench.engine.allocation import keep_freed_memory
 
 STACKED_SIZE = 2**17
 """Scalars of the largest net whose models are stacked; larger ones gain nothing by it."""
+
+RESULTS = "the results of a round's cohort"
+"""What is stored, for messages."""
+
+IN_MEMORY = Storage()
 
 TF32_SINCE = 8, 0
 """Smallest compute capability of a GPU that has TF32 (Ampere)."""
@@ -40,11 +46,13 @@ class RoundSettings:
         train: Batch size and treatment of the last batch.
         draw: Random streams of the round.
         lr_factor: The schedule's factor, >= 0, on the learning rate of every phase.
+        storage: Where the results of a cohort are stored.
     """
 
     train: TrainConfig
     draw: Draw
     lr_factor: float = 1.0
+    storage: Storage = Storage()
 
 
 class Engine(Protocol):
@@ -102,25 +110,53 @@ class ClientRows:
 
     Args:
         clients: The number of clients K.
+        storage: Where they are stored.
     """
 
-    def __init__(self, clients: int) -> None:
+    def __init__(self, clients: int, storage: Storage = IN_MEMORY) -> None:
         self.clients = clients
         self.tree: Tree = {}
+        self._storage = storage
 
     def add(self, position: int, row: Tree) -> None:
         """Write one client's tensors at a position in [0, K); the first client sets the shapes."""
+        self._allocate(layout_of(row))
         for name, value in row.items():
-            if name not in self.tree:
-                # [...] of one client -> [K, ...]
-                self.tree[name] = torch.zeros(self.clients, *value.shape, dtype=value.dtype)
             self.tree[name][position] = value.detach()
+
+    def add_block(self, position: int, rows: Tree) -> None:
+        """Write tensors [B, ...] of several clients, from a position on.
+
+        Raises:
+            ValueError: The rows have another shape than those before.
+        """
+        self._allocate(
+            {name: (shape[1:], dtype) for name, (shape, dtype) in layout_of(rows).items()}
+        )
+        for name, value in rows.items():
+            target = self.tree[name][position : position + len(value)]
+            if target.shape != value.shape:
+                raise ValueError(
+                    f"the rows of `{name}` have the shapes {list(target.shape[1:])} and"
+                    f" {list(value.shape[1:])}"
+                )
+            target[:] = value.detach()
+
+    def _allocate(self, layout: Layout) -> None:
+        """Add tensors [K, ...] for those tensors [...] of a client that are not there yet."""
+        new = {
+            name: ((self.clients, *shape), dtype)
+            for name, (shape, dtype) in layout.items()
+            if name not in self.tree
+        }
+        if new:
+            self.tree |= self._storage.zeros(new, RESULTS)
 
     def select(self, positions: list[int]) -> Tree:
         """Return the rows at these positions: those of the clients that finished."""
         if len(positions) == self.clients:
             return self.tree
-        return {name: value[positions] for name, value in self.tree.items()}
+        return self._storage.rows(self.tree, torch.tensor(positions, dtype=torch.int64), RESULTS)
 
 
 def find_device(name: str) -> torch.device:
@@ -185,44 +221,42 @@ def select_deterministic_kernels(*, tf32: bool) -> None:
     torch.backends.cuda.matmul.allow_tf32 = tf32
 
 
-def concatenate_results(parts: list[Results], ids: Tensor) -> Results:
+def concatenate_results(
+    parts: Iterable[Results], ids: Tensor, storage: Storage = IN_MEMORY
+) -> Results:
     """Return the results of several blocks of clients as one, block after block.
 
     Args:
-        parts: The results of each block; may be empty.
-        ids: [K] The ids of all clients, for the type of empty results.
+        parts: The results of each block. An iterator lets each block be freed when it is copied.
+        ids: [K] The ids of all clients.
+        storage: Where the results are stored.
     """
-    if len(parts) == 1:
-        return parts[0]
-    some = [part for part in parts if len(part.ids)]
+    kept, sent, masks, observed = (ClientRows(len(ids), storage) for _ in range(4))
+    found, count = [], 0
+    for part in parts:
+        if len(part.ids) == len(ids):
+            return part
+        for rows, tree in (
+            (kept, part.kept),
+            (sent, part.sent.values),
+            (masks, part.sent.mask),
+            (observed, part.observed),  # what one client has logged another may not
+        ):
+            rows.add_block(count, tree if len(part.ids) else {})
+        count += len(part.ids)
+        found.append(replace(part, kept={}, sent=Message(), observed={}))
+    some = slice(0, count)
 
-    def concatenate(trees: list[Tree]) -> Tree:
-        names = trees[0] if trees else {}
-        return {name: torch.cat([tree[name] for tree in trees]) for name in names}  # [K, ...]
-
-    def concatenate_some(parts: list[Results]) -> Tree:
-        # What one client has logged another may not: its row is zero, as in `ClientRows`.
-        first = {name: value for part in parts for name, value in part.observed.items()}
-        return concatenate(
-            [
-                {
-                    name: part.observed.get(name, value.new_zeros(len(part.ids), *value.shape[1:]))
-                    for name, value in first.items()
-                }
-                for part in parts
-            ]
-        )
+    def tree_of(rows: ClientRows) -> Tree:
+        return {name: value[some] for name, value in rows.tree.items()}
 
     return Results(
-        ids=torch.cat([part.ids for part in parts]) if parts else ids[:0],
-        steps=torch.cat([part.steps for part in parts]) if parts else ids[:0],
-        losses=torch.cat([part.losses for part in parts]) if parts else torch.zeros(0),
-        kept=concatenate([part.kept for part in some]),
-        sent=Message(
-            concatenate([part.sent.values for part in some]),
-            concatenate([part.sent.mask for part in some]),
-        ),
-        observed=concatenate_some(some),
-        failures=tuple(failure for part in parts for failure in part.failures),
-        observe_seconds=sum(part.observe_seconds for part in parts),
+        ids=torch.cat([part.ids for part in found]) if found else ids[:0],
+        steps=torch.cat([part.steps for part in found]) if found else ids[:0],
+        losses=torch.cat([part.losses for part in found]) if found else torch.zeros(0),
+        kept=tree_of(kept),
+        sent=Message(tree_of(sent), tree_of(masks)),
+        observed=tree_of(observed),
+        failures=tuple(failure for part in found for failure in part.failures),
+        observe_seconds=sum(part.observe_seconds for part in found),
     )

@@ -288,7 +288,7 @@ class LocalEngine:
             found += self._distributed(
                 call, [parts[k] for k in left], [work[k] for k in left], ready
             )
-        return in_order(found, ids)
+        return in_order(found, ids, call.settings.storage)
 
     def _distributed(
         self,

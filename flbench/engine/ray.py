@@ -101,7 +101,7 @@ class RayEngine:
                 " memory. Lower engine.workers."
             ) from error
         warn_again(warned for arrays in returned for warned in arrays["warned"])
-        return in_order([unpacked(arrays) for arrays in returned], ids)
+        return in_order([unpacked(arrays) for arrays in returned], ids, settings.storage)
 
     def block(self, batch_size: int) -> int | None:
         """Return None: each actor decides how many clients it stacks."""

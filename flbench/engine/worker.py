@@ -19,9 +19,16 @@ from torch import Tensor, nn
 from flbench.client.program import LocalProgram, Step
 from flbench.config.schema import EngineConfig
 from flbench.core.raised import as_errors
+from flbench.core.storage import Storage
 from flbench.core.types import Dispatch, Message, Results, Tree
 from flbench.data.federation import Federation
-from flbench.engine.base import Engine, RoundSettings, concatenate_results, find_device
+from flbench.engine.base import (
+    RESULTS,
+    Engine,
+    RoundSettings,
+    concatenate_results,
+    find_device,
+)
 from flbench.models.lightning_net import LightningNet
 
 Arrays = dict[str, NDArray[Any]]
@@ -179,16 +186,22 @@ def unpacked(found: dict[str, Any]) -> Results:
     )
 
 
-def in_order(parts: list[Results], ids: Tensor) -> Results:
-    """Return the results of all workers as one, in the order of `ids`."""
+def in_order(parts: list[Results], ids: Tensor, storage: Storage) -> Results:
+    """Return the results of all workers as one, in the order of `ids`.
+
+    Args:
+        parts: The results of each worker.
+        ids: Ids [K] of the clients.
+        storage: Where the results are stored.
+    """
     place = {client: k for k, client in enumerate(ids.tolist())}
-    results = concatenate_results(parts, ids)
+    results = concatenate_results(parts, ids, storage)
     order = torch.tensor(
         sorted(range(len(results.ids)), key=lambda k: place[int(results.ids[k])]), dtype=torch.int64
     )
 
     def sort(tree: Tree) -> Tree:
-        return {name: value[order] for name, value in tree.items()}
+        return storage.rows(tree, order, RESULTS)
 
     return Results(
         ids=results.ids[order],

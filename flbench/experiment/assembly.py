@@ -20,8 +20,9 @@ from flbench.client.forward import is_buffer
 from flbench.client.program import Phase
 from flbench.config.schema import BestConfig, Config, EngineConfig, OwnModelConfig, WrittenConfig
 from flbench.core.errors import ConfigError, DataError
-from flbench.core.ownership import is_known
 from flbench.core.rng import Draw
+from flbench.core.storage import GIB, Storage, memory_of_machine
+from flbench.core.tree import nbytes
 from flbench.core.types import State, Tree
 from flbench.data import own_schemes, sources
 from flbench.data.federation import Federation
@@ -30,6 +31,7 @@ from flbench.engine.base import Engine, dtype_of
 from flbench.experiment import (
     checkpoint,
     engine_choice,
+    features,
     local_terms,
     memory,
     own_methods,
@@ -38,18 +40,23 @@ from flbench.experiment import (
 from flbench.experiment.code_trial import CodeTrial
 from flbench.experiment.evaluate import PARTS, Evaluator, Judge, NetTraits, positive_class
 from flbench.experiment.evaluation_tables import ClassGroups
+from flbench.experiment.features import Cached
 from flbench.experiment.found import Found, find_engine
 from flbench.experiment.judging import ClassJudge
 from flbench.experiment.loop import FederatedLoop, Seconds
 from flbench.experiment.notes import configuration_notes
 from flbench.experiment.rounds import check_programs, programs, seeded_method, training_state
+from flbench.experiment.row_files import ChangedRows
 from flbench.experiment.run_folder import RunFolder
 from flbench.metrics.classes import confusable_classes, rare_classes, read_confusion
-from flbench.models import fixed, own
+from flbench.models import fixed, own, pretrained
 from flbench.models.base import build as build_net
 from flbench.models.base import describe, net_leaves
+from flbench.models.lightning_hooks import overrides
 from flbench.models.lightning_net import LightningNet
+from flbench.models.module_state import may_draw_in_eval
 from flbench.models.trial import MIXES
+from flbench.reports.tables import size
 from flbench.workers import cores
 from flbench.workers.nesting import reason_against_workers
 
@@ -89,6 +96,7 @@ class Experiment:
         notes: Notes to show before the run starts, one sentence each. They depend on configuration
             and data alone.
         module: Optimizer and hyper-parameters of a LightningModule of the user; otherwise empty.
+        cached: What the engine has in place of net and samples; None if it has these.
         engine_choice: Why `engine.name=auto` chose the engine, with measured times; None if the
             configuration names the engine.
     """
@@ -103,6 +111,7 @@ class Experiment:
     notes: tuple[str, ...]
     engine_choice: str | None = None
     module: Mapping[str, Any] = field(default_factory=dict)
+    cached: Cached | None = None
 
     @cached_property
     def config(self) -> Config:
@@ -122,12 +131,24 @@ class Experiment:
             return self
         from flbench.engine.local import LocalEngine
 
-        engine = LocalEngine(self.engine, self.net, self.federation, used, tell)
+        engine = LocalEngine(self.engine, *self.given, used, tell)
         return replace(self, engine=engine)
+
+    @property
+    def storage(self) -> Storage:
+        """Where large tensors are stored: in mapped files above `engine.state_memory`."""
+        return Storage(self.config.engine.state_memory, self.config.output.dir)
 
     def messages(self) -> tuple[str, ...]:
         """Return the sentences to print before a run starts: the notes and the engine's choice."""
         return self.notes if self.engine_choice is None else (*self.notes, self.engine_choice)
+
+    @property
+    def given(self) -> tuple[nn.Module, Federation]:
+        """Net and samples as engines get them."""
+        if self.cached is None:
+            return self.net, self.federation
+        return self.cached.net, self.cached.federation
 
     def start(self) -> State:
         """Return the state before the first round.
@@ -136,7 +157,8 @@ class Experiment:
             RunError: The file system has not enough space for the tensors that clients keep.
         """
         dtype = dtype_of(self.config.engine)
-        return _start(self.net, self.algorithm, dtype, partial(_owned, self.config))
+        own = partial(memory.writable_copy, storage=self.storage)
+        return _start(self.net, self.algorithm, dtype, own)
 
     def sketch(self, ids: Tensor | None = None) -> State:
         """Return the state before the first round for measurements, without a copy for each client.
@@ -166,7 +188,12 @@ class Experiment:
             recalibrate=self.config.train.batchnorm == "drop",
             warn=warn,
             parts=parts,
-            net=NetTraits(is_known(self.net), bool(self.net.__dict__.get(MIXES, False))),
+            net=NetTraits(
+                not may_draw_in_eval(self.net),
+                bool(self.net.__dict__.get(MIXES, False)),
+                None if self.cached is None else self.cached.size,
+                {} if self.cached is None else self.cached.held,
+            ),
         )
 
     def loop(
@@ -193,6 +220,7 @@ class Experiment:
             callbacks=callbacks,
             seconds=seconds,
             module=self.module,
+            storage=self.storage,
         )
 
     def restore(self, folder: RunFolder) -> Restored:
@@ -212,13 +240,17 @@ class Experiment:
         """
         if not folder.checkpoint("last").exists():
             folder.rewind(0)
+            folder.changes = ChangedRows()
             return Restored(self.start(), Seconds(), Memory())
         path = folder.checkpoint("last")
-        saved, extra = checkpoint.load(path, self.config.hash())
-        rows, seconds, memory = self._check(path, saved, extra)
+        saved, extra, stored = checkpoint.read(path, self.config.hash(), self.storage)
+        rows, seconds, about = self._check(path, saved, extra)
         folder.rewind(rows)
-        state = replace(saved, clients=_owned(self.config, saved.clients))
-        return Restored(state, seconds, memory)
+        folder.changes = ChangedRows(stored)
+        if stored is None:
+            saved = replace(saved, clients=memory.writable_copy(saved.clients, self.storage))
+        folder.changes.check(saved.clients)
+        return Restored(saved, seconds, about)
 
     def _check(
         self, path: Path, saved: State, extra: dict[str, Any]
@@ -232,7 +264,7 @@ class Experiment:
         server, clients = self.algorithm.init(values)
         stages = self.algorithm.stages()
         seconds = extra.get("seconds")
-        memory = _memory_of(extra)
+        about = _memory_of(extra)
         fits = {
             "position": saved.stage < len(stages)
             and saved.stage_round <= stages[saved.stage].rounds
@@ -245,14 +277,14 @@ class Experiment:
             "seconds": isinstance(seconds, dict)
             and {"train", "evaluate", "total"} <= seconds.keys() <= vars(Seconds()).keys()
             and all(isinstance(value, float) and value >= 0 for value in seconds.values()),
-            "callbacks": memory is not None,
+            "callbacks": about is not None,
         }
         if wrong := [name for name, holds in fits.items() if not holds]:
             raise DataError(
                 f"the checkpoint {path} is damaged: its `{wrong[0]}` does not fit the run's"
                 " config.yaml. Remove it: the run then starts from the beginning."
             )
-        return extra["rows"], Seconds(**extra["seconds"]), memory or Memory()
+        return extra["rows"], Seconds(**extra["seconds"]), about or Memory()
 
 
 def build(
@@ -261,6 +293,7 @@ def build(
     *,
     tried: bool = True,
     engine: EngineConfig | None = None,
+    folder: Path | None = None,
 ) -> Experiment:
     """Build all objects of an experiment.
 
@@ -273,6 +306,8 @@ def build(
         tried: Whether to try the code of the user in a few steps of training. The models of a
             finished run need no trial.
         engine: What to build with in place of the section `engine` of the configuration.
+        folder: Folder of the run, if it has begun: what is frozen in the net has the values that
+            the run has stored.
 
     Raises:
         UserError: Data and configuration do not fit together. The message lists all reasons that
@@ -280,11 +315,16 @@ def build(
     """
     _check_resolved(config)
     with own_methods.named(config.algorithm):
-        return _built(config, federation, engine or config.engine, tried=tried)
+        return _built(config, federation, engine or config.engine, tried=tried, folder=folder)
 
 
 def _built(
-    asked: Config, federation: Federation | None, asked_engine: EngineConfig, *, tried: bool
+    asked: Config,
+    federation: Federation | None,
+    asked_engine: EngineConfig,
+    *,
+    tried: bool,
+    folder: Path | None,
 ) -> Experiment:
     """Build all objects of an experiment; see `build`."""
     used = find_engine(asked_engine)
@@ -293,6 +333,9 @@ def _built(
     scheme = own_schemes.sha256(asked.partition, federation.partition.hash())
     net = build_net(asked.model, federation.shape, federation.output, asked.seed)
     about_net = own.recorded(asked.model, net) if isinstance(asked.model, OwnModelConfig) else {}
+    about_net |= pretrained.recorded(net)
+    if folder is not None and (values := fixed.values(net)):
+        checkpoint.load_frozen(folder / "checkpoints" / checkpoint.FROZEN, values)
     judge, about_classes = _judge(asked, net, federation)
     terms = None
     if asked.train.terms:
@@ -303,7 +346,7 @@ def _built(
         engine=used,
         dataset=federation.dataset.name,
         samples=federation.dataset.sha256,
-        clients=federation.clients,
+        clients=federation.with_new_clients().clients,
         scheme=scheme,
         net=about_net,
         method=own_methods.sha256(asked.algorithm, method),
@@ -329,13 +372,15 @@ def _built(
         from flbench.experiment import own_training  # it loads Lightning
 
         own_training.check_keys(config)
-        method = own_training.with_module(method)
+        validates = overrides(net.module, "validation_step")
+        method = own_training.with_module(method, validates=validates)
     try:
         algorithm = method(config.algorithm, setting)
         unmet = _sentences(algorithm.requires())
         if not unmet:
             before = _start(net, algorithm, dtype)
-            if setting.net.fixed:
+            unmet = _too_large(before)
+            if setting.net.fixed and not unmet:
                 unmet = _without_training(algorithm, before)
     except ConfigError as error:  # the head of the net is not known, or frozen
         unmet = [str(error)]
@@ -344,7 +389,8 @@ def _built(
         if frozen and _is_unmet_by_freezing(unmet, method, config, setting, net, federation.shape):
             unmet.append(
                 f"The method sees neither the {frozen} frozen parameters of the net"
-                " (requires_grad=False) nor layers without other parameters."
+                " (requires_grad=False or model.freeze) nor layers without other parameters. Freeze"
+                " less of the net, or take another method."
             )
         raise ConfigError(
             "\n".join(f"`algorithm.name={config.algorithm.name}`: {sentence}" for sentence in unmet)
@@ -357,7 +403,7 @@ def _built(
         about_terms = local_terms.notes(config, terms, algorithm, replace(before, clients={}))
     if isinstance(net, LightningNet):
         has_classes = federation.dataset.targets is None
-        own_training.check_method(algorithm, before, net.title, has_classes=has_classes)
+        own_training.check_method(algorithm, before, net, has_classes=has_classes)
         step = partial(own_training.try_step, net, config, federation, algorithm, before)
         about_module, module = step()
     start = training_state(algorithm, before)
@@ -383,13 +429,19 @@ def _built(
         *about_module,
         *about_code,
     ]
+    shown = None
+    if tried:
+        shown = features.cached(config, net, federation, find_engine(asked_engine))
+        notes += [shown] if isinstance(shown, str) else [] if shown is None else [shown.note]
+    given = (shown.net, shown.federation) if isinstance(shown, Cached) else (net, federation)
     reason = None
+    about_draws: list[str] = []
     if used.name == "auto":
 
         def make(name: str) -> Engine:
             if name == "vectorized":
-                trial.check_stacked()
-            return build_engine(find_engine(asked_engine.altered(name=name)), net, federation)
+                about_draws.extend(trial.check_stacked())
+            return build_engine(find_engine(asked_engine.altered(name=name)), *given)
 
         processes = cores.available() if used.workers == "auto" else used.workers
         name, reason = engine_choice.choose(
@@ -401,15 +453,26 @@ def _built(
         )
         used = find_engine(asked_engine.altered(name=name))
         torch.set_num_threads(used.threads)
+        notes += about_draws if name == "vectorized" else []
     elif tried and stacks(used, net):
-        trial.check_stacked()
-    engine = build_engine(used, net, federation)
+        notes += trial.check_stacked()
+    engine = build_engine(used, *given)
     block = engine.block(config.train.batch_size)
     if block is not None:
         used = used.altered(block=block)
     found = replace(found, engine=used)
     return Experiment(
-        asked, found, federation, net, algorithm, engine, judge, tuple(notes), reason, module
+        asked,
+        found,
+        federation,
+        net,
+        algorithm,
+        engine,
+        judge,
+        tuple(notes),
+        reason,
+        module,
+        shown if isinstance(shown, Cached) else None,
     )
 
 
@@ -497,7 +560,19 @@ def _judge(config: Config, net: nn.Module, federation: Federation) -> tuple[Judg
             f"two classes: the positive class of AUROC and average precision is `{positive}`; the"
             " key evaluation.positive chooses it."
         )
-    return ClassJudge(federation, groups, metrics), notes
+    if config.evaluation.probabilities:
+        parts = federation.partition.parts
+        samples = sum(len(rows) for part in PARTS for rows in parts[part])
+        kept = 4 * samples * federation.classes
+        notes.append(
+            f"evaluation.probabilities: {size(kept)} of predicted probabilities are kept in memory"
+            f" by each evaluation of a model ({samples:,} validation and test samples times"
+            f" {federation.classes} classes); none are written to the disk."
+        )
+    judge = ClassJudge(
+        federation, groups, metrics, has_probabilities=config.evaluation.probabilities
+    )
+    return judge, notes
 
 
 def load_federation(config: Config) -> Federation:
@@ -511,7 +586,7 @@ def load_federation(config: Config) -> Federation:
     """
     _check_resolved(config)
     dataset = sources.load(config.data)
-    return build_federation(dataset, config.data, config.partition, config.seed)
+    return build_federation(dataset, config.data, config.partition, config.seed, config.shift)
 
 
 def _check_resolved(config: Config) -> None:
@@ -528,6 +603,21 @@ def _made_again(config: Config, net: nn.Module, federation: Federation) -> nn.Mo
     if not isinstance(config.model, OwnModelConfig) or not own.is_made(config.model):
         return net
     return build_net(config.model, federation.shape, federation.output, config.seed)
+
+
+def _too_large(start: State) -> list[str]:
+    """Return a sentence if the server's tensors do not fit into the memory of this machine.
+
+    A round computes those that change in main memory, before they are stored elsewhere.
+    """
+    need, there = nbytes(start.server), memory_of_machine()
+    if need <= there:
+        return []
+    return [
+        f"the tensors that the server keeps would take {need / GIB:,.1f} GiB, and this machine has"
+        f" {there / GIB:,.1f} GiB. Choose fewer clients (partition.clients) or a smaller net"
+        " (model.name)."
+    ]
 
 
 def _start(
@@ -573,11 +663,6 @@ def _memory_of(extra: dict[str, Any]) -> Memory | None:
 def _layout(tree: Tree) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Return the shape and the type of each tensor."""
     return {name: (value.shape, value.dtype) for name, value in tree.items()}
-
-
-def _owned(config: Config, rows: Tree) -> Tree:
-    """Return a writable copy of the clients' rows; see `memory.writable_copy`."""
-    return memory.writable_copy(rows, config.engine.state_memory, config.output.dir)
 
 
 def build_engine(config: EngineConfig, net: nn.Module, federation: Federation) -> Engine:

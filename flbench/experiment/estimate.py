@@ -12,7 +12,7 @@ from flbench.client.program import LocalProgram, Phase, shortened
 from flbench.core.tree import digest, nbytes
 from flbench.core.types import State
 from flbench.engine.base import RoundSettings
-from flbench.experiment import engine_choice, memory, rounds
+from flbench.experiment import engine_choice, rounds
 from flbench.experiment.assembly import Experiment
 from flbench.experiment.communication import apply_mask, row_bytes
 from flbench.experiment.engine_choice import steps_of
@@ -54,8 +54,8 @@ class Estimate:
         data: Bytes of all samples.
         state: Bytes of the tensors that server and clients store.
         results: Bytes of the leaves that a cohort keeps and sends in a round.
-        memory: Largest memory of the process so far, plus the clients' tensors that are held in
-            main memory and `results`, in bytes.
+        memory: Largest memory of the process so far, plus the clients' tensors and `results` as far
+            as they are held in main memory, in bytes.
     """
 
     parameters: int
@@ -120,7 +120,7 @@ def measure(experiment: Experiment) -> Estimate:
     kept = nbytes(first.results.kept) + nbytes(first.results.sent.values)
     kept //= max(1, len(first.results.ids))
     own = nbytes(state.clients)
-    stored = 0 if memory.exceeds_limit(state.clients, config.engine.state_memory) else own
+    stored = own if experiment.storage.holds(own) else 0
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     samples = experiment.federation
     return Estimate(
@@ -138,7 +138,7 @@ def measure(experiment: Experiment) -> Estimate:
         data=nbytes({"x": samples.x, "y": samples.y}),
         state=nbytes(state.server) + own,
         results=kept * cohort,
-        memory=used + stored + kept * cohort,
+        memory=used + stored + (kept * cohort if experiment.storage.holds(kept * cohort) else 0),
     )
 
 
@@ -192,7 +192,7 @@ def _digest(evaluator: Evaluator, state: State, settings: RoundSettings, clients
         min(clients, BLOCK, max(1, SCALARS // evaluator.algorithm.setting.net.size))
     )
     begin = time.perf_counter()
-    digest(evaluator.deployed(state, settings, some))
+    digest(evaluator.hashed(state, settings, some))
     return (time.perf_counter() - begin) * clients / len(some)
 
 

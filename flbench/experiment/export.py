@@ -26,6 +26,7 @@ from flbench.core import files
 from flbench.core.errors import RunError, UserError, did_you_mean
 from flbench.core.ownership import without_new_hooks
 from flbench.core.raised import user_line
+from flbench.core.shapes import TokenShape
 from flbench.core.wording import setting
 from flbench.experiment.trained import TrainedModel
 
@@ -165,6 +166,8 @@ def _examples(model: TrainedModel) -> Tensor:
     """Return raw samples [EXAMPLES, ...] drawn at random from the range of the data."""
     rng = np.random.default_rng(0)
     shape = (EXAMPLES, *model.raw_shape)
+    if isinstance(model.inputs.shape, TokenShape):
+        return torch.from_numpy(rng.integers(0, model.inputs.shape.vocabulary, shape))
     if model.largest is not None:
         return torch.from_numpy(rng.integers(0, int(model.largest) + 1, shape, dtype=np.uint8))
     x = rng.normal(size=shape)
@@ -367,11 +370,12 @@ def _as_weights(model: TrainedModel, card: dict[str, Any]) -> bytes:
             f" `{model.net.unsaved[0]}`, which is not persistent. Register it without"
             " persistent=False, or choose another format."
         )
-    weights = {
-        name: value.contiguous()
-        for name, value in model.net.net.state_dict().items()
-        if isinstance(value, Tensor)  # without what `get_extra_state` returns
-    }
+    weights: dict[str, Tensor] = {}
+    for name, value in model.net.net.state_dict().items():
+        if isinstance(value, Tensor):  # without what `get_extra_state` returns
+            # safetensors refuses tensors that share memory, as tied weights do.
+            seen = {one.data_ptr() for one in weights.values()}
+            weights[name] = value.clone() if value.data_ptr() in seen else value.contiguous()
     return save_safetensors(weights, {"card": json.dumps(card)})
 
 

@@ -18,14 +18,16 @@ from flbench.config.sources import Layer, leaves
 from flbench.config.yaml_text import to_yaml
 from flbench.core import files
 from flbench.core.errors import ConfigError, DataError
+from flbench.core.storage import GIB
 from flbench.core.tree import nbytes
 from flbench.data import partition_files
 from flbench.data.federation import Federation
-from flbench.experiment import finalize, memory, own_methods, provenance
+from flbench.experiment import finalize, own_methods, provenance
 from flbench.experiment.assembly import Experiment, Restored, build
 from flbench.experiment.evaluate import PARTS
 from flbench.experiment.loop import Seconds
 from flbench.experiment.run_folder import RunFolder
+from flbench.models import fixed
 from flbench.results.reading import is_finished
 
 # Keys that may change on resume because they do not change results: locations of files, and what
@@ -139,6 +141,7 @@ def write_description(
     for name, content in zip(("partition.npz", "partition.json"), partition, strict=True):
         folder.write(name, content)
     folder.write_json("provenance.json", about)
+    folder.save_frozen(fixed.values(experiment.net))
     # The configuration is written last, because a folder that contains it can be resumed.
     folder.write("config.yaml", to_yaml(experiment.config.tree(), origins))
     trust.record_file(folder.path / "config.yaml")
@@ -188,7 +191,8 @@ def resume(
         if is_finished(path):
             told.on_note(f"{path} is finished: there is nothing to resume.")
             return path
-        experiment = _with_workers(build(config, federation), told, is_alone=is_alone)
+        experiment = build(config, federation, folder=path)
+        experiment = _with_workers(experiment, told, is_alone=is_alone)
         stack.callback(experiment.engine.close)
         _check_data(experiment, path, has_samples=federation is None)
         told.prepare(experiment.config, _parts(experiment))
@@ -232,12 +236,13 @@ def _run_to_end(
 ) -> None:
     """Run the remaining rounds, evaluate the models of the best round, write tables and summary."""
     state = start.state
-    limit, size = experiment.config.engine.state_memory, nbytes(state.clients) / memory.GIB
-    if memory.exceeds_limit(state.clients, limit):
-        callbacks.on_note(
-            f"the tensors that the clients keep take {size:.1f} GiB and are stored in a mapped file"
-            f" in output.dir, since they exceed engine.state_memory={limit:g} GiB."
-        )
+    storage = experiment.storage
+    for who, tree in (("clients keep", state.clients), ("server keeps", state.server)):
+        if not storage.holds(size := nbytes(tree)):
+            callbacks.on_note(
+                f"the tensors that the {who} take {size / GIB:.1f} GiB and are stored in a mapped"
+                f" file in output.dir, since they exceed engine.state_memory={storage.limit:g} GiB."
+            )
     loop = experiment.loop(folder, callbacks, start.seconds)
     loop.progress.state = state
     try:

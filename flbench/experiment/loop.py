@@ -18,10 +18,11 @@ from flbench.client.program import LocalProgram, Statistic, Step
 from flbench.config.schema import Config
 from flbench.core import metric_names
 from flbench.core.errors import CallbackError, ConfigError, DivergedError, RunError, UserError
+from flbench.core.storage import Storage
 from flbench.core.types import Results, Stage, State, Tree
 from flbench.core.wording import lower_rate
 from flbench.engine.base import Engine, RoundSettings
-from flbench.experiment import own_methods, rounds
+from flbench.experiment import memory, own_methods, rounds
 from flbench.experiment.evaluate import Evaluation, Evaluator
 from flbench.experiment.evaluation_tables import group_rows
 from flbench.experiment.interrupts import Interrupts
@@ -87,6 +88,7 @@ class FederatedLoop:
         seconds: Time spent so far, including the time before a resume.
         last: Scores of the last evaluation; None before the first.
         module: Optimizer and hyper-parameters of a LightningModule of the user; otherwise empty.
+        storage: Where large tensors are stored.
         progress: How far the run is, for the callbacks.
         view: The read-only view of the run that the callbacks get.
         running: Best and last evaluated round, and totals, of the metrics written so far.
@@ -105,6 +107,7 @@ class FederatedLoop:
     seconds: Seconds = field(default_factory=Seconds)
     last: Evaluation[Any] | None = None
     module: Mapping[str, Any] = field(default_factory=dict)
+    storage: Storage = Storage()
     progress: Progress = field(init=False)
     view: RunView = field(init=False)
     running: RunningSummary = field(init=False)
@@ -255,6 +258,7 @@ class FederatedLoop:
         """
         evaluated = not stage.setup and self._is_evaluation_due(state.round + 1)
         settings = rounds.settings_of(self.algorithm, state, setup=stage.setup)
+        settings = replace(settings, storage=self.storage)
         groups = None if stage.setup else self._cohort_groups(state)
         with self.seconds.measure("train"):
             diagnostics = self.algorithm.diagnostics() if evaluated else ()
@@ -274,8 +278,12 @@ class FederatedLoop:
             with self.seconds.measure("evaluate"), interrupts.allowed():
                 moments["@before"] = self.evaluator.evaluate_cohort(state, settings, ids)
         with self.seconds.measure("train"):
+            self.folder.changes.check(state.clients)
             over = rounds.exchange(self.algorithm, state, trained)
-            self.evaluator.changed(trained.results.ids)
+            server = memory.stored_server(over.state.server, state.server, self.storage)
+            over = replace(over, state=replace(over.state, server=server))
+            self.folder.changes.changed(state.clients, None if over.written_to else ids)
+            self.evaluator.changed(ids)
         for name, value in over.metrics.items():
             self._check_server_metric(name, value)
         number, split = over.state.round, "setup" if stage.setup else "train"
@@ -504,7 +512,7 @@ class FederatedLoop:
             scores = by_part[part] = self.evaluator.no_scores()
             if f"{part}.predicted" in results.observed:
                 seen = self.evaluator.predictions_of(part, results.ids, results.observed)
-                scores.add_(seen.client, seen.true, seen.predicted)
+                seen.add_to(scores)
                 for found in seen.margins():
                     margins["personal", part] = found
         common = by_part.pop("common")

@@ -16,7 +16,7 @@ from flbench.algorithms.base import Algorithm, is_of_user
 from flbench.client.program import LocalProgram, Phase, Step
 from flbench.core.errors import ConfigError, UnknownNameError, did_you_mean
 from flbench.core.rng import Draw, seeded
-from flbench.core.tree import put_, take
+from flbench.core.tree import put_, take, write_counts
 from flbench.core.types import Dispatch, Message, Results, Stage, State, Tree, Update
 from flbench.engine.base import Engine, RoundSettings
 from flbench.experiment import own_methods
@@ -48,11 +48,13 @@ class Exchange:
         costs: Bytes by direction (`up_bytes`, `down_bytes`, `peer_bytes`, or `setup_bytes`), counts
             of clients (`trainings`, `without_step`, `diverged`) and, if a client took a step, the
             cohort's mean training `loss`.
+        written_to: Whether the method's code has written to the clients' leaves itself.
     """
 
     state: State
     metrics: dict[str, float]
     costs: dict[str, float]
+    written_to: bool = False
 
 
 class Seen(dict[str, Tensor]):
@@ -228,7 +230,7 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
     """
     stage = algorithm.stages()[state.stage]
     program, results = trained.program, trained.results
-    update, links, sent = Update(), None, Message()
+    update, links, sent, written_to = Update(), None, Message(), False
     if len(results.ids):
         sent = apply_mask(results.sent)
         stored = {name: value for name, value in sent.values.items() if name in program.keeps}
@@ -238,7 +240,9 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
         if len(algorithm.stages()) > 1:
             _mark_stale(state, results, stored)
         seen = visible_to_server(state, program)
+        before = write_counts(state.clients)
         links, update = of_server(algorithm, seen, replace(results, sent=sent))
+        written_to = write_counts(state.clients) != before
         with naming(algorithm, state, "aggregate"):
             check_update(update, state, len(results.ids))
     reply = Message() if update.reply is None else apply_mask(update.reply)
@@ -253,6 +257,7 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
         replace(over, is_initial=state.is_initial and not moved),
         dict(update.metrics),
         _costs(stage, trained, sent, update, links),
+        written_to,
     )
 
 

@@ -11,9 +11,10 @@ from flbench.core import files
 from flbench.core.csv_text import csv_text
 from flbench.core.errors import RunError
 from flbench.core.locked_folder import LockedFolder
-from flbench.core.types import State
+from flbench.core.types import State, Tree
 from flbench.core.wording import in_shell
 from flbench.experiment import checkpoint
+from flbench.experiment.row_files import ChangedRows
 from flbench.results import metrics_file
 from flbench.results.metrics_file import Row
 from flbench.results.reading import check_run_folder
@@ -31,6 +32,7 @@ class RunFolder(LockedFolder):
 
     Attributes:
         rows: Rows of metrics.csv written so far.
+        changes: Which rows of the clients the checkpoints have, and which have changed since.
     """
 
     marker = "config.yaml"
@@ -39,6 +41,7 @@ class RunFolder(LockedFolder):
     def __init__(self, path: Path, resume_command: str | None = None) -> None:
         super().__init__(path, resume_command)
         self.rows: list[Row] = []
+        self.changes = ChangedRows()
 
     @classmethod
     def command_to_resume(cls, path: Path) -> str:
@@ -151,6 +154,8 @@ class RunFolder(LockedFolder):
     def save_state(self, name: str, state: State, config_hash: str, extra: dict[str, Any]) -> None:
         """Write a checkpoint, after flushing the metrics up to it to the disk.
 
+        Large rows of clients are written only if they have changed since another checkpoint.
+
         Args:
             name: `last` or `best`.
             state: State to save.
@@ -162,7 +167,20 @@ class RunFolder(LockedFolder):
         """
         with self.guard(f"checkpoints/{name}"):
             files.sync(self.path / "metrics.csv")
-            checkpoint.save(self.checkpoint(name), state, config_hash, extra)
+            checkpoint.save(self.checkpoint(name), state, config_hash, extra, self.changes)
+
+    def save_frozen(self, tree: Tree) -> None:
+        """Write what is frozen in the net beside the checkpoints, once for the whole run.
+
+        Args:
+            tree: Frozen parameters and statistics by name; nothing is written if there are none.
+
+        Raises:
+            RunError: The file cannot be written.
+        """
+        if tree:
+            with self.guard(f"checkpoints/{checkpoint.FROZEN}"):
+                checkpoint.save_frozen(self.path / "checkpoints" / checkpoint.FROZEN, tree)
 
     def link_state(self, source: str, name: str) -> None:
         """Give a checkpoint a second name; it is copied where the file system has no hard links.

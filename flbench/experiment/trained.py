@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from io import StringIO
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -28,11 +29,12 @@ from flbench.client.forward import apply
 from flbench.client.program import Statistic
 from flbench.config.resolve import resolve_written
 from flbench.config.schema import Config, EngineConfig
-from flbench.core import files
+from flbench.core import files, shapes
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import DataError, UserError, did_you_mean
 from flbench.core.learned import Learned
 from flbench.core.printable import one_line
+from flbench.core.shapes import TokenShape
 from flbench.core.types import Batch, Outputs, Samples, State, StepContext, Tree
 from flbench.core.wording import how_to_resume, setting
 from flbench.data import unlabelled
@@ -44,7 +46,7 @@ from flbench.engine.base import find_device
 from flbench.experiment import checkpoint, rounds
 from flbench.experiment.assembly import Experiment, build
 from flbench.experiment.evaluate import BLOCK, SCALARS
-from flbench.metrics import ranking_names
+from flbench.metrics import probability_names, ranking_names
 from flbench.models.base import net_leaves
 from flbench.models.lightning_net import LightningNet
 from flbench.models.module_state import isolated, needs_isolation
@@ -122,9 +124,11 @@ class DeployedNet(nn.Module):
 class RawInputs(nn.Module):
     """Samples as the data set stores them to normalized inputs of the net.
 
-    Images are [B, height, width] with one channel, and otherwise [B, height, width, channels]; rows
-    of tables are [B, columns] float32, with NaN for missing values and with the position of the
-    word in a column of words. The output is [B, channels, height, width] or [B, width].
+    Images are [B, height, width] with one channel, and otherwise [B, height, width, channels];
+    series are [B, channels, length]; tokens are [B, length] int64 and stay as they are; rows of
+    tables are [B, columns] float32, with NaN for missing values and with the position of the word
+    in a column of words. The output is [B, channels, height, width], [B, channels, length],
+    [B, length] or [B, width].
 
     Args:
         shape: Shape of one input of the net.
@@ -146,6 +150,7 @@ class RawInputs(nn.Module):
     ) -> None:
         super().__init__()
         self.shape = shape
+        self.takes_tokens = isinstance(shape, TokenShape)
         self.register_buffer("shift", shift)
         self.register_buffer("scale", scale)
         self.register_buffer("source", source)
@@ -165,12 +170,16 @@ class RawInputs(nn.Module):
             x = x[:, self.source]  # [B, columns] -> [B, width]
             has_word = (x == self.word).to(x.dtype)
             return torch.where((self.word >= 0) & ~torch.isnan(x), has_word, x)
+        if len(self.shape) == 2:
+            return x
         if self.shape[0] == 1:
             return x[:, None]  # [B, H, W] -> [B, 1, H, W]
         return x.permute(0, 3, 1, 2)  # [B, H, W, C] -> [B, C, H, W]
 
     def forward(self, raw: Tensor) -> Tensor:
-        """Return normalized inputs of raw samples."""
+        """Return normalized inputs of raw samples; tokens as they are."""
+        if self.takes_tokens:
+            return raw.to(torch.int64)
         x = self.encoded(raw)
         if self.fill is not None:
             x = torch.where(torch.isnan(x), self.fill, x)
@@ -187,7 +196,8 @@ class Normalization:
         std: Standard deviation, or the width of the range with `data.normalize=unit`; 1 for a
             constant channel or column, or infinity with `data.normalize=client`, so that the input
             is 0.
-        axis: What the arrays are indexed by: `channel`, or `column`: a column of the net's input.
+        axis: What the arrays are indexed by: `channel`, or `column`: a column of the net's input;
+            `none` for tokens, which are not normalized.
         columns: Names of the net's input columns; `NAME=WORD` for a column of words. Empty for
             images.
         fill: Values that replace missing ones, by column. Empty for images.
@@ -195,7 +205,7 @@ class Normalization:
 
     mean: NDArray[np.float64]
     std: NDArray[np.float64]
-    axis: Literal["channel", "column"]
+    axis: Literal["channel", "column", "none"]
     columns: tuple[str, ...] = ()
     fill: tuple[float, ...] = ()
 
@@ -228,15 +238,23 @@ class TrainedModel:
 
     @property
     def raw_shape(self) -> tuple[int, ...]:
-        """Shape of one raw sample: (height, width), (height, width, channels) or (columns,)."""
+        """Shape of one raw sample.
+
+        It is (height, width), (height, width, channels), (channels, length), (columns,) or, of
+        tokens, (length,).
+        """
         if self.inputs.source is not None:
             return (len(self.columns),)
+        if len(self.inputs.shape) < 3:
+            return tuple(self.inputs.shape)
         channels, height, width = self.inputs.shape
         return (height, width) if channels == 1 else (height, width, channels)
 
     @property
     def raw_dtype(self) -> torch.dtype:
-        """Type of raw samples: uint8 or float32."""
+        """Type of raw samples: uint8 or float32, and int64 of tokens."""
+        if self.inputs.takes_tokens:
+            return torch.int64
         return torch.float32 if self.largest is None else torch.uint8
 
     @property
@@ -252,8 +270,9 @@ class TrainedModel:
 
         Args:
             x: Samples as the data set stores them: [B, height, width] or [B, height, width, 3], or
-                [B, channels, height, width], uint8 where the data set has uint8 images; rows of
-                tables [B, columns], NaN for missing values.
+                [B, channels, height, width], uint8 where the data set has uint8 images; series
+                [B, channels, length]; tokens [B, length], integers; rows of tables [B, columns],
+                NaN for missing values.
 
         Returns:
             Scores [B, C] on the CPU.
@@ -300,9 +319,10 @@ class TrainedModel:
         raw = _as_tensor(x)
         shape = self.raw_shape
         expected = f"[B, {', '.join(map(str, shape))}]"
-        if len(shape) > 1 and raw.dim() == 4 and tuple(raw.shape[1:]) == self.inputs.shape:
+        is_image = len(self.inputs.shape) == 3 and raw.dim() == 4
+        if is_image and tuple(raw.shape[1:]) == self.inputs.shape:
             raw = raw.permute(0, 2, 3, 1) if len(shape) == 3 else raw[:, 0]
-        if len(shape) == 2 and raw.dim() == 4 and tuple(raw.shape[1:]) == (*shape, 1):
+        if self.inputs.shape[:1] == (1,) and raw.dim() == 4 and raw.shape[1:] == (*shape, 1):
             raw = raw[..., 0]
         if raw.dim() != len(shape) + 1 or tuple(raw.shape[1:]) != shape:
             hint = " Add the axis B of the samples." if tuple(raw.shape) == shape else ""
@@ -310,6 +330,8 @@ class TrainedModel:
                 f"the samples have the shape {list(raw.shape)}, but the model of"
                 f" `{self.card['dataset']}` takes {expected}.{hint}"
             )
+        if isinstance(self.inputs.shape, TokenShape):
+            return self._checked_tokens(raw, self.inputs.shape.vocabulary)
         if self.largest is None:
             raw = raw.to(torch.float32)
             self._check_finite(raw)
@@ -327,6 +349,23 @@ class TrainedModel:
                 " range."
             )
         return raw.to(torch.uint8)
+
+    def _checked_tokens(self, raw: Tensor, vocabulary: int) -> Tensor:
+        """Return tokens as int64; raise a UserError for one that is not in the vocabulary."""
+        if raw.is_floating_point() or raw.dtype == torch.bool:
+            raise UserError(
+                f"the samples have the type {_name(raw.dtype)}, but `{self.card['dataset']}` has"
+                " sequences of tokens. Give their ids as integers."
+            )
+        wrong = ((raw < 0) | (raw >= vocabulary)).nonzero()
+        if len(wrong):
+            row, place = wrong[0].tolist()
+            raise UserError(
+                f"sample {row} (counted from 0) has the token {int(raw[row, place])} at position"
+                f" {place}, but the vocabulary of `{self.card['dataset']}` has the ids 0 to"
+                f" {vocabulary - 1}. Replace it."
+            )
+        return raw.to(torch.int64)
 
     def _check_finite(self, raw: Tensor) -> None:
         """Raise a UserError if samples in float32 have values that are not finite.
@@ -425,7 +464,7 @@ def _built(path: Path, federation: Federation | None) -> Iterator[Experiment]:
     threads = torch.get_num_threads()
     config, _ = resolve_written(path / "config.yaml")
     engine = _on_this_machine(config.engine)
-    experiment = build(config, federation, tried=False, engine=engine)
+    experiment = build(config, federation, tried=False, engine=engine, folder=path)
     try:
         samples = experiment.federation
         check_unchanged(path, samples.partition, samples.dataset, "Restore the old files.")
@@ -525,6 +564,12 @@ def check_checkpoint(path: Path) -> Path:
         UserError: There is none.
     """
     last = path / "checkpoints" / "last.safetensors"
+    if not last.is_file() and (path / "trial.json").is_file():
+        raise UserError(
+            f"{path} has no checkpoint: a study keeps those of the best trial of each method, and"
+            " of the final trainings (output.keep_trials=best). Take one of these, or start a new"
+            " study with output.keep_trials=all."
+        )
     if not last.is_file():
         raise UserError(
             f"{path} has no checkpoint checkpoints/{last.name}: no round was saved. Continue the"
@@ -540,7 +585,10 @@ def _read_state(experiment: Experiment, path: Path, moment: Moment) -> State:
         UserError: The run has no such checkpoint.
         DataError: The checkpoint is damaged, or belongs to another configuration or round.
     """
-    state, _ = checkpoint.load(check_checkpoint(path), experiment.config.hash())
+    config_hash = experiment.config.hash()
+    # The run may have been copied from another machine, into a folder that cannot be written to.
+    storage = replace(experiment.storage, folder=Path(gettempdir()))
+    state = checkpoint.read(check_checkpoint(path), config_hash, storage).state
     if moment == "last":
         return state
     best = best_round(metrics_file.read(path / "metrics.csv"), experiment.config.evaluation.best)
@@ -552,7 +600,7 @@ def _read_state(experiment: Experiment, path: Path, moment: Moment) -> State:
             f"{path} has no checkpoint checkpoints/{file.name} of its best round {best}. Take the"
             f" last round, {state.round}, instead (checkpoint `last`)."
         )
-    saved, _ = checkpoint.load(file, experiment.config.hash())
+    saved = checkpoint.read(file, config_hash, storage).state
     if saved.round != best:
         raise DataError(
             f"{file} is of round {saved.round}, but the best round of {path} is {best}. Take the"
@@ -675,6 +723,7 @@ def _load(
     inputs = _inputs(experiment.federation, client, first_float.dtype)
     dataset = experiment.federation.dataset
     normalization = _normalization(experiment.federation, inputs)
+    arrays = experiment.config.data.arrays
     model = TrainedModel(
         net=deployed,
         inputs=inputs,
@@ -689,6 +738,10 @@ def _load(
             _columns(dataset),
             dataset.words or ((),) * len(_columns(dataset)),
             experiment.config.data.layout,
+            dataset.kind,
+            (arrays.samples or "", arrays.test_samples or ""),
+            dataset.tokens if dataset.starts is not None else (),
+            experiment.config.data.image_size,
         ),
         card={"dataset": dataset.name},
     )
@@ -756,7 +809,9 @@ class _Capture:
     def __call__(self, reduced: Tree, leaves: Tree, ctx: Tree) -> Tree:
         own = leaves
         if self.weights is not None:
-            own = {name: leaves[name] for name in self.fixed} | self.weights(leaves, ctx)
+            own = {name: leaves[name] for name in self.fixed if name in leaves} | self.weights(
+                leaves, ctx
+            )
         found = {f"net/{name}": value for name, value in own.items()}
         if self.has_rule:
             found |= {f"leaf/{name}": value for name, value in leaves.items()}
@@ -823,7 +878,7 @@ def _that_are_read(
     """Return the leaves and the entries of ctx that a prediction rule reads."""
     recorded = _Recorded(leaves), _Recorded(ctx)
     first = next(net.parameters())
-    x = torch.zeros(2, *experiment.federation.shape, dtype=first.dtype)
+    x = shapes.zeros(experiment.federation.shape, 2, first.dtype)
     with torch.no_grad():
         rule(_context(net, x, *recorded))
     kept = [{name: dict.__getitem__(tree, name) for name in sorted(tree.read)} for tree in recorded]
@@ -932,6 +987,8 @@ def _no_numbers(x: object) -> UserError:
 
 def _normalization(federation: Federation, inputs: RawInputs) -> Normalization:
     """Return the normalization as numbers."""
+    if federation.dataset.kind == "tokens":
+        return Normalization(np.zeros(0), np.ones(0), "none")
     mean, std = (
         np.atleast_1d(value.double().numpy().squeeze())
         for value in (inputs.shift, 1.0 / inputs.scale.double())
@@ -983,6 +1040,11 @@ def _card(
     }
     if model.largest is not None:
         inputs["range"] = [0, model.largest]
+    if isinstance(model.inputs.shape, TokenShape):
+        dataset = federation.dataset
+        inputs |= {"vocabulary": dataset.vocabulary, "padding": dataset.padding}
+        if dataset.tokens:
+            inputs["tokens"] = list(dataset.tokens)
     if model.columns:
         inputs["columns"] = list(model.columns)
         inputs["words"] = {
@@ -1068,7 +1130,7 @@ def _output(model: TrainedModel, federation: Federation) -> dict[str, Any]:
         return {"shape": ["B", len(model.classes)], "scores": model.net.scores}
     first = next(model.net.parameters())
     with torch.no_grad():
-        found = model.net(torch.zeros(1, *federation.shape, dtype=first.dtype))
+        found = model.net(shapes.zeros(federation.shape, 1, first.dtype))
     return {"shape": ["B", *found.shape[1:]], "scores": "outputs"}
 
 
@@ -1098,7 +1160,11 @@ def _metrics(
     with as_data_error(file):
         for row in csv.DictReader(StringIO(files.read_text(file)), strict=True):
             if row["moment"] == moment and int(row["client"]) == client:
-                known = (*client_scores(config), *ranking_names.NAMES)
+                known = (
+                    *client_scores(config),
+                    *ranking_names.NAMES,
+                    *probability_names.NAMES,
+                )
                 return (
                     {"test_samples": int(row["test_size"]), **_numbers(row, known)},
                     _numbers(row, known, VALIDATION),

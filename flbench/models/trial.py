@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from flbench.core.errors import ConfigError
+from flbench.core.shapes import examples
 from flbench.core.types import Outputs
 from flbench.models import fixed
 from flbench.models.module_state import isolated
@@ -172,8 +173,7 @@ def notes(net: nn.Module) -> list[str]:
 
 def _samples(net: nn.Module, shape: tuple[int, ...]) -> Tensor:
     """Return two samples [2, ...] in the type of the net."""
-    x = torch.linspace(-1.0, 1.0, 2 * torch.Size(shape).numel()).reshape(2, *shape)
-    return x.to(next(net.parameters()).dtype)
+    return examples(shape, 2, next(net.parameters()).dtype)
 
 
 def _logits(net: nn.Module, x: Tensor, classes: int, what: str) -> Tensor:

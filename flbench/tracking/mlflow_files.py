@@ -3,13 +3,16 @@
 import csv
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Final
 
 from flbench.core.csv_text import read_cell
 from flbench.core.documents import as_data_error, read_json
+from flbench.core.errors import DataError
 from flbench.core.files import LARGEST, check_regular
+from flbench.results.checkpoint_files import files_of
 from flbench.tracking import mlflow_names
 from flbench.tracking.mlflow_run import MlflowRun, digest_of
 
@@ -20,6 +23,7 @@ RUN_FILES: Final = (
     "summary.json",
     "report.html",
     "clients.csv",
+    "new_clients.csv",
     "per_class.csv",
     "confusion.csv",
     "predictions.csv",
@@ -88,7 +92,7 @@ def _cell(column: str, text: str) -> str | float | None:
 
 
 def send_checkpoints(run: MlflowRun, folder: Path) -> None:
-    """Send the checkpoints of the last and the best round.
+    """Send the checkpoints of the last and the best round, each with all of its files.
 
     A checkpoint above 500 MB is not sent; the tag `checkpoint.NAME` says so.
     """
@@ -96,12 +100,15 @@ def send_checkpoints(run: MlflowRun, folder: Path) -> None:
         file = folder / "checkpoints" / f"{name}.safetensors"
         if not file.is_file():
             continue
-        size = file.stat().st_size
+        parts = [file]
+        with suppress(DataError):  # what cannot be read is sent as it is
+            parts = [part for part in files_of(file) if part.is_file()]
+        size = sum(part.stat().st_size for part in parts)
         if size > MAX_CHECKPOINT_BYTES:
             reason = f"not sent: {size:,} bytes (more than {MAX_CHECKPOINT_BYTES:,})"
             run.set_tags({f"checkpoint.{name}": reason})
         else:
-            run.upload_file(file, "checkpoints")
+            run.upload_files(parts, "checkpoints")
 
 
 def send_partition(run: MlflowRun, folder: Path) -> None:

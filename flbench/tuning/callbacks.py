@@ -1,5 +1,6 @@
 """Callbacks of Ray Tune: they update the progress table and the job queue."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from ray import tune
 
 from flbench.tuning.progress_table import ProgressTable
 from flbench.tuning.queue import JobQueue
+from flbench.workers.lost import LOST, OUT_OF_MEMORY, why_lost
 from flbench.workers.supervisor import Supervisor
 
 
@@ -61,10 +63,26 @@ def _reason(trial: Any) -> str:
         # Ray Tune's accessor reads a copy of this file that is written later.
         with Path(trial.pickled_error_file).open("rb") as file:
             error = ray.cloudpickle.load(file)
-    except OSError:
-        return "Ray Tune gives no reason."
-    if isinstance(error, ray.exceptions.RayActorError):
-        return "its worker process died: it was killed, or memory ran out."
+    except (OSError, TypeError):  # no file, or no path of one
+        return _reason_in_text(trial)
+    if isinstance(error, LOST):
+        return why_lost(error)
     cause = getattr(error, "cause", None) or error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     return f"{type(cause).__name__}: {lines[0] if lines else 'no message'}"
+
+
+def _reason_in_text(trial: Any) -> str:
+    """Return one line with the last failure, of which Ray Tune has written the text alone.
+
+    It pickles the errors of actors and of their tasks, and no others, such as those of its memory
+    monitor.
+    """
+    try:
+        text = Path(trial.error_file).read_text("utf-8", "replace")
+    except (OSError, TypeError):
+        return "Ray Tune gives no reason."
+    last = re.split(r"^Failure # .*$", text, flags=re.MULTILINE)[-1].strip()
+    if OUT_OF_MEMORY in last:
+        return why_lost(ray.exceptions.OutOfMemoryError(last))
+    return last.splitlines()[0].strip() if last else "Ray Tune gives no reason."

@@ -6,6 +6,7 @@ from typing import Any
 
 from ray.tune.search import Searcher
 
+from flbench.tuning.leftovers import remove_checkpoints
 from flbench.tuning.plan import ENDS, StudyPlan
 from flbench.tuning.study import Record, TrainingJob, now, read_record, save_job, write_record
 
@@ -22,6 +23,7 @@ class JobQueue(Searcher):  # type: ignore[misc]
         is_over: Function that returns whether the study stops before its end. The worker of a trial
             that fails then was ended for this reason, and the trial is continued by a resumed
             study: nothing is recorded.
+        keeps_all: Whether the checkpoints of trials that have lost are kept.
     """
 
     def __init__(
@@ -33,8 +35,10 @@ class JobQueue(Searcher):  # type: ignore[misc]
         *,
         rounds: int,
         is_over: Callable[[], bool],
+        keeps_all: bool = False,
     ) -> None:
         super().__init__()
+        self._keeps_all = keeps_all
         self._study, self._plan, self._wanted, self._on_end = study, plan, wanted, on_end
         self._rounds, self._is_over = rounds, is_over
         self._attempts: dict[str, int] = {}
@@ -85,6 +89,12 @@ class JobQueue(Searcher):  # type: ignore[misc]
             record |= {"state": state, "reason": reason, "ended": now()}
         write_record(self._study, self.jobs[trial_id], record)
         self._plan.end(record)
+        self.remove_leftovers()
+
+    def remove_leftovers(self) -> None:
+        """Remove the checkpoints of trials that have lost, unless all are kept."""
+        if not self._keeps_all:
+            remove_checkpoints(self._study, self._plan.ended())
 
     def _record(self, trial_id: str) -> Record:
         job = self.jobs[trial_id]

@@ -13,6 +13,7 @@ from flbench.core.imported import portable
 from flbench.results import metrics_file
 from flbench.tuning.callbacks import TuneCallbacks
 from flbench.tuning.deployments import of_deployment, score_at
+from flbench.tuning.leftovers import remove_copies
 from flbench.tuning.perturbing import perturbed
 from flbench.tuning.plan import ENDS, SearchSettings, StudyPlan
 from flbench.tuning.prepare import PreparedStudy
@@ -112,10 +113,13 @@ def _train(
             progress.end,
             rounds=settings.rounds,
             is_over=supervisor.is_over,
+            keeps_all=prepared.config.output.keep_trials == "all",
         )
         callbacks = TuneCallbacks(queue, progress, supervisor)
         with supervisor.waiting():
             _fit(trainable, queue, schedule(queue), callbacks, folder, prepared)
+        queue.remove_leftovers()  # a worker may have saved a trial after it was stopped
+        remove_copies(folder.path)
         if not plan.is_over(wanted):
             raise RunError(f"Ray Tune stopped before the end. {supervisor.note}")
     shared.check()

@@ -178,18 +178,27 @@ class TrialTraining:
         self._restore(built)
 
     def close(self) -> None:
-        """Save the state of a training that was stopped, and close the engine.
+        """Save the state of a training that was interrupted, and close the engine.
 
-        Further steps raise an error.
+        A trial that the scheduler has stopped has lost: it is saved only if all trials keep their
+        checkpoints. Further steps raise an error.
         """
         if self._built is not None:
             stopped = self._record["ended"] is None or self._record["state"] == "stopped"
+            stopped = stopped and not self._has_lost(self._built)
             if stopped and self._is_whole and self._state is not None and self._state.round:
                 # A full disk is no reason to lose what the trial has shown.
                 with suppress(RunError):
                     self._loop.save("last", self._state)
             self._built.engine.close()
             self._built = None
+
+    def _has_lost(self, built: assembly.Experiment) -> bool:
+        """Return whether the scheduler has stopped the trial, and its checkpoints are not kept."""
+        if self.job.kind == "final" or built.config.output.keep_trials == "all":
+            return False
+        # The process with the scheduler has written the record.
+        return (read_record(self._study, self.job) or {}).get("state") == "stopped"
 
     def _build(self, federation: Federation, *, fresh: bool) -> None:
         config, origins = configuration(self._study, self.job)

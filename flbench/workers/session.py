@@ -88,7 +88,7 @@ def _start(options: dict[str, Any], cpus: int) -> None:
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     private = _Private()
     try:
-        with _on_loopback():
+        with _for_this_machine():
             ray.init(
                 # `local`: without it Ray would join a cluster that an environment variable names.
                 address="local",
@@ -195,16 +195,24 @@ def _read_environment() -> None:
 
 
 @contextmanager
-def _on_loopback() -> Iterator[None]:
-    """Let Ray use the loopback interface for the servers that it starts in the context."""
+def _for_this_machine() -> Iterator[None]:
+    """Let Ray start servers for this machine alone in the context.
+
+    They use the loopback interface. Workers are started by this Python: after `uv run`, Ray would
+    copy the working folder to an archive and start each worker by the path of uv, which fails for
+    a relative path, a folder above 500 MB and a subfolder of the project.
+    """
     from ray._private import ray_constants
 
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False
+    names = ("ENABLE_RAY_CLUSTER", "RAY_ENABLE_UV_RUN_RUNTIME_ENV")
+    before = {name: getattr(ray_constants, name) for name in names}
+    for name in names:
+        setattr(ray_constants, name, False)
     try:
         yield
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
+        for name, value in before.items():
+            setattr(ray_constants, name, value)
 
 
 def _place() -> str:

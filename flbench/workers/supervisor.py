@@ -64,6 +64,9 @@ class Supervisor:
 
     When a server is lost, `check` raises StudyStopped too, and the process ends with exit code 1.
 
+    Python's signal handlers can be installed by the main thread only. In another thread no signal
+    is caught, but the servers are watched as well; the caller's main thread handles its signals.
+
     Args:
         ends_process: Whether the process may be ended, as a command may. Without it, a second stop
             signal raises KeyboardInterrupt wherever the main thread is, and a call of Ray may take
@@ -94,13 +97,15 @@ class Supervisor:
         self._telling = threading.Lock()  # taken by the first thread that prints the end
         self._is_reported = False
         self._closed = False
+        self._is_main = threading.current_thread() is threading.main_thread()
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         self._wake, self._bell = socket.socketpair()
         self._wake.setblocking(False)
         self._bell.setblocking(False)
-        self._old_bell = signal.set_wakeup_fd(self._bell.fileno(), warn_on_full_buffer=False)
+        if self._is_main:
+            self._old_bell = signal.set_wakeup_fd(self._bell.fileno(), warn_on_full_buffer=False)
         self.catch_signals()
         self._thread = threading.Thread(target=self._supervise, daemon=True, name="supervisor")
         self._thread.start()
@@ -117,7 +122,8 @@ class Supervisor:
             self._say_error(error)
             self._exit()
         self._closed = True
-        signal.set_wakeup_fd(self._old_bell)
+        if self._is_main:
+            signal.set_wakeup_fd(self._old_bell)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._bell.send(b"\0")
@@ -129,6 +135,8 @@ class Supervisor:
 
     def catch_signals(self) -> None:
         """Install the handlers of the signals. Ray replaces one of them when it connects."""
+        if not self._is_main:
+            return
         for number in SIGNALS:
             handler = signal.signal(number, self._interrupt)
             self._handlers.setdefault(number, handler)

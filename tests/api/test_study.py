@@ -6,6 +6,7 @@ import pytest
 from torch import nn
 
 import flbench as fl
+from flbench.algorithms.fedavg import FedAvg
 from flbench.api import studies
 from flbench.api import tuning as api_tuning
 from flbench.calls import arguments
@@ -253,3 +254,10 @@ def test_study_in_this_process(tmp_path, capfd):
         fl.resume(study.path, data=given["data"])
     with pytest.raises(fl.UserError, match="SHA-256 of the net that was given"):
         fl.resume(study.path, **given | {"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 10))})
+
+
+def test_methods_are_names_classes_or_one_class():
+    """What is none of them is named, without a traceback."""
+    assert arguments.names_of(FedAvg) == arguments.names_of([FedAvg]) == ("fedavg",)
+    with pytest.raises(fl.UserError, match="got int"):
+        arguments.names_of(3)

@@ -765,3 +765,27 @@ def test_a_closed_pipe_ends_quietly():
 
     assert process.communicate()[1] == b""
     assert process.returncode == 1
+
+
+@pytest.mark.parametrize("buffered", ["", "1"])
+def test_a_full_disk_below_standard_output_is_named(buffered):
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "flbench", "--help"],
+            env={**os.environ, "PYTHONUNBUFFERED": buffered},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: standard output cannot be written (No space left")
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_resume_of_no_run_says_nothing_but_the_error(flbench, tmp_path):
+    code, out, error = flbench("run", "--resume", str(tmp_path / "gone"))
+
+    assert (code, out) == (2, "")
+    assert len(error.splitlines()) == 1

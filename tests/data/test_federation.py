@@ -4,6 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torchvision.transforms import Normalize
 
 from flbench.config.schema import DataConfig, PartitionConfig
 from flbench.core.errors import DataError
@@ -38,6 +39,35 @@ def test_unit_normalisation_lies_between_zero_and_one():
 
     assert float(x.min()) == 0.0
     assert float(x.max()) == 1.0
+
+
+def test_inputs_without_normalization_are_the_samples():
+    made = federation("none")
+
+    assert torch.equal(made.inputs(np.arange(9), torch.float32), made.x[:9].float())
+    assert any("not normalized" in note for note in made.notes)
+
+
+def test_given_numbers_normalize_pixels_as_transforms_of_pytorch_do():
+    pixels = np.random.default_rng(0).integers(0, 256, size=(40, 3, 4, 4), dtype=np.uint8)
+    data = Dataset("rgb", pixels, np.arange(40) % 2, ("a", "b"), train=40)
+    given = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+    made = build(data, DataConfig(normalize=given), PartitionConfig(scheme="iid", clients=2), 0)
+    wanted = Normalize(**given)(made.x.double() / 255)
+
+    torch.testing.assert_close(made.inputs(np.arange(40), torch.float64), wanted, atol=1e-5, rtol=0)
+    wrong = DataConfig(normalize={"mean": (0, 1), "std": (1,)})
+    with pytest.raises(DataError, match=r"data\.normalize\.mean.* 2 numbers.*3 channels"):
+        build(data, wrong, PartitionConfig(scheme="iid", clients=2), 0)
+
+
+def test_given_numbers_normalize_columns_also_by_one_number_for_all():
+    x = np.random.default_rng(0).normal(size=(40, 3)) + 7
+    given = DataConfig(normalize={"mean": (7,), "std": (1e-9, 2, 4)})
+    made = build(table(x, np.zeros(40)), given, PartitionConfig(scheme="iid", clients=2), 0)
+
+    wanted = (made.x.double() - 7) / torch.tensor([1e-9, 2, 4], dtype=torch.float64)
+    torch.testing.assert_close(made.inputs(np.arange(40), torch.float64), wanted, rtol=1e-5, atol=0)
 
 
 def numbers(text: str) -> list[float]:

@@ -263,7 +263,7 @@ def test_layout_of_data_that_are_not_npz_is_refused(tmp_path):
         ({"train_labels": np.zeros(39)}, "40 `train_images` but 39"),
         ({"train_images": np.zeros((40, 8, 8), np.int64)}, r"must be uint8 .*astype\(np.uint8\)"),
         ({"train_images": np.zeros((40, 8, 8), bool)}, "must be uint8"),
-        ({"train_images": np.zeros((40, 8), np.uint8)}, r"must be \[n, H, W\].*in uint8\."),
+        ({"train_images": np.zeros((40, 8), bool)}, r"must be \[n, H, W\].*tokens.*in bool\."),
         ({"train_images": np.zeros((40, 0))}, "have no columns"),
         ({"train_images": np.full((40, 3), np.nan)}, "sample 0 .* NaN"),
         ({"train_images": np.zeros((40, 3))}, "`test_images` have the shape"),
@@ -563,7 +563,7 @@ def test_cache_that_cannot_be_written_costs_nothing_but_time(tmp_path, monkeypat
         ({"train/a/0.png": deep()}, "more than 8 bits"),
         ({"train/a/0.png": deep_colours(2)}, "more than 8 bits"),
         ({"train/a/0.png": deep_colours(6)}, "more than 8 bits"),
-        ({"readme.txt": b"x"}, "has no images"),
+        ({"readme.md": b"x"}, "has no images"),
         ({"0.png": picture(1), "a/1.png": picture(1)}, "0.png is in no class folder"),
         ({"x/train/0.png": picture(1), "x/test/1.png": picture(1)}, "is in no class folder"),
         ({"a/0.png": picture(1), "b/c/1.png": picture(1)}, "are not beside each other"),
@@ -1308,3 +1308,11 @@ def test_names_that_results_cannot_have_are_refused_before_training(array, tmp_p
 
     with pytest.raises(DataError, match=r"1,001 characters.*1,000"):
         sources.load(DataConfig(path=file))
+
+
+def test_relative_path_that_is_wrong_names_the_current_folder(tmp_path, monkeypatch):
+    """A configuration is used in another folder than that in which its path was given."""
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(DataError, match=f"current folder, {tmp_path}"):
+        sources.load(DataConfig(path=Path("samples.npz")))

@@ -8,8 +8,12 @@ import pytest
 import torch
 
 from flbench.config.sources import Layer
-from flbench.core.errors import RunError
-from flbench.experiment import lifecycle, memory
+from flbench.core.errors import ConfigError, RunError
+from flbench.core.storage import Storage
+from flbench.core.tree import weighted_mean
+from flbench.core.types import Failure, Message, Results
+from flbench.engine.base import ClientRows, concatenate_results
+from flbench.experiment import assembly, lifecycle, memory
 from tests.support import Silent, interrupted_run, reproducible, run, summary_of
 
 
@@ -32,7 +36,7 @@ def test_own_rows_equal_the_given_ones_and_share_nothing_with_them(limit, tmp_pa
     monkeypatch.setattr(memory, "PIECE", 64)
     given = rows()
 
-    owned = memory.writable_copy(given, limit, tmp_path / "new")
+    owned = memory.writable_copy(given, Storage(limit, tmp_path / "new"))
 
     assert list(owned) == list(given)
     for name, value in given.items():
@@ -47,7 +51,7 @@ def test_own_rows_equal_the_given_ones_and_share_nothing_with_them(limit, tmp_pa
 def test_one_client_gets_a_copy_too(tmp_path):
     given = rows(1)
 
-    owned = memory.writable_copy(given, 1.0, tmp_path)
+    owned = memory.writable_copy(given, Storage(1.0, tmp_path))
     owned["w"].zero_()
 
     assert given["w"].abs().sum() > 0
@@ -57,7 +61,7 @@ def test_mapped_rows_take_no_memory_of_the_process(tmp_path):
     given = {"w": torch.ones(1).expand(256, 2**18)}  # 256 MiB if copied
     before = anonymous()
 
-    owned = memory.writable_copy(given, 0.1, tmp_path)
+    owned = memory.writable_copy(given, Storage(0.1, tmp_path))
 
     assert anonymous() - before < 64 * 2**20
     assert float(owned["w"].sum()) == 256 * 2**18
@@ -69,17 +73,21 @@ def test_full_disk_is_an_error_and_leaves_no_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "posix_fallocate", full)
 
-    with pytest.raises(RunError, match=r"No space left.*Choose a larger disk with output.dir"):
-        memory.writable_copy(rows(), 0.0, tmp_path)
+    with pytest.raises(RunError, match=r"No space left.*output\.dir.*engine\.state_memory"):
+        memory.writable_copy(rows(), Storage(0.0, tmp_path))
 
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("method", ["local", "dispfl"])
+@pytest.mark.parametrize(
+    ("method", "engine"),
+    [("local", "sequential"), ("dispfl", "sequential"), ("cfl", "vectorized")],
+)
 @pytest.mark.slow
-def test_run_with_mapped_rows_is_the_run_in_memory_also_after_a_resume(tmp_path, method):
-    keys = (f"algorithm={method}", "engine.state_memory=0")
-    _, plain = run(tmp_path / "memory", f"algorithm={method}")
+def test_run_with_mapped_rows_is_the_run_in_memory_also_after_a_resume(tmp_path, method, engine):
+    base = (f"algorithm={method}", f"engine.name={engine}", "engine.block=2")
+    keys = (*base, "engine.state_memory=0")
+    _, plain = run(tmp_path / "memory", *base)
     straight_path, straight = run(tmp_path / "mapped", *keys)
     folder = interrupted_run(tmp_path / "interrupted", *keys)
     silent = Silent()
@@ -106,3 +114,80 @@ def test_rows_that_are_not_measured_take_no_memory():
     assert not found["w"][[2, clients - 1]].any()
     found["w"][5] = 1.0
     assert anonymous() - before < 2**26
+
+
+@pytest.mark.parametrize("limit", [0.0, 1.0])
+def test_results_of_blocks_are_those_blocks_one_after_the_other(limit, tmp_path):
+    drawn = torch.Generator().manual_seed(0)
+    sizes, ids = [2, 0, 3, 1], torch.arange(10, 18)  # two clients failed
+    parts = []
+    for number, size in enumerate(sizes):
+        low = sum(sizes[:number])
+        tensors = {"w": torch.randn(size, 2, 3, generator=drawn), "n": torch.arange(size) + low}
+        parts.append(
+            Results(
+                ids=ids[low : low + size],
+                steps=torch.full((size,), number),
+                losses=torch.randn(size, generator=drawn),
+                kept={} if number == 1 else tensors,
+                sent=Message(tensors, {"w": tensors["w"] > 0}),
+                observed={"seen": tensors["n"]} if number else {},
+                failures=(Failure(16 + number, "its loss"),) if number < 2 else (),
+                observe_seconds=1.0,
+            )
+        )
+
+    found = concatenate_results(iter(parts), ids, Storage(limit, tmp_path))
+
+    def joined(trees):
+        return {name: torch.cat([tree[name] for tree in trees]) for name in ("w", "n")}
+
+    assert torch.equal(found.ids, ids[:6])
+    assert torch.equal(found.losses, torch.cat([part.losses for part in parts]))
+    for tree, trees in (
+        (found.kept, [part.kept for part in parts if part.kept]),
+        (found.sent.values, [part.sent.values for part in parts]),
+    ):
+        assert all(torch.equal(tree[name], value) for name, value in joined(trees).items())
+    assert torch.equal(found.sent.mask["w"], found.sent.values["w"] > 0)
+    assert found.observed["seen"].tolist() == [0, 0, 2, 3, 4, 5]
+    assert [failure.client for failure in found.failures] == [16, 17]
+    assert found.observe_seconds == len(parts)
+    assert not list(tmp_path.iterdir())
+
+
+def test_results_above_the_limit_take_no_memory_of_the_process(tmp_path):
+    rows = ClientRows(256, Storage(0.1, tmp_path))
+    before = anonymous()
+
+    for client in range(256):
+        rows.add(client, {"w": torch.full((2**18,), float(client))})
+    some = rows.select(list(range(0, 256, 2)))
+
+    assert anonymous() - before < 64 * 2**20
+    assert some["w"][:, 5].tolist() == [float(client) for client in range(0, 256, 2)]
+    mean = weighted_mean(some, torch.ones(128))
+    assert float(mean["w"][7]) == 127.0
+
+
+def test_large_tensors_of_the_server_are_mapped_and_keep_their_values(tmp_path):
+    before = {"w": torch.ones(3), "old": torch.ones(2**19), "changed": torch.zeros(2**19)}
+    server = {**before, "w": torch.zeros(3), "changed": torch.arange(2.0**19)}
+
+    kept = memory.stored_server(server, before, Storage(1.0, tmp_path))
+    mapped = memory.stored_server(server, before, Storage(0.0, tmp_path))
+
+    assert kept is server
+    assert list(mapped) == list(server)
+    assert mapped["old"] is before["old"]
+    assert mapped["changed"] is not server["changed"]
+    assert all(torch.equal(mapped[name], server[name]) for name in server)
+
+
+def test_a_server_that_does_not_fit_into_memory_is_refused_before_it_is_allocated(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(assembly, "memory_of_machine", lambda: 2**10)
+
+    with pytest.raises(ConfigError, match=r"server keeps would take .* GiB.*partition\.clients"):
+        run(tmp_path, "algorithm=cfl")

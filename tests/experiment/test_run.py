@@ -25,7 +25,7 @@ from flbench.core.errors import ConfigError, DataError, RunError, UserError
 from flbench.data.sources import digits
 from flbench.engine import sequential
 from flbench.engine.sequential import SequentialEngine
-from flbench.experiment import assembly, checkpoint, evaluate, lifecycle
+from flbench.experiment import assembly, checkpoint, evaluate, lifecycle, row_files
 from flbench.experiment.found import find_engine
 from flbench.experiment.rounds import settings_of
 from flbench.experiment.run_folder import RunFolder
@@ -690,7 +690,7 @@ def test_full_disk_is_one_message_and_damages_no_file(tmp_path, monkeypatch, whe
 
     with monkeypatch.context() as patch:
         if when == "checkpoint":
-            patch.setattr(checkpoint, "save_file", third_time_full(checkpoint.save_file))
+            patch.setattr(row_files, "save_file", third_time_full(row_files.save_file))
         elif when == "metrics":
             from flbench.results import metrics_file
 

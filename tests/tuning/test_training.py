@@ -14,7 +14,13 @@ from flbench.data import partition_files
 from flbench.experiment import assembly, checkpoint
 from flbench.results import metrics_file
 from flbench.results.summary import best_round
-from flbench.tuning.study import StudyFolder, TrainingJob, partition_folder, read_record
+from flbench.tuning.study import (
+    StudyFolder,
+    TrainingJob,
+    partition_folder,
+    read_record,
+    write_record,
+)
 from flbench.tuning.training import TrialTraining
 from tests.support import config_of, run
 
@@ -188,6 +194,19 @@ def test_a_stopped_trial_keeps_the_state_of_its_last_round(study, federation, wr
     again = TrialTraining(study, job_of(), federation, metric="accuracy", rounds=4)
     assert again.record["round"] == 2
     again.close()
+
+
+@pytest.mark.parametrize("keep", ["best", "all"])
+def test_a_trial_that_the_scheduler_has_stopped_is_saved_if_all_are_kept(
+    study, federation, written, keep
+):
+    with_output(study, checkpoint_seconds=1000.0, keep_trials=keep)
+    stopped = TrialTraining(study, job_of(), federation, metric="accuracy", rounds=4)
+    stopped.step()
+    write_record(study, job_of(), read_record(study, job_of()) | {"state": "stopped"})
+    stopped.close()
+
+    assert written == [1] + [1] * (keep == "all")  # the best round, and that of the stop
 
 
 def test_restarted_trial_resumes_from_its_checkpoint(study, federation):

@@ -34,7 +34,8 @@ QUICK = [item for item in SMALL if not item.startswith("engine.")]
 
 
 def arguments(out: Path, algo: str, *more: str) -> list[str]:
-    return ["tune", "--algo", algo, "--out", str(out), *QUICK, *more]
+    keys = [*QUICK, "output.keep_trials=all"]  # which the tests compare with runs
+    return ["tune", "--algo", algo, "--out", str(out), *keys, *more]
 
 
 def study_in(out: Path) -> Path:
@@ -284,9 +285,14 @@ def test_population_exchanges_states_and_leaves_the_defaults_alone(tmp_path):
     more = ("--scheduler", "pbt", "--trials", "3", "--seeds", "0", "--concurrent", "1")
     more = (*more, "train.rounds=10")
 
-    study = tune(tmp_path / "out", "fedavg", *more, "train.local_epochs=2")
+    more = (*more, "train.local_epochs=2", "output.keep_trials=best")
+    study = tune(tmp_path / "out", "fedavg", *more)
 
     trials = records(study)
+    best = max(trials, key=lambda name: (trials[name]["score"], -trials[name]["index"]))
+    assert [path.parent for path in study.glob("trials/*/*/checkpoints")] == [study / best]
+    assert not list(study.glob("ray/*/"))  # where Ray Tune has the states that were exchanged
+    assert weights_in(study / best)
     assert all(record["state"] == "finished" for record in trials.values())
     assert all(record["attempts"] == 1 for record in trials.values())
     assert trials["trials/fedavg/000"]["params"] == {"train.optimizer.lr": 0.01}

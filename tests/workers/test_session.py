@@ -256,6 +256,8 @@ def test_variables_do_not_open_a_cluster_to_others(variable, tmp_path, monkeypat
     def init(**options):
         seen.update(options, host=services.get_node_ip_address(), mode=os.environ["RAY_AUTH_MODE"])
         seen["one machine"] = os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"]
+        # What Ray reads to decide whether workers are started by `uv run`, as this process was.
+        seen["uv"] = ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV
 
     monkeypatch.setenv(variable, {"RAY_ADDRESS": "192.0.2.1:6379"}.get(variable, "1"))
     monkeypatch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", True)
@@ -269,6 +271,8 @@ def test_variables_do_not_open_a_cluster_to_others(variable, tmp_path, monkeypat
 
     assert seen["host"] == "127.0.0.1"
     assert seen["one machine"] == "0"
+    assert not seen["uv"]
+    assert ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV
     assert (seen["address"], seen["include_dashboard"], seen["mode"]) == ("local", False, "token")
     assert ray_constants.ENABLE_RAY_CLUSTER
 

@@ -4,6 +4,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -316,3 +317,23 @@ def test_server_that_cannot_be_asked_is_not_watched():
     supervisor.watch([address], is_local=True)
 
     assert not supervisor.is_lost()
+
+
+def test_in_a_thread_servers_are_watched_and_signals_are_left_to_the_caller(server):
+    """A notebook's server or a web application calls `fl.tune` outside of the main thread."""
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    seen = []
+
+    def supervised():
+        with Supervisor(ends_process=False) as found:
+            found.watch([("127.0.0.1", port_of(server))], is_local=True)
+            seen.append([signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)])
+            server.close()
+            seen.append(found.is_lost())
+
+    thread = threading.Thread(target=supervised)
+    thread.start()
+    thread.join(20)
+
+    assert not thread.is_alive()
+    assert seen == [handlers, True]

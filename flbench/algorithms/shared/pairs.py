@@ -5,11 +5,12 @@ A matrix of N clients is a tensor [N, N] float64, or, where that takes less memo
 All other entries are zero.
 """
 
-import os
 from typing import Final
 
 import torch
 from torch import Tensor
+
+from flbench.core.storage import memory_of_machine
 
 DENSE: Final = 64
 """Largest number of clients of matrices that are never stored by entries."""
@@ -78,6 +79,30 @@ def with_entries(
     return dense(entries, clients) if entries.numel() >= clients**2 else entries
 
 
+def with_rows(matrix: Tensor, ids: Tensor, columns: Tensor, value: Tensor, clients: int) -> Tensor:
+    """Return a matrix in which the rows of some clients are replaced.
+
+    Args:
+        matrix: The matrix; it is not changed.
+        ids: Ids [K] int64 of the clients.
+        columns: Columns [M] int64 that the new rows have.
+        value: Values [K, M] float64; entries in all other columns are zero.
+        clients: Number of clients N.
+
+    >>> one = with_rows(zeros(100), torch.tensor([7]), torch.tensor([3, 9]), torch.ones(1, 2), 100)
+    >>> other = with_rows(one, torch.tensor([7]), torch.tensor([4]), torch.ones(1, 1), 100)
+    >>> one[:, 0].tolist(), other[:, 0].tolist()
+    ([[7.0, 3.0, 1.0], [7.0, 9.0, 1.0]], [[7.0, 4.0, 1.0]])
+    """
+    if matrix.ndim == 2:
+        rows = torch.zeros_like(matrix[ids])
+        rows[:, columns] = value.double()
+        return matrix.index_copy(0, ids, rows)
+    others = matrix[~torch.isin(matrix[:, 0, 0], ids.double())]
+    row, column = ids.repeat_interleave(len(columns)), columns.repeat(len(ids))
+    return with_entries(others, row, column, value.reshape(-1), clients)
+
+
 def dense(matrix: Tensor, clients: int) -> Tensor:
     """Return a matrix as a tensor [N, N] float64."""
     if matrix.ndim == 2:
@@ -97,7 +122,7 @@ def too_large(what: str, entries: int, cure: str, memory: int | None = None) -> 
         cure: A sentence on what to do.
         memory: Bytes of memory; None for those of this machine.
     """
-    memory = memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = memory or memory_of_machine()
     if 8 * entries <= memory:
         return []
     need, there = 8 * entries / 2**30, memory / 2**30

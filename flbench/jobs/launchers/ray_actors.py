@@ -15,6 +15,7 @@ from flbench.jobs.launchers.job_worker import JobWorker
 from flbench.jobs.launchers.shipped import Store, StoredSamples
 from flbench.jobs.samples import LoadedSamples
 from flbench.workers.cluster import cluster
+from flbench.workers.lost import LOST, why_lost
 from flbench.workers.resources import Resources
 from flbench.workers.samples import SharedSamples
 from flbench.workers.shipping import Parcel, pack
@@ -110,17 +111,16 @@ class RayActors:
             job, task, actor = self._running.pop(reference)
             try:
                 outcome = ray.get(reference)
-            except ray.exceptions.RayActorError as error:
+            except LOST as error:
                 if self._supervisor.is_over():
                     self._supervisor.check()
                 self._deaths[job.name] += 1
                 if self._deaths[job.name] <= self._retries:
-                    self._tell(f"{job.title}: its process has died, and is started again.")
+                    self._tell(f"{job.title}: {why_lost(error)} It is started again.")
                     self.begin(job, task)
                     continue
-                last = str(error).strip().splitlines()[0]
-                died = f"its process has died {self._deaths[job.name]} times ({last})."
-                outcome = Outcome(died)
+                times = self._deaths[job.name]
+                outcome = Outcome(f"{why_lost(error)} This happened {times} times.")
             else:
                 self._idle.append(actor)
             self._store.release(job)

@@ -1,0 +1,149 @@
+"""Tensors in main memory or, if they are large, in mapped files."""
+
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from flbench.core.errors import RunError
+from flbench.core.types import Tree
+
+GIB: Final = 2**30
+Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+"""Shape and type of each tensor of a tree."""
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Where large trees of tensors are stored.
+
+    In another process, to which it is sent, everything is stored in main memory.
+
+    Attributes:
+        limit: Largest total size in GiB of a tree that is stored in main memory.
+        folder: Folder whose file system holds the mapped files; created if it does not exist. None
+            stores everything in main memory.
+
+    >>> Storage().zeros({"w": ((2,), torch.float32)}, "the messages")
+    {'w': tensor([0., 0.])}
+    """
+
+    limit: float = math.inf
+    folder: Path | None = None
+
+    def __reduce__(self) -> tuple[type["Storage"], tuple[()]]:
+        return Storage, ()
+
+    def holds(self, size: int) -> bool:
+        """Return whether a tree of this size in bytes is stored in main memory."""
+        return self.folder is None or size <= self.limit * GIB
+
+    def zeros(self, layout: Layout, what: str) -> Tree:
+        """Return tensors of zeros that can be written in place.
+
+        Tensors of a tree that takes more than the limit are mapped files: the operating system
+        keeps the parts that are used in memory and writes the others to the disk when it needs
+        memory. The files are unlinked at once, so that none remains when the process ends, even by
+        a crash.
+
+        Args:
+            layout: Shape and type of each tensor.
+            what: What is stored, for the message of an error.
+
+        Raises:
+            RunError: There is not enough memory, or the file system has not enough space.
+        """
+        size = _size(layout)
+        if not self.holds(size):
+            return self.mapped(layout, what)
+        try:
+            return {
+                name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in layout.items()
+            }
+        except (RuntimeError, MemoryError) as error:  # PyTorch's allocator raises the first
+            raise RunError(
+                f"{what} take {size / GIB:.1f} GiB, more than this machine has free. Lower"
+                " engine.state_memory, so that they are stored in a mapped file."
+            ) from error
+
+    def mapped(self, layout: Layout, what: str) -> Tree:
+        """Return tensors of zeros in mapped files, of any size; see `zeros`.
+
+        Args:
+            layout: Shape and type of each tensor.
+            what: What is stored, for the message of an error.
+
+        Raises:
+            RunError: The file system has not enough space.
+        """
+        folder, size = self.folder or Path(tempfile.gettempdir()), _size(layout)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            return {name: _mapped(*own, folder) for name, own in layout.items()}
+        except OSError as error:
+            raise RunError(
+                f"{what} take {size / GIB:.1f} GiB, more than"
+                f" `engine.state_memory`={self.limit:g}, and {folder} has not enough space for them"
+                f" ({error.strerror or error}). Choose a larger disk with output.dir, or raise"
+                " engine.state_memory if there is enough main memory."
+            ) from error
+
+    def rows(self, tree: Tree, ids: Tensor, what: str) -> Tree:
+        """Return copies of rows of every leaf, as `flbench.core.tree.take`.
+
+        Args:
+            tree: Leaves [N, ...].
+            ids: Row numbers [K] int64.
+            what: What is stored, for the message of an error.
+
+        Raises:
+            RunError: There is not enough memory, or the file system has not enough space.
+        """
+        layout = {
+            name: ((len(ids), *shape[1:]), dtype)
+            for name, (shape, dtype) in layout_of(tree).items()
+        }
+        if self.holds(_size(layout)):
+            return {name: value[ids] for name, value in tree.items()}
+        found = self.zeros(layout, what)
+        for name, value in tree.items():
+            for place, row in enumerate(ids.tolist()):
+                found[name][place] = value[row]
+        return found
+
+
+def memory_of_machine() -> int:
+    """Return the bytes of memory that this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _size(layout: Layout) -> int:
+    """Return the bytes that tensors take."""
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout.values())
+
+
+def layout_of(tree: Tree) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Return shape and type of each tensor of a tree."""
+    return {name: (tuple(value.shape), value.dtype) for name, value in tree.items()}
+
+
+def _mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path) -> Tensor:
+    """Return a tensor of zeros in a mapped file that is already unlinked."""
+    count = math.prod(shape)
+    if not count:
+        return torch.zeros(shape, dtype=dtype)
+    handle, name = tempfile.mkstemp(prefix=".state-", dir=folder)
+    try:
+        # Allocate the space now. A write to an unallocated page of a mapped file on a full disk
+        # would kill the process with SIGBUS.
+        os.posix_fallocate(handle, 0, count * dtype.itemsize)
+        return torch.from_file(name, shared=True, size=count, dtype=dtype).reshape(shape)
+    finally:
+        os.close(handle)
+        os.unlink(name)

@@ -1,0 +1,158 @@
+"""Reading of texts, one file for each client, to predict the next character.
+
+A sample is a window of `data.text.window` characters, and its class is the character after it, as
+in LEAF. Windows begin every `data.text.stride` characters. They never reach over the end of a text,
+and a client's windows are split by their position, so that a test window has no character of a
+training window.
+"""
+
+import unicodedata
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from flbench.config.schema import TextConfig
+from flbench.core.errors import DataError
+from flbench.data.archive import Archive
+from flbench.data.dataset import Dataset
+from flbench.data.table_files import client_names
+
+LEAF: Final = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+"""The 80 characters of LEAF's net for Shakespeare."""
+NAMES: Final = {"\n": "newline", " ": "space", "\t": "tab"}
+MAX_BYTES: Final = 16 * 2**30
+
+
+def read(archive: Archive, name: str, config: TextConfig) -> Dataset:
+    """Read the texts of all clients, in the order of their file names.
+
+    All windows belong to the train part: there is no common test set.
+
+    Args:
+        archive: The folder or .zip file.
+        name: Name of the data set.
+        config: Section `data.text`.
+
+    Raises:
+        DataError: A file is not UTF-8 text, has a character that is not in the vocabulary, or no
+            text is long enough.
+    """
+    files = [entry for entry in archive.names if is_text_file(entry)]
+    texts = [decoded(archive.read(entry), archive.place(entry)) for entry in files]
+    least = max(config.window + 1, config.shortest or 0)
+    kept = [k for k, text in enumerate(texts) if len(text) >= least]
+    if not kept:
+        raise DataError(
+            f"{archive.path}: the longest of {len(files)} texts has {max(map(len, texts))}"
+            f" characters, and {least} are needed (data.text.window={config.window},"
+            f" data.text.shortest={config.shortest}). Lower these keys, or add longer texts."
+        )
+    notes = []
+    if len(kept) < len(files):
+        notes.append(
+            f"data: {len(files) - len(kept):,} of {len(files):,} texts have fewer than {least:,}"
+            " characters and are left out."
+        )
+    if config.vocabulary == "leaf":
+        characters = LEAF
+    else:
+        characters = "".join(sorted(set().union(*(texts[k] for k in kept))))
+    counts = [1 + (len(texts[k]) - config.window - 1) // config.stride for k in kept]
+    size = np.uint8 if len(characters) <= 256 else np.int32
+    if sum(counts) * config.window * np.dtype(size).itemsize > MAX_BYTES:
+        raise DataError(
+            f"{archive.path}: {sum(counts):,} windows of {config.window} characters take more than"
+            f" {MAX_BYTES // 2**30} GiB. Raise data.text.stride, now {config.stride}."
+        )
+    x = np.empty((sum(counts), config.window), dtype=size)
+    y = np.empty(len(x), dtype=np.int64)
+    begin = 0
+    for k, count in zip(kept, counts, strict=True):
+        ids = numbers_of(texts[k], characters, archive.place(files[k]))
+        # A view: only the result, with the smallest type, has each character several times.
+        windows = sliding_window_view(ids, config.window + 1)[:: config.stride]
+        x[begin : begin + count], y[begin : begin + count] = windows[:, :-1], windows[:, -1]
+        begin += count
+    starts = [config.stride * np.arange(count) for count in counts]
+    return Dataset(
+        name,
+        x,
+        y,
+        tuple(map(character_name, characters)),
+        train=len(x),
+        groups=np.repeat(np.arange(len(kept)), counts),
+        group_names=client_names([files[k] for k in kept]),
+        notes=(*archive.left_out(files, "texts are .txt files"), *notes),
+        vocabulary=len(characters),
+        tokens=tuple(characters),
+        starts=np.concatenate(starts),
+        span=config.window + 1,
+    )
+
+
+def is_text_file(entry: str) -> bool:
+    """Return whether the name of a file has the suffix of a text."""
+    return entry.lower().endswith(".txt")
+
+
+def decoded(content: bytes, where: str) -> str:
+    r"""Return a text without a mark of its byte order, with lines that end in a newline.
+
+    Args:
+        content: Content of the file.
+        where: Name of the file, as the beginning of an error message.
+
+    Raises:
+        DataError: It is not UTF-8.
+
+    >>> decoded(b"to be\r\nor not", "hamlet.txt")
+    'to be\nor not'
+    """
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{where} is not a text in UTF-8 (byte {error.start}). Save it as UTF-8, or remove it."
+        ) from error
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def numbers_of(text: str, characters: Sequence[str], where: str) -> NDArray[np.int64]:
+    """Return the position of each character of a text in a vocabulary, [n].
+
+    Args:
+        text: The text.
+        characters: The vocabulary.
+        where: What the text is, as the beginning of an error message.
+
+    Raises:
+        DataError: A character is not in the vocabulary.
+    """
+    codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+    known = np.array([ord(one) for one in characters], dtype=np.uint32)
+    order = np.argsort(known)
+    places = np.searchsorted(known[order], codes).clip(max=len(known) - 1)
+    wrong = np.flatnonzero(known[order][places] != codes)
+    if len(wrong):
+        line = text.count("\n", 0, int(wrong[0])) + 1
+        raise DataError(
+            f"{where}, line {line}: the character {text[wrong[0]]!a} (position {wrong[0]} of"
+            f" the text) is not one of the {len(known)} of the vocabulary. Replace it; or, for data"
+            " to train on, set data.text.vocabulary=texts."
+        )
+    found: NDArray[np.int64] = order[places]
+    return found
+
+
+def character_name(character: str) -> str:
+    r"""Return how a character is called as a class.
+
+    >>> [character_name(one) for one in ("a", " ", "\n", "\u200b")]
+    ['a', 'space', 'newline', 'U+200B']
+    """
+    is_shown = character.isprintable() and not character.isspace()
+    is_shown = is_shown and not unicodedata.combining(character)
+    return NAMES.get(character) or (character if is_shown else f"U+{ord(character):04X}")

@@ -1,0 +1,230 @@
+"""Checkpoints whose rows of clients are in files of their own equal those in a single file."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+
+from flbench.config.sources import Layer
+from flbench.core import files
+from flbench.core.errors import DataError
+from flbench.core.storage import Storage
+from flbench.core.types import State
+from flbench.experiment import checkpoint, lifecycle, row_files, trained
+from flbench.experiment.row_files import ChangedRows
+from flbench.results.checkpoint_files import files_of
+from tests.support import interrupted_run, reproducible, run, summary_of
+
+CLIENTS = 12
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Any rows are large enough for files of their own, with three clients each."""
+    monkeypatch.setattr(checkpoint, "WHOLE", 0)
+    monkeypatch.setattr(row_files, "PIECE", 3 * (4 * 4 + 8 + 1))
+
+
+def fresh() -> State:
+    row = {"w": torch.tensor([0.0, -0.0, torch.nan, 2.0]), "n": torch.tensor(3)}
+    clients = {name: value.repeat(CLIENTS, *[1] * value.dim()) for name, value in row.items()}
+    clients["own"] = torch.zeros(CLIENTS, dtype=torch.bool)
+    clients["none"] = torch.zeros(CLIENTS, 0)
+    return State(
+        stage=0,
+        stage_round=0,
+        round=0,
+        server={"w": torch.ones(4)},
+        clients=clients,
+        participation_count=torch.zeros(CLIENTS, dtype=torch.int64),
+    )
+
+
+def trained_by(state: State, ids: list[int], changes: ChangedRows, number: float) -> State:
+    changes.check(state.clients)
+    state.clients["w"][ids] = torch.tensor([number, -0.0, torch.nan, 0.0])
+    state.clients["n"][ids] = int(number)
+    state.clients["own"][ids] = True
+    state.participation_count[ids] += 1
+    changes.changed(state.clients, torch.tensor(ids))
+    return replace(state, round=state.round + 1)
+
+
+def copy(state: State) -> State:
+    return replace(
+        state,
+        clients={name: value.clone() for name, value in state.clients.items()},
+        participation_count=state.participation_count.clone(),
+    )
+
+
+def bits(state: State) -> list[object]:
+    return [
+        state.round,
+        [(name, value.dtype, value.numpy().tobytes()) for name, value in state.clients.items()],
+        state.participation_count.tolist(),
+    ]
+
+
+def stored(folder: Path) -> list[Path]:
+    return sorted(folder.glob("rows-*"))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_checkpoints_of_drawn_rounds_equal_the_states_that_were_saved(seed, tmp_path):
+    draw, state, changes = Random(seed), fresh(), ChangedRows()
+    expected = {}
+    for number in range(40):
+        cohort = draw.sample(range(CLIENTS), draw.choice((1, 1, 2, 3, CLIENTS)))
+        state = trained_by(state, cohort, changes, number)
+        if draw.random() < 0.1:  # by code that tells nobody
+            state.clients["w"][draw.randrange(CLIENTS)] = number
+        if draw.random() < 0.7:
+            name = draw.choice(("last", "last", "best"))
+            path = tmp_path / f"{name}.safetensors"
+            checkpoint.save(path, state, "hash", {"number": number}, changes)
+            expected[name] = bits(state)
+            found = checkpoint.read(path, "hash", Storage(0.0, tmp_path))
+            assert sum(len(file.ids) for file in found.rows.files) <= 2 * CLIENTS
+            if draw.random() < 0.3:  # the run is resumed
+                state = replace(found.state, server=fresh().server)
+                changes = ChangedRows(found.rows)
+                changes.check(state.clients)
+        for name, content in expected.items():
+            loaded, extra = checkpoint.load(tmp_path / f"{name}.safetensors", "hash")
+            assert bits(loaded) == content
+            assert extra["number"] <= number
+    heads = [tmp_path / f"{name}.safetensors" for name in expected]
+    named = {file for head in heads for file in files_of(head)}
+    assert set(stored(tmp_path)) == named - set(heads)
+
+
+def test_a_checkpoint_writes_the_rows_that_have_changed(tmp_path):
+    state, changes, path = fresh(), ChangedRows(), tmp_path / "last.safetensors"
+    checkpoint.save(path, state, "hash", {}, changes)
+    assert not stored(tmp_path)  # all clients have the common row
+
+    for ids in ([3], [3, 5], [7]):
+        before = set(stored(tmp_path))
+        state = trained_by(state, ids, changes, ids[0])
+        checkpoint.save(path, state, "hash", {}, changes)
+        [new] = set(stored(tmp_path)) - before
+        rows = checkpoint.read(path, "hash", Storage()).rows
+        assert [file.ids.tolist() for file in rows.files if file.name == new.name] == [ids]
+
+
+def test_a_checkpoint_in_a_single_file_is_continued(tmp_path):
+    state, changes, path = fresh(), ChangedRows(), tmp_path / "last.safetensors"
+    state = trained_by(state, [0, 1, 4], changes, 5)
+    checkpoint.save(path, state, "hash", {"rows": 2})
+
+    loaded, extra, rows = checkpoint.read(path, "hash", Storage())
+    assert (bits(loaded), extra, rows) == (bits(state), {"rows": 2}, None)
+    changes = ChangedRows(rows)
+    loaded = trained_by(copy(loaded), [4, 6], changes, 6)
+    checkpoint.save(path, loaded, "hash", {}, changes)
+
+    assert bits(checkpoint.load(path, "hash")[0]) == bits(loaded)
+
+
+@pytest.mark.parametrize("rounds", [([1],), ([1, 2], [2]), (range(12), range(12), range(12))])
+def test_a_crash_at_any_moment_leaves_the_old_or_the_new_checkpoint(rounds, tmp_path, monkeypatch):
+    folder, moments = tmp_path / "checkpoints", []
+    folder.mkdir()
+    state, changes, path = fresh(), ChangedRows(), folder / "last.safetensors"
+    state = trained_by(state, [0, 1, 4, 7], changes, 1)
+    checkpoint.save(path, state, "hash", {}, changes)
+
+    def snapshot() -> None:
+        moments.append(shutil.copytree(folder, tmp_path / f"moment{len(moments)}"))
+
+    def noticed(function):
+        def call(*arguments, **options):
+            snapshot()
+            result = function(*arguments, **options)
+            snapshot()
+            return result
+
+        return call
+
+    for ids in rounds:
+        before, first = bits(state), len(moments)
+        state = trained_by(state, list(ids), changes, 2)
+        with monkeypatch.context() as patch:
+            patch.setattr(row_files, "save_file", noticed(row_files.save_file))
+            patch.setattr(Path, "replace", noticed(Path.replace))
+            patch.setattr(files, "discard", noticed(files.discard))
+            checkpoint.save(path, state, "hash", {}, changes)
+        found = [bits(checkpoint.load(each / path.name, "hash")[0]) for each in moments[first:]]
+        assert all(content in (before, bits(state)) for content in found)
+        assert found[0] == before
+        assert found[-1] == bits(state)
+
+
+@pytest.mark.parametrize("at", [2, 3])  # a file of rows, or the checkpoint itself
+def test_a_full_disk_leaves_the_old_checkpoint_and_no_new_file(at, tmp_path, monkeypatch):
+    state, changes, path = fresh(), ChangedRows(), tmp_path / "last.safetensors"
+    state = trained_by(state, [0], changes, 1)
+    checkpoint.save(path, state, "hash", {}, changes)
+    before, there = bits(state), sorted(tmp_path.iterdir())
+    state = trained_by(state, [1, 2, 3, 4], changes, 2)
+    calls = []
+
+    def full(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) == at:
+            raise OSError(28, "No space left on device")
+        return write(*arguments, **options)
+
+    write = row_files.save_file
+    with monkeypatch.context() as patch:
+        patch.setattr(row_files, "save_file", full)
+        with pytest.raises(OSError, match="No space"):
+            checkpoint.save(path, state, "hash", {}, changes)
+
+    assert sorted(tmp_path.iterdir()) == there
+    assert bits(checkpoint.load(path, "hash")[0]) == before
+    checkpoint.save(path, state, "hash", {}, changes)
+    assert bits(checkpoint.load(path, "hash")[0]) == bits(state)
+
+
+@pytest.mark.parametrize("damage", ["missing", "outside", "other"])
+def test_files_of_rows_of_a_stranger_are_an_error(damage, tmp_path):
+    state, changes, path = fresh(), ChangedRows(), tmp_path / "last.safetensors"
+    state = trained_by(state, [0, 2], changes, 1)
+    checkpoint.save(path, state, "hash", {}, changes)
+    [file] = stored(tmp_path)
+    if damage == "missing":
+        file.unlink()
+    elif damage == "other":
+        rows = {"ids": torch.tensor([0, CLIENTS]), "rows/w": torch.zeros(2, 4)}
+        row_files.write_tensors(file, rows, {})
+    else:
+        content = path.read_bytes()
+        path.write_bytes(content.replace(file.name.encode(), b"../" + file.name[3:].encode()))
+
+    with pytest.raises(DataError, match=r"last\.safetensors"):
+        checkpoint.load(path, "hash")
+
+
+@pytest.mark.slow
+def test_a_run_with_files_of_rows_is_the_run_with_single_files(tmp_path, monkeypatch):
+    keys = ("algorithm=ditto", "train.participation=0.4", "output.checkpoint_every=1")
+    path, summary = run(tmp_path / "files", *keys)
+    folder = interrupted_run(tmp_path / "interrupted", *keys)
+    lifecycle.resume(folder, Layer({}))
+    monkeypatch.setattr(checkpoint, "WHOLE", 2**24)
+    plain_path, plain = run(tmp_path / "single", *keys)
+
+    assert stored(path / "checkpoints")
+    assert not stored(plain_path / "checkpoints")
+    assert reproducible(summary) == reproducible(plain)
+    assert reproducible(summary_of(folder)) == reproducible(plain)
+    for moment in trained.MOMENTS:
+        nets = [
+            trained.load(one, 0, checkpoint=moment).net.state_dict() for one in (path, plain_path)
+        ]
+        assert all(torch.equal(nets[0][name], nets[1][name]) for name in nets[1])

@@ -1,0 +1,38 @@
+"""Why a process of Ray was lost, in one sentence for each kind of loss."""
+
+from types import SimpleNamespace
+
+import pytest
+import ray
+
+from flbench.tuning.callbacks import _reason
+from flbench.workers.lost import LOST, why_lost
+
+MONITOR = "1 worker(s) were killed due to the node running low on memory.\nObject store: 7 lines"
+INIT = "The actor died because of an error raised in its creation task, ray::Actor\nModuleNotFound"
+
+
+@pytest.mark.parametrize(
+    ("error", "word"),
+    [
+        (ray.exceptions.OutOfMemoryError(MONITOR), "memory of the machine was almost full"),
+        (ray.exceptions.ActorDiedError(), "was killed, or memory ran out"),
+        (ray.exceptions.RayActorError(error_msg="x because its node has died."), "machine"),
+        (ray.exceptions.ActorUnavailableError("The node is unreachable", None), "machine"),
+        (ray.exceptions.RayActorError(error_msg=INIT, actor_init_failed=True), "ModuleNotFound"),
+    ],
+)
+def test_every_loss_is_one_sentence_with_its_cause(error, word):
+    assert isinstance(error, LOST)
+    assert word in why_lost(error)
+    assert "\n" not in why_lost(error)
+
+
+def test_reason_of_which_ray_tune_has_the_text_alone(tmp_path):
+    """The memory monitor ends a worker that begins: no error is pickled."""
+    file = tmp_path / "error.txt"
+    file.write_text(f"Failure # 1 (occurred at x)\nold\nFailure # 2 (occurred at y)\n{MONITOR}\n")
+    trial = SimpleNamespace(pickled_error_file=None, error_file=str(file))
+
+    assert _reason(trial) == why_lost(ray.exceptions.OutOfMemoryError(MONITOR))
+    assert "no reason" in _reason(SimpleNamespace(pickled_error_file=None, error_file=None))
