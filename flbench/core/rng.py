@@ -29,6 +29,7 @@ PURPOSES: Final = (
     "method",
     "search",
     "module",
+    "shift",
 )
 """The purposes of streams. Only append: the index of a purpose is part of its stream's seed."""
 

@@ -141,8 +141,11 @@ class VectorizedEngine:
         if self._block is None:
             env = self._environment
             x = env.federation.inputs(torch.zeros(2, dtype=torch.int64), env.dtype)
-            per_sample = memory.saved_bytes_per_sample(env.net, env.start, env.buffers, x)
-            client = LEAF_COPIES * nbytes(env.start) + ACTIVATION_COPIES * batch_size * per_sample
+            known = fixed.of(env.net)
+            own = {name: leaf for name, leaf in env.start.items() if name not in known.leaves}
+            never = env.buffers | known.parameters
+            per_sample = memory.saved_bytes_per_sample(env.net, env.start, never, x)
+            client = LEAF_COPIES * nbytes(own) + ACTIVATION_COPIES * batch_size * per_sample
             self._block = max(1, int(MEMORY_SHARE * memory.free(env.device) / client))
         return self._block
 
