@@ -7,6 +7,7 @@ The keys of a method are defined in its module (`flbench/algorithms/NAME.py`), t
 import hashlib
 import json
 import re
+from contextlib import suppress
 from math import cos, pi
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, get_args
@@ -88,6 +89,14 @@ def _in_one_order(names: tuple[str, ...]) -> tuple[str, ...]:
     if any(not name.strip() for name in names):
         raise ValueError("names of columns, which are not empty")
     return tuple(sorted(set(names)))
+
+
+Freeze = Literal["none", "backbone"] | tuple[StrictStr, ...]
+
+
+def _none_if_empty(names: Freeze) -> Freeze:
+    """Return the value of `model.freeze`; no pattern at all is `none`."""
+    return names or "none"
 
 
 Columns = Annotated[tuple[StrictStr, ...], AfterValidator(_in_one_order)]
@@ -261,13 +270,31 @@ def _own_scheme(name: str) -> str:
     return name
 
 
-SchemeName = Literal["iid", "dirichlet", "pathological", "grouped", "quantity", "natural", "file"]
+SchemeName = Literal[
+    "iid",
+    "dirichlet",
+    "pathological",
+    "grouped",
+    "quantity",
+    "shards",
+    "extended_dirichlet",
+    "similarity",
+    "target",
+    "natural",
+    "file",
+]
 OwnSchemeName = Annotated[str, AfterValidator(_own_scheme)]
-DEALT: Final = ("iid", "dirichlet", "pathological", "grouped", "quantity")
+DEALT: Final = (
+    *("iid", "dirichlet", "pathological", "grouped", "quantity", "shards", "extended_dirichlet"),
+    *("similarity", "target"),
+)
 SCHEME_KEYS: Final = {
-    "alpha": ("dirichlet", "quantity"),
+    "alpha": ("dirichlet", "quantity", "extended_dirichlet", "target"),
     "balanced": ("dirichlet",),
-    "classes_per_client": ("pathological",),
+    "classes_per_client": ("pathological", "extended_dirichlet"),
+    "shards": ("shards",),
+    "similarity": ("similarity",),
+    "bins": ("target",),
     "main_classes": ("grouped",),
     "main_share": ("grouped",),
     "samples_per_client": ("grouped",),
@@ -294,13 +321,34 @@ class PartitionConfig(Strict):
         description="number of clients N (default: 20; under `natural` all natural clients)",
     )
     alpha: float = Field(
-        0.1, gt=0, description="dirichlet, quantity: concentration; a smaller one gives more skew"
+        0.1,
+        gt=0,
+        description="dirichlet, quantity, extended_dirichlet, target: concentration; a smaller one"
+        " gives more skew",
     )
     balanced: bool = Field(
         False, description="dirichlet: give all clients the same number of samples"
     )
     classes_per_client: int = Field(
-        2, ge=1, description="pathological: number of classes of each client"
+        2, ge=1, description="pathological, extended_dirichlet: number of classes of each client"
+    )
+    shards: int = Field(
+        2,
+        ge=1,
+        description="shards: number of a client's pieces of the samples sorted by class",
+    )
+    similarity: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="similarity: share of a client's samples that are drawn at random; the others"
+        " are a piece of the samples sorted by class",
+    )
+    bins: int = Field(
+        10,
+        ge=2,
+        description="target: number of intervals of the target, with equally many samples, whose"
+        " shares differ between clients",
     )
     main_classes: tuple[int, ...] = Field(
         (2, 3, 5), description="grouped: number of main classes of each group, in class order"
@@ -342,6 +390,47 @@ class PartitionConfig(Strict):
         " an object made; flbench writes it to config.yaml",
     )
 
+    new_clients: int | float | None = Field(
+        None,
+        description="clients that join after the training: a number, or a share below 1 of all"
+        " clients; they are drawn at random, train in no round, and no statistic uses their samples"
+        " (default: none)",
+    )
+    new_alpha: float | None = Field(
+        None,
+        gt=0,
+        description="new clients: their samples are distributed among them anew by `dirichlet` with"
+        " this concentration (default: they keep their samples)",
+    )
+    new_shots: int | None = Field(
+        None,
+        ge=1,
+        description="new clients: largest number of training samples of each class (default: all)",
+    )
+
+    @field_validator("new_clients", mode="before")
+    @classmethod
+    def _is_number_or_share(cls, value: object) -> object:
+        """Return a number from 1 on, or a share in (0, 1)."""
+        if isinstance(value, str):
+            with suppress(ValueError):
+                value = float(value) if "." in value or "e" in value.lower() else int(value)
+        is_number = type(value) is int and value >= 1
+        if value is None or is_number or (type(value) is float and 0 < value < 1):
+            return value
+        raise ValueError("it must be a whole number of clients from 1 on, or a share in (0, 1)")
+
+    @model_validator(mode="after")
+    def _has_new_clients(self) -> Self:
+        """Refuse keys of new clients without new clients."""
+        for key in ("new_alpha", "new_shots"):
+            if self.new_clients is None and getattr(self, key) is not None:
+                raise ValueError(
+                    f"`{key}` is for clients that join after the training, and there are none. Set"
+                    " partition.new_clients, or leave it out."
+                )
+        return self
+
     @property
     def is_own(self) -> bool:
         """Whether the scheme is a function of the user."""
@@ -357,10 +446,122 @@ class PartitionConfig(Strict):
         return self.scheme.rpartition(":")[2]
 
 
+FEATURE_SHIFTS: Final = ("rotation", "blur", "contrast", "brightness", "colour", "noise")
+"""Keys of the section `shift` that have a number for each group, in the order of application."""
+Degrees = tuple[float, ...]
+
+
+class ShiftConfig(Strict):
+    """Section `shift`: how samples and labels differ between groups of clients.
+
+    Client k is in group k mod G. All parts of a client are shifted in the same way, and samples
+    without a client, such as the common test set, are not.
+    """
+
+    groups: int | None = Field(
+        None,
+        ge=1,
+        description="number of groups G (default: as many as the longest list has values; without"
+        " a list, or with `draw`, each client is a group of its own)",
+    )
+    draw: bool = Field(
+        False,
+        description="read each list as [lowest, highest]: every group draws its value in between",
+    )
+    rotation: Degrees | None = Field(
+        None,
+        min_length=1,
+        description="images: angle of each group, counter-clockwise, such as [0, 90, 180, 270]",
+        json_schema_extra={"unit": "degrees"},
+    )
+    blur: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)] | None = Field(
+        None,
+        description="images: standard deviation of a Gaussian that smooths them; 0 leaves them as"
+        " they are",
+        json_schema_extra={"unit": "pixels"},
+    )
+    contrast: Degrees | None = Field(
+        None,
+        min_length=1,
+        description="images: factor of the distances from the image's mean; 1 leaves them as they"
+        " are",
+    )
+    brightness: Degrees | None = Field(
+        None,
+        min_length=1,
+        description="images: factor of all pixels; 1 leaves them as they are",
+    )
+    colour: Degrees | None = Field(
+        None,
+        min_length=1,
+        description="images of three channels: angle by which colours are turned around the grey"
+        " axis; 120 turns red into green",
+        json_schema_extra={"unit": "degrees"},
+    )
+    noise: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)] | None = Field(
+        None,
+        description="images: standard deviation of Gaussian noise, as a share of the range of"
+        " pixels; it is drawn once for each sample",
+    )
+    channels: bool = Field(
+        False, description="images: permute the channels; group 0 keeps their order"
+    )
+    labels: bool = Field(
+        False, description="concept shift: permute the classes of labels; group 0 keeps its labels"
+    )
+
+    def degrees(self) -> list[tuple[str, Degrees]]:
+        """Return the feature shifts that are set, in the order in which they are applied."""
+        found = [(name, getattr(self, name)) for name in FEATURE_SHIFTS]
+        return [(name, values) for name, values in found if values is not None]
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is shifted."""
+        return bool(self.degrees()) or self.channels or self.labels
+
+
+class LoraConfig(Strict):
+    """Section `model.lora`: low-rank adapters by the package PEFT."""
+
+    rank: int | None = Field(
+        None, ge=1, description="rank of the adapters, which the head trains with (null: none)"
+    )
+    alpha: float = Field(8.0, gt=0, description="numerator of the adapters' factor alpha / rank")
+    targets: tuple[StrictStr, ...] = Field(
+        (),
+        description="layers that get an adapter, patterns of names such as [fc1, *.attn.qkv]"
+        " (default: the linear layers below the head, or the convolutions if there are none)",
+    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the adapters' inputs")
+
+
 class ModelConfig(Strict):
     """Section `model`: the net. Each net adds keys of its own."""
 
     name: str = Field("mlp", description="net")
+    weights: str | None = Field(
+        None,
+        description="weights that all clients start from: a file (safetensors, or a state dict in"
+        " .pth), or the name of pretrained weights, such as DEFAULT, of a net of torchvision or"
+        " timm (default: drawn from `seed`)",
+    )
+    weights_sha256: str | None = Field(
+        None,
+        pattern="^[0-9a-f]{64}$",
+        description="SHA-256 of the weights; flbench writes it to config.yaml",
+    )
+    freeze: Annotated[Freeze, AfterValidator(_none_if_empty)] = Field(
+        "none",
+        description="parameters that no method trains, sends or keeps: none, backbone (all but the"
+        " head), or patterns of names, such as [conv1, stage?_*]",
+    )
+    lora: LoraConfig = LoraConfig()
+    cache: Literal["auto", "off"] = Field(
+        "auto",
+        description="auto: outputs of the first layers are computed once if model.freeze freezes"
+        " them and they are the same in each step; off: in each step",
+    )
 
 
 class OwnModelConfig(ModelConfig):
@@ -368,8 +569,14 @@ class OwnModelConfig(ModelConfig):
 
     head: str | None = Field(
         None,
-        description="submodule that computes the logits (default: the last linear layer, or none"
-        " with `lightning`)",
+        description="submodule that computes the logits (default: the last linear layer; with"
+        " `lightning` the linear layer whose outputs `forward` returns)",
+    )
+    channels: int | None = Field(
+        None,
+        ge=1,
+        description="channels of the images that the net takes: grey images are repeated to as many"
+        " (default: images are given as they are)",
     )
     lightning: bool = Field(
         False,
@@ -668,8 +875,8 @@ class EngineConfig(Strict):
     state_memory: float = Field(
         2.0,
         ge=0,
-        description="largest size of the tensors that clients keep in main memory; larger ones are"
-        " kept in a mapped file under output.dir",
+        description="largest size in memory of the tensors that clients keep, of those that the"
+        " server keeps, and of a round's results; larger ones are mapped files under output.dir",
         json_schema_extra={"unit": "GiB"},
     )
 
@@ -749,6 +956,44 @@ class CommonConfig(Strict):
     )
 
 
+class AdaptConfig(Strict):
+    """Section `evaluation.adapt`: evaluation of clients that join after the training.
+
+    They are the clients of `partition.new_clients`; without them the section has no effect.
+    """
+
+    finetune_epochs: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (0, 1, 5),
+        min_length=1,
+        description="epochs over the client's training part after which its model is evaluated, on"
+        " a copy that is discarded; 0 is the model that the server would send",
+    )
+    train: Literal["own", "all"] = Field(
+        "own",
+        description="parameters that are trained: those that clients keep (all, if they keep none),"
+        " or all that a client of a round trains",
+    )
+    finetune_lr: float | None = Field(
+        None,
+        gt=0,
+        description="learning rate; train.schedule does not scale it (default: that of the method,"
+        " mostly train.optimizer.lr)",
+    )
+    seen: bool = Field(
+        True,
+        description="also evaluate the clients that have trained, after as many epochs from their"
+        " own models; the difference is the gap",
+    )
+
+    @field_validator("finetune_epochs")
+    @classmethod
+    def _is_ascending(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        """Refuse numbers that are not in ascending order, or that are there twice."""
+        if list(value) != sorted(set(value)):
+            raise ValueError("give different numbers in ascending order, such as [0, 1, 5]")
+        return value
+
+
 class EvaluationConfig(Strict):
     """Section `evaluation`: when and how models are evaluated."""
 
@@ -777,8 +1022,17 @@ class EvaluationConfig(Strict):
         description="positive class of AUROC and average precision, by its name, where there are"
         " two classes (default: the second one)",
     )
+    probabilities: bool = Field(
+        False,
+        description="also compute metrics of the predicted probabilities on the clients' own parts:"
+        " macro AUROC, expected calibration error, negative log-likelihood, Brier score; the"
+        " probabilities of all samples and classes are kept in memory for it",
+    )
     best: BestConfig = Field(
         BestConfig(), description="choice of the best round where there are no classes"
+    )
+    adapt: AdaptConfig = Field(
+        AdaptConfig(), description="evaluation of clients that join after the training"
     )
     target_accuracy: float | None = Field(
         None,
@@ -849,6 +1103,7 @@ class Config(Strict):
     seed: int = Field(0, ge=0, lt=2**63, description="seed of all randomness")
     data: DataConfig = DataConfig()
     partition: PartitionConfig = PartitionConfig()
+    shift: ShiftConfig = ShiftConfig()
     model: SerializeAsAny[ModelConfig] = ModelConfig()
     algorithm: SerializeAsAny[AlgorithmConfig] = AlgorithmConfig()
     train: TrainConfig = TrainConfig()
@@ -898,16 +1153,21 @@ class Config(Strict):
     def hash(self) -> str:
         """Return the SHA-256 (hex) over the keys that define the experiment.
 
-        These are `seed` and the sections `data`, `partition`, `model`, `algorithm` and `train`, but
-        not `data.root`: the content of the files is covered by the hash of the partition.
+        These are `seed` and the sections `data`, `partition`, `model`, `algorithm` and `train`, and
+        `shift` if something is shifted, but not `data.root`: the content of the files is covered by
+        the hash of the partition.
         `train.early_stopping` counts only if it is on, and `train.terms`, the keys of `LATER`,
-        `data.source`, `model.lightning`, `model.fixed`, `partition.args`,
-        `partition.sha256` and `algorithm.sha256` only if they are set, so that the hashes of runs
-        that were made before these keys existed stay valid. Of a method that is not flbench's own,
-        the hash of the source counts, and not `algorithm.source`, the place where it is imported
-        from.
+        `data.source`, `model.lightning`, `model.fixed`, `model.freeze`, `model.lora`,
+        `model.cache`, `model.channels`, keys of schemes that are not used (`partition.shards`,
+        `similarity`, `bins`), `model.weights` (by the SHA-256 of the weights, not by their place),
+        `partition.args`, `partition.sha256`, the keys of `partition` for new clients and
+        `algorithm.sha256` only if they are set, so that the hashes of runs that were made before
+        these keys existed stay valid. Of a method that is not flbench's own, the hash of the source
+        counts, and not `algorithm.source`, the place where it is imported from.
         """
-        sections = ("seed", "data", "partition", "model", "algorithm", "train")
+        sections = {"seed", "data", "partition", "model", "algorithm", "train"}
+        if self.shift.is_on:
+            sections.add("shift")
         tree = {key: value for key, value in self.tree().items() if key in sections}
         del tree["data"]["root"]
         defaults = DataConfig().model_dump(mode="json")
@@ -916,8 +1176,11 @@ class Config(Strict):
                 del tree["data"][key]
         if self.data.source is None:
             del tree["data"]["source"], tree["data"]["sha256"]
-        for key in ("args", "sha256"):
+        for key in ("args", "sha256", "new_clients", "new_alpha", "new_shots"):
             if tree["partition"][key] is None:
+                del tree["partition"][key]
+        for key in ("shards", "similarity", "bins"):
+            if self.partition.scheme not in SCHEME_KEYS[key]:
                 del tree["partition"][key]
         if isinstance(self.algorithm, OwnAlgorithmConfig):
             del tree["algorithm"]["source"]
@@ -927,6 +1190,18 @@ class Config(Strict):
             del tree["model"]["lightning"]
         if tree["model"].get("fixed", "") is None:
             del tree["model"]["fixed"]
+        if isinstance(self.model, OwnModelConfig) and self.model.channels is None:
+            del tree["model"]["channels"]
+        if self.model.weights_sha256 is None:
+            del tree["model"]["weights_sha256"]
+        if self.model.weights is None or self.model.weights_sha256 is not None:
+            del tree["model"]["weights"]  # the place of the file does not matter, its content does
+        if tree["model"].get("freeze", "") == "none":
+            del tree["model"]["freeze"]
+        if "lora" in tree["model"] and tree["model"]["lora"]["rank"] is None:
+            del tree["model"]["lora"]
+        if tree["model"].get("cache", "") == "auto":
+            del tree["model"]["cache"]
         if self.train.early_stopping.patience is None:
             del tree["train"]["early_stopping"]
         if not tree["train"]["terms"]:

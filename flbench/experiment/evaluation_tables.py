@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from flbench.experiment.evaluate import Evaluation
-from flbench.metrics import ranking
+from flbench.metrics import probability_scores, ranking
 from flbench.metrics.classes import confusable_classes
 from flbench.metrics.classification import (
     Metrics,
@@ -69,6 +69,9 @@ def metric_rows(
             evaluation.round, part, protocol + suffix, pooled(counts, class_groups.rare, confusable)
         )
         rows += _ranking_rows(evaluation, part, protocol, suffix)
+        if counts.probabilities is not None:
+            found = probability_scores.pooled(counts.probabilities)
+            rows += _rows(evaluation.round, part, protocol + suffix, found)
     return rows + common_rows(evaluation, class_groups, suffix)
 
 
@@ -158,11 +161,13 @@ def client_table(
     train_counts: Tensor,
     participation_count: Tensor,
     names: tuple[str, ...] = (),
+    shifts: tuple[str, ...] = (),
 ) -> list[dict[str, object]]:
     """Return the rows of clients.csv, each as a dict from column to cell.
 
     The column `name` is there for clients with names, and `auroc` and `average_precision` for two
-    classes. Metrics of the validation part have the prefix `validation_`, those of the test part
+    classes; with `evaluation.probabilities` those of `probability_names.NAMES` too. Metrics of the
+    validation part have the prefix `validation_`, those of the test part
     have none.
 
     Args:
@@ -171,6 +176,7 @@ def client_table(
         train_counts: Training samples [N, C] by client and class.
         participation_count: Number of trainings [N] that each client has completed.
         names: Names of the N natural clients; empty for clients without names.
+        shifts: How the samples of each client are shifted; empty if none are.
     """
     (test_sizes, test), (validation_sizes, validation) = (
         _of_clients(evaluation, part) for part in ("test", "validation")
@@ -180,6 +186,7 @@ def client_table(
             "moment": moment,
             "client": client,
             **({"name": names[client]} if names else {}),
+            **({"shift": shifts[client]} if shifts else {}),
             "train_size": int(train_counts[client].sum()),
             "test_size": test_sizes[client],
             "classes": int((train_counts[client] > 0).sum()),
@@ -202,6 +209,8 @@ def _of_clients(
     if margins is not None:
         ranks = ranking.per_client(margins, len(counts.support))
         metrics |= {name: values.tolist() for name, values in ranks.items()}
+    if counts.probabilities is not None:
+        metrics |= probability_scores.per_client(counts.probabilities)
     return counts.support.sum(dim=1).tolist(), metrics  # [N, C] -> [N]
 
 

@@ -21,9 +21,10 @@ class Found:
             device and the number of threads.
         dataset: Name of the data set: that of the file or function, if there is one.
         samples: SHA-256 of the samples of `data.source`; None without one.
-        clients: Number of clients N.
+        clients: Number of clients of the partition, with those that join after the training.
         scheme: SHA-256 of a partition scheme of the user; None for one of flbench.
-        net: Values of `model.sha256` and `model.fixed` by key; empty for a net of flbench.
+        net: Values of `model.sha256` and `model.fixed` by key, empty for a net of flbench, and
+            `model.weights_sha256` if there are weights.
         method: SHA-256 of the source of a method of the user; None if it is flbench's or not known.
         terms: SHA-256 of each term of `train.terms`; None for one of flbench, or if not known.
         metrics: SHA-256 of each metric of `evaluation.metrics` by name; None if it is not known.

@@ -27,6 +27,7 @@ from flbench.experiment.assembly import Experiment, Restored, build
 from flbench.experiment.evaluate import PARTS
 from flbench.experiment.loop import Seconds
 from flbench.experiment.run_folder import RunFolder
+from flbench.models import fixed
 from flbench.results.reading import is_finished
 
 # Keys that may change on resume because they do not change results: locations of files, and what
@@ -136,6 +137,7 @@ def write_description(
     for name, content in zip(("partition.npz", "partition.json"), partition, strict=True):
         folder.write(name, content)
     folder.write_json("provenance.json", about)
+    folder.save_frozen(fixed.values(experiment.net))
     # The configuration is written last, because a folder that contains it can be resumed.
     folder.write("config.yaml", to_yaml(experiment.config.tree(), origins))
     trust.record_file(folder.path / "config.yaml")
@@ -182,7 +184,7 @@ def resume(
         if is_finished(path):
             told.on_note(f"{path} is finished: there is nothing to resume.")
             return path
-        experiment = build(config, federation)
+        experiment = build(config, federation, folder=path)
         stack.callback(experiment.engine.close)
         _check_data(experiment, path, has_samples=federation is None)
         told.prepare(experiment.config, _parts(experiment))
