@@ -840,7 +840,9 @@ class EngineConfig(Strict):
         " measured steps",
     )
     workers: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
-        "auto", description="ray: number of workers; auto: one per core or GPU"
+        "auto",
+        description="processes that train clients at the same time; auto: as many as are worth it,"
+        " at most one per core (ray: one per core or GPU); the digest does not depend on it",
     )
     address: str | None = Field(
         None,
@@ -866,11 +868,12 @@ class EngineConfig(Strict):
         description="replay short steps without their Python code; results are the same, bit for"
         " bit; steps with code of your own are never replayed",
     )
-    threads: int | None = Field(
-        None,
+    threads: int = Field(
+        1,
         ge=1,
-        description="CPU threads of PyTorch, per worker of ray (default: $OMP_NUM_THREADS; without"
-        " it the available cores, 1 per worker of ray); the digest depends on it",
+        description="CPU threads of PyTorch in each process that trains; more than 1 helps large"
+        " nets where cohorts have fewer clients than the machine has cores; the digest depends on"
+        " it",
     )
     state_memory: float = Field(
         2.0,
@@ -879,6 +882,12 @@ class EngineConfig(Strict):
         " server keeps, and of a round's results; larger ones are mapped files under output.dir",
         json_schema_extra={"unit": "GiB"},
     )
+
+    @field_validator("threads", mode="before")
+    @classmethod
+    def _null_is_the_default(cls, value: object) -> object:
+        """Return the default for null, which earlier versions printed for it."""
+        return cls.model_fields["threads"].default if value is None else value
 
 
 class OwnMetricConfig(Strict):

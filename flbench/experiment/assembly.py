@@ -57,6 +57,8 @@ from flbench.models.lightning_net import LightningNet
 from flbench.models.module_state import may_draw_in_eval
 from flbench.models.trial import MIXES
 from flbench.reports.tables import size
+from flbench.workers import cores
+from flbench.workers.nesting import reason_against_workers
 
 ENGINES: Final = {
     "sequential": ("flbench.engine.sequential", "SequentialEngine"),
@@ -115,6 +117,22 @@ class Experiment:
     def config(self) -> Config:
         """The complete configuration, as config.yaml has it."""
         return self.found.complete(self.asked)
+
+    def with_workers(self, tell: Callable[[str], None]) -> "Experiment":
+        """Return the experiment with `engine.workers` processes of this machine.
+
+        The engine is the same on GPUs, and if it is that of Ray, which has workers of its own.
+
+        Args:
+            tell: Function that gets notes for the user.
+        """
+        used = self.found.engine
+        if used.name == "ray" or used.device != "cpu" or used.workers == 1:
+            return self
+        from flbench.engine.local import LocalEngine
+
+        engine = LocalEngine(self.engine, *self.given, used, tell)
+        return replace(self, engine=engine)
 
     @property
     def storage(self) -> Storage:
@@ -310,7 +328,7 @@ def _built(
 ) -> Experiment:
     """Build all objects of an experiment; see `build`."""
     used = find_engine(asked_engine)
-    torch.set_num_threads(used.threads or 1)
+    torch.set_num_threads(used.threads)
     federation = load_federation(asked) if federation is None else federation
     scheme = own_schemes.sha256(asked.partition, federation.partition.hash())
     net = build_net(asked.model, federation.shape, federation.output, asked.seed)
@@ -425,9 +443,16 @@ def _built(
                 about_draws.extend(trial.check_stacked())
             return build_engine(find_engine(asked_engine.altered(name=name)), *given)
 
-        name, reason = engine_choice.choose(algorithm, start, make)
+        processes = cores.available() if used.workers == "auto" else used.workers
+        name, reason = engine_choice.choose(
+            algorithm,
+            start,
+            make,
+            processes=1 if used.device != "cpu" or reason_against_workers() else processes,
+            has_cluster=used.address is not None,
+        )
         used = find_engine(asked_engine.altered(name=name))
-        torch.set_num_threads(used.threads or 1)
+        torch.set_num_threads(used.threads)
         notes += about_draws if name == "vectorized" else []
     elif tried and stacks(used, net):
         notes += trial.check_stacked()
