@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from flbench.api.methods import Method, method, methods
     from flbench.api.partitions import (
         IID,
+        ByTarget,
         Dirichlet,
+        ExtendedDirichlet,
         FromFile,
         Grouped,
         Natural,
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
         Pathological,
         Quantity,
         Scheme,
+        Shards,
+        Similarity,
         partition,
     )
     from flbench.api.reference import help
@@ -56,8 +60,8 @@ _PLACES: Final = {
     "flbench.api.loading": ("load", "runs"),
     "flbench.api.methods": ("Method", "method", "methods"),
     "flbench.api.partitions": (
-        *("Dirichlet", "FromFile", "Grouped", "IID", "Natural", "Partition", "Pathological"),
-        *("Quantity", "Scheme", "partition"),
+        *("ByTarget", "Dirichlet", "ExtendedDirichlet", "FromFile", "Grouped", "IID", "Natural"),
+        *("Partition", "Pathological", "Quantity", "Scheme", "Shards", "Similarity", "partition"),
     ),
     "flbench.api.reference": ("help",),
     "flbench.api.reporting": ("Comparison", "pack", "report"),
@@ -74,6 +78,7 @@ _MODULE_OF: Final = {name: module for module, names in _PLACES.items() for name 
 
 __all__ = [
     "IID",
+    "ByTarget",
     "Callback",
     "Comparison",
     "ConfigError",
@@ -82,6 +87,7 @@ __all__ = [
     "Diff",
     "Dirichlet",
     "EarlyStopping",
+    "ExtendedDirichlet",
     "FromFile",
     "Grouped",
     "Method",
@@ -92,6 +98,8 @@ __all__ = [
     "Run",
     "RunError",
     "Scheme",
+    "Shards",
+    "Similarity",
     "Study",
     "UserError",
     "__version__",

@@ -40,7 +40,7 @@ from flbench.results.study_folder import PERSONAL, StoredStudy
 from flbench.results.summary import SHARES
 from flbench.results.tables import Moment
 
-SECTIONS: Final = ("data.", "partition.", "model.", "train.")
+SECTIONS: Final = ("data.", "partition.", "shift.", "model.", "train.")
 ALONE: Final = (*("engine.precision", "evaluation.every", "evaluation.rare", "evaluation.metrics"),)
 WITHOUT: Final = ("data.root", "data.name", "data.path", "partition.path", "partition.seed")
 METHOD: Final = ("algorithm.", "train.optimizer.", "train.schedule.", "train.terms")

@@ -139,6 +139,60 @@ class Quantity(_Scheme):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Shards(_Scheme):
+    """Pieces of the samples sorted by class (`partition.scheme=shards`).
+
+    Attributes:
+        shards: Number of pieces of each client.
+    """
+
+    scheme = "shards"
+    shards: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtendedDirichlet(_Scheme):
+    """A few classes for each client, in shares drawn from a Dirichlet distribution.
+
+    It is `partition.scheme=extended_dirichlet`.
+
+    Attributes:
+        classes_per_client: Number of classes of each client.
+        alpha: Concentration of the shares, above 0; a smaller one gives more skew.
+    """
+
+    scheme = "extended_dirichlet"
+    classes_per_client: int | None = None
+    alpha: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Similarity(_Scheme):
+    """A share of samples at random, the others sorted by class (`partition.scheme=similarity`).
+
+    Attributes:
+        similarity: Share of a client's samples that are drawn at random, in [0, 1].
+    """
+
+    scheme = "similarity"
+    similarity: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByTarget(_Scheme):
+    """Intervals of a target that is a number, in Dirichlet shares (`partition.scheme=target`).
+
+    Attributes:
+        alpha: Concentration, above 0; a smaller one gives more skew.
+        bins: Number of intervals, with equally many samples.
+    """
+
+    scheme = "target"
+    alpha: float | None = None
+    bins: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Natural(_Scheme):
     """The clients that the data set itself has (`partition.scheme=natural`)."""
 
@@ -206,6 +260,7 @@ class Partition:
         hash: SHA-256 (hex); partitions with equal hashes give every client the same samples.
         classes: Names of the C classes.
         names: Names of the N clients if they are natural ones with names; otherwise empty.
+        shifts: How the samples of each of the N clients are shifted; empty if none are.
         notes: Sentences for the user.
         config: Section `partition` of the configuration.
     """
@@ -220,6 +275,7 @@ class Partition:
         self.hash = str(description["hash"])
         self.classes = tuple(map(str, description["classes"]))
         self.names = tuple(map(str, description.get("client_names") or ()))
+        self.shifts = tuple(map(str, description.get("shifts") or ()))
         self.notes = tuple(map(str, description.get("notes") or ()))
         self.config = dict(config)
         self._samples = {part: list(description["samples"][part]) for part in PARTS}
@@ -269,10 +325,12 @@ class Partition:
     def sizes(self) -> pd.DataFrame:
         """Samples of each client by part.
 
-        Columns: `client` int64, `name` str (natural clients with names only), `train`,
+        Columns: `client` int64, `name` str (natural clients with names only), `shift` str (if
+        samples are shifted), `train`,
         `validation`, `test` int64, and `classes` int64, the classes that it trains on.
         """
         names = {"name": list(self.names)} if self.names else {}
+        names |= {"shift": list(self.shifts)} if self.shifts else {}
         return pd.DataFrame(
             {"client": np.arange(self.clients), **names}
             | {part: np.asarray(self._samples[part], dtype=np.int64) for part in PARTS}
@@ -287,7 +345,9 @@ class Partition:
         """Draw the training samples by client and class, in log scale."""
         from flbench.reports import figures
 
-        return figures.partition_table(self._counts, self.classes, self.dataset, self.names)
+        return figures.partition_table(
+            self._counts, self.classes, self.dataset, self.names, self.shifts
+        )
 
     @property
     def _has_classes(self) -> bool:
@@ -326,6 +386,7 @@ def partition(
     *,
     config: str | PathLike[str] | None = None,
     seed: int | None = None,
+    shift: Mapping[str, Any] | None = None,
     save: str | PathLike[str] | None = None,
     trust: bool = False,
 ) -> Partition:
@@ -338,6 +399,7 @@ def partition(
             `fl.Scheme`), or the positions of each client's samples.
         config: Configuration file with the values that differ from the defaults.
         seed: Seed of the partition, unless the section has one.
+        shift: Section `shift`, for example `{"rotation": [0, 90]}`.
         save: File NAME.npz for the partition, which `fl.FromFile` reads again; None to write none.
         trust: Whether code that `config` names may run; see `fl.run`.
 
@@ -350,7 +412,8 @@ def partition(
     >>> partition("digits", Dirichlet(alpha=0.5, clients=4)).clients
     4
     """
-    given, objects = parts.split({"data": data, "partition": partition, "seed": seed})
+    values = {"data": data, "partition": partition, "seed": seed, "shift": shift}
+    given, objects = parts.split(values)
     with run_code(trust):
         found, _ = resolve(arguments.layers("partition", config, given))
     found = found.altered(partition=found.partition.altered(seed=found.partition_seed))

@@ -91,6 +91,14 @@ def _in_one_order(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted(set(names)))
 
 
+Freeze = Literal["none", "backbone"] | tuple[StrictStr, ...]
+
+
+def _none_if_empty(names: Freeze) -> Freeze:
+    """Return the value of `model.freeze`; no pattern at all is `none`."""
+    return names or "none"
+
+
 Columns = Annotated[tuple[StrictStr, ...], AfterValidator(_in_one_order)]
 
 
@@ -104,6 +112,10 @@ class GivenNormalization(Strict):
         description="standard deviation of each channel or column, or one for all; of pixels in"
         " [0, 1]",
     )
+
+
+HUGGING_FACE: Final = "hf:"
+"""Beginning of `data.name` for a data set of the package `datasets`."""
 
 
 class ArraysConfig(Strict):
@@ -160,7 +172,9 @@ class DataConfig(Strict):
     """Section `data`: the data set."""
 
     name: str = Field(
-        "digits", description="data set; `flbench data` lists those that flbench knows"
+        "digits",
+        description="data set; `flbench data` lists those that flbench knows; hf:NAME is one of"
+        " Hugging Face's package `datasets`",
     )
     root: UserPath = Field(
         Path("data"), description="folder in which NAME.npz, NAME.zip or NAME/ is searched"
@@ -193,10 +207,10 @@ class DataConfig(Strict):
         " number for both; null for images of one size",
     )
     text: TextConfig = Field(TextConfig(), description="samples of texts")
-    client: Literal["folder"] | None = Field(
+    client: str | None = Field(
         None,
         description="images: `folder` reads CLIENT/CLASS/*, with a natural client in each folder"
-        " (partition.scheme=natural)",
+        " (partition.scheme=natural); hf:NAME: column of the natural client",
     )
     source: str | None = Field(
         None,
@@ -242,6 +256,8 @@ class DataConfig(Strict):
         >>> DataConfig(path="files/hospitals.zip").title
         'hospitals'
         """
+        if self.path is None and self.source is None and self.name.startswith(HUGGING_FACE):
+            return self.name.removeprefix(HUGGING_FACE).rstrip("/").rpartition("/")[2]
         if self.source is not None and ":" in self.source:
             return self.source.rpartition(":")[2]
         return self.name if self.path is None else self.path.stem
@@ -254,13 +270,31 @@ def _own_scheme(name: str) -> str:
     return name
 
 
-SchemeName = Literal["iid", "dirichlet", "pathological", "grouped", "quantity", "natural", "file"]
+SchemeName = Literal[
+    "iid",
+    "dirichlet",
+    "pathological",
+    "grouped",
+    "quantity",
+    "shards",
+    "extended_dirichlet",
+    "similarity",
+    "target",
+    "natural",
+    "file",
+]
 OwnSchemeName = Annotated[str, AfterValidator(_own_scheme)]
-DEALT: Final = ("iid", "dirichlet", "pathological", "grouped", "quantity")
+DEALT: Final = (
+    *("iid", "dirichlet", "pathological", "grouped", "quantity", "shards", "extended_dirichlet"),
+    *("similarity", "target"),
+)
 SCHEME_KEYS: Final = {
-    "alpha": ("dirichlet", "quantity"),
+    "alpha": ("dirichlet", "quantity", "extended_dirichlet", "target"),
     "balanced": ("dirichlet",),
-    "classes_per_client": ("pathological",),
+    "classes_per_client": ("pathological", "extended_dirichlet"),
+    "shards": ("shards",),
+    "similarity": ("similarity",),
+    "bins": ("target",),
     "main_classes": ("grouped",),
     "main_share": ("grouped",),
     "samples_per_client": ("grouped",),
@@ -287,13 +321,34 @@ class PartitionConfig(Strict):
         description="number of clients N (default: 20; under `natural` all natural clients)",
     )
     alpha: float = Field(
-        0.1, gt=0, description="dirichlet, quantity: concentration; a smaller one gives more skew"
+        0.1,
+        gt=0,
+        description="dirichlet, quantity, extended_dirichlet, target: concentration; a smaller one"
+        " gives more skew",
     )
     balanced: bool = Field(
         False, description="dirichlet: give all clients the same number of samples"
     )
     classes_per_client: int = Field(
-        2, ge=1, description="pathological: number of classes of each client"
+        2, ge=1, description="pathological, extended_dirichlet: number of classes of each client"
+    )
+    shards: int = Field(
+        2,
+        ge=1,
+        description="shards: number of a client's pieces of the samples sorted by class",
+    )
+    similarity: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="similarity: share of a client's samples that are drawn at random; the others"
+        " are a piece of the samples sorted by class",
+    )
+    bins: int = Field(
+        10,
+        ge=2,
+        description="target: number of intervals of the target, with equally many samples, whose"
+        " shares differ between clients",
     )
     main_classes: tuple[int, ...] = Field(
         (2, 3, 5), description="grouped: number of main classes of each group, in class order"
@@ -391,10 +446,122 @@ class PartitionConfig(Strict):
         return self.scheme.rpartition(":")[2]
 
 
+FEATURE_SHIFTS: Final = ("rotation", "blur", "contrast", "brightness", "colour", "noise")
+"""Keys of the section `shift` that have a number for each group, in the order of application."""
+Degrees = tuple[float, ...]
+
+
+class ShiftConfig(Strict):
+    """Section `shift`: how samples and labels differ between groups of clients.
+
+    Client k is in group k mod G. All parts of a client are shifted in the same way, and samples
+    without a client, such as the common test set, are not.
+    """
+
+    groups: int | None = Field(
+        None,
+        ge=1,
+        description="number of groups G (default: as many as the longest list has values; without"
+        " a list, or with `draw`, each client is a group of its own)",
+    )
+    draw: bool = Field(
+        False,
+        description="read each list as [lowest, highest]: every group draws its value in between",
+    )
+    rotation: Degrees | None = Field(
+        None,
+        min_length=1,
+        description="images: angle of each group, counter-clockwise, such as [0, 90, 180, 270]",
+        json_schema_extra={"unit": "degrees"},
+    )
+    blur: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)] | None = Field(
+        None,
+        description="images: standard deviation of a Gaussian that smooths them; 0 leaves them as"
+        " they are",
+        json_schema_extra={"unit": "pixels"},
+    )
+    contrast: Degrees | None = Field(
+        None,
+        min_length=1,
+        description="images: factor of the distances from the image's mean; 1 leaves them as they"
+        " are",
+    )
+    brightness: Degrees | None = Field(
+        None,
+        min_length=1,
+        description="images: factor of all pixels; 1 leaves them as they are",
+    )
+    colour: Degrees | None = Field(
+        None,
+        min_length=1,
+        description="images of three channels: angle by which colours are turned around the grey"
+        " axis; 120 turns red into green",
+        json_schema_extra={"unit": "degrees"},
+    )
+    noise: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)] | None = Field(
+        None,
+        description="images: standard deviation of Gaussian noise, as a share of the range of"
+        " pixels; it is drawn once for each sample",
+    )
+    channels: bool = Field(
+        False, description="images: permute the channels; group 0 keeps their order"
+    )
+    labels: bool = Field(
+        False, description="concept shift: permute the classes of labels; group 0 keeps its labels"
+    )
+
+    def degrees(self) -> list[tuple[str, Degrees]]:
+        """Return the feature shifts that are set, in the order in which they are applied."""
+        found = [(name, getattr(self, name)) for name in FEATURE_SHIFTS]
+        return [(name, values) for name, values in found if values is not None]
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is shifted."""
+        return bool(self.degrees()) or self.channels or self.labels
+
+
+class LoraConfig(Strict):
+    """Section `model.lora`: low-rank adapters by the package PEFT."""
+
+    rank: int | None = Field(
+        None, ge=1, description="rank of the adapters, which the head trains with (null: none)"
+    )
+    alpha: float = Field(8.0, gt=0, description="numerator of the adapters' factor alpha / rank")
+    targets: tuple[StrictStr, ...] = Field(
+        (),
+        description="layers that get an adapter, patterns of names such as [fc1, *.attn.qkv]"
+        " (default: the linear layers below the head, or the convolutions if there are none)",
+    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the adapters' inputs")
+
+
 class ModelConfig(Strict):
     """Section `model`: the net. Each net adds keys of its own."""
 
     name: str = Field("mlp", description="net")
+    weights: str | None = Field(
+        None,
+        description="weights that all clients start from: a file (safetensors, or a state dict in"
+        " .pth), or the name of pretrained weights, such as DEFAULT, of a net of torchvision or"
+        " timm (default: drawn from `seed`)",
+    )
+    weights_sha256: str | None = Field(
+        None,
+        pattern="^[0-9a-f]{64}$",
+        description="SHA-256 of the weights; flbench writes it to config.yaml",
+    )
+    freeze: Annotated[Freeze, AfterValidator(_none_if_empty)] = Field(
+        "none",
+        description="parameters that no method trains, sends or keeps: none, backbone (all but the"
+        " head), or patterns of names, such as [conv1, stage?_*]",
+    )
+    lora: LoraConfig = LoraConfig()
+    cache: Literal["auto", "off"] = Field(
+        "auto",
+        description="auto: outputs of the first layers are computed once if model.freeze freezes"
+        " them and they are the same in each step; off: in each step",
+    )
 
 
 class OwnModelConfig(ModelConfig):
@@ -402,8 +569,14 @@ class OwnModelConfig(ModelConfig):
 
     head: str | None = Field(
         None,
-        description="submodule that computes the logits (default: the last linear layer, or none"
-        " with `lightning`)",
+        description="submodule that computes the logits (default: the last linear layer; with"
+        " `lightning` the linear layer whose outputs `forward` returns)",
+    )
+    channels: int | None = Field(
+        None,
+        ge=1,
+        description="channels of the images that the net takes: grey images are repeated to as many"
+        " (default: images are given as they are)",
     )
     lightning: bool = Field(
         False,
@@ -667,7 +840,9 @@ class EngineConfig(Strict):
         " measured steps",
     )
     workers: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
-        "auto", description="ray: number of workers; auto: one per core or GPU"
+        "auto",
+        description="processes that train clients at the same time; auto: as many as are worth it,"
+        " at most one per core (ray: one per core or GPU); the digest does not depend on it",
     )
     address: str | None = Field(
         None,
@@ -693,19 +868,26 @@ class EngineConfig(Strict):
         description="replay short steps without their Python code; results are the same, bit for"
         " bit; steps with code of your own are never replayed",
     )
-    threads: int | None = Field(
-        None,
+    threads: int = Field(
+        1,
         ge=1,
-        description="CPU threads of PyTorch, per worker of ray (default: $OMP_NUM_THREADS; without"
-        " it the available cores, 1 per worker of ray); the digest depends on it",
+        description="CPU threads of PyTorch in each process that trains; more than 1 helps large"
+        " nets where cohorts have fewer clients than the machine has cores; the digest depends on"
+        " it",
     )
     state_memory: float = Field(
         2.0,
         ge=0,
-        description="largest size of the tensors that clients keep in main memory; larger ones are"
-        " kept in a mapped file under output.dir",
+        description="largest size in memory of the tensors that clients keep, of those that the"
+        " server keeps, and of a round's results; larger ones are mapped files under output.dir",
         json_schema_extra={"unit": "GiB"},
     )
+
+    @field_validator("threads", mode="before")
+    @classmethod
+    def _null_is_the_default(cls, value: object) -> object:
+        """Return the default for null, which earlier versions printed for it."""
+        return cls.model_fields["threads"].default if value is None else value
 
 
 class OwnMetricConfig(Strict):
@@ -930,6 +1112,7 @@ class Config(Strict):
     seed: int = Field(0, ge=0, lt=2**63, description="seed of all randomness")
     data: DataConfig = DataConfig()
     partition: PartitionConfig = PartitionConfig()
+    shift: ShiftConfig = ShiftConfig()
     model: SerializeAsAny[ModelConfig] = ModelConfig()
     algorithm: SerializeAsAny[AlgorithmConfig] = AlgorithmConfig()
     train: TrainConfig = TrainConfig()
@@ -979,16 +1162,21 @@ class Config(Strict):
     def hash(self) -> str:
         """Return the SHA-256 (hex) over the keys that define the experiment.
 
-        These are `seed` and the sections `data`, `partition`, `model`, `algorithm` and `train`, but
-        not `data.root`: the content of the files is covered by the hash of the partition.
+        These are `seed` and the sections `data`, `partition`, `model`, `algorithm` and `train`, and
+        `shift` if something is shifted, but not `data.root`: the content of the files is covered by
+        the hash of the partition.
         `train.early_stopping` counts only if it is on, and `train.terms`, the keys of `LATER`,
-        `data.source`, `model.lightning`, `model.fixed`, `partition.args`, `partition.sha256`, the
-        keys of `partition` for new clients and `algorithm.sha256` only if they are set, so that the
-        hashes of runs that were made before these keys existed stay valid. Of a method that is not
-        flbench's own, the hash of the source counts, and not `algorithm.source`, the place where it
-        is imported from.
+        `data.source`, `model.lightning`, `model.fixed`, `model.freeze`, `model.lora`,
+        `model.cache`, `model.channels`, keys of schemes that are not used (`partition.shards`,
+        `similarity`, `bins`), `model.weights` (by the SHA-256 of the weights, not by their place),
+        `partition.args`, `partition.sha256`, the keys of `partition` for new clients and
+        `algorithm.sha256` only if they are set, so that the hashes of runs that were made before
+        these keys existed stay valid. Of a method that is not flbench's own, the hash of the source
+        counts, and not `algorithm.source`, the place where it is imported from.
         """
-        sections = ("seed", "data", "partition", "model", "algorithm", "train")
+        sections = {"seed", "data", "partition", "model", "algorithm", "train"}
+        if self.shift.is_on:
+            sections.add("shift")
         tree = {key: value for key, value in self.tree().items() if key in sections}
         del tree["data"]["root"]
         defaults = DataConfig().model_dump(mode="json")
@@ -1000,6 +1188,9 @@ class Config(Strict):
         for key in ("args", "sha256", "new_clients", "new_alpha", "new_shots"):
             if tree["partition"][key] is None:
                 del tree["partition"][key]
+        for key in ("shards", "similarity", "bins"):
+            if self.partition.scheme not in SCHEME_KEYS[key]:
+                del tree["partition"][key]
         if isinstance(self.algorithm, OwnAlgorithmConfig):
             del tree["algorithm"]["source"]
             if self.algorithm.sha256 in (None, UNRECORDED):
@@ -1008,6 +1199,18 @@ class Config(Strict):
             del tree["model"]["lightning"]
         if tree["model"].get("fixed", "") is None:
             del tree["model"]["fixed"]
+        if isinstance(self.model, OwnModelConfig) and self.model.channels is None:
+            del tree["model"]["channels"]
+        if self.model.weights_sha256 is None:
+            del tree["model"]["weights_sha256"]
+        if self.model.weights is None or self.model.weights_sha256 is not None:
+            del tree["model"]["weights"]  # the place of the file does not matter, its content does
+        if tree["model"].get("freeze", "") == "none":
+            del tree["model"]["freeze"]
+        if "lora" in tree["model"] and tree["model"]["lora"]["rank"] is None:
+            del tree["model"]["lora"]
+        if tree["model"].get("cache", "") == "auto":
+            del tree["model"]["cache"]
         if self.train.early_stopping.patience is None:
             del tree["train"]["early_stopping"]
         if not tree["train"]["terms"]:

@@ -34,6 +34,12 @@ NO_PARTS: Final = frozenset(
 parts, and their code is not hashed.
 """
 
+MAKERS: Final = {"timm": ("create_model", "flbench[pretrained]")}
+"""Packages whose nets have names, by the function that makes a net, and what installs them.
+
+`timm:NAME` stands for `timm.create_model(NAME)`, unless the package has an attribute NAME.
+"""
+
 # Name of a module -> (its spec, SHA-256 of its file when flbench first used it). A module that is
 # imported anew or reloaded has another spec.
 _first: dict[str, tuple[Any, str]] = {}
@@ -53,7 +59,8 @@ def find(path: str) -> Any:
 
     Args:
         path: `package.module:name`, with dots in `name` for an attribute of an object. The file of
-            a module, `FILE.py:name`, stands for the module; see `module_of`.
+            a module, `FILE.py:name`, stands for the module; see `module_of`. `timm:NAME` is the
+            function that makes this net of timm; see `MAKERS`.
 
     Raises:
         ConfigError: There is no such module or name, the module cannot be imported, or a file
@@ -81,6 +88,11 @@ def find(path: str) -> Any:
         found: Any = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and module_name.startswith(error.name or "."):
+            if module_name in MAKERS:
+                raise ConfigError(
+                    f"`{path}` needs the package `{module_name}`, which is not installed: pip"
+                    f" install '{MAKERS[module_name][1]}'"
+                ) from error
             raise ConfigError(
                 f"`{path}`: there is no module `{error.name}`. It must be an installed package, or"
                 f" a file in the current folder ({here}) or in a folder of $PYTHONPATH."
@@ -94,6 +106,11 @@ def find(path: str) -> Any:
     finally:
         torch.set_default_dtype(dtype)  # a module that sets it would change what flbench computes
     keep_hashes(found.__name__)
+    if module_name in MAKERS and name not in dir(found):
+        names = found.list_models()
+        if name.partition(".")[0] not in names:
+            raise ConfigError(f"`{path}`: timm has no net `{name}`.{did_you_mean(name, names)}")
+        return functools.partial(getattr(found, MAKERS[module_name][0]), name)
     for part in name.split("."):
         known = dir(found)
         if part not in known:

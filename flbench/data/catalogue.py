@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from flbench.config.schema import DataConfig
+from flbench.config.schema import HUGGING_FACE, DataConfig
 from flbench.data import known_sets, sources
 from flbench.data.federation import Federation
 
@@ -84,7 +84,8 @@ def is_available(config: DataConfig) -> bool:
     Args:
         config: Section `data`.
     """
-    return config.path is not None or config.source is not None or location(config) is not None
+    is_given = config.path is not None or config.source is not None
+    return is_given or config.name.startswith(HUGGING_FACE) or location(config) is not None
 
 
 def partition(federation: Federation) -> Entry:
@@ -95,18 +96,20 @@ def partition(federation: Federation) -> Entry:
 
     Returns:
         `dataset`, the name of the data set; `hash` of the partition (SHA-256, hex); `clients`,
-        their number N; `client_names` of natural clients (empty for others); `classes`, the names
-        of the C classes; `samples`, the number of samples of each client [N] by part;
-        `common_test`, the size of the common test set; `train_counts` [N][C], the training samples
-        by client and class; `normalization`, with `shift` and `scale` of each channel or column, by
-        which inputs are (x - shift) * scale, or with `data.normalize=client` a list of them for
-        each client; `notes`, sentences for the user.
+        their number N; `client_names` of natural clients (empty for others); `shifts`, how the
+        samples of each client are shifted, if they are; `classes`, the names of the C classes;
+        `samples`, the number of samples of each client [N] by part; `common_test`, the size of the
+        common test set; `train_counts` [N][C], the training samples by client and class;
+        `normalization`, with `shift` and `scale` of each channel or column, by which inputs are
+        (x - shift) * scale, or with `data.normalize=client` a list of them for each client;
+        `notes`, sentences for the user.
     """
     return {
         "dataset": federation.dataset.name,
         "hash": federation.partition.hash(),
         "clients": federation.clients,
         "client_names": list(federation.partition.names),
+        **({"shifts": list(federation.partition.shifts)} if federation.partition.shifts else {}),
         "classes": list(federation.dataset.classes),
         "samples": {
             part: [len(rows) for rows in federation.partition.parts[part]]

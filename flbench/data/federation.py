@@ -11,7 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flbench.config.schema import DataConfig, GivenNormalization, PartitionConfig
+from flbench.config.schema import (
+    DataConfig,
+    GivenNormalization,
+    PartitionConfig,
+    ShiftConfig,
+)
 from flbench.core.errors import DataError
 from flbench.core.rng import Draw, generator, uniform
 from flbench.core.shapes import TokenShape
@@ -21,6 +26,7 @@ from flbench.data.new_clients import hold_out, joined
 from flbench.data.partition import PARTS, ClientParts
 from flbench.data.partitioning import make_partition, split_client
 from flbench.data.schemes import Indices
+from flbench.data.shift import apply as apply_shift
 
 CROP_PADDING: Final = 4  # pixels on each side
 MOST_SHOWN: Final = 4  # channels or columns that a note lists
@@ -28,6 +34,7 @@ MOST_CLIENTS: Final = 6  # clients that a note lists
 MAX_BYTES: Final = 16 * 2**30
 NO_WIDTH: Final = 1e-8  # standard deviations and ranges up to this one count as 0
 FEW_SAMPLES: Final = 10  # training samples whose mean and standard deviation are uncertain
+NO_SHIFT: Final = ShiftConfig()
 PIECE: Final = 2**25  # bytes of float64 in which sums over pixels are computed
 
 
@@ -118,10 +125,15 @@ class Federation:
         return tuple(self.x.shape[1:])
 
     @cached_property
+    def labels(self) -> Indices:
+        """Classes [n] int64 of all samples as clients see them, with `shift.labels` permuted."""
+        return self.partition.classes_of(self.dataset.y)
+
+    @cached_property
     def counts(self) -> Tensor:
         """Number of training samples [N, C] int64 by client and class."""
         counts = [
-            np.bincount(self.dataset.y[rows], minlength=self.classes)
+            np.bincount(self.labels[rows], minlength=self.classes)
             for rows in self.partition.parts["train"]
         ]
         return torch.from_numpy(np.stack(counts).astype(np.int64))
@@ -187,6 +199,24 @@ class Federation:
             shift, scale = shift[self.owner[rows]], scale[self.owner[rows]]  # [B, ...]
         x.sub_(shift).mul_(scale)
         return x if keys is None or not self.augment else augment(x, keys, self.augment)
+
+    def packed(self, x: Tensor, y: Tensor, rows: Any, *, dtype: torch.dtype) -> Any:
+        """Return a batch in the form that the user's data loader gives it.
+
+        Args:
+            x: Inputs [B, ...].
+            y: Labels [B], or targets.
+            rows: Rows [B] of the data set, as an array.
+            dtype: Floating-point type of further values.
+        """
+        form = self.dataset.form
+        if form is None:
+            return x, y
+        extras: dict[str | int, Tensor] = {}
+        for key, values in self.dataset.extras.items():
+            found = torch.from_numpy(values[rows]).to(x.device)
+            extras[key] = found.to(dtype) if found.is_floating_point() else found
+        return form.packed(x, y, extras)
 
     def reseeded(self, seed: int) -> "Federation":
         """Return a copy for another seed of the run, with the same samples for every client.
@@ -264,14 +294,21 @@ def _cut(share: float, n: int) -> int:
     return min(max(place, 1), n - 1) if 0 < share < 1 and n > 1 else place
 
 
-def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: int) -> Federation:
-    """Partition a data set, encode and impute values of tables, and compute the normalization.
+def build(
+    dataset: Dataset,
+    data: DataConfig,
+    partition: PartitionConfig,
+    seed: int,
+    shifted: ShiftConfig = NO_SHIFT,
+) -> Federation:
+    """Partition a data set, and shift, encode, impute and normalize its samples.
 
     Args:
         dataset: The data set.
         data: Section `data`, for normalization and augmentation.
         partition: Section `partition`.
         seed: Seed of the run.
+        shifted: Section `shift`.
 
     Raises:
         UserError: The partition cannot be made from these samples, a saved partition cannot be
@@ -300,6 +337,10 @@ def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: 
             " which are never normalized. Leave it out."
         )
     x, table = dataset.x, None
+    if shifted.is_on:
+        own_seed = seed if partition.seed is None else partition.seed
+        x, assignment = apply_shift(dataset, assignment, shifted, own_seed)
+        notes += _shift_notes(assignment, common)
     if dataset.is_table:
         x, source, word, encoded = _encode_words(dataset, assignment)
         x, fill, imputed = _impute(
@@ -336,7 +377,9 @@ def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: 
     return Federation(
         dataset=dataset,
         x=torch.from_numpy(x),
-        y=torch.from_numpy(dataset.truth),
+        y=torch.from_numpy(
+            assignment.classes_of(dataset.y) if dataset.targets is None else dataset.targets
+        ),
         partition=assignment,
         common=common,
         shift=torch.from_numpy(shift),
@@ -348,6 +391,19 @@ def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: 
         owner=owner,
         new=new,
     )
+
+
+def _shift_notes(partition: ClientParts, common: Indices) -> list[str]:
+    """Return notes on shifted samples."""
+    different = list(dict.fromkeys(partition.shifts))
+    shown = "; ".join(different[:MOST_SHOWN]) + ("; ..." if len(different) > MOST_SHOWN else "")
+    notes = [f"shift: client k is in group k mod {len(different)}: {shown}."]
+    if len(common):
+        notes.append(
+            "shift: the common test set belongs to no client, so its samples and labels are those"
+            " of the data set, without any shift."
+        )
+    return notes
 
 
 def _about_tokens(dataset: Dataset) -> str:

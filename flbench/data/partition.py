@@ -1,7 +1,7 @@
 """The data type of a partition: which samples each client has."""
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -24,6 +24,8 @@ class ClientParts:
         notes: Notes on how the partition was made, such as repeated draws or samples that were
             moved, one sentence each.
         names: Names of the N clients if they are natural ones with names; otherwise empty.
+        shifts: How the samples of each client are shifted, in words; empty if none are.
+        relabelled: New class of each class by client; empty if labels are those of the data set.
 
     >>> def rows(*of_clients):
     ...     return [np.array(of_client, dtype=np.int64) for of_client in of_clients]
@@ -36,6 +38,8 @@ class ClientParts:
     labels: str
     notes: tuple[str, ...] = field(default=(), compare=False)
     names: tuple[str, ...] = field(default=(), compare=False)
+    shifts: tuple[str, ...] = field(default=(), compare=False)
+    relabelled: tuple[tuple[int, ...], ...] = field(default=(), compare=False)
 
     @property
     def clients(self) -> int:
@@ -49,6 +53,27 @@ class ClientParts:
         '1 (b)'
         """
         return f"{client} ({one_line(self.names[client])})" if self.names else str(client)
+
+    def with_shifts(
+        self, shifts: tuple[str, ...], relabelled: tuple[tuple[int, ...], ...]
+    ) -> "ClientParts":
+        """Return a copy whose clients have shifted samples; see `flbench.data.shift`."""
+        return replace(self, shifts=shifts, relabelled=relabelled)
+
+    def classes_of(self, y: Indices) -> Indices:
+        """Return the classes [n] of all samples as clients see them.
+
+        Args:
+            y: Labels [n] of the data set.
+        """
+        if not self.relabelled:
+            return y
+        found = y.copy()
+        for client, new in enumerate(self.relabelled):
+            for part in PARTS:
+                rows = self.parts[part][client]
+                found[rows] = np.array(new, dtype=np.int64)[y[rows]]
+        return found
 
     def hash(self) -> str:
         """Return the SHA-256 (hex) over the labels and the rows of all clients.

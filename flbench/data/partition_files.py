@@ -41,9 +41,9 @@ def encode(
     clients = np.arange(partition.clients, dtype=np.int32)
     client = np.concatenate([np.repeat(clients, sizes[name]) for name in PARTS])
     part = np.repeat(np.arange(len(PARTS), dtype=np.uint8), [sum(sizes[name]) for name in PARTS])
-    packed = BytesIO()
+    packed, labels = BytesIO(), partition.classes_of(dataset.y)
     counts = [
-        np.bincount(dataset.y[rows], minlength=len(dataset.classes))
+        np.bincount(labels[rows], minlength=len(dataset.classes))
         for rows in partition.parts["train"]
     ]
     table = np.array(counts, dtype=np.int32)
@@ -58,6 +58,7 @@ def encode(
         "clients": partition.clients,
         "samples": sizes,
         "client_names": list(partition.names),
+        **({"shifts": list(partition.shifts)} if partition.shifts else {}),
         "config": config.model_dump(mode="json"),
         "notes": list(partition.notes),
     }
@@ -77,6 +78,9 @@ def data_hash(dataset: Dataset) -> str:
     if dataset.targets is not None:
         sha.update(f"{dataset.targets.dtype}{dataset.targets.shape}".encode())
         sha.update(np.ascontiguousarray(dataset.targets).data)
+    for key, values in dataset.extras.items():
+        sha.update(f"{key}{values.dtype}{values.shape}".encode())
+        sha.update(np.ascontiguousarray(values).data)
     if dataset.kind == "tokens":
         sha.update(repr((dataset.vocabulary, dataset.tokens, dataset.padding)).encode())
     if any(dataset.words):

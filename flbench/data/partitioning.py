@@ -18,10 +18,20 @@ from flbench.core.rng import generator
 from flbench.data import own_schemes, partition_files
 from flbench.data.dataset import Dataset
 from flbench.data.partition import PARTS, ClientParts, label_hash
-from flbench.data.schemes import SCHEMES, Indices, by_class, largest_remainder, natural
+from flbench.data.schemes import (
+    SCHEMES,
+    Indices,
+    by_class,
+    intervals,
+    largest_remainder,
+    natural,
+)
 
 DEFAULT_CLIENTS: Final = 20
-BY_CLASS: Final = ("dirichlet", "pathological", "grouped")  # schemes that need classes
+BY_CLASS: Final = (
+    *("dirichlet", "pathological", "grouped", "shards", "extended_dirichlet", "similarity"),
+)
+"""Schemes that need classes."""
 TRIES: Final = 100  # draws of a scheme before samples are moved to clients with too few
 MOST_SHARES: Final = 10**8  # clients times classes times draws, so that all draws take seconds
 
@@ -117,11 +127,15 @@ def _distribute(
     if dataset.targets is not None and config.scheme in BY_CLASS:
         raise ConfigError(
             f"`partition.scheme={config.scheme}` distributes samples by their classes, and"
-            f" `{dataset.name}` has targets that are not classes. Take iid or quantity (fl.IID,"
-            " fl.Quantity), natural clients (fl.Data(x, y, clients=...) with fl.Natural), or a"
-            " function of your own, which gets the targets. If they are classes, give one whole"
-            " number for each sample (one-hot labels: y.argmax(1))."
+            f" `{dataset.name}` has targets that are not classes. Take iid, quantity or"
+            " target (fl.IID, fl.Quantity, fl.ByTarget), natural clients (fl.Data(x, y,"
+            " clients=...) with fl.Natural), or a function of your own, which gets the targets. If"
+            " they are classes, give one whole number for each sample (one-hot labels:"
+            " y.argmax(1))."
         )
+    y, classes = dataset.y[pool], len(dataset.classes)
+    if config.scheme == "target":
+        y, classes = _intervals(dataset, config)[pool], config.bins
     clients = config.clients or DEFAULT_CLIENTS
     if clients * config.min_samples > len(pool):
         raise ConfigError(
@@ -134,13 +148,11 @@ def _distribute(
         chosen = own_schemes.assign(dataset.truth[pool], clients, config, rng)
         return [pool[np.sort(indices)] for indices in chosen], []
     best: list[Indices] = []
-    shares = clients * len(np.unique(dataset.y[pool]))
+    shares = clients * len(np.unique(y))
     tries = max(1, min(TRIES, MOST_SHARES // shares))
     for attempt in range(tries):
         rng = generator(seed, "partition", attempt)
-        assigned = SCHEMES[config.scheme](
-            dataset.y[pool], len(dataset.classes), clients, config, rng
-        )
+        assigned = SCHEMES[config.scheme](y, classes, clients, config, rng)
         if not best or min(map(len, assigned)) > min(map(len, best)):
             best = assigned
         if min(map(len, best)) >= config.min_samples:
@@ -157,6 +169,26 @@ def _distribute(
         f" {config.min_samples} samples; {moved} samples were moved to them."
     )
     return [pool[np.sort(indices)] for indices in repaired], [note]
+
+
+def _intervals(dataset: Dataset, config: PartitionConfig) -> Indices:
+    """Return the interval [n] of each sample's target.
+
+    Raises:
+        ConfigError: The data set has classes, or several numbers for each sample.
+    """
+    targets = dataset.targets
+    if targets is None:
+        raise ConfigError(
+            f"`partition.scheme=target` distributes samples by a target that is a number, and"
+            f" `{dataset.name}` has classes. Take dirichlet."
+        )
+    if targets.size != len(targets):
+        raise ConfigError(
+            f"`partition.scheme=target` needs one number for each sample, and the targets of"
+            f" `{dataset.name}` have the shape {list(targets.shape[1:])}. Take iid or quantity."
+        )
+    return intervals(targets.reshape(-1), config.bins)
 
 
 def _overlap(dataset: Dataset) -> bool:

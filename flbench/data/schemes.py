@@ -1,7 +1,7 @@
 """Schemes that distribute samples to clients, as functions of labels and a random generator."""
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,23 +137,9 @@ def pathological(
     Raises:
         ConfigError: `classes_per_client` is larger than the number of classes.
     """
-    if config.classes_per_client > classes:
-        raise ConfigError(
-            f"`partition.classes_per_client` must be at most the {classes} classes of the data set,"
-            f" got {config.classes_per_client}."
-        )
+    _check_classes_per_client(config, classes)
     members = by_class(y)
-    count = min(config.classes_per_client, len(members))
-    holders: list[list[int]] = [[] for _ in members]
-    held = np.zeros(len(members), dtype=np.int64)  # number of clients of each class
-    for client in rng.permutation(clients):
-        order = rng.permutation(len(members))
-        # Classes with the fewest clients come first, in random order among equals.
-        keys = held[order] * len(members) + np.arange(len(members))  # all different
-        scarce = order[np.argpartition(keys, count - 1)[:count]]
-        held[scarce] += 1
-        for k in scarce:
-            holders[k].append(int(client))
+    holders = _holders(len(members), config.classes_per_client, clients, rng)
     assigned: list[list[Indices]] = [[np.zeros(0, dtype=np.int64)] for _ in range(clients)]
     for positions, owners in zip(members, holders, strict=True):
         samples = rng.permutation(positions)
@@ -162,6 +148,122 @@ def pathological(
         ):
             assigned[client].append(piece)
     return [np.concatenate(pieces) for pieces in assigned]
+
+
+def _holders(
+    classes: int, per_client: int, clients: int, rng: np.random.Generator
+) -> list[list[int]]:
+    """Return the clients of each class, so that every client has `per_client` classes.
+
+    Every client in turn, in random order, gets the classes that the fewest clients have so far.
+    """
+    count = min(per_client, classes)
+    holders: list[list[int]] = [[] for _ in range(classes)]
+    held = np.zeros(classes, dtype=np.int64)  # number of clients of each class
+    for client in rng.permutation(clients):
+        order = rng.permutation(classes)
+        # Classes with the fewest clients come first, in random order among equals.
+        keys = held[order] * classes + np.arange(classes)  # all different
+        scarce = order[np.argpartition(keys, count - 1)[:count]]
+        held[scarce] += 1
+        for k in scarce:
+            holders[k].append(int(client))
+    return holders
+
+
+def extended_dirichlet(
+    y: Indices, classes: int, clients: int, config: PartitionConfig, rng: np.random.Generator
+) -> list[Indices]:
+    """Give every client `classes_per_client` classes, and shares of them drawn from Dirichlet.
+
+    The classes are given as in `pathological`. The clients of a class divide it by shares drawn
+    from Dirichlet(alpha).
+
+    Source: Li and Lyu, NeurIPS 2023 (Convergence Analysis of Sequential Federated Learning on
+    Heterogeneous Data), whose clients draw their classes at random.
+
+    Raises:
+        ConfigError: `classes_per_client` is larger than the number of classes.
+    """
+    _check_classes_per_client(config, classes)
+    members = by_class(y)
+    holders = _holders(len(members), config.classes_per_client, clients, rng)
+    drawn, owners = [], []
+    for positions, held_by in zip(members, holders, strict=True):
+        if held_by:
+            counts = largest_remainder(dirichlet(config.alpha, len(held_by), rng), len(positions))
+            drawn.append(rng.permutation(positions))
+            owners.append(np.repeat(np.array(held_by), counts))
+    return _by_client(np.concatenate(drawn), np.concatenate(owners), clients)
+
+
+def shards(
+    y: Indices, classes: int, clients: int, config: PartitionConfig, rng: np.random.Generator
+) -> list[Indices]:
+    """Sort the samples by class, cut them into N * `shards` pieces, and give each client `shards`.
+
+    Source: McMahan et al., AISTATS 2017, with 100 clients and two pieces for each.
+
+    Raises:
+        ConfigError: There are more pieces than samples.
+    """
+    count = clients * config.shards
+    if count > len(y):
+        raise ConfigError(
+            f"`partition.shards`={config.shards} for {clients} clients needs {count:,} samples, and"
+            f" there are {len(y):,}. Lower it, or partition.clients."
+        )
+    pieces = np.array_split(_sorted_by_class(y, rng), count)
+    order = rng.permutation(count).reshape(clients, config.shards)
+    return [np.concatenate([pieces[k] for k in mine]) for mine in order]
+
+
+def similarity(
+    y: Indices, classes: int, clients: int, config: PartitionConfig, rng: np.random.Generator
+) -> list[Indices]:
+    """Give every client a share of samples at random, and a piece of the others sorted by class.
+
+    Source: Karimireddy et al., ICML 2020 (SCAFFOLD), section 7.
+    """
+    order = rng.permutation(len(y))
+    count = int(np.floor(config.similarity * len(y) + 1e-9))
+    at_random, others = order[:count], np.sort(order[count:])
+    by_label = others[_sorted_by_class(y[others], rng)]
+    return [
+        np.concatenate(both)
+        for both in zip(
+            np.array_split(at_random, clients), np.array_split(by_label, clients), strict=True
+        )
+    ]
+
+
+def _sorted_by_class(y: Indices, rng: np.random.Generator) -> Indices:
+    """Return all positions sorted by class, in random order within a class."""
+    members = [rng.permutation(positions) for positions in by_class(y)]
+    return np.concatenate(members) if members else np.zeros(0, dtype=np.int64)
+
+
+def intervals(targets: NDArray[Any], bins: int) -> Indices:
+    """Return the interval [n] in [0, bins) of each target, with equally many samples in each.
+
+    Args:
+        targets: Targets [n]. Equal targets are in one interval.
+        bins: Number of intervals.
+
+    >>> intervals(np.array([0.5, -1.0, 3.0, 2.0]), 2)
+    array([0, 0, 1, 1])
+    """
+    edges = np.quantile(targets, np.arange(1, bins) / bins)
+    return np.searchsorted(edges, targets, side="left").astype(np.int64)
+
+
+def _check_classes_per_client(config: PartitionConfig, classes: int) -> None:
+    """Raise a ConfigError if clients are to have more classes than there are."""
+    if config.classes_per_client > classes:
+        raise ConfigError(
+            f"`partition.classes_per_client` must be at most the {classes} classes of the data set,"
+            f" got {config.classes_per_client}."
+        )
 
 
 def grouped(
@@ -245,6 +347,10 @@ SCHEMES: Final[dict[str, Scheme]] = {
     "pathological": pathological,
     "grouped": grouped,
     "quantity": quantity,
+    "shards": shards,
+    "extended_dirichlet": extended_dirichlet,
+    "similarity": similarity,
+    "target": dirichlet_by_class,  # of the intervals of the target
 }
 
 

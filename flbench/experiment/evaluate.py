@@ -228,12 +228,17 @@ class NetTraits:
     """What decides how a net can be evaluated.
 
     Attributes:
-        is_known: Whether all of its code belongs to PyTorch or flbench.
+        is_pure: Whether its outputs in eval mode depend on weights and samples alone: all of its
+            code belongs to PyTorch or flbench, and it draws no random numbers.
         mixes: Whether the score of a sample depends on the other samples of its batch.
+        size: Number of scalars of the net that the engine has; None for the whole net.
+        held: Values of the frozen tensors that the engine's net does not have, by name.
     """
 
-    is_known: bool = False
+    is_pure: bool = False
     mixes: bool = True
+    size: int | None = None
+    held: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Kept:
@@ -541,7 +546,7 @@ class Evaluator:
         keep = [self._can_keep(one) and not self._is_same_for_all(state, one) for one in models]
         if not all(keep):
             return 1.0
-        stacks = self.algorithm.setting.net.size <= STACKED_SIZE
+        stacks = self._size <= STACKED_SIZE
         return min(1.0, changed * (KEPT if stacks else 1) / self.federation.clients)
 
     def _pieces(
@@ -619,17 +624,23 @@ class Evaluator:
         so that a resumed run, which has kept nothing, has the same predictions.
         """
         stacks = self.engine.block(self.algorithm.setting.train.batch_size) is not None
-        if stacks or self.algorithm.setting.net.size <= STACKED_SIZE:
+        if stacks or self._size <= STACKED_SIZE:
             whole = torch.cat([changed, changed.new_zeros(-len(changed) % KEPT)])
             whole = whole.reshape(-1, KEPT).any(dim=1).repeat_interleave(KEPT)  # [N + padding]
             changed = whole[: len(changed)]
         return changed.nonzero()[:, 0]
 
+    @property
+    def _size(self) -> int:
+        """Number of scalars of the net that the engine has."""
+        whole = self.algorithm.setting.net.size
+        return whole if self.net.size is None else self.net.size
+
     def _can_keep(self, deployment: Deployment) -> bool:
         """Return whether predictions depend on nothing but the model, and can be kept."""
         changes = deployment.program or deployment.dispatch.rows.values or self.recalibrate
         functions = (deployment.weights, deployment.predict)
-        is_pure = self.net.is_known and is_known(functions) and not is_of_user(self.algorithm)
+        is_pure = self.net.is_pure and is_known(functions) and not is_of_user(self.algorithm)
         return is_pure and not changes
 
     def _can_pool(self, deployment: Deployment) -> bool:
@@ -915,7 +926,12 @@ class Evaluator:
             yield client, found["test.predicted"][0].long()
 
     def deployed(
-        self, state: State, settings: RoundSettings, clients: Tensor | None = None
+        self,
+        state: State,
+        settings: RoundSettings,
+        clients: Tensor | None = None,
+        *,
+        whole: bool = True,
     ) -> Iterator[Tree]:
         """Yield the parameters and buffers that clients' models are evaluated with.
 
@@ -923,21 +939,35 @@ class Evaluator:
             state: State after a round.
             settings: Settings of that round.
             clients: Ids [K] of the clients; None for clients 0 to N-1.
+            whole: Whether frozen tensors that the engine does not have are among them.
 
         Yields:
             The leaves of the net, for one client after the other.
         """
         described = self.algorithm.setting.net
-        names = described.names("all") | described.fixed
+        held = dict(self.net.held) if whole else {}
+        names = (described.names("all") | described.fixed) - self.net.held.keys()
         most = max(1, SCALARS // described.size)
         name, deployment = next(iter(self._deployments(state).items()))
         if self._is_same_for_all(state, deployment):
             everyone = torch.arange(self.federation.clients) if clients is None else clients
             for one in self._deployed(state, settings, name, deployment, everyone[:1], names):
-                yield from repeat(one, len(everyone))
+                yield from repeat(held | one, len(everyone))
             return
         for ids in self._blocks(min(BLOCK, most), clients):
-            yield from self._deployed(state, settings, name, deployment, ids, names)
+            for one in self._deployed(state, settings, name, deployment, ids, names):
+                yield held | one
+
+    def hashed(
+        self, state: State, settings: RoundSettings, clients: Tensor | None = None
+    ) -> Iterator[Tree]:
+        """Yield what the digest of clients' models is computed from; see `deployed`.
+
+        Frozen tensors that the engine does not have come first, once for all clients.
+        """
+        if self.net.held:
+            yield dict(self.net.held)
+        yield from self.deployed(state, settings, clients, whole=False)
 
     def _deployed(
         self,

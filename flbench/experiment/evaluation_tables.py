@@ -161,6 +161,7 @@ def client_table(
     train_counts: Tensor,
     participation_count: Tensor,
     names: tuple[str, ...] = (),
+    shifts: tuple[str, ...] = (),
 ) -> list[dict[str, object]]:
     """Return the rows of clients.csv, each as a dict from column to cell.
 
@@ -175,6 +176,7 @@ def client_table(
         train_counts: Training samples [N, C] by client and class.
         participation_count: Number of trainings [N] that each client has completed.
         names: Names of the N natural clients; empty for clients without names.
+        shifts: How the samples of each client are shifted; empty if none are.
     """
     (test_sizes, test), (validation_sizes, validation) = (
         _of_clients(evaluation, part) for part in ("test", "validation")
@@ -184,6 +186,7 @@ def client_table(
             "moment": moment,
             "client": client,
             **({"name": names[client]} if names else {}),
+            **({"shift": shifts[client]} if shifts else {}),
             "train_size": int(train_counts[client].sum()),
             "test_size": test_sizes[client],
             "classes": int((train_counts[client] > 0).sum()),

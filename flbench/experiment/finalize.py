@@ -115,7 +115,7 @@ def weights_digest(loop: FederatedLoop, state: State) -> str:
         loop: Loop of the run.
         state: State after a round.
     """
-    return digest(loop.evaluator.deployed(state, loop.evaluation_settings(state)))
+    return digest(loop.evaluator.hashed(state, loop.evaluation_settings(state)))
 
 
 def _best_state(loop: FederatedLoop, state: State) -> State | None:
@@ -245,7 +245,7 @@ def _write_predictions(
     for client, predicted in predictions:
         rows = federation.partition.parts["test"][client]
         who = (client, names[client]) if names else (client,)
-        truth = federation.dataset.y[rows]
+        truth = federation.labels[rows]
         lines += [
             (*who, *sample)
             for sample in zip(rows.tolist(), truth.tolist(), predicted.tolist(), strict=True)

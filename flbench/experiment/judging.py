@@ -55,7 +55,7 @@ class ClassJudge:
 
     def pairs(self, rows: Indices, predicted: Tensor) -> tuple[Tensor, Tensor]:
         """Return the true and the predicted classes [n] int64."""
-        return torch.from_numpy(self.federation.dataset.y[rows]).long(), predicted.long()
+        return torch.from_numpy(self.federation.labels[rows]).long(), predicted.long()
 
     def scores(self, clients: int) -> ConfusionCounts:
         """Return counts of zero."""
@@ -92,6 +92,7 @@ class ClassJudge:
                 counts,
                 evaluated.participation_count,
                 self.federation.partition.names,
+                self.federation.partition.shifts,
             )
             classes += class_table(moment, evaluation, self.groups, names)
         last, _ = evaluations["last"]

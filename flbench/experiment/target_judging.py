@@ -110,6 +110,7 @@ class TargetJudge:
                     "moment": moment,
                     "client": client,
                     **({"name": partition.names[client]} if partition.names else {}),
+                    **({"shift": partition.shifts[client]} if partition.shifts else {}),
                     "train_size": len(partition.parts["train"][client]),
                     "test_size": len(partition.parts["test"][client]),
                     "trainings": int(evaluated.participation_count[client]),

@@ -464,7 +464,7 @@ def _built(path: Path, federation: Federation | None) -> Iterator[Experiment]:
     threads = torch.get_num_threads()
     config, _ = resolve_written(path / "config.yaml")
     engine = _on_this_machine(config.engine)
-    experiment = build(config, federation, tried=False, engine=engine)
+    experiment = build(config, federation, tried=False, engine=engine, folder=path)
     try:
         samples = experiment.federation
         check_unchanged(path, samples.partition, samples.dataset, "Restore the old files.")
@@ -809,7 +809,9 @@ class _Capture:
     def __call__(self, reduced: Tree, leaves: Tree, ctx: Tree) -> Tree:
         own = leaves
         if self.weights is not None:
-            own = {name: leaves[name] for name in self.fixed} | self.weights(leaves, ctx)
+            own = {name: leaves[name] for name in self.fixed if name in leaves} | self.weights(
+                leaves, ctx
+            )
         found = {f"net/{name}": value for name, value in own.items()}
         if self.has_rule:
             found |= {f"leaf/{name}": value for name, value in leaves.items()}

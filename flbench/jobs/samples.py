@@ -48,7 +48,11 @@ class LoadedSamples:
             own = {"data": self.data[job.data]} if job.data in self.data else {}
             with offered({**self.objects, **own}):
                 self._federations[key] = federations.build(
-                    self._dataset(job), job.config.data, job.config.partition, job.config.seed
+                    self._dataset(job),
+                    job.config.data,
+                    job.config.partition,
+                    job.config.seed,
+                    job.config.shift,
                 )
         return self._federations[key].reseeded(job.config.seed)
 
@@ -102,7 +106,7 @@ class LoadedSamples:
 
 def partition_key(job: Job) -> str:
     """Return a text that two jobs share if they have the same data and the same partition."""
-    return f"{_key(job, 'data', 'partition')} {job.config.partition_seed}"
+    return f"{_key(job, 'data', 'partition', 'shift')} {job.config.partition_seed}"
 
 
 def _key(job: Job, *sections: str) -> str:

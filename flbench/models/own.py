@@ -18,7 +18,7 @@ from flbench.core.errors import ConfigError
 from flbench.core.shapes import examples
 from flbench.core.tree import digest
 from flbench.core.types import Outputs
-from flbench.models import fixed, lightning_net, trial
+from flbench.models import fixed, freezing, lightning_head, lightning_net, lora, pretrained, trial
 from flbench.models.copies import bound_functions, hooked_parameters, sentence_on
 from flbench.models.module_state import isolated
 
@@ -75,26 +75,58 @@ def make(config: OwnModelConfig, shape: tuple[int, ...], classes: int | None) ->
         return _lightning(source, config, shape, classes, what)
     if classes is None:
         raise needs_classes(config.name)
-    net = _built(source, deepcopy(config.args or {}), shape, classes, what)
+    net = _weighted(source, config, shape, classes, what)
     _check_leaves(net, what)
     _check_functions(source if isinstance(source, nn.Module) else net, what)
+    pretrained.with_channels(net, config.channels, shape, what)
     given_in_eval_mode = not any(module.training for module in net.modules())
     if given_in_eval_mode:
         net.train()
     whole = trial.copied(net, what)
-    split = _divided(net, config, shape, classes, what)
+    split = _divided(net, source, config, shape, classes, what)
+    pretrained.copy_note(net, split)
+    freeze = freezing.freeze if config.lora.rank is None else lora.freeze_base
+    for place in freeze(split, config):
+        whole.get_submodule(freezing.in_net_of_user(split, place)).eval()
     _write_fixed(split, config, what)
     trial.check(whole, split, shape, classes, what, given_in_eval_mode=given_in_eval_mode)
+    if config.lora.rank is not None:
+        lora.inject(split, config)
+        _write_fixed(split, config, what)
     return split
 
 
+def _weighted(
+    source: Any, config: OwnModelConfig, shape: tuple[int, ...], classes: int, what: str
+) -> nn.Module:
+    """Return the user's net with the weights that all clients start from."""
+    args, weights = deepcopy(config.args or {}), config.weights
+    if pretrained.is_timm(source) and len(shape) == 3:
+        args.setdefault("in_chans", config.channels or shape[0])
+    if weights is None or not pretrained.is_named(source, weights):
+        net = _built(source, args, shape, classes, what)
+        if weights is not None:
+            parts = {"backbone", "head"} <= dict(net.named_children()).keys()
+            head = config.head or ("head" if parts else pretrained.last_linear(net))
+            pretrained.load(net, weights, head, what, config.weights_sha256, source)
+        return net
+    return pretrained.build(
+        source, args, weights, config.head, classes, what, config.weights_sha256
+    )
+
+
 def _divided(
-    net: nn.Module, config: OwnModelConfig, shape: tuple[int, ...], classes: int, what: str
+    net: nn.Module,
+    source: Any,
+    config: OwnModelConfig,
+    shape: tuple[int, ...],
+    classes: int,
+    what: str,
 ) -> nn.Module:
     """Return a net with a backbone and a head; its modules keep their modes."""
     x = examples(shape, 2, next(net.parameters()).dtype)
     with fixed.eval_mode(net):
-        outputs = _outputs(net, x, what)
+        outputs = _outputs(net, x, what, source)
     if isinstance(outputs, Outputs):
         if config.head is not None:
             raise ConfigError(f"{what} has a head of its own. Leave `model.head` out.")
@@ -141,7 +173,7 @@ def _write_fixed(net: nn.Module, config: OwnModelConfig, what: str) -> None:
             f"{what}: all {len(frozen)} parameters are frozen (requires_grad=False), so nothing can"
             " be trained. Set requires_grad=True for those to train, such as the head's."
         )
-    if config.sha256 is not None and config.fixed is None:
+    if config.sha256 is not None and config.fixed is None and config.freeze == freezing.NONE:
         return
     if config.fixed not in (None, str(found)):
         raise ConfigError(
@@ -195,10 +227,25 @@ def _lightning(
 ) -> nn.Module:
     """Return the net of a LightningModule that is trained by its own training step."""
     net = lightning_net.make(source, config, shape, classes, what)
+    if config.channels is not None:
+        raise ConfigError(
+            f"{what}: `model.channels` is not for a LightningModule, whose training_step gets the"
+            " samples as they are. Repeat the channel there."
+        )
+    if config.weights is not None:
+        pretrained.load(net.module, config.weights, config.head, what, config.weights_sha256)
+        pretrained.copy_note(net.module, net)
     _check_leaves(net.module, what)
+    if config.lora.rank is None:
+        freezing.freeze(net, config, net.head)
+    else:
+        lora.freeze_base(net, config, net.head)
+        lora.inject(net, config, net.head)
+    net.note_frozen()
     _write_fixed(net, config, what)
     with fixed.eval_mode(net):
         lightning_net.check_output(net, shape, classes, what)
+        net.set_head(lightning_head.find(net.module, config.head, shape, classes))
     trial.compare_batches(net, shape)
     trial.check_repeats(net, shape, what)
     return net
@@ -217,6 +264,8 @@ def sha256(config: OwnModelConfig, net: nn.Module) -> str:
     if config.name == given.OBJECT:
         sha = hashlib.sha256(str(net).encode())
         for name, leaf in net.state_dict().items():
+            if config.lora.rank is not None and ".lora_" in name:
+                continue  # adapters are drawn from the run's seed
             if not isinstance(leaf, Tensor):  # of get_extra_state
                 sha.update(name.encode() + _pickled(leaf))
                 continue
@@ -281,7 +330,13 @@ def notes(net: nn.Module) -> list[str]:
             f"model: the head is `{net.place or type(net.head).__name__}`; its inputs are the"
             " features. Set `model.head` for another one."
         )
-    return [*found, *_precision(net), *fixed.notes(net), *trial.notes(net)]
+    return [
+        *found,
+        *pretrained.notes(net),
+        *_precision(net),
+        *fixed.notes(net),
+        *trial.notes(net),
+    ]
 
 
 def _precision(net: nn.Module) -> list[str]:
@@ -313,10 +368,8 @@ def _built(
             raise ConfigError(
                 f"{what} cannot be made with `model.args.weights={args['weights']}`:"
                 f" {type(error).__name__}: {error}. Pretrained weights are for the number of"
-                f" classes that they were trained with, and the data have {classes}. Write a"
-                " function f(shape, classes) that makes the net with its weights, replaces the last"
-                " layer (for example net.fc = nn.Linear(net.fc.in_features, classes)) and returns"
-                " the net, and give the function as the model."
+                f" classes that they were trained with, and the data have {classes}. Set the key"
+                f" `model.weights={args['weights']}` instead, which replaces the head."
             ) from error
         raise ConfigError(
             f"{what} cannot be made: {type(error).__name__}: {error}. Give an nn.Module, a function"
@@ -351,26 +404,19 @@ def _called(
 
 
 def _check_leaves(net: nn.Module, what: str) -> None:
-    """Raise a ConfigError if parameters are missing, shared, uninitialized or not floating."""
+    """Raise a ConfigError if parameters are missing, uninitialized or not floating."""
     leaves = [
         *net.named_parameters(remove_duplicate=False),
         *net.named_buffers(remove_duplicate=False),
     ]
     if not list(net.parameters()):
         raise ConfigError(f"{what} has no parameters. Give a net that can be trained.")
-    seen: dict[int, str] = {}
     for name, leaf in leaves:
         if isinstance(leaf, UninitializedParameter | UninitializedBuffer):
             raise ConfigError(
                 f"{what}: `{name}` is not initialized (a Lazy layer). Call the net once with a"
                 " sample before you give it."
             )
-        if id(leaf) in seen:
-            raise ConfigError(
-                f"{what}: `{seen[id(leaf)]}` and `{name}` are one tensor. Nets that share"
-                " parameters cannot be used; give each layer its own."
-            )
-        seen[id(leaf)] = name
     for name, parameter in net.named_parameters():
         if not parameter.is_floating_point():
             raise ConfigError(f"{what}: `{name}` is {parameter.dtype}. Use floating point.")
@@ -403,15 +449,17 @@ def _check_repeats(net: nn.Module, x: Tensor, what: str) -> None:
         raise ConfigError(f"{what}: two calls with the same samples and seeds differ. {trial.CURE}")
 
 
-def _outputs(net: nn.Module, x: Tensor, what: str) -> Any:
-    """Return what a net returns for two samples."""
+def _outputs(net: nn.Module, x: Tensor, what: str, source: Any = None) -> Any:
+    """Return what a net returns for two samples; `source` is what makes the net, for messages."""
     try:
         with torch.no_grad(), isolated(net):
             return net(x)
     except Exception as error:
+        cure = pretrained.input_cure(net, source, tuple(x.shape[1:]))
         raise ConfigError(
             f"{what} does not accept samples of the shape {list(x.shape[1:])}:"
-            f" {type(error).__name__}: {error}. Change the net or the data."
+            f" {type(error).__name__}: {str(error).rstrip('.!')}."
+            f"{cure or ' Change the net or the data.'}"
         ) from error
 
 
@@ -438,7 +486,8 @@ def _split(net: nn.Module, place: str | None, what: str) -> OwnNet:
         if not linear:
             raise ConfigError(
                 f"{what} has no linear layer. Set `model.head` to the submodule that computes the"
-                " logits."
+                " logits from features [B, D]. A net whose last layer is a convolution, such as"
+                " SqueezeNet, has none: take another net."
             )
         place = linear[-1]
     if place not in modules:

@@ -34,8 +34,8 @@ MOST_NAMED: Final = 30
 def partition(federation: "Federation") -> Figure:
     """Draw the number of training samples by client (rows) and class (columns), in log scale."""
     counts = federation.counts.numpy()
-    data, clients = federation.dataset, federation.partition.names
-    return partition_table(counts, data.classes, data.name, clients)
+    data, parts = federation.dataset, federation.partition
+    return partition_table(counts, data.classes, data.name, parts.names, parts.shifts)
 
 
 def partition_table(
@@ -43,6 +43,7 @@ def partition_table(
     names: Sequence[str],
     dataset: str,
     client_names: Sequence[str] = (),
+    shifts: Sequence[str] = (),
 ) -> Figure:
     """Draw the number of training samples by client and class, in log scale.
 
@@ -51,9 +52,13 @@ def partition_table(
         names: Names of the C classes.
         dataset: Name of the data set.
         client_names: Names of the N natural clients; empty for clients without names.
+        shifts: How the samples of each client are shifted; empty if none are.
     """
     clients, classes = counts.shape
     own, labels = [short(name) for name in names], [short(name) for name in client_names]
+    if shifts:
+        called = labels or [str(client) for client in range(clients)]
+        labels = [short(f"{name}, {what}") for name, what in zip(called, shifts, strict=True)]
     inner = (min(9.5, 0.25 * classes), min(10.5, 0.16 * clients))
     beside = max(map(width, labels), default=0.0) if clients <= MOST_NAMED else 0.0
     below = height(own, inner[0]) if classes <= 20 else 0.0

@@ -8,7 +8,7 @@ from typing import Any, Final
 from flbench.config.sources import leaves
 from flbench.results.reading import StoredRun
 
-SECTIONS: Final = ("data.", "partition.", "model.", "train.")
+SECTIONS: Final = ("data.", "partition.", "shift.", "model.", "train.")
 ALONE: Final = ("seed", "engine.precision", "evaluation.rare")
 WITHOUT: Final = ("data.root", "data.name", "data.path", "partition.path")  # where files are
 DATA, PARTITION, SAMPLES = "data", "partition", "samples"

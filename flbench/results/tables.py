@@ -40,6 +40,7 @@ CLIENTS: Final = {
     "moment": "str",
     "client": "int64",
     "name": "str",
+    "shift": "str",
     "train_size": "int64",
     "test_size": "int64",
     "classes": "int64",
@@ -48,9 +49,9 @@ CLIENTS: Final = {
 }
 """Columns of `Run.clients` with their types; the others are metrics, float64."""
 
-SOMETIMES: Final = ("name", "validation_size")
-"""Columns of `CLIENTS` that a file may lack: clients need not have names, and files of earlier
-versions have nothing on validation parts."""
+SOMETIMES: Final = ("name", "shift", "validation_size")
+"""Columns of `CLIENTS` that a file may lack: clients need not have names or shifts, and files of
+earlier versions have nothing on validation parts."""
 
 TARGET_CLIENTS: Final = {name: kind for name, kind in CLIENTS.items() if name != "classes"}
 """Columns of `Run.clients` with their types, for a run whose targets are not classes."""

@@ -29,6 +29,7 @@ from flbench.experiment import assembly, checkpoint, lifecycle, rounds
 from flbench.experiment.communication import apply_mask, apply_masks
 from flbench.experiment.new_clients import NewClients
 from flbench.experiment.rounds import visible_to_server
+from flbench.models import fixed
 from flbench.reports import page
 from flbench.results.metrics_file import Row
 from flbench.testing.setting import (
@@ -240,6 +241,7 @@ class Contract(Conditions):
     - a run that crashed and was resumed ends with the bytes of the uninterrupted run,
     - the vectorized engine computes what the sequential one does, up to rounding,
     - evaluation changes nothing, and neither does what the server must not see,
+    - frozen parameters are neither changed, kept nor sent,
     - clients with one sample or one class, absent clients and diverging ones are handled,
     - the method differs from FedAvg.
 
@@ -454,6 +456,32 @@ class Contract(Conditions):
                     changed[name] = changed.get(name, False) or not same
         unchanged = sorted(name for name, is_changed in changed.items() if not is_changed)
         assert not unchanged, f"phases train {unchanged}, but no client's values have changed"
+
+    def test_frozen_parameters_stay_as_they_are(self, method: Played) -> None:
+        """Of a frozen part, nothing is kept, sent or changed, in copies of the method's own either.
+
+        The backbone is frozen, or the first layers if the method needs a backbone that it trains.
+        """
+        keys, reason = with_method(method.name, "train.rounds=2"), "frozen"
+        try:
+            built = build(*keys, "model.freeze=backbone")
+        except ConfigError as refusal:
+            reason = str(refusal)
+            built = build(*keys, "model.freeze=[conv1, norm1]")
+        assert "frozen" in reason, "the refusal must say that the backbone is frozen"
+        known = built.algorithm.setting.net.fixed
+        before = {name: leaf.clone() for name, leaf in fixed.values(built.net).items()}
+        assert before.keys() == known
+
+        state = after(built, 2)
+
+        for name in (*state.server, *state.clients):
+            parts = name.split(".")
+            assert not any(".".join(parts[k:]) in known for k in range(len(parts))), name
+        settings = rounds.settings_of(built.algorithm, state)
+        [weights] = built.evaluator(print).deployed(state, settings, torch.tensor([1]))
+        for name, leaf in before.items():
+            assert torch.equal(weights[name], leaf), name
 
     def test_programs_of_a_stage_are_equal_and_hashable(self, method: Played) -> None:
         algorithm = method.float32.built.algorithm

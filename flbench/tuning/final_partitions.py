@@ -42,7 +42,11 @@ def make(config: Config, federation: Federation, vary: Vary, count: int) -> Part
         _, seed = seeds_of(vary, config.seed, config.partition_seed, number)
         try:
             made = federations.build(
-                federation.dataset, config.data, _section(config, seed), config.seed
+                federation.dataset,
+                config.data,
+                _section(config, seed),
+                config.seed,
+                config.shift,
             )
         except UserError as error:
             raise ConfigError(f"partition.seed={seed} of final trainings: {error}") from error

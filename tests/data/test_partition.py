@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flbench.config.schema import PartitionConfig
+from flbench.config.schema import Config, PartitionConfig
 from flbench.core.errors import ConfigError, DataError
 from flbench.core.rng import generator
 from flbench.data import partition, partition_files, partitioning, schemes, sources
@@ -39,8 +39,76 @@ SCHEMES = {
     "pathological": {"classes_per_client": 2},
     "grouped": {"main_classes": (1, 2, 3)},
     "quantity": {"alpha": 0.3},
+    "shards": {"shards": 2},
+    "extended_dirichlet": {"alpha": 0.5},
+    "similarity": {"similarity": 0.3},
     "natural": {},
 }
+
+
+def classes_of(made, data: Dataset, client: int) -> set[int]:
+    return set(data.y[held(made, client)].tolist())
+
+
+def test_shards_are_pieces_of_the_sorted_samples():
+    data = dataset(n=720, classes=6)
+    pieces = deal(data, scheme="shards", clients=10, shards=1, split=(1, 0, 0))
+    order = [data.y[held(pieces, client)] for client in range(10)]
+    assert {len(rows) for rows in order} == {60}
+    # A piece of the sorted labels has neighbouring classes alone.
+    assert all(np.ptp(labels) <= 1 for labels in order)
+    two = deal(data, scheme="shards", clients=10, shards=2)
+    assert all(len(classes_of(two, data, client)) <= 4 for client in range(10))
+    with pytest.raises(ConfigError, match=r"`partition\.shards`=100 for 10 clients"):
+        deal(data, scheme="shards", clients=10, shards=100)
+
+
+def test_extended_dirichlet_has_few_classes_in_skewed_shares():
+    data = dataset(n=6000)
+    keys = {"scheme": "extended_dirichlet", "clients": 6, "classes_per_client": 3}
+    even, skewed = (deal(data, alpha=alpha, **keys) for alpha in (1e6, 0.3))
+    sizes = [[len(held(made, client)) for client in range(6)] for made in (even, skewed)]
+    assert all(len(classes_of(even, data, client)) == 3 for client in range(6))
+    assert all(len(classes_of(skewed, data, client)) <= 3 for client in range(6))
+    assert np.ptp(sizes[0]) <= 3 < np.ptp(sizes[1])  # with equal shares it is `pathological`
+    with pytest.raises(ConfigError, match="must be at most the 6 classes"):
+        deal(data, **keys | {"classes_per_client": 7})
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_similarity_is_the_share_of_samples_at_random(share):
+    data = dataset(n=7200)
+    made = deal(data, scheme="similarity", clients=6, similarity=share)
+    found = np.array([np.bincount(data.y[held(made, k)], minlength=6) for k in range(6)])
+    assert set(found.sum(axis=1)) == {1000}
+    # Each client has one class of its own, and share / 6 of its samples in each of the six.
+    assert np.allclose(found.max(axis=1) / 1000, (1 - share) + share / 6, atol=0.06)
+
+
+def test_target_distributes_intervals_of_a_number():
+    rng = np.random.default_rng(0)
+    targets = rng.normal(size=600).astype(np.float32)
+    x = np.zeros((600, 3), dtype=np.float32)
+    zeros = np.zeros(600, dtype=np.int64)
+    data = Dataset("numbers", x, zeros, ("all",), train=600, targets=targets[:, None])
+    keys = {"scheme": "target", "clients": 5, "bins": 5}
+    means = {
+        alpha: [targets[held(deal(data, alpha=alpha, **keys), k)].mean() for k in range(5)]
+        for alpha in (0.1, 1e6)
+    }
+    assert np.ptp(means[0.1]) > 10 * np.ptp(means[1e6])
+    with pytest.raises(ConfigError, match="has classes"):
+        deal(dataset(), **keys)
+    maps = replace(data, targets=np.zeros((600, 4), dtype=np.float32))
+    with pytest.raises(ConfigError, match=r"the shape \[4\]"):
+        deal(maps, **keys)
+
+
+def test_keys_of_unused_schemes_are_no_part_of_the_hash():
+    tree = Config(partition=PartitionConfig(scheme="iid"))
+    assert tree.hash() == Config(partition=PartitionConfig(scheme="iid", shards=5)).hash()
+    one, other = (PartitionConfig(scheme="shards", shards=count) for count in (2, 5))
+    assert Config(partition=one).hash() != Config(partition=other).hash()
 
 
 @pytest.mark.parametrize("name", SCHEMES)

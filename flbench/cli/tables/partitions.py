@@ -42,8 +42,9 @@ def print_partition(federation: Federation) -> None:
     table = titled_table(title if has_class_columns or has_shades else "Training samples by client")
     table.add_column("client", justify="right")
     names = federation.partition.names
-    if names:
-        table.add_column("name")
+    shifts = federation.partition.shifts
+    for title in ["name"] * bool(names) + ["shift"] * bool(shifts):
+        table.add_column(title)
     if has_class_columns:
         for name in federation.dataset.classes:
             table.add_column(name, justify="right")
@@ -63,6 +64,7 @@ def print_partition(federation: Federation) -> None:
         else:
             cells = [str(len(row) - row.count(0))]
         own = [one_line(shortened(names[client], NAME_WIDTH))] if names else []
+        own += [shortened(shifts[client], NAME_WIDTH)] if shifts else []
         table.add_row(str(client), *own, *cells, *(str(len(parts[part][client])) for part in parts))
     open_console().print(table)
     if federation.clients > MOST_ROWS:

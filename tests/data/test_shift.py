@@ -1,0 +1,157 @@
+"""Shifts between clients: feature shift, concept shift, and where they are recorded."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torchvision.transforms.functional import rotate
+
+import flbench as fl
+from flbench.config.schema import Config, DataConfig, PartitionConfig, ShiftConfig
+from flbench.core.errors import ConfigError
+from flbench.data import federation, shift
+from flbench.data.dataset import Dataset
+from flbench.data.partition import PARTS
+from flbench.data.sources import digits
+from tests.support import config_of, run
+
+IID = PartitionConfig(scheme="iid", clients=6, samples=300)
+
+
+def made(data=None, partition=IID, **keys):
+    data = digits() if data is None else data
+    return federation.build(data, DataConfig(), partition, 0, ShiftConfig(**keys))
+
+
+def rows_of(found, client):
+    return np.concatenate([found.partition.parts[part][client] for part in PARTS])
+
+
+def colour(n=60, channels=3):
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (n, channels, 8, 8), dtype=np.uint8)
+    return Dataset("made", x, np.arange(n) % 3, ("a", "b", "c"), train=n)
+
+
+def test_rotations_of_all_parts_equal_those_of_torchvision():
+    plain, found = made(), made(rotation=[0, 90, 180, 270])
+    for client in range(6):
+        rows = rows_of(plain, client)
+        turned = rotate(plain.x[rows], 90.0 * (client % 4))
+        assert torch.equal(found.x[rows], turned)
+    mine = np.concatenate([rows_of(plain, client) for client in range(6)])
+    others = np.setdiff1d(np.arange(len(plain.x)), mine)
+    assert torch.equal(found.x[others], plain.x[others])
+    assert found.partition.hash() == plain.partition.hash()
+    assert torch.equal(found.y, plain.y)
+    assert torch.equal(digits_x(), torch.from_numpy(digits().x))  # the data set is not changed
+
+
+def digits_x():
+    return torch.from_numpy(digits().x)
+
+
+def test_labels_are_permuted_alike_in_all_parts():
+    plain, found = made(), made(labels=True, groups=3)
+    again = made(labels=True, groups=3)
+    orders = found.partition.relabelled
+    assert orders[0] == tuple(range(10)) == orders[3]
+    assert len(set(orders)) == 3
+    for client in range(6):
+        rows = rows_of(plain, client)
+        assert found.y[rows].tolist() == [orders[client][k] for k in plain.y[rows].tolist()]
+    assert torch.equal(found.x, plain.x)
+    assert found.counts.sum() == plain.counts.sum()
+    assert torch.equal(torch.from_numpy(found.labels), found.y)
+    assert torch.equal(found.y, again.y)
+    other = federation.build(digits(), DataConfig(), IID, 1, ShiftConfig(labels=True, groups=3))
+    assert other.partition.relabelled != orders
+
+
+def test_values_can_be_drawn_for_each_client():
+    found = made(colour(), IID.altered(samples=None), draw=True, brightness=[0.5, 0.9])
+    factors = [float(text.rpartition("=")[2]) for text in found.partition.shifts]
+    assert len(set(factors)) == 6
+    assert 0.5 <= min(factors) <= max(factors) <= 0.9
+    plain = made(colour(), IID.altered(samples=None))
+    for client, factor in enumerate(factors):
+        rows = rows_of(plain, client)
+        dark = (plain.x[rows].float() * factor - found.x[rows].float()).abs()
+        assert dark.max() <= 0.55  # rounding of pixels; the factor is written with four digits
+
+
+@pytest.mark.parametrize("key", shift.NEUTRAL)
+def test_neutral_values_change_nothing(key):
+    data = colour()
+    found = made(data, IID.altered(samples=None), **{key: [shift.NEUTRAL[key]], "groups": 2})
+    assert torch.equal(found.x, torch.from_numpy(data.x))
+
+
+def test_feature_shifts_do_what_they_say():
+    x = torch.rand(3, 3, 8, 8)
+    assert torch.allclose(shift.recoloured(x, 120.0), x[:, [2, 0, 1]], atol=1e-6)
+    assert torch.allclose(shift.recoloured(x, 70.0).mean(1), x.mean(1), atol=1e-6)
+    flat = shift.contrasted(x, 0.0)
+    assert torch.allclose(flat, x.mean((1, 2, 3), keepdim=True).expand_as(x))
+    assert shift.blurred(x, 2.0).std() < x.std() / 2
+    assert torch.allclose(shift.blurred(torch.ones(1, 1, 8, 8), 3.0), torch.ones(1, 1, 8, 8))
+    data = colour()
+    noisy = made(data, IID.altered(samples=None), noise=[0.1])
+    spread = (noisy.x.float() - torch.from_numpy(data.x).float()).std() / 255
+    assert 0.07 < float(spread) < 0.11  # values that leave the range are clipped
+    swapped = made(data, IID.altered(samples=None), channels=True, groups=2)
+    rows, order = rows_of(swapped, 1), swapped.partition.shifts[1].rpartition("=")[2]
+    assert order != "012"
+    assert np.array_equal(swapped.x[rows], data.x[rows][:, [int(k) for k in order]])
+
+
+def test_default_leaves_the_hash_as_it_is():
+    config = config_of("algorithm=fedavg")
+    assert config.altered(shift=ShiftConfig(groups=2)).hash() == config.hash()
+    assert config.altered(shift=ShiftConfig(rotation=[0, 90])).hash() != config.hash()
+    assert Config().shift == ShiftConfig()
+
+
+def test_a_run_records_the_shift_of_each_client(tmp_path):
+    keys = ("algorithm=fedavg", "partition.scheme=iid", "train.rounds=1")
+    path, _ = run(tmp_path, *keys, "shift.rotation=[0, 180]", "shift.labels=true")
+    table = pd.read_csv(path / "clients.csv")
+    assert table["shift"][1].startswith("group 1: rotation=180 labels=")
+    assert json.loads((path / "partition.json").read_text())["shifts"] == list(table["shift"][:5])
+    loaded = fl.load(path)
+    assert loaded.partition.shifts[0] == "group 0: rotation=0 labels=0-1-2-3-4-5-6-7-8-9"
+    assert list(loaded.partition.sizes["shift"]) == list(loaded.partition.shifts)
+    assert list(loaded.clients["shift"][:5]) == list(loaded.partition.shifts)
+    labels = [text.get_text() for text in loaded.partition.plot().axes[0].get_yticklabels()]
+    assert labels[1].startswith("1, group 1: rot")
+    counts = loaded.partition.counts.to_numpy()
+    order = [int(k) for k in loaded.partition.shifts[1].rpartition("=")[2].split("-")]
+    plain = fl.partition("digits", {"scheme": "iid", "clients": 5, "samples": 600})
+    assert np.array_equal(counts[1][order], plain.counts.to_numpy()[1])
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"rotation": [0, 1, 2], "groups": 2}, "has 3 values for 2 groups"),
+        ({"rotation": list(range(7))}, "7 groups, but there are only 6 clients"),
+        ({"draw": True, "blur": [1.0, 0.0]}, r"must be \[lowest, highest\]"),
+        ({"colour": [0, 90]}, "instead of 3"),
+        ({"channels": True}, "have one"),
+    ],
+)
+def test_shifts_that_do_not_fit_are_refused(keys, words):
+    with pytest.raises(ConfigError, match=words):
+        made(**keys)
+
+
+def test_images_of_tables_cannot_be_turned():
+    x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    names = {"columns": tuple("abcd"), "words": ((),) * 4}
+    table = Dataset("rows", x, np.arange(60) % 3, ("a", "b", "c"), 60, **names)
+    part = IID.altered(samples=None)
+    with pytest.raises(ConfigError, match=r"`shift\.rotation` is for images.*are rows of tables"):
+        made(table, part, rotation=[0, 90])
+    assert made(table, part, labels=True).partition.relabelled
