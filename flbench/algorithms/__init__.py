@@ -13,6 +13,7 @@ from flbench.algorithms.base import (
     Algorithm,
     Communication,
     Deployment,
+    Joining,
     Paper,
     Setting,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "Draw",
     "GradFn",
     "Info",
+    "Joining",
     "LayerSpec",
     "Learned",
     "LearnedPoints",

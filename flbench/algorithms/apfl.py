@@ -14,6 +14,7 @@ from flbench.algorithms import (
     Algorithm,
     Communication,
     Deployment,
+    Joining,
     LocalProgram,
     LossTerm,
     Outputs,
@@ -21,11 +22,13 @@ from flbench.algorithms import (
     Phase,
     State,
     StepContext,
+    Transform,
     Tree,
     UniformConfig,
     only,
     repeat,
 )
+from flbench.algorithms.shared.memory import Copy
 from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
 from flbench.client.batchnorm import recalibrate
 from flbench.losses.cross_entropy import mean_cross_entropy
@@ -187,6 +190,12 @@ class APFL(Algorithm):
             clip=None,
             project=ClipAlpha(),
         )
+
+    def join(self, state: State, ids: Tensor) -> Joining:
+        """Return what a new client does first: v begins as a copy of w."""
+        names = self.setting.net.parameters
+        copy = LocalProgram((Transform(Copy(V, names)),), prefixed_names(V, names))
+        return Joining(self.dispatch(state, ids), copy)
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         mixture = self.mixture()

@@ -34,7 +34,7 @@ Axis letters: N clients, K clients of the cohort, B batch, C classes, D features
 """
 
 from collections.abc import Callable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -136,6 +136,23 @@ class Deployment:
     program: LocalProgram | None = None
     weights: Callable[[Tree, Tree], Tree] | None = None
     predict: Callable[[StepContext], Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Joining:
+    """What a client does that joins after the training, before its model is first evaluated.
+
+    Attributes:
+        dispatch: What the server, or a client near it, sends. Its bytes are those of joining.
+        program: What the client computes from it. The leaves in `keeps` become the client's rows;
+            nothing is sent.
+        adapts: Whether epochs of training may follow. False for a model that follows from the
+            client's samples in closed form: it is then the same after any number of epochs.
+    """
+
+    dispatch: Dispatch = field(default_factory=Dispatch)
+    program: LocalProgram = field(default_factory=lambda: LocalProgram(()))
+    adapts: bool = True
 
 
 class Algorithm:
@@ -321,6 +338,22 @@ class Algorithm:
         model = Deployment(self.dispatch(state, ids))
         everything_is_shared = not self.split()[0]
         return {"personal": model, "gm": model} if everything_is_shared else {"personal": model}
+
+    def join(self, state: State, ids: Tensor) -> Joining | None:
+        """Return what clients do first that join after the training; None for nothing.
+
+        By default a new client is evaluated as one that no cohort has had: with the model of
+        `deploy`, for which the rows of its leaves are those of `init`. A method overrides this hook
+        if a new client has rows of its own to compute, such as a second model that begins as a copy
+        of the global one.
+
+        Args:
+            state: State after the training, with the clients' leaves as in `dispatch`. New clients
+                have the last ids; their rows, and their entries in the server's tree, are those of
+                `init` for all clients.
+            ids: [K] int64, new clients. Only the rows of the dispatch may depend on them.
+        """
+        return None
 
     def cohort_groups(self, state: State) -> Tensor | None:
         """Return the group [N] int64 of each client, to report the accuracy of cohorts by group.

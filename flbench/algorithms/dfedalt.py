@@ -76,9 +76,10 @@ class DFedAlt(Gossip):
         c, head_names = self.config, self.personal()
 
         head = self.phase(*self.terms(), train=self.trainable() & head_names, epochs=c.head_epochs)
-        lr = head.optimizer.lr if c.head_lr is None else c.head_lr
-        optimizer = head.optimizer.model_copy(update={"lr": lr})
-        head = replace(head, optimizer=optimizer, batchnorm=c.head_batchnorm)
+        head = replace(head, batchnorm=c.head_batchnorm)
+        if c.head_lr is not None:
+            optimizer = head.optimizer.model_copy(update={"lr": c.head_lr})
+            head = replace(head, optimizer=optimizer)
 
         body_names = self.trainable() - head_names
         body = self.phase(*self.terms(), train=body_names, epochs=self.body_epochs())

@@ -16,6 +16,7 @@ from flbench.algorithms import (
     Deployment,
     Dispatch,
     Info,
+    Joining,
     LocalProgram,
     Paper,
     Phase,
@@ -127,6 +128,12 @@ class Ditto(Algorithm):
             epochs=self.config.personal_epochs,
         )
         return replace(phase, weights=personal_model(self.setting))
+
+    def join(self, state: State, ids: Tensor) -> Joining:
+        """Return what a new client does first: v begins as a copy of w."""
+        v = personal_model(self.setting)
+        copy = Transform(Copy(V, tuple(name for name in v.names if name in v.own)))
+        return Joining(self.dispatch(state, ids), LocalProgram((copy,), frozenset(v.leaves())))
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         personal = Deployment(Dispatch(), weights=personal_model(self.setting))

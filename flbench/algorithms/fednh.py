@@ -104,6 +104,11 @@ class FedNH(Algorithm):
 
     def requires(self) -> list[str]:
         net = self.setting.net
+        if self.setting.own_optimizer:
+            return [
+                "its cross entropy is of other logits than those of the head, which a"
+                " LightningModule computes. Take fedproto or hfcd."
+            ]
         if W in net.parameters and net.names("backbone"):
             return []
         return ["the net must have layers below a single linear head. Change `model.name`."]

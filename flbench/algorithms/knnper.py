@@ -14,6 +14,7 @@ from flbench.algorithms import (
     Communication,
     Deployment,
     Info,
+    Joining,
     LocalProgram,
     Paper,
     Samples,
@@ -89,6 +90,10 @@ class KNNPer(Algorithm):
         "ICML 2022 (arXiv 2111.09360)",
     )
     communication = Communication(down="w", up="w", keeps="nothing")
+
+    def join(self, state: State, ids: Tensor) -> Joining:
+        """Return that a new client has a model in closed form, which no epoch changes."""
+        return Joining(adapts=False)
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         models = super().deploy(state, ids)

@@ -15,6 +15,7 @@ from flbench.algorithms import (
     Deployment,
     Dispatch,
     Info,
+    Joining,
     LocalProgram,
     Message,
     Paper,
@@ -171,6 +172,10 @@ class PFedFDA(Algorithm):
     def aggregate(self, state: State, results: Results) -> Update:
         shared = self.program(state).sends
         return Update(weighted_mean(only(results.sent.values, shared), self.weights(results)))
+
+    def join(self, state: State, ids: Tensor) -> Joining:
+        """Return that a new client has a model in closed form, which no epoch changes."""
+        return Joining(adapts=False)
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         dispatch, c = self.dispatch(state, ids), self.config

@@ -90,6 +90,11 @@ class PFedMe(Algorithm):
 
     def requires(self) -> list[str]:
         optimizer = self.setting.train.optimizer
+        if self.setting.own_optimizer:
+            return [
+                "its step of w is computed with the learning rate, which the optimizer of a"
+                " LightningModule does not tell. Take fedavg, ditto or perfedavg."
+            ]
         if optimizer.name == "sgd" and optimizer.momentum == 0:
             return []
         return [

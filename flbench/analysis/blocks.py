@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from flbench.analysis.progress import COSTS, given_targets
+from flbench.analysis.scores import DECILES
 from flbench.analysis.statistics import CLAIM_FROM, MOST_NEEDED
 from flbench.analysis.tables import (
     CLASS_SCORES,
@@ -37,6 +38,9 @@ SPREAD: Final = {
     "gain": "mean gain",
     "gaining": "share that gains",
     "losing": "share that loses",
+    "gain_ft": "mean gain over ft",
+    "gaining_ft": "share above ft",
+    "losing_ft": "share below ft",
 }
 """Headings of the measures of the clients of a run."""
 MOST_CLIENTS: Final = 100  # rows of the table of clients
@@ -57,6 +61,7 @@ def of_place(analysis: Analysis, place: str) -> list[Block]:
         *targets_blocks(analysis, place),
         classes_block(analysis, place),
         client_spread_block(analysis, place),
+        client_deciles_block(analysis, place),
         client_scores_block(analysis, place),
     ]
     return [block for block in found if block is not None and block.rows]
@@ -464,11 +469,32 @@ def client_spread_block(analysis: Analysis, place: str, digits: int = 4) -> Bloc
             " A client gains if its accuracy is larger than that of the model that it trains alone"
             " (method local) in the same repetition."
         )
+    if "gain_ft" in measures:
+        about += " A client is above ft if its accuracy is larger than that of fine-tuned FedAvg."
     return Block(
         f"{one_line(place)}: accuracy over clients",
         ("method", *(SPREAD[measure] for measure in measures)),
         tuple(lines),
         about,
+    )
+
+
+def client_deciles_block(analysis: Analysis, place: str, digits: int = 4) -> Block:
+    """Return the deciles of the accuracy over the clients of a place, by method."""
+    table = analysis.client_spread[analysis.client_spread["place"] == place]
+    known = {(row["method"], row["measure"]): row for row in records(table)}
+    methods = [name for name in analysis.comparison.methods if name in set(table["method"])]
+    lines = []
+    for method in methods:
+        cells = [known.get((method, measure)) for measure in DECILES]
+        shown = ("-" if cell is None else number(cell["mean"], digits) for cell in cells)
+        lines.append((one_line(method), *shown))
+    return Block(
+        f"{one_line(place)}: deciles over clients",
+        ("method", *(f"{share:.0%}" for share in DECILES.values())),
+        tuple(lines),
+        "Accuracy below which a tenth of the clients with test samples of a run lie, two tenths,"
+        " and so on; each as a mean over repetitions.",
     )
 
 

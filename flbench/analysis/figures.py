@@ -233,6 +233,37 @@ def methods_with_gains(analysis: Analysis, place: str) -> list[str]:
     return [m for m in _of(analysis.leaderboard, place)["method"] if _gains(table, m).any()]
 
 
+def new_clients(analysis: Analysis, place: str) -> Figure | None:
+    """Draw the accuracy of clients that join after the training, over the epochs of their training.
+
+    Returns:
+        The figure; None if no run has such clients.
+    """
+    table = _of(analysis.new_clients, place)
+    if not len(table):
+        return None
+    figure = _figure(3.8)
+    axes = figure.add_subplot()
+    for method in _methods(analysis, table):
+        mine, style = table[table["method"] == method], _line(analysis, method)
+        marker = {"marker": _style(analysis, method)["marker"], "markersize": 5}
+        axes.plot(
+            mine["epochs"],
+            mine["mean"],
+            label=in_legend(_label(analysis, method)),
+            **(style | marker),
+        )
+        axes.fill_between(
+            mine["epochs"], mine["low"], mine["high"], color=style["color"], alpha=0.12, lw=0
+        )
+        axes.plot(mine["epochs"], mine["seen"], color=style["color"], ls=":", lw=1, alpha=0.8)
+    axes.set(xlabel="epochs on the client's own training part", ylabel="test accuracy, new clients")
+    axes.set_xticks(sorted(set(table["epochs"])))
+    _plain(axes)
+    _legend(figure, axes)
+    return figure
+
+
 def convergence(analysis: Analysis, place: str) -> Figure | None:
     """Draw the metric by rounds, bytes and seconds: mean of the repetitions, and their range.
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from flbench.analysis import blocks
+from flbench.analysis import blocks, new_client_blocks
 from flbench.analysis.arrangement import PRICES
 from flbench.analysis.blocks import (
     WHOLE,
@@ -24,7 +24,7 @@ from flbench.core.markup import in_latex
 from flbench.core.printable import one_line
 from flbench.reports.tables import Block
 
-NAMES: Final = ("leaderboard", "scores", "pairs", "targets", "classes", "clients")
+NAMES: Final = ("leaderboard", "scores", "pairs", "targets", "classes", "clients", "new_clients")
 """Names of the tables, and of their files."""
 PACKAGES: Final = "\\usepackage{booktabs,amsmath,graphicx}"
 """What a document needs for the tables."""
@@ -106,9 +106,14 @@ def _blocks(analysis: Analysis, name: str) -> Iterator[Block]:
         elif name == "classes":
             for score in CLASS_SCORES:
                 yield from _divided(blocks.classes_block(analysis, place, score, DIGITS), fixed=5)
+        elif name == "new_clients":
+            found = new_client_blocks.of_place(analysis, place, DIGITS)
+            if found is not None:
+                yield from _divided(found, fixed=1)
         else:
             spread = blocks.client_spread_block(analysis, place, DIGITS)
             yield from _divided(spread, fixed=1, most=MOST_MEASURES)
+            yield blocks.client_deciles_block(analysis, place, DIGITS)
             if (clients := blocks.client_scores_block(analysis, place, DIGITS)) is not None:
                 yield from _divided(clients, fixed=3)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from zlib import crc32
 
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.analysis import blocks, figures, learned, text
+from flbench.analysis import blocks, figures, learned, new_client_blocks, text
 from flbench.analysis.arrangement import Arrangement
 from flbench.analysis.tables import CLASS_SCORES, Analysis
 from flbench.config.resolve import resolve
@@ -193,6 +193,15 @@ def drawn(analysis: Analysis, place: str, only: Sequence[str] = ()) -> Iterator[
             lambda: figures.client_gains(analysis, place),
         ),
         (
+            "new-clients",
+            "Clients that join later",
+            "Mean test accuracy of clients that trained in no round, after epochs of training on"
+            " their own training parts; 0 is the model that the server would send. The band is the"
+            " 95 % interval over repetitions. Dotted: clients that trained, after as many further"
+            " epochs.",
+            lambda: figures.new_clients(analysis, place),
+        ),
+        (
             "convergence",
             "Convergence",
             "Mean over repetitions by rounds, bytes and seconds, on validation and on test parts,"
@@ -338,7 +347,9 @@ def content(analysis: Analysis, drawings: Drawings, shared: "Shared") -> dict[st
                 "scores": blocks.scores_block(analysis, place),
                 "targets": blocks.targets_blocks(analysis, place),
                 "spread": blocks.client_spread_block(analysis, place),
+                "deciles": blocks.client_deciles_block(analysis, place),
                 "clients": blocks.client_scores_block(analysis, place),
+                "new_clients": new_client_blocks.of_place(analysis, place),
                 "classes": {
                     score: blocks.classes_block(analysis, place, score) for score in CLASS_SCORES
                 },

@@ -21,16 +21,24 @@ CLIENT_SCORES: Final = (
     *("accuracy", "accuracy_std", "accuracy_low", "accuracy_high"),
     *("gain", "gain_std", "gain_low", "gain_high"),
 )
-QUANTILES: Final = {"q10": 0.1, "q25": 0.25, "median": 0.5, "q75": 0.75, "q90": 0.9}
+DECILES: Final = {"median" if k == 5 else f"q{k}0": k / 10 for k in range(1, 10)}
+"""Measures that are deciles of the clients' accuracy."""
+QUANTILES: Final = dict(sorted({**DECILES, "q25": 0.25, "q75": 0.75}.items(), key=lambda q: q[1]))
 """Measures that are quantiles of the clients' accuracy."""
-MEASURES: Final = ("mean", "std", "worst", *QUANTILES, "gain", "gaining", "losing")
+GAINS: Final = ("gain", "gain_ft")
+"""Columns of `Analysis.clients`: the gain of a client over `local`, and over `ft`."""
+MEASURES: Final = (
+    *("mean", "std", "worst", *QUANTILES),
+    *("gain", "gaining", "losing", "gain_ft", "gaining_ft", "losing_ft"),
+)
 """Measures of the clients of a run; see `Analysis.client_spread`."""
-FROM_MINUS_ONE: Final = ("gain",)
+FROM_MINUS_ONE: Final = GAINS
 """Measures in [-1, 1]; the others are in [0, 1]."""
 
 UNIT: Final = SHARES | {
     *("gm", "pm_l", "pm_v", "auroc_mean", "average_precision_mean"),
     *("client_std", "trained_class_share"),
+    *("auroc_macro", "auroc_macro_mean", "ece", "ece_mean"),
 }
 """Metrics in [0, 1]."""
 
@@ -128,8 +136,10 @@ def _measures(clients: pd.DataFrame) -> list[float]:
     accuracy = clients["accuracy"].dropna().to_numpy(float)
     if not len(accuracy):
         return [nan] * len(MEASURES)
-    gain = clients["gain"].dropna().to_numpy(float)
-    gains = [gain.mean(), (gain > 0).mean(), (gain < 0).mean()] if len(gain) else [nan] * 3
+    gains: list[float] = []
+    for column in GAINS:
+        gain = clients[column].dropna().to_numpy(float)
+        gains += [gain.mean(), (gain > 0).mean(), (gain < 0).mean()] if len(gain) else [nan] * 3
     levels = np.quantile(accuracy, list(QUANTILES.values()))
     found = [accuracy.mean(), accuracy.std(), accuracy.min(), *levels, *gains]
     return [float(value) for value in found]

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from flbench.analysis import answer, progress, scores, statistics
+from flbench.analysis import answer, new_clients, progress, scores, statistics
 from flbench.analysis.arrangement import PRICES, Arrangement, Entry, Pair
 from flbench.analysis.sampling import Sampling
 from flbench.analysis.statistics import Across, Difference
@@ -31,6 +31,7 @@ TESTS: Final = (PAIRED, CORRECTED, MODERATED)
 """Tests that decide about differences: of independent repetitions, of splits of fixed clients, and
 of many methods beside a reference."""
 LOCAL: Final = "local"  # name of the method without any communication
+FINE_TUNED: Final = "ft"  # name of fine-tuned FedAvg
 LEADERBOARD: Final = (
     *("place", "method", "n", "mean", "std", "low", "high", "iqm", "iqm_low", "iqm_high", "rank"),
     "groups",
@@ -49,7 +50,7 @@ CLASSES: Final = (
 )
 CLIENTS: Final = (
     *("place", "method", "repetition", "client", "name", "train_size", "test_size", "classes"),
-    *("skew", "validation_accuracy", "accuracy", "gain"),
+    *("skew", "validation_accuracy", "accuracy", "gain", "gain_ft"),
 )
 
 
@@ -91,15 +92,23 @@ class Analysis:
         clients: A row for each client of each run. `accuracy` is that of the test part, and
             `validation_accuracy` NaN in runs of earlier versions. `skew`: total variation distance
             between the class shares of the client's training part and those of all clients', in
-            [0, 1]; `gain`: accuracy minus that of `local` for the same client and repetition.
+            [0, 1]; `gain`: accuracy minus that of `local` for the same client and repetition;
+            `gain_ft`: the same for `ft`, fine-tuned FedAvg.
         client_scores: A row for each client and method of a place whose repetitions have the same
             clients: over the `n` repetitions in which the client has test samples, the mean
             `accuracy`, its standard deviation and interval, and those of `gain`. Empty for places
             whose repetitions draw clients anew.
         client_spread: A row for each method of each place and each of MEASURES, over repetitions:
             of the clients of a run with test samples, the mean accuracy, its standard deviation,
-            `worst` and quantiles `q10`, `q25`, `median`, `q75`, `q90`; the mean `gain`, and the
-            shares of clients that gain (`gaining`) and lose (`losing`) against `local`.
+            `worst` and quantiles: the deciles `q10`, `q20`, ..., `q90` (the fifth is `median`),
+            `q25` and `q75`; the mean `gain`, and the shares of clients that gain (`gaining`) and
+            lose (`losing`) against `local`; the same against `ft` (`gain_ft`, `gaining_ft`,
+            `losing_ft`).
+        new_clients: A row for each method of each place and number of `epochs`, of runs with
+            clients that join after the training: the mean over these clients of their accuracy
+            after so many epochs, with `n`, `mean`, `std`, `low`, `high` over repetitions; and means
+            over repetitions of `seen`, that of the clients that trained, `gap`, the difference,
+            `worst10`, and `received_bytes` and optimizer `steps` of a client.
         curves: The metric of a run by round, split (`validation`, `test`), and cumulated `bytes`
             and `seconds`. The seconds of a run are shared out evenly over its rounds.
         targets: Rounds, bytes and seconds until a method reaches a target of a place, by `split`:
@@ -125,6 +134,7 @@ class Analysis:
     clients: pd.DataFrame
     client_scores: pd.DataFrame
     client_spread: pd.DataFrame
+    new_clients: pd.DataFrame
     curves: pd.DataFrame
     targets: pd.DataFrame
     across: Across | None
@@ -168,6 +178,7 @@ def analyse(comparison: Arrangement) -> Analysis:
         clients=clients,
         client_scores=scores.client_scores_of(comparison, clients),
         client_spread=scores.client_spread_of(comparison, clients),
+        new_clients=new_clients.new_clients_of(comparison),
         curves=curves,
         targets=targets,
         across=across,
@@ -385,10 +396,13 @@ def _clients(comparison: Arrangement) -> pd.DataFrame:
     everybody = pd.concat(frames, ignore_index=True)
     key = ["place", "repetition", "client"]
     names = {entry.method: entry.run.config.algorithm.name for entry in comparison.entries}
-    local = everybody[everybody["method"].map(names) == LOCAL].drop_duplicates(key)
-    known = local.set_index(key)["accuracy"]
-    matched = known.reindex(pd.MultiIndex.from_frame(everybody[key])).to_numpy()
-    return everybody.assign(gain=everybody["accuracy"] - matched)[list(CLIENTS)]
+    gains = {}
+    for column, baseline in (("gain", LOCAL), ("gain_ft", FINE_TUNED)):
+        mine = everybody[everybody["method"].map(names) == baseline].drop_duplicates(key)
+        known = mine.set_index(key)["accuracy"]
+        matched = known.reindex(pd.MultiIndex.from_frame(everybody[key])).to_numpy()
+        gains[column] = everybody["accuracy"] - matched
+    return everybody.assign(**gains)[list(CLIENTS)]
 
 
 def skews(counts: NDArray[np.int64]) -> NDArray[np.float64]:

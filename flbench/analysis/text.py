@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from flbench import __version__
-from flbench.analysis import blocks
+from flbench.analysis import blocks, new_client_blocks
 from flbench.analysis.arrangement import Arrangement
 from flbench.analysis.blocks import has_rank_claims, records
 from flbench.analysis.sampling import VARIED
@@ -22,7 +22,7 @@ from flbench.reports.tables import markdown
 
 TABLES: Final = (
     *("leaderboard", "scores", "pairs", "targets", "classes"),
-    *("clients", "client_scores", "client_spread", "curves"),
+    *("clients", "client_scores", "client_spread", "new_clients", "curves"),
 )
 """Names of the tables of an Analysis that are DataFrames, and of their CSV files."""
 
@@ -125,6 +125,8 @@ def markdown_of(analysis: Analysis) -> str:
     parts += [f"**{in_markdown(sentence)}**" for sentence in comparison.warnings]
     for place in comparison.places:
         parts += [markdown(block) for block in blocks.of_place(analysis, place)]
+        if (joining := new_client_blocks.of_place(analysis, place)) is not None:
+            parts.append(markdown(joining))
     if analysis.across is not None:
         parts.append(markdown(blocks.ranks_block(analysis)))
     parts.append(in_markdown(about(comparison)))

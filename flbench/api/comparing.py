@@ -135,9 +135,9 @@ def compare(
     Each training is a cell: an ordinary run folder below `cells/`, which `fl.load` reads. All
     methods of a repetition have the same seeds, so that their results are paired.
 
-    The sections of the configuration are given as to `fl.run`. Cells differ from runs in three
-    defaults: `engine.threads` is 1, `output.checkpoint_every` is 1 with at least 5 seconds between
-    two checkpoints (`output.checkpoint_seconds`), and `tracking.mlflow` is false.
+    The sections of the configuration are given as to `fl.run`. Cells differ from runs in two
+    defaults: `output.checkpoint_every` is 1 with at least 5 seconds between two checkpoints
+    (`output.checkpoint_seconds`), and `tracking.mlflow` is false.
     An interrupt keeps the cells that are finished, and raises KeyboardInterrupt, whose message
     names the call of `fl.resume` that continues the comparison.
 
@@ -151,8 +151,8 @@ def compare(
             no claim that a method is better; or both (`both`, default).
         grid: Values by dotted key, such as `{"partition.alpha": [0.1, 1]}`. Each combination of
             values is a setting; keys `algorithm.KEY` make variants of the methods that have them.
-        jobs: Cells that are trained at the same time, each in a process of Ray (default: one per
-            core). With 1 they are trained in this process.
+        jobs: Cells that are trained at the same time, each in a process of its own (default: one
+            per core). With 1 they are trained in this process.
         tuned: Folder of a study; each method takes the best parameters that the study has found. A
             method that the study does not have keeps its defaults, and a note says so. Unless
             `seed` is given, the repetitions begin after the seed of the search.

@@ -37,7 +37,9 @@ def federate(
 
     Each client of a round calls the module's `training_step((x, y), batch_idx)` and steps the
     optimizer of its `configure_optimizers`, which is made anew in each round. A method adds its
-    terms on parameters, such as FedProx's, and aggregates. With one client and all data, a round
+    terms, such as FedProx's on parameters and HFCD's on features, and aggregates. The features
+    [B, D] of a batch are the inputs of the module's head, and the logits [B, C] its outputs, in the
+    forward pass of `training_step`. With one client and all data, a round
     of E local epochs gives the weights of `Trainer(max_epochs=E).fit(...)`, bit for bit in float64
     (`engine={"precision": "64-true"}`).
 
@@ -62,10 +64,11 @@ def federate(
         data: Section `data`, or data of your own; see `fl.run`. Labels that cannot be classes are
             targets: several values for each sample, or values that are not whole numbers;
             `fl.Data(x, y, targets=True)` says so for whole numbers.
-        method: The method: its name, or a dict with `name` and keys of the method. Methods that
-            need features, logits, or the learning rate are refused with the reason.
-        head: Name of the module's submodule that computes the output, for methods that divide the
-            net into backbone and head, such as `fedper`.
+        method: The method: its name, or a dict with `name` and keys of the method. Some methods,
+            such as those that compute with the learning rate, are refused with the reason.
+        head: Name of the module's submodule that computes the output, for methods that read
+            features, such as `hfcd`, or divide the net into backbone and head, such as `fedper`.
+            None takes the linear layer whose outputs `forward` returns.
         args: Keyword arguments of the class or function that makes the module.
         config: YAML file with the values that differ from the defaults.
         seed: Seed of all randomness, that of the module's training step included.

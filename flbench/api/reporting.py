@@ -128,7 +128,7 @@ class Comparison:
         Columns: `place`, `method`, `repetition`, `client`, `name`, `train_size`, `test_size`,
         `classes`; `skew` in [0, 1], the distance of the client's class shares from those of all
         clients; `accuracy` on the test part; `validation_accuracy`, NaN in runs of earlier
-        versions; `gain`, accuracy minus that of `local`.
+        versions; `gain`, accuracy minus that of `local`, and `gain_ft`, minus that of `ft`.
         """
         return self._analysis.clients.copy()
 
@@ -148,11 +148,25 @@ class Comparison:
         """How the accuracy of the clients of a run is distributed, over repetitions.
 
         Columns: `place`, `method`, `measure`, `n`, `mean`, `std`, `low`, `high`. Measures: over the
-        clients with test samples `mean`, `std`, `worst` and the quantiles `q10`, `q25`, `median`,
-        `q75`, `q90` of the accuracy; with `local` the mean `gain` over it, and the shares of
-        clients that gain (`gaining`) and lose (`losing`).
+        clients with test samples `mean`, `std`, `worst`, the deciles `q10`, `q20`, ..., `q90` (the
+        fifth is `median`), `q25` and `q75` of the accuracy; with `local` the mean `gain` over it,
+        and the shares of clients that gain (`gaining`) and lose (`losing`); with `ft` the same as
+        `gain_ft`, `gaining_ft` and `losing_ft`.
         """
         return self._analysis.client_spread.copy()
+
+    @property
+    def new_clients(self) -> pd.DataFrame:
+        """How clients do that join after the training (`partition.new_clients`), over repetitions.
+
+        Columns: `place`, `method`; `epochs` of training on the client's training part, 0 for the
+        model that the server would send; the mean over new clients of their test accuracy with `n`,
+        `mean`, `std`, `low` and `high` over repetitions; and means of `seen`, the same of the
+        clients that trained, `gap`, new minus seen, `worst10`, the mean of the worst tenth of the
+        new clients, `received_bytes` and optimizer `steps` of a new client. Without such clients
+        there are no rows.
+        """
+        return self._analysis.new_clients.copy()
 
     @property
     def curves(self) -> pd.DataFrame:

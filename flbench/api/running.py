@@ -121,6 +121,8 @@ def run(
     given = arguments.sections(locals(), keys)
     arguments.check_names(run, keys)
     plain, objects = parts.split(given)
+    if config is None:
+        plain = parts.with_natural_clients(plain, objects)
     with run_code(trust):
         checked, origins = resolve(arguments.layers("run", config, plain))
     caller = program(shown=progress, again=parts.again(given, objects))

@@ -22,7 +22,7 @@ from flbench.core.errors import UserError, did_you_mean
 from flbench.core.given import offered
 from flbench.core.printable import warn
 from flbench.metrics.own import SUFFIXES
-from flbench.reports.tables import RANKING_TITLES, score, size
+from flbench.reports.tables import PROBABILITY_TITLES, RANKING_TITLES, score, size
 from flbench.results import reading, tables
 from flbench.results.reading import VALIDATION
 from flbench.results.summary import ended_after
@@ -53,6 +53,15 @@ class _Tables:
     def clients(self) -> pd.DataFrame:
         columns = tables.CLIENTS if self._run.config.has_classes else tables.TARGET_CLIENTS
         table = tables.read(self._run.path / "clients.csv", columns, optional=tables.SOMETIMES)
+        return tables.both_moments(table)
+
+    @cached_property
+    def new_clients(self) -> pd.DataFrame:
+        columns = dict(tables.NEW_CLIENTS)
+        if not self._run.config.has_classes:
+            del columns["classes"]
+        file = self._run.path / "new_clients.csv"
+        table = tables.read(file, columns, optional=tables.SOMETIMES)
         return tables.both_moments(table)
 
     @cached_property
@@ -153,6 +162,16 @@ class Run:
         validation part.
         """
         return self._tables.clients.copy()
+
+    @property
+    def new_clients(self) -> pd.DataFrame:
+        """Metrics of each client that joins after the training (`partition.new_clients`).
+
+        Columns are those of `clients` and `epochs` int64: epochs over the client's training part,
+        on a copy, after which the model was evaluated; 0 is the model that the server would send.
+        A client has a row for each number. Without such clients there are no rows.
+        """
+        return self._tables.new_clients.copy()
 
     @property
     def confusion(self) -> pd.DataFrame:
@@ -493,7 +512,9 @@ class Run:
                 found = self.summary[moment][split]
                 columns[f"{split}, {moment} round ({self.summary[moment]['round']})"] = found
         rare = {"rare_recall"} if not self.has_rare_classes else set()
-        names = [name for name in (*SHOWN, *RANKING_TITLES) if name not in rare]
+        names = [
+            name for name in (*SHOWN, *RANKING_TITLES, *PROBABILITY_TITLES) if name not in rare
+        ]
         if not self.config.has_classes:
             own = self.config.evaluation.metrics or {}
             names = [f"{name}{suffix}" for name in own for suffix in ("", *SUFFIXES)]

@@ -30,6 +30,7 @@ from flbench.core.errors import RunError, UserError
 from flbench.core.rng import Draw
 from flbench.core.types import State
 from flbench.engine.base import RoundSettings
+from flbench.engine.local import LocalEngine
 from flbench.experiment import assembly, lifecycle, rounds
 from flbench.models.base import build as build_net
 from flbench.results import reading
@@ -46,6 +47,7 @@ class Case:
     Attributes:
         engine: Engine that was asked for.
         chosen: Engine that was measured; another one than `engine` if that is `auto`.
+        processes: Processes of this machine that train at the same time, without those of Ray.
         threads: Threads of each process of the engine.
         startup: Time from the start of the process, imports included, until the first client was
             trained.
@@ -66,6 +68,7 @@ class Case:
 
     engine: str
     chosen: str
+    processes: int
     threads: int
     startup: float
     steps: int
@@ -78,6 +81,11 @@ class Case:
     run: dict[str, float]
     memory: int
     report: dict[str, float]
+
+    @property
+    def title(self) -> str:
+        """The engine, and the number of processes if there are several."""
+        return self.engine + (f", {self.processes} processes" if self.processes > 1 else "")
 
     @property
     def speed(self) -> float:
@@ -172,8 +180,9 @@ def measure(config: Config, *, repeats: int, run_rounds: int, begin: float) -> C
         run_rounds: Rounds of the complete run; 0 measures no such run.
         begin: Time at which the process was started, in seconds since 1970.
     """
-    experiment = assembly.build(config)
+    experiment = assembly.build(config).with_workers(lambda _: None)
     try:
+        processes = experiment.engine.start() if isinstance(experiment.engine, LocalEngine) else 1
         state = experiment.start()
         _train_smallest_client(experiment, state)
         startup = time.time() - begin
@@ -189,8 +198,9 @@ def measure(config: Config, *, repeats: int, run_rounds: int, begin: float) -> C
         experiment.engine.close()  # the complete run starts workers of its own
     return Case(
         engine=config.engine.name,
+        processes=processes,
         chosen=experiment.config.engine.name,
-        threads=experiment.config.engine.threads or 1,
+        threads=experiment.config.engine.threads,
         startup=startup,
         steps=steps,
         bare=bare_step,

@@ -91,6 +91,22 @@ def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     return plain, objects
 
 
+def with_natural_clients(plain: Mapping[str, Any], objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments whose `partition` is `natural` if there is a data loader for each client.
+
+    A partition that is given stays as it is.
+
+    Args:
+        plain: Arguments, with sections in the place of objects.
+        objects: The objects.
+    """
+    data = objects.get("data")
+    is_by_client = isinstance(data, Data) and data.by_client
+    if is_by_client and plain.get("partition") is None:
+        return {**plain, "partition": "natural"}
+    return dict(plain)
+
+
 def _method(given: Any) -> Any:
     """Return the section of an argument `algorithm`: a name, an import path, a class, or a dict."""
     if isinstance(given, type) or (isinstance(given, str) and ":" in given):

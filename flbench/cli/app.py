@@ -943,7 +943,7 @@ def compare(
             "--jobs",
             metavar="N",
             min=1,
-            help="Cells that are trained at the same time, in processes of Ray (default: one per"
+            help="Cells that are trained at the same time, in a process each (default: one per"
             " core). 1: in this process.",
         ),
     ] = None,

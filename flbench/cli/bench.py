@@ -11,6 +11,7 @@ from flbench.config.schema import Config, EngineConfig
 from flbench.config.sources import Layer
 from flbench.core import files
 from flbench.core.errors import ConfigError, UserError
+from flbench.workers import cores
 
 
 def bench(
@@ -58,6 +59,8 @@ def bench(
 def _configurations(engines: Sequence[str], given: list[Layer]) -> list[Config]:
     """Return one configuration for each engine; the method is FedAvg unless the user names one.
 
+    The sequential engine is measured with 1, 2 and all cores, unless `engine.workers` is given.
+
     Raises:
         ConfigError: The configuration names an engine that --engines does not.
     """
@@ -71,5 +74,9 @@ def _configurations(engines: Sequence[str], given: list[Layer]) -> list[Config]:
     configs = []
     for name in engines:
         engine = Layer({"engine": {"name": name}}, {"engine.name": "--engines"})
-        configs.append(resolve([method, *given, engine])[0])
+        config = resolve([method, *given, engine])[0]
+        counts: list[object] = [config.engine.workers]
+        if name == "sequential" and counts == ["auto"]:
+            counts = sorted({1, min(2, cores.available()), cores.available()})
+        configs += [config.altered(engine=config.engine.altered(workers=one)) for one in counts]
     return configs

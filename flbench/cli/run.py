@@ -1,20 +1,25 @@
 """`flbench run`: train and evaluate one method, or several one after the other."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from flbench.api.caller import Caller
 from flbench.cli import console
 from flbench.cli.show import show
 from flbench.cli.tables import estimates, partitions
 from flbench.config.resolve import resolve
-from flbench.config.sources import Layer
+from flbench.config.sources import Layer, leaves, merge
 from flbench.config.yaml_text import to_yaml
 from flbench.core.errors import RunError, UserError
+from flbench.workers import fork_server
 
 if TYPE_CHECKING:
     from flbench.api.running import RunsEnding
+
+GPUS: Final = Path("/dev/nvidiactl")
+"""File of the driver of GPUs, on which no workers of this machine train."""
 
 
 def refuse_with_resume(options: Mapping[str, object]) -> None:
@@ -33,10 +38,12 @@ def run(runs: Sequence[list[Layer]], *, as_json: bool) -> None:
         runs: Configuration layers of each run, see `flbench.cli.layers`.
         as_json: Whether to print JSON: what `flbench show --json` prints of the runs.
     """
-    resolved = [resolve(layers) for layers in runs]
-    from flbench.api import running
+    with _workers(leaves(merge(runs[0])[0]) if runs else {}):
+        resolved = [resolve(layers) for layers in runs]
+        from flbench.api import running
 
-    _finish(running.start(resolved, Caller()), as_json=as_json)
+        ending = running.start(resolved, Caller())
+    _finish(ending, as_json=as_json)
 
 
 def resume(path: Path, changed: Layer, *, as_json: bool) -> None:
@@ -47,9 +54,11 @@ def resume(path: Path, changed: Layer, *, as_json: bool) -> None:
         changed: New values of keys that may change on resume.
         as_json: Whether to print JSON, as `run` does.
     """
-    from flbench.api import running
+    with _workers(leaves(changed.tree)):
+        from flbench.api import running
 
-    _finish(running.carry_on(path, changed, Caller()), as_json=as_json)
+        ending = running.carry_on(path, changed, Caller())
+    _finish(ending, as_json=as_json)
 
 
 def print_config(runs: Sequence[list[Layer]], *, as_json: bool) -> None:
@@ -103,6 +112,18 @@ def dry_run(runs: Sequence[list[Layer]], *, as_json: bool) -> None:
         )
     if as_json:
         console.json(entries)
+
+
+def _workers(given: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Return a context manager in which worker processes can be started soon.
+
+    Args:
+        given: Values that the user has given, by dotted key.
+    """
+    on_gpu = given.get("engine.device", "auto") != "cpu" and GPUS.exists()
+    if on_gpu or given.get("engine.name") == "ray" or given.get("engine.workers") == 1:
+        return nullcontext()
+    return fork_server.started()
 
 
 def _finish(ending: "RunsEnding", *, as_json: bool) -> None:

@@ -39,6 +39,10 @@ class Log:
         self._weights.setdefault(name, []).append(weight)
         self._reduce[name] = reduce
 
+    def names(self) -> set[str]:
+        """Return the names of the values that were logged."""
+        return set(self._values)
+
     def tree(self) -> Tree:
         """Return (value, 1) [2] float64 for each name, reduced over the steps.
 

@@ -10,6 +10,7 @@ The engine does not use a Trainer itself, because a Trainer per client costs 45 
 PyTorch loop where steps are not replayed from a trace, and Fabric 4 %.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -54,11 +55,14 @@ class ClientModule(LightningModule):
         is_traceable: Whether a step may be replayed from a trace, without its Python code.
         writes_gradients: Whether the optimizer may write to gradients, and needs copies.
         batches_per_epoch: Number of batches of each epoch; the engine sets it.
+        rows: Returns the rows [B] of the data set that the present batch consists of; the engine
+            sets it.
     """
 
     is_traceable: ClassVar[bool] = True
     writes_gradients: bool = False
     batches_per_epoch: int = 0
+    rows: Callable[[], Any] | None = None
 
     def __init__(
         self,
@@ -98,6 +102,11 @@ class ClientModule(LightningModule):
         return make_step_context(
             self.net, partial(self.forward, batch.x), batch, self.ctx, self.leaves, self.start
         )
+
+    def context_at(self, leaves: Tree, batch: Batch) -> StepContext:
+        """Return what loss terms read in a step on this batch with other values of the leaves."""
+        forward = partial(self._forward_with, leaves, batch.x)
+        return make_step_context(self.net, forward, batch, self.ctx, leaves, self.start)
 
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:
         """Return the phase's loss on a batch, 0-dim; recorded Statistics are put in `recorded`.
@@ -301,9 +310,7 @@ class ClientModule(LightningModule):
 
         def grad(parameters: Tree, batch: Batch) -> Tree:
             here = {name: value.detach().requires_grad_() for name, value in parameters.items()}
-            leaves = {**self.leaves, **here}
-            forward = partial(self._forward_with, leaves, batch.x)
-            context = make_step_context(self.net, forward, batch, self.ctx, leaves, self.start)
+            context = self.context_at({**self.leaves, **here}, batch)
             with torch.enable_grad(), torch.autocast(device, dtype, enabled):
                 loss = local_loss(terms, context)
             losses.append(loss.detach())

@@ -8,10 +8,10 @@ bit for bit in float64.
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -26,7 +26,9 @@ from flbench.client.program import Phase
 from flbench.core import metric_names
 from flbench.core.errors import ConfigError, RunError, UserError
 from flbench.core.raised import user_line
-from flbench.core.types import Batch, StepContext, Tree
+from flbench.core.types import Batch, Outputs, StepContext, Tree
+from flbench.models import fixed
+from flbench.models.lightning_head import Call, features_of, recorded
 from flbench.models.lightning_hooks import LOG_WITHOUT_EFFECT, base_of, overrides
 from flbench.models.lightning_net import LightningNet
 
@@ -43,6 +45,32 @@ REDUCTIONS: Final[dict[Any, Callable[[Tensor], Tensor]]] = {
 MOST_TRIED: Final = 10_000  # steps that schedulers are tried for before a run
 
 
+class Round(NamedTuple):
+    """What a client's module may read of the round and of the client.
+
+    Attributes:
+        number: Number of the round, from 0.
+        rounds: Number of rounds of the run.
+        samples: Number of the client's training samples.
+        class_counts: Number of the client's training samples of each class, [C] in the type of the
+            net's parameters; None for targets that are not classes.
+    """
+
+    number: int
+    rounds: int
+    samples: int
+    class_counts: Tensor | None
+
+
+Pack = Callable[[Tensor, Tensor, Any], Any]
+"""(inputs [B, ...], labels [B], rows [B] of the data set) -> the batch that a module gets."""
+
+
+def pair(x: Tensor, y: Tensor, rows: Any) -> Any:
+    """Return a batch as the pair (inputs, labels)."""
+    return x, y
+
+
 class OwnModule(ClientModule):
     """One phase of one client's training by the user's own training step and optimizer.
 
@@ -56,8 +84,12 @@ class OwnModule(ClientModule):
         leaves: See `ClientModule`.
         start: See `ClientModule`.
         ctx: See `ClientModule`.
+        now: The round, and the numbers of the client's samples.
         factor: Factor of the round on the learning rates.
         log: What the client has logged so far.
+        pack: Makes what the module's hooks get as a batch.
+        logs_validation: Whether what is logged while the module is validated counts, instead of
+            what is logged in the training.
 
     Attributes:
         ignored: Options of `self.log` that were given and have no effect.
@@ -75,22 +107,28 @@ class OwnModule(ClientModule):
         start: Tree,
         ctx: Tree,
         *,
+        now: Round,
         factor: float,
         log: Log,
+        pack: Pack = pair,
+        logs_validation: bool = False,
     ) -> None:
         super().__init__(net, phase, leaves, start, ctx)
         self.writes_gradients = True  # the user's optimizer may do so
         self.lr = math.nan
         self._factor = factor
         self._logged = log
+        self._pack = pack
+        self._logs_validation = logs_validation
         self._metrics: dict[str, Metric] = {}
         self._schedules: tuple[Schedule, ...] = ()
-        self._position = _Position(net, phase)
+        self._position = _Position(net, phase, now)
         self._batch_idx = 0
         self._optimizer: torch.optim.Optimizer | None = None
         self._wanted: Tree = {}
         self._seen: dict[str, tuple[Tensor, torch.dtype, torch.device]] = {}
         self._has_started = self._is_in_epoch = False
+        self._is_called, self._validates, self._rows_of_batch = False, False, 1
         self.ignored: set[str] = set()
         self.optimizer: dict[str, Any] = {}
 
@@ -100,23 +138,73 @@ class OwnModule(ClientModule):
         return bool(self._position.should_stop)
 
     def step_context(self, batch: Batch) -> StepContext:
-        """Return what loss terms read in the step on this batch."""
+        """Return what loss terms and Statistics read in the step on this batch.
+
+        Outputs are those of the forward pass in which `training_step` computes the loss.
+        """
+        return self._context(batch, self.leaves, self._weights_of_step(self.leaves))
+
+    def context_at(self, leaves: Tree, batch: Batch) -> StepContext:
+        """Return what loss terms read in a step on this batch with other values of the leaves."""
+        weights = self._weights_of_step(leaves)
+        if weights is None:
+            own = [*self.net.named_parameters(), *self.net.named_buffers()]
+            weights = {name: leaves[name] for name, _ in own if name in leaves}
+        mask = self._counted(batch)
+        x, y, key = (value[mask] for value in (batch.x, batch.y, batch.key))
+        part = batch._replace(x=x, y=y, mask=mask[mask], key=key)
+        return self._context(part, leaves, weights, mask)
+
+    def _packed(self, batch: Batch, mask: Tensor | None = None) -> Any:
+        """Return what the module gets as a batch.
+
+        Args:
+            batch: The batch.
+            mask: Which samples of the step's batch these are; None for all.
+        """
+        rows = None if self.rows is None else self.rows()
+        if rows is not None and mask is not None:
+            rows = rows[mask.cpu().numpy()]
+        return self._pack(batch.x, batch.y, rows)
+
+    def _counted(self, batch: Batch) -> Tensor:
+        """Return [B] bool: the samples of a batch that count, which are all that the module gets.
+
+        BatchNorm in training mode cannot train on one row; then the module gets all rows.
+        """
+        mask = batch.mask
+        least = 2 if fixed.trains_batchnorm(self.net) else 1
+        if bool(mask.all()) or int(mask.sum()) < least:
+            return torch.ones_like(mask)
+        return mask
+
+    def _context(
+        self, batch: Batch, leaves: Tree, weights: Tree | None, mask: Tensor | None = None
+    ) -> StepContext:
+        """Return the context of a step in which the module has these weights.
+
+        Args:
+            batch: The samples.
+            leaves: The client's leaves.
+            weights: What takes the place of the module's leaves; None takes its own.
+            mask: Which samples of the step's batch these are; None for all.
+        """
+        given = self._packed(batch, mask)
+        step = _OwnStep(self.net, partial(self._task_loss, given, weights), len(batch.y))
         return make_step_context(
-            self.net,
-            partial(self.forward, batch.x),
-            batch,
-            self.ctx,
-            self.leaves,
-            self.start,
-            task=partial(self._task_loss, batch),
+            self.net, step.outputs, batch, self.ctx, leaves, self.start, task=step.loss
         )
+
+    def _weights_of_step(self, leaves: Tree) -> Tree | None:
+        """Return what takes the place of the module's leaves in a step; None if nothing does."""
+        return None if self.phase.weights is None else self.phase.weights(leaves, self.ctx)
 
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:
         """Return the phase's loss on a batch, 0-dim: the module's own, and the method's terms."""
         self._batch_idx = batch_idx
         self._position.place(batch_idx)
-        pair = (batch.x, batch.y)
-        if self._call("on_train_batch_start", pair, batch_idx) == -1:
+        given = self._packed(batch)
+        if self._call("on_train_batch_start", given, batch_idx) == -1:
             raise ConfigError(
                 f"{self.net.title}.on_train_batch_start returned -1, which skips the rest of an"
                 " epoch. A client trains on all of its batches: remove it."
@@ -129,6 +217,8 @@ class OwnModule(ClientModule):
         Raises:
             ConfigError: The loss depends on no parameter that is trained.
         """
+        if self.phase.gradient is not None:
+            return super().gradients(loss)
         free = [leaf for leaf in self.trained.values() if leaf.requires_grad]
         if not free:
             raise ConfigError(
@@ -149,7 +239,8 @@ class OwnModule(ClientModule):
 
         If the phase trains a second model, its leaves take the place of the module's parameters in
         all methods of the module. Parameters that the user has frozen are not trained as long as
-        they are, and those that are left out of the optimizer are never trained.
+        they are, and those that are left out of the optimizer are never trained. In a phase whose
+        optimizer the method sets itself, the module's `configure_optimizers` is not called.
         """
         net, own = self.net, dict(self.net.named_parameters())
         _attach(net.module, self._position)
@@ -162,6 +253,8 @@ class OwnModule(ClientModule):
         for name, parameter in seen.items():
             parameter.requires_grad_(name not in net.frozen)
         self._staged("setup")
+        if not self.phase.by_module:
+            return self._method_optimizer()
         optimizer, self._schedules = parse(self._call("configure_optimizers"), net.title)
         self.optimizer = described(optimizer, self._schedules)
         if self._factor != 1.0:
@@ -193,6 +286,14 @@ class OwnModule(ClientModule):
             )
         rates = set(learning_rates(optimizer))
         self.lr = rates.pop() if len(rates) == 1 and not self._schedules else math.nan
+        return optimizer
+
+    def _method_optimizer(self) -> torch.optim.Optimizer:
+        """Return the optimizer that the method sets itself in this phase."""
+        self.lr = self.phase.optimizer.lr * self._factor
+        optimizer = super().configure_optimizers()
+        self._wanted, self._optimizer = self.trained, optimizer
+        self._position.step_by(optimizer, ())
         return optimizer
 
     def _find_trained(self) -> None:
@@ -236,7 +337,7 @@ class OwnModule(ClientModule):
         if self._position.is_last_batch:  # as a Trainer does, before the hooks
             for schedule in self._schedules:
                 schedule.advance("epoch", self._position.current_epoch, title)
-        self._hook("on_train_batch_end", {"loss": loss}, (batch.x, batch.y), self._batch_idx)
+        self._hook("on_train_batch_end", {"loss": loss}, self._packed(batch), self._batch_idx)
 
     def end_epoch(self, number: int) -> None:
         """Call the module's hook after an epoch."""
@@ -249,6 +350,50 @@ class OwnModule(ClientModule):
         """Call the module's last hooks, and log the values of metrics that it has logged."""
         if self._has_started:
             self._hook("on_train_end")
+        self._log_metrics()
+        self._hook("on_fit_end")
+        self._staged("teardown")
+        for one, _, _ in self._seen.values():
+            one.requires_grad_(False)
+            if one._backward_hooks:  # of the parameter, registered while this client trained
+                one._backward_hooks.clear()
+        _attach(self.net.module, None)
+
+    def validate(self, batches: Iterable[Batch]) -> None:
+        """Call `validation_step` of the module for some batches, and log what it logs.
+
+        The hooks that a Trainer calls before the training are called too, because they may set what
+        `validation_step` reads; what they log is left out.
+
+        Args:
+            batches: The batches, at least one; `rows` returns those of the one that was taken last.
+        """
+        module: Any = self.net.module
+        own_step: Any = module.validation_step
+        with torch.enable_grad():
+            self.configure_optimizers()
+            self.begin_phase()
+            self._hook("on_train_start")
+        self._position.validate()
+        self._validates = True
+        module.eval()
+        for name in ("on_validation_start", "on_validation_epoch_start"):
+            self._hook(name)
+        for index, batch in enumerate(batches):
+            self._rows_of_batch = len(batch.y)
+            given = self._packed(batch)
+            self._hook("on_validation_batch_start", given, index)
+            takes_index = is_param_in_hook_signature(own_step, "batch_idx", min_args=2)
+            found = self._call("validation_step", given, *((index,) if takes_index else ()))
+            self._hook("on_validation_batch_end", found, given, index)
+        for name in ("on_validation_epoch_end", "on_validation_end"):
+            self._hook(name)
+        self.end_phase()
+        for leaf in self.trained.values():
+            leaf.requires_grad_(False)
+
+    def _log_metrics(self) -> None:
+        """Log the values of metrics that the module has logged as objects."""
         for name, metric in self._metrics.items():
             value = metric.compute()
             if not isinstance(value, Tensor) or value.numel() != 1:
@@ -257,13 +402,6 @@ class OwnModule(ClientModule):
                     " value is not one number. Log its entries one by one."
                 )
             self._logged.add(name, _number(value), torch.mean)
-        self._hook("on_fit_end")
-        self._staged("teardown")
-        for one, _, _ in self._seen.values():
-            one.requires_grad_(False)
-            if one._backward_hooks:  # of the parameter, registered while this client trained
-                one._backward_hooks.clear()
-        _attach(self.net.module, None)
 
     def advance_to_the_end(self) -> None:
         """Advance the schedulers as often as in a whole phase, which one step has begun.
@@ -278,13 +416,18 @@ class OwnModule(ClientModule):
                 if (number + 1) % batches == 0:
                     schedule.advance("epoch", number // batches, title)
 
-    def _task_loss(self, batch: Batch) -> Tensor:
-        """Return what the module's training step returns for a batch: its loss, 0-dim."""
-        arguments: tuple[Any, ...] = ((batch.x, batch.y),)
+    def _task_loss(self, batch: Any, weights: Tree | None) -> Tensor:
+        """Return what the module's training step returns for a batch: its loss, 0-dim.
+
+        Args:
+            batch: The batch, in the form that the module gets.
+            weights: What takes the place of the module's leaves; None takes its own.
+        """
+        arguments: tuple[Any, ...] = (batch,)
         own_step: Any = self.net.module.training_step
         if is_param_in_hook_signature(own_step, "batch_idx", min_args=2):
             arguments += (self._batch_idx,)
-        found = self._call("training_step", *arguments)
+        found = self._call_with(weights, "training_step", *arguments)
         loss = found.get("loss") if isinstance(found, dict) else found
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             got = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else found
@@ -309,20 +452,22 @@ class OwnModule(ClientModule):
             self._find_trained()
 
     def _call(self, name: str, *arguments: Any, **named: Any) -> Any:
-        """Return what a method of the user's module returns; None for a hook that it has not.
+        """Return what a method of the user's module returns; None for a hook that it has not."""
+        if not overrides(self.net.module, name):
+            return None
+        return self._call_with(self._weights(), name, *arguments, **named)
+
+    def _call_with(self, weights: Tree | None, name: str, *arguments: Any, **named: Any) -> Any:
+        """Return what a method of the user's module returns with these weights.
 
         Raises:
             ConfigError: It raised an exception, with the line of code in the message, or it
                 replaced parameters.
         """
-        module = self.net.module
-        is_step = name == "training_step"
-        if not (is_step or overrides(module, name)):
-            return None
-        weights = self._weights()
-        if is_step and weights is None and self.phase.weights is not None:
-            weights = self.phase.weights(self.leaves, self.ctx)
-        call = partial(self._called, name, *arguments, **named)
+        known = {id(leaf) for leaf in self.leaves.values()}
+        are_leaves = weights is None or all(id(leaf) in known for leaf in weights.values())
+        call = partial(self._called, name, are_leaves, *arguments, **named)
+        called_before, self._is_called = self._is_called, True
         try:
             if weights is None:
                 return call()
@@ -338,19 +483,26 @@ class OwnModule(ClientModule):
                 f"{self.net.title}.{name} raised {type(error).__name__}: {error}"
                 f"{user_line(error)}. Correct the module."
             ) from error
+        finally:
+            self._is_called = called_before
 
-    def _called(self, name: str, *arguments: Any, **named: Any) -> Any:
+    def _called(self, name: str, are_leaves: bool, *arguments: Any, **named: Any) -> Any:
         """Return what a method of the module returns, and check the parameters after it."""
         found = getattr(self.net.module, name)(*arguments, **named)
         if name != "training_step" or self._position.global_step == 0:
-            self._check_parameters(name)
+            self._check_parameters(name, are_leaves=are_leaves)
         return found
 
-    def _check_parameters(self, name: str) -> None:
-        """Raise a ConfigError if a method of the module has replaced, moved or cast parameters."""
+    def _check_parameters(self, name: str, *, are_leaves: bool) -> None:
+        """Raise a ConfigError if a method of the module has replaced, moved or cast parameters.
+
+        Args:
+            name: Name of the method of the module.
+            are_leaves: Whether the parameters are leaves, and not computed for this call.
+        """
         what = f"{self.net.title}.{name}"
         now = dict(self.net.named_parameters())
-        known = self._seen if self._weights() is not None or self.phase.weights is None else {}
+        known = self._seen if are_leaves else {}
         other = [key for key, (one, _, _) in known.items() if now.get(key) is not one]
         if changed := [*other, *(now.keys() - self._seen.keys())]:
             raise ConfigError(
@@ -400,7 +552,10 @@ class OwnModule(ClientModule):
 
         `batch_size` weighs the value in the mean over steps. The names of other options that change
         what a Trainer shows are put into `ignored`; the rest has no effect on one process either.
+        Values are left out if `forward` logs them while a method calls it on its own.
         """
+        if not self._is_called or self._position.validating != self._logs_validation:
+            return
         given = (prog_bar or None, None if logger is True else logger, on_step, on_epoch)
         self.ignored.update(
             option
@@ -428,8 +583,46 @@ class OwnModule(ClientModule):
                 f"{self.net.title} logs `{name}`, an object of type {type(value).__name__}. Log one"
                 " number."
             ) from error
-        weight = 1.0 if batch_size is None else float(batch_size)
+        known = self._rows_of_batch if self._validates else 1
+        weight = float(known if batch_size is None else batch_size)
         self._logged.add(name, number, REDUCTIONS[reduce_fx], weight)
+
+
+class _OwnStep:
+    """One call of the module's training step: its loss, and what passed through the head in it.
+
+    Args:
+        net: The user's module as a net.
+        step: Calls the training step and returns its loss.
+        rows: The number of samples B of the batch.
+    """
+
+    def __init__(self, net: LightningNet, step: Callable[[], Tensor], rows: int) -> None:
+        self._net = net
+        self._step = step
+        self._rows = rows
+        self._loss: Tensor | None = None
+        self._calls: list[Call] = []
+
+    def loss(self) -> Tensor:
+        """Return the loss, 0-dim; the training step is called once."""
+        if self._loss is None:
+            if self._net.no_features is not None:
+                self._loss = self._step()
+            else:
+                with recorded(self._net.head_module()) as self._calls:
+                    self._loss = self._step()
+        return self._loss
+
+    def outputs(self) -> Outputs:
+        """Return features [B, D] and logits [B, C]: inputs and outputs of the head in this step.
+
+        Raises:
+            ConfigError: The training step has not called the head with all samples.
+        """
+        self.loss()
+        what = f"{self._net.title}.training_step"
+        return Outputs(*features_of(self._calls, self._rows, what, self._net.head))
 
 
 class _Call(nn.Module):
@@ -451,8 +644,14 @@ class _Position:
     Args:
         net: The user's module as a net.
         phase: The phase that is trained.
+        now: The round, and the numbers of the client's samples.
 
     Attributes:
+        round: Number of the round, from 0.
+        max_rounds: Number of rounds of the run.
+        num_training_samples: Number of the client's training samples.
+        class_counts: Number of these samples of each class, [C] in the type of the parameters; None
+            for targets that are not classes.
         current_epoch: Number of epochs completed in the phase.
         global_step: Number of optimizer steps taken in the phase.
         should_stop: Whether the phase ends before its next step; the module may set it.
@@ -463,10 +662,14 @@ class _Position:
         lr_scheduler_configs: Its schedulers.
     """
 
-    def __init__(self, net: LightningNet, phase: Phase) -> None:
+    def __init__(self, net: LightningNet, phase: Phase, now: Round) -> None:
         steps = -1 if phase.steps is None else phase.steps
         self.__dict__.update(
             title=net.title,
+            round=now.number,
+            max_rounds=now.rounds,
+            num_training_samples=now.samples,
+            class_counts=now.class_counts,
             current_epoch=0,
             global_step=0,
             max_epochs=-1 if phase.epochs is None else phase.epochs,
@@ -489,6 +692,10 @@ class _Position:
         whole = self.max_epochs * batches
         steps = whole if self.max_steps < 0 else self.max_steps
         self.__dict__.update(num_training_batches=batches, estimated_stepping_batches=max(1, steps))
+
+    def validate(self) -> None:
+        """Say that the module is validated."""
+        self.__dict__.update(training=False, validating=True, evaluating=True)
 
     def step_by(self, optimizer: torch.optim.Optimizer, schedules: Sequence[Schedule]) -> None:
         """Set the optimizer and its schedulers. `LightningModule.optimizers` reads `strategy`."""

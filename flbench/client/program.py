@@ -28,8 +28,8 @@ class LossTerm(Protocol):
     batch contributes zero, never NaN, and so does a row where `batch.mask` is False.
 
     A term that reads parameters alone (`leaves`, `start`, `ctx`) and not what the net computes may
-    have the attribute `of_parameters = True`. It can then be added to the loss of a LightningModule
-    of the user.
+    have the attribute `of_parameters = True`. It can then be added to the loss of any
+    LightningModule of the user, also of one whose head is not known.
     """
 
     @property
@@ -141,6 +141,9 @@ class Phase:
             `gradient`.
         batchnorm: `train` updates the running statistics of BatchNorm; `eval` uses them unchanged.
         samples: Which samples of the client are read.
+        by_module: Whether `configure_optimizers` of the user's LightningModule makes the optimizer,
+            instead of `optimizer`. Methods leave it as it is: it is set if a phase takes
+            `train.optimizer`.
 
     Raises:
         ValueError: Both or neither of `epochs` and `steps` are given, or both `record` and
@@ -160,6 +163,7 @@ class Phase:
     record: tuple[Statistic, ...] = ()
     batchnorm: Literal["train", "eval"] = "train"
     samples: Samples = Samples()
+    by_module: bool = False
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):

@@ -22,16 +22,14 @@ ORIGIN: Final = "flbench compare"
 """Origin of the values that the plan sets in the configuration of a cell."""
 DEFAULTS: Final = from_values(
     {
-        "engine.threads": 1,
         "output.checkpoint_every": 1,
         "output.checkpoint_seconds": CHECKPOINT_SECONDS,
         "tracking.mlflow": False,
     },
     ORIGIN,
 )
-"""Defaults in which a cell differs from a run: one thread, because cells are trained at the same
-time; a checkpoint every few seconds, so that a killed cell loses little; and no copy in MLflow
-unless it is asked for."""
+"""Defaults in which a cell differs from a run: a checkpoint every few seconds, so that little of a
+killed cell is lost, and no copy in MLflow unless it is asked for."""
 FIXED: Final = ("seed", "partition.seed", "algorithm.name", "output.", "tracking.")
 """Keys that no grid can have: the seeds tell repetitions apart, and the others change no result."""
 LENGTH: Final = 40  # characters of each part of the name of a cell's folder

@@ -1,6 +1,5 @@
 """Checks of a comparison against its data and methods, before anything is written."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +20,7 @@ from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
 from flbench.jobs.job import Job
 from flbench.jobs.samples import LoadedSamples
 from flbench.results.differences import CODE, SOURCE
+from flbench.workers import cores
 from flbench.workers.resources import CELL, Resources, gpu_share
 
 RETRIES: Final = 2  # new attempts of a cell whose process dies
@@ -228,7 +228,7 @@ def _resources(engine: EngineConfig, jobs: int | None, cells: int) -> Resources:
     asked = jobs
     if jobs is not None and (type(jobs) is not int or jobs < 1):
         raise ConfigError(f"{setting('jobs')} must be a whole number of at least 1, got {jobs!r}.")
-    cores, threads = len(os.sched_getaffinity(0)), engine.threads or 1
+    threads = engine.threads
     on_gpu = engine.device.startswith("cuda")
     devices = _gpus() if on_gpu else 0
     if engine.name == "ray":
@@ -239,9 +239,9 @@ def _resources(engine: EngineConfig, jobs: int | None, cells: int) -> Resources:
             )
         jobs = 1
     if jobs is None:
-        jobs = devices if on_gpu else max(1, cores // threads)
+        jobs = devices if on_gpu else max(1, cores.available() // threads)
         jobs = max(1, min(jobs, cells))
-    if jobs > 1 and find_spec("ray") is None:
+    if on_gpu and jobs > 1 and find_spec("ray") is None:
         if asked is not None:
             raise ConfigError(
                 f"{setting('jobs', jobs)} needs the package `ray`, which is not installed:"

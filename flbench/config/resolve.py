@@ -503,6 +503,8 @@ def _condition(item: Any) -> str:
         return f"{sign} {context[key]:g}"
     if kind == "finite_number":
         return "a finite number"
+    if kind == "tuple_type":
+        return "a list"
     message = str(item["msg"])
     return message.removeprefix("Input should be ").removeprefix("Value error, ")
 

@@ -7,6 +7,7 @@ The keys of a method are defined in its module (`flbench/algorithms/NAME.py`), t
 import hashlib
 import json
 import re
+from contextlib import suppress
 from math import cos, pi
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, get_args
@@ -90,6 +91,14 @@ def _in_one_order(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted(set(names)))
 
 
+Freeze = Literal["none", "backbone"] | tuple[StrictStr, ...]
+
+
+def _none_if_empty(names: Freeze) -> Freeze:
+    """Return the value of `model.freeze`; no pattern at all is `none`."""
+    return names or "none"
+
+
 Columns = Annotated[tuple[StrictStr, ...], AfterValidator(_in_one_order)]
 
 
@@ -103,6 +112,10 @@ class GivenNormalization(Strict):
         description="standard deviation of each channel or column, or one for all; of pixels in"
         " [0, 1]",
     )
+
+
+HUGGING_FACE: Final = "hf:"
+"""Beginning of `data.name` for a data set of the package `datasets`."""
 
 
 class ArraysConfig(Strict):
@@ -159,7 +172,9 @@ class DataConfig(Strict):
     """Section `data`: the data set."""
 
     name: str = Field(
-        "digits", description="data set; `flbench data` lists those that flbench knows"
+        "digits",
+        description="data set; `flbench data` lists those that flbench knows; hf:NAME is one of"
+        " Hugging Face's package `datasets`",
     )
     root: UserPath = Field(
         Path("data"), description="folder in which NAME.npz, NAME.zip or NAME/ is searched"
@@ -192,10 +207,10 @@ class DataConfig(Strict):
         " number for both; null for images of one size",
     )
     text: TextConfig = Field(TextConfig(), description="samples of texts")
-    client: Literal["folder"] | None = Field(
+    client: str | None = Field(
         None,
         description="images: `folder` reads CLIENT/CLASS/*, with a natural client in each folder"
-        " (partition.scheme=natural)",
+        " (partition.scheme=natural); hf:NAME: column of the natural client",
     )
     source: str | None = Field(
         None,
@@ -241,6 +256,8 @@ class DataConfig(Strict):
         >>> DataConfig(path="files/hospitals.zip").title
         'hospitals'
         """
+        if self.path is None and self.source is None and self.name.startswith(HUGGING_FACE):
+            return self.name.removeprefix(HUGGING_FACE).rstrip("/").rpartition("/")[2]
         if self.source is not None and ":" in self.source:
             return self.source.rpartition(":")[2]
         return self.name if self.path is None else self.path.stem
@@ -373,6 +390,47 @@ class PartitionConfig(Strict):
         " an object made; flbench writes it to config.yaml",
     )
 
+    new_clients: int | float | None = Field(
+        None,
+        description="clients that join after the training: a number, or a share below 1 of all"
+        " clients; they are drawn at random, train in no round, and no statistic uses their samples"
+        " (default: none)",
+    )
+    new_alpha: float | None = Field(
+        None,
+        gt=0,
+        description="new clients: their samples are distributed among them anew by `dirichlet` with"
+        " this concentration (default: they keep their samples)",
+    )
+    new_shots: int | None = Field(
+        None,
+        ge=1,
+        description="new clients: largest number of training samples of each class (default: all)",
+    )
+
+    @field_validator("new_clients", mode="before")
+    @classmethod
+    def _is_number_or_share(cls, value: object) -> object:
+        """Return a number from 1 on, or a share in (0, 1)."""
+        if isinstance(value, str):
+            with suppress(ValueError):
+                value = float(value) if "." in value or "e" in value.lower() else int(value)
+        is_number = type(value) is int and value >= 1
+        if value is None or is_number or (type(value) is float and 0 < value < 1):
+            return value
+        raise ValueError("it must be a whole number of clients from 1 on, or a share in (0, 1)")
+
+    @model_validator(mode="after")
+    def _has_new_clients(self) -> Self:
+        """Refuse keys of new clients without new clients."""
+        for key in ("new_alpha", "new_shots"):
+            if self.new_clients is None and getattr(self, key) is not None:
+                raise ValueError(
+                    f"`{key}` is for clients that join after the training, and there are none. Set"
+                    " partition.new_clients, or leave it out."
+                )
+        return self
+
     @property
     def is_own(self) -> bool:
         """Whether the scheme is a function of the user."""
@@ -463,6 +521,21 @@ class ShiftConfig(Strict):
         return bool(self.degrees()) or self.channels or self.labels
 
 
+class LoraConfig(Strict):
+    """Section `model.lora`: low-rank adapters by the package PEFT."""
+
+    rank: int | None = Field(
+        None, ge=1, description="rank of the adapters, which the head trains with (null: none)"
+    )
+    alpha: float = Field(8.0, gt=0, description="numerator of the adapters' factor alpha / rank")
+    targets: tuple[StrictStr, ...] = Field(
+        (),
+        description="layers that get an adapter, patterns of names such as [fc1, *.attn.qkv]"
+        " (default: the linear layers below the head, or the convolutions if there are none)",
+    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the adapters' inputs")
+
+
 class ModelConfig(Strict):
     """Section `model`: the net. Each net adds keys of its own."""
 
@@ -478,6 +551,17 @@ class ModelConfig(Strict):
         pattern="^[0-9a-f]{64}$",
         description="SHA-256 of the weights; flbench writes it to config.yaml",
     )
+    freeze: Annotated[Freeze, AfterValidator(_none_if_empty)] = Field(
+        "none",
+        description="parameters that no method trains, sends or keeps: none, backbone (all but the"
+        " head), or patterns of names, such as [conv1, stage?_*]",
+    )
+    lora: LoraConfig = LoraConfig()
+    cache: Literal["auto", "off"] = Field(
+        "auto",
+        description="auto: outputs of the first layers are computed once if model.freeze freezes"
+        " them and they are the same in each step; off: in each step",
+    )
 
 
 class OwnModelConfig(ModelConfig):
@@ -485,8 +569,8 @@ class OwnModelConfig(ModelConfig):
 
     head: str | None = Field(
         None,
-        description="submodule that computes the logits (default: the last linear layer, or none"
-        " with `lightning`)",
+        description="submodule that computes the logits (default: the last linear layer; with"
+        " `lightning` the linear layer whose outputs `forward` returns)",
     )
     channels: int | None = Field(
         None,
@@ -756,7 +840,9 @@ class EngineConfig(Strict):
         " measured steps",
     )
     workers: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
-        "auto", description="ray: number of workers; auto: one per core or GPU"
+        "auto",
+        description="processes that train clients at the same time; auto: as many as are worth it,"
+        " at most one per core (ray: one per core or GPU); the digest does not depend on it",
     )
     address: str | None = Field(
         None,
@@ -782,19 +868,26 @@ class EngineConfig(Strict):
         description="replay short steps without their Python code; results are the same, bit for"
         " bit; steps with code of your own are never replayed",
     )
-    threads: int | None = Field(
-        None,
+    threads: int = Field(
+        1,
         ge=1,
-        description="CPU threads of PyTorch, per worker of ray (default: $OMP_NUM_THREADS; without"
-        " it the available cores, 1 per worker of ray); the digest depends on it",
+        description="CPU threads of PyTorch in each process that trains; more than 1 helps large"
+        " nets where cohorts have fewer clients than the machine has cores; the digest depends on"
+        " it",
     )
     state_memory: float = Field(
         2.0,
         ge=0,
-        description="largest size of the tensors that clients keep in main memory; larger ones are"
-        " kept in a mapped file under output.dir",
+        description="largest size in memory of the tensors that clients keep, of those that the"
+        " server keeps, and of a round's results; larger ones are mapped files under output.dir",
         json_schema_extra={"unit": "GiB"},
     )
+
+    @field_validator("threads", mode="before")
+    @classmethod
+    def _null_is_the_default(cls, value: object) -> object:
+        """Return the default for null, which earlier versions printed for it."""
+        return cls.model_fields["threads"].default if value is None else value
 
 
 class OwnMetricConfig(Strict):
@@ -872,6 +965,44 @@ class CommonConfig(Strict):
     )
 
 
+class AdaptConfig(Strict):
+    """Section `evaluation.adapt`: evaluation of clients that join after the training.
+
+    They are the clients of `partition.new_clients`; without them the section has no effect.
+    """
+
+    finetune_epochs: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (0, 1, 5),
+        min_length=1,
+        description="epochs over the client's training part after which its model is evaluated, on"
+        " a copy that is discarded; 0 is the model that the server would send",
+    )
+    train: Literal["own", "all"] = Field(
+        "own",
+        description="parameters that are trained: those that clients keep (all, if they keep none),"
+        " or all that a client of a round trains",
+    )
+    finetune_lr: float | None = Field(
+        None,
+        gt=0,
+        description="learning rate; train.schedule does not scale it (default: that of the method,"
+        " mostly train.optimizer.lr)",
+    )
+    seen: bool = Field(
+        True,
+        description="also evaluate the clients that have trained, after as many epochs from their"
+        " own models; the difference is the gap",
+    )
+
+    @field_validator("finetune_epochs")
+    @classmethod
+    def _is_ascending(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        """Refuse numbers that are not in ascending order, or that are there twice."""
+        if list(value) != sorted(set(value)):
+            raise ValueError("give different numbers in ascending order, such as [0, 1, 5]")
+        return value
+
+
 class EvaluationConfig(Strict):
     """Section `evaluation`: when and how models are evaluated."""
 
@@ -900,8 +1031,17 @@ class EvaluationConfig(Strict):
         description="positive class of AUROC and average precision, by its name, where there are"
         " two classes (default: the second one)",
     )
+    probabilities: bool = Field(
+        False,
+        description="also compute metrics of the predicted probabilities on the clients' own parts:"
+        " macro AUROC, expected calibration error, negative log-likelihood, Brier score; the"
+        " probabilities of all samples and classes are kept in memory for it",
+    )
     best: BestConfig = Field(
         BestConfig(), description="choice of the best round where there are no classes"
+    )
+    adapt: AdaptConfig = Field(
+        AdaptConfig(), description="evaluation of clients that join after the training"
     )
     target_accuracy: float | None = Field(
         None,
@@ -1026,13 +1166,13 @@ class Config(Strict):
         `shift` if something is shifted, but not `data.root`: the content of the files is covered by
         the hash of the partition.
         `train.early_stopping` counts only if it is on, and `train.terms`, the keys of `LATER`,
-        `data.source`, `model.lightning`, `model.fixed`, `model.channels`, keys of schemes that are
-        not used (`partition.shards`, `similarity`, `bins`), `model.weights` (by the SHA-256 of the
-        weights, not by their place), `partition.args`,
-        `partition.sha256` and `algorithm.sha256` only if they are set, so that the hashes of runs
-        that were made before these keys existed stay valid. Of a method that is not flbench's own,
-        the hash of the source counts, and not `algorithm.source`, the place where it is imported
-        from.
+        `data.source`, `model.lightning`, `model.fixed`, `model.freeze`, `model.lora`,
+        `model.cache`, `model.channels`, keys of schemes that are not used (`partition.shards`,
+        `similarity`, `bins`), `model.weights` (by the SHA-256 of the weights, not by their place),
+        `partition.args`, `partition.sha256`, the keys of `partition` for new clients and
+        `algorithm.sha256` only if they are set, so that the hashes of runs that were made before
+        these keys existed stay valid. Of a method that is not flbench's own, the hash of the source
+        counts, and not `algorithm.source`, the place where it is imported from.
         """
         sections = {"seed", "data", "partition", "model", "algorithm", "train"}
         if self.shift.is_on:
@@ -1045,7 +1185,7 @@ class Config(Strict):
                 del tree["data"][key]
         if self.data.source is None:
             del tree["data"]["source"], tree["data"]["sha256"]
-        for key in ("args", "sha256"):
+        for key in ("args", "sha256", "new_clients", "new_alpha", "new_shots"):
             if tree["partition"][key] is None:
                 del tree["partition"][key]
         for key in ("shards", "similarity", "bins"):
@@ -1065,6 +1205,12 @@ class Config(Strict):
             del tree["model"]["weights_sha256"]
         if self.model.weights is None or self.model.weights_sha256 is not None:
             del tree["model"]["weights"]  # the place of the file does not matter, its content does
+        if tree["model"].get("freeze", "") == "none":
+            del tree["model"]["freeze"]
+        if "lora" in tree["model"] and tree["model"]["lora"]["rank"] is None:
+            del tree["model"]["lora"]
+        if tree["model"].get("cache", "") == "auto":
+            del tree["model"]["cache"]
         if self.train.early_stopping.patience is None:
             del tree["train"]["early_stopping"]
         if not tree["train"]["terms"]:

@@ -82,7 +82,8 @@ class StepContext:
         start: The client's leaves at the beginning of the program, for proximal terms and
             differences.
         apply: Function that calls the net with other leaves.
-        out: The net's outputs for this batch, computed on first access.
+        out: The net's outputs for this batch, computed on first access. In the training of a
+            LightningModule of the user they are those of the head in its `training_step`.
     """
 
     __slots__ = ("_forward", "_out", "_task", "apply", "batch", "ctx", "leaves", "start")

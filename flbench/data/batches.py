@@ -42,6 +42,14 @@ def arrange(order: Indices, train: TrainConfig, *, skip_single: bool) -> Indices
     return order[:0] if skip_single and size == 1 else order
 
 
+def epoch_order(
+    rows: Indices, client: int, number: int, draw: Draw, train: TrainConfig, *, skip_single: bool
+) -> Indices:
+    """Return the rows of one epoch of one client, in the order of its batches; see `epoch`."""
+    drawn = draw.sample_order(client, number, len(rows))
+    return rows[arrange(drawn, train, skip_single=skip_single)]
+
+
 def epoch(
     federation: Federation,
     rows: Indices,
@@ -69,9 +77,7 @@ def epoch(
         skip_single: Whether to leave out a batch of a single sample; see `arrange`.
         first_step: Number of optimizer steps already taken in this phase.
     """
-    order = rows[
-        arrange(draw.sample_order(client, number, len(rows)), train, skip_single=skip_single)
-    ]
+    order = epoch_order(rows, client, number, draw, train, skip_single=skip_single)
     keys = draw.noise_keys(client, number, order)
     device = federation.x.device
     size = train.batch_size

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from flbench.config.schema import DataConfig
+from flbench.config.schema import HUGGING_FACE, DataConfig
 from flbench.data import known_sets, sources
 from flbench.data.federation import Federation
 
@@ -84,7 +84,8 @@ def is_available(config: DataConfig) -> bool:
     Args:
         config: Section `data`.
     """
-    return config.path is not None or config.source is not None or location(config) is not None
+    is_given = config.path is not None or config.source is not None
+    return is_given or config.name.startswith(HUGGING_FACE) or location(config) is not None
 
 
 def partition(federation: Federation) -> Entry:

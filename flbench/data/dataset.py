@@ -1,8 +1,8 @@
 """The data type of a data set in memory, and checks of its labels."""
 
 import unicodedata
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from flbench.core.errors import DataError, shortened
 from flbench.core.files import is_text
 from flbench.core.names import as_written
+from flbench.data.batch_form import BatchForm
 
 Kind = Literal["images", "series", "table", "tokens"]
 """What samples are: images [channels, height, width], series [channels, length], rows of tables
@@ -56,6 +57,9 @@ class Dataset:
         span: Number of positions that a sample covers from there on, its label included.
         targets: Targets [n, ...] that are not classes, such as the numbers of a regression or the
             maps of a segmentation: float32, float64 or int64. None for classification.
+        form: The form of the batches that the `training_step` of a LightningModule gets; None for
+            (samples, labels).
+        extras: Further values of each sample, [n, ...] by their key in `form`.
     """
 
     name: str
@@ -77,6 +81,8 @@ class Dataset:
     starts: NDArray[np.int64] | None = None
     span: int = 0
     targets: NDArray[Any] | None = None
+    form: BatchForm | None = None
+    extras: Mapping[str | int, NDArray[Any]] = field(default_factory=dict)
 
     @property
     def truth(self) -> NDArray[Any]:

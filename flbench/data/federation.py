@@ -22,6 +22,7 @@ from flbench.core.rng import Draw, generator, uniform
 from flbench.core.shapes import TokenShape
 from flbench.core.types import Samples
 from flbench.data.dataset import Dataset
+from flbench.data.new_clients import hold_out, joined
 from flbench.data.partition import PARTS, ClientParts
 from flbench.data.partitioning import make_partition, split_client
 from flbench.data.schemes import Indices
@@ -83,6 +84,9 @@ class Federation:
         table: How rows of a table became rows of `x`; None for images.
         owner: Client of each sample [n] int64 with `data.normalize=client`, N for samples without a
             client; None if all samples have the same normalization.
+        new: Rows of the clients that join after the training; None without such clients. They are
+            no clients of this federation: see `with_new_clients`. `owner`, and the rows of `shift`,
+            `scale` and `TableEncoding.fill`, have them behind the N clients.
     """
 
     dataset: Dataset
@@ -97,6 +101,7 @@ class Federation:
     notes: tuple[str, ...] = ()
     table: TableEncoding | None = None
     owner: Tensor | None = None
+    new: ClientParts | None = None
 
     @property
     def clients(self) -> int:
@@ -196,6 +201,24 @@ class Federation:
         x.sub_(shift).mul_(scale)
         return x if keys is None or not self.augment else augment(x, keys, self.augment)
 
+    def packed(self, x: Tensor, y: Tensor, rows: Any, *, dtype: torch.dtype) -> Any:
+        """Return a batch in the form that the user's data loader gives it.
+
+        Args:
+            x: Inputs [B, ...].
+            y: Labels [B], or targets.
+            rows: Rows [B] of the data set, as an array.
+            dtype: Floating-point type of further values.
+        """
+        form = self.dataset.form
+        if form is None:
+            return x, y
+        extras: dict[str | int, Tensor] = {}
+        for key, values in self.dataset.extras.items():
+            found = torch.from_numpy(values[rows]).to(x.device)
+            extras[key] = found.to(dtype) if found.is_floating_point() else found
+        return form.packed(x, y, extras)
+
     def reseeded(self, seed: int) -> "Federation":
         """Return a copy for another seed of the run, with the same samples for every client.
 
@@ -204,6 +227,12 @@ class Federation:
                 limit, and which samples of the common test set a limit selects.
         """
         return replace(self, seed=seed)
+
+    def with_new_clients(self) -> "Federation":
+        """Return a copy whose last clients are those that join after the training."""
+        if self.new is None:
+            return self
+        return replace(self, partition=joined(self.partition, self.new), new=None)
 
     def without_samples(self) -> "Federation":
         """Return a copy without `x`, for processes that get the samples through shared memory."""
@@ -286,9 +315,13 @@ def build(
         UserError: The partition cannot be made from these samples, a saved partition cannot be
             used, or `data.normalize=client` is set and there is a common test set.
     """
-    assignment = make_partition(dataset, partition, seed)
+    everyone = make_partition(dataset, partition, seed)
+    # Statistics of the data are those of the clients that train.
+    assignment, new = hold_out(everyone, dataset, partition, seed)
+    if new is not None:
+        everyone = joined(assignment, new)
     notes = [*dataset.notes, *assignment.notes]
-    used = np.sort(np.concatenate([rows for part in PARTS for rows in assignment.parts[part]]))
+    used = np.sort(np.concatenate([rows for part in PARTS for rows in everyone.parts[part]]))
     test = np.arange(dataset.train, len(dataset.y))
     # The test part is the common test set only if no client has any sample of it.
     common = test if not len(np.intersect1d(test, used, assume_unique=True)) else test[:0]
@@ -315,16 +348,18 @@ def build(
         notes += _shift_notes(assignment, common)
     if dataset.is_table:
         x, source, word, encoded = _encode_words(dataset, assignment)
-        x, fill, imputed = _impute(x, assignment, source, by_client=by_client)
+        x, fill, imputed = _impute(
+            x, everyone, source, by_client=by_client, training=assignment.clients
+        )
         table = TableEncoding(source, word, fill)
         notes += [*encoded, *imputed]
     owner = None
     if by_client:
-        owner = torch.full((len(x),), assignment.clients)
+        owner = torch.full((len(x),), everyone.clients)
         for part in PARTS:
-            for client, rows in enumerate(assignment.parts[part]):
+            for client, rows in enumerate(everyone.parts[part]):
                 owner[rows] = client
-        shift, scale, about = _normalization_by_client(x, assignment, dataset)
+        shift, scale, about = _normalization_by_client(x, everyone, dataset)
         notes += about
     elif dataset.kind == "tokens":
         shift, scale = np.zeros(1, np.float32), np.ones(1, np.float32)
@@ -359,6 +394,7 @@ def build(
         notes=tuple(notes),
         table=table,
         owner=owner,
+        new=new,
     )
 
 
@@ -459,7 +495,12 @@ def _encode_words(
 
 
 def _impute(
-    x: NDArray[np.float32], partition: ClientParts, source: Indices, *, by_client: bool
+    x: NDArray[np.float32],
+    partition: ClientParts,
+    source: Indices,
+    *,
+    by_client: bool,
+    training: int,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], list[str]]:
     """Fill missing values of tables with the column's mean over the client's training part.
 
@@ -473,6 +514,7 @@ def _impute(
             it has become several columns.
         by_client: Whether a client uses no statistics of other clients. A column without a value in
             its training part is then filled with 0.
+        training: Number of clients that train, the first ones; the means of others are not shared.
 
     Returns:
         The samples without missing values for all samples that clients have; the values that
@@ -484,7 +526,8 @@ def _impute(
         own[client] = means_of(x[rows])
     known = ~np.isnan(own)
     first = np.unique(source, return_index=True)[1]  # one column for each column of the data set
-    overall = np.where(known, own, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+    shared = own[:training], known[:training]
+    overall = np.where(shared[1], shared[0], 0.0).sum(axis=0) / np.maximum(shared[1].sum(axis=0), 1)
     filled = np.where(known, own, 0.0 if by_client else overall)
     missing = 0
     for part in PARTS:

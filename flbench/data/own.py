@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset
 from flbench.core.errors import DataError, did_you_mean, shortened
 from flbench.core.raised import user_line
 from flbench.data import labels as labels_of
-from flbench.data import npz_files, pixels, table_files, tokens
+from flbench.data import loaders, npz_files, pixels, table_files, tokens
 from flbench.data.dataset import Dataset
 from flbench.data.targets import NAMES as NO_CLASSES
 from flbench.data.targets import take as take_targets
@@ -55,6 +55,10 @@ class Data:
     - a DataFrame of pandas, with the label in its last column or in `label`. Words become
       categories, and missing values are imputed, as for CSV files;
     - a `torch.utils.data.Dataset` of pairs (sample, label). It is read once, into memory;
+    - a `torch.utils.data.DataLoader`, a list or dict of them with one for each client (their
+      samples are natural clients), or a `LightningDataModule`, whose `train_dataloader` returns one
+      of these and whose `test_dataloader` the common test set. Each loader is read once, in the
+      order of its data set; batches are (samples, labels), (samples, labels, ...) or dicts;
     - a `Dataset` or `DatasetDict` of Hugging Face's package `datasets`.
 
     For tasks other than classification, `y` (or what takes its place in the other forms) has
@@ -89,6 +93,8 @@ class Data:
     Attributes:
         dataset: The data set as flbench uses it.
         where: What the data are, as error messages call them.
+        by_client: Whether there is a data loader for each client. Then the scheme `natural` is the
+            default.
 
     Raises:
         DataError: The data cannot be used. The message says why.
@@ -119,6 +125,7 @@ class Data:
         targets: bool | None = None,
     ) -> None:
         self.where = f"`data` ({type(x).__name__})"
+        self.by_client = False
         for key, value, known in (("layout", layout, LAYOUTS), ("kind", kind, KINDS)):
             if value not in known:
                 hint = did_you_mean(str(value), known)
@@ -132,14 +139,19 @@ class Data:
             _refuse(self.where, f"the column `{column}` of sequences", drop=drop or None)
             x, y, clients = _columns_of(x, column, label, client, clients, self.where)
             label = client = None
-        if padding is not None:
+        loaded = loaders.read(x, self.where) if y is None else None
+        if padding is not None and loaded is None:
             x = _padded(x, padding, self.where)
         if isinstance(x, pd.DataFrame) and y is None:
             _refuse_targets(self.where, targets)
             self._refuse_for_tables(kind, test, clients, classes, padding, vocabulary)
             self.dataset = _table(x, label, client, drop, name, self.where)
             return
-        arrays = _arrays(x, y, label, client, self.where, padding)
+        if loaded is not None:
+            _refuse(self.where, "data loaders", test=test, clients=clients)
+            arrays = loaded.arrays
+        else:
+            arrays = _arrays(x, y, label, client, self.where, padding)
         if "frame" in arrays:
             _refuse_targets(self.where, targets)
             self._refuse_for_tables(kind, test, clients, classes, padding, vocabulary)
@@ -169,7 +181,9 @@ class Data:
             usable["vocabulary"] = np.asarray(vocabulary)
         dataset = npz_files.from_arrays(usable, self.where, name, layout, kind)
         notes = (*dataset.notes, *pixels.notes(arrays.get("transparent", 0)))
-        self.dataset = replace(dataset, targets=found, notes=notes)
+        dataset = replace(dataset, targets=found, notes=notes)
+        self.dataset = loaded.added_to(dataset) if loaded else dataset
+        self.by_client = loaded is not None and "train_groups" in loaded.arrays
         if dataset.kind == "tokens":
             self.dataset = tokens.complete(self.dataset, padding, self.where)
         else:
@@ -309,7 +323,7 @@ def is_own(value: Any) -> bool:
         value: The argument.
     """
     if isinstance(value, Mapping):
-        return any(
+        return loaders.are_for_clients(value) or any(
             isinstance(item, np.ndarray | torch.Tensor) or _is_hugging_face(item)
             for item in value.values()
         )

@@ -79,6 +79,9 @@ def data_hash(dataset: Dataset) -> str:
     if dataset.targets is not None:
         sha.update(f"{dataset.targets.dtype}{dataset.targets.shape}".encode())
         sha.update(np.ascontiguousarray(dataset.targets).data)
+    for key, values in dataset.extras.items():
+        sha.update(f"{key}{values.dtype}{values.shape}".encode())
+        sha.update(np.ascontiguousarray(values).data)
     if dataset.kind == "tokens":
         sha.update(repr((dataset.vocabulary, dataset.tokens, dataset.padding)).encode())
     if any(dataset.words):

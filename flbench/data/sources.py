@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from flbench.config.schema import DataConfig, TextConfig
+from flbench.config.schema import HUGGING_FACE, DataConfig, TextConfig
 from flbench.core import given, imported
 from flbench.core.errors import DataError, did_you_mean
 from flbench.data import (
     har_files,
+    hugging_face,
     image_files,
     leaf_files,
     npz_files,
@@ -55,9 +56,23 @@ def load(config: DataConfig) -> Dataset:
     if config.source is not None:
         return _own(config)
     if config.path is not None:
+        _check_client(config)
         if not config.path.exists():
             raise DataError(f"`data.path` {config.path} does not exist. {_cure(config.path)}")
         return read_file(config.path, config)
+    if config.name.startswith(HUGGING_FACE):
+        _check_no_layout(config, f"`{config.name}`")
+        found = Data(
+            hugging_face.load(config.name.removeprefix(HUGGING_FACE)),
+            name=config.title,
+            kind=config.kind,
+            label=config.label,
+            client=config.client,
+            drop=config.drop,
+            padding=config.padding,
+        )
+        return _checked(found.dataset, f"`{config.name}`", config)
+    _check_client(config)
     if config.name == "digits":
         _check_plain(config, "scikit-learn's digits")
         return digits()
@@ -232,16 +247,13 @@ def _read(path: Path, config: DataConfig) -> Dataset:
             _check_no_client_folders(config, str(path))
             return table_files.read(archive, name, config.label, config.drop)
         _check_no_label(config, str(path))
-        if not any(map(image_files.is_image, archive.names)):
+        if config.client is None and not any(map(image_files.is_image, archive.names)):
             if har_files.is_har(archive):
-                _check_no_client_folders(config, str(path))
                 return har_files.read(archive, name)
             if any(map(leaf_files.is_leaf_file, archive.names)):
-                _check_no_client_folders(config, str(path))
                 _check_no_windows(config, str(path))
                 return leaf_files.read(archive, name, config.text.vocabulary)
             if any(map(text_files.is_text_file, archive.names)):
-                _check_no_client_folders(config, str(path))
                 return text_files.read(archive, name, config.text)
         by_client = config.client == "folder"
         return image_files.read(archive, name, by_client=by_client, size=config.image_size)
@@ -271,6 +283,16 @@ def _check_no_label(config: DataConfig, what: str) -> None:
         raise DataError(
             f"`data.label`={config.label} names a column of tables, and {what} has no columns."
             " Leave it out."
+        )
+
+
+def _check_client(config: DataConfig) -> None:
+    """Raise a DataError if `data.client` names a column of data that are not of Hugging Face."""
+    if config.client not in (None, "folder"):
+        raise DataError(
+            f"`data.client={config.client}` names a column, which data of Hugging Face"
+            " (data.name=hf:NAME) have. Set data.client=folder for images CLIENT/CLASS/*, or leave"
+            f" it out.{did_you_mean(str(config.client), ['folder'])}"
         )
 
 

@@ -31,6 +31,7 @@ class ClientBatches(IterableDataset[Batch]):
     Attributes:
         samples: Which samples these are (`Phase.samples`).
         indices: [n] The client's rows of the data set.
+        rows: [B] The rows of the batch that was yielded last.
         per_epoch: Number of batches of each epoch.
     """
 
@@ -47,6 +48,7 @@ class ClientBatches(IterableDataset[Batch]):
     ) -> None:
         self.samples = phase.samples
         self.indices = federation.rows(phase.samples, client, settings.draw)
+        self.rows = self.indices[:0]
         self._federation = federation
         self._client = client
         self._settings = settings
@@ -58,6 +60,15 @@ class ClientBatches(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches of the next epoch; none if the client has no samples."""
+        order = batches.epoch_order(
+            self.indices,
+            self._client,
+            self._epochs,
+            self._settings.draw,
+            self._settings.train,
+            skip_single=self._skip_single,
+        )
+        done = 0
         for batch in batches.epoch(
             self._federation,
             self.indices,
@@ -70,5 +81,7 @@ class ClientBatches(IterableDataset[Batch]):
             first_step=self._steps,
         ):
             self._steps += 1
+            self.rows = order[done : done + len(batch.y)]
+            done += len(batch.y)
             yield batch
         self._epochs += 1

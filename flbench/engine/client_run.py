@@ -1,6 +1,8 @@
 """One client's local program in a round, step by step, on one device."""
 
+from collections.abc import Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +12,8 @@ from flbench.client.logged import Log
 from flbench.client.module import ClientModule
 from flbench.client.program import Phase, Statistic, Step, Transform
 from flbench.client.recording import Recording
+from flbench.client.validation import ValidationStep
+from flbench.core.errors import ConfigError
 from flbench.core.rng import seeded
 from flbench.core.tree import is_finite, where_masked
 from flbench.core.types import Batch, Dispatch, Info, Outputs, Tree
@@ -17,7 +21,12 @@ from flbench.data import batches
 from flbench.engine.base import RoundSettings
 from flbench.engine.environment import Environment
 from flbench.engine.training import Training
+from flbench.losses import TaskLoss
+from flbench.models import fixed
 from flbench.models.lightning_net import LightningNet
+
+if TYPE_CHECKING:
+    from flbench.client.own_module import OwnModule
 
 STATISTIC_BATCH = 512
 """Samples of one batch of a Statistic."""
@@ -59,6 +68,7 @@ class ClientRun:
         self._losses: list[Tensor] = []
         self._lr = 0.0
         self._log: Log | None = None
+        self._validated: Log | None = None
         self.steps = 0
         self.start = dict(env.start)
         self.ctx: Tree = {
@@ -81,9 +91,12 @@ class ClientRun:
             name: env.own[name] if name in env.own else value.clone()
             for name, value in self.start.items()
         }
+        # Code that flbench does not know may have written to what is frozen.
+        unchanged = fixed.of(env.net).leaves if env.state is None else frozenset()
         with torch.no_grad():
             for name, leaf in env.own.items():
-                leaf.copy_(self.start[name])
+                if name not in unchanged:
+                    leaf.copy_(self.start[name])
         env.reset_scaler()
 
     def execute(self, step: Step) -> None:
@@ -108,6 +121,8 @@ class ClientRun:
         match step:
             case Phase():
                 self._run_phase(step)
+            case Statistic(fn=ValidationStep()):
+                self._validate(step)
             case Statistic():
                 self._run_statistic(step)
             case Transform():
@@ -140,22 +155,78 @@ class ClientRun:
         self._losses += training.run()
         self.steps += training.steps
 
+    def _validate(self, step: Statistic) -> None:
+        """Call the `validation_step` of the user's LightningModule on the client's samples."""
+        env = self._environment
+        rows = env.federation.rows(step.samples, self._client, self._settings.draw)
+        if not len(rows) or not isinstance(env.net, LightningNet):
+            return
+        train = self._settings.train
+        phase = Phase("*", (TaskLoss(),), train.optimizer, epochs=1, by_module=True)
+        log = Log()
+        module = self._own_module(env.net, phase, log, logs_validation=True)
+        size, done = train.batch_size, [0]
+        module.batches_per_epoch = -(-len(rows) // size)
+        module.rows = lambda: rows[done[0] : done[0] + size]
+
+        def taken() -> Iterator[Batch]:
+            for number, batch in enumerate(batches.in_order(env.federation, rows, env.dtype, size)):
+                done[0] = number * size
+                yield batch
+
+        with torch.no_grad(), mode(env.net, train=True), env.fabric.autocast():
+            module.validate(taken())
+        training = set() if self._log is None else self._log.names()
+        if both := sorted(training & log.names()):
+            raise ConfigError(
+                f"{env.net.title} logs `{both[0]}` in its training and in its validation_step, and"
+                " metrics.csv has one value of each name in a round. Log it under another name,"
+                " such as `val_loss`."
+            )
+        self._validated = log
+
     def _module(self, phase: Phase) -> ClientModule:
         """Return the module that trains a phase: flbench's, or one around that of the user."""
         net, factor = self._environment.net, self._settings.lr_factor
-        if not isinstance(net, LightningNet):
+        is_of_method = not any(isinstance(term, TaskLoss) for term in phase.terms)
+        if is_of_method or not isinstance(net, LightningNet):
             lr = phase.optimizer.lr * factor
             return ClientModule(net, phase, self.leaves, self.start, self.ctx, lr=lr)
-        from flbench.client.own_module import OwnModule
-
         self._log = self._log or Log()
+        return self._own_module(net, phase, self._log)
+
+    def _own_module(
+        self, net: LightningNet, phase: Phase, log: Log, *, logs_validation: bool = False
+    ) -> "OwnModule":
+        """Return a module around that of the user."""
+        from flbench.client.own_module import OwnModule, Round
+
+        env, settings = self._environment, self._settings
+        counts = env.federation.counts[self._client]  # [C]
+        has_classes = env.federation.output is not None
+        now = Round(
+            settings.draw.round,
+            settings.train.rounds,
+            int(counts.sum()),
+            counts.to(env.device, env.dtype) if has_classes else None,
+        )
         return OwnModule(
-            net, phase, self.leaves, self.start, self.ctx, factor=factor, log=self._log
+            net,
+            phase,
+            self.leaves,
+            self.start,
+            self.ctx,
+            now=now,
+            factor=settings.lr_factor,
+            log=log,
+            pack=partial(env.federation.packed, dtype=env.dtype),
+            logs_validation=logs_validation,
         )
 
     def logged(self) -> Tree:
         """Return what a LightningModule of the user has logged; see `Log.tree`."""
-        return {} if self._log is None else self._log.tree()
+        logs = [log for log in (self._log, self._validated) if log is not None]
+        return {name: value for log in logs for name, value in log.tree().items()}
 
     def _run_statistic(self, statistic: Statistic) -> None:
         """Compute a Statistic over the client's samples and write the result into ctx."""

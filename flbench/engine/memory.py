@@ -74,17 +74,17 @@ def _statistic(file: Path, name: str) -> int:
     return sum(int(line.split()[1]) for line in lines if line.split()[0] == name)
 
 
-def saved_bytes_per_sample(net: nn.Module, start: Tree, buffers: frozenset[str], x: Tensor) -> int:
+def saved_bytes_per_sample(net: nn.Module, start: Tree, never: frozenset[str], x: Tensor) -> int:
     """Return the bytes per sample that autograd saves in a forward pass for the backward pass.
 
     Args:
         net: The net; its mode is restored.
         start: Its parameters and buffers by name; they are not written to.
-        buffers: Names of the buffers.
+        never: Names of those that are never trained: buffers and frozen parameters.
         x: Inputs [B, ...]; two samples are enough.
     """
     leaves = {name: leaf.clone() for name, leaf in start.items()}
-    for name in start.keys() - buffers:
+    for name in start.keys() - never:
         leaves[name].requires_grad_()
     known = {leaf.untyped_storage().data_ptr() for leaf in leaves.values()}
     saved: dict[int, int] = {}

@@ -33,7 +33,7 @@ from flbench.engine.traced import Traces
 from flbench.engine.vectorized import VectorizedEngine
 from flbench.models import fixed, trial
 from flbench.models.base import net_leaves
-from flbench.models.module_state import ModuleState, needs_isolation
+from flbench.models.module_state import ModuleState, may_draw_in_eval, needs_isolation
 
 STACKED_CLIENTS = 64
 """Clients that are stacked to evaluate their models."""
@@ -67,7 +67,7 @@ class SequentialEngine:
         dtype = dtype_of(config)
         is_small = sum(leaf.numel() for leaf in net_leaves(net).values()) <= STACKED_SIZE
         is_plain = fabric.device.type == "cpu" and config.precision in ("32-true", "64-true")
-        self._stacks = stacks and is_small and is_plain and is_known(net)
+        self._stacks = stacks and is_small and is_plain and not may_draw_in_eval(net)
         seeded = deepcopy(net) if self._stacks else net
         self._given = seeded, federation, config.altered(block=STACKED_CLIENTS)
         self._stack: VectorizedEngine | None = None

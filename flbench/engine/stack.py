@@ -3,7 +3,8 @@
 Axes: K clients of the block, S samples of a client in a step.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from traceback import walk_tb
@@ -23,12 +24,15 @@ from flbench.core.tree import where_masked
 from flbench.core.types import Batch, Dispatch, Info, Outputs, StepContext, Tree
 from flbench.data.federation import Federation
 from flbench.engine.base import RoundSettings
+from flbench.engine.client_draws import ClientDraws, Stackable
 from flbench.engine.padding import Padding
 from flbench.engine.stacked_tree import StackedTree
 from flbench.engine.traced import Traces
 
 STATISTIC_BATCH = 8192
 """Samples of all clients together in one batch of a Statistic."""
+UNSUPPORTED = ("vmap:", "Batching rule not implemented")
+"""How the text of an exception begins if code does what vmap does not support."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ class StackEnvironment:
         needs_two: Whether the net cannot train on a batch of one sample for another reason.
         padding: The mask of padded rows that BatchNorm layers read.
         traces: Recorded operations of training steps.
+        may_draw: Whether the net may draw random numbers in training mode.
+        may_draw_in_eval: Whether it may do so in eval mode.
     """
 
     net: nn.Module
@@ -61,11 +67,24 @@ class StackEnvironment:
     needs_two: bool
     padding: Padding
     traces: Traces
+    may_draw: bool
+    may_draw_in_eval: bool
 
-    def precision(self) -> torch.autocast:
-        """Return the autocast context of a forward pass."""
-        kind = self.autocast or torch.bfloat16
-        return torch.autocast(self.device.type, kind, enabled=self.autocast is not None)
+    @contextmanager
+    def precision(self) -> Iterator[None]:
+        """Return the context of a forward pass.
+
+        As in Lightning Fabric, new tensors have the type of the weights by default, so that code of
+        the user draws the same numbers with `torch.rand` as in the sequential engine.
+        """
+        kind, before = self.autocast or torch.bfloat16, torch.get_default_dtype()
+        if self.may_draw:
+            torch.set_default_dtype(self.dtype)
+        try:
+            with torch.autocast(self.device.type, kind, enabled=self.autocast is not None):
+                yield
+        finally:
+            torch.set_default_dtype(before)
 
 
 class Stack:
@@ -87,6 +106,7 @@ class Stack:
         start: The leaves at the beginning of the program.
         leaves: The leaves now.
         ctx: Named tensors that the server sent or that Statistics computed.
+        draws: What random numbers are drawn from; None if nothing may draw any in this step.
     """
 
     def __init__(
@@ -104,6 +124,7 @@ class Stack:
         self.steps = np.zeros(len(ids), dtype=np.int64)
         self.loss = torch.zeros(len(ids), dtype=torch.float64, device=env.device)
         self.lr = 0.0
+        self.draws: ClientDraws | None = None
         self.start = StackedTree(dict(env.start), names=list(env.start))
         self.ctx = StackedTree()
         for name, number in dispatch.numbers.items():
@@ -138,13 +159,22 @@ class Stack:
         for tree in (self.start, self.ctx, self.leaves):
             tree.reorder(index)
 
-    def vmap_clients(self, fn: Callable[..., Any], *extra: Any, count: int | None = None) -> Any:
+    def vmap_clients(
+        self,
+        fn: Callable[..., Any],
+        *extra: Any,
+        count: int | None = None,
+        fill: NDArray[np.int64] | None = None,
+        size: int = 0,
+    ) -> Any:
         """Return fn(leaves, start, ctx, *extra) for the first `count` clients, by `torch.vmap`.
 
         Args:
             fn: Function of one client's trees; its tensors have no client axis.
             extra: Trees of tensors [count, ...].
             count: The number of clients; None for all K.
+            fill: Numbers [count] of samples in the clients' batches; None if there is no batch.
+            size: Number of rows of each client's batch, padding included; 0 if there is no batch.
 
         Returns:
             The results of `fn`, stacked: [count, ...] each.
@@ -169,19 +199,35 @@ class Stack:
                     tensors.append(value if len(value) == count else value[:count])
                 slots[-1][name] = places[id(value)]
 
-        def one(first: Tensor, tensors: list[Tensor], *extra: Any) -> Any:
+        def one(index: Tensor, tensors: list[Tensor], *extra: Any) -> Any:
             trees = [
                 {n: tensors[slot[n]] if n in slot else source.shared[n] for n in source.names}
                 for source, slot in zip(sources, slots, strict=True)
             ]
             return fn(*trees, *extra)
 
+        def one_that_draws(index: Tensor, tensors: list[Tensor], *extra: Any) -> Any:
+            with Stackable(index):
+                return one(index, tensors, *extra)
+
         # vmap needs at least one stacked tensor.
         index = torch.arange(count, device=self.environment.device)
+        draws = self.draws
+        if draws is None or not draws.needed:
+            try:
+                return torch.vmap(one)(index, tensors, *extra)
+            except RuntimeError as error:
+                if not str(error).startswith(UNSUPPORTED):
+                    raise
+                if draws is None:
+                    raise ConfigError(_refusal(error)) from error
+        draws.needed = True  # from now on, because what makes operations draw costs time
+        fill = np.zeros(count, dtype=np.int64) if fill is None else fill
         try:
-            return torch.vmap(one)(index, tensors, *extra)
+            with draws.of(self.ids[:count], fill, size):
+                return torch.vmap(one_that_draws, randomness="different")(index, tensors, *extra)
         except RuntimeError as error:
-            if not str(error).startswith(("vmap:", "Batching rule not implemented")):
+            if not str(error).startswith(UNSUPPORTED):
                 raise
             raise ConfigError(_refusal(error)) from error
 
@@ -237,7 +283,14 @@ class Stack:
                 count = int((sizes > begin).sum()) if begin else len(self)
                 end = begin + max(1, STATISTIC_BATCH // count)
                 batch = self._padded_batch(rows[:count], begin, min(end, longest))
-                new = self.vmap_clients(partial(self.observe, statistic), batch, count=count)
+                width = batch[2].shape[1]  # of the mask [count, width]
+                new = self.vmap_clients(
+                    partial(self.observe, statistic),
+                    batch,
+                    count=count,
+                    fill=(sizes[:count] - begin).clip(0, width),
+                    size=width,
+                )
                 for key, value in new.items():
                     reduction = statistic.reduction(key)
                     if reduction == "rows":
@@ -351,7 +404,10 @@ def _refusal(error: RuntimeError) -> str:
     code = call.f_code
     first, _, _ = str(error).removeprefix("vmap: ").partition(". ")
     cure = "Use engine.name=sequential, or use masks instead of reading values."
-    if "random" in first:
+    if "inplace randomness" in first:
+        first = "it fills a tensor with random numbers in place, the same for all clients"
+        cure = "Use torch.rand, torch.randn or torch.rand_like, or engine.name=sequential or ray."
+    elif "random" in first:
         first, cure = "it draws random numbers", "Use engine.name=sequential or ray."
     elif "atching rule" in first or "support aten" in first:
         cure = "Use engine.name=sequential or ray."

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import grad
 from torch.optim.adam import adam
@@ -119,6 +120,8 @@ class _StackedPhase:
     def train(self) -> None:
         """Take all steps, and write the recorded Statistics into ctx."""
         self._record_padded_row()
+        if self._stack.draws is not None:
+            self._stack.draws.restart()  # what a padded row has drawn does not count
         step = 0
         while count := self._plan.active(step):
             if self._phase.until is not None and self._end_phases(step, count):
@@ -202,13 +205,12 @@ class _StackedPhase:
         fill = self._plan.fill[:count, step]
         size = int(fill.max())
         self.real, self.slots = self.real + int(fill.sum()), self.slots + count * size
-        full = bool((fill == size).all())
         if not 0 <= step - self._begin < len(self._window[0]):
             self._begin, self._window = step, self._gather_batches(step, count)
         # x, y, mask and key, [count, S, ...] each
         batch = tuple(part[step - self._begin, :count, :size] for part in self._window)
         number = self._plan.numbers[step]
-        gradients, loss, buffers, recorded = self._compute_or_replay(number, full, batch, count)
+        gradients, loss, buffers, recorded = self._compute_or_replay(number, fill, batch, count)
         if phase.clip is not None:
             _clip(gradients, phase.clip)
         elif phase.optimizer.nesterov:
@@ -237,13 +239,13 @@ class _StackedPhase:
         return x.reshape(*rows.shape, *x.shape[2:]), env.federation.y[rows], mask, keys
 
     def _compute_or_replay(
-        self, number: Tensor, full: bool, batch: tuple[Tensor, ...], count: int
+        self, number: Tensor, fill: NDArray[np.int64], batch: tuple[Tensor, ...], count: int
     ) -> tuple[Tree, Tensor, Tree, list[Tree]]:
         """Return the results of a step, replayed where steps of its kind have a trace.
 
         Args:
             number: The number of the step, 0-dim.
-            full: Whether no row is padding.
+            fill: Numbers [count] of samples of the clients; the other rows are padding.
             batch: x, y, mask and key, [count, S, ...] each.
             count: The number of clients that take the step.
 
@@ -253,7 +255,8 @@ class _StackedPhase:
         """
         compute = self._gradients if self._phase.gradient is None else self._hook_gradients
         x, y, mask, key = batch
-        step = partial(compute, number, full, batch, count)
+        full = bool((fill == mask.shape[1]).all())
+        step = partial(compute, number, full, batch, fill)
         given = [x, y, key, number]
         moving, constants = ([], [mask]) if full else ([mask], [])  # full: all entries are True
         return self._stack.environment.traces.take(
@@ -261,15 +264,17 @@ class _StackedPhase:
         )
 
     def _hook_gradients(
-        self, number: Tensor, full: bool, batch: Any, count: int
+        self, number: Tensor, full: bool, batch: Any, fill: NDArray[np.int64]
     ) -> tuple[Tree, Tensor, Tree, list[Tree]]:
         """Return the same as `_gradients` for a phase with a gradient hook."""
         one = partial(self._hooked_client, number, full)
-        gradients, loss, buffers = self._stack.vmap_clients(one, batch, count=count)
+        gradients, loss, buffers = self._stack.vmap_clients(
+            one, batch, count=len(fill), fill=fill, size=batch[2].shape[1]
+        )
         return gradients, loss, buffers, []
 
     def _gradients(
-        self, number: Tensor, full: bool, batch: Any, count: int
+        self, number: Tensor, full: bool, batch: Any, fill: NDArray[np.int64]
     ) -> tuple[Tree, Tensor, Tree, list[Tree]]:
         """Return gradients, losses, buffers and recorded tensors, [count, ...] each.
 
@@ -277,13 +282,17 @@ class _StackedPhase:
         losses contains the gradient of each client. One backward pass over stacked operations is
         faster than `torch.vmap` of `torch.func.grad`.
         """
-        stacked = self._stack.leaves.stacked
+        stacked, count = self._stack.leaves.stacked, len(fill)
         all_rows = {name: stacked[name] for name in self._names}  # [K, ...] each
         trained = {n: value[:count].detach().requires_grad_() for n, value in all_rows.items()}
         stacked.update(trained)
         try:
             loss, (buffers, recorded) = self._stack.vmap_clients(
-                partial(self._client_loss, number, full), batch, count=count
+                partial(self._client_loss, number, full),
+                batch,
+                count=count,
+                fill=fill,
+                size=batch[2].shape[1],
             )
         finally:
             stacked.update(all_rows)

@@ -46,6 +46,7 @@ from torch.utils._pytree import tree_leaves
 from flbench.client.program import Phase, Statistic
 from flbench.core.ownership import is_known
 from flbench.core.printable import warn
+from flbench.core.rng import RandomState
 from flbench.core.types import Tree
 
 LOOKS = 3
@@ -454,7 +455,7 @@ def _as_before(inputs: Sequence[Tensor]) -> Iterator[list[Exception]]:
     """Return a context manager that undoes what a recording or a replay did before it failed.
 
     Some operations of PyTorch work in a step, but cannot be recorded or replayed. Then the inputs
-    and PyTorch's generator on the CPU have their former values after the block.
+    and PyTorch's random generators have their former values after the block.
 
     Args:
         inputs: The tensors that may be written to.
@@ -462,13 +463,13 @@ def _as_before(inputs: Sequence[Tensor]) -> Iterator[list[Exception]]:
     Yields:
         A list that contains the exception of PyTorch, if one was raised in the block.
     """
-    values, state = [x.detach().clone() for x in inputs], torch.get_rng_state()
+    values, state = [x.detach().clone() for x in inputs], RandomState.now()
     failed: list[Exception] = []
     try:
         yield failed
     except (RuntimeError, TypeError, NotImplementedError) as error:
         failed.append(error)
-        torch.set_rng_state(state)
+        state.set()
         with torch.no_grad():
             for x, value in zip(inputs, values, strict=True):
                 if not _same_bits(x, value):

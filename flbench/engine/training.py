@@ -52,6 +52,7 @@ class Training:
             needs_two=environment.needs_two,
         )
         module.batches_per_epoch = self._batches.per_epoch
+        module.rows = lambda: self._batches.rows
         module.train()
         self._optimizer = module.configure_optimizers()
         # A module may read its learning rate, which a schedule changes from round to round.

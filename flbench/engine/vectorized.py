@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 from time import perf_counter
+from typing import Final
 
 import torch
 import torch._dynamo  # `torch.vmap` imports it in its first call, which would count as training
@@ -12,6 +13,7 @@ from flbench.client.tensor_names import check_ends, unknown_read
 from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError, UnknownNameError
 from flbench.core.ownership import is_known
+from flbench.core.rng import positions, seeded
 from flbench.core.tree import nbytes
 from flbench.core.types import Failure, Message, Results, Tree
 from flbench.data.federation import Federation
@@ -24,6 +26,7 @@ from flbench.engine.base import (
     dtype_of,
     open_device,
 )
+from flbench.engine.client_draws import ClientDraws
 from flbench.engine.padding import exclude_padding
 from flbench.engine.stack import Stack, StackEnvironment
 from flbench.engine.stacked_training import train
@@ -31,6 +34,7 @@ from flbench.engine.traced import Traces
 from flbench.models import fixed, trial
 from flbench.models.base import net_leaves
 from flbench.models.lightning_net import LightningNet
+from flbench.models.module_state import may_draw_in_eval, needs_isolation
 
 MEMORY_SHARE = 0.25
 """Share of the free memory that a block of clients may take."""
@@ -38,6 +42,14 @@ LEAF_COPIES = 6
 """Copies of a client's leaves: value, start, gradient, two moments of Adam, new value."""
 ACTIVATION_COPIES = 3
 """Copies of what a backward pass saves: saved tensors, their gradients, a second model's."""
+
+
+OTHER_GENERATORS: Final = (
+    "`engine.name=vectorized` cannot train with code that draws random numbers from NumPy's or"
+    " Python's generator: it calls the code of a net, a loss term or a method once for many"
+    " clients, which would all get the same numbers. Draw from PyTorch's generator, by torch.rand"
+    " for example, or use engine.name=sequential, ray or auto."
+)
 
 
 class VectorizedEngine:
@@ -82,7 +94,10 @@ class VectorizedEngine:
             needs_two=trial.needs_two(net),
             padding=exclude_padding(net),
             traces=Traces(enabled=config.trace and is_known(net)),
+            may_draw=needs_isolation(net),
+            may_draw_in_eval=may_draw_in_eval(net),
         )
+        self._draws = ClientDraws()
 
     def run(
         self,
@@ -95,12 +110,14 @@ class VectorizedEngine:
         observe: tuple[Step, ...] = (),
     ) -> Results:
         """Train the clients in blocks; see `Engine.run`."""
+        has_own = not is_known((program, observe))
         blocks = torch.split(ids, self.block(settings.train.batch_size))
         parts = (
             self._run(
                 program,
                 Stack(self._environment, block, settings, rows(block), dispatch(block)),
                 observe,
+                has_own=has_own,
             )
             for block in blocks
         )
@@ -124,16 +141,28 @@ class VectorizedEngine:
         if self._block is None:
             env = self._environment
             x = env.federation.inputs(torch.zeros(2, dtype=torch.int64), env.dtype)
-            per_sample = memory.saved_bytes_per_sample(env.net, env.start, env.buffers, x)
-            client = LEAF_COPIES * nbytes(env.start) + ACTIVATION_COPIES * batch_size * per_sample
+            known = fixed.of(env.net)
+            own = {name: leaf for name, leaf in env.start.items() if name not in known.leaves}
+            never = env.buffers | known.parameters
+            per_sample = memory.saved_bytes_per_sample(env.net, env.start, never, x)
+            client = LEAF_COPIES * nbytes(own) + ACTIVATION_COPIES * batch_size * per_sample
             self._block = max(1, int(MEMORY_SHARE * memory.free(env.device) / client))
         return self._block
 
-    def _run(self, program: LocalProgram, stack: Stack, observe: tuple[Step, ...]) -> Results:
-        """Run a local program for one block of clients; see `Engine.run`."""
+    def _run(
+        self, program: LocalProgram, stack: Stack, observe: tuple[Step, ...], *, has_own: bool
+    ) -> Results:
+        """Run a local program for one block of clients; see `Engine.run`.
+
+        Args:
+            program: The local program.
+            stack: The clients.
+            observe: Steps after the program.
+            has_own: Whether program or `observe` have code that flbench does not own.
+        """
         for step in program.steps:
             try:
-                self._execute(stack, step)
+                self._execute_seeded(stack, step, has_own=has_own)
             except (KeyError, UnknownNameError) as error:
                 leaves, ctx = stack.leaves.names, stack.ctx.names
                 if unknown := unknown_read(error, step, program.steps, leaves, ctx):
@@ -162,7 +191,7 @@ class VectorizedEngine:
         positions = torch.from_numpy(stack.position)[order]
         # `observe` comes last: its steps may change leaves and the order of the clients.
         begin = perf_counter()
-        observed = self._observe(stack, observe, positions)
+        observed = self._observe(stack, observe, positions, has_own=has_own)
         return Results(
             ids=clients,
             steps=steps,
@@ -174,16 +203,19 @@ class VectorizedEngine:
             observe_seconds=perf_counter() - begin,
         )
 
-    def _observe(self, stack: Stack, observe: tuple[Step, ...], positions: Tensor) -> Tree:
+    def _observe(
+        self, stack: Stack, observe: tuple[Step, ...], positions: Tensor, *, has_own: bool
+    ) -> Tree:
         """Run the steps of `observe`; return their Statistics' results, [K, ...] each.
 
         Args:
             stack: The clients.
             observe: See `Engine.run`.
             positions: [K] positions in the given ids of the clients that finished.
+            has_own: Whether the steps have code that flbench does not own.
         """
         for step in observe:
-            self._execute(stack, step)
+            self._execute_seeded(stack, step, has_own=has_own)
         prefixes = tuple(f"{step.name}." for step in observe if isinstance(step, Statistic))
         place = torch.from_numpy(stack.position).argsort()[positions]
         return {
@@ -191,6 +223,39 @@ class VectorizedEngine:
             for name, value in stack.ctx.stacked.items()
             if name.startswith(prefixes)
         }
+
+    def _execute_seeded(self, stack: Stack, step: Step, *, has_own: bool) -> None:
+        """Run one step of the local program, in which each client draws as in `ClientRun.execute`.
+
+        Args:
+            stack: The clients.
+            step: The step.
+            has_own: Whether there is code that flbench does not own.
+
+        Raises:
+            ConfigError: The code draws from NumPy's or Python's generator.
+        """
+        env = stack.environment
+        if not (has_own or (env.may_draw if isinstance(step, Phase) else env.may_draw_in_eval)):
+            self._execute(stack, step)
+            return
+        part = () if isinstance(step, Phase) else (1,)
+        draw = stack.settings.draw
+        stack.draws = self._draws
+        self._draws.begin(lambda client, *more: draw.module_seed(client, *part, *more))
+        try:
+            with seeded(draw.module_seed(draw.clients, *part)):  # no client has this number
+                before = positions()
+                self._execute(stack, step)
+                if before != positions():
+                    raise ConfigError(OTHER_GENERATORS)
+        finally:
+            stack.draws = None
+
+    @property
+    def has_drawn(self) -> bool:
+        """Whether any client has drawn random numbers."""
+        return self._draws.used
 
     def _execute(self, stack: Stack, step: Step) -> None:
         """Run one step of the local program."""

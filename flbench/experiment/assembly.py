@@ -20,7 +20,6 @@ from flbench.client.forward import is_buffer
 from flbench.client.program import Phase
 from flbench.config.schema import BestConfig, Config, EngineConfig, OwnModelConfig, WrittenConfig
 from flbench.core.errors import ConfigError, DataError
-from flbench.core.ownership import is_known
 from flbench.core.rng import Draw
 from flbench.core.storage import GIB, Storage, memory_of_machine
 from flbench.core.tree import nbytes
@@ -32,6 +31,7 @@ from flbench.engine.base import Engine, dtype_of
 from flbench.experiment import (
     checkpoint,
     engine_choice,
+    features,
     local_terms,
     memory,
     own_methods,
@@ -40,6 +40,7 @@ from flbench.experiment import (
 from flbench.experiment.code_trial import CodeTrial
 from flbench.experiment.evaluate import PARTS, Evaluator, Judge, NetTraits, positive_class
 from flbench.experiment.evaluation_tables import ClassGroups
+from flbench.experiment.features import Cached
 from flbench.experiment.found import Found, find_engine
 from flbench.experiment.judging import ClassJudge
 from flbench.experiment.loop import FederatedLoop, Seconds
@@ -51,8 +52,13 @@ from flbench.metrics.classes import confusable_classes, rare_classes, read_confu
 from flbench.models import fixed, own, pretrained
 from flbench.models.base import build as build_net
 from flbench.models.base import describe, net_leaves
+from flbench.models.lightning_hooks import overrides
 from flbench.models.lightning_net import LightningNet
+from flbench.models.module_state import may_draw_in_eval
 from flbench.models.trial import MIXES
+from flbench.reports.tables import size
+from flbench.workers import cores
+from flbench.workers.nesting import reason_against_workers
 
 ENGINES: Final = {
     "sequential": ("flbench.engine.sequential", "SequentialEngine"),
@@ -90,6 +96,7 @@ class Experiment:
         notes: Notes to show before the run starts, one sentence each. They depend on configuration
             and data alone.
         module: Optimizer and hyper-parameters of a LightningModule of the user; otherwise empty.
+        cached: What the engine has in place of net and samples; None if it has these.
         engine_choice: Why `engine.name=auto` chose the engine, with measured times; None if the
             configuration names the engine.
     """
@@ -104,11 +111,28 @@ class Experiment:
     notes: tuple[str, ...]
     engine_choice: str | None = None
     module: Mapping[str, Any] = field(default_factory=dict)
+    cached: Cached | None = None
 
     @cached_property
     def config(self) -> Config:
         """The complete configuration, as config.yaml has it."""
         return self.found.complete(self.asked)
+
+    def with_workers(self, tell: Callable[[str], None]) -> "Experiment":
+        """Return the experiment with `engine.workers` processes of this machine.
+
+        The engine is the same on GPUs, and if it is that of Ray, which has workers of its own.
+
+        Args:
+            tell: Function that gets notes for the user.
+        """
+        used = self.found.engine
+        if used.name == "ray" or used.device != "cpu" or used.workers == 1:
+            return self
+        from flbench.engine.local import LocalEngine
+
+        engine = LocalEngine(self.engine, *self.given, used, tell)
+        return replace(self, engine=engine)
 
     @property
     def storage(self) -> Storage:
@@ -118,6 +142,13 @@ class Experiment:
     def messages(self) -> tuple[str, ...]:
         """Return the sentences to print before a run starts: the notes and the engine's choice."""
         return self.notes if self.engine_choice is None else (*self.notes, self.engine_choice)
+
+    @property
+    def given(self) -> tuple[nn.Module, Federation]:
+        """Net and samples as engines get them."""
+        if self.cached is None:
+            return self.net, self.federation
+        return self.cached.net, self.cached.federation
 
     def start(self) -> State:
         """Return the state before the first round.
@@ -157,7 +188,12 @@ class Experiment:
             recalibrate=self.config.train.batchnorm == "drop",
             warn=warn,
             parts=parts,
-            net=NetTraits(is_known(self.net), bool(self.net.__dict__.get(MIXES, False))),
+            net=NetTraits(
+                not may_draw_in_eval(self.net),
+                bool(self.net.__dict__.get(MIXES, False)),
+                None if self.cached is None else self.cached.size,
+                {} if self.cached is None else self.cached.held,
+            ),
         )
 
     def loop(
@@ -257,6 +293,7 @@ def build(
     *,
     tried: bool = True,
     engine: EngineConfig | None = None,
+    folder: Path | None = None,
 ) -> Experiment:
     """Build all objects of an experiment.
 
@@ -269,6 +306,8 @@ def build(
         tried: Whether to try the code of the user in a few steps of training. The models of a
             finished run need no trial.
         engine: What to build with in place of the section `engine` of the configuration.
+        folder: Folder of the run, if it has begun: what is frozen in the net has the values that
+            the run has stored.
 
     Raises:
         UserError: Data and configuration do not fit together. The message lists all reasons that
@@ -276,20 +315,27 @@ def build(
     """
     _check_resolved(config)
     with own_methods.named(config.algorithm):
-        return _built(config, federation, engine or config.engine, tried=tried)
+        return _built(config, federation, engine or config.engine, tried=tried, folder=folder)
 
 
 def _built(
-    asked: Config, federation: Federation | None, asked_engine: EngineConfig, *, tried: bool
+    asked: Config,
+    federation: Federation | None,
+    asked_engine: EngineConfig,
+    *,
+    tried: bool,
+    folder: Path | None,
 ) -> Experiment:
     """Build all objects of an experiment; see `build`."""
     used = find_engine(asked_engine)
-    torch.set_num_threads(used.threads or 1)
+    torch.set_num_threads(used.threads)
     federation = load_federation(asked) if federation is None else federation
     scheme = own_schemes.sha256(asked.partition, federation.partition.hash())
     net = build_net(asked.model, federation.shape, federation.output, asked.seed)
     about_net = own.recorded(asked.model, net) if isinstance(asked.model, OwnModelConfig) else {}
     about_net |= pretrained.recorded(net)
+    if folder is not None and (values := fixed.values(net)):
+        checkpoint.load_frozen(folder / "checkpoints" / checkpoint.FROZEN, values)
     judge, about_classes = _judge(asked, net, federation)
     terms = None
     if asked.train.terms:
@@ -300,7 +346,7 @@ def _built(
         engine=used,
         dataset=federation.dataset.name,
         samples=federation.dataset.sha256,
-        clients=federation.clients,
+        clients=federation.with_new_clients().clients,
         scheme=scheme,
         net=about_net,
         method=own_methods.sha256(asked.algorithm, method),
@@ -326,7 +372,8 @@ def _built(
         from flbench.experiment import own_training  # it loads Lightning
 
         own_training.check_keys(config)
-        method = own_training.with_module(method)
+        validates = overrides(net.module, "validation_step")
+        method = own_training.with_module(method, validates=validates)
     try:
         algorithm = method(config.algorithm, setting)
         unmet = _sentences(algorithm.requires())
@@ -342,7 +389,8 @@ def _built(
         if frozen and _is_unmet_by_freezing(unmet, method, config, setting, net, federation.shape):
             unmet.append(
                 f"The method sees neither the {frozen} frozen parameters of the net"
-                " (requires_grad=False) nor layers without other parameters."
+                " (requires_grad=False or model.freeze) nor layers without other parameters. Freeze"
+                " less of the net, or take another method."
             )
         raise ConfigError(
             "\n".join(f"`algorithm.name={config.algorithm.name}`: {sentence}" for sentence in unmet)
@@ -355,7 +403,7 @@ def _built(
         about_terms = local_terms.notes(config, terms, algorithm, replace(before, clients={}))
     if isinstance(net, LightningNet):
         has_classes = federation.dataset.targets is None
-        own_training.check_method(algorithm, before, net.title, has_classes=has_classes)
+        own_training.check_method(algorithm, before, net, has_classes=has_classes)
         step = partial(own_training.try_step, net, config, federation, algorithm, before)
         about_module, module = step()
     start = training_state(algorithm, before)
@@ -381,26 +429,50 @@ def _built(
         *about_module,
         *about_code,
     ]
+    shown = None
+    if tried:
+        shown = features.cached(config, net, federation, find_engine(asked_engine))
+        notes += [shown] if isinstance(shown, str) else [] if shown is None else [shown.note]
+    given = (shown.net, shown.federation) if isinstance(shown, Cached) else (net, federation)
     reason = None
+    about_draws: list[str] = []
     if used.name == "auto":
 
         def make(name: str) -> Engine:
             if name == "vectorized":
-                trial.check_stacked()
-            return build_engine(find_engine(asked_engine.altered(name=name)), net, federation)
+                about_draws.extend(trial.check_stacked())
+            return build_engine(find_engine(asked_engine.altered(name=name)), *given)
 
-        name, reason = engine_choice.choose(algorithm, start, make)
+        processes = cores.available() if used.workers == "auto" else used.workers
+        name, reason = engine_choice.choose(
+            algorithm,
+            start,
+            make,
+            processes=1 if used.device != "cpu" or reason_against_workers() else processes,
+            has_cluster=used.address is not None,
+        )
         used = find_engine(asked_engine.altered(name=name))
-        torch.set_num_threads(used.threads or 1)
+        torch.set_num_threads(used.threads)
+        notes += about_draws if name == "vectorized" else []
     elif tried and stacks(used, net):
-        trial.check_stacked()
-    engine = build_engine(used, net, federation)
+        notes += trial.check_stacked()
+    engine = build_engine(used, *given)
     block = engine.block(config.train.batch_size)
     if block is not None:
         used = used.altered(block=block)
     found = replace(found, engine=used)
     return Experiment(
-        asked, found, federation, net, algorithm, engine, judge, tuple(notes), reason, module
+        asked,
+        found,
+        federation,
+        net,
+        algorithm,
+        engine,
+        judge,
+        tuple(notes),
+        reason,
+        module,
+        shown if isinstance(shown, Cached) else None,
     )
 
 
@@ -488,7 +560,19 @@ def _judge(config: Config, net: nn.Module, federation: Federation) -> tuple[Judg
             f"two classes: the positive class of AUROC and average precision is `{positive}`; the"
             " key evaluation.positive chooses it."
         )
-    return ClassJudge(federation, groups, metrics), notes
+    if config.evaluation.probabilities:
+        parts = federation.partition.parts
+        samples = sum(len(rows) for part in PARTS for rows in parts[part])
+        kept = 4 * samples * federation.classes
+        notes.append(
+            f"evaluation.probabilities: {size(kept)} of predicted probabilities are kept in memory"
+            f" by each evaluation of a model ({samples:,} validation and test samples times"
+            f" {federation.classes} classes); none are written to the disk."
+        )
+    judge = ClassJudge(
+        federation, groups, metrics, has_probabilities=config.evaluation.probabilities
+    )
+    return judge, notes
 
 
 def load_federation(config: Config) -> Federation:

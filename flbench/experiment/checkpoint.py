@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import torch
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
 from safetensors import SafetensorError, safe_open
 
@@ -26,6 +27,8 @@ FORMAT: Final = "3"
 WITH_ROW_FILES: Final = "4"
 WHOLE: Final = 2**24
 """Largest size in bytes of the clients' leaves of a checkpoint that is a single file."""
+FROZEN: Final = "frozen.safetensors"
+"""Name of the file in the folder of the checkpoints with what is frozen in the net."""
 UNEXPECTED = (AttributeError, LookupError, RecursionError, TypeError, ValueError)  # of the metadata
 ATTEMPTS: Final = 5  # to read a checkpoint that a run replaces at the same time
 PARTS: Final = ("server/", "clients/", "loop/", "stale/", "common/")
@@ -94,20 +97,24 @@ def save(
         if changes is None or nbytes(state.clients) <= WHOLE:
             _write(path, parts, metadata)
             return
-        stored = changes.write(path.parent, state.clients, state.participation_count)
-        metadata |= {"format": WITH_ROW_FILES, "rows": json.dumps(stored.names)}
-        _write(path, {**parts, "clients": {}, "common": stored.common}, metadata)
-        changes.commit(stored)
+        try:
+            stored = changes.write(path.parent, state.clients, state.participation_count)
+            metadata |= {"format": WITH_ROW_FILES, "rows": json.dumps(stored.names)}
+            _write(path, {**parts, "clients": {}, "common": stored.common}, metadata)
+            changes.commit(stored)
+        finally:
+            _remove_unnamed(path.parent)
     except SafetensorError as error:
-        # safetensors reports failures of the disk as text, without an error number.
-        code = errno.ENOSPC if "space" in str(error).lower() else errno.EIO
-        raise OSError(code, str(error), str(path)) from error
-    # If a checkpoint cannot be read, nobody knows which files it names.
-    with suppress(DataError):
-        there = path.parent.glob("*.safetensors")
+        raise _of_disk(error, path) from error
+
+
+def _remove_unnamed(folder: Path) -> None:
+    """Remove the files of rows in a folder that no checkpoint in it names."""
+    with suppress(DataError):  # nobody knows which files a damaged checkpoint names
+        there = folder.glob("*.safetensors")
         heads = [file for file in there if OF_ROWS.fullmatch(file.name) is None]
         named = [file.name for head in heads for file in files_of(head)]
-        row_files.remove_others(path.parent, named)
+        row_files.remove_others(folder, named)
 
 
 def _write(path: Path, parts: dict[str, Tree], metadata: dict[str, str]) -> None:
@@ -123,6 +130,71 @@ def _write(path: Path, parts: dict[str, Tree], metadata: dict[str, str]) -> None
             seen.add(value.data_ptr())
     # The file itself does not preserve the order of the names.
     row_files.write_tensors(path, tensors, {**metadata, "names": json.dumps(list(tensors))})
+
+
+def save_frozen(path: Path, tree: Tree) -> None:
+    """Write what is frozen in a net, which is the same in all rounds, beside the checkpoints.
+
+    Args:
+        path: The file to write.
+        tree: Frozen parameters and statistics by name.
+
+    Raises:
+        OSError: The file cannot be written. Its old content is unchanged.
+    """
+    contiguous = {name: value.detach().contiguous() for name, value in tree.items()}
+    try:
+        row_files.write_tensors(path, contiguous, {"format": FORMAT})
+    except SafetensorError as error:
+        raise _of_disk(error, path) from error
+
+
+def load_frozen(path: Path, tree: Tree) -> None:
+    """Copy what a run has stored as frozen into the tensors of a net.
+
+    A run continues, and its models predict, with the values that it began with, even if the net is
+    made with other ones now, for example from another file of pretrained weights. Runs of versions
+    that wrote no such file have the values that the net is made with.
+
+    Args:
+        path: The file; nothing is done if there is none.
+        tree: Frozen parameters and statistics of the net by name, which are written to.
+
+    Raises:
+        DataError: The file is damaged, or has other tensors than the net.
+    """
+    if not path.exists():
+        return
+    try:
+        files.check_regular(path)
+        with safe_open(path, framework="pt") as file:
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, *UNEXPECTED) as error:
+        raise DataError(
+            f"{path} cannot be read ({error}). Restore it from a copy, or remove it: the frozen"
+            " parameters then have the values that the net is made with."
+        ) from error
+    for name in sorted(found.keys() | tree.keys()):
+        if name not in found or name not in tree or found[name].shape != tree[name].shape:
+            raise DataError(
+                f"{path} does not fit the net: `{name}` has"
+                f" {_shape(found, name)} in the file and {_shape(tree, name)} in the net. Restore"
+                " the file from a copy, or make the same net as when the run began."
+            )
+    with torch.no_grad():
+        for name, value in found.items():
+            tree[name].copy_(value)
+
+
+def _shape(tree: Tree, name: str) -> str:
+    """Return the shape of a tensor in words, for messages."""
+    return f"the shape {list(tree[name].shape)}" if name in tree else "no value"
+
+
+def _of_disk(error: SafetensorError, path: Path) -> OSError:
+    """Return the error for a failure of the disk, which safetensors reports as text."""
+    code = errno.ENOSPC if "space" in str(error).lower() else errno.EIO
+    return OSError(code, str(error), str(path))
 
 
 def load(path: Path, config_hash: str) -> tuple[State, dict[str, Any]]:

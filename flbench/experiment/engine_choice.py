@@ -1,11 +1,9 @@
 """Choice of the engine for `engine.name=auto`, by measuring a few steps of each engine."""
 
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Final
 
 import numpy as np
@@ -25,6 +23,7 @@ from flbench.experiment.rounds import settings_of, train, visible_to_server
 FEW_STEPS: Final = 1
 MORE_STEPS: Final = 4
 MEASURING_SECONDS: Final = 1.0  # for repeated measurements of one engine
+WORKERS_MINIMUM_SECONDS: Final = 2.0  # a shorter run is trained by one process
 RAY_MINIMUM_SECONDS: Final = 60.0  # a shorter run cannot regain the time that Ray takes to start
 
 
@@ -43,26 +42,34 @@ class Candidate:
     total: float
 
 
-def choose(algorithm: Algorithm, state: State, make: Callable[[str], Engine]) -> tuple[str, str]:
+def choose(
+    algorithm: Algorithm,
+    state: State,
+    make: Callable[[str], Engine],
+    *,
+    processes: int = 1,
+    has_cluster: bool = False,
+) -> tuple[str, str]:
     """Return the name of the fastest engine, and a note with the measured times.
 
-    Engines that cannot run this configuration are left out. Ray is only measured where it is
-    installed, the machine has several cores and the run would take more than a minute.
+    Engines that cannot run this configuration are left out. Ray is only measured where the user
+    names a cluster, and the run would take more than a minute.
 
     Args:
         algorithm: The method, whose local program is measured.
         state: State before the first round of training; it is not changed.
         make: Function that builds an engine by its name.
+        processes: Processes of this machine that train at the same time. One is measured.
+        has_cluster: Whether the user names a cluster of Ray (`engine.address`).
     """
-    candidates = [measured("sequential", algorithm, state, make)]
+    candidates = [measured("sequential", algorithm, state, make, processes)]
     left_out = ""
     try:
-        candidates.append(measured("vectorized", algorithm, state, make))
+        candidates.append(measured("vectorized", algorithm, state, make, processes))
     except ConfigError:  # the precision, the net, or an operation in a loss term
         left_out = " The vectorized engine cannot train this configuration."
-    several = len(os.sched_getaffinity(0)) > 1
-    if several and find_spec("ray") and min(one.total for one in candidates) > RAY_MINIMUM_SECONDS:
-        with suppress(ConfigError, RunError):  # Ray cannot be started on this machine
+    if has_cluster and min(one.total for one in candidates) > RAY_MINIMUM_SECONDS:
+        with suppress(ConfigError, RunError):  # Ray is not installed, or no cluster answers
             candidates.append(measured("ray", algorithm, state, make))
     best = min(candidates, key=lambda one: one.total)
     times = ", ".join(f"{one.name} {one.round:.3g} s" for one in candidates)
@@ -71,9 +78,22 @@ def choose(algorithm: Algorithm, state: State, make: Callable[[str], Engine]) ->
 
 
 def measured(
-    name: str, algorithm: Algorithm, state: State, make: Callable[[str], Engine]
+    name: str,
+    algorithm: Algorithm,
+    state: State,
+    make: Callable[[str], Engine],
+    processes: int = 1,
 ) -> Candidate:
-    """Return the times of an engine, extrapolated from rounds of one and of four steps."""
+    """Return the times of an engine, extrapolated from rounds of one and of four steps.
+
+    Args:
+        name: Name of the engine.
+        algorithm: The method, whose local program is measured.
+        state: State before the first round of training; it is not changed.
+        make: Function that builds an engine by its name.
+        processes: Processes that will train at the same time. Each has clients, or whole blocks of
+            them, of its own. Short runs are trained by one.
+    """
     begin = time.perf_counter()
     engine = make(name)
     try:
@@ -89,11 +109,14 @@ def measured(
         seconds(FEW_STEPS)  # warm-up
         startup = time.perf_counter() - begin
         few, slope = few_and_slope(seconds)
+        parts = -(-len(ids) // (engine.block(algorithm.setting.train.batch_size) or 1))
     finally:
         engine.close()
     phases = [step for step in program.steps if isinstance(step, Phase)]
     steps = float(steps_of(algorithm, phases)[ids].mean()) / max(1, len(phases))
     one = few + slope * max(0.0, steps - FEW_STEPS)
+    if algorithm.setting.rounds * one > WORKERS_MINIMUM_SECONDS:
+        one /= max(1, min(processes, parts))
     return Candidate(name, one, startup + algorithm.setting.rounds * one)
 
 

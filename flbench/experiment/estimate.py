@@ -192,7 +192,7 @@ def _digest(evaluator: Evaluator, state: State, settings: RoundSettings, clients
         min(clients, BLOCK, max(1, SCALARS // evaluator.algorithm.setting.net.size))
     )
     begin = time.perf_counter()
-    digest(evaluator.deployed(state, settings, some))
+    digest(evaluator.hashed(state, settings, some))
     return (time.perf_counter() - begin) * clients / len(some)
 
 

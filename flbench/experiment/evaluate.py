@@ -50,11 +50,13 @@ class Predict:
             is called with; None calls it with the leaves.
         predict: `Deployment.predict`: maps a StepContext to scores [B, C]; None takes the logits.
         has_margin: Whether to return the margins of two classes too.
+        has_probabilities: Whether to return the logarithms of the predicted probabilities too.
     """
 
     weights: Callable[[Tree, Tree], Tree] | None = None
     predict: Callable[[StepContext], Tensor] | None = None
     has_margin: bool = False
+    has_probabilities: bool = False
 
     def scores(self, context: StepContext) -> Tensor:
         """Return the scores [B, C] whose largest entry is the predicted class.
@@ -90,7 +92,22 @@ class Predict:
         if self.has_margin:
             wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
             found["margin"] = torch.where(batch.mask, wide[:, 1] - wide[:, 0], torch.nan)
+        if self.has_probabilities:
+            found["logarithms"] = torch.where(
+                batch.mask[:, None], self._logarithms(scores), torch.nan
+            )
         return found
+
+    def _logarithms(self, scores: Tensor) -> Tensor:
+        """Return the logarithms of the probabilities [B, C] that scores stand for, float32.
+
+        Scores that are called probabilities are at least the smallest difference from 1, as in
+        scikit-learn; all others are taken for logits.
+        """
+        wide = scores.float()
+        if getattr(self.predict, "scores", None) == "probabilities":
+            return wide.clamp_min(torch.finfo(wide.dtype).eps).log()
+        return wide.log_softmax(dim=1)
 
 
 @dataclass(frozen=True)
@@ -151,6 +168,7 @@ class Predictions:
         predicted: Predicted class [n] int64 of each sample, or the output [n, ...] for it.
         margin: Margin [n] of each sample, if the data set has two classes; otherwise None.
         positive: The positive class of two, 0 or 1.
+        logarithms: Logarithms [n, C] of the predicted probabilities, if they are kept.
     """
 
     client: Tensor
@@ -158,6 +176,13 @@ class Predictions:
     predicted: Tensor
     margin: Tensor | None
     positive: int = 1
+    logarithms: Tensor | None = None
+
+    def add_to(self, scores: "Scores") -> None:
+        """Add the predictions to scores, in place."""
+        scores.add_(self.client, self.true, self.predicted)
+        if self.logarithms is not None:
+            scores.add_probabilities_(self.client, self.true, self.logarithms)
 
     def repeated(self, ids: Tensor) -> "Predictions":
         """Return the predictions [K n] of K clients whose models are equal to the one of these.
@@ -191,6 +216,9 @@ class Scores(Protocol):
     def add_(self, client: Tensor, true: Tensor, predicted: Tensor) -> None:
         """Add predictions, in place; the arguments are as in `Predictions`."""
 
+    def add_probabilities_(self, client: Tensor, true: Tensor, logarithms: Tensor) -> None:
+        """Add the logarithms [n, C] of predicted probabilities, in place."""
+
     def add_shared_(self, ids: Tensor, true: Tensor, predicted: Tensor) -> None:
         """Add the predictions of one model that the clients `ids` [K] share, in place."""
 
@@ -200,12 +228,17 @@ class NetTraits:
     """What decides how a net can be evaluated.
 
     Attributes:
-        is_known: Whether all of its code belongs to PyTorch or flbench.
+        is_pure: Whether its outputs in eval mode depend on weights and samples alone: all of its
+            code belongs to PyTorch or flbench, and it draws no random numbers.
         mixes: Whether the score of a sample depends on the other samples of its batch.
+        size: Number of scalars of the net that the engine has; None for the whole net.
+        held: Values of the frozen tensors that the engine's net does not have, by name.
     """
 
-    is_known: bool = False
+    is_pure: bool = False
     mixes: bool = True
+    size: int | None = None
+    held: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Kept:
@@ -297,10 +330,14 @@ class Judge(Protocol):
     def best(self) -> BestConfig:
         """Section `evaluation.best` with the metric that chooses the best round."""
 
-    def observe(self, deployment: Deployment) -> Callable[[StepContext], Tree]:
+    def observe(self, deployment: Deployment, part: str) -> Callable[[StepContext], Tree]:
         """Return the function of a Statistic that computes the predictions of a deployment.
 
-        It maps a batch to `predicted` [B, ...] and perhaps `margin` [B].
+        It maps a batch to `predicted` [B, ...] and perhaps `margin` [B] and `logarithms` [B, C].
+
+        Args:
+            deployment: The deployment.
+            part: Part of the samples: `validation`, `test` or `common`.
         """
 
     def pairs(self, rows: Indices, predicted: Tensor) -> tuple[Tensor, Tensor]:
@@ -320,6 +357,9 @@ class Judge(Protocol):
         Args:
             samples: Number of samples of each client.
         """
+
+    def of(self, federation: Federation) -> "Judge":
+        """Return the judge of another federation with the same classes or targets."""
 
     def rows(self, evaluation: Evaluation[Any], suffix: str = "") -> list[Row]:
         """Return the metrics of an evaluation as rows of metrics.csv.
@@ -409,7 +449,7 @@ class Evaluator:
                 undefined.setdefault(name, []).append(self._undefined(ids, found))
                 for part in self.parts:
                     seen = self._paired(part, ids, found)
-                    local[name, part].add_(seen.client, seen.true, seen.predicted)
+                    seen.add_to(local[name, part])
                     margins.setdefault((name, part), []).extend(seen.margins())
         for name, counted in undefined.items():
             self._report_undefined(state, name, *map(torch.cat, zip(*counted, strict=True)))
@@ -506,7 +546,7 @@ class Evaluator:
         keep = [self._can_keep(one) and not self._is_same_for_all(state, one) for one in models]
         if not all(keep):
             return 1.0
-        stacks = self.algorithm.setting.net.size <= STACKED_SIZE
+        stacks = self._size <= STACKED_SIZE
         return min(1.0, changed * (KEPT if stacks else 1) / self.federation.clients)
 
     def _pieces(
@@ -584,17 +624,23 @@ class Evaluator:
         so that a resumed run, which has kept nothing, has the same predictions.
         """
         stacks = self.engine.block(self.algorithm.setting.train.batch_size) is not None
-        if stacks or self.algorithm.setting.net.size <= STACKED_SIZE:
+        if stacks or self._size <= STACKED_SIZE:
             whole = torch.cat([changed, changed.new_zeros(-len(changed) % KEPT)])
             whole = whole.reshape(-1, KEPT).any(dim=1).repeat_interleave(KEPT)  # [N + padding]
             changed = whole[: len(changed)]
         return changed.nonzero()[:, 0]
 
+    @property
+    def _size(self) -> int:
+        """Number of scalars of the net that the engine has."""
+        whole = self.algorithm.setting.net.size
+        return whole if self.net.size is None else self.net.size
+
     def _can_keep(self, deployment: Deployment) -> bool:
         """Return whether predictions depend on nothing but the model, and can be kept."""
         changes = deployment.program or deployment.dispatch.rows.values or self.recalibrate
         functions = (deployment.weights, deployment.predict)
-        is_pure = self.net.is_known and is_known(functions) and not is_of_user(self.algorithm)
+        is_pure = self.net.is_pure and is_known(functions) and not is_of_user(self.algorithm)
         return is_pure and not changes
 
     def _can_pool(self, deployment: Deployment) -> bool:
@@ -667,7 +713,7 @@ class Evaluator:
         rows = self._rows(part, ids, whole=whole)
         sizes = torch.tensor([len(mine) for mine in rows], dtype=torch.int64)  # [K]
         flat: Tree = {}
-        for key in (f"{part}.predicted", f"{part}.margin"):
+        for key in (f"{part}.predicted", f"{part}.margin", f"{part}.logarithms"):
             if key in observed:
                 is_sample = torch.arange(observed[key].shape[1]) < sizes[:, None]  # [K, L]
                 flat[key] = observed[key][is_sample]  # [K, L, ...] -> [n, ...]
@@ -683,6 +729,7 @@ class Evaluator:
             true=pairs[0],
             predicted=pairs[1],
             margin=flat.get(f"{part}.margin"),
+            logarithms=flat.get(f"{part}.logarithms"),
             positive=positive_class(self.config, self.federation.dataset.classes),
         )
 
@@ -713,8 +760,7 @@ class Evaluator:
         for some in torch.split(ids, BLOCK) if len(ids) else ():
             found = self.run_statistics(state, settings, name, deployment, some, statistics)
             for part in self.parts:
-                seen = self.predictions_of(part, some, found)
-                local[name, part].add_(seen.client, seen.true, seen.predicted)
+                self.predictions_of(part, some, found).add_to(local[name, part])
         return Evaluation(state.round, local)
 
     def evaluate_common(
@@ -824,7 +870,7 @@ class Evaluator:
         """Return a Statistic that evaluates a deployment on at most `length` samples."""
         return Statistic(
             name,
-            self.judge.observe(deployment),
+            self.judge.observe(deployment, name),
             reduce="rows",
             finish=Pad(max(1, length)),
             samples=samples,
@@ -880,7 +926,12 @@ class Evaluator:
             yield client, found["test.predicted"][0].long()
 
     def deployed(
-        self, state: State, settings: RoundSettings, clients: Tensor | None = None
+        self,
+        state: State,
+        settings: RoundSettings,
+        clients: Tensor | None = None,
+        *,
+        whole: bool = True,
     ) -> Iterator[Tree]:
         """Yield the parameters and buffers that clients' models are evaluated with.
 
@@ -888,21 +939,35 @@ class Evaluator:
             state: State after a round.
             settings: Settings of that round.
             clients: Ids [K] of the clients; None for clients 0 to N-1.
+            whole: Whether frozen tensors that the engine does not have are among them.
 
         Yields:
             The leaves of the net, for one client after the other.
         """
         described = self.algorithm.setting.net
-        names = described.names("all") | described.fixed
+        held = dict(self.net.held) if whole else {}
+        names = (described.names("all") | described.fixed) - self.net.held.keys()
         most = max(1, SCALARS // described.size)
         name, deployment = next(iter(self._deployments(state).items()))
         if self._is_same_for_all(state, deployment):
             everyone = torch.arange(self.federation.clients) if clients is None else clients
             for one in self._deployed(state, settings, name, deployment, everyone[:1], names):
-                yield from repeat(one, len(everyone))
+                yield from repeat(held | one, len(everyone))
             return
         for ids in self._blocks(min(BLOCK, most), clients):
-            yield from self._deployed(state, settings, name, deployment, ids, names)
+            for one in self._deployed(state, settings, name, deployment, ids, names):
+                yield held | one
+
+    def hashed(
+        self, state: State, settings: RoundSettings, clients: Tensor | None = None
+    ) -> Iterator[Tree]:
+        """Yield what the digest of clients' models is computed from; see `deployed`.
+
+        Frozen tensors that the engine does not have come first, once for all clients.
+        """
+        if self.net.held:
+            yield dict(self.net.held)
+        yield from self.deployed(state, settings, clients, whole=False)
 
     def _deployed(
         self,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from flbench.experiment.evaluate import Evaluation
-from flbench.metrics import ranking
+from flbench.metrics import probability_scores, ranking
 from flbench.metrics.classes import confusable_classes
 from flbench.metrics.classification import (
     Metrics,
@@ -69,6 +69,9 @@ def metric_rows(
             evaluation.round, part, protocol + suffix, pooled(counts, class_groups.rare, confusable)
         )
         rows += _ranking_rows(evaluation, part, protocol, suffix)
+        if counts.probabilities is not None:
+            found = probability_scores.pooled(counts.probabilities)
+            rows += _rows(evaluation.round, part, protocol + suffix, found)
     return rows + common_rows(evaluation, class_groups, suffix)
 
 
@@ -163,7 +166,8 @@ def client_table(
     """Return the rows of clients.csv, each as a dict from column to cell.
 
     The column `name` is there for clients with names, and `auroc` and `average_precision` for two
-    classes. Metrics of the validation part have the prefix `validation_`, those of the test part
+    classes; with `evaluation.probabilities` those of `probability_names.NAMES` too. Metrics of the
+    validation part have the prefix `validation_`, those of the test part
     have none.
 
     Args:
@@ -205,6 +209,8 @@ def _of_clients(
     if margins is not None:
         ranks = ranking.per_client(margins, len(counts.support))
         metrics |= {name: values.tolist() for name, values in ranks.items()}
+    if counts.probabilities is not None:
+        metrics |= probability_scores.per_client(counts.probabilities)
     return counts.support.sum(dim=1).tolist(), metrics  # [N, C] -> [N]
 
 

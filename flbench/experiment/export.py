@@ -370,11 +370,12 @@ def _as_weights(model: TrainedModel, card: dict[str, Any]) -> bytes:
             f" `{model.net.unsaved[0]}`, which is not persistent. Register it without"
             " persistent=False, or choose another format."
         )
-    weights = {
-        name: value.contiguous()
-        for name, value in model.net.net.state_dict().items()
-        if isinstance(value, Tensor)  # without what `get_extra_state` returns
-    }
+    weights: dict[str, Tensor] = {}
+    for name, value in model.net.net.state_dict().items():
+        if isinstance(value, Tensor):  # without what `get_extra_state` returns
+            # safetensors refuses tensors that share memory, as tied weights do.
+            seen = {one.data_ptr() for one in weights.values()}
+            weights[name] = value.clone() if value.data_ptr() in seen else value.contiguous()
     return save_safetensors(weights, {"card": json.dumps(card)})
 
 

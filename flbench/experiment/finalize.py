@@ -1,6 +1,6 @@
 """Files of a finished run: tables, report and summary."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from flbench.experiment import checkpoint
 from flbench.experiment.assembly import Experiment
 from flbench.experiment.evaluate import positive_class
 from flbench.experiment.loop import FederatedLoop
+from flbench.experiment.new_clients import NewClients
 from flbench.experiment.run_folder import RunFolder
 from flbench.reports import page
 from flbench.results import reading
@@ -56,16 +57,55 @@ def write(experiment: Experiment, loop: FederatedLoop, state: State) -> Summary:
             # of a study, for example, has not evaluated the test parts during its rounds.
             folder.add_metrics([row for row in lines if row[:4] not in there])
         weights = weights_digest(loop, state)
-    with seconds.measure("write"):
-        for name, header, rows in evaluator.judge.tables(evaluations):
-            folder.write_table(name, header, rows)
-        if config.output.predictions:
+    if config.output.predictions:
+        with seconds.measure("write"):
             _write_predictions(
                 folder, experiment, evaluator.predictions(state, loop.evaluation_settings(state))
             )
-    summary = _summary(experiment, loop, state, weights)
+    engine = experiment.engine.report()
+    about_new: Summary | None = None
+    if experiment.federation.new is not None:
+        with seconds.measure("evaluate"):
+            about_new = _evaluate_new_clients(
+                experiment, loop, {moment: one for moment, (_, one) in evaluations.items()}
+            )
+    with seconds.measure("write"):
+        for name, header, rows in evaluator.judge.tables(evaluations):
+            folder.write_table(name, header, rows)
+    summary = _summary(experiment, loop, state, weights, engine)
+    if about_new is not None:
+        summary["new_clients"] = about_new
     _finish(folder, config, summary)
     return summary
+
+
+def _evaluate_new_clients(
+    experiment: Experiment, loop: FederatedLoop, states: Mapping[str, State]
+) -> Summary:
+    """Evaluate the clients that join after the training; write metrics and new_clients.csv.
+
+    The engine of the run is closed before: workers of both would need the processors at once.
+
+    Args:
+        experiment: The experiment.
+        loop: Loop that ran its rounds.
+        states: State by moment, `last` and, if it is another round, `best`.
+
+    Returns:
+        What summary.json says of these clients.
+    """
+    experiment.engine.close()
+    clients = NewClients(experiment, loop.callbacks.on_note)
+    try:
+        found = {moment: clients.evaluate(state) for moment, state in states.items()}
+        there = {row[:4] for row in loop.folder.rows}
+        for moment, state in states.items():
+            rows = clients.rows(found[moment], state.round)
+            loop.folder.add_metrics([row for row in rows if row[:4] not in there])
+        loop.folder.write_table("new_clients.csv", *clients.table(found))
+        return clients.summary(found["last"])
+    finally:
+        clients.close()
 
 
 def weights_digest(loop: FederatedLoop, state: State) -> str:
@@ -75,7 +115,7 @@ def weights_digest(loop: FederatedLoop, state: State) -> str:
         loop: Loop of the run.
         state: State after a round.
     """
-    return digest(loop.evaluator.deployed(state, loop.evaluation_settings(state)))
+    return digest(loop.evaluator.hashed(state, loop.evaluation_settings(state)))
 
 
 def _best_state(loop: FederatedLoop, state: State) -> State | None:
@@ -108,7 +148,13 @@ def _finish(folder: RunFolder, config: Config, summary: Summary) -> None:
     folder.write_json("summary.json", summary)
 
 
-def _summary(experiment: Experiment, loop: FederatedLoop, state: State, weights: str) -> Summary:
+def _summary(
+    experiment: Experiment,
+    loop: FederatedLoop,
+    state: State,
+    weights: str,
+    engine: Mapping[str, float],
+) -> Summary:
     """Return the content of summary.json; see `flbench.results.summary.Summary`.
 
     Args:
@@ -116,6 +162,7 @@ def _summary(experiment: Experiment, loop: FederatedLoop, state: State, weights:
         loop: Loop that ran its rounds.
         state: State after the last round.
         weights: SHA-256 over the weights of all clients' models after the last round.
+        engine: What the engine reports of itself.
     """
     config, rows, seconds = experiment.config, loop.folder.rows, loop.seconds
     by = config.evaluation.best
@@ -144,7 +191,7 @@ def _summary(experiment: Experiment, loop: FederatedLoop, state: State, weights:
             "precision": config.engine.precision,
             "threads": config.engine.threads,
             "torch": torch.__version__,
-            **experiment.engine.report(),
+            **engine,
         },
         # The notes of a resumed run are those of the run without the interruption, except for times
         # and the machine, which are in `seconds` and `engine`.

@@ -17,11 +17,11 @@ class Found:
     """What a run finds out while its objects are built; the configuration itself never changes.
 
     Attributes:
-        engine: Section `engine` with what is used: the engine that `auto` chose, its block, the
-            device and the number of threads.
+        engine: Section `engine` with what is used: the engine that `auto` chose, its block and
+            the device.
         dataset: Name of the data set: that of the file or function, if there is one.
         samples: SHA-256 of the samples of `data.source`; None without one.
-        clients: Number of clients N.
+        clients: Number of clients of the partition, with those that join after the training.
         scheme: SHA-256 of a partition scheme of the user; None for one of flbench.
         net: Values of `model.sha256` and `model.fixed` by key, empty for a net of flbench, and
             `model.weights_sha256` if there are weights.
@@ -78,10 +78,7 @@ class Found:
 
 
 def find_engine(asked: EngineConfig) -> EngineConfig:
-    """Return the section `engine` with the device and the number of threads of this machine.
-
-    The environment variable `OMP_NUM_THREADS` is the default of `engine.threads`, as it is in
-    PyTorch.
+    """Return the section `engine` with the device of this machine.
 
     Args:
         asked: The section as the user asked for it.
@@ -90,25 +87,9 @@ def find_engine(asked: EngineConfig) -> EngineConfig:
         ConfigError: The device does not exist, or there are far more threads than cores.
     """
     cores = len(os.sched_getaffinity(0))
-    threads, source = asked.threads, "engine.threads"
-    if threads is None:
-        threads, source = _threads_of_environment(), "OMP_NUM_THREADS"
-    if threads is None:
-        threads = 1 if asked.name == "ray" else cores
-    if threads > THREADS_PER_CORE * cores:
+    if asked.threads > THREADS_PER_CORE * cores:
         raise ConfigError(
-            f"`{source}`={threads} is too many for this machine, which has {cores} cores."
-            f" Leave it out, or set it to at most {THREADS_PER_CORE * cores}."
+            f"`engine.threads`={asked.threads} is too many for this machine, which has {cores}"
+            f" cores. Leave it out, or set it to at most {THREADS_PER_CORE * cores}."
         )
-    return asked.altered(threads=threads, device=str(find_device(asked.device)))
-
-
-def _threads_of_environment() -> int | None:
-    """Return the number of threads that `OMP_NUM_THREADS` sets.
-
-    Its value is a number, or numbers for nested parallel regions such as `4,2`, of which the first
-    counts. None if it is not set, or is something else, which OpenMP ignores too.
-    """
-    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    is_number = first.isascii() and first.isdigit() and len(first) < 10
-    return int(first) or None if is_number else None
+    return asked.altered(device=str(find_device(asked.device)))

@@ -1,7 +1,7 @@
 """The judge of a classification: confusion counts, and the metrics and tables made from them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -34,16 +34,24 @@ class ClassJudge:
         groups: Groups of classes for which separate metrics are computed.
         metrics: Metrics of the user's own.
         best: Section `evaluation.best`: validation accuracy chooses the best round.
+        has_probabilities: Whether metrics of predicted probabilities are computed
+            (`evaluation.probabilities`), on the clients' own parts.
     """
 
     federation: Federation
     groups: ClassGroups
     metrics: tuple[OwnMetric, ...] = ()
     best: BestConfig = BestConfig()
+    has_probabilities: bool = False
 
-    def observe(self, deployment: Deployment) -> Callable[[StepContext], Tree]:
-        """Return a function to the predicted classes [B] and, for two classes, margins [B]."""
-        return Predict(deployment.weights, deployment.predict, self.federation.classes == 2)
+    def observe(self, deployment: Deployment, part: str) -> Callable[[StepContext], Tree]:
+        """Return a function to predicted classes [B]; see `Predict`."""
+        return Predict(
+            deployment.weights,
+            deployment.predict,
+            self.federation.classes == 2,
+            self.has_probabilities and part != "common",
+        )
 
     def pairs(self, rows: Indices, predicted: Tensor) -> tuple[Tensor, Tensor]:
         """Return the true and the predicted classes [n] int64."""
@@ -51,11 +59,21 @@ class ClassJudge:
 
     def scores(self, clients: int) -> ConfusionCounts:
         """Return counts of zero."""
-        return ConfusionCounts.empty(clients, self.federation.classes, self.metrics)
+        return ConfusionCounts.empty(
+            clients,
+            self.federation.classes,
+            self.metrics,
+            has_probabilities=self.has_probabilities,
+        )
 
     def most_clients(self, samples: int) -> int | None:
         """Return None: a class is one number."""
         return None
+
+    def of(self, federation: Federation) -> "ClassJudge":
+        """Return the judge of another federation, with the same groups of classes."""
+        groups = replace(self.groups, train_counts=federation.counts)
+        return replace(self, federation=federation, groups=groups)
 
     def rows(self, evaluation: Evaluation[ConfusionCounts], suffix: str = "") -> list[Row]:
         """Return the metrics of an evaluation as rows of metrics.csv."""

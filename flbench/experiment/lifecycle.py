@@ -27,6 +27,7 @@ from flbench.experiment.assembly import Experiment, Restored, build
 from flbench.experiment.evaluate import PARTS
 from flbench.experiment.loop import Seconds
 from flbench.experiment.run_folder import RunFolder
+from flbench.models import fixed
 from flbench.results.reading import is_finished
 
 # Keys that may change on resume because they do not change results: locations of files, and what
@@ -62,6 +63,8 @@ def run(
     loggers: Sequence[Logger] = (),
     how_to_resume: HowToResume = RunFolder.command_to_resume,
     supplied: Supplied | None = None,
+    *,
+    is_alone: bool = False,
 ) -> Path:
     """Run an experiment from its beginning.
 
@@ -74,6 +77,7 @@ def run(
         how_to_resume: Function from a run folder to what the user calls to resume it.
         supplied: Data and folder of the run; None to load the data, and to make a new folder below
             `output.dir`.
+        is_alone: Whether `engine.workers=auto` trains in this process alone, as a job of many does.
 
     Returns:
         The run folder.
@@ -88,6 +92,7 @@ def run(
     with ExitStack() as stack:
         told = _callbacks(callbacks, loggers)
         experiment = build(config, None if supplied is None else supplied.federation)
+        experiment = _with_workers(experiment, told, is_alone=is_alone)
         stack.callback(experiment.engine.close)
         told.prepare(experiment.config, _parts(experiment))
         for sentence in experiment.messages():
@@ -136,6 +141,7 @@ def write_description(
     for name, content in zip(("partition.npz", "partition.json"), partition, strict=True):
         folder.write(name, content)
     folder.write_json("provenance.json", about)
+    folder.save_frozen(fixed.values(experiment.net))
     # The configuration is written last, because a folder that contains it can be resumed.
     folder.write("config.yaml", to_yaml(experiment.config.tree(), origins))
     trust.record_file(folder.path / "config.yaml")
@@ -148,6 +154,8 @@ def resume(
     loggers: Sequence[Logger] = (),
     how_to_resume: HowToResume = RunFolder.command_to_resume,
     federation: Federation | None = None,
+    *,
+    is_alone: bool = False,
 ) -> Path:
     """Resume a run from its last checkpoint, or restart it if there is none yet.
 
@@ -159,6 +167,7 @@ def resume(
         loggers: Loggers of Lightning that get all metrics.
         how_to_resume: Function from a run folder to what the user calls to resume it.
         federation: The samples that the run began with; None to load them.
+        is_alone: Whether `engine.workers=auto` trains in this process alone, as a job of many does.
 
     Returns:
         The run folder.
@@ -182,7 +191,8 @@ def resume(
         if is_finished(path):
             told.on_note(f"{path} is finished: there is nothing to resume.")
             return path
-        experiment = build(config, federation)
+        experiment = build(config, federation, folder=path)
+        experiment = _with_workers(experiment, told, is_alone=is_alone)
         stack.callback(experiment.engine.close)
         _check_data(experiment, path, has_samples=federation is None)
         told.prepare(experiment.config, _parts(experiment))
@@ -196,6 +206,13 @@ def resume(
         restored.seconds.total += time.perf_counter() - begin
         _run_to_end(experiment, restored, folder, told)
     return folder.path
+
+
+def _with_workers(experiment: Experiment, told: CallbackList, *, is_alone: bool) -> Experiment:
+    """Return an experiment with worker processes of this machine; see `run`."""
+    if is_alone and experiment.found.engine.workers == "auto":
+        return experiment
+    return experiment.with_workers(told.on_note)
 
 
 def _callbacks(callbacks: Sequence[Callback], loggers: Sequence[Logger]) -> CallbackList:

@@ -512,7 +512,7 @@ class FederatedLoop:
             scores = by_part[part] = self.evaluator.no_scores()
             if f"{part}.predicted" in results.observed:
                 seen = self.evaluator.predictions_of(part, results.ids, results.observed)
-                scores.add_(seen.client, seen.true, seen.predicted)
+                seen.add_to(scores)
                 for found in seen.margins():
                     margins["personal", part] = found
         common = by_part.pop("common")

@@ -1,14 +1,17 @@
 """The training step of a user's LightningModule, in the local loss of a method.
 
-A method whose local training is a task loss with terms on parameters can train any module: the
-loss that `training_step` returns takes the place of its cross entropy. Methods that read features,
-logits or activations, or that choose the optimizer themselves, cannot, and are refused with the
-reasons. They are found in the method's programs, so this holds for methods of other packages too.
+The loss that `training_step` returns takes the place of a method's cross entropy, and the method's
+other terms are added to it. Terms on features and logits read the inputs and outputs of the head in
+the forward pass of `training_step`, and Statistics those of the module's `forward`. Methods that
+need something else, such as an optimizer of their own, are refused with the reasons. They are found
+in the method's programs, so this holds for methods of other packages too.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -18,8 +21,9 @@ from flbench.algorithms import Algorithm
 from flbench.algorithms.base import Deployment
 from flbench.client.forward import is_buffer
 from flbench.client.logged import Log
-from flbench.client.own_module import OwnModule, parameter_of
-from flbench.client.program import LocalProgram, LossTerm, Phase, Statistic, Step
+from flbench.client.own_module import OwnModule, Round, parameter_of
+from flbench.client.program import CrossEntropyTerm, LocalProgram, LossTerm, Phase, Statistic, Step
+from flbench.client.validation import VALIDATION
 from flbench.config.schema import Config, OptimizerConfig
 from flbench.core.errors import ConfigError
 from flbench.core.rng import Draw, seeded
@@ -31,6 +35,7 @@ from flbench.engine.base import dtype_of
 from flbench.experiment.rounds import programs, visible_to_server
 from flbench.losses import CrossEntropy, TaskLoss
 from flbench.models.base import NetSpec, net_leaves
+from flbench.models.lightning_hooks import overrides
 from flbench.models.lightning_net import LightningNet
 
 TRIED: Final = 4  # samples of the step that is tried before a run
@@ -47,6 +52,11 @@ def check_keys(config: Config) -> None:
             "`train.optimizer` is set, but with `model.lightning` the module's"
             " configure_optimizers makes the optimizer. Leave the section out."
         )
+    if config.evaluation.adapt.finetune_lr is not None:
+        raise ConfigError(
+            "`evaluation.adapt.finetune_lr` is set, but with `model.lightning` the module's"
+            " configure_optimizers makes the optimizer. Leave it out."
+        )
     if config.train.terms:
         raise ConfigError(
             "`train.terms` add to a cross entropy, but with `model.lightning` the module's"
@@ -54,36 +64,54 @@ def check_keys(config: Config) -> None:
         )
 
 
-def with_module(kind: type[Algorithm]) -> type[Algorithm]:
-    """Return a subclass of a method whose task loss is that of the user's module."""
+def with_module(kind: type[Algorithm], *, validates: bool = False) -> type[Algorithm]:
+    """Return a subclass of a method whose task loss is that of the user's module.
+
+    Args:
+        kind: The method.
+        validates: Whether the module has a `validation_step`, which is called after the local
+            programs of evaluated rounds.
+    """
 
     class WithModule(kind):  # type: ignore[misc, valid-type]
         def program(self, state: State) -> LocalProgram:
-            return _with_task_loss(super().program(state))
+            return _with_task_loss(super().program(state), self.setting.train.optimizer)
 
         def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+            optimizer = self.setting.train.optimizer
             deployments: dict[str, Deployment] = super().deploy(state, ids)
             return {
                 name: model
                 if model.program is None
-                else replace(model, program=_with_task_loss(model.program))
+                else replace(model, program=_with_task_loss(model.program, optimizer))
                 for name, model in deployments.items()
             }
+
+        def diagnostics(self) -> tuple[Statistic, ...]:
+            own: tuple[Statistic, ...] = super().diagnostics()
+            return (*own, VALIDATION) if validates else own
 
     WithModule.__name__, WithModule.__qualname__ = kind.__name__, kind.__qualname__
     return WithModule
 
 
-def _with_task_loss(program: LocalProgram) -> LocalProgram:
-    """Return a program whose phases have the module's loss instead of the cross entropy."""
-    return replace(program, steps=tuple(_changed(step) for step in program.steps))
+def _with_task_loss(program: LocalProgram, optimizer: OptimizerConfig) -> LocalProgram:
+    """Return a program whose phases have the module's loss instead of the cross entropy.
+
+    Args:
+        program: The program.
+        optimizer: `train.optimizer`, in whose place the module makes an optimizer.
+    """
+    return replace(program, steps=tuple(_changed(step, optimizer) for step in program.steps))
 
 
-def _changed(step: Step) -> Step:
-    """Return a step of a program with the module's loss."""
+def _changed(step: Step, optimizer: OptimizerConfig) -> Step:
+    """Return a step of a program with the module's loss and optimizer."""
     if not isinstance(step, Phase):
         return step
-    return replace(step, terms=tuple(_task_loss(term) for term in step.terms))
+    terms = tuple(_task_loss(term) for term in step.terms)
+    # A method may set an optimizer that has the same values as the one of `train`.
+    return replace(step, terms=terms, by_module=step.optimizer is optimizer)
 
 
 def _task_loss(term: LossTerm) -> LossTerm:
@@ -92,67 +120,80 @@ def _task_loss(term: LossTerm) -> LossTerm:
 
 
 def check_method(
-    algorithm: Algorithm, start: State, title: str, *, has_classes: bool = True
+    algorithm: Algorithm, start: State, net: LightningNet, *, has_classes: bool = True
 ) -> None:
-    """Raise a ConfigError if a method needs more of a net than parameters and a task loss.
+    """Raise a ConfigError if a method needs something that the module does not give.
 
     Args:
         algorithm: The method, with the module's loss.
         start: State before the first round.
-        title: Name of the user's class.
-        has_classes: Whether the data have classes, which a method may count.
+        net: The user's module as a net.
+        has_classes: Whether the data have classes, which a method may need.
     """
     first = algorithm.program(replace(start, clients={}))
     deployments = algorithm.deploy(visible_to_server(start, first), torch.tensor([0])).values()
-    reasons = [
-        reason
-        for _, program in programs(algorithm, start)
-        for reason in _reasons(algorithm, program, has_classes=has_classes)
-    ]
-    rules = [model.predict for model in deployments if model.predict is not None]
-    reasons += [f"it predicts by features or scores of its own ({_name(rule)})" for rule in rules]
+    reasons: list[str] = []
+    readers: list[str] = []
+    for _, program in programs(algorithm, start):
+        for step in program.steps:
+            readers += _readers(step)
+            if isinstance(step, Phase):
+                reasons += _of_phase(step, algorithm.setting.net, algorithm.setting.train.optimizer)
+            elif isinstance(step, Statistic) and not has_classes and not _reads_net(step):
+                reasons.append(
+                    f"it needs classes, and the data have other targets ({_name(step.fn)})"
+                )
+    readers += [_name(model.predict) for model in deployments if model.predict is not None]
+    if readers and not has_classes:
+        reasons.append(f"it needs classes, and the data have other targets ({_listed(readers)})")
+    elif readers and net.no_features is not None:
+        reasons.append(f"it reads features and logits ({_listed(readers)}), and {net.no_features}")
     if reasons:
         listed = "; ".join(dict.fromkeys(reasons))
         raise ConfigError(
-            f"`algorithm.name={algorithm.name}` cannot train {title} by its own training step:"
-            f" {listed}. Take a method of parameters alone, such as fedavg, fedprox or ditto, or"
-            " train the module as a net: fl.run(model=...)."
+            f"`algorithm.name={algorithm.name}` cannot train {net.title} by its own training step:"
+            f" {listed}. Take another method, such as fedavg, ditto or fedper, or train the module"
+            " as a net: fl.run(model=...)."
         )
 
 
-def _reasons(algorithm: Algorithm, program: LocalProgram, *, has_classes: bool) -> Iterator[str]:
-    """Yield what a program needs that a LightningModule does not give."""
-    for step in program.steps:
-        if isinstance(step, Phase):
-            yield from _of_phase(step, algorithm.setting.net, algorithm.setting.train.optimizer)
-        elif isinstance(step, Statistic) and _reads_net(step):
-            yield (
-                f"it reads what the net computes for samples ({_name(step.fn)}; a function of"
-                " labels alone has an attribute of_labels = True)"
-            )
-        elif isinstance(step, Statistic) and not has_classes:
-            yield f"it needs classes, and the data have other targets ({_name(step.fn)})"
+def _readers(step: Step) -> Iterator[str]:
+    """Yield the names of what reads features or logits in a step of a program."""
+    if isinstance(step, Phase):
+        for term in step.terms:
+            if not isinstance(term, TaskLoss) and not getattr(term, "of_parameters", False):
+                yield _name(term)
+        yield from (_name(statistic.fn) for statistic in step.record)
+    elif isinstance(step, Statistic) and _reads_net(step):
+        yield _name(step.fn)
 
 
 def _of_phase(phase: Phase, net: NetSpec, optimizer: OptimizerConfig) -> Iterator[str]:
     """Yield what a phase needs that a LightningModule does not give."""
-    for term in phase.terms:
-        if not isinstance(term, TaskLoss) and not getattr(term, "of_parameters", False):
-            yield f"its loss has a term on features or logits ({_name(term)})"
-    for statistic in phase.record:
-        yield f"it reads what the net computes for samples ({_name(statistic.fn)})"
-    if phase.gradient is not None:
-        yield f"it changes the gradient of a step ({_name(phase.gradient)})"
-    if phase.optimizer != optimizer:
+    others = [term for term in phase.terms if isinstance(term, CrossEntropyTerm)]
+    if others:
+        yield f"its cross entropy is of other logits than those of the head ({_name(others[0])})"
+    elif phase.by_module and not any(isinstance(term, TaskLoss) for term in phase.terms):
+        names = _listed(map(_name, phase.terms))
+        yield f"it trains by a loss of its own, without that of training_step ({names})"
+    if phase.optimizer != optimizer and phase.optimizer.lr == optimizer.lr:
         before, after = optimizer.model_dump(), phase.optimizer.model_dump()
         keys = ", ".join(key for key in before if before[key] != after[key])
-        yield f"it sets the {keys} of an optimizer itself, and the module makes its own"
-    if isinstance(phase.train, frozenset):
+        yield (
+            f"it sets the {keys} of an optimizer, with the learning rate of `train.optimizer`, in"
+            " whose place the module makes its own"
+        )
+    if phase.by_module and isinstance(phase.train, frozenset):
         own, buffers = set(net.parameters), net.names("all").difference(net.parameters)
         trained = [name for name in sorted(phase.train) if not is_buffer(name, buffers)]
         found = [parameter_of(name, own) for name in trained]
         if None in found or len(set(found)) < len(found):
             yield "it trains tensors that are not parameters of the module"
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Return names without repetitions, as text."""
+    return ", ".join(dict.fromkeys(names))
 
 
 def _reads_net(statistic: Statistic) -> bool:
@@ -210,19 +251,38 @@ def try_step(
     if not several:
         return [], saved
     rows = max(several, key=len)
-    whole = Phase("*", (TaskLoss(),), config.train.optimizer, epochs=config.train.local_epochs)
+    optimizer, epochs = config.train.optimizer, config.train.local_epochs
+    whole = Phase("*", (TaskLoss(),), optimizer, epochs=epochs, by_module=True)
     tried = _try_phase(net, whole, config, federation, rows)
+    if overrides(net.module, "validation_step"):
+        module, batch = _on_a_copy(net, whole, config, federation, rows, logs_validation=True)
+        with _seeded(config, federation), torch.no_grad():
+            module.validate([batch])
     about = {"optimizer": tried.optimizer, **saved}
+    notes = _own_optimizers(algorithm, start)
     for names in _parts_trained(net, algorithm, start):
         _try_phase(net, replace(whole, train=names), config, federation, rows)
     if not tried.ignored:
-        return [], about
+        return notes, about
     note = (
         f"model: {net.title} gives self.log options without effect"
         f" ({', '.join(sorted(tried.ignored))}): metrics.csv has one value of each name in a round,"
         " reduced over the steps."
     )
-    return [note], about
+    return [*notes, note], about
+
+
+def _own_optimizers(algorithm: Algorithm, start: State) -> list[str]:
+    """Return a note if a method sets the optimizer of some phases itself."""
+    steps = [step for _, program in programs(algorithm, start) for step in program.steps]
+    found = [step.optimizer for step in steps if isinstance(step, Phase) and not step.by_module]
+    if not found:
+        return []
+    kinds = _listed(f"{one.name} with lr={one.lr:g}" for one in found)
+    return [
+        f"model: {algorithm.name} sets the optimizer of {len(found)} training phases itself"
+        f" ({kinds}). The module's configure_optimizers is for the other phases."
+    ]
 
 
 def _saved_hyperparameters(net: LightningNet) -> dict[str, Any]:
@@ -273,27 +333,8 @@ def _try_phase(
     Returns:
         The module after the step.
     """
-    dtype = dtype_of(config.engine)
-    try:
-        net = deepcopy(net).to(dtype)
-    except Exception as error:
-        raise ConfigError(
-            f"{net.title} cannot be copied: {type(error).__name__}: {error}. Each client begins"
-            " with a copy of its attributes: make such an object in on_train_start."
-        ) from error
-    leaves = net_leaves(net.requires_grad_(False))
-    start = {name: leaf.detach().clone() for name, leaf in leaves.items()}
-    factor = config.train.schedule.factor(config.train.rounds - 1, config.train.rounds)
-    module = OwnModule(net, phase, leaves, start, {}, factor=factor, log=Log())
-    taken = len(arrange(rows, config.train, skip_single=False))
-    module.batches_per_epoch = max(1, -(-taken // config.train.batch_size))
-    rows = rows[:TRIED]
-    x, y = federation.inputs(rows, dtype), federation.y[torch.from_numpy(rows)]
-    y = y.to(dtype) if y.is_floating_point() else y
-    ones, key = torch.ones(len(y), dtype=torch.bool), torch.arange(len(y))
-    batch = Batch(x, y, ones, key, torch.tensor(0))
-    module.train()
-    with seeded(Draw(config.seed, (0,), federation.clients).module_seed(0)):
+    module, batch = _on_a_copy(net, phase, config, federation, rows)
+    with _seeded(config, federation):
         optimizer = module.configure_optimizers()
         module.begin_phase()
         module.begin_epoch(0)
@@ -313,3 +354,67 @@ def _try_phase(
         module.end_phase()
         module.advance_to_the_end()
     return module
+
+
+def _seeded(config: Config, federation: Federation) -> AbstractContextManager[None]:
+    """Return a context with the random generators of the first step of client 0."""
+    return seeded(Draw(config.seed, (0,), federation.clients).module_seed(0))
+
+
+def _on_a_copy(
+    net: LightningNet,
+    phase: Phase,
+    config: Config,
+    federation: Federation,
+    rows: Indices,
+    *,
+    logs_validation: bool = False,
+) -> tuple[OwnModule, Batch]:
+    """Return the module of a phase around a copy of the net, and a batch of a few samples.
+
+    Args:
+        net: The net.
+        phase: The phase.
+        config: Configuration of the run.
+        federation: Samples of the run.
+        rows: Rows of a client's training part.
+        logs_validation: See `OwnModule`.
+    """
+    dtype = dtype_of(config.engine)
+    try:
+        net = deepcopy(net).to(dtype)
+    except Exception as error:
+        raise ConfigError(
+            f"{net.title} cannot be copied: {type(error).__name__}: {error}. Each client begins"
+            " with a copy of its attributes: make such an object in on_train_start."
+        ) from error
+    leaves = net_leaves(net.requires_grad_(False))
+    start = {name: leaf.detach().clone() for name, leaf in leaves.items()}
+    factor = config.train.schedule.factor(config.train.rounds - 1, config.train.rounds)
+    counts = None
+    if federation.output is not None:
+        counts = torch.bincount(federation.y[torch.from_numpy(rows)], minlength=federation.classes)
+        counts = counts.to(dtype)
+    now = Round(0, config.train.rounds, len(rows), counts)
+    pack = partial(federation.packed, dtype=dtype)
+    module = OwnModule(
+        net,
+        phase,
+        leaves,
+        start,
+        {},
+        now=now,
+        factor=factor,
+        log=Log(),
+        pack=pack,
+        logs_validation=logs_validation,
+    )
+    taken = len(arrange(rows, config.train, skip_single=False))
+    module.batches_per_epoch = max(1, -(-taken // config.train.batch_size))
+    rows = rows[:TRIED]
+    module.rows = lambda: rows
+    x, y = federation.inputs(rows, dtype), federation.y[torch.from_numpy(rows)]
+    y = y.to(dtype) if y.is_floating_point() else y
+    ones, key = torch.ones(len(y), dtype=torch.bool), torch.arange(len(y))
+    module.train()
+    return module, Batch(x, y, ones, key, torch.tensor(0))

@@ -114,7 +114,7 @@ class ChangedRows:
             trained: How often each client has trained, [N]; it chooses the common row.
 
         Raises:
-            OSError: A file cannot be written. The new files are removed.
+            OSError: A file cannot be written. Those that were written are named by no checkpoint.
         """
         self.check(clients)
         before, count = self._stored, len(trained)
@@ -128,22 +128,20 @@ class ChangedRows:
         else:
             ids = torch.tensor(sorted(self._changed), dtype=torch.int64)
         counting = _counting([*before.files, RowFile(NEW, ids)], count)
-        live = torch.cat([ids, *(file.ids for file in counting)]).unique()
+        is_stored = torch.zeros(count, dtype=torch.bool)
+        for file in counting:
+            is_stored[file.ids] = True
+        live = is_stored.nonzero()[:, 0]
         if sum(len(file.ids) for file in counting) > 2 * len(live):
             counting, ids = [], live
         numbers = [int(file.name.split("-")[1]) for file in _files(folder)]
         written: list[RowFile] = []
-        try:
-            for piece in _pieces(clients, ids, PIECE):
-                number = max(numbers, default=0) + len(written) + 1
-                name = f"rows-{number:06d}-{secrets.token_hex(8)}.safetensors"
-                written.append(RowFile(name, piece))
-                rows = {f"rows/{key}": value[piece] for key, value in clients.items()}
-                write_tensors(folder / name, {"ids": piece, **rows}, {})
-        except BaseException:
-            for file in written:
-                files.discard(folder / file.name)
-            raise
+        for piece in _pieces(clients, ids, PIECE):
+            number = max(numbers, default=0) + len(written) + 1
+            name = f"rows-{number:06d}-{secrets.token_hex(8)}.safetensors"
+            rows = {f"rows/{key}": value[piece] for key, value in clients.items()}
+            write_tensors(folder / name, {"ids": piece, **rows}, {})
+            written.append(RowFile(name, piece))
         old = [file for file in counting if file.name != NEW]
         return StoredRows(before.common, (*old, *written))
 
@@ -249,7 +247,7 @@ def _ids(ids: Tensor, count: int, name: str) -> Tensor:
         ValueError: They are no ids of different clients.
     """
     is_list = ids.dtype == torch.int64 and ids.ndim == 1
-    if not is_list or len(ids.unique()) != len(ids) or ((ids < 0) | (ids >= count)).any():
+    if not is_list or len(set(ids.tolist())) != len(ids) or ((ids < 0) | (ids >= count)).any():
         raise ValueError(f"{name} has no ids of {count} clients")
     return ids.clone()
 

@@ -11,7 +11,7 @@ from flbench.core import files
 from flbench.core.csv_text import csv_text
 from flbench.core.errors import RunError
 from flbench.core.locked_folder import LockedFolder
-from flbench.core.types import State
+from flbench.core.types import State, Tree
 from flbench.core.wording import in_shell
 from flbench.experiment import checkpoint
 from flbench.experiment.row_files import ChangedRows
@@ -168,6 +168,19 @@ class RunFolder(LockedFolder):
         with self.guard(f"checkpoints/{name}"):
             files.sync(self.path / "metrics.csv")
             checkpoint.save(self.checkpoint(name), state, config_hash, extra, self.changes)
+
+    def save_frozen(self, tree: Tree) -> None:
+        """Write what is frozen in the net beside the checkpoints, once for the whole run.
+
+        Args:
+            tree: Frozen parameters and statistics by name; nothing is written if there are none.
+
+        Raises:
+            RunError: The file cannot be written.
+        """
+        if tree:
+            with self.guard(f"checkpoints/{checkpoint.FROZEN}"):
+                checkpoint.save_frozen(self.path / "checkpoints" / checkpoint.FROZEN, tree)
 
     def link_state(self, source: str, name: str) -> None:
         """Give a checkpoint a second name; it is copied where the file system has no hard links.

@@ -76,7 +76,7 @@ def choose(
             with own_methods.named(config.algorithm):
                 if not asked and not slow and estimate.measure(built).total * trainings < SHORT:
                     return EngineChoice("sequential")
-                make = partial(_engine, simple, built.net, built.federation)
+                make = partial(_engine, simple, *built.given)
                 state = training_state(built.algorithm, built.sketch())
                 own, engine = isinstance(config.model, OwnModelConfig), built.found.engine
                 trial = CodeTrial(engine, built.algorithm, built.net, own, built.federation, state)
@@ -132,7 +132,7 @@ def estimated(config: Config, federation: Federation) -> Estimate:
         found = estimate.measure(built)
         if config.engine.name != "vectorized":
             return found
-        make = partial(_engine, config.engine, built.net, federation)
+        make = partial(_engine, config.engine, *built.given)
         state = training_state(built.algorithm, built.sketch())
         fast = engine_choice.measured("vectorized", built.algorithm, state, make)
     training = config.train.rounds * fast.round

@@ -65,7 +65,7 @@ class TargetJudge:
     size: int
     best: BestConfig
 
-    def observe(self, deployment: Deployment) -> Callable[[StepContext], Tree]:
+    def observe(self, deployment: Deployment, part: str) -> Callable[[StepContext], Tree]:
         """Return a function to the outputs [B, ...]."""
         return Output(Predict(deployment.weights, deployment.predict))
 
@@ -80,6 +80,10 @@ class TargetJudge:
     def most_clients(self, samples: int) -> int | None:
         """Return how many clients' outputs take at most 256 MB in float32; at least one."""
         return max(1, SCALARS // max(1, samples * self.size))
+
+    def of(self, federation: Federation) -> "TargetJudge":
+        """Return the judge of another federation with targets of the same shape."""
+        return replace(self, federation=federation)
 
     def rows(self, evaluation: Evaluation[TargetScores], suffix: str = "") -> list[Row]:
         """Return the metrics of an evaluation as rows of metrics.csv."""
@@ -135,6 +139,7 @@ def check_config(config: Config, federation: Federation) -> None:
     wrong = {
         "evaluation.target_accuracy": evaluation.target_accuracy is not None,
         "evaluation.confusable": evaluation.confusable is not None,
+        "evaluation.probabilities": evaluation.probabilities,
         "output.predictions": config.output.predictions,
     }
     if config.data.augment and federation.dataset.truth.ndim > 2:

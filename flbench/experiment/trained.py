@@ -46,7 +46,7 @@ from flbench.engine.base import find_device
 from flbench.experiment import checkpoint, rounds
 from flbench.experiment.assembly import Experiment, build
 from flbench.experiment.evaluate import BLOCK, SCALARS
-from flbench.metrics import ranking_names
+from flbench.metrics import probability_names, ranking_names
 from flbench.models.base import net_leaves
 from flbench.models.lightning_net import LightningNet
 from flbench.models.module_state import isolated, needs_isolation
@@ -464,7 +464,7 @@ def _built(path: Path, federation: Federation | None) -> Iterator[Experiment]:
     threads = torch.get_num_threads()
     config, _ = resolve_written(path / "config.yaml")
     engine = _on_this_machine(config.engine)
-    experiment = build(config, federation, tried=False, engine=engine)
+    experiment = build(config, federation, tried=False, engine=engine, folder=path)
     try:
         samples = experiment.federation
         check_unchanged(path, samples.partition, samples.dataset, "Restore the old files.")
@@ -809,7 +809,9 @@ class _Capture:
     def __call__(self, reduced: Tree, leaves: Tree, ctx: Tree) -> Tree:
         own = leaves
         if self.weights is not None:
-            own = {name: leaves[name] for name in self.fixed} | self.weights(leaves, ctx)
+            own = {name: leaves[name] for name in self.fixed if name in leaves} | self.weights(
+                leaves, ctx
+            )
         found = {f"net/{name}": value for name, value in own.items()}
         if self.has_rule:
             found |= {f"leaf/{name}": value for name, value in leaves.items()}
@@ -1158,7 +1160,11 @@ def _metrics(
     with as_data_error(file):
         for row in csv.DictReader(StringIO(files.read_text(file)), strict=True):
             if row["moment"] == moment and int(row["client"]) == client:
-                known = (*client_scores(config), *ranking_names.NAMES)
+                known = (
+                    *client_scores(config),
+                    *ranking_names.NAMES,
+                    *probability_names.NAMES,
+                )
                 return (
                     {"test_samples": int(row["test_size"]), **_numbers(row, known)},
                     _numbers(row, known, VALIDATION),

@@ -69,6 +69,7 @@ def _run_or_resume(
             [listener],
             how_to_resume=how_to_resume,
             federation=federation,
+            is_alone=True,
         )
         return
     config, origins = resolve([task.layer, task.changed])
@@ -78,6 +79,7 @@ def _run_or_resume(
         [listener],
         how_to_resume=how_to_resume,
         supplied=Supplied(task.path, federation, partition),
+        is_alone=True,
     )
 
 

@@ -11,8 +11,9 @@ from flbench.core.types import StepContext
 class TaskLoss:
     """What `training_step` of the user's LightningModule returns for the batch.
 
-    It takes the place of a method's cross entropy. Only engines that train one client after the
-    other can compute it.
+    It takes the place of a method's cross entropy. In the other terms of the phase, `context.out`
+    are the inputs and outputs of the head in the same forward pass. Only engines that train one
+    client after the other can compute the loss.
 
     Attributes:
         weight: Factor of the term: a number, or the name of a 0-dim ctx entry.

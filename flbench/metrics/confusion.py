@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from flbench.metrics.own import OwnMetric
+from flbench.metrics.probabilities import Probabilities
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class ConfusionCounts:
         confusion: Confusion matrix [C, C] int64 over all clients; rows are true classes, columns
             predicted classes.
         own: Values [N] float64 of the user's own metrics by metric; NaN for clients without one.
+        probabilities: Predicted probabilities of the same samples; None if they are not kept.
     """
 
     support: Tensor
@@ -26,21 +28,30 @@ class ConfusionCounts:
     correct: Tensor
     confusion: Tensor
     own: dict[OwnMetric, Tensor] = field(default_factory=dict)
+    probabilities: Probabilities | None = None
 
     @staticmethod
-    def empty(clients: int, classes: int, metrics: tuple[OwnMetric, ...] = ()) -> "ConfusionCounts":
+    def empty(
+        clients: int,
+        classes: int,
+        metrics: tuple[OwnMetric, ...] = (),
+        *,
+        has_probabilities: bool = False,
+    ) -> "ConfusionCounts":
         """Return counts of zero.
 
         Args:
             clients: Number of clients N.
             classes: Number of classes C.
             metrics: Metrics of the user's own to compute for each client.
+            has_probabilities: Whether predicted probabilities are kept too.
         """
         support, predicted, correct = torch.zeros(3, clients, classes, dtype=torch.int64)
         confusion = torch.zeros(classes, classes, dtype=torch.int64)
         unknown = torch.full((clients,), torch.nan, dtype=torch.float64)
         own = {metric: unknown.clone() for metric in metrics}
-        return ConfusionCounts(support, predicted, correct, confusion, own)
+        probabilities = Probabilities(clients) if has_probabilities else None
+        return ConfusionCounts(support, predicted, correct, confusion, own, probabilities)
 
     @staticmethod
     def of_matrices(confusions: Tensor) -> "ConfusionCounts":
@@ -91,6 +102,11 @@ class ConfusionCounts:
                 matrix = confusion(true[some], predicted[some], len(self.confusion))
                 for metric, values in self.own.items():
                     values[k] = metric(matrix)
+
+    def add_probabilities_(self, client: Tensor, true: Tensor, logarithms: Tensor) -> None:
+        """Keep predicted probabilities of n samples; see `Probabilities.add_`."""
+        if self.probabilities is not None:
+            self.probabilities.add_(client, true, logarithms)
 
     def add_shared_(self, ids: Tensor, true: Tensor, predicted: Tensor) -> None:
         """Add the predictions of one model, which some clients share, for n samples, in place.

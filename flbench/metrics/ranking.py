@@ -67,7 +67,7 @@ def pooled(margins: Margins) -> Metrics:
     >>> metrics["auroc"], round(metrics["average_precision"], 4)
     (0.75, 0.8333)
     """
-    everybody = _by_group(margins, torch.zeros_like(margins.client), 1)
+    everybody = by_group(margins, torch.zeros_like(margins.client), 1)
     clients = per_client(margins, int(margins.client.max()) + 1 if len(margins.client) else 1)
     found: Metrics = {}
     for name in NAMES:
@@ -89,10 +89,10 @@ def per_client(margins: Margins, clients: int) -> dict[str, NDArray[np.float64]]
         `auroc` and `average_precision`, [N] each; NaN for clients that have not samples of both
         classes.
     """
-    return _by_group(margins, margins.client, clients)
+    return by_group(margins, margins.client, clients)
 
 
-def _by_group(margins: Margins, group: Tensor, groups: int) -> dict[str, NDArray[np.float64]]:
+def by_group(margins: Margins, group: Tensor, groups: int) -> dict[str, NDArray[np.float64]]:
     """Return `auroc` and `average_precision` [G] of each group of samples; NaN if not defined.
 
     Args:

@@ -81,6 +81,9 @@ class TargetScores:
             )
             self._add([k], owner, true[mine], predicted[mine])
 
+    def add_probabilities_(self, client: Tensor, true: Tensor, logarithms: Tensor) -> None:
+        """Add nothing: targets that are not classes have no probabilities."""
+
     def add_shared_(self, ids: Tensor, true: Tensor, predicted: Tensor) -> None:
         """Add the outputs of one model, which some clients share, for n samples, in place.
 

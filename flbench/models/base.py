@@ -13,7 +13,7 @@ from flbench.core.errors import ConfigError
 from flbench.core.registry import MODELS
 from flbench.core.rng import seeded, torch_seed
 from flbench.core.types import Outputs, Tree
-from flbench.models import fixed, own, pretrained
+from flbench.models import fixed, freezing, lora, own, pretrained
 from flbench.models.lightning_net import LightningNet
 from flbench.models.module_state import isolated
 
@@ -103,10 +103,11 @@ class NetSpec:
     Attributes:
         layers: All layers with leaves, in the order of their definition, which is that of the
             forward pass.
-        features: Width D of the features; 0 for a LightningModule, which does not tell them.
+        features: Width D of the features; 0 for a LightningModule whose head is not known.
         size: Total number of scalars of the parameters, fixed ones included.
         head: Name of the submodule that is the head; None if it is not known.
         fixed: Names of the parameters and running statistics that the user has fixed.
+        tied: Pairs of the name of a tensor that layers share, as a leaf, and another of its names.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -114,6 +115,7 @@ class NetSpec:
     size: int
     head: str | None = "head"
     fixed: frozenset[str] = frozenset()
+    tied: tuple[tuple[str, str], ...] = ()
 
     def names(self, role: Role) -> frozenset[str]:
         """Return the names of the leaves of a role, buffers included.
@@ -126,18 +128,26 @@ class NetSpec:
                 `fc1` need not be the head.
 
         Raises:
-            ConfigError: Backbone or head is asked for, and the head is not known or the user has
-                frozen all of its parameters.
+            ConfigError: Backbone or head is asked for, and the head is not known, the user has
+                frozen all parameters of the role, or backbone and head share a tensor.
         """
         if self.head is None and role in ("backbone", "head"):
             linear = [layer.name for layer in self.layers if layer.kind == "linear"]
             known = ", ".join(name.removeprefix("module.") for name in linear)
             raise ConfigError(
-                "the method divides the net into a backbone and a head, and a LightningModule does"
-                " not tell which is its head. Set `model.head` (in Python head=...) to the"
-                f" submodule that computes the output; linear layers: {known or 'none'}."
+                "the method divides the net into a backbone and a head, and none of the linear"
+                " layers of the LightningModule returns what its `forward` returns. Set"
+                " `model.head` (in Python head=...) to the submodule that computes the output;"
+                f" linear layers: {known or 'none'}."
             )
         inside = f"{self.head}."
+        for one, other in self.tied if role in ("backbone", "head") else ():
+            if one.startswith(inside) != other.startswith(inside):
+                raise ConfigError(
+                    "the method divides the net into a backbone and a head, and both have the same"
+                    f" tensor: `{one}` is `{other}`. Give the head weights of its own, or take a"
+                    " method that does not divide the net, such as fedavg."
+                )
         layers = {
             "all": self.layers,
             "backbone": [one for one in self.layers if not f"{one.name}.".startswith(inside)],
@@ -150,8 +160,8 @@ class NetSpec:
             if frozen:
                 raise ConfigError(
                     f"the method needs the {role} of the net, and all of its parameters are frozen"
-                    f" (requires_grad=False): {fixed.listed(frozen)}. Unfreeze some of them,"
-                    " or take a method that does not divide the net, such as fedavg."
+                    f" (requires_grad=False or model.freeze): {fixed.listed(frozen)}. Unfreeze some"
+                    " of them, or take a method that does not divide the net, such as fedavg."
                 )
         return frozenset(leaf for layer in layers for leaf in layer.leaves)
 
@@ -212,7 +222,15 @@ def build(config: ModelConfig, shape: tuple[int, ...], classes: int | None, seed
         if config.weights is not None:
             what = f"`model.name={config.name}`"
             pretrained.load(net, config.weights, "head", what, config.weights_sha256)
-        return net
+        if not any(module.training for module in net.modules()):
+            net.train()
+        if config.lora.rank is None:
+            freezing.freeze(net, config)
+        else:
+            lora.freeze_base(net, config)
+            lora.inject(net, config)
+    fixed.write(net, fixed.find(net))
+    return net
 
 
 def describe(net: nn.Module, shape: tuple[int, ...]) -> NetSpec:
@@ -230,11 +248,16 @@ def describe(net: nn.Module, shape: tuple[int, ...]) -> NetSpec:
     with torch.no_grad(), fixed.eval_mode(net), isolated(net):
         features = net(zeros).features.shape[1]  # [1, D] -> D
     known = fixed.of(net).leaves
+    leaves = net_leaves(net)
     layers = []
     for name, module in net.named_modules():
         prefix = f"{name}." if name else ""
         parameters, buffers = (
-            tuple(prefix + leaf for leaf, _ in own if prefix + leaf not in known)
+            tuple(
+                prefix + leaf
+                for leaf, _ in own
+                if prefix + leaf in leaves and prefix + leaf not in known
+            )
             for own in (
                 module.named_parameters(recurse=False),
                 module.named_buffers(recurse=False),
@@ -248,25 +271,45 @@ def describe(net: nn.Module, shape: tuple[int, ...]) -> NetSpec:
         sum(parameter.numel() for parameter in net.parameters()),
         net.head if isinstance(net, LightningNet) else "head",
         known,
+        _tied(net, leaves),
     )
+
+
+def _tied(net: nn.Module, leaves: Tree) -> tuple[tuple[str, str], ...]:
+    """Return pairs of a leaf and another name of the same tensor.
+
+    Args:
+        net: The net.
+        leaves: Its parameters and buffers; see `net_leaves`.
+    """
+    first = {id(tensor): name for name, tensor in leaves.items()}
+    every = (
+        *net.named_parameters(remove_duplicate=False),
+        *net.named_buffers(remove_duplicate=False),
+    )
+    return tuple((first[id(one)], name) for name, one in every if first[id(one)] != name)
 
 
 def net_leaves(net: nn.Module) -> Tree:
     """Return the parameters and buffers of a net by name, without copying them.
 
-    They are ordered layer by layer, the parameters of a layer before its buffers.
+    They are ordered layer by layer, the parameters of a layer before its buffers. A tensor that
+    several layers share (tied weights) has the name that the first of them gives it.
 
     Args:
         net: The net.
     """
     tree: Tree = {}
+    seen: set[int] = set()
     for name, module in net.named_modules():
         prefix = f"{name}." if name else ""
         for leaf, tensor in (
             *module.named_parameters(recurse=False),
             *module.named_buffers(recurse=False),
         ):
-            tree[prefix + leaf] = tensor
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                tree[prefix + leaf] = tensor
     return tree
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 ATTRIBUTE: Final = "fixed_by_user"  # of the net; copies of the net have it too
@@ -78,6 +78,13 @@ def of(net: nn.Module) -> Fixed:
     return found
 
 
+def values(net: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of a net that are stored as fixed in it, by name in the net's order."""
+    known = of(net).leaves
+    every = (*net.named_parameters(), *net.named_buffers())
+    return {name: tensor for name, tensor in every if name in known}
+
+
 def trains_batchnorm(net: nn.Module) -> bool:
     """Return whether a net has BatchNorm that reads the statistics of the batch in training."""
     in_eval = of(net).modules
@@ -95,9 +102,15 @@ def notes(net: nn.Module) -> list[str]:
         total = sum(1 for _ in net.parameters())
         sentences.append(
             f"model: {len(found.parameters)} of {total} parameters are frozen"
-            f" (requires_grad=False; {listed(found.parameters)}). They are not trained, and"
-            " neither sent, kept nor counted by any method; layers without other tensors are no"
-            " layers of the net to a method."
+            f" (requires_grad=False or model.freeze; {listed(found.parameters)}). They are not"
+            " trained, and neither sent, kept nor counted by any method; layers without other"
+            " tensors are no layers of the net to a method."
+        )
+    if moving := _moving_statistics(net):
+        sentences.append(
+            f"model: the parameters of {len(moving)} normalization layers are frozen"
+            f" ({listed(moving)}), but the layers are in training mode, so their running statistics"
+            " change and are sent. Call eval() of these layers, or set model.freeze, to keep them."
         )
     if found.modules:
         sentences.append(
@@ -106,6 +119,18 @@ def notes(net: nn.Module) -> list[str]:
             " unchanged."
         )
     return sentences
+
+
+def _moving_statistics(net: nn.Module) -> list[str]:
+    """Return the normalization layers with frozen parameters whose running statistics change."""
+    found = of(net)
+    moving = []
+    for name, module in net.named_modules():
+        own = {f"{name}.{leaf}" for leaf, _ in module.named_parameters(recurse=False)}
+        moves = isinstance(module, _NormBase) and module.track_running_stats
+        if moves and own and own <= found.parameters and name not in found.modules:
+            moving.append(name)
+    return moving
 
 
 def listed(names: Iterable[str]) -> str:

@@ -13,6 +13,7 @@ from flbench.core.errors import ConfigError
 from flbench.core.shapes import examples
 from flbench.core.types import Outputs
 from flbench.models.copies import bound_functions, hooked_parameters, sentence_on
+from flbench.models.lightning_head import Head, features_error, recorded
 from flbench.models.lightning_hooks import REFUSED_HOOKS, base_of, overrides, without_effect
 from flbench.models.module_state import isolated
 
@@ -26,7 +27,11 @@ class LightningNet(nn.Module):
 
     Attributes:
         module: The user's module.
-        head: Name of the head in this net, such as `module.fc`; None if there is none.
+        head: Name of the head in this net, such as `module.fc`; None if it is not known. Unless the
+            user names one, it is found by `lightning_head.find`.
+        head_call: Which call of the head in `forward` has the outputs, from 0.
+        no_features: Why the inputs of the head are not features [B, D] that methods can read, as a
+            clause; None if they are.
         frozen: Names of the parameters in this net that the user has frozen
             (`requires_grad=False`).
         compiled: Names of the submodules whose method `compile` was called.
@@ -37,6 +42,12 @@ class LightningNet(nn.Module):
         self.compiled = compiled
         self.module = module
         self.head = None if head is None else f"module.{head}"
+        self.head_call = 0
+        self.no_features: str | None = "the head of the module is not known"
+        self.note_frozen()
+
+    def note_frozen(self) -> None:
+        """Set `frozen` to the parameters that are frozen now."""
         self.frozen = frozenset(
             name for name, one in self.named_parameters() if not one.requires_grad
         )
@@ -56,14 +67,37 @@ class LightningNet(nn.Module):
         return self
 
     def forward(self, x: Tensor) -> Outputs:
-        """Return what the module's `forward` returns for inputs [B, ...], as logits.
+        """Return features [B, D], and what the module's `forward` returns for inputs [B, ...].
 
-        For targets that are not classes it may have any shape [B, ...]. The features have the shape
-        [B, 0]: a LightningModule does not tell which they are.
+        The features are the inputs of the head in this call. For targets that are not classes the
+        output may have any shape [B, ...]. If `no_features` is not None, the features have the
+        shape [B, 0].
         """
-        logits = self.module(x)
-        features = logits[:, :0] if logits.ndim == 2 else x.new_empty(x.shape[0], 0)
-        return Outputs(features, logits)
+        if self.no_features is not None:
+            logits = self.module(x)
+            features = logits[:, :0] if logits.ndim == 2 else x.new_empty(x.shape[0], 0)
+            return Outputs(features, logits)
+        with recorded(self.head_module()) as calls:
+            logits = self.module(x)
+        # Sizes are not compared, because an export would take them for constants.
+        if len(calls) <= self.head_call:
+            raise features_error(calls, f"{self.title}.forward", self.head)
+        return Outputs(calls[self.head_call].features, logits)
+
+    def set_head(self, found: Head) -> None:
+        """Set the head, and how features are read at it."""
+        self.head = None if found.name is None else f"module.{found.name}"
+        self.head_call, self.no_features = found.place, found.no_features
+
+    def head_module(self) -> nn.Module:
+        """Return the submodule that is the head.
+
+        Raises:
+            ValueError: The head is not known.
+        """
+        if self.head is None:
+            raise ValueError(f"the head of {self.title} is not known")
+        return self.get_submodule(self.head)
 
 
 def make(

@@ -47,6 +47,10 @@ USED: Final = (np.ndarray, deque, Iterator, torch.Generator, *STATES)
 """Types of arrays, queues, iterators and random generators."""
 
 
+POOLS: Final = (nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
+"""Layers of PyTorch that draw random numbers in eval mode too."""
+
+
 class ModuleState:
     """The modules of a net as they were when this object was made.
 
@@ -241,9 +245,7 @@ def _is_random(module: nn.Module) -> bool:
             return bool(module.dropout > 0)
         case nn.RReLU():
             return bool(module.lower != module.upper)
-        case nn.FractionalMaxPool2d() | nn.FractionalMaxPool3d():
-            return True
-    return False
+    return isinstance(module, POOLS)
 
 
 def needs_isolation(net: nn.Module) -> bool:
@@ -253,6 +255,18 @@ def needs_isolation(net: nn.Module) -> bool:
         net: The net.
     """
     return bool(random_layers(net)) or not is_known(net)
+
+
+def may_draw_in_eval(net: nn.Module) -> bool:
+    """Return whether a net may draw random numbers in eval mode, unlike dropout.
+
+    Args:
+        net: The net.
+
+    >>> may_draw_in_eval(nn.Dropout(0.1)), may_draw_in_eval(nn.FractionalMaxPool2d(2, 1))
+    (False, True)
+    """
+    return not is_known(net) or any(isinstance(module, POOLS) for module in net.modules())
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from flbench.core.errors import ConfigError
 from flbench.core.shapes import examples
 from flbench.core.tree import digest
 from flbench.core.types import Outputs
-from flbench.models import fixed, lightning_net, pretrained, trial
+from flbench.models import fixed, freezing, lightning_head, lightning_net, lora, pretrained, trial
 from flbench.models.copies import bound_functions, hooked_parameters, sentence_on
 from flbench.models.module_state import isolated
 
@@ -85,8 +85,14 @@ def make(config: OwnModelConfig, shape: tuple[int, ...], classes: int | None) ->
     whole = trial.copied(net, what)
     split = _divided(net, source, config, shape, classes, what)
     pretrained.copy_note(net, split)
+    freeze = freezing.freeze if config.lora.rank is None else lora.freeze_base
+    for place in freeze(split, config):
+        whole.get_submodule(freezing.in_net_of_user(split, place)).eval()
     _write_fixed(split, config, what)
     trial.check(whole, split, shape, classes, what, given_in_eval_mode=given_in_eval_mode)
+    if config.lora.rank is not None:
+        lora.inject(split, config)
+        _write_fixed(split, config, what)
     return split
 
 
@@ -167,7 +173,7 @@ def _write_fixed(net: nn.Module, config: OwnModelConfig, what: str) -> None:
             f"{what}: all {len(frozen)} parameters are frozen (requires_grad=False), so nothing can"
             " be trained. Set requires_grad=True for those to train, such as the head's."
         )
-    if config.sha256 is not None and config.fixed is None:
+    if config.sha256 is not None and config.fixed is None and config.freeze == freezing.NONE:
         return
     if config.fixed not in (None, str(found)):
         raise ConfigError(
@@ -230,9 +236,16 @@ def _lightning(
         pretrained.load(net.module, config.weights, config.head, what, config.weights_sha256)
         pretrained.copy_note(net.module, net)
     _check_leaves(net.module, what)
+    if config.lora.rank is None:
+        freezing.freeze(net, config, net.head)
+    else:
+        lora.freeze_base(net, config, net.head)
+        lora.inject(net, config, net.head)
+    net.note_frozen()
     _write_fixed(net, config, what)
     with fixed.eval_mode(net):
         lightning_net.check_output(net, shape, classes, what)
+        net.set_head(lightning_head.find(net.module, config.head, shape, classes))
     trial.compare_batches(net, shape)
     trial.check_repeats(net, shape, what)
     return net
@@ -251,6 +264,8 @@ def sha256(config: OwnModelConfig, net: nn.Module) -> str:
     if config.name == given.OBJECT:
         sha = hashlib.sha256(str(net).encode())
         for name, leaf in net.state_dict().items():
+            if config.lora.rank is not None and ".lora_" in name:
+                continue  # adapters are drawn from the run's seed
             if not isinstance(leaf, Tensor):  # of get_extra_state
                 sha.update(name.encode() + _pickled(leaf))
                 continue
@@ -389,26 +404,19 @@ def _called(
 
 
 def _check_leaves(net: nn.Module, what: str) -> None:
-    """Raise a ConfigError if parameters are missing, shared, uninitialized or not floating."""
+    """Raise a ConfigError if parameters are missing, uninitialized or not floating."""
     leaves = [
         *net.named_parameters(remove_duplicate=False),
         *net.named_buffers(remove_duplicate=False),
     ]
     if not list(net.parameters()):
         raise ConfigError(f"{what} has no parameters. Give a net that can be trained.")
-    seen: dict[int, str] = {}
     for name, leaf in leaves:
         if isinstance(leaf, UninitializedParameter | UninitializedBuffer):
             raise ConfigError(
                 f"{what}: `{name}` is not initialized (a Lazy layer). Call the net once with a"
                 " sample before you give it."
             )
-        if id(leaf) in seen:
-            raise ConfigError(
-                f"{what}: `{seen[id(leaf)]}` and `{name}` are one tensor. Nets that share"
-                " parameters cannot be used; give each layer its own."
-            )
-        seen[id(leaf)] = name
     for name, parameter in net.named_parameters():
         if not parameter.is_floating_point():
             raise ConfigError(f"{what}: `{name}` is {parameter.dtype}. Use floating point.")

@@ -30,8 +30,7 @@ class Vgg11(Net):
     """Eight 3x3 convolutions in five pooled blocks, two hidden linear layers and a head.
 
     With `classifier=4096` an average pooling to 7x7 precedes the linear layers, as in torchvision
-    and FL-bench. Deviation: there is no dropout, because its masks would be drawn from PyTorch's
-    global generator and depend on the order in which clients train.
+    and FL-bench. Deviation: there is no dropout between the hidden layers.
     """
 
     Config: ClassVar[type[ModelConfig]] = Vgg11Config

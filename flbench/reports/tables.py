@@ -7,11 +7,15 @@ from typing import Any, Final
 
 from flbench.core.markup import in_cell, in_markdown
 from flbench.core.printable import one_line
-from flbench.metrics import ranking_names
+from flbench.metrics import probability_names, ranking_names
 from flbench.results.reading import VALIDATION
 
 MOST_CLIENTS: Final = 100  # rows of the table of clients
 MOST_CLASSES: Final = 100  # rows of the table of classes
+PROBABILITY_TITLES: Final = dict(
+    zip(probability_names.NAMES, ("macro AUROC", "ECE", "NLL", "Brier score"), strict=True)
+)
+"""Titles of metrics of predicted probabilities, by name."""
 RANKING_TITLES: Final = dict(zip(ranking_names.NAMES, ("AUROC", "average precision"), strict=True))
 """Column headers of the metrics for two classes; tables have them if their runs do."""
 CLIENT_TITLES: Final = {
@@ -139,7 +143,8 @@ def clients_block(
     more = len(rows) - MOST_CLIENTS
     has_classes = set(scores) <= set(CLIENT_TITLES)
     titles = {name: CLIENT_TITLES.get(name, name.replace("_", " ")) for name in scores}
-    titles |= {name: title for name, title in RANKING_TITLES.items() if name in rows[0]}
+    of_scores = RANKING_TITLES | PROBABILITY_TITLES
+    titles |= {name: title for name, title in of_scores.items() if name in rows[0]}
     first = next(iter(titles), "")
     if (validation := f"{VALIDATION}{first}") in rows[0]:
         titles = {first: titles[first], validation: f"validation {titles[first]}", **titles}
@@ -214,6 +219,35 @@ def cohort_block(cohort: Mapping[str, Any]) -> Block:
         ),
         "Only the clients that took part in a round are evaluated. This is another statistic than"
         " the accuracy of all clients with what is deployed to them.",
+    )
+
+
+def new_clients_block(summary: Mapping[str, Any], moment: str, metric: str) -> Block | None:
+    """Return the table of the clients that join after the training; None without such clients.
+
+    Args:
+        summary: Content of summary.json.
+        moment: `last` or `best`: the round whose models are shown.
+        metric: A test metric, such as `accuracy_mean`.
+    """
+    about = summary.get("new_clients")
+    if not about:
+        return None
+    test, lines = summary[moment]["test"], []
+    for epochs in about["epochs"]:
+        new, seen = (test.get(f"{who}@{epochs}", {}) for who in ("new", "seen"))
+        values = (new.get(metric), seen.get(metric), new.get("gap"))
+        shown = ("-" if value is None else f"{value:.4f}" for value in values)
+        received = size(about["received_bytes"][str(epochs)])
+        lines.append((str(epochs), *shown, received, f"{about['steps'][str(epochs)]:.1f}"))
+    return Block(
+        "Clients that join later",
+        ("epochs", "new clients", "clients that trained", "gap", "bytes to join", "steps"),
+        tuple(lines),
+        f"Test {metric.replace('_', ' ')} of {about['clients']} clients that trained in no round,"
+        " after epochs on their own training parts; 0 is the model that the server would send."
+        " Beside them the clients that trained, after as many further epochs from their own models."
+        f" Models are those of the {moment} round.",
     )
 
 

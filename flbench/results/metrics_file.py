@@ -45,7 +45,8 @@ class Row(NamedTuple):
             otherwise the samples of an evaluation: `validation`, `test` or `common`.
         protocol: Which model was evaluated, such as `personal` or `gm`. A suffix marks the cohort
             alone: `@before` local training, `@local` right after it, `@aggregated` at the end of
-            the round. Empty for splits without an evaluation.
+            the round. `new@5` are clients that join after the training, with 5 epochs of their own,
+            and `seen@5` those that trained, with 5 more. Empty for splits without an evaluation.
         metric: Name of the metric.
         value: Its value.
     """

@@ -19,7 +19,7 @@ from flbench.core.errors import DataError, UserError, shortened
 from flbench.core.names import as_written
 from flbench.core.wording import how_to_resume
 from flbench.data.npz_files import read_arrays
-from flbench.metrics import ranking_names
+from flbench.metrics import probability_names, ranking_names
 from flbench.metrics.classes import rare_classes
 from flbench.metrics.rare_names import are_balanced, has_rare
 from flbench.results import metrics_file
@@ -435,11 +435,12 @@ def read_clients(path: Path, scores: tuple[str, ...] = CLIENT_SCORES) -> list[di
     rows = list(csv.DictReader(StringIO(files.read_text(file)), strict=True))
     if not rows or not rows[0].get("name"):  # files of version 0.1 have no names
         return []
-    validation = {f"{VALIDATION}{name}" for name in (*scores, *ranking_names.NAMES)}
+    sometimes = (*ranking_names.NAMES, *probability_names.NAMES)
+    validation = {f"{VALIDATION}{name}" for name in (*scores, *sometimes)}
     for row in rows:
         if None in row or None in row.values() or not {*CLIENT_COLUMNS, *scores} <= row.keys():
             raise ValueError("a row has other columns than a clients.csv")
-        further = (name for name in row if name in ranking_names.NAMES or name in validation)
+        further = (name for name in row if name in sometimes or name in validation)
         for column in (*scores, *further):
             float(row[column] or "nan")
     return [row | {"name": as_written(read_cell(row["name"]), "a client")} for row in rows]

@@ -39,6 +39,9 @@ Summary = dict[str, Any]
 - `notes`: sentences for the user.
 - `positive_class`: with two classes, the name of the one that AUROC and average precision rank.
 - `stopped`: if a callback ended the run before its last round: `round` and `reason`.
+- `new_clients`: with `partition.new_clients`, of the clients that join after the training: their
+  number `clients`, what they `train` (`evaluation.adapt`), the numbers of `epochs`, and for each of
+  these `received_bytes` and optimizer `steps`, as means over the clients after the last round.
 - `target`: with `evaluation.target_accuracy`, see `cost_to_reach`.
 """
 
@@ -85,6 +88,13 @@ class _Target(_Part):
     communication: _Traffic | None = None
 
 
+class _NewClients(_Part):
+    clients: Count
+    epochs: list[Count]
+    received_bytes: dict[Name, float]
+    steps: dict[Name, float]
+
+
 class _Cohort(_Part):
     first_round: Count
     last_round: Count
@@ -118,6 +128,7 @@ class _Finished(_Part):
     notes: list[Sentence] = []
     engine: dict[str, Any] = {}
     target: _Target | None = None
+    new_clients: _NewClients | None = None
     cohort: _Cohort | None = None
 
 

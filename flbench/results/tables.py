@@ -56,6 +56,9 @@ earlier versions have nothing on validation parts."""
 TARGET_CLIENTS: Final = {name: kind for name, kind in CLIENTS.items() if name != "classes"}
 """Columns of `Run.clients` with their types, for a run whose targets are not classes."""
 
+NEW_CLIENTS: Final = {"moment": "str", "epochs": "int64", **CLIENTS}
+"""Columns of `Run.new_clients` with their types; the others are metrics, float64."""
+
 CONFUSION: Final = {"split": "str", "true": "int64", "predicted": "int64", "count": "int64"}
 """Columns of `Run.confusion` with their types."""
 

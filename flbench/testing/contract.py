@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -23,10 +24,14 @@ from flbench.config.sources import Layer, from_overrides
 from flbench.core.errors import ConfigError
 from flbench.core.tree import is_finite
 from flbench.core.types import Dispatch, Message, State
+from flbench.data.partition import PARTS, ClientParts
 from flbench.experiment import assembly, checkpoint, lifecycle, rounds
 from flbench.experiment.communication import apply_mask, apply_masks
+from flbench.experiment.new_clients import NewClients
 from flbench.experiment.rounds import visible_to_server
+from flbench.models import fixed
 from flbench.reports import page
+from flbench.results.metrics_file import Row
 from flbench.testing.setting import (
     SMALL,
     Silent,
@@ -236,6 +241,7 @@ class Contract(Conditions):
     - a run that crashed and was resumed ends with the bytes of the uninterrupted run,
     - the vectorized engine computes what the sequential one does, up to rounding,
     - evaluation changes nothing, and neither does what the server must not see,
+    - frozen parameters are neither changed, kept nor sent,
     - clients with one sample or one class, absent clients and diverging ones are handled,
     - the method differs from FedAvg.
 
@@ -451,6 +457,32 @@ class Contract(Conditions):
         unchanged = sorted(name for name, is_changed in changed.items() if not is_changed)
         assert not unchanged, f"phases train {unchanged}, but no client's values have changed"
 
+    def test_frozen_parameters_stay_as_they_are(self, method: Played) -> None:
+        """Of a frozen part, nothing is kept, sent or changed, in copies of the method's own either.
+
+        The backbone is frozen, or the first layers if the method needs a backbone that it trains.
+        """
+        keys, reason = with_method(method.name, "train.rounds=2"), "frozen"
+        try:
+            built = build(*keys, "model.freeze=backbone")
+        except ConfigError as refusal:
+            reason = str(refusal)
+            built = build(*keys, "model.freeze=[conv1, norm1]")
+        assert "frozen" in reason, "the refusal must say that the backbone is frozen"
+        known = built.algorithm.setting.net.fixed
+        before = {name: leaf.clone() for name, leaf in fixed.values(built.net).items()}
+        assert before.keys() == known
+
+        state = after(built, 2)
+
+        for name in (*state.server, *state.clients):
+            parts = name.split(".")
+            assert not any(".".join(parts[k:]) in known for k in range(len(parts))), name
+        settings = rounds.settings_of(built.algorithm, state)
+        [weights] = built.evaluator(print).deployed(state, settings, torch.tensor([1]))
+        for name, leaf in before.items():
+            assert torch.equal(weights[name], leaf), name
+
     def test_programs_of_a_stage_are_equal_and_hashable(self, method: Played) -> None:
         algorithm = method.float32.built.algorithm
         states = [method.float32.after(rounds) for rounds in range(3)]
@@ -490,6 +522,21 @@ class Contract(Conditions):
         )
 
         _assert_vectorized_like_sequential(method.float64, many)
+
+    def test_clients_that_join_later_are_evaluated_and_change_nothing(self, method: Played) -> None:
+        """After no epoch and one: finite scores, the state as it was, alike in both engines."""
+        state = method.float64.after(3)
+        before = fingerprint(state)
+        built = method.float64.built
+        stacked = built.found.engine.altered(name="vectorized")
+        many = replace(built, found=replace(built.found, engine=stacked))
+
+        one, other = (_evaluated_new_clients(experiment, state) for experiment in (built, many))
+
+        assert fingerprint(state) == before
+        assert {row.protocol for row in one} >= {"new@0", "new@1", "seen@0", "seen@1"}
+        assert all(isfinite(row.value) for row in one)
+        assert one == other
 
     def test_state_round_trips_through_a_checkpoint(self, method: Played, tmp_path: Path) -> None:
         state = method.float32.after(1)
@@ -569,6 +616,32 @@ class Contract(Conditions):
         assert described.communication.up
         assert described.communication.keeps
         assert described.__doc__
+
+
+def _evaluated_new_clients(built: assembly.Experiment, state: State) -> list[Row]:
+    """Return the metrics of two clients that join after the training, with samples of no other."""
+    federation = built.federation
+    of_others = [rows for part in PARTS for rows in federation.partition.parts[part]]
+    free = np.setdiff1d(np.arange(len(federation.y)), np.concatenate(of_others))[:60]
+    parts = {
+        part: [rows[low:high] for rows in (free[:30], free[30:])]
+        for part, low, high in zip(PARTS, (0, 16, 22), (16, 22, 30), strict=True)
+    }
+    new = ClientParts(parts, federation.partition.labels)
+    adapt = built.asked.evaluation.adapt.altered(finetune_epochs=(0, 1))
+    evaluation = built.asked.evaluation.altered(adapt=adapt)
+    clients = NewClients(
+        replace(
+            built,
+            asked=built.asked.altered(evaluation=evaluation),
+            federation=replace(federation, new=new),
+        ),
+        print,
+    )
+    try:
+        return clients.rows(clients.evaluate(state), state.round)
+    finally:
+        clients.close()
 
 
 def _assert_resumed_like_straight(method: Played, when: int, folder: Path) -> None:

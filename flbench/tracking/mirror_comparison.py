@@ -30,7 +30,10 @@ from flbench.tracking.study_folder import mean_metrics
 COMPARISON_TAG: Final = "flbench.comparison"
 """Tag with the id of the comparison, on all of its runs and models."""
 REPORTS: Final = (MARKER, FAILURES, "report.html", "report.md", "report.json")
-TABLES: Final = ("leaderboard", "scores", "pairs", "classes", "clients", "client_spread", "targets")
+TABLES: Final = (
+    *("leaderboard", "scores", "pairs", "classes", "clients", "client_spread", "new_clients"),
+    "targets",
+)
 """Tables of the report that MLflow's pages show as tables; the curves are those of the cells."""
 ACCURACY: Final = "best/test/accuracy"
 LONGEST: Final = 500  # characters of a parameter or a tag

@@ -23,6 +23,7 @@ RUN_FILES: Final = (
     "summary.json",
     "report.html",
     "clients.csv",
+    "new_clients.csv",
     "per_class.csv",
     "confusion.csv",
     "predictions.csv",

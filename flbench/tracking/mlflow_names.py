@@ -70,7 +70,8 @@ def summary_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics of a summary.json by which users sort runs.
 
     These are validation and test metrics of the last round (`final/...`) and of the best round by
-    validation (`best/...`), and bytes and seconds (`cost/...`). Metrics on the common test set, and
+    validation (`best/...`), also those of clients that join after the training (`best/test/new-5`
+    after 5 epochs), and bytes and seconds (`cost/...`). Metrics on the common test set, and
     metrics of the cohort alone, are in the curves only.
 
     Args:
@@ -81,17 +82,19 @@ def summary_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
             split: {
                 key: value
                 for key, value in summary[moment][split].items()
-                if key != "common" and "@" not in key
+                if key != "common" and ("@" not in key or key.startswith(("new@", "seen@")))
             }
             for split in ("validation", "test")
         }
         for name, moment in (("final", "last"), ("best", "best"))
     }
+    joining = summary.get("new_clients", {}).get("received_bytes", {})
     return {
         **flatten("final", moments["final"]),
         **flatten("best", moments["best"]),
         **flatten("cost", {**summary["communication"], "best_round": summary["best"]["round"]}),
         **flatten("cost/seconds", summary["seconds"]),
+        **flatten("cost/new_client_bytes", joining),
     }
 
 

@@ -133,21 +133,19 @@ def check_metric(metric: str, evaluation: EvaluationConfig) -> None:
 def with_defaults(layers: list[Layer]) -> list[Layer]:
     """Return the layers, with the defaults of a study below them.
 
-    A study differs from a run in three defaults: one thread for each trial, because trials run at
-    the same time; a checkpoint every few seconds, so that a killed trial loses little; and about 15
-    evaluations, which the scheduler uses.
+    A study differs from a run in two defaults: a checkpoint every few seconds, so that a killed
+    trial loses little, and about 15 evaluations, which the scheduler uses.
 
     Args:
         layers: Layers of a method's configuration.
     """
     rounds = resolve(layers)[0].train.rounds
     tree = {
-        "engine": {"threads": 1},
         "output": {"checkpoint_every": 1, "checkpoint_seconds": CHECKPOINT_SECONDS},
         "evaluation": {"every": max(1, rounds // TRIAL_EVALUATIONS)},
     }
     paths = (
-        *("engine.threads", "output.checkpoint_every", "output.checkpoint_seconds"),
+        *("output.checkpoint_every", "output.checkpoint_seconds"),
         "evaluation.every",
     )
     return [Layer(tree, dict.fromkeys(paths, "flbench tune")), *layers]

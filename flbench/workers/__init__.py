@@ -1,1 +1,1 @@
-"""Processes of Ray: start of a cluster, resources, supervision, and what is sent to workers."""
+"""Processes that train: workers of this machine and of Ray, supervision, what is sent to them."""

@@ -81,7 +81,7 @@ class Resources:
         workers = self.engine.workers
         if self.engine.name == "ray":
             return workers if isinstance(workers, int) else 1
-        return self.engine.threads or 1
+        return self.engine.threads
 
     def check_cores(self) -> None:
         """Raise a ConfigError if this machine has too few cores for a local cluster."""

@@ -1,12 +1,13 @@
 """Objects of the user that are sent to worker processes, once for all trainings."""
 
+import pickle
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import ray
+import cloudpickle
 
 from flbench.core import consent
 from flbench.core.command import command, started_by
@@ -56,7 +57,7 @@ class Parcel:
         """Return a context manager in which the configuration finds the objects."""
         for name, pickled in self.methods.items():
             if name not in ALGORITHMS:
-                ALGORITHMS.adopt(ray.cloudpickle.loads(pickled), name, name)
+                ALGORITHMS.adopt(pickle.loads(pickled), name, name)
         found = {**self.objects, METHOD: {name: ALGORITHMS[name] for name in self.methods}}
         known = {
             id(found[one][name] if name else found[one]): sha
@@ -91,7 +92,7 @@ def pack(objects: Mapping[str, Any], methods: Iterable[str] = ()) -> Parcel:
     sent = {section: thing for section, thing in objects.items() if section not in PREPARED}
     for section, thing in sent.items():
         try:
-            ray.cloudpickle.dumps(thing)
+            cloudpickle.dumps(thing)
         except Exception as error:
             kind = FUNCTIONS.get(section, type(thing).__name__)
             raise ConfigError(
@@ -122,12 +123,12 @@ def _pickled(name: str, kind: type) -> bytes:
     by_value = module is not None and kind.__module__ != "__main__"
     try:
         if by_value:
-            ray.cloudpickle.register_pickle_by_value(module)
+            cloudpickle.register_pickle_by_value(module)
         try:
-            return bytes(ray.cloudpickle.dumps(kind))
+            return bytes(cloudpickle.dumps(kind))
         finally:
             if by_value:
-                ray.cloudpickle.unregister_pickle_by_value(module)
+                cloudpickle.unregister_pickle_by_value(module)
     except Exception as error:
         raise ConfigError(
             f"`algorithm.name={name}`: the class {kind.__qualname__} of {kind.__module__} cannot be"

@@ -31,6 +31,7 @@ KINDS = {
 
 DRAWN = (
     "test_another_seed_gives_another_state",
+    "test_clients_that_join_later_are_evaluated_and_change_nothing",
     "test_crash_and_resume_end_like_the_straight_run",
     "test_evaluation_and_unpaid_values_change_nothing",
     "test_order_of_the_cohort_does_not_matter",

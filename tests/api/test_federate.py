@@ -395,6 +395,13 @@ def logs_a_vector(self, batch, batch_idx):
     return self(batch[0]).sum()
 
 
+class Headless(Lit):
+    """Logits that no layer returns as they are."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
 def fails(self, batch, batch_idx):
     return self.fc(batch[0])
 
@@ -402,12 +409,13 @@ def fails(self, batch, batch_idx):
 @pytest.mark.parametrize(
     ("module", "keys", "sentence"),
     [
-        (Lit, {"method": "fedproto"}, r"term on features or logits \(PrototypeL2\).*fl\.run"),
-        (Lit, {"method": "pfedme"}, "it changes the gradient of a step"),
-        (Lit, {"method": "fedfomo"}, "it reads what the net computes for samples"),
+        (Lit, {"method": "fedproto", "head": "body"}, r"PrototypeL2.*`body` does not map.*fl\.run"),
+        (Lit, {"method": "pfedme"}, "computed with the learning rate"),
+        (Lit, {"method": "fedrod"}, "cross entropy is of other logits"),
         (Lit, {"method": "scaffold"}, "control variates are computed from the learning rate"),
-        (Lit, {"method": "dfedavgm"}, "it sets the momentum of an optimizer itself"),
-        (Lit, {"method": "fedper"}, "linear layers: body.1, fc"),
+        (Lit, {"method": "dfedavgm"}, "it sets the momentum of an optimizer"),
+        (Headless, {"method": "fedper"}, "linear layers: body.1, fc"),
+        (Headless, {"method": "hfcd"}, "linear layers: body.1, fc"),
         (Lit, {"method": "fedper", "head": "top"}, "has no submodule `top`"),
         (Lit, {"engine": "vectorized"}, "`engine.name=vectorized` cannot train Lit"),
         (Lit, {"train": {"optimizer": {"lr": 0.1}}}, "`train.optimizer` is set"),

@@ -134,15 +134,6 @@ class Post(Two):
         return super().forward(x).softmax(1)
 
 
-class Shared(Two):
-    """A net with two layers of one weight."""
-
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
-        self.more = nn.Linear(16, classes)
-        self.more.weight = self.classifier.weight
-
-
 class Pair(Two):
     """A net with two outputs."""
 
@@ -161,7 +152,6 @@ class Whole(Two):
     ("net", "sentence"),
     [
         (Post, "is not that of the head `classifier`"),
-        (Shared, "are one tensor"),
         (Pair, "returns tuple"),
         (Whole, "returns torch.int64"),
         (nn.Sequential(nn.Flatten(), nn.Linear(64, 9)), r"must return logits \[2, 10\]"),

@@ -272,6 +272,69 @@ def test_hooks_of_a_second_model_see_its_parameters(tmp_path):
     assert float(weight.abs().max()) <= 0.01
 
 
+def test_the_round_and_the_numbers_of_samples_can_be_read(tmp_path):
+    """Each client logs what it reads; the mean over the two clients is known."""
+
+    class Reads(Lit):
+        def on_train_start(self):
+            trainer = self.trainer
+            self.log("round", trainer.round)
+            self.log("left", trainer.max_rounds - trainer.round)
+            self.log("samples", trainer.num_training_samples)
+            self.log_dict({f"class{k}": n for k, n in enumerate(trainer.class_counts)})
+            assert trainer.class_counts.dtype == self.fc.weight.dtype
+
+    two = fl.Dirichlet(alpha=0.5, clients=2, samples=60)
+    run = trained(tmp_path, made(Reads), partition=two, train={"rounds": 3, "local_epochs": 1})
+
+    found = run.metrics.query("split == 'log'").pivot(
+        index="round", columns="metric", values="value"
+    )
+    assert found["round"].tolist() == [0, 1, 2]
+    assert found["left"].tolist() == [3, 2, 1]
+    sizes = run.clients.groupby("client")["train_size"].first()
+    assert found["samples"].tolist() == [sizes.mean()] * 3
+    counts = found[[f"class{k}" for k in range(10)]]
+    assert counts.sum(axis=1).tolist() == [sizes.mean()] * 3
+
+
+def test_the_validation_step_sees_the_trained_module_and_changes_nothing(tmp_path):
+    class Validated(Lit):
+        def on_train_start(self):
+            self.smoothing = 0.1
+
+        def validation_step(self, batch):
+            x, y = batch
+            assert not self.training
+            assert self.trainer.validating
+            logits = self(x)
+            self.log("val_acc", (logits.argmax(1) == y).float().mean())
+            loss = nn.functional.cross_entropy(logits, y, label_smoothing=self.smoothing)
+            self.log("val_loss", loss)
+
+        def on_validation_epoch_end(self):
+            self.log("bias", self.fc.bias.sum())
+
+    keys = {"partition": fl.IID(clients=1, samples=150), "train": {"batch_size": 8}}
+    run = trained(tmp_path, made(Validated), "local", **keys)
+    plain = trained(tmp_path, made(Lit), "local", **keys)
+
+    assert run.digest == plain.digest
+    found = run.metrics.set_index(["split", "metric"])["value"]
+    # The client's model of its training is the one that is evaluated with Local-Only.
+    assert found["log", "val_acc"] == pytest.approx(run.summary["validation"]["accuracy"])
+    bias = run.model(client=0, checkpoint="last").net.module.fc.bias
+    assert found["log", "bias"] == pytest.approx(float(bias.sum()))
+
+    fails = changed("validation_step", lambda self, batch: self.missing)
+    with pytest.raises(fl.ConfigError, match=r"validation_step raised AttributeError.*missing"):
+        trained(tmp_path / "fails", made(fails), "local", **keys)
+    assert not [*tmp_path.glob("fails/*/*/metrics.csv")]
+    both = changed("validation_step", lambda self, batch: self.log("loss", 0.0), logs("loss"))
+    with pytest.raises(fl.ConfigError, match=r"`loss`.*validation_step.*val_loss"):
+        trained(tmp_path, made(both), **keys)
+
+
 OF_GRADIENTS = ("configure_gradient_clipping", "on_after_backward", "on_before_optimizer_step")
 
 

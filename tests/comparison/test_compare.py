@@ -447,23 +447,24 @@ def test_after_a_kill_nothing_is_repeated_and_the_report_is_the_same(tmp_path: P
 def test_cells_at_once_survive_the_death_of_their_driver(
     tmp_path: Path, jobs: str, seeds: int, read: Callable[[Path], dict[str, Any]]
 ):
-    """Killed in the middle: finished cells stay, the others continue, all ends as without Ray.
+    """Killed in the middle: finished cells stay, the others continue, all ends as in one process.
 
-    The comparison that is killed trains on Ray; it is continued without, or with it. The report is
+    The comparison that is killed trains two cells at a time; it is continued with one or two. The
+    report is
     the same to the byte, page and pictures included.
     """
     words = ["local", "fedavg", "--seeds", str(seeds), *ONE]
     assert compare(tmp_path / "alone", *words, "--jobs", "1") == 0
     command = [sys.executable, "-m", "flbench", "compare", *words, "--jobs", "2"]
     process = subprocess.Popen(
-        [*command, "--out", str(tmp_path / "ray")], stderr=subprocess.DEVNULL, text=True
+        [*command, "--out", str(tmp_path / "two")], stderr=subprocess.DEVNULL, text=True
     )
-    while len(list((tmp_path / "ray").glob("*/cells/*/summary.json"))) < seeds - 1:
+    while len(list((tmp_path / "two").glob("*/cells/*/summary.json"))) < seeds - 1:
         assert process.poll() is None, "the comparison ended before it was to be killed"
         time.sleep(0.01)
     process.kill()
     process.wait()
-    path = comparison_in(tmp_path / "ray")
+    path = comparison_in(tmp_path / "two")
     before = identities(path)
     assert app.main(["compare", "--resume", str(path), "--jobs", jobs]) == 0
     after = identities(path)
@@ -482,7 +483,7 @@ def test_cells_at_once_survive_the_death_of_their_driver(
 
 
 @pytest.mark.slow
-def test_one_data_set_is_given_as_for_a_run_and_one_job_needs_no_ray(tmp_path):
+def test_one_data_set_is_given_as_for_a_run_and_two_jobs_need_no_ray(tmp_path):
     """In a process of its own, in which nothing has imported Ray."""
     code = f"""
 import sys
@@ -492,11 +493,11 @@ from flbench.api import reporting
 
 reporting.written.write = lambda folder, analysis: None  # the report takes seconds
 x, y = np.arange(64 * 60, dtype=np.uint8).reshape(60, 8, 8), np.arange(60) % 3
-more = {{"seeds": 1, "jobs": 1, "train": {{"rounds": 1}}, "progress": False}}
+more = {{"seeds": 2, "jobs": 2, "train": {{"rounds": 1}}, "progress": False}}
 more["partition"] = {{"scheme": "iid", "clients": 2}}
 for k, data in enumerate((fl.Data(x, y, name="own"), "digits")):
     found = fl.compare("local", data=data, out="{tmp_path}/" + str(k), **more)
-    assert list(found.leaderboard["n"]) == [1]
+    assert list(found.leaderboard["n"]) == [2]
 assert "ray" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)

@@ -563,7 +563,7 @@ def test_cache_that_cannot_be_written_costs_nothing_but_time(tmp_path, monkeypat
         ({"train/a/0.png": deep()}, "more than 8 bits"),
         ({"train/a/0.png": deep_colours(2)}, "more than 8 bits"),
         ({"train/a/0.png": deep_colours(6)}, "more than 8 bits"),
-        ({"readme.txt": b"x"}, "has no images"),
+        ({"readme.md": b"x"}, "has no images"),
         ({"0.png": picture(1), "a/1.png": picture(1)}, "0.png is in no class folder"),
         ({"x/train/0.png": picture(1), "x/test/1.png": picture(1)}, "is in no class folder"),
         ({"a/0.png": picture(1), "b/c/1.png": picture(1)}, "are not beside each other"),

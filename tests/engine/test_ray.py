@@ -14,9 +14,11 @@ from flbench.client.program import LocalProgram, Statistic
 from flbench.core.errors import ConfigError, RunError
 from flbench.core.tree import digest
 from flbench.core.types import Samples
+from flbench.engine.worker import Worker
 from flbench.experiment import rounds
 from flbench.testing.setting import NET
 from tests.algorithms.test_contract import KINDS
+from tests.engine.playing import played
 from tests.engine.test_vectorized import REDUCE, Count
 from tests.support import SMALL, build, config_of, run, summary_of_run
 
@@ -38,16 +40,6 @@ def engine():
     engine = RayEngine(built.net, built.federation, config)
     yield engine
     engine.close()
-
-
-def played(built, engine, number: int = 3):
-    state = built.start()
-    while state.round < number:
-        setup = built.algorithm.stages()[state.stage].setup
-        settings = rounds.settings_of(built.algorithm, state, setup=setup)
-        trained = rounds.train(built.algorithm, engine, state, settings)
-        state = rounds.exchange(built.algorithm, state, trained).state
-    return state
 
 
 def assert_same_bits(engine, name: str, number: int) -> None:
@@ -72,14 +64,12 @@ def test_every_method_ends_with_the_sequential_engines_bits(engine, name):
 
 @pytest.mark.parametrize("trace", [True, False])
 def test_workers_follow_engine_trace(trace):
-    from flbench.engine.ray import Actor
-
     built = build(*KEYS)
     config = config_of(*KEYS, "engine.name=ray", f"engine.trace={str(trace).lower()}").engine
 
-    actor = Actor(built.federation.x.numpy(), (built.net, built.federation, config))
+    worker = Worker(built.federation.x.numpy(), (built.net, built.federation, config))
 
-    assert actor._engine._environment.traces.enabled is trace
+    assert worker.engine._environment.traces.enabled is trace
 
 
 def test_results_come_in_cohort_order_with_failures_and_observations(engine):
@@ -129,16 +119,6 @@ def test_nothing_writes_to_the_shared_samples(engine):
     played(built, engine, 2)
 
     assert hashlib.sha256(ray.get(engine._samples).tobytes()).hexdigest() == before
-
-
-def test_clients_are_dealt_by_size(engine):
-    ids = torch.arange(5)
-
-    dealt = engine._assign(ids)
-
-    assert sorted(torch.cat(dealt).tolist()) == ids.tolist()
-    loads = [int(engine._sizes[ids[positions]].sum()) for positions in dealt]
-    assert abs(loads[0] - loads[1]) <= int(engine._sizes.max())
 
 
 def test_empty_cohort_is_accepted(engine):
@@ -259,13 +239,11 @@ def test_an_error_of_a_worker_is_raised_as_it_was(monkeypatch, cause):
 
 
 def test_an_exception_of_the_users_code_in_a_worker_names_its_line():
-    from flbench.engine.ray import Actor
-
     def fails(*arguments, **named):
         raise ValueError("a spike of the loss")
 
-    actor = object.__new__(Actor)
-    actor._engine = SimpleNamespace(run=fails)
+    worker = object.__new__(Worker)
+    worker.engine = SimpleNamespace(run=fails)
     ids = torch.tensor([0]).numpy()
     with pytest.raises(ConfigError, match=r"spike .*test_ray\.py:\d+"):
-        actor.run(LocalProgram(()), ids, {}, (({}, {}), ({}, {}), {}), None, ())
+        worker.run(LocalProgram(()), ids, {}, (({}, {}), ({}, {}), {}), None, ())

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torchvision.ops import StochasticDepth
 from tqdm import tqdm
 
 import flbench as fl
@@ -110,20 +111,37 @@ class Numpy(Net):
         return h * (1 + 0.1 * float(np.random.rand()))
 
 
-RANDOM = (Dropout, Leaky, Attention, Recurrent, Noise, Depth, Numpy)
-
-
-class All(Net):
-    """Draws in all of these ways."""
+class Rows(Net):
+    """Leaves out samples, as torchvision's nets do, and is random in place."""
 
     def make(self):
-        for kind in RANDOM:
+        self.depth = StochasticDepth(0.3, "row")
+
+    def between(self, h):
+        return self.depth(h) * torch.empty(len(h), 1, device=h.device).uniform_(0.9, 1.1)
+
+
+class Several(Net):
+    """Draws in several ways; a subclass says in which ones."""
+
+    ways = ()
+
+    def make(self):
+        for kind in self.ways:
             kind.make(self)
 
     def between(self, h):
-        for kind in RANDOM:
+        for kind in self.ways:
             h = kind.between(self, h)
         return h
+
+
+class All(Several):
+    ways = (Dropout, Leaky, Attention, Recurrent, Noise, Depth, Numpy, Rows)
+
+
+class Stackable(Several):
+    ways = (Dropout, Attention, Noise, Rows)
 
 
 class Counts(Net):
@@ -203,7 +221,7 @@ def test_a_run_depends_on_its_seed_alone(tmp_path, kind):
     assert found[0].metrics.equals(found[1].metrics)
 
 
-@pytest.mark.parametrize("kind", [*RANDOM, Counts, Hooks])
+@pytest.mark.parametrize("kind", [Recurrent, Depth, Numpy, Counts, Hooks])
 def test_what_a_stack_of_clients_would_share_is_refused(tmp_path, kind):
     assert "cannot" in refusal(tmp_path, kind, "vectorized")
 
@@ -245,13 +263,44 @@ def test_a_resumed_run_draws_the_same(tmp_path):
     assert fl.resume(path, model=Recurrent, progress=False).digest == whole.digest
 
 
-def test_a_layer_of_dropout_is_accepted_and_the_vectorized_engine_names_it(tmp_path):
-    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.3), nn.Linear(16, 10))
+def test_the_vectorized_engine_draws_what_the_sequential_one_draws(tmp_path):
+    """For batches that are not full, several blocks, and fine-tuning before evaluations."""
+    before = torch.get_rng_state(), random.getstate()
+    found = []
+    for name, block in (("sequential", None), ("vectorized", 2)):
+        given = keys(tmp_path / name, local_epochs=1)
+        given["partition"] = fl.IID(clients=3, samples=130)
+        given["engine"] |= {"name": name, "block": block, "precision": "64-true"}
+        found.append(fl.run("ft", model=Stackable, data="digits", **given))
 
-    assert run(tmp_path / "one", net).digest == run(tmp_path / "two", net).digest
-    text = refusal(tmp_path, net, "vectorized")
-    assert "Dropout" in text
-    assert "ray" in text
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == random.getstate()
+    assert not any("random" in note for one in found for note in one.notes)
+    losses = [one.metrics[one.metrics.metric == "loss"].value.to_numpy() for one in found]
+    assert np.allclose(*losses, rtol=0, atol=1e-9)
+    one, other = (each.model(2).state_dict() for each in found)
+    for name, value in one.items():
+        assert torch.allclose(value, other[name], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_a_layer_of_dropout_draws_from_the_seed_with_and_without_traces(tmp_path, engine):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.3), nn.Linear(16, 10))
+    digests = []
+    for seed, trace in ((0, True), (0, False), (1, True)):
+        torch.manual_seed(seed + 5)
+        given = keys(tmp_path / f"{seed}{trace}", local_epochs=2)
+        given["engine"] |= {"name": engine, "trace": trace}
+        digests.append(fl.run("fedavg", model=net, data="digits", seed=seed, **given).digest)
+
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_the_vectorized_engine_says_where_it_draws_other_numbers(tmp_path):
+    found = run(tmp_path / "one", Leaky, engine="vectorized")
+
+    assert any("vectorized engine draws other random numbers" in note for note in found.notes)
+    assert found.digest == run(tmp_path / "two", Leaky, engine="vectorized").digest
 
 
 @pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN"])

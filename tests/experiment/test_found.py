@@ -16,12 +16,12 @@ OWN = (
     *("partition.samples=null", f"model.name={PARTS}:Two", "train.rounds=20"),
     f'train.terms=[{{"name": "focal"}}, {{"name": "{PARTS}:confidence", "size": 0.5}}]',
     f'evaluation.metrics={{"errors": "{PARTS}:error_rate"}}',
-    *("engine.threads=null", "evaluation.every=null"),
+    "evaluation.every=null",
 )
 FOUND = {
     *("data.name", "data.sha256", "partition.seed", "partition.sha256", "model.sha256"),
     *("train.terms", "evaluation.metrics.errors.sha256", "evaluation.every"),
-    *("engine.threads", "engine.device"),
+    "engine.device",
 }
 """Keys that a run with these parts finds values for."""
 

@@ -38,8 +38,8 @@ class Lit(lightning.LightningModule):
         return torch.optim.Adam(self.parameters())
 
 
-def configured(method, head):
-    model = {"name": "object", "lightning": True, "head": head}
+def configured(method):
+    model = {"name": "object", "lightning": True}
     given = {
         "algorithm": {"name": method},
         "model": model,
@@ -50,27 +50,47 @@ def configured(method, head):
     return resolve([from_values(given, "test")])[0]
 
 
-def test_the_guide_lists_the_methods_that_are_accepted():
-    """Each method is built without and with `head`, as before a run."""
-    federation = load_federation(configured("fedavg", None))
-    accepted, refused = {}, {}
-    with offered({"model": Lit()}):
-        for method in ALGORITHMS.load():
-            for head in (None, "fc"):
-                try:
-                    build(configured(method, head), federation)
-                except ConfigError as error:
-                    refused[method] = str(error)
-                else:
-                    accepted.setdefault(method, head)
-    rows = re.findall(r"^\| (`.*`) \| (any module|with) ", GUIDE.read_text("utf-8"), re.MULTILINE)
-    listed = {
-        method: None if kind == "any module" else "fc"
-        for methods, kind in rows
-        for method in re.findall("`([^`]*)`", methods)
-    }
+class Scaled(Lit):
+    """A module whose output is not that of a layer, so that it has no head."""
 
-    assert listed == accepted
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def refusals(module, federation, *, tried):
+    """Return the message for each method that cannot train the module, tried in a few steps."""
+    found = {}
+    with offered({"model": module}):
+        for method in ALGORITHMS.load():
+            try:
+                build(configured(method), federation, tried=tried)
+            except ConfigError as error:
+                found[method] = str(error)
+    return found
+
+
+def listed(rows):
+    return {method for row in rows for method in re.findall("`([^`]*)`", row)}
+
+
+def test_the_guide_lists_the_methods_that_are_accepted():
+    """Each method is built for a module with a head and for one without, as before a run."""
+    federation = load_federation(configured("fedavg"))
+    refused = refusals(Lit(), federation, tried=True)
+    without_head = refusals(Scaled(), federation, tried=False)
+    guide = GUIDE.read_text("utf-8")
+    any_module, with_head = (
+        listed(re.findall(rf"^\| (`.*`) \| {kind}", guide, re.MULTILINE))
+        for kind in ("any module", "a head")
+    )
+    reasons = re.findall(r"^\| (`.*`) \| .* \| \*(.*)\* \|$", guide, re.MULTILINE)
+
+    assert any_module == {*ALGORITHMS.load()} - without_head.keys()
+    assert with_head == without_head.keys() - refused.keys()
+    assert listed(row for row, _ in reasons) == refused.keys()
+    for row, reason in reasons:
+        for method in listed([row]):
+            assert reason in refused[method], method
     assert all(f"`algorithm.name={method}`" in sentence for method, sentence in refused.items())
 
 

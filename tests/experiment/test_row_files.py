@@ -164,7 +164,8 @@ def test_a_crash_at_any_moment_leaves_the_old_or_the_new_checkpoint(rounds, tmp_
         assert found[-1] == bits(state)
 
 
-def test_a_full_disk_leaves_the_old_checkpoint_and_no_new_file(tmp_path, monkeypatch):
+@pytest.mark.parametrize("at", [2, 3])  # a file of rows, or the checkpoint itself
+def test_a_full_disk_leaves_the_old_checkpoint_and_no_new_file(at, tmp_path, monkeypatch):
     state, changes, path = fresh(), ChangedRows(), tmp_path / "last.safetensors"
     state = trained_by(state, [0], changes, 1)
     checkpoint.save(path, state, "hash", {}, changes)
@@ -174,7 +175,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_no_new_file(tmp_path, monkeyp
 
     def full(*arguments, **options):
         calls.append(arguments)
-        if len(calls) == 2:
+        if len(calls) == at:
             raise OSError(28, "No space left on device")
         return write(*arguments, **options)
 

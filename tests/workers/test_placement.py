@@ -97,7 +97,7 @@ class RecordingTrial(TrialWorker):
 
 
 class RecordingActor:
-    """Stands for `JobActor`: it trains nothing."""
+    """Stands for `JobWorker`: it trains nothing."""
 
     folder: Path
     together: int
@@ -185,7 +185,7 @@ def test_trials_with_a_quarter_of_a_gpu_are_four_on_each(
 
 def test_cells_have_a_gpu_each(two_devices, supervisor, tmp_path, monkeypatch):
     RecordingActor.folder, RecordingActor.together = tmp_path, DEVICES
-    monkeypatch.setattr(ray_actors, "JobActor", RecordingActor)
+    monkeypatch.setattr(ray_actors, "JobWorker", RecordingActor)
 
     trained_cells(tmp_path, 4, Resources(DEVICES, CPU, 1.0, 0, kind=CELL), supervisor)
 
@@ -248,7 +248,7 @@ def test_two_nodes_with_a_gpu_each_both_work(supervisor, tmp_path, monkeypatch):
     from ray.cluster_utils import Cluster
 
     RecordingActor.folder, RecordingActor.together = tmp_path, 2
-    monkeypatch.setattr(ray_actors, "JobActor", RecordingActor)
+    monkeypatch.setattr(ray_actors, "JobWorker", RecordingActor)
     node = {"num_cpus": 1, "num_gpus": 1, "object_store_memory": 80 * 2**20}
     nodes = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
     try:

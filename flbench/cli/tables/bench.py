@@ -29,7 +29,7 @@ def print_cases(cases: "Sequence[Case]") -> None:
         table.add_column(title, justify="right")
     for case in cases:
         table.add_row(
-            case.engine,
+            case.title,
             f"{case.speed:,.0f}",
             f"{case.ratio:.3f}",
             f"{100 * case.arithmetic:.1f} %",
@@ -52,5 +52,5 @@ def _print_complete_runs(cases: "Sequence[Case]") -> None:
         table.add_column(title, justify="right")
     for case in cases:
         seconds = [duration(case.run[key]) for key in (*PURPOSES, "bare")]
-        table.add_row(case.engine, *seconds, f"{case.whole:.3f}")
+        table.add_row(case.title, *seconds, f"{case.whole:.3f}")
     open_console().print(table)

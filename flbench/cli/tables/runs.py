@@ -8,6 +8,7 @@ from flbench.cli.console import block, line, notes, titled_table, whole_table
 from flbench.core.printable import one_line
 from flbench.metrics.rare_names import NAMES as RARE_METRICS
 from flbench.reports.tables import (
+    PROBABILITY_TITLES,
     RANKING_TITLES,
     class_score,
     clients_block,
@@ -76,6 +77,11 @@ def _comparison(runs: Sequence[StoredRun], apart: Differences) -> Table:
     shown |= {
         name: title.replace(" ", "\n") + of
         for name, title in RANKING_TITLES.items()  # defined for two classes
+        if any(name in test for test in tests)
+    }
+    shown |= {
+        name: title.replace(" ", "\n")
+        for name, title in PROBABILITY_TITLES.items()
         if any(name in test for test in tests)
     }
     settings = dict(list(apart.values.items())[:MOST_COLUMNS])

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from flbench.jobs.job import Job
 from flbench.jobs.launchers.base import Launcher
+from flbench.jobs.launchers.local_processes import local_processes
 from flbench.jobs.launchers.this_process import ThisProcess
 from flbench.jobs.samples import LoadedSamples
 from flbench.workers.resources import Resources
@@ -31,8 +32,10 @@ def launcher(
         supervisor: Stops the jobs after a stop signal or the loss of a server of Ray.
         tell: Function that gets notes for the user.
     """
-    if min(resources.concurrent, len(jobs)) > 1:
+    if min(resources.concurrent, len(jobs)) < 2:
+        return nullcontext(ThisProcess(samples))
+    if resources.gpus or resources.address:
         from flbench.jobs.launchers.ray_actors import ray_actors  # importing Ray takes a second
 
         return ray_actors(jobs, samples, resources, supervisor, tell)
-    return nullcontext(ThisProcess(samples))
+    return local_processes(jobs, samples, resources, supervisor, tell)

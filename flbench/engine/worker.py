@@ -1,0 +1,270 @@
+"""What a worker process does for an engine: it trains the clients that it is given.
+
+Actors of Ray and processes of this machine are the same class, `Worker`. A worker has an engine of
+its own and keeps no state between calls, so that one that has died is replaced by a new one.
+"""
+
+import os
+import pickle
+import sys
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from flbench.client.program import LocalProgram, Step
+from flbench.config.schema import EngineConfig
+from flbench.core.raised import as_errors
+from flbench.core.storage import Storage
+from flbench.core.types import Dispatch, Message, Results, Tree
+from flbench.data.federation import Federation
+from flbench.engine.base import (
+    RESULTS,
+    Engine,
+    RoundSettings,
+    concatenate_results,
+    find_device,
+)
+from flbench.models.lightning_net import LightningNet
+
+Arrays = dict[str, NDArray[Any]]
+
+Warned = tuple[type[Warning], str, str, int]
+"""Category, text, file and line of a warning."""
+
+
+class Worker:
+    """An engine in a process of its own.
+
+    Args:
+        samples: The inputs of all samples, in memory that processes share.
+        rest: Net, federation without its samples, and configuration of the engine.
+    """
+
+    def __init__(
+        self, samples: NDArray[Any], rest: tuple[nn.Module, Federation, EngineConfig]
+    ) -> None:
+        net, federation, config = rest
+        torch.set_num_threads(config.threads)
+        self.engine = _engine(net, federation.with_samples(samples), config)
+
+    def ready(self) -> int:
+        """Return the id of the process, when the engine is ready."""
+        return os.getpid()
+
+    def run(
+        self,
+        program: LocalProgram,
+        ids: NDArray[np.int64],
+        rows: Arrays,
+        dispatch: tuple[Any, Any, dict[str, float]],
+        settings: RoundSettings,
+        observe: tuple[Step, ...],
+    ) -> dict[str, Any]:
+        """Train these clients; return the fields of `Results` as NumPy arrays, and warnings.
+
+        Args:
+            program: See `Engine.run`.
+            ids: [K] client ids.
+            rows: The leaves that these clients keep, [K, ...] each.
+            dispatch: The fields of a `Dispatch` for these clients, messages as pairs of arrays.
+            settings: See `Engine.run`.
+            observe: See `Engine.run`.
+        """
+        place = {int(client): k for k, client in enumerate(ids)}
+        kept = _tensors(rows)
+        shared, mine = (_message(packed) for packed in dispatch[:2])
+
+        def some(tree: Tree, wanted: Tensor) -> Tree:
+            index = torch.tensor([place[client] for client in wanted.tolist()])
+            return {name: value[index] for name, value in tree.items()}
+
+        with warnings.catch_warnings(record=True) as caught, as_errors():
+            results = self.engine.run(
+                program,
+                torch.from_numpy(ids.copy()),
+                rows=lambda wanted: some(kept, wanted),
+                dispatch=lambda wanted: Dispatch(
+                    shared,
+                    Message(some(mine.values, wanted), some(mine.mask, wanted)),
+                    dispatch[2],
+                ),
+                settings=settings,
+                observe=observe,
+            )
+        return {
+            "ids": results.ids.numpy(),
+            "steps": results.steps.numpy(),
+            "losses": results.losses.numpy(),
+            "kept": arrays(results.kept),
+            "sent": packed(results.sent),
+            "observed": arrays(results.observed),
+            "failures": results.failures,
+            "observe_seconds": results.observe_seconds,
+            "warned": [_sent(one) for one in caught],
+        }
+
+
+def _engine(net: nn.Module, federation: Federation, config: EngineConfig) -> Engine:
+    """Return the engine of a worker: that of the configuration.
+
+    A worker of Ray has the vectorized engine on a GPU, and the sequential one on a CPU. The
+    training step of a user's LightningModule cannot be vectorized.
+    """
+    on_gpu = find_device(config.device).type == "cuda"
+    if config.name == "vectorized" or (on_gpu and not isinstance(net, LightningNet)):
+        from flbench.engine.vectorized import VectorizedEngine
+
+        config = config.altered(device="cuda") if on_gpu else config
+        return VectorizedEngine(net, federation, config)
+    from flbench.engine.sequential import SequentialEngine
+
+    # Clients are assigned by the number of workers, on which no result may depend.
+    return SequentialEngine(net, federation, config, stacks=False)
+
+
+def assign(work: Sequence[float], workers: int) -> list[list[int]]:
+    """Return the positions of what each worker gets, in ascending order.
+
+    The largest part that is left goes to the worker with the least work so far.
+
+    Args:
+        work: Work of each part, such as the number of a client's samples.
+        workers: Number of workers.
+
+    >>> assign([5, 1, 2, 2], 2)
+    [[0], [1, 2, 3]]
+    """
+    loads = [0.0] * workers
+    assigned: list[list[int]] = [[] for _ in loads]
+    for position in sorted(range(len(work)), key=lambda k: (-work[k], k)):
+        least = min(range(len(loads)), key=lambda k: (loads[k], k))
+        assigned[least].append(position)
+        loads[least] += work[position] + 1
+    return [sorted(positions) for positions in assigned]
+
+
+def arguments(
+    ids: Tensor, rows: Tree, dispatch: Dispatch
+) -> tuple[NDArray[np.int64], Arrays, tuple[Any, Any, dict[str, float]]]:
+    """Return what `Worker.run` takes for some clients.
+
+    Args:
+        ids: Ids [K] of the clients.
+        rows: The leaves that they keep, [K, ...] each.
+        dispatch: What the server sends them.
+    """
+    sent = packed(dispatch.shared), packed(dispatch.rows), dict(dispatch.numbers)
+    return ids.numpy(), arrays(rows), sent
+
+
+def arrays(tree: Tree) -> Arrays:
+    """Return the tensors of a tree as NumPy arrays on the CPU."""
+    return {name: value.detach().cpu().numpy() for name, value in tree.items()}
+
+
+def packed(message: Message) -> tuple[Arrays, Arrays]:
+    """Return the values and the masks of a message as arrays."""
+    return arrays(message.values), arrays(message.mask)
+
+
+def unpacked(found: dict[str, Any]) -> Results:
+    """Return the results that a worker returned as arrays."""
+    return Results(
+        ids=_tensor(found["ids"]),
+        steps=_tensor(found["steps"]),
+        losses=_tensor(found["losses"]),
+        kept=_tensors(found["kept"]),
+        sent=_message(found["sent"]),
+        observed=_tensors(found["observed"]),
+        failures=found["failures"],
+        observe_seconds=found["observe_seconds"],
+    )
+
+
+def in_order(parts: list[Results], ids: Tensor, storage: Storage) -> Results:
+    """Return the results of all workers as one, in the order of `ids`.
+
+    Args:
+        parts: The results of each worker.
+        ids: Ids [K] of the clients.
+        storage: Where the results are stored.
+    """
+    place = {client: k for k, client in enumerate(ids.tolist())}
+    results = concatenate_results(parts, ids, storage)
+    order = torch.tensor(
+        sorted(range(len(results.ids)), key=lambda k: place[int(results.ids[k])]), dtype=torch.int64
+    )
+
+    def sort(tree: Tree) -> Tree:
+        return storage.rows(tree, order, RESULTS)
+
+    return Results(
+        ids=results.ids[order],
+        steps=results.steps[order],
+        losses=results.losses[order],
+        kept=sort(results.kept),
+        sent=Message(sort(results.sent.values), sort(results.sent.mask)),
+        observed=sort(results.observed),
+        failures=tuple(sorted(results.failures, key=lambda failure: place[failure.client])),
+        observe_seconds=max((part.observe_seconds for part in parts), default=0.0),
+    )
+
+
+def warn_again(warned: Iterable[Warned]) -> None:
+    """Issue the warnings of workers in this process, where its filters decide about them.
+
+    A warning that its module has issued already, here or in another worker, is not repeated unless
+    the filters say so.
+
+    Args:
+        warned: The warnings.
+    """
+    for category, text, file, line in dict.fromkeys(warned):
+        modules = (one for one in list(sys.modules.values()) if _file_of(one) == file)
+        module = next(modules, None)
+        registry = {} if module is None else vars(module).setdefault("__warningregistry__", {})
+        name = None if module is None else module.__name__
+        warnings.warn_explicit(text, category, file, line, name, registry)
+
+
+def _file_of(module: Any) -> str | None:
+    """Return the file of a module, if it has one."""
+    return vars(module).get("__file__") if hasattr(module, "__dict__") else None
+
+
+def _sent(warning: warnings.WarningMessage) -> Warned:
+    """Return a warning as another process gets it; a category without an import path is general."""
+    category = warning.category
+    try:
+        pickle.dumps(category)
+    except Exception:  # noqa: BLE001
+        category = UserWarning
+    return category, str(warning.message), warning.filename, warning.lineno
+
+
+def _tensor(value: NDArray[Any]) -> Tensor:
+    """Return an array as a tensor, which shares its memory if that can be written to.
+
+    PyTorch aligns the memory of tensors to 64 bytes, and the results of some operations may depend
+    on it.
+    """
+    found = np.asarray(value)
+    if not found.flags.writeable:  # in the object store of Ray
+        found = found.copy()
+    tensor = torch.from_numpy(found)
+    return tensor if found.ctypes.data % 64 == 0 else tensor.clone()
+
+
+def _tensors(found: Arrays) -> Tree:
+    """Return arrays as tensors; see `_tensor`."""
+    return {name: _tensor(value) for name, value in found.items()}
+
+
+def _message(found: tuple[Arrays, Arrays]) -> Message:
+    """Return a message from its values and masks; the inverse of `packed`."""
+    return Message(_tensors(found[0]), _tensors(found[1]))

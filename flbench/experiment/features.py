@@ -1,0 +1,268 @@
+"""Outputs of the frozen part of a net, computed once for all samples (`model.cache`).
+
+What is frozen maps a sample to the same values in every step of every client. An engine that gets
+these values as its samples, and the rest of the net as its net, computes what it would compute with
+the whole net, up to rounding.
+"""
+
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flbench.config.schema import Config, EngineConfig
+from flbench.core.errors import ConfigError
+from flbench.core.rng import seeded
+from flbench.core.tree import digest
+from flbench.data.federation import Federation
+from flbench.engine import memory
+from flbench.engine.base import dtype_of, open_device
+from flbench.models import fixed, freezing
+from flbench.models.base import Net, net_leaves
+from flbench.models.lightning_net import LightningNet
+from flbench.models.module_state import random_layers
+from flbench.models.own import OwnNet
+from flbench.models.trial import MIXES
+
+BATCH: Final = 256  # samples of one forward pass
+SHARE: Final = 0.25  # largest share of the free memory that the outputs may take
+EXACT: Final = ("32-true", "64-true")  # precisions in which a pass is repeated exactly
+TOLERANCE: Final = 1e-4  # of outputs in training mode and eval mode, relative to the largest
+
+_last: dict[str, Tensor] = {}
+"""The outputs that were computed last in this process, by what they depend on."""
+
+
+@dataclass(frozen=True)
+class Cached:
+    """What an engine gets in place of a net and its samples.
+
+    Attributes:
+        net: The rest of the net: the frozen part is replaced by identities.
+        federation: The federation, whose samples are the outputs of the frozen part.
+        held: Values of the frozen tensors that `net` does not have, by name.
+        note: A sentence for the user.
+    """
+
+    net: nn.Module
+    federation: Federation
+    held: dict[str, Tensor]
+    note: str
+
+    @property
+    def size(self) -> int:
+        """Number of scalars of the parameters of `net`."""
+        return sum(parameter.numel() for parameter in self.net.parameters())
+
+
+def cached(
+    config: Config, net: nn.Module, federation: Federation, engine: EngineConfig
+) -> Cached | str | None:
+    """Compute the outputs of the frozen part of a net for all samples.
+
+    Args:
+        config: Configuration of the run.
+        net: The net.
+        federation: The samples.
+        engine: Section `engine` as it is used.
+
+    Returns:
+        What the engine gets; a sentence on why it gets the whole net; or None if `model.cache` is
+        off or nothing is frozen by `model.freeze`.
+    """
+    if config.model.cache == "off":
+        return None
+    if config.model.freeze == freezing.NONE:
+        if config.model.lora.rank is None and isinstance(net, Net | OwnNet) and _first(net):
+            return (
+                "model: the frozen layers are computed in each step. With"
+                " model.freeze=backbone their outputs are computed once."
+            )
+        return None
+    part = _first(net) if isinstance(net, Net | OwnNet) else []
+    if (reason := _unfit(net, part, federation, engine)) is not None:
+        return (
+            f"model: the frozen layers are computed in each step (model.cache), because {reason}."
+        )
+    outputs = _outputs(net, part, federation, engine)
+    if isinstance(outputs, str):
+        return (
+            f"model: the frozen layers are computed in each step (model.cache), because {outputs}."
+        )
+    rest = _rest(net, part)
+    known = fixed.values(net)
+    values = {name: leaf for name, leaf in known.items() if name not in net_leaves(rest)}
+    dtype = dtype_of(engine)
+    held = {
+        name: leaf.detach().to(dtype) if leaf.is_floating_point() else leaf.detach()
+        for name, leaf in values.items()
+    }
+    samples = replace(
+        federation,
+        dataset=replace(federation.dataset, x=np.empty((0, 1), np.float32)),  # of no tokens
+        x=outputs,
+        shift=torch.zeros(()),
+        scale=torch.ones(()),
+        owner=None,
+        augment=(),
+    )
+    each, count = outputs[0].numel(), len(_used(federation))
+    what = "backbone" if len(part) == 1 and part[0] is net.backbone else "frozen first layers"
+    note = (
+        f"model: the outputs of the {what}, {each:,} numbers for each of {count:,} samples,"
+        " are computed once (model.cache=auto)."
+    )
+    return Cached(rest, samples, held, note)
+
+
+def _first(net: nn.Module) -> list[nn.Module]:
+    """Return the frozen part of a net at its beginning, as modules that are called in turn.
+
+    It is the backbone, or the first layers of one that is an `nn.Sequential`. The list is empty if
+    the first layer with parameters or buffers is trained, or another class than `Net` or `OwnNet`
+    may call its parts in another order.
+    """
+    if type(net).forward not in (Net.forward, OwnNet.forward):
+        return []
+    known = fixed.of(net).leaves
+    backbone: nn.Module = net.get_submodule("backbone")
+
+    def is_fixed(prefix: str, module: nn.Module) -> bool:
+        leaves = (*module.named_parameters(), *module.named_buffers())
+        return all(f"{prefix}.{name}" in known for name, _ in leaves)
+
+    if is_fixed("backbone", backbone):
+        return [backbone] if any(True for _ in backbone.parameters()) else []
+    if type(backbone) is not nn.Sequential:
+        return []
+    first: list[nn.Module] = []
+    for name, module in backbone.named_children():
+        if not is_fixed(f"backbone.{name}", module):
+            break
+        first.append(module)
+    return first if any(True for one in first for _ in one.parameters()) else []
+
+
+def _unfit(
+    net: nn.Module, part: list[nn.Module], federation: Federation, engine: EngineConfig
+) -> str | None:
+    """Return why the outputs of a frozen part cannot be computed once; None if they can."""
+    if isinstance(net, LightningNet):
+        return "a LightningModule's training step calls the whole module"
+    if not part:
+        return "they are not the first ones of the net, or have buffers that are not frozen"
+    if federation.augment:
+        return "data.augment changes the samples in each step"
+    if engine.precision not in EXACT:
+        return f"engine.precision={engine.precision} rounds them anew in each step"
+    if net.__dict__.get(MIXES, False):
+        return "they mix the samples of a batch"
+    frozen = {id(one) for module in part for one in module.parameters()}
+    inside = {id(one) for module in part for one in module.modules()}
+    others = [one for one in net.modules() if id(one) not in inside]
+    if any(id(one) in frozen for other in others for one in other.parameters(recurse=False)):
+        return "a layer behind them has the same weights"
+    drawn = [name for module in part for name in random_layers(module)]
+    if drawn:
+        return f"{drawn[0]} among them draws random numbers"
+    return None
+
+
+def _outputs(
+    net: nn.Module, part: list[nn.Module], federation: Federation, engine: EngineConfig
+) -> Tensor | str:
+    """Return the outputs [n, ...] of the frozen part for all samples, or why there are none.
+
+    Those that were computed last in this process are taken if nothing has changed: the trials of a
+    study and the methods of a comparison have the same.
+    """
+    dtype, device = dtype_of(engine), open_device(engine)
+    whole = deepcopy(net).to(device, dtype).requires_grad_(False)
+    part = _first(whole)
+    samples = federation.to(device, dtype)
+    few = samples.inputs(torch.arange(min(2, len(samples.x))), dtype)
+    whole.train()
+    fixed.keep_modes(whole)
+    found = [_called(part, few, seed) for seed in (1, 2)]
+    whole.eval()
+    found.append(_called(part, few, 1))
+    if not all(isinstance(one, Tensor) and one.is_floating_point() for one in found):
+        return f"they return {type(found[0]).__name__}, and not a tensor of floating point"
+    first, again, in_eval_mode = found
+    if not torch.equal(first, again):
+        return "their outputs differ from call to call"
+    bound = TOLERANCE * float(first.abs().max())
+    if not torch.allclose(first, in_eval_mode, rtol=0.0, atol=bound):
+        return "their outputs differ between training mode and eval mode"
+    needed = len(samples.x) * first[0].numel() * first.element_size()
+    if needed > SHARE * memory.free(torch.device("cpu")):
+        return f"their outputs would take {needed / 2**30:.1f} GiB"
+    used = _used(samples)
+    known = _key(whole, part, samples, used, engine)
+    if known not in _last:
+        outputs = torch.zeros(len(samples.x), *first.shape[1:], dtype=dtype)
+        for rows in torch.split(used, BATCH):
+            outputs[rows] = _called(part, samples.inputs(rows, dtype), 0).cpu()
+        _last.clear()
+        _last[known] = outputs
+    return _last[known]
+
+
+def _called(part: list[nn.Module], x: Tensor, seed: int) -> Tensor:
+    """Return the outputs [B, ...] of the frozen part for inputs [B, ...].
+
+    Raises:
+        ConfigError: The part cannot be called without the rest of the net.
+    """
+    try:
+        with torch.no_grad(), seeded(seed):
+            for module in part:
+                x = module(x)
+    except Exception as error:
+        raise ConfigError(
+            "`model.freeze`: the frozen layers cannot be called without the rest of the net:"
+            f" {type(error).__name__}: {error}. Set model.cache=off."
+        ) from error
+    return x
+
+
+def _used(federation: Federation) -> Tensor:
+    """Return the ascending rows of the samples that clients or the common test set have."""
+    parts = (rows for of_part in federation.partition.parts.values() for rows in of_part)
+    return torch.from_numpy(np.unique(np.concatenate([*parts, federation.common])))
+
+
+def _key(
+    net: nn.Module,
+    part: list[nn.Module],
+    samples: Federation,
+    used: Tensor,
+    engine: EngineConfig,
+) -> str:
+    """Return a text that is the same for two calls only if the outputs are."""
+    tensors: list[dict[str, Tensor]] = [fixed.values(net), {"x": samples.x.cpu(), "rows": used}]
+    tensors.append({"shift": samples.shift, "scale": samples.scale})
+    if samples.owner is not None:
+        tensors.append({"owner": samples.owner})
+    layers = [(id(type(one)), repr(one)) for module in part for one in module.modules()]
+    about = [layers, engine.device, engine.precision, torch.get_num_threads()]
+    return f"{digest(tensors)} {about}"
+
+
+def _rest(net: nn.Module, part: list[nn.Module]) -> nn.Module:
+    """Return a copy of a net in which the frozen part is replaced by identities."""
+    rest = deepcopy(net, {id(module): nn.Identity() for module in part})
+    modules, leaves = dict(rest.named_modules()), net_leaves(rest)
+    before = fixed.of(net)
+    fixed.write(
+        rest,
+        fixed.Fixed(
+            before.parameters & leaves.keys(),
+            before.modules & modules.keys(),
+            before.statistics & leaves.keys(),
+        ),
+    )
+    return rest

@@ -1,0 +1,533 @@
+"""Evaluation of the clients that join after the training.
+
+They have taken part in nothing: the run was that of a federation without them. After it, a second
+experiment has all clients, those that trained with the ids 0 to M-1 and the new ones behind them.
+Its state is that of the run, with rows of `init` for the new clients. A model is trained for k
+epochs over the client's training part, on a copy that is discarded after its evaluation:
+
+- k = 0: what the server would send, and what the method's hook `join` makes of it;
+- k > 0: the fine-tuning of the method's deployment, if it has one; otherwise the method's local
+  program. With `evaluation.adapt.train=own`, its phases train what clients keep, if they keep
+  anything that is trained.
+
+The protocols are called `new@K`, and `seen@K` for the clients that trained, from their own state.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from flbench.algorithms.base import Deployment, Joining
+from flbench.client.program import GradFn, GradientHook, LocalProgram, Phase, Step
+from flbench.core.errors import DivergedError
+from flbench.core.rng import Draw
+from flbench.core.tree import put_, take
+from flbench.core.types import Batch, Dispatch, Message, State, Tree
+from flbench.core.wording import lower_rate
+from flbench.engine.base import RoundSettings
+from flbench.experiment.assembly import Experiment, build_engine
+from flbench.experiment.communication import apply_masks, row_bytes, shared_bytes
+from flbench.experiment.evaluate import BLOCK, Evaluation
+from flbench.experiment.rounds import (
+    check_kept,
+    check_rows,
+    named,
+    seeded_method,
+    training_state,
+    visible_to_server,
+)
+from flbench.metrics.ranking import Margins
+from flbench.results.metrics_file import Row
+
+NEW: Final = "new"
+SEEN: Final = "seen"
+MEAN: Final = "accuracy_mean"
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """Models of some clients after a number of epochs.
+
+    Attributes:
+        evaluation: Their scores, under the protocol `personal`.
+        received: Bytes that a client receives for it, as a mean over the clients.
+        steps: Optimizer steps of a client, as a mean over the clients.
+    """
+
+    evaluation: Evaluation[Any]
+    received: float
+    steps: float
+
+
+Found = Mapping[tuple[str, int], Adapted]
+"""What was found, by group of clients (`new`, `seen`) and number of epochs."""
+
+
+class NewClients:
+    """Evaluates new clients; it has an engine of its own until it is closed.
+
+    Args:
+        experiment: The experiment whose training is over.
+        warn: Function that is called with a sentence if the training of a client diverges.
+    """
+
+    def __init__(self, experiment: Experiment, warn: Callable[[str], None]) -> None:
+        federation = experiment.federation.with_new_clients()
+        setting = replace(
+            experiment.algorithm.setting, clients=federation.clients, sizes=federation.sizes
+        )
+        self.algorithm = type(experiment.algorithm)(experiment.algorithm.config, setting)
+        self._config = experiment.config.evaluation.adapt
+        self._trained = experiment.federation.clients  # M
+        self._warn = warn
+        self._all = replace(
+            experiment,
+            federation=federation,
+            algorithm=self.algorithm,
+            engine=build_engine(experiment.config.engine, experiment.net, federation),
+            judge=experiment.judge.of(federation),
+        )
+        self._evaluator = self._all.evaluator(warn)
+
+    def close(self) -> None:
+        """Close the engine."""
+        self._all.engine.close()
+
+    def evaluate(self, state: State) -> Found:
+        """Evaluate the new clients after each number of epochs, and those that trained.
+
+        Args:
+            state: State of the run, of the clients that trained; it is not changed.
+
+        Raises:
+            DivergedError: A model that is not trained further has weights that are not finite.
+        """
+        with seeded_method(self.algorithm, self._draw, 3):
+            grown = self.grown(state)
+            joining = _Meter()
+            adapts = self._join(grown, joining)
+            groups = {NEW: torch.arange(self._trained, self._all.federation.clients)}
+            if self._config.seen:
+                groups[SEEN] = torch.arange(self._trained)
+            found: dict[tuple[str, int], Adapted] = {}
+            for who, ids in groups.items():
+                models: dict[int, Adapted] = {}
+                for epochs in self._config.finetune_epochs:
+                    work = epochs if adapts else 0  # closed forms are the same after any number
+                    if work not in models:
+                        models[work] = self._after(grown, ids, work, joining.copy())
+                    found[who, epochs] = models[work]
+            return found
+
+    def rows(self, found: Found, number: int) -> list[Row]:
+        """Return metrics as rows of metrics.csv.
+
+        The metric `gap` of the new clients is the mean accuracy of a client minus that of the
+        clients that trained, after equally many epochs.
+
+        Args:
+            found: What `evaluate` has found.
+            number: Round of the state.
+        """
+        rows: list[Row] = []
+        for (who, epochs), model in found.items():
+            local, margins = (
+                {(f"{who}@{epochs}", part): value for (_, part), value in tree.items()}
+                for tree in (model.evaluation.local, model.evaluation.margins)
+            )
+            rows += self._all.judge.rows(Evaluation(number, local, margins=margins))
+        means = {row[1:3]: row.value for row in rows if row.metric == MEAN}
+        for (split, protocol), value in means.items():
+            who, _, count = protocol.partition("@")
+            seen = means.get((split, f"{SEEN}@{count}"))
+            if who == NEW and seen is not None:
+                rows.append(Row(number, split, protocol, "gap", value - seen))
+        return rows
+
+    def table(self, found: Mapping[str, Found]) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
+        """Return header and lines of new_clients.csv: a line for each new client.
+
+        Args:
+            found: What `evaluate` has found, by moment (`last`, `best`).
+        """
+        header: tuple[str, ...] = ()
+        lines: list[tuple[object, ...]] = []
+        blank = self._all.sketch()
+        for moment, models in found.items():
+            for (who, epochs), model in models.items():
+                if who != NEW:
+                    continue
+                tables = self._all.judge.tables({"last": (model.evaluation, blank)})
+                _, columns, rows = next(iter(tables))
+                header = (columns[0], "epochs", *columns[1:])
+                lines += [
+                    (moment, epochs, *row[1:]) for row in rows if int(str(row[1])) >= self._trained
+                ]
+        return header, lines
+
+    def summary(self, found: Found) -> dict[str, Any]:
+        """Return what summary.json says of the new clients: their number, bytes and steps."""
+        mine = {epochs: model for (who, epochs), model in found.items() if who == NEW}
+        return {
+            "clients": self._all.federation.clients - self._trained,
+            "train": self._config.train,
+            "epochs": list(mine),
+            "received_bytes": {str(k): round(model.received) for k, model in mine.items()},
+            "steps": {str(k): model.steps for k, model in mine.items()},
+        }
+
+    def grown(self, state: State) -> State:
+        """Return the state of a run with rows and entries of `init` for the new clients.
+
+        Args:
+            state: State of the clients that trained; it is not changed.
+        """
+        start = self._all.start()
+        for name, rows in state.clients.items():
+            start.clients[name][: self._trained] = rows
+        count = start.participation_count.clone()
+        count[: self._trained] = state.participation_count
+        stale = {}
+        for name, rows in state.stale.items():
+            stale[name] = torch.zeros(len(count), dtype=torch.bool)
+            stale[name][: self._trained] = rows
+        server = {
+            name: _grown(value, start.server.get(name), self._trained, len(count))
+            for name, value in state.server.items()
+        }
+        return replace(
+            state, server=server, clients=start.clients, participation_count=count, stale=stale
+        )
+
+    @property
+    def _draw(self) -> Draw:
+        """Random streams of the clients' training; no round has their key."""
+        setting = self.algorithm.setting
+        return Draw(setting.seed, (setting.rounds, 0), setting.clients)
+
+    @property
+    def _settings(self) -> RoundSettings:
+        return RoundSettings(self.algorithm.setting.train, self._draw)
+
+    def _join(self, state: State, meter: "_Meter") -> bool:
+        """Do at the new clients what the method's `join` says; write their rows in place.
+
+        Args:
+            state: State with rows for all clients.
+            meter: Counts what the clients receive.
+
+        Returns:
+            Whether their models are trained further.
+        """
+        ids = torch.arange(self._trained, self._all.federation.clients)
+        last = self._of_training(state)
+        seen = visible_to_server(state, self.algorithm.program(replace(last, clients={})))
+        joining = self.algorithm.join(seen, ids[:1])
+        if joining is None or not joining.program.keeps:
+            return joining is None or joining.adapts
+        check_kept(joining.program, state)
+
+        def dispatched(some: Tensor) -> Dispatch:
+            found = (self.algorithm.join(seen, some) or Joining()).dispatch
+            check_rows(self.algorithm, "join", found, len(some))
+            return apply_masks(meter.counted(some, found))
+
+        results = self._all.engine.run(
+            joining.program,
+            ids,
+            rows=partial(take, state.clients),
+            dispatch=dispatched,
+            settings=self._settings,
+        )
+        put_(state.clients, results.ids, results.kept)
+        return joining.adapts
+
+    def _of_training(self, state: State) -> State:
+        """Return a state in a stage that trains: the present one, or the longest."""
+        is_setup = self.algorithm.stages()[state.stage].setup
+        return training_state(self.algorithm, state) if is_setup else state
+
+    def _after(self, state: State, ids: Tensor, epochs: int, meter: "_Meter") -> Adapted:
+        """Return the models of some clients after a number of epochs, on a copy.
+
+        Args:
+            state: State with rows for all clients; it is not changed.
+            ids: Ids [K] of the clients, at least one.
+            epochs: Number of epochs k.
+            meter: Counts what the clients receive; it has what they received when they joined.
+        """
+        evaluator = self._evaluator
+        local = {("personal", part): evaluator.no_scores() for part in evaluator.parts}
+        margins: dict[tuple[str, str], list[Margins]] = {key: [] for key in local}
+        steps = self._add(self._of_training(state), ids, epochs, local, margins, meter)
+        joined = {key: Margins.joined(some) for key, some in margins.items() if some}
+        evaluation = Evaluation(state.round, local, margins=joined)
+        return Adapted(evaluation, meter.mean(ids), steps / len(ids))
+
+    def _add(
+        self,
+        state: State,
+        ids: Tensor,
+        epochs: int,
+        local: dict[tuple[str, str], Any],
+        margins: dict[tuple[str, str], list[Margins]],
+        meter: "_Meter",
+    ) -> int:
+        """Add the predictions of clients' models to scores and margins, in place.
+
+        Clients whose training diverges are evaluated without it.
+
+        Args:
+            state: State with rows for all clients, in a stage that trains.
+            ids: Ids [K] of the clients.
+            epochs: Number of epochs k.
+            local: Scores by protocol and part.
+            margins: Margins by protocol and part.
+            meter: Counts what the clients receive.
+
+        Returns:
+            The number of optimizer steps of all clients together.
+
+        Raises:
+            DivergedError: A model that is not trained further has weights that are not finite.
+        """
+        evaluator, algorithm = self._evaluator, self.algorithm
+        name, deployment = next(iter(algorithm.deploy(named(state), ids[:1]).items()))
+        program = algorithm.program(replace(state, clients={}))
+        seen = visible_to_server(state, program)
+        steps, in_round = self._steps(deployment, program, epochs, state)
+        estimate = evaluator.recalibration_steps(deployment)
+        observe: tuple[Step, ...] = evaluator.part_statistics(deployment)
+        if in_round:
+            observe = (*estimate, *observe)
+        else:
+            steps = (*estimate, *steps)
+
+        def dispatched(some: Tensor) -> Dispatch:
+            found = algorithm.deploy(named(state), some)[name].dispatch
+            check_rows(algorithm, "deploy", found, len(some))
+            if in_round:
+                found = over(algorithm.dispatch(seen, some), found)
+            return apply_masks(meter.counted(some, found))
+
+        most = self._all.judge.most_clients(evaluator.longest(common=False)) or BLOCK
+        taken, failed = 0, []
+        for some in torch.split(ids, min(most, BLOCK)):
+            results = self._all.engine.run(
+                LocalProgram(steps),
+                some,
+                rows=partial(take, state.clients),
+                dispatch=dispatched,
+                settings=self._settings,
+                observe=observe,
+            )
+            taken += int(results.steps.sum())
+            failed += [failure.client for failure in results.failures]
+            for part in evaluator.parts if len(results.ids) else ():
+                found = evaluator.predictions_of(part, results.ids, results.observed)
+                found.add_to(local["personal", part])
+                margins["personal", part].extend(found.margins())
+        if failed:
+            self._report(failed, epochs, state)
+            self._add(state, torch.tensor(failed), 0, local, margins, meter)
+        return taken
+
+    def _report(self, failed: list[int], epochs: int, state: State) -> None:
+        """Report clients whose training diverged.
+
+        Raises:
+            DivergedError: There was no training: the models that are sent are not finite.
+        """
+        called = self._all.federation.partition.called
+        who = ", ".join(map(called, failed))
+        if not epochs:
+            lower = lower_rate(own_optimizer=self.algorithm.setting.own_optimizer)
+            raise DivergedError(
+                f"the models that are sent to the clients [{who}] after round {state.round} are"
+                f" not finite. {lower} or set train.clip."
+            )
+        self._warn(
+            f"round {state.round}: training for {epochs} epochs diverged at the clients [{who}],"
+            " which is a part of the evaluation of clients that join later (evaluation.adapt); they"
+            " are evaluated without it. Lower evaluation.adapt.finetune_lr."
+        )
+
+    def _steps(
+        self, deployment: Deployment, program: LocalProgram, epochs: int, state: State
+    ) -> tuple[tuple[Step, ...], bool]:
+        """Return the steps before an evaluation, and whether they are those of a round.
+
+        Args:
+            deployment: The model to evaluate.
+            program: Local program of a round.
+            epochs: Number of epochs k.
+            state: State with the clients' leaves, whose names patterns can match.
+        """
+        tuning = () if deployment.program is None else deployment.program.steps
+        if not epochs:
+            return tuple(step for step in tuning if not _has_length(step)), False
+        if any(map(_has_length, tuning)):
+            return self._scaled(tuning, frozenset(), epochs, state), False
+        keeps = program.keeps if self._config.train == "own" else frozenset()
+        return self._scaled(program.steps, keeps, epochs, state), True
+
+    def _scaled(
+        self, steps: tuple[Step, ...], own: frozenset[str], epochs: int, state: State
+    ) -> tuple[Step, ...]:
+        """Return steps whose phases have this number of epochs.
+
+        Phases that end by a rule of their own stay as they are, also for k = 0, and so do phases of
+        a number of steps beside phases of epochs.
+
+        Args:
+            steps: Steps of a program.
+            own: Leaves to train if some phase trains any of them: other phases are then left out.
+            epochs: Number of epochs, at least 1.
+            state: State with the clients' leaves.
+        """
+        setting = self.algorithm.setting
+        names = [*setting.net.parameters, *state.clients]
+        phases = [step for step in steps if isinstance(step, Phase) and _has_length(step)]
+        counted = [phase for phase in phases if phase.epochs is not None] or phases
+        trained = {
+            phase: frozenset(name for name in names if phase.trains(name)) & own
+            for phase in counted
+        }
+        restricts = any(trained.values())
+        found: list[Step] = []
+        for step in steps:
+            if not isinstance(step, Phase) or step not in trained:
+                found.append(step)
+                continue
+            if restricts and not trained[step]:
+                continue
+            phase = replace(step, epochs=epochs, steps=None)
+            if restricts and phase.gradient is None:
+                phase = replace(phase, train=trained[step])
+            elif restricts and phase.gradient is not None:  # the hook may read all its leaves
+                phase = replace(phase, gradient=HoldOthers(phase.gradient, trained[step]))
+            lr = self._config.finetune_lr
+            if lr is not None and phase.optimizer.lr == setting.train.optimizer.lr:
+                phase = replace(phase, optimizer=phase.optimizer.model_copy(update={"lr": lr}))
+            found.append(phase)
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class HoldOthers:
+    """Gradient hook: that of a phase, with a gradient of zero for all but some leaves.
+
+    Attributes:
+        hook: The hook of the phase.
+        names: Names of the leaves that are trained.
+    """
+
+    hook: GradientHook
+    names: frozenset[str]
+
+    def __call__(self, grad: GradFn, parameters: Tree, batch: Batch, ctx: Tree) -> Tree:
+        """Return the gradients, under the names of all parameters."""
+        found = self.hook(grad, parameters, batch, ctx)
+        return {n: v if n in self.names else torch.zeros_like(v) for n, v in found.items()}
+
+
+class _Meter:
+    """Counts the bytes that clients receive; a tensor of one name counts once for a client."""
+
+    def __init__(self) -> None:
+        self._bytes: dict[int, dict[str, int]] = {}
+
+    def copy(self) -> "_Meter":
+        """Return a copy, which counts on from here."""
+        other = _Meter()
+        other._bytes = {client: dict(mine) for client, mine in self._bytes.items()}
+        return other
+
+    def counted(self, ids: Tensor, dispatch: Dispatch) -> Dispatch:
+        """Count a dispatch to clients `ids` [K], and return it."""
+        shared = {name: shared_bytes(one) for name, one in _each(dispatch.shared)}
+        rows = {name: row_bytes(one).tolist() for name, one in _each(dispatch.rows)}
+        for k, client in enumerate(ids.tolist()):
+            mine = self._bytes.setdefault(client, {})
+            mine.update(shared)
+            mine.update({name: counts[k] for name, counts in rows.items()})
+        return dispatch
+
+    def mean(self, ids: Tensor) -> float:
+        """Return the mean over the clients `ids` [K]."""
+        total = sum(sum(self._bytes.get(client, {}).values()) for client in ids.tolist())
+        return total / len(ids)
+
+
+def _each(message: Message) -> Iterator[tuple[str, Message]]:
+    """Yield each tensor of a message by name, as a message with its mask."""
+    for name, value in message.values.items():
+        mask = {name: message.mask[name]} if name in message.mask else {}
+        yield name, Message({name: value}, mask)
+
+
+def _has_length(step: Step) -> bool:
+    """Return whether a step is a phase of a given number of epochs or steps."""
+    return isinstance(step, Phase) and step.until is None
+
+
+def over(below: Dispatch, above: Dispatch) -> Dispatch:
+    """Return both dispatches as one; tensors of `above` replace those of equal names in `below`.
+
+    >>> one = Dispatch(Message({"w": torch.zeros(1), "b": torch.zeros(1)}))
+    >>> two = Dispatch(rows=Message({"w": torch.ones(3, 1)}))
+    >>> both = over(one, two)
+    >>> list(both.shared.values), list(both.rows.values)
+    (['b'], ['w'])
+    """
+    replaced = above.shared.values.keys() | above.rows.values.keys()
+
+    def merged(one: Message, other: Message) -> Message:
+        values, mask = (
+            {name: value for name, value in tree.items() if name not in replaced}
+            for tree in (one.values, one.mask)
+        )
+        return Message(values | other.values, mask | other.mask)
+
+    return Dispatch(
+        merged(below.shared, above.shared),
+        merged(below.rows, above.rows),
+        {**below.numbers, **above.numbers},
+    )
+
+
+def _grown(value: Tensor, blank: Tensor | None, trained: int, clients: int) -> Tensor:
+    """Return an entry of the server's tree with entries of `init` for new clients.
+
+    An axis of the clients that trained becomes one of all clients; entries without such an axis
+    stay as they are.
+
+    Args:
+        value: The entry after the training.
+        blank: What `init` makes of it for all clients; None if it makes none.
+        trained: Number of clients that trained, M.
+        clients: Number of all clients N.
+    """
+    if blank is None:
+        return value
+    if (
+        value.shape == (trained, trained) and blank.ndim != 2
+    ):  # a matrix that `init` stores sparsely
+        grown = value.new_zeros(clients, clients)
+        grown[:trained, :trained] = value
+        return grown
+    if value.shape == blank.shape or value.ndim != blank.ndim:
+        return value
+    pairs = list(zip(value.shape, blank.shape, strict=True))
+    is_client = [pair == (trained, clients) for pair in pairs]
+    if not any(is_client):
+        return value
+    shape = [clients if mine else size for mine, size in zip(is_client, value.shape, strict=True)]
+    # Another axis may have grown during the run, such as that of clusters.
+    grown = blank.clone() if shape == list(blank.shape) else value.new_zeros(shape)
+    grown[tuple(slice(trained) if mine else slice(None) for mine in is_client)] = value
+    return grown

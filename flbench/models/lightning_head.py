@@ -1,0 +1,161 @@
+"""The head of a LightningModule: which submodule it is, and what passes through it in a call.
+
+The head is the layer whose outputs are the logits; its inputs are the features that methods read.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from flbench.core.errors import ConfigError
+from flbench.core.shapes import examples
+from flbench.models.module_state import isolated
+
+SAME: Final = 1e-5
+"""Largest difference of logarithms of a softmax that are taken as those of the same logits."""
+
+
+class Call(NamedTuple):
+    """One call of a head.
+
+    Attributes:
+        features: What it gets, [B, D] if it is the head of a net of B samples.
+        logits: What it returns.
+    """
+
+    features: Tensor
+    logits: Tensor
+
+
+@contextmanager
+def recorded(head: nn.Module) -> Iterator[list[Call]]:
+    """Record the calls of a module within a `with` block, in their order.
+
+    A call without a tensor, or within `torch.no_grad` where gradients are computed around it, such
+    as that of a teacher, is left out.
+
+    Args:
+        head: The module.
+    """
+    calls: list[Call] = []
+    has_gradients = torch.is_grad_enabled()
+
+    def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], found: Any) -> None:
+        given = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
+        if given and isinstance(found, Tensor) and torch.is_grad_enabled() == has_gradients:
+            calls.append(Call(given[0], found))
+
+    handle = head.register_forward_hook(record, with_kwargs=True)
+    try:
+        yield calls
+    finally:
+        handle.remove()
+
+
+def features_of(calls: Sequence[Call], rows: int, what: str, head: str | None) -> Call:
+    """Return the first call of a head with features [B, D] and logits [B, C] of all B samples.
+
+    Args:
+        calls: The calls that were recorded.
+        rows: The number of samples B.
+        what: What has called the head, for messages.
+        head: Name of the head in the net.
+
+    Raises:
+        ConfigError: There is no such call.
+    """
+    for call in calls:
+        if _is_of(call, rows):
+            return call
+    raise features_error(calls, f"{what} for a batch of {rows} samples", head)
+
+
+def features_error(calls: Sequence[Call], what: str, head: str | None) -> ConfigError:
+    """Return the error for a head that was not called with all samples.
+
+    Args:
+        calls: The calls that were recorded.
+        what: What should have called the head.
+        head: Name of the head in the net.
+    """
+    got = ", ".join(str(list(call.features.shape)) for call in calls)
+    name = "" if head is None else head.removeprefix("module.")
+    return ConfigError(
+        f"the method reads the inputs [B, D] of the head `{name}`, which gets"
+        f" {got or 'no inputs'} in {what}. Call the head once with all samples of the batch, or set"
+        " `model.head` (in Python head=...) to the submodule that computes the logits."
+    )
+
+
+class Head(NamedTuple):
+    """The head of a module.
+
+    Attributes:
+        name: Name of the submodule; None if it is not known.
+        place: Which of its calls in `forward` has the outputs, from 0.
+        no_features: Why its inputs are not features [B, D], as a clause; None if they are.
+    """
+
+    name: str | None
+    place: int
+    no_features: str | None
+
+
+def find(module: nn.Module, name: str | None, shape: tuple[int, ...], classes: int | None) -> Head:
+    """Return the head of a module, and whether its inputs are features that methods can read.
+
+    If the user names no head, it is the one linear layer whose outputs `forward` returns, or
+    returns as logarithms of a softmax.
+
+    Args:
+        module: The module, in eval mode; its `forward` accepts such samples.
+        name: Name of the submodule that the user names as the head; None if there is none.
+        shape: Shape of one sample.
+        classes: Number of classes C; None for targets that are not classes.
+    """
+    x = examples(shape, 2, next(module.parameters()).dtype)
+    linear = [key for key, one in module.named_modules() if isinstance(one, nn.Linear)]
+    names = linear if name is None else [name]
+    with torch.no_grad(), isolated(module), ExitStack() as stack:
+        calls = {key: stack.enter_context(recorded(module.get_submodule(key))) for key in names}
+        outputs: Tensor = module(x)
+    places = {key: _place(calls[key], outputs, classes) for key in names}
+    heads = [(key, place) for key, place in places.items() if place is not None]
+    if len(heads) == 1:
+        return Head(*heads[0], no_features=None)
+    maps = "no linear layer maps" if name is None else f"`{name}` does not map"
+    return Head(
+        name,
+        place=0,
+        no_features=f"{maps} inputs [B, D] to what {type(module).__name__}.forward returns. Set"
+        " `model.head` (in Python head=...) to the submodule that does, and let `forward` return"
+        f" its outputs (linear layers: {', '.join(linear) or 'none'})",
+    )
+
+
+def _place(calls: Sequence[Call], found: Tensor, classes: int | None) -> int | None:
+    """Return the first call with features [B, D] and the outputs of the net; None if none has.
+
+    Args:
+        calls: The calls of a submodule, for B samples.
+        found: What the net returns, [B, ...].
+        classes: Number of classes C, for which outputs are logits; None for other targets.
+    """
+    for place, call in enumerate(calls):
+        if not _is_of(call, len(found)) or call.logits.numel() != found.numel():
+            continue
+        logits = call.logits.reshape(found.shape).to(found.dtype)
+        if torch.equal(logits, found) or (
+            classes is not None
+            and torch.allclose(logits.log_softmax(1), found.log_softmax(1), atol=SAME)
+        ):
+            return place
+    return None
+
+
+def _is_of(call: Call, rows: int) -> bool:
+    """Return whether a call maps features [B, D] of so many samples to outputs of each."""
+    return call.features.ndim == 2 and len(call.features) == len(call.logits) == rows

@@ -1,0 +1,139 @@
+"""Low-rank adapters (LoRA, Hu et al., ICLR 2022) in any net, by the package PEFT.
+
+The weight W of a layer becomes W + alpha / rank * B A, with A [rank, inputs] drawn at random and
+B [outputs, rank] zero, so that the net begins as the function that it was. A and B of the adapted
+layers and the head are trained; all else is frozen.
+"""
+
+import re
+from fnmatch import fnmatchcase
+
+from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from flbench.config.schema import ModelConfig
+from flbench.core.errors import ConfigError, did_you_mean
+from flbench.models import freezing
+
+SHOWN = 12  # names of layers that an error lists
+
+
+def freeze_base(net: nn.Module, config: ModelConfig, head: str | None = "head") -> frozenset[str]:
+    """Freeze all of a net but its head, which trains beside the adapters that `inject` adds.
+
+    Args:
+        net: The net; it is changed.
+        config: Section `model`, with `lora.rank`.
+        head: Name of the submodule that is the head; None if it is not known. Then the adapters
+            alone are trained.
+
+    Returns:
+        Names of the normalization layers that were put in eval mode.
+
+    Raises:
+        ConfigError: `model.freeze` is set too.
+    """
+    if config.freeze != freezing.NONE:
+        raise ConfigError(
+            f"`model.lora.rank={config.lora.rank}` and `model.freeze` are both set. With adapters"
+            " all but the adapters and the head is frozen: leave `model.freeze` out."
+        )
+    for name, parameter in net.named_parameters():
+        if head is None or not name.startswith(f"{head}."):
+            parameter.requires_grad_(False)
+    return freezing.stop_statistics(net)
+
+
+def inject(net: nn.Module, config: ModelConfig, head: str | None = "head") -> None:
+    """Add adapters to the layers that `model.lora.targets` names.
+
+    Their first values are drawn from PyTorch's global generator. What `freeze_base` has frozen
+    stays so.
+
+    Args:
+        net: The net; it is changed.
+        config: Section `model`, with `lora.rank`.
+        head: See `freeze_base`.
+
+    Raises:
+        ConfigError: PEFT is not installed, or a target matches no layer that can have an adapter.
+    """
+    names = _targets(net, config, head)
+    try:
+        from peft import LoraConfig, inject_adapter_in_model  # it imports transformers: seconds
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"`model.lora.rank={config.lora.rank}` needs the package `peft`, and `{error.name}` is"
+            ' not installed: pip install "flbench[lora]"'
+        ) from error
+    trained = [name for name, one in net.named_parameters() if one.requires_grad]
+    adapters = LoraConfig(
+        r=config.lora.rank or 1,
+        lora_alpha=config.lora.alpha,  # type: ignore[arg-type] # any number
+        lora_dropout=config.lora.dropout,
+        target_modules="|".join(map(re.escape, names)),
+    )
+    try:
+        inject_adapter_in_model(adapters, net)
+    except (ValueError, NotImplementedError) as error:
+        raise ConfigError(
+            f"`model.lora.rank={config.lora.rank}` cannot be used with the layers"
+            f" {', '.join(freezing.in_net_of_user(net, name) for name in names[:3])}: {error}"
+            " Choose another rank or other `model.lora.targets`."
+        ) from error
+    # PEFT freezes all but the adapters.
+    for name, parameter in net.named_parameters():
+        if name in trained:
+            parameter.requires_grad_(True)
+
+
+def _targets(net: nn.Module, config: ModelConfig, head: str | None) -> list[str]:
+    """Return the names of the layers that get an adapter."""
+    known = {
+        name: module
+        for name, module in net.named_modules()
+        if _can_have_adapter(module) and name != head and not name.startswith(f"{head}.")
+    }
+    what = f"`model.name={config.name}`"
+    if not config.lora.targets:
+        linear = [name for name, module in known.items() if isinstance(module, nn.Linear)]
+        if not known:
+            raise ConfigError(
+                f"`model.lora.rank={config.lora.rank}`: {what} has no linear layer and no"
+                " convolution below its head that could have an adapter. Leave `model.lora` out, or"
+                " take another net."
+            )
+        return linear or list(known)
+    shown = {name: freezing.in_net_of_user(net, name).removeprefix("backbone.") for name in known}
+    chosen: list[str] = []
+    for pattern in config.lora.targets:
+        found = [
+            name
+            for name in known
+            if any(
+                fnmatchcase(one, pattern)
+                or fnmatchcase(one, f"{pattern}.*")
+                or fnmatchcase(one, f"*.{pattern}")
+                for one in (name, shown[name])
+            )
+        ]
+        if not found:
+            names = list(shown.values())
+            raise ConfigError(
+                f"`model.lora.targets`: `{pattern}` matches no layer of {what} that can have an"
+                f" adapter.{did_you_mean(pattern, names)} These are linear layers, embeddings and"
+                " convolutions below the head, without those inside of nn.MultiheadAttention:"
+                f" {', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''}."
+            )
+        chosen += [name for name in found if name not in chosen]
+    return chosen
+
+
+def _can_have_adapter(module: nn.Module) -> bool:
+    """Return whether PEFT can add an adapter to a layer, which calls of the net then use.
+
+    PyTorch's attention reads the weight of its output layer without calling the layer.
+    """
+    if isinstance(module, NonDynamicallyQuantizableLinear):
+        return False
+    return isinstance(module, nn.Linear | nn.Embedding | nn.Conv1d | nn.Conv2d | nn.Conv3d)

@@ -1,0 +1,36 @@
+"""Whether this process may start worker processes."""
+
+import multiprocessing
+import os
+import sys
+from typing import Final
+
+VARIABLE: Final = "FLBENCH_WORKER"
+"""Environment variable that worker processes of flbench have."""
+XDIST: Final = "PYTEST_XDIST_WORKER"
+"""Environment variable that pytest-xdist sets in its processes."""
+
+
+def reason_against_workers() -> str | None:
+    """Return why this process should not start workers, as the end of a sentence; None if it may.
+
+    Processes that are workers themselves share the cores with others of their kind.
+    """
+    if VARIABLE in os.environ:
+        return "it is a worker process itself"
+    if multiprocessing.current_process().daemon:
+        return "it is a daemon process"
+    if XDIST in os.environ:
+        return "it runs tests beside others of pytest-xdist"
+    if _is_ray_worker():
+        return "it is a worker process of Ray"
+    return None
+
+
+def _is_ray_worker() -> bool:
+    """Return whether Ray has started this process for tasks or actors."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return False
+    context = ray.get_runtime_context()
+    return bool(context.worker.mode == ray.WORKER_MODE)

@@ -1,0 +1,77 @@
+"""The section on clients that join later: table, page, picture, LaTeX and JSON."""
+
+import json
+
+import numpy as np
+import pytest
+
+from flbench.analysis import figures, latex, new_client_blocks, page, text
+from flbench.analysis.arrangement import arrange
+from flbench.analysis.tables import analyse
+from flbench.api.runs import Run
+from flbench.results import reading
+from tests.support import run
+
+METHODS = ("local", "fedper")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs")
+    keys = (
+        "partition.clients=7",
+        "partition.new_clients=0.3",
+        "evaluation.adapt.finetune_epochs=[0,2]",
+    )
+    keys += ("train.rounds=2", "model.name=mlp")
+    return {
+        (method, seed): run(out, f"algorithm={method}", f"seed={seed}", *keys)[0]
+        for method in METHODS
+        for seed in (1, 2)
+    }
+
+
+@pytest.fixture(scope="module")
+def analysis(folders):
+    return analyse(arrange([reading.read(path) for path in folders.values()]))
+
+
+def test_table_has_the_means_of_the_clients_of_each_run(analysis, folders):
+    table = analysis.new_clients.set_index(["method", "epochs"])
+
+    for method in METHODS:
+        for epochs in (0, 2):
+            means, worst = [], []
+            for seed in (1, 2):
+                rows = Run(folders[method, seed]).new_clients
+                mine = rows[(rows["moment"] == "best") & (rows["epochs"] == epochs)]
+                assert list(mine["client"]) == [5, 6]
+                means.append(mine["accuracy"].mean())
+                worst.append(mine["accuracy"].min())
+            found = table.loc[method, epochs]
+            assert found["mean"] == pytest.approx(np.mean(means))
+            assert found["worst10"] == pytest.approx(np.mean(worst))
+            assert found["gap"] == pytest.approx(found["mean"] - found["seen"])
+            assert found["n"] == 2
+    assert table.loc[("local", 2), "received_bytes"] == 0 < table.loc[("local", 2), "steps"]
+
+
+def test_section_is_in_page_markdown_latex_and_json(analysis):
+    [place] = analysis.comparison.places
+    block = new_client_blocks.of_place(analysis, place)
+
+    assert [row[0] for row in block.rows] == list(METHODS)
+    assert "`ft`" in block.about
+    assert "`local`" not in block.about
+    assert "clients that join later" in text.markdown_of(analysis)
+    assert "2 epochs" in latex.all_of(analysis)["new_clients"]
+    assert len(json.loads(text.json_of(analysis))["new_clients"]) == 4
+    axes = figures.new_clients(analysis, place).axes[0]
+    lines = [line for line in axes.lines if line.get_linestyle() != ":"]
+    assert {line.get_label() for line in lines} == set(METHODS)
+    ends = {line.get_label(): line.get_ydata()[-1] for line in lines}
+    table = analysis.new_clients.set_index(["method", "epochs"])["mean"]
+    assert all(ends[method] == table[method, 2] for method in METHODS)
+    drawings = page.draw(analysis)
+    assert "new-clients" in [one.name for one in drawings.places[place]]
+    assert "Clients that join later" in page.render(analysis, drawings)

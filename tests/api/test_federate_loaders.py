@@ -1,0 +1,148 @@
+"""Data loaders and LightningDataModules as data of `fl.federate`."""
+
+import lightning
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import flbench as fl
+from flbench.data.loaders import read
+
+SIZES = (40, 60)
+
+
+class Items(Dataset):
+    """Samples whose weight is their first value, as tuples or dicts."""
+
+    def __init__(self, size, form, seed=0):
+        rng = np.random.default_rng([seed, size])
+        self.x = torch.from_numpy(rng.normal(size=(size, 6)).astype(np.float32))
+        self.y = (self.x.sum(1) > 0).long()
+        self.form = form
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, k):
+        x, y = self.x[k], self.y[k]
+        return {
+            "pair": (x, y),
+            "triple": (x, y, x[0]),
+            "dict": {"weight": x[0], "label": y, "image": x},
+        }[self.form]
+
+
+class Lit(lightning.LightningModule):
+    """A module that checks the form of its batches, and that values belong to their samples."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.form = form
+        self.fc = nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.fc(x)
+
+    def training_step(self, batch, batch_idx):
+        if self.form == "dict":
+            assert list(batch) == ["weight", "label", "image"]
+            batch = (batch["image"], batch["label"], batch["weight"])
+        x, y, *weight = batch
+        if weight:  # inputs are normalized, which is a linear map
+            pair = torch.stack([x[:, 0], weight[0]])
+            self.log("correlation", torch.corrcoef(pair)[0, 1], batch_size=len(x))
+        return nn.functional.cross_entropy(self(x), y)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Module(lightning.LightningDataModule):
+    def __init__(self, form):
+        super().__init__()
+        self.form = form
+
+    def setup(self, stage):
+        self.stage = stage
+
+    def train_dataloader(self):
+        return {name: loaders(self.form)[k] for k, name in enumerate("ab")}
+
+    def test_dataloader(self):
+        assert self.stage == "test"
+        return DataLoader(Items(20, self.form, seed=1), batch_size=8)
+
+
+def loaders(form):
+    return [DataLoader(Items(size, form), batch_size=16, shuffle=True) for size in SIZES]
+
+
+def trained(out, data, form, method="fedavg", **keys):
+    torch.manual_seed(0)
+    return fl.federate(
+        Lit(form),
+        data,
+        method,
+        train={"rounds": 2, "local_epochs": 2, "batch_size": 8},
+        engine={"name": "sequential", "threads": 1},
+        output={"dir": out},
+        progress=False,
+        **keys,
+    )
+
+
+def test_batches_have_the_form_of_the_loaders(tmp_path):
+    """The weights are those of a run with the same samples as arrays."""
+    parts = [Items(size, "pair") for size in SIZES]
+    x, y = (torch.cat([getattr(part, key) for part in parts]).numpy() for key in "xy")
+    clients = np.repeat(["a", "b"], SIZES)
+    arrays = fl.Data(x, y, clients=clients)
+    expected = trained(tmp_path, arrays, "pair", partition="natural")
+    runs = {form: trained(tmp_path, loaders(form), form) for form in ("pair", "triple", "dict")}
+
+    assert {run.digest for run in runs.values()} == {expected.digest}
+    for form in ("triple", "dict"):
+        logged = runs[form].metrics.query("metric == 'correlation'")["value"]
+        assert logged.tolist() == pytest.approx([1.0, 1.0], abs=1e-6)
+    # Further values count in the hash of the data.
+    assert runs["pair"].config.data.sha256 != runs["triple"].config.data.sha256
+
+
+def test_a_data_module_has_clients_and_a_common_test_set(tmp_path):
+    module = Module("dict")
+    run = trained(tmp_path, module, "dict", "hfcd")
+
+    assert run.clients["name"].unique().tolist() == ["a", "b"]
+    assert run.config.partition.scheme == "natural"
+    found = read(module, "`data`")
+    assert len(found.arrays["test_labels"]) == 20
+    assert len(found.extras["weight"]) == sum(SIZES) + 20
+    assert "common" in {*run.metrics["split"]}
+
+
+class Untold(Items):
+    def __getitem__(self, k):
+        return {"first": self.x[k], "second": self.y[k]}
+
+
+class Broken(Items):
+    def __getitem__(self, k):
+        return 1 / 0
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ([DataLoader(Untold(20, ""))], ("loader 0", "first, second", "image", "label")),
+        ([DataLoader(Broken(20, ""))], ("loader 0", "ZeroDivisionError", "test_federate_loaders")),
+        (loaders("pair")[:1] + loaders("dict")[:1], ("loader 1", "same form")),
+        ([DataLoader(Items(20, "pair").x)], ("loader 0", "Tensor", "(samples, labels)")),
+        (lightning.LightningDataModule(), ("train_dataloader",)),
+    ],
+)
+def test_what_cannot_be_read_is_an_error(data, words):
+    with pytest.raises(fl.DataError) as error:
+        fl.Data(data)
+    assert [word for word in words if word not in str(error.value)] == [], str(error.value)

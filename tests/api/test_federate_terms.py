@@ -1,0 +1,292 @@
+"""Methods with terms on features, on a user's LightningModule, beside loops written by hand."""
+
+import copy
+import functools
+import math
+
+import lightning
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cosine_similarity, cross_entropy
+
+import flbench as fl
+
+CLIENTS, ROUNDS, EPOCHS, BATCH = 2, 2, 2, 16
+DOUBLE = {"name": "sequential", "precision": "64-true", "threads": 1}
+
+
+class Smooth(lightning.LightningModule):
+    """Label smoothing, dropout, and Adam with a scheduler by step."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Dropout(0.2))
+        self.body2 = nn.Linear(12, 8)
+        self.fc = nn.Linear(8, 10)
+
+    def forward(self, x):
+        return self.fc(self.body2(self.body(x)))
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return cross_entropy(self(x), y, label_smoothing=0.1)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+
+def recording(kind, seen):
+    class Recorded(kind):
+        def training_step(self, batch, batch_idx):
+            state = torch.get_rng_state()
+            seen.append((self.global_step, (state, *(tensor.clone() for tensor in batch))))
+            return super().training_step(batch, batch_idx)
+
+    return Recorded
+
+
+def made(kind):
+    torch.manual_seed(0)
+    return kind()
+
+
+def trained(out, method, kind=Smooth, count=CLIENTS):
+    """Return a run, and of each round and client the batches, with the state of the generator."""
+    seen = []
+    train = {"rounds": ROUNDS, "local_epochs": EPOCHS, "batch_size": BATCH}
+    run = fl.federate(
+        made(recording(kind, seen)),
+        "digits",
+        method,
+        train=train,
+        engine=DOUBLE,
+        output={"dir": out},
+        progress=False,
+        partition=fl.IID(clients=count, samples=50 * count),
+    )
+    parts = []
+    for step, record in seen:
+        parts += [[]] if step == 0 else []
+        parts[-1].append(record)
+    parts = parts[-ROUNDS * count :]  # the first ones were tried before the run
+    return run, [parts[k : k + count] for k in range(0, len(parts), count)]
+
+
+def fit(module, batches, extra):
+    """Train as a Trainer does; `extra(x, y, z)` is added to the module's loss."""
+    module.train()
+    kept = []
+    handle = module.fc.register_forward_hook(lambda _, inputs, out: kept.append(inputs[0]))
+    [optimizer], [schedule] = module.configure_optimizers()
+    for state, x, y in batches:
+        kept.clear()
+        torch.set_rng_state(state)
+        loss = module.training_step((x, y), 0)
+        loss = loss + extra(x, y, kept[0])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule["scheduler"].step()
+    handle.remove()
+    return module.eval()
+
+
+def features(module, x):
+    return module.body2(module.body(x))
+
+
+def class_means(module, batches):
+    """Return the mean feature of each class that the client has, and its number of samples."""
+    epoch = batches[: len(batches) // EPOCHS]
+    x, y = (torch.cat([batch[place] for batch in epoch]) for place in (1, 2))
+    with torch.no_grad():
+        z = features(module, x)
+    return {int(k): (z[y == k].mean(0), int((y == k).sum())) for k in y.unique()}
+
+
+def cos(a, b):
+    return cosine_similarity(a, b, dim=-1)
+
+
+def no_terms(*_):
+    return 0.0
+
+
+def by_fedproto(start, rounds, lam):
+    models, table = [copy.deepcopy(start) for _ in range(CLIENTS)], {}
+
+    def pull(x, y, z):
+        found = [(z[j] - table[int(k)]).square().mean() for j, k in enumerate(y) if int(k) in table]
+        return lam * torch.stack(found).mean() if found else 0.0
+
+    for batches in rounds:
+        models = [fit(model, own, pull) for model, own in zip(models, batches, strict=True)]
+        means = [class_means(model, own) for model, own in zip(models, batches, strict=True)]
+        table = {
+            k: torch.stack([own[k][0] for own in means if k in own]).mean(0)
+            for k in sorted(set().union(*means))
+        }
+    return models
+
+
+def by_moon(start, rounds, mu, tau):
+    shared, last = start, [None] * CLIENTS
+    for batches in rounds:
+        models = []
+        for client, own in enumerate(batches):
+            before = last[client] or copy.deepcopy(shared)
+            received = copy.deepcopy(shared).eval()
+
+            def contrast(x, y, z, received=received, before=before):
+                with torch.no_grad():
+                    z_g, z_p = features(received, x), features(before.eval(), x)
+                e_g, e_p = (torch.exp(cos(z, one) / tau) for one in (z_g, z_p))
+                return mu * -torch.log(e_g / (e_g + e_p)).mean()
+
+            models.append(fit(copy.deepcopy(shared), own, contrast))
+        last = models
+        sizes = [sum(len(batch[2]) for batch in own) for own in batches]
+        shared = copy.deepcopy(shared)
+        with torch.no_grad():
+            for name, leaf in shared.named_parameters():
+                every = [
+                    n * model.get_parameter(name) for n, model in zip(sizes, models, strict=True)
+                ]
+                leaf.copy_(sum(every) / sum(sizes))
+    return [shared] * CLIENTS
+
+
+def hfcd_terms(x, y, z, *, bank, table, similarity, beta, lam, tau, alpha, gamma):
+    """Return beta (L_cont + lambda L_KD) of a batch, sample by sample and class by class."""
+    contrast = []
+    for j, label in enumerate(y.tolist()):
+        if label not in table:
+            continue
+        e = {k: torch.exp(cos(z[j], row) / tau) for k, row in table.items()}
+        hard = [k for k in table if k != label and similarity[label, k] > alpha]
+        rest = [k for k in table if k != label and k not in hard]
+        below = e[label] + gamma * sum(e[k] for k in hard) + sum(e[k] for k in rest)
+        contrast.append(-torch.log(e[label] / below))
+    inside = [k for k in bank if k in table]
+    means = {k: z[y == k].mean(0) if (y == k).any() else bank[k][0] for k in inside}
+    distillation = 0.0
+    for p in inside:
+        teacher = torch.stack([similarity[p, q] for q in inside]).softmax(0)
+        student = torch.stack([cos(means[p], means[q]) for q in inside]).softmax(0)
+        distillation = distillation + (teacher * (teacher / student).log()).sum()
+    return beta * (torch.stack(contrast).mean() + lam * distillation)
+
+
+def hfcd_server(banks):
+    """Return the prototypes and the class similarities of the server, from those of clients."""
+    table, similarity = {}, {}
+    for k in sorted(set().union(*banks)):
+        holders = [bank[k] for bank in banks if k in bank]
+        largest = max(n for _, n in holders)
+        a = []
+        for i, (c, n) in enumerate(holders):
+            others = [cos(c, other) for j, (other, _) in enumerate(holders) if j != i]
+            a.append(n / largest * (sum(others) / len(others) if others else torch.tensor(1.0)))
+        shares = torch.stack([one.double() for one in a]).softmax(0)
+        table[k] = sum(share * c for share, (c, _) in zip(shares, holders, strict=True))
+    for p in table:
+        for q in table:
+            both = [cos(b[p][0], b[q][0]) for b in banks if p in b and q in b]
+            similarity[p, q] = sum(both) / len(both) if both else cos(table[p], table[q])
+    return table, similarity
+
+
+def by_hfcd(start, rounds, *, lambda0=0.7):
+    models, banks = [copy.deepcopy(start) for _ in range(CLIENTS)], None
+    for t, batches in enumerate(rounds):
+        for client, own in enumerate(batches):
+            terms = no_terms
+            if banks is not None:
+                table, similarity = hfcd_server(banks)
+                beta = lambda0 * (1 - math.exp(-t / ROUNDS))
+                lam = lambda0 * math.exp(-t / ROUNDS)
+                keys = {"bank": banks[client], "table": table, "similarity": similarity}
+                keys |= {"beta": beta, "lam": lam, "tau": 0.2, "alpha": 0.7, "gamma": 1.3}
+                terms = functools.partial(hfcd_terms, **keys)
+            models[client] = fit(models[client], own, terms)
+        banks = [class_means(model, own) for model, own in zip(models, batches, strict=True)]
+    return models
+
+
+BY_HAND = {
+    "fedproto": ({"lam": 0.7}, by_fedproto, {"lam": 0.7}),
+    "moon": ({"mu": 2.0, "tau": 0.4}, by_moon, {"mu": 2.0, "tau": 0.4}),
+    "hfcd": ({}, by_hfcd, {}),
+}
+
+
+@pytest.mark.parametrize("method", BY_HAND)
+def test_terms_equal_those_of_a_loop_written_by_hand(tmp_path, method):
+    """Two rounds: in the second one the server's prototypes and last models are there."""
+    keys, by_hand, arguments = BY_HAND[method]
+    run, rounds = trained(tmp_path, {"name": method, **keys})
+    start = made(Smooth).double()
+    expected = by_hand(start, rounds, **arguments)
+    plain = [fit(made(Smooth).double(), own, no_terms) for own in rounds[0]]
+    plain = [fit(model, own, no_terms) for model, own in zip(plain, rounds[1], strict=True)]
+
+    for client, module in enumerate(expected):
+        found = run.model(client=client, checkpoint="last").net.module
+        for name, leaf in module.named_parameters():
+            torch.testing.assert_close(found.get_parameter(name), leaf, rtol=0, atol=1e-12)
+        # The terms matter: training without them gives other weights.
+        difference = (found.body2.weight - plain[client].body2.weight).abs().max()
+        assert float(difference.detach()) > 1e-6
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "hfcd", "lambda0": 0.0},
+        {"name": "fedproto", "lam": 0.0},
+        {"name": "moon", "mu": 0.0},
+    ],
+)
+def test_weights_of_zero_give_the_weights_of_a_trainer_bit_for_bit(tmp_path, method):
+    run, rounds = trained(tmp_path, method, count=1)
+    reference = made(Smooth).double()
+    for [own] in rounds:
+        fit(reference, own, no_terms)
+
+    found = run.model(client=0, checkpoint="last").net.module
+    for name, leaf in reference.named_parameters():
+        assert torch.equal(found.get_parameter(name), leaf), name
+
+
+def changed(name, function, base=Smooth):
+    return type(f"{name}_{function.__name__}", (base,), {name: function})
+
+
+def log_softmax(self, x):
+    return self.fc(self.body2(self.body(x))).log_softmax(1)
+
+
+def by_nll(self, batch, batch_idx):
+    # The head is called for a teacher too, and again for the features of the half of the batch.
+    with torch.no_grad():
+        self.fc(torch.zeros(1, 8, dtype=self.dtype))
+    loss = nn.functional.nll_loss(self(batch[0]), batch[1])
+    return loss + 0 * self(batch[0][::2]).sum()
+
+
+def halves(self, batch, batch_idx):
+    x, y = batch
+    return sum(cross_entropy(self(x[k::2]), y[k::2]) for k in (0, 1))
+
+
+def test_the_features_are_those_of_the_first_call_with_all_samples(tmp_path):
+    kind = changed("training_step", by_nll, changed("forward", log_softmax))
+    run, _ = trained(tmp_path, {"name": "fedproto"}, kind)
+
+    assert run.summary["rounds"] == ROUNDS
+    with pytest.raises(fl.ConfigError, match=r"`fc`, which gets \[\d, 8\].*training_step") as error:
+        trained(tmp_path, {"name": "fedproto"}, changed("training_step", halves))
+    assert "head=" in str(error.value)

@@ -1,0 +1,116 @@
+"""Clients that are held out of a partition until the training is over."""
+
+import numpy as np
+import pytest
+
+from flbench.config.schema import DataConfig, PartitionConfig
+from flbench.core.errors import ConfigError
+from flbench.data.dataset import Dataset
+from flbench.data.federation import build
+from flbench.data.new_clients import hold_out
+from flbench.data.partition import PARTS
+from flbench.data.partitioning import make_partition
+from flbench.data.sources import digits
+
+DATA = DataConfig(name="digits")
+
+
+@pytest.fixture(scope="module")
+def dataset():
+    return digits()
+
+
+def parts_of(federation, part):
+    return [rows.tolist() for rows in federation.partition.parts[part]]
+
+
+def test_clients_are_divided_and_keep_their_samples(dataset):
+    keys = {"clients": 10, "alpha": 0.5}
+    whole = make_partition(dataset, PartitionConfig(**keys), seed=0)
+
+    held = build(dataset, DATA, PartitionConfig(**keys, new_clients=0.2), seed=0)
+
+    assert (held.clients, held.new.clients) == (8, 2)
+    together = held.with_new_clients()
+    assert (together.clients, together.new) == (10, None)
+    for part in PARTS:
+        found = {tuple(rows) for rows in parts_of(together, part)}
+        assert found == {tuple(rows.tolist()) for rows in whole.parts[part]}
+    train = np.sort(np.concatenate(held.partition.parts["train"]))
+    mean = dataset.x[train].astype(float).mean()
+    assert float(held.shift) == pytest.approx(mean)  # digits have one channel
+
+
+def test_choice_depends_on_the_seed_of_the_partition_alone(dataset):
+    config = PartitionConfig(clients=10, new_clients=3, seed=4)
+    first, second = (build(dataset, DATA, config, seed=seed).partition.hash() for seed in (0, 1))
+    other = build(dataset, DATA, config.altered(seed=5), seed=0).partition.hash()
+    assert first == second != other
+    chosen = set()
+    for seed in range(20):
+        config = PartitionConfig(clients=5, new_clients=1, scheme="iid", seed=seed)
+        chosen.add(build(dataset, DATA, config, seed=0).partition.notes[-1])
+    assert len(chosen) > 1
+
+
+def test_another_alpha_moves_samples_among_new_clients_alone(dataset):
+    keys = {"clients": 10, "alpha": 100.0, "new_clients": 4}
+    plain = build(dataset, DATA, PartitionConfig(**keys), seed=0)
+
+    shifted = build(dataset, DATA, PartitionConfig(**keys, new_alpha=0.1), seed=0)
+
+    assert shifted.partition.hash() == plain.partition.hash()
+    pools, skews = [], []
+    for federation in (plain, shifted):
+        rows = [rows for part in PARTS for rows in federation.new.parts[part]]
+        pools.append(np.sort(np.concatenate(rows)))
+        counts = federation.with_new_clients().counts[6:].double()
+        shares = counts / counts.sum(dim=1, keepdim=True)
+        skews.append(float(shares.max(dim=1).values.mean()))
+    assert np.array_equal(*pools)
+    assert skews[1] > 2 * skews[0]
+    smallest = min(sum(len(shifted.new.parts[p][k]) for p in PARTS) for k in range(4))
+    assert smallest >= 10
+
+
+def test_few_shots_take_samples_of_each_class_from_the_training_part(dataset):
+    keys = {"clients": 5, "scheme": "iid", "new_clients": 2}
+    plain = build(dataset, DATA, PartitionConfig(**keys), seed=0)
+
+    few = build(dataset, DATA, PartitionConfig(**keys, new_shots=2), seed=0)
+
+    for k in range(2):
+        assert set(few.new.parts["train"][k]) < set(plain.new.parts["train"][k])
+        assert np.array_equal(few.new.parts["test"][k], plain.new.parts["test"][k])
+    assert few.with_new_clients().counts[3:].tolist() == [[2] * 10] * 2
+
+
+def test_gaps_of_tables_are_filled_without_the_means_of_new_clients():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(120, 3)).astype(np.float32)
+    x[rng.random(x.shape) < 0.1] = np.nan
+    y = np.arange(120) % 2
+    table = Dataset("table", x, y, ("0", "1"), train=120, columns=("a", "b", "c"), words=((),) * 3)
+    config = PartitionConfig(clients=6, scheme="iid", min_samples=1, new_clients=2)
+
+    held = build(table, DataConfig(name="table"), config, seed=0)
+
+    means = np.array([np.nanmean(table.x[rows], axis=0) for rows in held.partition.parts["train"]])
+    assert held.table.fill.shape == (7, table.x.shape[1])  # those of all clients, and the last row
+    assert held.table.fill[-1] == pytest.approx(means.mean(axis=0), rel=1e-5)
+    own = build(table, DataConfig(name="table", normalize="client"), config, seed=0)
+    rows = own.new.parts["train"][1]
+    assert len(own.shift) == 7
+    assert own.shift[5].numpy() == pytest.approx(np.nanmean(x[rows], axis=0), rel=1e-4, abs=1e-6)
+    assert set(own.owner[rows].tolist()) == {5}
+
+
+def test_more_new_clients_than_there_are_is_an_error(dataset):
+    with pytest.raises(ConfigError, match=r"partition\.new_clients=5"):
+        build(dataset, DATA, PartitionConfig(clients=5, new_clients=5), seed=0)
+    file = PartitionConfig(scheme="iid", clients=5, samples=50, min_samples=10)
+    shifted = {"new_clients": 2, "new_alpha": 0.5, "min_samples": 10}
+    assert build(dataset, DATA, file.altered(**shifted), seed=0).new.clients == 2
+    partition = make_partition(dataset, file, seed=0)
+    with pytest.raises(ConfigError, match=r"new_alpha.*min_samples=11"):
+        hold_out(partition, dataset, file.altered(**shifted | {"min_samples": 11}), seed=0)

@@ -1,0 +1,335 @@
+"""Workers of this machine: the bits of one process, whatever happens to the workers."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+from flbench.client.program import LocalProgram, Statistic, Transform
+from flbench.core import children
+from flbench.core.errors import ConfigError, RunError
+from flbench.core.tree import digest
+from flbench.core.types import Dispatch, Samples
+from flbench.engine import local
+from flbench.engine.local import LocalEngine
+from flbench.engine.worker import assign
+from flbench.experiment import rounds
+from flbench.testing.setting import NET
+from flbench.workers import nesting
+from tests.algorithms.test_contract import KINDS
+from tests.engine.playing import played
+from tests.engine.test_vectorized import REDUCE, Count
+from tests.support import build, run, summary_of_run
+
+pytestmark = pytest.mark.slow
+
+KEYS = {
+    "sequential": (*NET, "engine.workers=3"),
+    "vectorized": (*NET, "engine.workers=2", "engine.name=vectorized", "engine.block=1"),
+}
+
+
+def of_children(process: int) -> list[int]:
+    """Return the ids of the children of a process."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            # The second entry is the name, which may contain blanks.
+            entries = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(entries[1]) == process and entries[0] != "Z":
+                found.append(int(folder.name))
+    return sorted(found)
+
+
+def workers_of(process: int) -> list[int]:
+    """Return the ids of the workers that the fork server of a process has started."""
+    return [one for server in of_children(process) for one in of_children(server)]
+
+
+def has_ended(processes: list[int], seconds: float = 5.0) -> bool:
+    """Return whether processes have ended; wait for that at most some seconds."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if not any(Path(f"/proc/{one}").exists() for one in processes):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def opened(kind: str, notes: list[str]) -> LocalEngine:
+    built = build(*KEYS[kind])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(nesting.XDIST, raising=False)
+        used = built.config.engine
+        engine = LocalEngine(built.engine, built.net, built.federation, used, notes.append)
+    assert engine.start() == used.workers, notes
+    return engine
+
+
+@pytest.fixture(scope="module")
+def engines():
+    """One engine with workers of each kind for all methods: it knows net and samples alone."""
+    found = {kind: opened(kind, []) for kind in KEYS}
+    yield found
+    for engine in found.values():
+        engine.close()
+    assert of_children(os.getpid()) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [*(("sequential", name) for name in KINDS), ("vectorized", "scaffold"), ("vectorized", "hfcd")],
+)
+def test_state_ends_with_the_bits_of_one_process(engines, kind, name):
+    built = build(*KEYS[kind], f"algorithm.name={name}")
+
+    one, many = played(built, built.engine), played(built, engines[kind])
+
+    assert digest([one.server, one.clients]) == digest([many.server, many.clients])
+    assert torch.equal(one.participation_count, many.participation_count)
+    assert engines[kind].report()["workers"] >= 2
+
+
+def test_results_come_in_cohort_order_with_failures_and_observations(engines):
+    built = build(*KEYS["sequential"], "algorithm.name=local")
+    state = built.start()
+    state.clients["head.weight"][3] = torch.nan
+    settings = rounds.settings_of(built.algorithm, state)
+    observe = (Statistic("test", Count(), REDUCE, samples=Samples("test")),)
+    ids = torch.tensor([4, 3, 0, 2])
+
+    one, many = (
+        rounds.train(built.algorithm, engine, state, settings, ids=ids, observe=observe).results
+        for engine in (built.engine, engines["sequential"])
+    )
+
+    assert many.ids.tolist() == [4, 0, 2]
+    assert [(f.client, f.reason) for f in one.failures] == [
+        (f.client, f.reason) for f in many.failures
+    ]
+    for a, b in ((one.kept, many.kept), (one.observed, many.observed)):
+        assert list(a) == list(b)
+        assert all(torch.equal(value, b[key]) for key, value in a.items())
+    assert torch.equal(one.losses, many.losses)
+
+
+def test_killed_worker_is_started_again_and_changes_nothing(engines):
+    built = build(*KEYS["sequential"], "algorithm.name=scaffold")
+    expected = played(built, built.engine, 2)
+    before = workers_of(os.getpid())
+
+    for one in before:
+        os.kill(one, signal.SIGKILL)
+    state = played(built, engines["sequential"], 2)
+
+    assert digest([state.server, state.clients]) == digest([expected.server, expected.clients])
+    assert not set(workers_of(os.getpid())) & set(before)
+
+
+class Calling:
+    """Function of a Transform that calls another one, in workers alone."""
+
+    def __init__(self, function):
+        self.function, self.main = function, os.getpid()
+
+    def __call__(self, leaves, start, ctx, info):
+        if os.getpid() != self.main:
+            self.function()
+        return {}
+
+
+def trained(engine, function):
+    """Run a program of one Transform at five clients."""
+    built = build(*KEYS["sequential"])
+    settings = rounds.settings_of(built.algorithm, built.start())
+    program = LocalProgram((Transform(Calling(function)),))
+    ids = torch.arange(5)
+    return engine.run(
+        program, ids, rows=lambda _: {}, dispatch=lambda _: Dispatch(), settings=settings
+    )
+
+
+def dies():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fails():
+    raise ValueError("a spike of the loss")
+
+
+def warns():
+    warnings.warn("a strange loss", UserWarning, stacklevel=1)
+
+
+def test_worker_that_always_dies_ends_the_run_with_a_sentence(engines):
+    with pytest.raises(RunError, match=rf"died {local.RESTARTS + 1} times.*engine\.workers"):
+        trained(engines["sequential"], dies)
+    engines["sequential"].start()  # for the next tests
+
+
+def test_error_of_the_users_code_in_a_worker_names_its_line(engines):
+    with pytest.raises(ConfigError, match=r"spike .*test_local\.py:\d+"):
+        trained(engines["sequential"], fails)
+    engines["sequential"].start()
+
+
+def test_warning_of_the_users_code_in_workers_arrives_once(engines):
+    with pytest.warns(UserWarning, match="strange") as found:
+        trained(engines["sequential"], warns)
+
+    assert [str(one.message) for one in found] == ["a strange loss"]
+    assert found[0].filename == __file__
+
+
+def test_parts_are_dealt_by_size():
+    work = torch.randint(0, 50, (40,), generator=torch.Generator().manual_seed(0)).tolist()
+
+    dealt = assign(work, 3)
+
+    assert sorted(k for positions in dealt for k in positions) == list(range(40))
+    loads = [sum(work[k] + 1 for k in positions) for positions in dealt]
+    assert max(loads) - min(loads) <= max(work) + 1
+
+
+def test_auto_starts_no_workers_for_little_work(monkeypatch):
+    monkeypatch.delenv(nesting.XDIST, raising=False)
+    built, notes = build(*NET), []
+    engine = LocalEngine(
+        built.engine, built.net, built.federation, built.config.engine, notes.append
+    )
+    before = of_children(os.getpid())
+
+    played(built, engine, 1)
+
+    assert (of_children(os.getpid()), notes) == (before, [])
+    assert engine.report()["workers"] == 1
+
+
+def test_auto_starts_workers_when_enough_was_trained(monkeypatch):
+    monkeypatch.delenv(nesting.XDIST, raising=False)
+    monkeypatch.setattr(local, "SPENT", 0.0)
+    monkeypatch.setattr(local, "WORTH", 0.0)
+    monkeypatch.setattr(local.cores, "available", lambda: 2)
+    built, notes = build(*NET, "algorithm.name=fedavg"), []
+    used = built.config.engine
+    engine = LocalEngine(built.engine, built.net, built.federation, used, notes.append)
+    expected = played(built, built.engine, 2)
+
+    played(built, engine, 1)
+    engine.start()
+    state = played(built, engine, 2)
+
+    assert digest([state.server]) == digest([expected.server])
+    assert engine.report()["workers"] == 2
+    assert notes == ["engine.workers=auto: up to 2 processes train the clients."]
+    engine.close()
+
+
+@pytest.mark.parametrize("asked", ["auto", "2"])
+def test_workers_do_not_multiply(monkeypatch, asked):
+    monkeypatch.setenv(nesting.VARIABLE, "1")
+    monkeypatch.setattr(local, "SPENT", 0.0)
+    built, notes = build(*NET, f"engine.workers={asked}"), []
+    used = built.config.engine
+    engine = LocalEngine(built.engine, built.net, built.federation, used, notes.append)
+    before = of_children(os.getpid())
+
+    played(built, engine, 1)
+
+    assert of_children(os.getpid()) == before
+    assert len(notes) == (asked != "auto")
+    assert all("engine.workers=2: this process trains alone" in note for note in notes)
+
+
+def test_idle_cores_are_noted_once_for_few_large_clients(monkeypatch):
+    monkeypatch.setattr(local, "LARGE_SECONDS", 0.0)
+    monkeypatch.setattr(local, "SPENT", float("inf"))  # no workers
+    monkeypatch.setattr(local.cores, "available", lambda: 16)
+    monkeypatch.delenv(nesting.XDIST, raising=False)
+    built, notes = build(*NET), []
+    engine = LocalEngine(
+        built.engine, built.net, built.federation, built.config.engine, notes.append
+    )
+
+    played(built, engine, 3)
+
+    assert len(notes) == 1
+    assert "engine.threads=5" in notes[0]  # 3 clients, 16 cores
+
+
+SCRIPT = """
+import os, sys, time
+import torch
+from flbench.client.program import LocalProgram, Transform
+from flbench.core.types import Dispatch
+from flbench.engine.local import LocalEngine
+from flbench.engine.sequential import SequentialEngine
+from flbench.experiment import rounds
+from flbench.testing.setting import NET, build
+
+print("begun", flush=True)
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.head(x.flatten(1))
+
+def who(leaves, start, ctx, info):
+    return {"head.bias": torch.full((10,), float(os.getpid()))}
+
+built = build(*NET, "engine.workers=2")
+used, net = built.config.engine, Net()
+engine = LocalEngine(
+    SequentialEngine(net, built.federation, used), net, built.federation, used, print
+)
+engine.start()
+found = engine.run(
+    LocalProgram((Transform(who),), sends=frozenset({"head.bias"})), torch.arange(5),
+    rows=lambda _: {}, dispatch=lambda _: Dispatch(),
+    settings=rounds.settings_of(built.algorithm, built.start()),
+)
+print(os.getpid(), *sorted(set(found.sent.values["head.bias"][:, 0].int().tolist())), flush=True)
+time.sleep(100)
+"""
+
+
+def test_script_needs_no_guard_and_leaves_no_process_when_it_is_killed(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    variables = children.environment()
+    variables.pop(nesting.XDIST, None)
+    process = subprocess.Popen(
+        [sys.executable, str(script)], env=variables, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout.readline() == "begun\n"  # once: no worker imports the script
+        main, *trained_by = map(int, process.stdout.readline().split())
+        [server] = of_children(main)
+        [worker] = of_children(server)
+        assert trained_by == sorted([main, worker])
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+    assert has_ended([server, worker])
+
+
+def test_run_has_the_digest_of_one_process(tmp_path, monkeypatch):
+    monkeypatch.delenv(nesting.XDIST, raising=False)
+    keys = ("algorithm=hfcd", "train.participation=0.6")
+
+    path, many = run(tmp_path, *keys, "engine.workers=2")
+
+    assert many["weights_digest"] == summary_of_run(*keys)["weights_digest"]
+    assert "workers: 2" in (path / "config.yaml").read_text()

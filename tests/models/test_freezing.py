@@ -1,0 +1,228 @@
+"""The key `model.freeze`, tied weights, and what a run stores of a frozen part."""
+
+import copy
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import flbench as fl
+from flbench.config.schema import ModelConfig, OwnModelConfig
+from flbench.core.errors import ConfigError, DataError
+from flbench.core.given import offered
+from flbench.models import fixed
+from flbench.models.base import build, describe, net_leaves
+from flbench.models.freezing import freeze
+from flbench.models.lenet5 import LeNet5Config
+from flbench.models.mlp import MlpConfig
+from tests.support import config_of
+
+SHAPE = (1, 8, 8)
+FEW = fl.Dirichlet(alpha=1.0, clients=3, samples=120)
+
+
+def short(out, model, method="fedavg", **keys):
+    keys = {"train": {"rounds": 2, "local_epochs": 1}, "engine": {"threads": 1}, **keys}
+    return fl.run(method, model=model, partition=FEW, output={"dir": out}, progress=False, **keys)
+
+
+def lenet(**keys):
+    return LeNet5Config(name="lenet5", **keys)
+
+
+def made(source, **keys):
+    with offered({"model": source}):
+        return build(OwnModelConfig(name="object", **keys), SHAPE, 10, seed=0)
+
+
+def user_net():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Conv2d(2, 2, 3)),
+        *(nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(32, 6), nn.ReLU(), nn.Linear(6, 10)),
+    )
+
+
+def test_backbone_and_patterns():
+    whole = build(lenet(freeze="backbone"), SHAPE, 10, seed=0)
+    spec = describe(whole, SHAPE)
+    assert set(spec.leaves) == {"head.weight", "head.bias"}
+    assert fixed.of(whole).modules == {"backbone.norm1", "backbone.norm2"}
+    assert spec.size == describe(build(lenet(), SHAPE, 10, seed=0), SHAPE).size
+
+    some = build(lenet(freeze=["conv?.weight", "backbone.norm1"]), SHAPE, 10, seed=0)
+    parameters = {"backbone.conv1.weight", "backbone.conv2.weight"}
+    assert fixed.of(some).parameters == {
+        *parameters,
+        *("backbone.norm1.weight", "backbone.norm1.bias"),
+    }
+    assert fixed.of(some).modules == {"backbone.norm1"}
+    # Half of a layer that normalizes is trained, so its statistics move, too.
+    half = build(lenet(freeze=["norm1.weight"]), SHAPE, 10, seed=0)
+    assert not fixed.of(half).modules
+    without = nn.Sequential(nn.BatchNorm1d(4, affine=False), nn.Linear(4, 2))
+    assert freeze(without, ModelConfig(freeze=["0"])) == {"0"}
+
+
+def test_names_are_those_of_the_users_net():
+    found = fixed.of(made(user_net(), freeze=["0", "1.*", "8.bias"]))
+
+    assert found.modules == {"backbone.1"}
+    assert found.parameters == {
+        *(f"backbone.{k}.{kind}" for k in (0, 1) for kind in ("weight", "bias")),
+        "head.bias",
+    }
+
+
+def test_key_equals_freezing_by_hand(tmp_path):
+    net = user_net()
+    net[0].requires_grad_(False)
+    net[1].requires_grad_(False).eval()
+    by_hand = short(tmp_path, net)
+    by_key = short(tmp_path, {"name": user_net(), "freeze": ["0", "1"]})
+
+    assert by_key.digest == by_hand.digest
+    assert by_key.config.model.fixed == by_hand.config.model.fixed
+    up = by_key.summary["communication"]["up_bytes"]
+    assert up == by_hand.summary["communication"]["up_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("freeze", "sentence"),
+    [
+        (["conv9"], r"`conv9` matches no parameter.*Did you mean `conv2`.*fc2, head"),
+        (["backbon"], "Did you mean `backbone`"),
+        (["*"], r"all 14 are frozen.*model\.freeze=backbone"),
+    ],
+)
+def test_wrong_patterns_are_refused(freeze, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        build(lenet(freeze=freeze), SHAPE, 10, seed=0)
+
+
+def test_nets_without_a_backbone_are_refused():
+    with pytest.raises(ConfigError, match="no parameters besides its head"):
+        made(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), freeze="backbone")
+    with pytest.raises(ConfigError, match=r"`model\.freeze` must be .*list"):
+        config_of("model.freeze=bakbone")
+
+
+def test_hash_counts_the_key_only_if_it_is_set():
+    plain = config_of()
+    assert config_of("model.freeze=none").hash() == config_of("model.freeze=[]").hash()
+    assert config_of("model.freeze=none").hash() == plain.hash()
+    hashes = {config_of(f"model.freeze={v}").hash() for v in ("backbone", "[fc1]", "[fc2]")}
+    assert len({*hashes, plain.hash()}) == 4
+    assert "freeze" not in MlpConfig().model_dump(exclude_defaults=True)
+
+
+def test_normalization_that_is_frozen_by_halves_is_noted():
+    net = user_net()
+    net[1].requires_grad_(False)
+    notes = fixed.notes(made(net))
+    assert any("running statistics change" in note and "model.freeze" in note for note in notes)
+    assert not any("running statistics change" in note for note in fixed.notes(made(user_net())))
+
+
+class Stop(fl.Callback):
+    """Interrupts the run after its first round."""
+
+    def on_round_end(self, run, metrics):
+        if run.round == 1:
+            raise KeyboardInterrupt
+
+
+def test_frozen_part_is_stored_once_and_decides(tmp_path):
+    """The values of the file count, even if the net is made with other ones now."""
+    model = {"name": "mlp", "freeze": "backbone"}
+    whole = short(tmp_path / "whole", model)
+    first = fixed.values(build(MlpConfig(freeze="backbone"), SHAPE, 10, seed=0))
+    folder = whole.path / "checkpoints"
+    stored = load_file(folder / "frozen.safetensors")
+    assert stored.keys() == first.keys()
+    assert all(torch.equal(stored[name], leaf) for name, leaf in first.items())
+    assert not any("backbone" in name for name in load_file(folder / "last.safetensors"))
+    weights = whole.model().net.state_dict()
+    assert all(torch.equal(weights[name], leaf) for name, leaf in first.items())
+
+    save_file({name: 2 * leaf for name, leaf in stored.items()}, folder / "frozen.safetensors")
+    now = fl.load(whole.path).model().net.state_dict()
+    assert all(torch.equal(now[name], 2 * leaf) for name, leaf in first.items())
+
+    with pytest.raises(KeyboardInterrupt):
+        short(tmp_path / "cut", model, callbacks=Stop())
+    (path,) = (tmp_path / "cut").glob("*/*/")
+    file = path / "checkpoints" / "frozen.safetensors"
+    content = file.read_bytes()
+    save_file({next(iter(stored)): torch.zeros(2)}, file)
+    with pytest.raises(DataError, match=r"frozen\.safetensors does not fit the net"):
+        fl.resume(path, progress=False)
+    file.write_bytes(content[:40])
+    with pytest.raises(DataError, match=r"frozen\.safetensors cannot be read.*Restore"):
+        fl.resume(path, progress=False)
+    file.write_bytes(content)
+    assert fl.resume(path, progress=False).digest == whole.digest
+
+
+class Tied(nn.Module):
+    """Two layers with one weight; `shared` says whether they are two modules."""
+
+    def __init__(self, *, shared, head=False, counts=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(64, 10, bias=False)
+        self.enc = nn.Linear(10, 10, bias=False)
+        if counts:
+            self.register_buffer("calls", torch.zeros(()), persistent=False)
+        self.dec = nn.Linear(10, 10, bias=False) if shared else None
+        torch.manual_seed(1)
+        self.fc = nn.Linear(10, 10)
+        if shared:
+            self.dec.weight = self.enc.weight
+        if head:
+            self.fc.weight = self.enc.weight
+
+    def forward(self, x):
+        if self.training and hasattr(self, "calls"):
+            self.calls += 1
+        x = self.enc(self.first(x.flatten(1)).relu()).relu()
+        return self.fc((self.enc if self.dec is None else self.dec)(x))
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_tied_weights_are_one_leaf(tmp_path, engine):
+    """Equal to a net that calls one layer twice: the gradient is the sum over both places."""
+    keys = {"engine": {"name": engine, "threads": 1}}
+    tied = short(tmp_path, Tied(shared=True), "fedper", **keys)
+    once = short(tmp_path, Tied(shared=False), "fedper", **keys)
+
+    assert tied.digest == once.digest
+    sent = tied.summary["communication"]["up_bytes"]
+    assert sent == once.summary["communication"]["up_bytes"]
+    weights = tied.model(client=1).net.backbone
+    assert weights.dec.weight is weights.enc.weight
+    file = tied.export(tmp_path / "net.safetensors", client=1)
+    other = made(Tied(shared=True))
+    other.load_state_dict(load_file(file))
+    assert torch.equal(other.backbone.dec.weight, once.model(client=1).net.backbone.enc.weight)
+
+
+def test_tied_weights_and_buffers_that_are_not_persistent_survive_a_resume(tmp_path):
+    whole = short(tmp_path / "whole", Tied(shared=True, counts=True), "local")
+    with pytest.raises(KeyboardInterrupt):
+        short(tmp_path / "cut", Tied(shared=True, counts=True), "local", callbacks=Stop())
+    (path,) = (tmp_path / "cut").glob("*/*/")
+    resumed = fl.resume(path, model=Tied(shared=True, counts=True), progress=False)
+
+    assert resumed.digest == whole.digest
+    calls = [run.model(0, checkpoint="last").net.backbone.calls for run in (resumed, whole)]
+    assert calls[0] == calls[1] > 1
+
+
+def test_a_head_that_is_tied_to_the_backbone_cannot_be_divided(tmp_path):
+    net = Tied(shared=True, head=True)
+    assert "head.weight" not in net_leaves(made(copy.deepcopy(net)))
+    assert short(tmp_path, copy.deepcopy(net)).digest
+    with pytest.raises(ConfigError, match=r"`backbone\.enc\.weight` is `head\.weight`"):
+        short(tmp_path, net, "fedper")
