@@ -5,7 +5,7 @@
 DATA_DIR has mnist.npz. IFCA gets four rotations of MNIST, as in its paper (Ghosh et al., 2020), CFL
 four permutations of the labels (Sattler et al., 2021). The clusters that the method has found are
 compared with the groups by the adjusted Rand index: 1 if they are equal, about 0 for clusters drawn
-at random. IFCA's clusters depend on its initial models, so that it is started several times, and the
+at random. IFCA's clusters depend on its initial models, so IFCA is started several times, and the
 run with the highest validation accuracy counts; the groups are not used to choose it.
 """
 

@@ -27,6 +27,7 @@ from flbench.data.partition import PARTS, ClientParts
 from flbench.data.partitioning import make_partition, split_client
 from flbench.data.schemes import Indices
 from flbench.data.shift import apply as apply_shift
+from flbench.data.shift import transformed as transform_samples
 
 CROP_PADDING: Final = 4  # pixels on each side
 MOST_SHOWN: Final = 4  # channels or columns that a note lists
@@ -337,9 +338,13 @@ def build(
             " which are never normalized. Leave it out."
         )
     x, table = dataset.x, None
+    own_seed = seed if partition.seed is None else partition.seed
+    if assignment.transform is not None:
+        what = f"`partition.scheme={partition.scheme}`"
+        x, assignment = transform_samples(dataset, assignment, own_seed, what)
     if shifted.is_on:
-        own_seed = seed if partition.seed is None else partition.seed
-        x, assignment = apply_shift(dataset, assignment, shifted, own_seed)
+        changed = replace(dataset, x=x)
+        x, assignment = apply_shift(changed, assignment, shifted, own_seed)
         notes += _shift_notes(assignment, common)
     if dataset.is_table:
         x, source, word, encoded = _encode_words(dataset, assignment)
