@@ -65,13 +65,16 @@ def _about(comparison: Arrangement, place: str, *, has_gap: bool) -> str:
     )
     if has_gap:
         about += (
-            " Gap: the same minus that of the clients that trained, after as many further epochs"
+            f" Gap: this {what} minus that of the clients that trained, after as many further epochs"
             " from their own models."
         )
     names = {entry.run.config.algorithm.name for entry in entries}
     missing = [f"`{name}` ({words})" for name, words in FLOOR.items() if name not in names]
     if missing:
-        about += f" Not compared here: {' and '.join(missing)}, beside which such figures are read."
+        about += (
+            f" The figures are read beside those of {' and '.join(missing)}, which this comparison"
+            " does not have."
+        )
     return about
 
 

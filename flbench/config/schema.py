@@ -418,7 +418,7 @@ class PartitionConfig(Strict):
         is_number = type(value) is int and value >= 1
         if value is None or is_number or (type(value) is float and 0 < value < 1):
             return value
-        raise ValueError("it must be a whole number of clients from 1 on, or a share in (0, 1)")
+        raise ValueError("a whole number of clients from 1 on, or a share in (0, 1)")
 
     @model_validator(mode="after")
     def _has_new_clients(self) -> Self:

@@ -208,6 +208,11 @@ def load(
         files.check_regular(path)
         sha256 = _sha256(path)
     except (OSError, UserError) as error:
+        if weights == DEFAULT:  # of a net that is neither torchvision's nor timm's
+            raise ConfigError(
+                f"{key}: the net has no published weights: only functions of torchvision.models"
+                " and nets `timm:NAME` have. Give a file of weights: model.weights=PATH."
+            ) from error
         names = _names(source)
         cure = did_you_mean(path.name, [*names, *(one.name for one in _beside(path))])
         named = f" or one of its pretrained weights: {', '.join(names)}" if names else ""
