@@ -419,7 +419,7 @@ def _is_of_other_kind(item: Any) -> bool:
     is_section = isinstance(item.get("input"), Mapping)
     if item["type"] == "literal_error" and is_section:
         return str(item["loc"][-1]).startswith("literal[")
-    return item["type"] == "model_type" and item["loc"][-1] == item["ctx"]["class_name"]
+    return item["type"] == "model_type" and bool(item["loc"][-1] == item["ctx"]["class_name"])
 
 
 def _location(item: Any, schema: type[BaseModel]) -> list[Any]:

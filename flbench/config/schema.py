@@ -556,7 +556,7 @@ class ModelConfig(Strict):
         description="parameters that no method trains, sends or keeps: none, backbone (all but the"
         " head), or patterns of names, such as [conv1, stage?_*]",
     )
-    lora: LoraConfig = LoraConfig()
+    lora: LoraConfig = Field(LoraConfig(), description="adapters of low rank that are trained")
     cache: Literal["auto", "off"] = Field(
         "auto",
         description="auto: outputs of the first layers are computed once if model.freeze freezes"

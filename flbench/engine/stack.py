@@ -418,5 +418,6 @@ def _refusal(error: RuntimeError) -> str:
 
 
 def _is_pytorch(call: FrameType) -> bool:
-    """Return whether a call is one of PyTorch's own."""
-    return str(call.f_globals.get("__name__")).partition(".")[0] == "torch"
+    """Return whether a call is one of PyTorch's own, or of the mode in which clients draw."""
+    name = str(call.f_globals.get("__name__"))
+    return name.partition(".")[0] == "torch" or name == Stackable.__module__

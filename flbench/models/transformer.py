@@ -93,7 +93,7 @@ class TransformerBackbone(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the mean [B, D] over the tokens that are not padding of tokens [B, L]."""
         real = None if self.padding is None else x != self.padding
-        found = self.embedding(x) + self.position.weight
+        found: Tensor = self.embedding(x) + self.position.weight
         for layer in self.layers:
             found = layer(found, real)
         found = self.norm(found)
