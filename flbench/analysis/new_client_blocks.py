@@ -65,8 +65,8 @@ def _about(comparison: Arrangement, place: str, *, has_gap: bool) -> str:
     )
     if has_gap:
         about += (
-            f" Gap: this {what} minus that of the clients that trained, after as many further epochs"
-            " from their own models."
+            f" Gap: this {what} minus that of the clients that trained, after as many further"
+            " epochs from their own models."
         )
     names = {entry.run.config.algorithm.name for entry in entries}
     missing = [f"`{name}` ({words})" for name, words in FLOOR.items() if name not in names]
