@@ -17,7 +17,6 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from flbench.analysis.blocks import has_rank_claims
-from flbench.analysis.new_clients import metric_of
 from flbench.analysis.progress import SPLITS
 from flbench.analysis.statistics import Across
 from flbench.analysis.tables import CLASS_SCORES, Analysis
@@ -258,7 +257,7 @@ def new_clients(analysis: Analysis, place: str) -> Figure | None:
             mine["epochs"], mine["low"], mine["high"], color=style["color"], alpha=0.12, lw=0
         )
         axes.plot(mine["epochs"], mine["seen"], color=style["color"], ls=":", lw=1, alpha=0.8)
-    metric = metric_of(analysis.comparison.at(place)[0]).replace("_", " ")
+    metric = analysis.comparison.at(place)[0].run.config.client_metric.replace("_", " ")
     axes.set(
         xlabel="epochs on the client's own training part", ylabel=f"test {metric}, new clients"
     )

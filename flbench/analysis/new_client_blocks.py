@@ -6,7 +6,6 @@ from typing import Any, Final
 
 from flbench.analysis.arrangement import Arrangement
 from flbench.analysis.blocks import number, records, with_width_of
-from flbench.analysis.new_clients import metric_of
 from flbench.analysis.tables import Analysis
 from flbench.core.printable import one_line
 from flbench.reports.tables import Block, size
@@ -58,7 +57,7 @@ def of_place(analysis: Analysis, place: str, digits: int = 4) -> Block | None:
 def _about(comparison: Arrangement, place: str, *, has_gap: bool) -> str:
     """Return what the table shows, and which methods are missing beside the others."""
     entries = comparison.at(place)
-    what = metric_of(entries[0]).replace("_", " ")
+    what = entries[0].run.config.client_metric.replace("_", " ")
     about = (
         f"Test {what} over the clients that trained in no round, after epochs of training on their"
         " own training parts, on a copy that is discarded. 0 epochs: the model that the server"
