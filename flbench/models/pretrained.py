@@ -339,8 +339,8 @@ def _read(path: Path, key: str) -> dict[str, Tensor]:
     if not tensors or len(tensors) != len(names):
         has = f"the keys {listed(map(str, names), SHOWN)}" if names else type(found).__name__
         raise ConfigError(
-            f"{key} has {has}, which is not a state dict: tensors by the names of the parameters and"
-            " buffers of a net. Save one by torch.save(net.state_dict(), PATH)."
+            f"{key} has {has}, which is not a state dict: tensors by the names of parameters and"
+            " buffers. Save one by torch.save(net.state_dict(), PATH)."
         )
     return tensors
 
