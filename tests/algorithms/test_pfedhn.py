@@ -1,13 +1,18 @@
-"""pFedHN: a plain loop, FedAvg, gradient descent and Local-Only as limits, new clients, the bytes."""
+"""pFedHN: a plain loop, its limits (gradient descent, FedAvg), clients that join, and the bytes."""
 
+from dataclasses import replace
+from functools import partial
 from math import sqrt
 
 import pytest
 import torch
 
-from flbench.core.tree import only
-from flbench.experiment.new_clients import NewClients
-from flbench.testing import after, build
+from flbench.core.errors import ConfigError
+from flbench.core.rng import Draw
+from flbench.core.tree import only, take
+from flbench.engine.base import RoundSettings
+from flbench.experiment.communication import apply_masks
+from flbench.testing import after, build, played
 from tests.algorithms.loops import (
     BACKBONE,
     EPOCHS,
@@ -19,6 +24,7 @@ from tests.algorithms.loops import (
     net,
     platform,
 )
+from tests.algorithms.plain import lenet5_bytes
 
 NET = (*BACKBONE, *HEAD)
 V = "embeddings"
@@ -123,6 +129,8 @@ def largest_difference(keys, engine="sequential", rounds=3):
 
     phi, v, heads = slow_rounds(clients, DEFAULTS | keys, built.start().server, rounds)
 
+    moved = float((state.server[V] - built.start().server[V]).abs().max())
+    assert moved > 1e-3
     gaps = [float((state.server[name] - value).abs().max()) for name, value in phi.items()]
     gaps.append(float((state.server[V] - torch.stack(v)).abs().max()))
     if keys.get("head") == "personal":
@@ -146,3 +154,122 @@ def largest_difference(keys, engine="sequential", rounds=3):
 )
 def test_rounds_equal_a_loop(keys, engine):
     assert largest_difference(keys, engine) < 1e-10
+
+
+PLAIN = ("algorithm.server_momentum=0", "algorithm.server_weight_decay=0")
+FREE = (*PLAIN, "algorithm.server_clip=null")
+
+
+def test_one_local_step_is_gradient_descent_on_hypernetwork_and_embeddings():
+    """The server's gradient is LR times that of the cross entropy of h(v_i), by autograd."""
+    keys = ("algorithm=pfedhn", "algorithm.hidden=8", "algorithm.steps=1", "algorithm.server_lr=2")
+    built = build(*KEYS, *keys, *FREE, "train.batch_size=500")  # one batch has all samples
+    clients, start = Clients(built), built.start().server
+    state, _ = played(built, built.start(), torch.tensor([1, 3]))
+
+    phi = {name: v.clone() for name, v in start.items() if name.startswith("hyper.")}
+    leaves = {name: value.requires_grad_() for name, value in (phi | {V: start[V].clone()}).items()}
+    for i in (1, 3):
+        theta = slow_weights(leaves, leaves[V][i], NET)
+        mean_cross_entropy(net(theta, clients.x[i])[1], clients.y[i]).backward()
+
+    for name, leaf in leaves.items():
+        share = 1.0 if name == V else 0.5  # an embedding belongs to one client
+        expected = leaf.detach() - 2 * LR * share * leaf.grad
+        assert float((state.server[name] - expected).abs().max()) < 1e-12, name
+
+
+@pytest.mark.slow
+def test_with_output_biases_alone_it_is_uniform_fedavg():
+    """All layers are zero but the biases of the outputs, which begin as the seeded net."""
+    uniform = ("algorithm=fedavg", "algorithm.agg_weights=uniform")
+    expected = after(build(*KEYS, *uniform), 2).server
+    keys = ("algorithm=pfedhn", "algorithm.server_lr=1")
+    built = build(*KEYS, *keys, *FREE)
+    state, seeded = built.start(), Clients(built).start
+    for name, value in state.server.items():
+        if name.startswith("hyper."):
+            value.zero_()
+    for name in NET:
+        state.server[f"hyper.out.{name}.bias"] += seeded[name]
+
+    for t in range(2):
+        cohort = Draw(built.config.seed, (t,), 5).cohort(0.6)
+        state, _ = played(built, state, cohort)
+
+    for i in range(5):
+        for name, value in built.algorithm.generated(state, torch.tensor([i])).items():
+            assert float((value[0] - expected[name]).abs().max()) < 1e-12, name
+
+
+def joined(*overrides):
+    """Returns an experiment, its clients, and a state in which client 4 is a new one."""
+    built = build(*KEYS, "algorithm=pfedhn", "algorithm.hidden=8", *LOCAL, *overrides)
+    state = after(built, 1)
+    members = torch.tensor([True, True, True, True, False])
+    return built, Clients(built), replace(state, server=state.server | {"members": members})
+
+
+def test_new_client_has_the_weights_of_the_mean_embedding():
+    built, _, state = joined()
+
+    found = built.algorithm.deploy(state, torch.tensor([4, 2]))["personal"].dispatch.rows.values
+
+    assert built.algorithm.join(state, torch.tensor([4])) is None
+    mean = sum(state.server[V][i] for i in range(4)) / 4
+    for row, v in enumerate((mean, state.server[V][2])):
+        for name, value in slow_weights(state.server, v, NET).items():
+            assert float((found[name][row] - value).abs().max()) < 1e-12, name
+
+
+@pytest.mark.parametrize("head", ["generated", "personal"])
+def test_new_client_fits_its_embedding_alone(head):
+    keys = ("algorithm.join_rounds=2", "algorithm.server_lr=0.1", f"algorithm.head={head}")
+    built, clients, state = joined(*keys, "algorithm.server_clip=0.05")
+    ids, names = torch.tensor([4]), NET if head == "generated" else BACKBONE
+    joining = built.algorithm.join(state, ids)
+    draw = Draw(built.config.seed, (1,), 5)
+
+    kept = built.engine.run(
+        joining.program,
+        ids,
+        rows=partial(take, state.clients),
+        dispatch=lambda some: apply_masks(built.algorithm.join(state, some).dispatch),
+        settings=RoundSettings(built.algorithm.setting.train, draw),
+    ).kept
+
+    v, buffer = sum(state.server[V][i] for i in range(4)) / 4, torch.zeros_like(state.server[V][0])
+    own = only({name: state.clients[name][4] for name in state.clients}, HEAD)
+    for _ in range(2):
+        row = v.clone().requires_grad_()
+        theta = slow_weights(state.server, row, names)
+        begin = {name: value.detach() for name, value in theta.items()}
+        end = slow_client(clients, 4, 1, begin if head == "generated" else begin | own, None)
+        own = only(end, HEAD)
+        sum((theta[name] * (begin[name] - end[name])).sum() for name in names).backward()
+        g = clipped({V: row.grad}, 0.05)[V]
+        v, buffer = slow_sgd(v, buffer, g, 0.1, 0.9, 1e-3)
+    expected = slow_weights(state.server, v, names)
+    if head == "personal":
+        expected |= own
+    for name in NET:
+        assert float((kept[name][0] - expected[name]).abs().max()) < 1e-12, name
+
+    dispatch = built.algorithm.deploy(state, torch.tensor([2, 4]))["personal"].dispatch
+    for name in names:  # what it has fitted is not overwritten
+        assert dispatch.rows.mask[name].tolist() == [True, False]
+
+
+def test_embedding_has_the_length_of_the_paper_and_a_net_without_a_body_is_refused():
+    assert build("algorithm=pfedhn", "partition.clients=6").start().server[V].shape == (6, 2)
+    with pytest.raises(ConfigError, match=r"algorithm\.head=generated"):
+        build("algorithm=pfedhn", "algorithm.head=personal", "model=logistic")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("head", "scalars"), [("generated", 62_050), ("personal", 61_200)])
+def test_generated_weights_are_sent_both_ways_and_statistics_stay(tmp_path, head, scalars):
+    up, down = lenet5_bytes(tmp_path, "algorithm=pfedhn", f"algorithm.head={head}")
+
+    assert up == 4 * scalars
+    assert down == 2 * 4 * scalars  # two rounds: weights are generated in the first one too
