@@ -276,6 +276,9 @@ class PFedHN(Algorithm):
 
     def step(self, name: str, server: Tree, gradient: Tensor) -> Tree:
         """Return a tensor of the server and its momentum after a step of SGD."""
+        # A gradient may be a transposed view. Strides decide about rounding in products, and a
+        # checkpoint does not keep them.
+        gradient = gradient.contiguous()
         value, buffer = self.sgd(name).moved(server[name], server[MOMENTUM + name], gradient)
         return {name: value, MOMENTUM + name: buffer}
 
