@@ -43,6 +43,7 @@ from flbench.algorithms.shared.pairs import SHOWN, too_large
 V = "embeddings"  # [N, l] at the server
 MEMBERS = "members"  # [N] bool at the server: clients of the training, False for those that join
 MOMENTUM = "momentum."  # prefix of the server's momentum buffers
+PAPERS_LR = 0.01  # of the server, for one client in a round
 JOIN = "join."  # prefix of the embedding of a client that joins, and of its momentum
 
 
@@ -69,11 +70,12 @@ class PFedHNConfig(UniformConfig):
     )
     hidden: int = Field(100, ge=1, description="number H of units of each hidden layer")
     depth: int = Field(3, ge=0, description="number of hidden layers behind the first layer")
-    server_lr: float = Field(
-        0.01,
+    server_lr: float | None = Field(
+        None,
         ge=0,
-        description="learning rate of the hypernetwork (paper: 0.01, and 0.05 with personal heads,"
-        " for one client in a round)",
+        description="learning rate of the hypernetwork (paper: 0.01 for one client in a round, and"
+        " 0.05 with personal heads; default: 0.01 times the number of clients in a round, at most"
+        " 0.1)",
     )
     embedding_lr: float | None = Field(
         None, ge=0, description="learning rate of the embeddings (default: server_lr)"
@@ -124,9 +126,10 @@ class PFedHN(Algorithm):
     Readings. The paper has one client in a round. With a cohort, all clients get weights of the
     same phi; its gradient is the mean over them (`agg_weights=samples` weights it), while g_v_i is
     that of the client alone, undivided. One norm over both is clipped (`server_clip`), after the
-    mean. A mean moves phi less than K rounds of one client would: raise `server_lr` with K. Absent
-    clients' embeddings wait. In the authors' code, momentum and weight decay move them in every
-    round (`dense_embedding`). The mean of phi's gradients leaves out clients that made no step.
+    mean. A mean moves phi less than K rounds of one client would, so the default of `server_lr` is
+    the paper's 0.01 times K, at most 0.1. Absent clients' embeddings wait. In the authors' code,
+    momentum and weight decay move them in every round (`dense_embedding`). The mean of phi's
+    gradients leaves out clients that made no step.
 
     The local optimizer and its clipping are those of `train.*`, as with all methods; the authors
     take lr 0.005, momentum 0.9, weight decay 5e-5, clip 50 and batches of 64, and 5,000 rounds of
@@ -284,9 +287,12 @@ class PFedHN(Algorithm):
 
     def sgd(self, name: str) -> "ServerSGD":
         """Return the optimizer of a tensor of the server."""
-        c = self.config
-        own = c.server_lr if name != V or c.embedding_lr is None else c.embedding_lr
-        return ServerSGD(own, c.server_momentum, c.server_weight_decay, c.server_clip)
+        c, train = self.config, self.setting.train
+        clients = max(1, int(train.participation * self.setting.clients + 0.5))  # K
+        rate = PAPERS_LR * min(clients, 10) if c.server_lr is None else c.server_lr
+        if name == V and c.embedding_lr is not None:
+            rate = c.embedding_lr
+        return ServerSGD(rate, c.server_momentum, c.server_weight_decay, c.server_clip)
 
     def learned(self, state: State) -> tuple[Learned, ...]:
         """Return how similar the embeddings are; nothing before a client took part."""

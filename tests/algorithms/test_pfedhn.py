@@ -260,6 +260,15 @@ def test_new_client_fits_its_embedding_alone(head):
         assert dispatch.rows.mask[name].tolist() == [True, False]
 
 
+@pytest.mark.parametrize(("participation", "rate"), [(0.05, 0.01), (0.2, 0.04), (1, 0.1)])
+def test_default_rate_of_the_server_is_the_papers_times_the_clients_of_a_round(participation, rate):
+    algorithm = build(
+        "algorithm=pfedhn", "partition.clients=20", f"train.participation={participation}"
+    ).algorithm
+
+    assert algorithm.sgd("hyper.0.bias").lr == algorithm.sgd(V).lr == pytest.approx(rate)
+
+
 def test_embedding_has_the_length_of_the_paper_and_a_net_without_a_body_is_refused():
     assert build("algorithm=pfedhn", "partition.clients=6").start().server[V].shape == (6, 2)
     with pytest.raises(ConfigError, match=r"algorithm\.head=generated"):
