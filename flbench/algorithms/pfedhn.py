@@ -255,7 +255,7 @@ class PFedHN(Algorithm):
 
         # (4), (5): vector-Jacobian products of h at all v_i together, a sum over clients for phi.
         phi = {name: server[name] for name in server if name.startswith("hyper.")}
-        _, product = torch.func.vjp(self.h, phi, server[V][ids])
+        product = torch.func.vjp(self.h, phi, server[V][ids])[1]
         gradient, g_v = product({name: scaled(shares, value) for name, value in delta.items()})
         g_v = g_v / shares[:, None]  # undivided, [K, l]
 
@@ -390,7 +390,7 @@ class Hypernetwork:
             rng: Generator of the random numbers.
         """
         dtype = start[self.names[0]].dtype
-        layers = [("0", (hidden,), length)]
+        layers: list[tuple[str, tuple[int, ...], int]] = [("0", (hidden,), length)]
         layers += [(f"{k}", (hidden,), hidden) for k in range(1, self.depth + 1)]
         layers += [(f"out.{name}", tuple(start[name].shape), hidden) for name in self.names]
         phi: Tree = {}
@@ -469,7 +469,8 @@ class FitEmbedding:
     def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
         """Return the embedding and its momentum after a step."""
         v, buffer = leaves[JOIN + "v"], leaves[JOIN + "momentum"]
-        theta, product = torch.func.vjp(lambda row: self.h(ctx, row), v)
+        found = torch.func.vjp(lambda row: self.h(ctx, row), v)
+        theta, product = found[0], found[1]
         (g,) = product({name: value - leaves[name] for name, value in theta.items()})
         if self.sgd.clip is not None:
             g = g * (self.sgd.clip / (g.norm() + 1e-6)).clamp_max(1.0)
