@@ -1129,6 +1129,15 @@ class Config(Strict):
         return self.evaluation.best.metric is None
 
     @property
+    def client_metric(self) -> str:
+        """Name of the metric of a complete configuration's models that is a mean over clients.
+
+        >>> Config().client_metric
+        'accuracy_mean'
+        """
+        return "accuracy_mean" if self.has_classes else f"{self.evaluation.best.column}_mean"
+
+    @property
     def has_own_optimizer(self) -> bool:
         """Whether a LightningModule of the user makes the optimizer (`model.lightning`)."""
         return isinstance(self.model, OwnModelConfig) and self.model.lightning

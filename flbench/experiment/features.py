@@ -102,7 +102,7 @@ def cached(
     }
     samples = replace(
         federation,
-        dataset=replace(federation.dataset, x=np.empty((0, 1), np.float32)),  # of no tokens
+        dataset=replace(federation.dataset, x=np.empty((0, 1), np.float32)),  # tokens are integers
         x=outputs,
         shift=torch.zeros(()),
         scale=torch.ones(()),

@@ -13,7 +13,8 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from flbench.config.schema import ModelConfig
 from flbench.core.errors import ConfigError, did_you_mean
-from flbench.models.fixed import listed
+from flbench.core.wording import listed
+from flbench.models import fixed
 
 NONE: Final = "none"
 BACKBONE: Final = "backbone"
@@ -129,7 +130,7 @@ def _chosen(net: nn.Module, config: ModelConfig, head: str | None) -> set[str]:
                 f"{_key(config)}: `{pattern}` matches no parameter of `model.name={config.name}`."
                 f"{did_you_mean(pattern.removesuffix('.*'), known)} A pattern is the name of a"
                 " parameter or module, in which * stands for any characters. Modules:"
-                f" {', '.join(known[2 : 2 + SHOWN])}{', ...' if len(known) > 2 + SHOWN else ''}."
+                f" {listed(known[2:], SHOWN)}."
             )
         chosen |= found
     return chosen
@@ -170,5 +171,5 @@ def _places(net: nn.Module, leaves: Sequence[str]) -> Iterator[str]:
 
 def _key(config: ModelConfig) -> str:
     """Return the key and its value, for messages."""
-    value = config.freeze if isinstance(config.freeze, str) else f"[{listed(config.freeze)}]"
+    value = config.freeze if isinstance(config.freeze, str) else f"[{fixed.listed(config.freeze)}]"
     return f"`model.freeze={value}`"

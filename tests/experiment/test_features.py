@@ -116,7 +116,7 @@ def short(out, model, method="ft", **keys):
         ("buffer", "in each step.*buffers that are not frozen"),
     ],
 )
-def test_bodies_that_change_are_not_cached(tmp_path, kind, reason):
+def test_bodies_are_cached_if_their_outputs_do_not_change(tmp_path, kind, reason):
     net = {"name": "tests.experiment.test_features:Body", "args": {"kind": kind}}
     run = short(tmp_path, {**net, "freeze": "backbone"}, "fedavg")
 
