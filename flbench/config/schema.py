@@ -474,8 +474,9 @@ class ShiftConfig(Strict):
         description="images: angle of each group, counter-clockwise, such as [0, 90, 180, 270]",
         json_schema_extra={"unit": "degrees"},
     )
-    blur: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)] | None = Field(
+    blur: tuple[Annotated[float, Field(ge=0)], ...] | None = Field(
         None,
+        min_length=1,
         description="images: standard deviation of a Gaussian that smooths them; 0 leaves them as"
         " they are",
         json_schema_extra={"unit": "pixels"},
@@ -498,8 +499,9 @@ class ShiftConfig(Strict):
         " axis; 120 turns red into green",
         json_schema_extra={"unit": "degrees"},
     )
-    noise: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)] | None = Field(
+    noise: tuple[Annotated[float, Field(ge=0)], ...] | None = Field(
         None,
+        min_length=1,
         description="images: standard deviation of Gaussian noise, as a share of the range of"
         " pixels; it is drawn once for each sample",
     )

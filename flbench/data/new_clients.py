@@ -7,6 +7,7 @@ seed and on its number of clients, so it is the same for all methods.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -113,7 +114,7 @@ def joined(training: ClientParts, new: ClientParts) -> ClientParts:
             *(new.names or map(str, range(begin, begin + new.clients))),
         )
     parts = {part: [*training.parts[part], *new.parts[part]] for part in PARTS}
-    return ClientParts(parts, training.labels, training.notes, names)
+    return replace(training, parts=parts, names=names, shifts=(*training.shifts, *new.shifts))
 
 
 def _distributed_anew(

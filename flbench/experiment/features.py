@@ -168,9 +168,12 @@ def _unfit(
     others = [one for one in net.modules() if id(one) not in inside]
     if any(id(one) in frozen for other in others for one in other.parameters(recurse=False)):
         return "a layer behind them has the same weights"
-    drawn = [name for module in part for name in random_layers(module)]
-    if drawn:
-        return f"{drawn[0]} among them draws random numbers"
+    places = {id(module): name for name, module in net.named_modules()}
+    for module in (one for whole in part for one in whole.modules()):
+        place = places[id(module)]
+        is_random = any(layer.startswith("``") for layer in random_layers(module))  # itself
+        if is_random and place not in fixed.of(net).modules:
+            return f"`{freezing.in_net_of_user(net, place)}` among them draws random numbers"
     return None
 
 

@@ -23,8 +23,9 @@ SHOWN: Final = 12  # names of modules that an error lists
 def freeze(net: nn.Module, config: ModelConfig, head: str | None = "head") -> frozenset[str]:
     """Freeze the parameters of a net that `model.freeze` names; see `flbench.models.fixed`.
 
-    A normalization layer all of whose parameters are frozen is put in eval mode, so that it uses
-    its running statistics unchanged. So is one without parameters whose statistics are named.
+    A module all of whose parameters are frozen is put in eval mode with all that it contains, so
+    that it is the same function in each step: BatchNorm uses its running statistics unchanged, and
+    dropout is off. So is a normalization layer without parameters whose statistics are named.
 
     Args:
         net: The net; it is changed.
@@ -40,7 +41,7 @@ def freeze(net: nn.Module, config: ModelConfig, head: str | None = "head") -> fr
 
     >>> net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
     >>> sorted(freeze(net, ModelConfig(freeze=["0", "1.*"])))
-    ['1']
+    ['0', '1']
     >>> [name for name, one in net.named_parameters() if one.requires_grad]
     ['2.weight', '2.bias']
     """
@@ -57,7 +58,15 @@ def freeze(net: nn.Module, config: ModelConfig, head: str | None = "head") -> fr
             f" {len(parameters)} are frozen. Freeze fewer of them, for example"
             " model.freeze=backbone, which trains the head."
         )
-    return stop_statistics(net, names)
+    found = set(stop_statistics(net, names))
+    frozen = {id(parameter) for name, parameter in parameters.items() if name in names}
+    for place, module in net.named_modules():
+        own = [id(parameter) for parameter in module.parameters()]
+        if own and frozen.issuperset(own):
+            for name, part in module.named_modules(prefix=place):
+                part.training = False
+                found.add(name)
+    return frozenset(found)
 
 
 def stop_statistics(net: nn.Module, names: Set[str] = frozenset()) -> frozenset[str]:

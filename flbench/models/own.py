@@ -87,7 +87,7 @@ def make(config: OwnModelConfig, shape: tuple[int, ...], classes: int | None) ->
     pretrained.copy_note(net, split)
     freeze = freezing.freeze if config.lora.rank is None else lora.freeze_base
     for place in freeze(split, config):
-        whole.get_submodule(freezing.in_net_of_user(split, place)).eval()
+        whole.get_submodule(freezing.in_net_of_user(split, place)).training = False
     _write_fixed(split, config, what)
     trial.check(whole, split, shape, classes, what, given_in_eval_mode=given_in_eval_mode)
     if config.lora.rank is not None:
