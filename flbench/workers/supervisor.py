@@ -150,7 +150,7 @@ class Supervisor:
             is_local: Whether this process started the servers, on this machine.
         """
         self._is_local = is_local
-        self._servers = tuple(server for server in servers if _connection_error(server) is None)
+        self._servers = tuple(server for server in servers if connection_error(server) is None)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -265,7 +265,7 @@ class Supervisor:
     def _all_answer(self) -> bool:
         """Return whether all servers accept connections."""
         for server in self._servers:
-            error = _connection_error(server)
+            error = connection_error(server)
             if error is not None:
                 if self._is_local and isinstance(error, ConnectionRefusedError):
                     self._lost = self._lost or time.monotonic()
@@ -317,7 +317,7 @@ class Supervisor:
         os._exit(FAILED if self._stopped is None else INTERRUPTED)
 
 
-def _connection_error(server: Server) -> OSError | None:
+def connection_error(server: Server) -> OSError | None:
     """Return the error of a connection to a server; None if the server accepts it."""
     try:
         socket.create_connection(server, timeout=CONNECT_SECONDS).close()
