@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from flbench.core.errors import RunError
+import flbench as fl
+from flbench.core.errors import RunError, UserError
 from flbench.core.tree import digest
 from flbench.testing.setting import NET
 from flbench.workers import pool as pools
@@ -16,6 +17,12 @@ ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 KEYS = (*NET, "engine.threads=1", "algorithm.name=fedavg")
+SMALLEST = {
+    "data": "digits",
+    "train": {"rounds": 1},
+    "engine": {"name": "sequential"},
+    "progress": False,
+}
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 
 
@@ -121,6 +128,21 @@ def test_a_wait_for_what_no_node_has_is_told_and_ends(nodes, monkeypatch):
 
     pool.close(kill=True)
     assert len(notes) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*")  # notes about the data
+def test_cells_of_a_comparison_are_trained_on_a_cluster(nodes, tmp_path):
+    """Two cells at once are asked of one CPU."""
+    with pytest.raises(UserError, match=r"`jobs`"):
+        fl.compare("local", seeds=2, address=nodes.address, **SMALLEST)
+
+    fl.compare(
+        "local", seeds=2, jobs=2, address=nodes.address, out=tmp_path / "compared", **SMALLEST
+    )
+
+    here = fl.run("local", **SMALLEST, output={"dir": str(tmp_path / "run")})
+    cells = [fl.load(folder) for folder in sorted((tmp_path / "compared").glob("*/cells/*"))]
+    assert [cell.digest == here.digest for cell in cells] == [True, False]
 
 
 def test_a_node_is_lost_when_it_is_silent_or_given_up(monkeypatch):

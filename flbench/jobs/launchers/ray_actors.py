@@ -16,7 +16,7 @@ from flbench.jobs.launchers.shipped import Store, StoredSamples
 from flbench.jobs.samples import LoadedSamples
 from flbench.workers.cluster import cluster
 from flbench.workers.lost import why_lost
-from flbench.workers.pool import ActorPool
+from flbench.workers.pool import ActorPool, there
 from flbench.workers.resources import Resources
 from flbench.workers.samples import SharedSamples
 from flbench.workers.shipping import Parcel, pack
@@ -85,7 +85,7 @@ class RayActors:
         supervisor: Supervisor,
         tell: Callable[[str], None],
     ) -> None:
-        self.at_once = resources.concurrent
+        self.at_once = _at_once(resources)
         self._store, self._supervisor, self._tell = store, supervisor, tell
         self._retries = resources.retries
         needs = {"CPU": float(resources.cpus), "GPU": resources.gpus}
@@ -93,7 +93,7 @@ class RayActors:
         self._parcel = ray.put(portable(parcel, ray.cloudpickle.dumps))
         self._pool = ActorPool(
             lambda: kind.remote(self._parcel),
-            resources.concurrent,
+            self.at_once,
             needs,
             f"a {resources.kind.name}",
             resources.engine.wait_seconds,
@@ -117,17 +117,17 @@ class RayActors:
         except RunError as error:
             raise RunError(f"{error} {self._supervisor.note}".rstrip()) from error
         self._supervisor.check()
-        for name, outcome, error in found:
+        for name, outcome, lost in found:
             job, task = self._running.pop(name)
-            if error is not None:
+            if lost is not None:
                 if self._supervisor.is_over():
                     self._supervisor.check()
                 self._deaths[name] += 1
                 if self._deaths[name] <= self._retries:
-                    self._tell(f"{job.title}: {why_lost(error)} It is started again.")
+                    self._tell(f"{job.title}: {why_lost(lost)} It is started again.")
                     self.begin(job, task)
                     continue
-                outcome = Outcome(f"{why_lost(error)} This happened {self._deaths[name]} times.")
+                outcome = Outcome(f"{why_lost(lost)} This happened {self._deaths[name]} times.")
             self._store.release(job)
             yield job, outcome
 
@@ -141,6 +141,14 @@ class RayActors:
         self._pool.close()
         self._store.close()
         self._parcel = None
+
+
+def _at_once(resources: Resources) -> int:
+    """Return how many jobs the cluster can train at the same time, at most as many as asked for."""
+    needs = {"CPU": float(resources.cpus), "GPU": resources.gpus}
+    found = there(needs)
+    room = [int(found[key] / amount + 1e-9) for key, amount in needs.items() if amount]
+    return max(1, min(resources.concurrent, *room))
 
 
 def _stored(samples: NDArray[Any]) -> StoredSamples:
