@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from select import select
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NoReturn, Self
 
 from flbench.core.errors import RunError
 from flbench.core.printable import printable
@@ -93,6 +93,7 @@ class Supervisor:
         self._silent: float | None = None  # time since when a server has not answered
         self._lost: float | None = None  # time of the loss of a server
         self._waiting = False
+        self._reason: str | None = None  # why the main thread has given up
         self._reporting = threading.Lock()
         self._telling = threading.Lock()  # taken by the first thread that prints the end
         self._is_reported = False
@@ -158,7 +159,7 @@ class Supervisor:
 
         Raises:
             KeyboardInterrupt: A stop signal has arrived.
-            RunError: A server was lost.
+            RunError: A server was lost, or the main thread has given up.
         """
         self._waiting = True
         try:
@@ -175,6 +176,17 @@ class Supervisor:
             raise KeyboardInterrupt
         if self._lost is not None:
             raise RunError(self._loss())
+        if self._reason is not None:
+            raise RunError(f"{self._reason} {self.note}".rstrip())
+
+    def give_up(self, reason: str) -> NoReturn:
+        """Raise StudyStopped, after which `waiting` raises a RunError.
+
+        Args:
+            reason: One or more sentences.
+        """
+        self._reason = reason
+        raise StudyStopped
 
     def check(self) -> None:
         """Raise StudyStopped if a stop signal has arrived or a server was lost."""
