@@ -21,12 +21,12 @@ from flbench.experiment import trained
 
 GROUPS: Final = 4
 CLIENTS: Final = 16
-SAMPLES: Final = 3200
+SAMPLES: Final = {"ifca": 4800, "cfl": 3200}
 CASES: Final[dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], int]]] = {
     "IFCA, rotated images": (
         {"name": "ifca", "clusters": GROUPS},
         {"rotation": [0, 90, 180, 270]},
-        {"rounds": 6, "local_epochs": 2, "optimizer": {"lr": 0.1}},
+        {"rounds": 12, "local_epochs": 2, "optimizer": {"lr": 0.1}},
         4,
     ),
     "CFL, permuted labels": (
@@ -61,7 +61,7 @@ def index(case: str, data: Path, out: Path, seed: int) -> tuple[float, float]:
             method,
             seed=seed + 1000 * start,
             data={"name": "mnist", "root": data},
-            partition=fl.IID(clients=CLIENTS, samples=SAMPLES, seed=seed),
+            partition=fl.IID(clients=CLIENTS, samples=SAMPLES[method["name"]], seed=seed),
             model="mlp",
             train=train,
             evaluation={"every": train["rounds"]},

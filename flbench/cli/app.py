@@ -672,7 +672,8 @@ def predict(
         list[Path],
         typer.Argument(
             metavar="FILE ...",
-            help="Images, .csv tables, .npz files, or folders and .zip files of images or tables.",
+            help="Images, .csv tables, .npz files, .txt texts, or folders and .zip files of images"
+            " or tables.",
             show_default=False,
         ),
     ],

@@ -474,8 +474,9 @@ class ShiftConfig(Strict):
         description="images: angle of each group, counter-clockwise, such as [0, 90, 180, 270]",
         json_schema_extra={"unit": "degrees"},
     )
-    blur: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)] | None = Field(
+    blur: tuple[Annotated[float, Field(ge=0)], ...] | None = Field(
         None,
+        min_length=1,
         description="images: standard deviation of a Gaussian that smooths them; 0 leaves them as"
         " they are",
         json_schema_extra={"unit": "pixels"},
@@ -498,8 +499,9 @@ class ShiftConfig(Strict):
         " axis; 120 turns red into green",
         json_schema_extra={"unit": "degrees"},
     )
-    noise: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)] | None = Field(
+    noise: tuple[Annotated[float, Field(ge=0)], ...] | None = Field(
         None,
+        min_length=1,
         description="images: standard deviation of Gaussian noise, as a share of the range of"
         " pixels; it is drawn once for each sample",
     )
@@ -1132,6 +1134,15 @@ class Config(Strict):
     def has_classes(self) -> bool:
         """Whether a run classifies: false for the complete configuration of another task."""
         return self.evaluation.best.metric is None
+
+    @property
+    def client_metric(self) -> str:
+        """Name of the metric of a complete configuration's models that is a mean over clients.
+
+        >>> Config().client_metric
+        'accuracy_mean'
+        """
+        return "accuracy_mean" if self.has_classes else f"{self.evaluation.best.column}_mean"
 
     @property
     def has_own_optimizer(self) -> bool:

@@ -316,10 +316,17 @@ def build(
             used, or `data.normalize=client` is set and there is a common test set.
     """
     everyone = make_partition(dataset, partition, seed)
+    x, own_seed = dataset.x, seed if partition.seed is None else partition.seed
+    if everyone.transform is not None:
+        what = f"`partition.scheme={partition.scheme}`"
+        x, everyone = transform_samples(dataset, everyone, own_seed, what)
     # Statistics of the data are those of the clients that train.
     assignment, new = hold_out(everyone, dataset, partition, seed)
-    if new is not None:
-        everyone = joined(assignment, new)
+    everyone = replace(
+        assignment if new is None else joined(assignment, new),
+        classes=everyone.classes,
+        transformed=everyone.transformed,
+    )
     notes = [*dataset.notes, *assignment.notes]
     used = np.sort(np.concatenate([rows for part in PARTS for rows in everyone.parts[part]]))
     test = np.arange(dataset.train, len(dataset.y))
@@ -337,15 +344,13 @@ def build(
             f"`data.normalize` is for numbers, and the samples of `{dataset.name}` are tokens,"
             " which are never normalized. Leave it out."
         )
-    x, table = dataset.x, None
-    own_seed = seed if partition.seed is None else partition.seed
-    if assignment.transform is not None:
-        what = f"`partition.scheme={partition.scheme}`"
-        x, assignment = transform_samples(dataset, assignment, own_seed, what)
     if shifted.is_on:
-        changed = replace(dataset, x=x)
-        x, assignment = apply_shift(changed, assignment, shifted, own_seed)
-        notes += _shift_notes(assignment, common)
+        x, everyone = apply_shift(replace(dataset, x=x), everyone, shifted, own_seed)
+        notes += _shift_notes(everyone, common)
+    count = assignment.clients
+    assignment = _as_seen(assignment, everyone, everyone.shifts[:count])
+    new = None if new is None else _as_seen(new, everyone, everyone.shifts[count:])
+    table = None
     if dataset.is_table:
         x, source, word, encoded = _encode_words(dataset, assignment)
         x, fill, imputed = _impute(
@@ -395,6 +400,17 @@ def build(
         table=table,
         owner=owner,
         new=new,
+    )
+
+
+def _as_seen(some: ClientParts, everyone: ClientParts, shifts: tuple[str, ...]) -> ClientParts:
+    """Return a part of the clients with what has been done to the samples of all of them."""
+    return replace(
+        some,
+        shifts=shifts,
+        classes=everyone.classes,
+        transformed=everyone.transformed,
+        transform=None,
     )
 
 

@@ -254,8 +254,8 @@ def _check(dataset: Dataset, config: ShiftConfig) -> None:
     colours = dataset.x.shape[1] if dataset.x.ndim == 4 else 0
     if config.colour is not None and colours != 3:
         raise ConfigError(
-            f"`shift.colour` turns colours, and the images of `{dataset.name}` have {colours}"
-            " channels instead of 3. Leave it out."
+            f"`shift.colour` turns colours, and the images of `{dataset.name}` have"
+            f" {colours} instead of 3 channels. Leave it out."
         )
     if config.channels and colours < 2:
         raise ConfigError(

@@ -218,3 +218,17 @@ def test_images_of_tables_cannot_be_turned():
     with pytest.raises(ConfigError, match=r"`shift\.rotation` is for images.*are rows of tables"):
         made(table, part, rotation=[0, 90])
     assert made(table, part, labels=True).partition.classes is not None
+
+
+def test_new_clients_are_shifted_as_clients_that_train():
+    part = IID.altered(new_clients=2)
+    plain, found = made(partition=part), made(partition=part, rotation=[0, 90], labels=True)
+    whole, unshifted = found.with_new_clients(), plain.with_new_clients()
+    assert whole.clients == 6 == len(whole.partition.shifts)
+    assert len(found.partition.shifts) == 4
+    for client in range(6):
+        rows = unshifted.partition.rows(client)
+        assert np.array_equal(rows, whole.partition.rows(client))
+        assert torch.equal(whole.x[rows], torch.rot90(plain.x[rows], client % 2, (2, 3)))
+        order = orders_of(whole)[client]
+        assert whole.y[rows].tolist() == [order[k] for k in plain.y[rows].tolist()]

@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from flbench.core import control_groups
 from flbench.workers import cores
 
 
@@ -25,15 +26,15 @@ def test_quota_of_the_control_group_limits_the_cores(tmp_path, monkeypatch, file
     for name, content in files.items():
         (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "groups" / name).write_text(content + "\n")
-    monkeypatch.setattr(cores, "OWN", own)
-    monkeypatch.setattr(cores, "GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(control_groups, "OWN", own)
+    monkeypatch.setattr(control_groups, "GROUPS", tmp_path / "groups")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
 
     assert cores.available() == (found or 64)
 
 
 def test_affinity_limits_the_cores(tmp_path, monkeypatch):
-    monkeypatch.setattr(cores, "OWN", tmp_path / "none")
+    monkeypatch.setattr(control_groups, "OWN", tmp_path / "none")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {4, 7})
 
     assert cores.available() == 2
