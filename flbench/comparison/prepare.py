@@ -21,7 +21,7 @@ from flbench.jobs.job import Job
 from flbench.jobs.samples import LoadedSamples
 from flbench.results.differences import CODE, SOURCE
 from flbench.workers import cores
-from flbench.workers.resources import CELL, Resources, gpu_share
+from flbench.workers.resources import CELL, Resources, gpu_share, is_elsewhere
 
 RETRIES: Final = 2  # new attempts of a cell whose process dies
 MEASURED: Final = f"{plan.ORIGIN}, measured"
@@ -239,8 +239,8 @@ def check_cluster(design: Design, jobs: int | None) -> None:
         ConfigError: It does not.
     """
     address = _value(design.base, "engine.address")
-    is_elsewhere = address not in (None, "local") and _value(design.base, "engine.name") != "ray"
-    if is_elsewhere and jobs is None:
+    has_workers = _value(design.base, "engine.name") == "ray"  # a cell connects to it by itself
+    if is_elsewhere(address) and not has_workers and jobs is None:
         raise ConfigError(
             f"{setting('address', address)} needs {setting('jobs')}, the number of cells that are"
             " trained at the same time: it cannot be derived from the cores of this machine."
@@ -267,7 +267,8 @@ def _resources(engine: EngineConfig, jobs: int | None, cells: int) -> Resources:
                 f" cores. Leave engine.name out, or use {setting('jobs', 1)}."
             )
         jobs = 1
-    address = None if engine.name == "ray" or engine.address == "local" else engine.address
+    is_given = engine.name != "ray" and is_elsewhere(engine.address)
+    address = engine.address if is_given else None
     if jobs is None and address is not None:
         jobs = cells  # as many as the cluster has room for
     if jobs is None:

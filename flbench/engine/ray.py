@@ -29,6 +29,7 @@ from flbench.engine.worker import Worker, arguments, assign, in_order, unpacked,
 from flbench.workers.lost import why_lost
 from flbench.workers.nesting import is_ray_worker
 from flbench.workers.pool import ActorPool, Ended
+from flbench.workers.resources import is_elsewhere
 from flbench.workers.session import connect, disconnect
 
 RESTARTS: Final = 3
@@ -200,7 +201,7 @@ def _workers(config: EngineConfig, tell: Callable[[str], None], *, on_gpu: bool)
     resource = "GPU" if on_gpu else "CPU"
     available = int(ray.cluster_resources().get(resource, 0))
     count = available if config.workers == "auto" else config.workers
-    if count > available >= 1 and (config.address not in (None, "local") or is_ray_worker()):
+    if count > available >= 1 and (is_elsewhere(config.address) or is_ray_worker()):
         tell(
             f"engine.workers={count}, but the nodes of the Ray cluster have {available}"
             f" {resource}{'' if available == 1 else 's'}: as many workers train. The digest does"

@@ -7,7 +7,7 @@ import ray
 
 from flbench.core.errors import ConfigError
 from flbench.core.wording import setting
-from flbench.workers.resources import Resources
+from flbench.workers.resources import Resources, is_elsewhere
 from flbench.workers.session import connect, disconnect
 from flbench.workers.supervisor import Server, Supervisor
 
@@ -50,7 +50,7 @@ def workers_of(resources: Resources) -> int:
     Args:
         resources: Resources of all trainings.
     """
-    if resources.address in (None, "local"):
+    if not is_elsewhere(resources.address):
         return resources.cpus
     key = "GPU" if resources.gpus else "CPU"
     return max(1, min(resources.cpus, int(ray.cluster_resources().get(key, 0))))
