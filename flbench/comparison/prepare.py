@@ -90,8 +90,8 @@ def with_fastest_engine(
     """
     named = _value(design.base, "engine.name")
     others = (one.layer for one in (*design.methods, *design.data))
-    is_elsewhere = "engine.name" in design.grid or any(_value(one, "engine.name") for one in others)
-    if is_elsewhere or named not in (None, "auto"):
+    names_engine = "engine.name" in design.grid or any(_value(one, "engine.name") for one in others)
+    if names_engine or named not in (None, "auto"):
         return prepare(design, samples, jobs, force=force)
     simple = _with_engine(design, {"engine.name": "sequential"})
     prepared = prepare(simple, samples, jobs, force=force)
