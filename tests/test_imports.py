@@ -25,12 +25,12 @@ MAY_IMPORT = {
     "ray": {
         "jobs/launchers/ray_actors.py",
         "engine/ray.py",
-        *(f"workers/{name}.py" for name in ("cluster", "lost", "samples", "session")),
+        *(f"workers/{name}.py" for name in ("cluster", "lost", "pool", "samples", "session")),
         *(
             f"tuning/{name}.py"
             for name in (
                 *("queue", "run", "schedulers", "callbacks", "worker"),
-                *("ray_space", "ray_tune", "trainable_function"),
+                *("ray_space", "ray_tune", "trainable_function", "waits"),
             )
         ),
     },

@@ -112,6 +112,7 @@ def compare(
     vary: str | None = None,
     grid: Mapping[str, Sequence[Any]] | None = None,
     jobs: int | None = None,
+    address: str | None = None,
     tuned: str | PathLike[str] | None = None,
     force: bool = False,
     reuse: str | PathLike[str] | Sequence[str | PathLike[str]] = (),
@@ -153,6 +154,8 @@ def compare(
             values is a setting; keys `algorithm.KEY` make variants of the methods that have them.
         jobs: Cells that are trained at the same time, each in a process of its own (default: one
             per core). With 1 they are trained in this process.
+        address: A running Ray cluster, as `engine.address` takes it, on whose nodes the cells are
+            trained, `jobs` of them at the same time. All nodes must see the folder `out`.
         tuned: Folder of a study; each method takes the best parameters that the study has found. A
             method that the study does not have keeps its defaults, and a note says so. Unless
             `seed` is given, the repetitions begin after the seed of the search.
@@ -212,6 +215,8 @@ def call(
     """
     name = function.__name__
     given = arguments.sections(values, keys)
+    if values.get("address") is not None:
+        given["engine.address"] = values["address"]
     arguments.check_names(function, keys, compare)
     sets, own_data = _data_sets(given.pop("data", None))
     plain, objects = parts.split(given)
@@ -248,10 +253,10 @@ def resume(path: Path, *, progress: bool = True, **keys: Any) -> PlannedComparis
     Args:
         path: Folder of the comparison.
         progress: Whether to show the progress.
-        keys: `jobs`; `methods` and `seeds` to add methods and repetitions; `reuse` and `force`, as
-            for `fl.compare`; sections and
-            dotted keys that may change on resume; and `data`, `partition`, `model` (or `module`)
-            and the functions of `train` and `evaluation`, if the comparison began with objects
+        keys: `jobs` and `address`; `methods` and `seeds` to add methods and repetitions; `reuse`
+            and `force`, as for `fl.compare`; sections and dotted keys that may change on resume;
+            and `data`, `partition`, `model` (or `module`) and the functions of `train` and
+            `evaluation`, if the comparison began with objects
             without an import path.
 
     Returns:
@@ -265,6 +270,8 @@ def resume(path: Path, *, progress: bool = True, **keys: Any) -> PlannedComparis
         KeyboardInterrupt: The comparison was interrupted again.
     """
     methods, seeds, jobs = (keys.pop(name, None) for name in ("methods", "seeds", "jobs"))
+    if (address := keys.pop("address", None)) is not None:
+        keys["engine.address"] = address
     reuse, force = _paths(keys.pop("reuse", ())), keys.pop("force", False)
     for name in ("vary", "grid", "tuned", "out"):
         if name in keys:
@@ -316,7 +323,9 @@ def start(
         Supervisor(ends_process=caller.ends_process) as supervisor,
     ):
         named_by = _store_named_by(asked)
-        prepared = _prepared(design_of(asked), jobs, caller, own, named_by, force=asked.force)
+        design = design_of(asked)
+        prepare.check_cluster(design, jobs)
+        prepared = _prepared(design, jobs, caller, own, named_by, force=asked.force)
         found = _reused(prepared, prepared.cells, asked.reuse)
         left = [cell for cell in prepared.cells if cell.name not in found.runs]
         _tell_cost(prepared, left, found, caller)
@@ -404,6 +413,8 @@ def carry_on(
         # Nothing that has begun is refused afterwards.
         force = asked.force or design.methods == before.methods
         prepared = _prepared(design, jobs, caller, own, named_by, begun=True, force=force)
+        if (address := leaves(changed.tree).get("engine.address")) is not None:
+            prepared = prepared.at(address)
         prepare.check_existing(prepared, folder)
         folder.wait_for_orphans(prepared.cells, lambda note: caller.tell([note]))
         left = list(folder.unfinished(prepared.cells))

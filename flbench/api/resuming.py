@@ -42,7 +42,7 @@ def resume(
             folder on this machine.
         keys: For a run, sections and dotted keys that may change on resume, such as
             `engine={"device": "cpu"}`. For a study, `concurrent`, `gpus_per_trial`, `retries` and
-            `address`. For a comparison, `jobs`, `methods` and `seeds` to add methods and
+            `address`. For a comparison, `jobs`, `address`, `methods` and `seeds` to add methods and
             repetitions, and `reuse`, folders of finished runs to use again. For all of them,
             `data`, `partition`, `model` (or `module`, as `fl.federate` names it) and the functions
             of `train={"terms": ...}` and `evaluation={"metrics": ...}`, if they are objects without

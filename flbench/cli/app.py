@@ -949,6 +949,15 @@ def compare(
             " core). 1: in this process.",
         ),
     ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address",
+            metavar="HOST:PORT|auto",
+            help="A running Ray cluster that trains the cells, --jobs of them at the same time"
+            " (default: this machine).",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(

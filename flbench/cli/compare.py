@@ -39,6 +39,8 @@ def called(
     one = SimpleNamespace(**options)
     algo = None if one.algo is None else ",".join(one.algo)
     methods, origin, overrides = layers.methods(one.methods_and_overrides or [], algo)
+    if one.address is not None:
+        overrides = [*overrides, f"engine.address={one.address}"]
     given = CommandLine(overrides, one.aliases, one.config, None, methods, origin)
     if one.resume is None:
         compare(
@@ -81,7 +83,8 @@ def refuse_with_resume(options: Mapping[str, object]) -> None:
     if given := [f"--{name}" for name, value in options.items() if value]:
         raise UserError(
             f"{', '.join(given)} cannot be used with --resume: a resumed comparison keeps its plan."
-            " Only methods and --seeds can be added to, and --jobs can change."
+            " Only methods and --seeds can be added to, and --jobs and --address can"
+            " change."
         )
 
 

@@ -21,7 +21,7 @@ from flbench.jobs.job import Job
 from flbench.jobs.samples import LoadedSamples
 from flbench.results.differences import CODE, SOURCE
 from flbench.workers import cores
-from flbench.workers.resources import CELL, Resources, gpu_share
+from flbench.workers.resources import CELL, Resources, gpu_share, is_elsewhere
 
 RETRIES: Final = 2  # new attempts of a cell whose process dies
 MEASURED: Final = f"{plan.ORIGIN}, measured"
@@ -60,6 +60,16 @@ class PreparedComparison:
         """Return the configuration of a cell with the values that follow from its data."""
         return self.found[cell.method, (cell.data, cell.setting)].complete(cell.config)
 
+    def at(self, address: str) -> "PreparedComparison":
+        """Return the comparison on another Ray cluster.
+
+        Args:
+            address: Address of a running cluster, or `local` for this machine.
+        """
+        asked = self.cells[0].config.engine.altered(address=address)
+        resources = _resources(asked, self.resources.concurrent, len(self.cells))
+        return replace(self, resources=resources)
+
 
 def with_fastest_engine(
     design: Design, samples: LoadedSamples, jobs: int | None, *, force: bool = False
@@ -80,8 +90,8 @@ def with_fastest_engine(
     """
     named = _value(design.base, "engine.name")
     others = (one.layer for one in (*design.methods, *design.data))
-    is_elsewhere = "engine.name" in design.grid or any(_value(one, "engine.name") for one in others)
-    if is_elsewhere or named not in (None, "auto"):
+    names_engine = "engine.name" in design.grid or any(_value(one, "engine.name") for one in others)
+    if names_engine or named not in (None, "auto"):
         return prepare(design, samples, jobs, force=force)
     simple = _with_engine(design, {"engine.name": "sequential"})
     prepared = prepare(simple, samples, jobs, force=force)
@@ -218,6 +228,25 @@ def _about_partitions(design: Design, cells: Sequence[Job], samples: LoadedSampl
     return sentences
 
 
+def check_cluster(design: Design, jobs: int | None) -> None:
+    """Check that a comparison on a running cluster knows how many cells are trained at once.
+
+    Args:
+        design: The design, which may name the address of a cluster.
+        jobs: Number of cells to train at the same time; None for one per core of this machine.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    address = _value(design.base, "engine.address")
+    has_workers = _value(design.base, "engine.name") == "ray"  # a cell connects to it by itself
+    if is_elsewhere(address) and not has_workers and jobs is None:
+        raise ConfigError(
+            f"{setting('address', address)} needs {setting('jobs')}, the number of cells that are"
+            " trained at the same time: it cannot be derived from the cores of this machine."
+        )
+
+
 def _resources(engine: EngineConfig, jobs: int | None, cells: int) -> Resources:
     """Return the number of cells at the same time, and the resources of each.
 
@@ -238,18 +267,23 @@ def _resources(engine: EngineConfig, jobs: int | None, cells: int) -> Resources:
                 f" cores. Leave engine.name out, or use {setting('jobs', 1)}."
             )
         jobs = 1
+    is_given = engine.name != "ray" and is_elsewhere(engine.address)
+    address = engine.address if is_given else None
+    if jobs is None and address is not None:
+        jobs = cells  # as many as the cluster has room for
     if jobs is None:
         jobs = devices if on_gpu else max(1, cores.available() // threads)
         jobs = max(1, min(jobs, cells))
-    if on_gpu and jobs > 1 and find_spec("ray") is None:
-        if asked is not None:
+    if ((on_gpu and jobs > 1) or address is not None) and find_spec("ray") is None:
+        if asked is not None or address is not None:
             raise ConfigError(
                 f"{setting('jobs', jobs)} needs the package `ray`, which is not installed:"
                 " pip install 'flbench[tune]'"
             )
         jobs = 1
     engine = engine.altered(name="sequential", threads=threads)
-    resources = Resources(jobs, engine, gpu_share(jobs, devices), RETRIES, kind=CELL)
+    gpus = gpu_share(jobs, devices) if address is None else float(on_gpu)
+    resources = Resources(jobs, engine, gpus, RETRIES, address, CELL)
     resources.check_cores()
     return resources
 

@@ -884,6 +884,13 @@ class EngineConfig(Strict):
         " server keeps, and of a round's results; larger ones are mapped files under output.dir",
         json_schema_extra={"unit": "GiB"},
     )
+    wait_seconds: float = Field(
+        300.0,
+        ge=1,
+        description="ray: longest wait for a node with free CPUs or GPUs while nothing is trained;"
+        " then the run, study or comparison ends, and can be resumed",
+        json_schema_extra={"unit": "s"},
+    )
 
     @field_validator("threads", mode="before")
     @classmethod

@@ -17,11 +17,12 @@ from flbench.config.schema import Config
 from flbench.config.sources import Layer, leaves
 from flbench.config.yaml_text import to_yaml
 from flbench.core import files
-from flbench.core.errors import ConfigError, DataError
+from flbench.core.errors import ConfigError, DataError, RunError
 from flbench.core.storage import GIB
 from flbench.core.tree import nbytes
 from flbench.data import partition_files
 from flbench.data.federation import Federation
+from flbench.engine.base import LostWorkersError
 from flbench.experiment import finalize, own_methods, provenance
 from flbench.experiment.assembly import Experiment, Restored, build
 from flbench.experiment.evaluate import PARTS
@@ -34,7 +35,7 @@ from flbench.results.reading import is_finished
 # the computation runs on. An entry that ends with a dot stands for a whole section.
 CHANGEABLE_ON_RESUME: Final = (
     *("data.root", "engine.device", "engine.name", "engine.block", "engine.workers"),
-    *("engine.address", "engine.state_memory", "engine.trace", "tracking."),
+    *("engine.address", "engine.state_memory", "engine.trace", "engine.wait_seconds", "tracking."),
     *("output.checkpoint_every", "output.checkpoint_seconds", "output.predictions"),
 )
 
@@ -210,7 +211,8 @@ def resume(
 
 def _with_workers(experiment: Experiment, told: CallbackList, *, is_alone: bool) -> Experiment:
     """Return an experiment with worker processes of this machine; see `run`."""
-    if is_alone and experiment.found.engine.workers == "auto":
+    used = experiment.found.engine
+    if is_alone and used.workers == "auto" and used.name != "ray":
         return experiment
     return experiment.with_workers(told.on_note)
 
@@ -252,6 +254,8 @@ def _run_to_end(
         except KeyboardInterrupt:
             callbacks.on_note(f"interrupted and saved. Resume with: {folder.resume_command}")
             raise
+        except LostWorkersError as error:
+            raise RunError(f"{error} Resume with: {folder.resume_command}") from error
         loop.progress.summary = finalize.write(experiment, loop, state)
         callbacks.on_run_end(loop.view)
     except BaseException as error:

@@ -21,7 +21,7 @@ from flbench.core.errors import CallbackError, ConfigError, DivergedError, RunEr
 from flbench.core.storage import Storage
 from flbench.core.types import Results, Stage, State, Tree
 from flbench.core.wording import lower_rate
-from flbench.engine.base import Engine, RoundSettings
+from flbench.engine.base import Engine, LostWorkersError, RoundSettings
 from flbench.experiment import memory, own_methods, rounds
 from flbench.experiment.evaluate import Evaluation, Evaluator
 from flbench.experiment.evaluation_tables import group_rows
@@ -161,6 +161,7 @@ class FederatedLoop:
 
         Raises:
             KeyboardInterrupt: The user interrupted the run; the state has been saved.
+            LostWorkersError: No process is left that trains; the state has been saved.
             RunError: A client diverged under `train.on_divergence=stop`, a model has weights that
                 are not finite, the disk failed, or a callback failed; then the state has been
                 saved.
@@ -207,7 +208,7 @@ class FederatedLoop:
                     if not stage.setup:
                         self._end_round(state, interrupts)
                     interrupts.check()
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, LostWorkersError):
                 # An interrupted round has changed nothing, so `state` is still the state before it.
                 self.save("last", state)
                 raise

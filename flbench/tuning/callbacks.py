@@ -9,6 +9,7 @@ from ray import tune
 
 from flbench.tuning.progress_table import ProgressTable
 from flbench.tuning.queue import JobQueue
+from flbench.tuning.waits import Waits
 from flbench.workers.lost import LOST, OUT_OF_MEMORY, why_lost
 from flbench.workers.supervisor import Supervisor
 
@@ -20,18 +21,27 @@ class TuneCallbacks(tune.Callback):  # type: ignore[misc]
         queue: Queue that hands out the trials.
         progress: Progress table of the study.
         supervisor: Stops the study after a stop signal or the loss of a server of Ray.
+        waits: Watches over the trials that do not run.
     """
 
-    def __init__(self, queue: JobQueue, progress: ProgressTable, supervisor: Supervisor) -> None:
+    def __init__(
+        self, queue: JobQueue, progress: ProgressTable, supervisor: Supervisor, waits: Waits
+    ) -> None:
         self._queue, self._progress, self._supervisor = queue, progress, supervisor
+        self._waits = waits
 
     def __getstate__(self) -> dict[str, Any]:
         """Return an empty state: Ray Tune's snapshots are not used to resume a study."""
         return {}
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        """Stop Ray Tune's loop if the study is to stop."""
+        """Stop Ray Tune's loop if the study is to stop, or its trials have waited too long."""
         self._supervisor.check()
+        waiting = [trial for trial in trials if trial.status == trial.PENDING]
+        is_running = any(trial.status == trial.RUNNING for trial in trials)
+        names = [self._queue.jobs[trial.trial_id].name for trial in waiting]
+        if (reason := self._waits.look(names, is_running=is_running)) is not None:
+            self._supervisor.give_up(reason)
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any

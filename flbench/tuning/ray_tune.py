@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from ray import tune
 
+from flbench.workers.cluster import workers_of
 from flbench.workers.resources import Resources
 
 # Environment variables of Ray Tune. The study folder holds all that a resumed study needs, so that
@@ -46,5 +47,5 @@ def bundles(resources: Resources) -> Any:
     """
     if resources.engine.name == "ray":
         worker = {"CPU": 1, "GPU": 1} if resources.gpus else {"CPU": 1}
-        return tune.PlacementGroupFactory([{"CPU": 0}, *[worker] * resources.cpus])
+        return tune.PlacementGroupFactory([{"CPU": 0}, *[worker] * workers_of(resources)])
     return {"CPU": resources.cpus, "GPU": resources.gpus}

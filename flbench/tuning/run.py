@@ -24,6 +24,7 @@ from flbench.tuning.schedulers import EarlierScore, HalvingByMethod, population
 from flbench.tuning.search_space import Space
 from flbench.tuning.shared_federations import SharedFederations
 from flbench.tuning.study import Record, StudyFolder, TrainingJob, job_from_record
+from flbench.tuning.waits import Waits
 from flbench.tuning.worker import TrialWorker
 from flbench.workers.orphans import wait_for_orphans
 from flbench.workers.supervisor import Supervisor
@@ -48,8 +49,8 @@ def carry_out(
     Raises:
         KeyboardInterrupt: A stop signal has arrived. Trainings that have ended are kept; the others
             resume from their checkpoints when the study is resumed.
-        RunError: Ray Tune stopped before the end, a server of Ray was lost, or a trial changed the
-            shared samples.
+        RunError: Ray Tune stopped before the end, trials waited too long for resources, a server
+            of Ray was lost, or a trial changed the shared samples.
     """
     settings = prepared.settings
     records = list(folder.records())
@@ -115,7 +116,8 @@ def _train(
             is_over=supervisor.is_over,
             keeps_all=prepared.config.output.keep_trials == "all",
         )
-        callbacks = TuneCallbacks(queue, progress, supervisor)
+        waits = Waits(prepared.resources, progress.note)
+        callbacks = TuneCallbacks(queue, progress, supervisor, waits)
         with supervisor.waiting():
             _fit(trainable, queue, schedule(queue), callbacks, folder, prepared)
         queue.remove_leftovers()  # a worker may have saved a trial after it was stopped

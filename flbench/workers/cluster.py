@@ -7,7 +7,7 @@ import ray
 
 from flbench.core.errors import ConfigError
 from flbench.core.wording import setting
-from flbench.workers.resources import Resources
+from flbench.workers.resources import Resources, is_elsewhere
 from flbench.workers.session import connect, disconnect
 from flbench.workers.supervisor import Server, Supervisor
 
@@ -41,6 +41,21 @@ def cluster(resources: Resources, supervisor: Supervisor) -> Iterator[None]:
             disconnect()
 
 
+def workers_of(resources: Resources) -> int:
+    """Return how many workers of its own each training has, with `engine.name=ray`.
+
+    On a cluster with an address these are at most as many as it has CPUs or GPUs, because it may
+    have lost nodes since the trainings began, and the results do not depend on it.
+
+    Args:
+        resources: Resources of all trainings.
+    """
+    if not is_elsewhere(resources.address):
+        return resources.cpus
+    key = "GPU" if resources.gpus else "CPU"
+    return max(1, min(resources.cpus, int(ray.cluster_resources().get(key, 0))))
+
+
 def _servers() -> list[Server]:
     """Return the servers that this process calls: the cluster's and that of its node."""
     context = ray.get_runtime_context()
@@ -58,7 +73,8 @@ def _check(resources: Resources) -> None:
     needs = {"CPU": float(resources.cpus), "GPU": resources.gpus}
     if resources.engine.name == "ray":  # workers may run on any node, each with its own GPU
         nodes = [ray.cluster_resources()]
-        needs["GPU"] *= resources.cpus
+        needs["CPU"] = float(workers_of(resources))
+        needs["GPU"] *= needs["CPU"]
     if not any(all(node.get(key, 0.0) >= needs[key] for key in needs) for node in nodes):
         there = "; ".join(
             f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes

@@ -22,12 +22,12 @@ def reason_against_workers() -> str | None:
         return "it is a daemon process"
     if XDIST in os.environ:
         return "it runs tests beside others of pytest-xdist"
-    if _is_ray_worker():
+    if is_ray_worker():
         return "it is a worker process of Ray"
     return None
 
 
-def _is_ray_worker() -> bool:
+def is_ray_worker() -> bool:
     """Return whether Ray has started this process for tasks or actors."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from select import select
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NoReturn, Self
 
 from flbench.core.errors import RunError
 from flbench.core.printable import printable
@@ -93,6 +93,7 @@ class Supervisor:
         self._silent: float | None = None  # time since when a server has not answered
         self._lost: float | None = None  # time of the loss of a server
         self._waiting = False
+        self._reason: str | None = None  # why the main thread has given up
         self._reporting = threading.Lock()
         self._telling = threading.Lock()  # taken by the first thread that prints the end
         self._is_reported = False
@@ -150,7 +151,7 @@ class Supervisor:
             is_local: Whether this process started the servers, on this machine.
         """
         self._is_local = is_local
-        self._servers = tuple(server for server in servers if _connection_error(server) is None)
+        self._servers = tuple(server for server in servers if connection_error(server) is None)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -158,7 +159,7 @@ class Supervisor:
 
         Raises:
             KeyboardInterrupt: A stop signal has arrived.
-            RunError: A server was lost.
+            RunError: A server was lost, or the main thread has given up.
         """
         self._waiting = True
         try:
@@ -175,6 +176,17 @@ class Supervisor:
             raise KeyboardInterrupt
         if self._lost is not None:
             raise RunError(self._loss())
+        if self._reason is not None:
+            raise RunError(f"{self._reason} {self.note}".rstrip())
+
+    def give_up(self, reason: str) -> NoReturn:
+        """Raise StudyStopped, after which `waiting` raises a RunError.
+
+        Args:
+            reason: One or more sentences.
+        """
+        self._reason = reason
+        raise StudyStopped
 
     def check(self) -> None:
         """Raise StudyStopped if a stop signal has arrived or a server was lost."""
@@ -265,7 +277,7 @@ class Supervisor:
     def _all_answer(self) -> bool:
         """Return whether all servers accept connections."""
         for server in self._servers:
-            error = _connection_error(server)
+            error = connection_error(server)
             if error is not None:
                 if self._is_local and isinstance(error, ConnectionRefusedError):
                     self._lost = self._lost or time.monotonic()
@@ -317,7 +329,7 @@ class Supervisor:
         os._exit(FAILED if self._stopped is None else INTERRUPTED)
 
 
-def _connection_error(server: Server) -> OSError | None:
+def connection_error(server: Server) -> OSError | None:
     """Return the error of a connection to a server; None if the server accepts it."""
     try:
         socket.create_connection(server, timeout=CONNECT_SECONDS).close()

@@ -13,7 +13,7 @@ from flbench.cli import app
 from flbench.client.program import LocalProgram, Statistic
 from flbench.core.errors import ConfigError, RunError
 from flbench.core.tree import digest
-from flbench.core.types import Samples
+from flbench.core.types import Dispatch, Samples
 from flbench.engine.worker import Worker
 from flbench.experiment import rounds
 from flbench.testing.setting import NET
@@ -99,7 +99,7 @@ def test_results_come_in_cohort_order_with_failures_and_observations(engine):
 def test_killed_worker_is_started_again_and_changes_nothing(engine):
     built = build(*KEYS, "algorithm.name=fedavg")
     expected = played(built, built.engine, 4)
-    [victim, _] = ray.get([actor.ready.remote() for actor in engine._actors])
+    [victim, _] = ray.get([actor.ready.remote() for actor in engine.actors()])
     state = played(built, engine, 2)
 
     os.kill(victim, signal.SIGKILL)
@@ -109,7 +109,7 @@ def test_killed_worker_is_started_again_and_changes_nothing(engine):
         state = rounds.exchange(built.algorithm, state, trained).state
 
     assert digest([state.server]) == digest([expected.server])
-    assert ray.get(engine._actors[0].ready.remote()) != victim
+    assert victim not in ray.get([actor.ready.remote() for actor in engine.actors()])
 
 
 def test_nothing_writes_to_the_shared_samples(engine):
@@ -209,31 +209,36 @@ def test_the_cure_for_workers_that_do_not_start_can_be_followed(monkeypatch, cou
     """A single worker cannot be made fewer."""
     from flbench.engine import ray as ray_engine
 
-    def late(*arguments, **named):
-        raise ray.exceptions.GetTimeoutError("late")
-
-    monkeypatch.setattr(ray_engine.ray, "get", late)
-    actor = SimpleNamespace(ready=SimpleNamespace(remote=lambda: None))
+    monkeypatch.setattr(ray_engine, "START_SECONDS", 0.0)
+    pool = SimpleNamespace(ready=[], failed=None, fill=lambda: None, close=lambda **named: None)
     config = config_of("algorithm=fedavg", "engine=ray", f"engine.workers={count}").engine
     with pytest.raises(RunError, match=cure):
-        ray_engine._wait([actor] * count, config)
+        ray_engine._wait(pool, count, config)
 
 
 @pytest.mark.parametrize("cause", [ConfigError("correct the net"), KeyError("a fault of flbench")])
-def test_an_error_of_a_worker_is_raised_as_it_was(monkeypatch, cause):
+def test_an_error_of_a_worker_is_raised_as_it_was(cause):
     """Ray puts the traceback of the worker into the text of its own errors."""
     from flbench.engine import ray as ray_engine
 
-    def failed(*arguments, **named):
-        error = ray.exceptions.RayTaskError("run", "Traceback of a worker", cause)
-        raise error.as_instanceof_cause()
+    def ended(seconds):
+        if seconds:
+            error = ray.exceptions.RayTaskError("run", "Traceback of a worker", cause)
+            raise error.as_instanceof_cause()
 
-    monkeypatch.setattr(ray_engine.ray, "get", failed)
     engine = object.__new__(ray_engine.RayEngine)
-    engine._actors, engine._sizes = [], torch.zeros(0)
-    ids = torch.zeros(0, dtype=torch.int64)
+    engine._sizes = torch.ones(1)
+    engine._pool = SimpleNamespace(
+        ready=[], fill=lambda: None, ended=ended, submit=lambda *arguments: None
+    )
     with pytest.raises(type(cause)) as found:
-        engine.run(LocalProgram(()), ids, rows=None, dispatch=None, settings=None)
+        engine.run(
+            LocalProgram(()),
+            torch.zeros(1, dtype=torch.int64),
+            rows=lambda ids: {},
+            dispatch=lambda ids: Dispatch(),
+            settings=None,
+        )
     is_of_ray = isinstance(found.value, ray.exceptions.RayTaskError)
     assert is_of_ray is isinstance(cause, KeyError)
 

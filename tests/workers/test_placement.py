@@ -206,7 +206,7 @@ def test_workers_of_an_engine_have_a_gpu_each(two_devices, monkeypatch):
                 actor.__ray_call__.remote(
                     lambda self: (ray.get_gpu_ids(), os.environ["CUDA_VISIBLE_DEVICES"])
                 )
-                for actor in engine._actors
+                for actor in engine.actors()
             ]
         )
     finally:
@@ -238,7 +238,7 @@ def test_more_workers_than_gpus_are_refused(two_devices):
     config = EngineConfig(name="ray", workers=3)
 
     with pytest.raises(ConfigError, match=r"`engine\.workers`=3.*GPUs.*has 2"):
-        ray_engine._workers(config, on_gpu=True)
+        ray_engine._workers(config, print, on_gpu=True)
 
 
 @pytest.mark.full

@@ -32,7 +32,7 @@ def launcher(
         supervisor: Stops the jobs after a stop signal or the loss of a server of Ray.
         tell: Function that gets notes for the user.
     """
-    if min(resources.concurrent, len(jobs)) < 2:
+    if resources.address is None and min(resources.concurrent, len(jobs)) < 2:
         return nullcontext(ThisProcess(samples))
     if resources.gpus or resources.address:
         from flbench.jobs.launchers.ray_actors import ray_actors  # importing Ray takes a second

@@ -8,14 +8,15 @@ from typing import Any, Final, NamedTuple
 import ray
 from numpy.typing import NDArray
 
-from flbench.core.errors import UserError
+from flbench.core.errors import RunError, UserError
 from flbench.core.imported import portable
 from flbench.jobs.job import Job, Outcome, Task
 from flbench.jobs.launchers.job_worker import JobWorker
 from flbench.jobs.launchers.shipped import Store, StoredSamples
 from flbench.jobs.samples import LoadedSamples
 from flbench.workers.cluster import cluster
-from flbench.workers.lost import LOST, why_lost
+from flbench.workers.lost import why_lost
+from flbench.workers.pool import ActorPool, there
 from flbench.workers.resources import Resources
 from flbench.workers.samples import SharedSamples
 from flbench.workers.shipping import Parcel, pack
@@ -59,11 +60,10 @@ def ray_actors(
 
 
 class _Running(NamedTuple):
-    """A job, what its process gets, and the process."""
+    """A job, and what its process gets."""
 
     job: Job
     task: Task
-    actor: Any
 
 
 class RayActors:
@@ -85,13 +85,21 @@ class RayActors:
         supervisor: Supervisor,
         tell: Callable[[str], None],
     ) -> None:
-        self.at_once = resources.concurrent
+        self.at_once = _at_once(resources)
         self._store, self._supervisor, self._tell = store, supervisor, tell
         self._retries = resources.retries
-        self._kind = ray.remote(JobWorker).options(num_cpus=resources.cpus, num_gpus=resources.gpus)
+        needs = {"CPU": float(resources.cpus), "GPU": resources.gpus}
+        kind = ray.remote(JobWorker).options(num_cpus=resources.cpus, num_gpus=resources.gpus)
         self._parcel = ray.put(portable(parcel, ray.cloudpickle.dumps))
-        self._idle: list[Any] = []
-        self._running: dict[Any, _Running] = {}  # by the reference of the outcome
+        self._pool = ActorPool(
+            lambda: kind.remote(self._parcel),
+            self.at_once,
+            needs,
+            f"a {resources.kind.name}",
+            resources.engine.wait_seconds,
+            tell,
+        )
+        self._running: dict[str, _Running] = {}
         self._deaths: Counter[str] = Counter()
 
     def begin(self, job: Job, task: Task) -> None:
@@ -100,29 +108,26 @@ class RayActors:
         except UserError:
             self._store.release(job)
             raise
-        actor = self._idle.pop() if self._idle else self._kind.remote(self._parcel)
-        reference = actor.train.remote(task, sent.samples, sent.rest, sent.partition)
-        self._running[reference] = _Running(job, task, actor)
+        self._running[job.name] = _Running(job, task)
+        self._pool.submit(job.name, "train", task, sent.samples, sent.rest, sent.partition)
 
     def ended(self) -> Iterable[tuple[Job, Outcome]]:
-        done, _ = ray.wait(list(self._running), timeout=PERIOD)
+        try:
+            found = self._pool.ended(PERIOD)
+        except RunError as error:
+            raise RunError(f"{error} {self._supervisor.note}".rstrip()) from error
         self._supervisor.check()
-        for reference in done:
-            job, task, actor = self._running.pop(reference)
-            try:
-                outcome = ray.get(reference)
-            except LOST as error:
+        for name, outcome, lost in found:
+            job, task = self._running.pop(name)
+            if lost is not None:
                 if self._supervisor.is_over():
                     self._supervisor.check()
-                self._deaths[job.name] += 1
-                if self._deaths[job.name] <= self._retries:
-                    self._tell(f"{job.title}: {why_lost(error)} It is started again.")
+                self._deaths[name] += 1
+                if self._deaths[name] <= self._retries:
+                    self._tell(f"{job.title}: {why_lost(lost)} It is started again.")
                     self.begin(job, task)
                     continue
-                times = self._deaths[job.name]
-                outcome = Outcome(f"{why_lost(error)} This happened {times} times.")
-            else:
-                self._idle.append(actor)
+                outcome = Outcome(f"{why_lost(lost)} This happened {self._deaths[name]} times.")
             self._store.release(job)
             yield job, outcome
 
@@ -133,9 +138,17 @@ class RayActors:
         library may crash when a reference ends after that.
         """
         self._running.clear()
-        self._idle.clear()
+        self._pool.close()
         self._store.close()
         self._parcel = None
+
+
+def _at_once(resources: Resources) -> int:
+    """Return how many jobs the cluster can train at the same time, at most as many as asked for."""
+    needs = {"CPU": float(resources.cpus), "GPU": resources.gpus}
+    found = there(needs)
+    room = [int(found[key] / amount + 1e-9) for key, amount in needs.items() if amount]
+    return max(1, min(resources.concurrent, *room))
 
 
 def _stored(samples: NDArray[Any]) -> StoredSamples:

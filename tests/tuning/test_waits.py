@@ -1,0 +1,76 @@
+"""Trials that wait for what no node of a cluster has, and nodes that do not answer."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from flbench.config.schema import EngineConfig
+from flbench.core.errors import RunError
+from flbench.workers.resources import Resources
+from flbench.workers.supervisor import Supervisor
+
+pytest.importorskip("ray")
+
+from flbench.tuning import waits as module
+from flbench.tuning.callbacks import TuneCallbacks
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A time that the test sets, and a cluster with one CPU, which nobody uses."""
+    found = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(module.time, "monotonic", lambda: found.now)
+    monkeypatch.setattr(module, "free", lambda needs: {"CPU": 1.0, "GPU": 0.0})
+    monkeypatch.setattr(module, "there", lambda needs: {"CPU": 1.0, "GPU": 0.0})
+    return found
+
+
+def waits_of(notes: list[str]) -> module.Waits:
+    engine = EngineConfig(name="ray", workers=2, wait_seconds=60.0)
+    return module.Waits(Resources(1, engine, 0.0, 0), notes.append)
+
+
+def test_a_wait_is_told_once_and_ends_the_study(clock):
+    notes: list[str] = []
+    waits = waits_of(notes)
+    for clock.now in (0.0, 10.0, 25.0, 40.0):
+        assert waits.look(["a", "b", "c", "d"], is_running=False) is None
+    assert len(notes) == 1
+    for word in ("a, b, c and 1 more", "2 CPUs", "1 CPU free"):
+        assert word in notes[0]
+
+    clock.now = 61.0
+    trial = SimpleNamespace(PENDING="PENDING", RUNNING="RUNNING", status="PENDING", trial_id="x")
+    queue = SimpleNamespace(jobs={"x": SimpleNamespace(name="fedavg/0000")})
+    with Supervisor(ends_process=False) as supervisor:
+        supervisor.note = "Resume with: this"
+        callbacks = TuneCallbacks(queue, None, supervisor, waits)
+        with (
+            pytest.raises(RunError, match=r"fedavg/0000.*wait_seconds.*Resume with: this"),
+            supervisor.waiting(),
+        ):
+            callbacks.on_step_begin(1, [trial])
+
+
+def test_a_trial_that_runs_begins_the_wait_anew(clock):
+    waits = waits_of([])
+    waits.look(["a"], is_running=False)
+    clock.now = 5.0
+    waits.look(["a"], is_running=True)
+    clock.now = 62.0
+
+    assert waits.look(["a"], is_running=False) is None
+
+
+def test_a_node_that_does_not_answer_is_told_once(clock, monkeypatch):
+    notes: list[str] = []
+    waits = waits_of(notes)
+    node = {"NodeID": "n", "Alive": True, "NodeManagerAddress": "10.0.0.7", "NodeManagerPort": 1}
+    silent: set[str] = set()
+    monkeypatch.setattr(module.ray, "nodes", lambda: [node])
+    monkeypatch.setattr(waits._nodes, "lost", lambda ids: silent)
+    for clock.now in (20.0, 40.0, 60.0):
+        waits.look([], is_running=True)
+        silent = {"n"}
+
+    assert [("10.0.0.7" in note) for note in notes] == [True]

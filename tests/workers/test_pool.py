@@ -1,0 +1,170 @@
+"""Actors whose nodes are lost, and calls that wait for resources which no node has."""
+
+from types import SimpleNamespace
+
+import pytest
+
+import flbench as fl
+from flbench.core.errors import RunError, UserError
+from flbench.core.tree import digest
+from flbench.testing.setting import NET
+from flbench.workers import pool as pools
+from tests.engine.playing import played
+from tests.support import build, config_of
+
+ray = pytest.importorskip("ray")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+KEYS = (*NET, "engine.threads=1", "algorithm.name=fedavg")
+SMALLEST = {
+    "data": "digits",
+    "train": {"rounds": 1},
+    "engine": {"name": "sequential"},
+    "progress": False,
+}
+NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    from ray.cluster_utils import Cluster
+
+    if ray.is_initialized():
+        ray.shutdown()
+    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def pool_of(notes: list[str], *, cpus: int, patience: float = 60.0) -> pools.ActorPool:
+    class Doubles:
+        def doubled(self, number):
+            return 2 * number
+
+    kind = ray.remote(Doubles).options(num_cpus=cpus)
+    return pools.ActorPool(kind.remote, 2, {"CPU": cpus}, "a cell", patience, notes.append)
+
+
+def all_ended(pool: pools.ActorPool, count: int) -> dict[int, int]:
+    found: dict[int, int] = {}
+    while len(found) < count:
+        found |= {one.key: one.value for one in pool.ended(1.0)}
+    return found
+
+
+def engine_at(address: str):
+    from flbench.engine.ray import RayEngine
+
+    built = build(*KEYS)
+    config = config_of(
+        *KEYS, "engine.name=ray", "engine.workers=2", f"engine.address={address}"
+    ).engine
+    return RayEngine(built.net, built.federation, config)
+
+
+def test_the_workers_that_are_left_train_the_clients_of_a_lost_node(nodes, monkeypatch):
+    monkeypatch.setattr("flbench.engine.ray.OTHERS_SECONDS", 100.0)
+    node, notes = nodes.add_node(**NODE), []
+    built = build(*KEYS)
+    engine = engine_at(nodes.address)
+    engine.tell_by(notes.append)
+    try:
+        played(built, engine, 1)
+        before = engine.report()["workers"]
+        nodes.remove_node(node)
+
+        found = played(built, engine, 3)
+
+        assert digest([found.server]) == digest([played(built, built.engine, 3).server])
+        assert (before, len(engine.actors())) == (2, 1)
+        assert ["1 left" in note for note in notes if "lost" in note] == [True]
+    finally:
+        engine.close()
+
+
+def test_a_smaller_cluster_is_used_with_a_note(nodes):
+    """This is a resumed run: the configuration names the workers of the larger cluster."""
+    notes: list[str] = []
+    engine = engine_at(nodes.address)
+    engine.tell_by(notes.append)
+
+    try:
+        assert len(engine.actors()) == 1
+    finally:
+        engine.close()
+
+    assert "engine.workers=2" in notes[0]
+    assert "1 CPU" in notes[0]
+
+
+def test_an_idle_actor_takes_the_calls_of_one_that_never_begins(nodes, monkeypatch):
+    """The cluster has one CPU, which the first actor keeps; two may run at the same time."""
+    if not ray.is_initialized():
+        ray.init(address=nodes.address, log_to_driver=False)
+    monkeypatch.setattr(pools, "NOTICE", 0.0)
+    notes: list[str] = []
+    pool = pool_of(notes, cpus=1)
+
+    for number in range(4):
+        pool.submit(number, "doubled", number)
+
+    assert all_ended(pool, 4) == {number: 2 * number for number in range(4)}
+    assert "a cell that needs 1 CPU" in notes[0]
+    pool.close(kill=True)
+
+
+def test_a_wait_for_what_no_node_has_is_told_and_ends(nodes, monkeypatch):
+    if not ray.is_initialized():
+        ray.init(address=nodes.address, log_to_driver=False)
+    monkeypatch.setattr(pools, "NOTICE", 0.2)
+    notes: list[str] = []
+    pool = pool_of(notes, cpus=7, patience=1.0)
+    pool.submit("first", "doubled", 1)
+
+    with pytest.raises(RunError, match=r"7 CPUs.*of 1 CPU.*engine\.wait_seconds"):
+        all_ended(pool, 1)
+
+    pool.close(kill=True)
+    assert len(notes) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*")  # notes about the data
+def test_cells_of_a_comparison_are_trained_on_a_cluster(nodes, tmp_path):
+    """Two cells at once are asked of one CPU."""
+    with pytest.raises(UserError, match=r"`jobs`"):
+        fl.compare("local", seeds=2, address=nodes.address, **SMALLEST)
+
+    fl.compare(
+        "local", seeds=2, jobs=2, address=nodes.address, out=tmp_path / "compared", **SMALLEST
+    )
+
+    here = fl.run("local", **SMALLEST, output={"dir": str(tmp_path / "run")})
+    cells = [fl.load(folder) for folder in sorted((tmp_path / "compared").glob("*/cells/*"))]
+    assert [cell.digest == here.digest for cell in cells] == [True, False]
+
+
+def test_a_node_is_lost_when_it_is_silent_or_given_up(monkeypatch):
+    """A node that has never answered may be behind a firewall."""
+    alive, answers = {"a": True, "b": True, "c": True}, {"a": None, "b": None, "c": OSError()}
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(pools.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(pools, "connection_error", lambda server: answers[server[0]])
+    monkeypatch.setattr(
+        pools.ray,
+        "nodes",
+        lambda: [
+            {"NodeID": one, "Alive": alive[one], "NodeManagerAddress": one, "NodeManagerPort": 1}
+            for one in alive
+        ],
+    )
+    nodes = pools.Nodes()
+
+    assert nodes.lost({"a", "b", "c"}) == set()
+    alive["a"], answers["b"] = False, OSError()
+    assert nodes.lost({"a", "b", "c"}) == {"a"}
+    clock.now += pools.SILENCE
+    assert nodes.lost({"a", "b", "c"}) == {"a", "b"}
+    answers["b"] = None
+    assert nodes.lost({"b", "c"}) == set()
