@@ -22,6 +22,7 @@ from flbench.testing import fingerprint, played
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "guides" / "nets-and-methods.md"
 BEGIN: Final = "<!-- written by `python -m tests.net_methods` -->\n"
 TRAINS: Final = "trains"
+UNMEASURED: Final = "-"
 METHODS: Final = (
     *("local", "fedavg", "ft", "fedper", "fedbn", "ditto", "hfcd", "fedproto", "moon", "fedpc"),
     *("fedala", "dfedavg"),
@@ -136,7 +137,9 @@ def page(cells: dict[tuple[str, str], str]) -> str:
     Args:
         cells: What `cell` returns, by the title of the net and the name of the method.
     """
-    reasons = list(dict.fromkeys(text for text in cells.values() if text != TRAINS))
+    reasons = list(
+        dict.fromkeys(text for text in cells.values() if text not in (TRAINS, UNMEASURED))
+    )
     numbers = {reason: f"[{number}]" for number, reason in enumerate(reasons, start=1)}
     lines = [f"| net | {' | '.join(METHODS)} |", f"|---|{'---|' * len(METHODS)}"]
     for net in NETS:

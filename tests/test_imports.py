@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "ray": {
         "jobs/launchers/ray_actors.py",
         "engine/ray.py",
-        *(f"workers/{name}.py" for name in ("cluster", "samples", "session")),
+        *(f"workers/{name}.py" for name in ("cluster", "lost", "samples", "session")),
         *(
             f"tuning/{name}.py"
             for name in (

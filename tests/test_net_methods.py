@@ -28,4 +28,5 @@ def test_cells_are_what_happens(net):
         pytest.importorskip("timm")
     found = net_methods.written()
     for method in METHODS:
-        assert net_methods.cell(net, method) == found[net.title, method], method
+        if found[net.title, method] != net_methods.UNMEASURED:
+            assert net_methods.cell(net, method) == found[net.title, method], method

@@ -140,10 +140,12 @@ class FedAMP(Algorithm):
 
     def notes(self) -> list[str]:
         c, lr = self.config, self.setting.train.optimizer.lr
-        if lr * c.pull >= 2:
+        is_sgd = self.setting.train.optimizer.name == "sgd" and not self.setting.own_optimizer
+        if is_sgd and lr * c.pull >= 2:
             return [
-                "fedamp: algorithm.pull * train.optimizer.lr >= 2: a step overshoots the mixture by"
-                " more than the distance to it, and training diverges."
+                f"fedamp: algorithm.pull={c.pull:g} times train.optimizer.lr={lr:g} is 2 or more: a"
+                " step overshoots the mixture by the distance to it or more, and training diverges."
+                f" Choose algorithm.pull below {2 / lr:g}."
             ]
         last = self.setting.rounds - 1
         if lr * c.pull > c.decay ** (last // c.decay_every):

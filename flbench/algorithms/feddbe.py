@@ -93,12 +93,13 @@ class FedDBE(Algorithm):
 
     Readings. The authors' code is taken: the factor 1 / 2, the same optimizer for e_i and the net,
     and the last full batch of the set-up as r_i with mu = 1. It drops incomplete batches; here they
-    are trained on, but r_i ends at the last full one (at the last one for a client without any). A
-    client receives zbar with its first model, and is charged for it once. Deviations:
-    `train.optimizer.weight_decay` acts on e_i too, where the authors have none; momentum and
-    `train.clip` treat e_i and the net as one model. With mu < 1 the running mean is a leaf that
-    plain SGD moves by exactly the recursion above, so that other optimizers are refused. Its term
-    has the value 0 in the logged loss. Identity: `kappa=0 bias=false` is FedAvg.
+    are trained on and enter the recursion, but r_i is read at the last full one (at the last
+    one for a client without any). A client receives zbar with its first model, and is charged
+    for it once. Deviations: `train.optimizer.weight_decay` acts on e_i too, where the authors
+    have none; momentum and `train.clip` treat e_i and the net as one model. With mu < 1 the
+    running mean is a leaf that plain SGD moves by exactly the recursion above, so that other
+    optimizers are refused. Its term has the value 0 in the logged loss. Identity: `kappa=0
+    bias=false` is FedAvg.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedDBEConfig

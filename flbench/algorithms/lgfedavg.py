@@ -64,11 +64,11 @@ class LGFedAvg(Algorithm):
     samples. Statistics of BatchNorm are kept or averaged with their layer.
 
     Deviations. The authors start from a net that FedAvg has trained. Here all clients start from
-    the seeded net, as with all other methods, unless `warmup` makes the first rounds FedAvg; each
-    client then receives the averaged lower layers once, with its first download after these rounds.
-    The authors' code keeps for each client the model of its best round on the test samples; here
-    the newest model is evaluated. The paper's figure for new devices, which averages the lower
-    layers of all clients, is not computed.
+    the seeded net, as with all other methods, unless `warmup` makes the first rounds FedAvg with
+    the weights of `agg_weights`; each client then receives the averaged lower layers once, with its
+    first download after these rounds. The authors' code keeps for each client the model of its best
+    round on the test samples; here the newest model is evaluated. The paper's figure for new
+    devices, which averages the lower layers of all clients, is not computed.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = LGFedAvgConfig

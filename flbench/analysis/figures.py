@@ -234,7 +234,7 @@ def methods_with_gains(analysis: Analysis, place: str) -> list[str]:
 
 
 def new_clients(analysis: Analysis, place: str) -> Figure | None:
-    """Draw the accuracy of clients that join after the training, over the epochs of their training.
+    """Draw the scores of clients that join after the training, over the epochs of their training.
 
     Returns:
         The figure; None if no run has such clients.
@@ -257,7 +257,10 @@ def new_clients(analysis: Analysis, place: str) -> Figure | None:
             mine["epochs"], mine["low"], mine["high"], color=style["color"], alpha=0.12, lw=0
         )
         axes.plot(mine["epochs"], mine["seen"], color=style["color"], ls=":", lw=1, alpha=0.8)
-    axes.set(xlabel="epochs on the client's own training part", ylabel="test accuracy, new clients")
+    metric = analysis.comparison.at(place)[0].run.config.client_metric.replace("_", " ")
+    axes.set(
+        xlabel="epochs on the client's own training part", ylabel=f"test {metric}, new clients"
+    )
     axes.set_xticks(sorted(set(table["epochs"])))
     _plain(axes)
     _legend(figure, axes)

@@ -1,11 +1,11 @@
 """The table of text on clients that join after the training."""
 
 from collections.abc import Mapping
+from math import isnan
 from typing import Any, Final
 
 from flbench.analysis.arrangement import Arrangement
-from flbench.analysis.blocks import records, with_width_of
-from flbench.analysis.new_clients import metric_of
+from flbench.analysis.blocks import number, records, with_width_of
 from flbench.analysis.tables import Analysis
 from flbench.core.printable import one_line
 from flbench.reports.tables import Block, size
@@ -27,7 +27,7 @@ def of_place(analysis: Analysis, place: str, digits: int = 4) -> Block | None:
         return None
     epochs = sorted({row["epochs"] for row in rows})
     known = {(row["method"], row["epochs"]): row for row in rows}
-    has_gap = any(row["gap"] == row["gap"] and row["gap"] is not None for row in rows)
+    has_gap = any(not isnan(row["gap"]) for row in rows)
     header = ["method", *(f"{_words(k)}" for k in epochs)]
     header += [f"gap, {_words(k)}" for k in epochs] if has_gap else []
     header += [f"worst 10 %, {_words(epochs[-1])}", "bytes to join", "steps"]
@@ -41,9 +41,9 @@ def of_place(analysis: Analysis, place: str, digits: int = 4) -> Block | None:
                 one_line(method),
                 *("-" if row is None else with_width_of(row, digits) for row in mine),
                 *gaps,
-                _number(last["worst10"], digits),
-                "-" if _is_missing(last["received_bytes"]) else size(last["received_bytes"]),
-                _number(last["steps"], 1),
+                number(last["worst10"], digits),
+                "-" if isnan(last["received_bytes"]) else size(last["received_bytes"]),
+                number(last["steps"], 1),
             )
         )
     return Block(
@@ -57,7 +57,7 @@ def of_place(analysis: Analysis, place: str, digits: int = 4) -> Block | None:
 def _about(comparison: Arrangement, place: str, *, has_gap: bool) -> str:
     """Return what the table shows, and which methods are missing beside the others."""
     entries = comparison.at(place)
-    what = metric_of(entries[0]).replace("_", " ")
+    what = entries[0].run.config.client_metric.replace("_", " ")
     about = (
         f"Test {what} over the clients that trained in no round, after epochs of training on their"
         " own training parts, on a copy that is discarded. 0 epochs: the model that the server"
@@ -65,28 +65,24 @@ def _about(comparison: Arrangement, place: str, *, has_gap: bool) -> str:
     )
     if has_gap:
         about += (
-            " Gap: the same minus that of the clients that trained, after as many further epochs"
-            " from their own models."
+            f" Gap: this {what} minus that of the clients that trained, after as many further"
+            " epochs from their own models."
         )
     names = {entry.run.config.algorithm.name for entry in entries}
     missing = [f"`{name}` ({words})" for name, words in FLOOR.items() if name not in names]
     if missing:
-        about += f" Not compared here: {' and '.join(missing)}, beside which such figures are read."
+        about += (
+            f" The figures are read beside those of {' and '.join(missing)}, which this comparison"
+            " does not have."
+        )
     return about
 
 
 def _words(epochs: int) -> str:
+    """Return a number of epochs in words."""
     return f"{epochs} epoch" if epochs == 1 else f"{epochs} epochs"
-
-
-def _is_missing(value: float | None) -> bool:
-    return value is None or value != value
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None or value != value else f"{value:.{digits}f}"
 
 
 def _signed(row: Mapping[str, Any] | None, digits: int) -> str:
     """Return the gap of a row with its sign."""
-    return "-" if row is None or _is_missing(row["gap"]) else f"{row['gap']:+.{digits}f}"
+    return "-" if row is None or isnan(row["gap"]) else f"{row['gap']:+.{digits}f}"

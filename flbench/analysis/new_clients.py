@@ -31,7 +31,7 @@ def new_clients_of(comparison: Arrangement) -> pd.DataFrame:
                 name: np.array([[_value(entry, k, name) for k in epochs] for entry in entries])
                 for name in VALUES
             }
-            limits = [scores.limits_of(metric_of(entries[0]))] * len(epochs)
+            limits = [scores.limits_of(entries[0].run.config.client_metric)] * len(epochs)
             over = scores.over_repetitions(found["value"], overlap, limits)
             means = {
                 name: scores.over_repetitions(found[name], overlap, [None] * len(epochs))["mean"]
@@ -43,12 +43,6 @@ def new_clients_of(comparison: Arrangement) -> pd.DataFrame:
         return pd.DataFrame(columns=list(NEW_CLIENTS))
     table = pd.concat(frames, ignore_index=True)
     return table.loc[table["n"] > 0, list(NEW_CLIENTS)].reset_index(drop=True)
-
-
-def metric_of(entry: Entry) -> str:
-    """Return the metric of a run's new clients, a mean over clients."""
-    config = entry.run.config
-    return "accuracy_mean" if config.has_classes else f"{config.evaluation.best.column}_mean"
 
 
 def _epochs(entry: Entry) -> list[int]:
@@ -63,6 +57,6 @@ def _value(entry: Entry, epochs: int, name: str) -> float:
         return float(about.get(str(epochs), nan))
     test = entry.run.summary[entry.moment]["test"]
     found = test.get(f"{'seen' if name == 'seen' else 'new'}@{epochs}", {})
-    key = {"gap": "gap", "worst10": "worst10_accuracy"}.get(name, metric_of(entry))
+    key = {"gap": "gap", "worst10": "worst10_accuracy"}.get(name, entry.run.config.client_metric)
     value = found.get(key)
     return float(value) if isinstance(value, int | float) else nan

@@ -195,10 +195,10 @@ def drawn(analysis: Analysis, place: str, only: Sequence[str] = ()) -> Iterator[
         (
             "new-clients",
             "Clients that join later",
-            "Mean test accuracy of clients that trained in no round, after epochs of training on"
+            "Mean test score of clients that trained in no round, after epochs of training on"
             " their own training parts; 0 is the model that the server would send. The band is the"
-            " 95 % interval over repetitions. Dotted: clients that trained, after as many further"
-            " epochs.",
+            " 95 % interval over repetitions. Dotted lines: clients that trained, after as many"
+            " further epochs.",
             lambda: figures.new_clients(analysis, place),
         ),
         (

@@ -36,7 +36,11 @@ def write(folder: Path, analysis: Analysis) -> None:
         "report.md": text.markdown_of(analysis),
         "report.tex": latex.document(analysis, tables, [(one.name, one.about) for one in pictures]),
         "report.json": text.json_of(analysis),
-        **{f"tables/{name}.csv": text.csv_of(analysis, name) for name in text.TABLES},
+        **{
+            f"tables/{name}.csv": text.csv_of(analysis, name)
+            for name in text.TABLES
+            if name != "new_clients" or len(analysis.new_clients)
+        },
         **{f"tables/{name}.tex": content for name, content in tables.items()},
     }
     for name in parts:

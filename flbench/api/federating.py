@@ -61,9 +61,10 @@ def federate(
         module: A LightningModule, with whose weights all clients start; a class or function that
             makes one, whose arguments `shape` and `classes` get those of the data; or the import
             path `package.module:name` of a class or function.
-        data: Section `data`, or data of your own; see `fl.run`. Labels that cannot be classes are
-            targets: several values for each sample, or values that are not whole numbers;
-            `fl.Data(x, y, targets=True)` says so for whole numbers.
+        data: Section `data`, or data of your own, such as arrays, a list of data loaders with one
+            for each client, or a LightningDataModule; see `fl.run` and `fl.Data`. Labels that
+            cannot be classes are targets: several values for each sample, or values that are not
+            whole numbers; `fl.Data(x, y, targets=True)` says so for whole numbers.
         method: The method: its name, or a dict with `name` and keys of the method. Some methods,
             such as those that compute with the learning rate, are refused with the reason.
         head: Name of the module's submodule that computes the output, for methods that read

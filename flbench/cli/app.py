@@ -31,6 +31,7 @@ from flbench.core.wording import for_command_line
 # Typer has its own copy of Click, without a public name for the base of its errors.
 USAGE_ERROR: Any = typer.BadParameter.__base__
 MAX_MESSAGES: Final = 20  # messages about wrong input that are printed
+MAX_LINE: Final = 800  # characters of a message; the cure, at its end, should not be cut
 NEW_OBJECTS: Final = 10_000
 """New objects after which Python searches for unreachable cycles. Importing PyTorch and Lightning
 makes almost a million objects that stay. With Python's default of 700, searching them again and
@@ -218,7 +219,7 @@ def _print_error(error: object) -> None:
     """Print an error, one message per line; long messages are cut in the middle."""
     lines = printable(str(error)).splitlines()
     for line in lines[:MAX_MESSAGES]:
-        typer.echo(f"error: {shortened(line)}", err=True)
+        typer.echo(f"error: {shortened(line, MAX_LINE)}", err=True)
     if len(lines) > MAX_MESSAGES:
         typer.echo(f"error: and {len(lines) - MAX_MESSAGES:,} more errors.", err=True)
 
@@ -672,7 +673,8 @@ def predict(
         list[Path],
         typer.Argument(
             metavar="FILE ...",
-            help="Images, .csv tables, .npz files, or folders and .zip files of images or tables.",
+            help="Images, .csv tables, .npz files, .txt texts, or folders and .zip files of images"
+            " or tables.",
             show_default=False,
         ),
     ],

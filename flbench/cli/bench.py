@@ -75,8 +75,8 @@ def _configurations(engines: Sequence[str], given: list[Layer]) -> list[Config]:
     for name in engines:
         engine = Layer({"engine": {"name": name}}, {"engine.name": "--engines"})
         config = resolve([method, *given, engine])[0]
-        counts: list[object] = [config.engine.workers]
-        if name == "sequential" and counts == ["auto"]:
+        counts: Sequence[object] = [config.engine.workers]
+        if name == "sequential" and config.engine.workers == "auto":
             counts = sorted({1, min(2, cores.available()), cores.available()})
         configs += [config.altered(engine=config.engine.altered(workers=one)) for one in counts]
     return configs

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping
 
 from flbench.client.program import LocalProgram, Phase, Statistic, Step
+from flbench.core import wording
 from flbench.core.errors import UnknownNameError, did_you_mean
 from flbench.core.raised import user_line
 
@@ -117,5 +118,4 @@ def listed(names: Collection[str]) -> str:
     >>> listed(["loss", "w"]), listed([])
     ('loss, w', 'none')
     """
-    some = list(names)[:LISTED]
-    return ", ".join(some) + (", ..." if len(names) > LISTED else "") if some else "none"
+    return wording.listed(names, LISTED) or "none"

@@ -10,7 +10,7 @@ from flbench.analysis.sampling import VARIED, Sampling
 from flbench.comparison.plan import Design
 from flbench.comparison.prepare import PreparedComparison
 from flbench.comparison.reuse import FoundRuns
-from flbench.experiment.estimate import WORKERS
+from flbench.experiment.estimate import PROCESSES, WORKERS
 from flbench.jobs import estimate
 from flbench.jobs.job import Job
 from flbench.reports.tables import size
@@ -130,6 +130,8 @@ def measure(prepared: PreparedComparison, left: Sequence[Job], reused: FoundRuns
     }
     each = [found.get((cell.method, cell.place), seconds[cell.method]) for cell in left]
     total = max(sum(each) / at_once, *each) if each else 0.0
+    if at_once > 1 and each:
+        total += WORKERS if prepared.resources.gpus else PROCESSES
     return ComparisonCost(
         methods=methods,
         places=places,
@@ -140,7 +142,7 @@ def measure(prepared: PreparedComparison, left: Sequence[Job], reused: FoundRuns
         jobs=at_once,
         seconds=seconds,
         measured=tuple(dict.fromkeys(method for method, _ in found)),
-        total=total + (WORKERS if at_once > 1 and each else 0.0),
+        total=total,
         memory=measured.memory,
         found=reused,
     )

@@ -222,8 +222,8 @@ def _resources(engine: EngineConfig, jobs: int | None, cells: int) -> Resources:
     """Return the number of cells at the same time, and the resources of each.
 
     Raises:
-        ConfigError: The machine has not enough cores, Ray is missing, or the engine starts workers
-            of its own.
+        ConfigError: The machine has not enough cores, Ray is missing on a GPU, or the engine starts
+            workers of its own.
     """
     asked = jobs
     if jobs is not None and (type(jobs) is not int or jobs < 1):

@@ -418,7 +418,7 @@ class PartitionConfig(Strict):
         is_number = type(value) is int and value >= 1
         if value is None or is_number or (type(value) is float and 0 < value < 1):
             return value
-        raise ValueError("it must be a whole number of clients from 1 on, or a share in (0, 1)")
+        raise ValueError("a whole number of clients from 1 on, or a share in (0, 1)")
 
     @model_validator(mode="after")
     def _has_new_clients(self) -> Self:
@@ -474,8 +474,9 @@ class ShiftConfig(Strict):
         description="images: angle of each group, counter-clockwise, such as [0, 90, 180, 270]",
         json_schema_extra={"unit": "degrees"},
     )
-    blur: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)] | None = Field(
+    blur: tuple[Annotated[float, Field(ge=0)], ...] | None = Field(
         None,
+        min_length=1,
         description="images: standard deviation of a Gaussian that smooths them; 0 leaves them as"
         " they are",
         json_schema_extra={"unit": "pixels"},
@@ -498,8 +499,9 @@ class ShiftConfig(Strict):
         " axis; 120 turns red into green",
         json_schema_extra={"unit": "degrees"},
     )
-    noise: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)] | None = Field(
+    noise: tuple[Annotated[float, Field(ge=0)], ...] | None = Field(
         None,
+        min_length=1,
         description="images: standard deviation of Gaussian noise, as a share of the range of"
         " pixels; it is drawn once for each sample",
     )
@@ -556,7 +558,7 @@ class ModelConfig(Strict):
         description="parameters that no method trains, sends or keeps: none, backbone (all but the"
         " head), or patterns of names, such as [conv1, stage?_*]",
     )
-    lora: LoraConfig = LoraConfig()
+    lora: LoraConfig = Field(LoraConfig(), description="adapters of low rank that are trained")
     cache: Literal["auto", "off"] = Field(
         "auto",
         description="auto: outputs of the first layers are computed once if model.freeze freezes"
@@ -1125,6 +1127,15 @@ class Config(Strict):
     def has_classes(self) -> bool:
         """Whether a run classifies: false for the complete configuration of another task."""
         return self.evaluation.best.metric is None
+
+    @property
+    def client_metric(self) -> str:
+        """Name of the metric of a complete configuration's models that is a mean over clients.
+
+        >>> Config().client_metric
+        'accuracy_mean'
+        """
+        return "accuracy_mean" if self.has_classes else f"{self.evaluation.best.column}_mean"
 
     @property
     def has_own_optimizer(self) -> bool:

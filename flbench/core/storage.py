@@ -11,6 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from flbench.core import control_groups
 from flbench.core.errors import RunError
 from flbench.core.types import Tree
 
@@ -119,8 +120,9 @@ class Storage:
 
 
 def memory_of_machine() -> int:
-    """Return the bytes of memory that this machine has."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Return the bytes of memory that this machine has, within the limits of control groups."""
+    limits = [limit for limit, _ in control_groups.memory()]
+    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *limits])
 
 
 def _size(layout: Layout) -> int:

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -94,6 +94,20 @@ def lower_rate(*, own_optimizer: bool) -> str:
     if own_optimizer:
         return "Lower the learning rate in the module's configure_optimizers"
     return "Lower train.optimizer.lr"
+
+
+def listed(names: Iterable[str], most: int) -> str:
+    """Return the first of some names as a text, for a message.
+
+    Args:
+        names: The names.
+        most: How many of them are shown.
+
+    >>> listed("abc", 3), listed("abcd", 3)
+    ('a, b, c', 'a, b, c, ...')
+    """
+    found = list(names)
+    return ", ".join(found[:most]) + (", ..." if len(found) > most else "")
 
 
 def command_or_call(command: str, call: str) -> str:

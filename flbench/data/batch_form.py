@@ -6,8 +6,16 @@ from typing import Any, Final
 
 from flbench.core.errors import DataError
 
-SAMPLE_NAMES: Final = ("x", "image", "images", "img", "pixel_values", "input", "inputs", "features")
-LABEL_NAMES: Final = ("y", "label", "labels", "target", "targets", "fine_label")
+SAMPLE_COLUMNS: Final = (
+    *("image", "img", "pixel_values", "input_ids", "tokens", "input_values", "x", "features"),
+)
+"""Columns of samples of data sets of Hugging Face; the first one that is there counts."""
+LABEL_COLUMNS: Final = ("label", "labels", "fine_label", "target", "y")
+"""Columns of labels of data sets of Hugging Face; the first one that is there counts."""
+SAMPLE_NAMES: Final = (*SAMPLE_COLUMNS, "images", "input", "inputs")
+"""Keys of the samples in a batch; one of them must be there."""
+LABEL_NAMES: Final = (*LABEL_COLUMNS, "targets")
+"""Keys of the labels in a batch; one of them must be there."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +31,8 @@ class BatchForm:
     >>> form = BatchForm.of({"image": 1, "label": 2, "weight": 3}, "the batch")
     >>> form.sample, form.label, form.extras
     ('image', 'label', ('weight',))
+    >>> BatchForm.of({"input_ids": 1, "attention_mask": 2, "labels": 3}, "the batch").sample
+    'input_ids'
     >>> form.packed("x", "y", {"weight": "w"})
     {'image': 'x', 'label': 'y', 'weight': 'w'}
     """

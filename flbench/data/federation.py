@@ -27,6 +27,7 @@ from flbench.data.partition import PARTS, ClientParts
 from flbench.data.partitioning import make_partition, split_client
 from flbench.data.schemes import Indices
 from flbench.data.shift import apply as apply_shift
+from flbench.data.shift import transformed as transform_samples
 
 CROP_PADDING: Final = 4  # pixels on each side
 MOST_SHOWN: Final = 4  # channels or columns that a note lists
@@ -315,10 +316,17 @@ def build(
             used, or `data.normalize=client` is set and there is a common test set.
     """
     everyone = make_partition(dataset, partition, seed)
+    x, own_seed = dataset.x, seed if partition.seed is None else partition.seed
+    if everyone.transform is not None:
+        what = f"`partition.scheme={partition.scheme}`"
+        x, everyone = transform_samples(dataset, everyone, own_seed, what)
     # Statistics of the data are those of the clients that train.
     assignment, new = hold_out(everyone, dataset, partition, seed)
-    if new is not None:
-        everyone = joined(assignment, new)
+    everyone = replace(
+        assignment if new is None else joined(assignment, new),
+        classes=everyone.classes,
+        transformed=everyone.transformed,
+    )
     notes = [*dataset.notes, *assignment.notes]
     used = np.sort(np.concatenate([rows for part in PARTS for rows in everyone.parts[part]]))
     test = np.arange(dataset.train, len(dataset.y))
@@ -336,11 +344,13 @@ def build(
             f"`data.normalize` is for numbers, and the samples of `{dataset.name}` are tokens,"
             " which are never normalized. Leave it out."
         )
-    x, table = dataset.x, None
     if shifted.is_on:
-        own_seed = seed if partition.seed is None else partition.seed
-        x, assignment = apply_shift(dataset, assignment, shifted, own_seed)
-        notes += _shift_notes(assignment, common)
+        x, everyone = apply_shift(replace(dataset, x=x), everyone, shifted, own_seed)
+        notes += _shift_notes(everyone, common)
+    count = assignment.clients
+    assignment = _as_seen(assignment, everyone, everyone.shifts[:count])
+    new = None if new is None else _as_seen(new, everyone, everyone.shifts[count:])
+    table = None
     if dataset.is_table:
         x, source, word, encoded = _encode_words(dataset, assignment)
         x, fill, imputed = _impute(
@@ -390,6 +400,17 @@ def build(
         table=table,
         owner=owner,
         new=new,
+    )
+
+
+def _as_seen(some: ClientParts, everyone: ClientParts, shifts: tuple[str, ...]) -> ClientParts:
+    """Return a part of the clients with what has been done to the samples of all of them."""
+    return replace(
+        some,
+        shifts=shifts,
+        classes=everyone.classes,
+        transformed=everyone.transformed,
+        transform=None,
     )
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flbench.core.errors import DataError, shortened
+from flbench.core.wording import listed
 from flbench.data.dataset import check_labels, check_names, check_one_each
 
 NUMBER: Final = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?", re.ASCII)
@@ -153,7 +154,7 @@ def number_classes(
     found = tuple(str(value) for value in values)
     if np.array_equal(values, np.arange(len(values))):
         return found, labels, ()
-    shown = ", ".join(found[:4]) + (", ..." if len(found) > 4 else "")
+    shown = listed(found, 4)
     note = (
         f"data: the labels are not 0 to {len(found) - 1}, so the {len(found)} classes are numbered"
         f" in the order of the labels that occur: {shown}. Give the names of all classes if others"

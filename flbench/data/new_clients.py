@@ -7,6 +7,7 @@ seed and on its number of clients, so it is the same for all methods.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from flbench.config.schema import PartitionConfig
 from flbench.core.errors import ConfigError
 from flbench.core.rng import generator
+from flbench.core.wording import listed
 from flbench.data.dataset import Dataset
 from flbench.data.partition import PARTS, ClientParts
 from flbench.data.partitioning import TRIES, repair, split_client
@@ -88,10 +90,10 @@ def hold_out(
             )
             for k, rows in enumerate(parts["train"], start=first)
         ]
-    called = ", ".join(map(str, new[:10])) + (", ..." if len(new) > 10 else "")
+    numbers = listed(map(str, new), 10)
     note = (
         f"partition: {count} of {partition.clients} clients join after the training, drawn at"
-        f" random (numbers {called} of the partition). They have the ids {first} to"
+        f" random (numbers {numbers} of the partition). They have the ids {first} to"
         f" {partition.clients - 1}, and the clients that train the ids 0 to {first - 1}."
     )
     training = ClientParts(
@@ -113,7 +115,7 @@ def joined(training: ClientParts, new: ClientParts) -> ClientParts:
             *(new.names or map(str, range(begin, begin + new.clients))),
         )
     parts = {part: [*training.parts[part], *new.parts[part]] for part in PARTS}
-    return ClientParts(parts, training.labels, training.notes, names)
+    return replace(training, parts=parts, names=names, shifts=(*training.shifts, *new.shifts))
 
 
 def _distributed_anew(

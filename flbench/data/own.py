@@ -19,6 +19,7 @@ from flbench.core.errors import DataError, did_you_mean, shortened
 from flbench.core.raised import user_line
 from flbench.data import labels as labels_of
 from flbench.data import loaders, npz_files, pixels, table_files, tokens
+from flbench.data.batch_form import LABEL_COLUMNS, SAMPLE_COLUMNS
 from flbench.data.dataset import Dataset
 from flbench.data.targets import NAMES as NO_CLASSES
 from flbench.data.targets import take as take_targets
@@ -29,17 +30,6 @@ KEYS: Final = tuple(
 )
 LAYOUTS: Final = ("auto", "channels_first", "channels_last")
 KINDS: Final = ("auto", "images", "series", "table", "tokens")
-SAMPLE_COLUMNS: Final = (
-    "image",
-    "img",
-    "pixel_values",
-    "input_ids",
-    "tokens",
-    "input_values",
-    "x",
-    "features",
-)
-LABEL_COLUMNS: Final = ("label", "labels", "fine_label", "target", "y")
 BLOCK: Final = 256  # rows of a Hugging Face data set that are decoded at once
 
 

@@ -20,7 +20,7 @@ TAKES: Final = ("labels", "number of clients", "random generator")
 
 def assign(
     y: NDArray[Any], clients: int, config: PartitionConfig, rng: np.random.Generator
-) -> list[Indices]:
+) -> tuple[list[Indices], Callable[..., Any] | None]:
     """Distribute the samples of a pool by the function that `partition.scheme` names.
 
     The function is called as `scheme(y, clients, rng, **partition.args)`.
@@ -32,7 +32,8 @@ def assign(
         rng: Random generator.
 
     Returns:
-        Positions in the pool, one array for each client.
+        Positions in the pool, one array for each client; and the function that transforms the
+        samples of a client, if the scheme returns the pair (positions, function), or None.
 
     Raises:
         ConfigError: There is no such function, its file has changed since the run began, it raises
@@ -45,13 +46,16 @@ def assign(
     imported.check_arguments(scheme, TAKES, config.args or {}, what, "partition.args.")
     again = deepcopy(rng)
 
-    def made(rng: np.random.Generator) -> list[Any]:
+    def made(rng: np.random.Generator) -> tuple[list[Any], Callable[..., Any] | None]:
         arguments = deepcopy(config.args or {})  # the function may change a list
         with seeded((config.seed or 0) % 2**32):
-            return list(scheme(y.copy(), clients, rng, **arguments))
+            returned = scheme(y.copy(), clients, rng, **arguments)
+            if isinstance(returned, tuple) and len(returned) == 2 and callable(returned[1]):
+                return list(returned[0]), returned[1]
+            return list(returned), None
 
     try:
-        parts, others = made(rng), made(again)
+        (parts, transform), (others, _) = made(rng), made(again)
     except Exception as error:
         raise ConfigError(
             f"{what} raised {type(error).__name__}: {error}. It must be a function of labels,"
@@ -66,7 +70,7 @@ def assign(
             " the clients. The function may draw from a random generator of its own, read a clock,"
             " or remember earlier calls. Draw from the generator that it gets."
         )
-    return found
+    return found, transform
 
 
 def sha256(config: PartitionConfig, partition_hash: str) -> str | None:

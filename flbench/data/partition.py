@@ -1,15 +1,20 @@
 """The data type of a partition: which samples each client has."""
 
 import hashlib
-from dataclasses import dataclass, field, replace
-from typing import Final
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flbench.core.printable import one_line
 from flbench.data.dataset import Dataset
 from flbench.data.schemes import Indices
 
+Transform = Callable[[NDArray[Any], Indices, int, np.random.Generator], tuple[Any, Any]]
+"""Function from the samples [n, ...] and the classes [n] of a client, the client's id and a random
+generator to samples and classes of the same shapes."""
 PARTS: Final = ("train", "validation", "test")
 
 
@@ -25,7 +30,10 @@ class ClientParts:
             moved, one sentence each.
         names: Names of the N clients if they are natural ones with names; otherwise empty.
         shifts: How the samples of each client are shifted, in words; empty if none are.
-        relabelled: New class of each class by client; empty if labels are those of the data set.
+        classes: Classes [n] of all samples as clients see them; None for those of the data set.
+        transform: Function by which a scheme of the user transforms the samples of a client, until
+            it has been applied; see `flbench.data.shift.transformed`.
+        transformed: SHA-256 (hex) of the samples that such a function has returned.
 
     >>> def rows(*of_clients):
     ...     return [np.array(of_client, dtype=np.int64) for of_client in of_clients]
@@ -39,7 +47,9 @@ class ClientParts:
     notes: tuple[str, ...] = field(default=(), compare=False)
     names: tuple[str, ...] = field(default=(), compare=False)
     shifts: tuple[str, ...] = field(default=(), compare=False)
-    relabelled: tuple[tuple[int, ...], ...] = field(default=(), compare=False)
+    classes: Indices | None = field(default=None, compare=False, repr=False)
+    transform: Transform | None = field(default=None, compare=False, repr=False)
+    transformed: str | None = None
 
     @property
     def clients(self) -> int:
@@ -54,11 +64,9 @@ class ClientParts:
         """
         return f"{client} ({one_line(self.names[client])})" if self.names else str(client)
 
-    def with_shifts(
-        self, shifts: tuple[str, ...], relabelled: tuple[tuple[int, ...], ...]
-    ) -> "ClientParts":
-        """Return a copy whose clients have shifted samples; see `flbench.data.shift`."""
-        return replace(self, shifts=shifts, relabelled=relabelled)
+    def rows(self, client: int) -> Indices:
+        """Return the ascending rows of all parts of a client."""
+        return np.sort(np.concatenate([self.parts[part][client] for part in PARTS]))
 
     def classes_of(self, y: Indices) -> Indices:
         """Return the classes [n] of all samples as clients see them.
@@ -66,25 +74,21 @@ class ClientParts:
         Args:
             y: Labels [n] of the data set.
         """
-        if not self.relabelled:
-            return y
-        found = y.copy()
-        for client, new in enumerate(self.relabelled):
-            for part in PARTS:
-                rows = self.parts[part][client]
-                found[rows] = np.array(new, dtype=np.int64)[y[rows]]
-        return found
+        return y if self.classes is None else self.classes
 
     def hash(self) -> str:
         """Return the SHA-256 (hex) over the labels and the rows of all clients.
 
-        Partitions of one data set with equal hashes give every client the same samples.
+        Partitions of one data set with equal hashes give every client the same rows. Samples that
+        a scheme of the user has transformed count too; those of the section `shift` do not.
         """
         sha = hashlib.sha256(self.labels.encode())
         for part in PARTS:
             for indices in self.parts[part]:
                 sha.update(np.int64(len(indices)).astype("<i8").tobytes())
                 sha.update(indices.astype("<i8").tobytes())
+        if self.transformed is not None:
+            sha.update(self.transformed.encode())
         return sha.hexdigest()
 
 

@@ -59,6 +59,7 @@ def encode(
         "samples": sizes,
         "client_names": list(partition.names),
         **({"shifts": list(partition.shifts)} if partition.shifts else {}),
+        **({"transformed": partition.transformed} if partition.transformed else {}),
         "config": config.model_dump(mode="json"),
         "notes": list(partition.notes),
     }
@@ -154,6 +155,7 @@ def load(path: Path, dataset: Dataset) -> ClientParts:
         notes = tuple(map(str, description.get("notes", ())))
         # Descriptions of version 0.1 have no names.
         names = tuple(map(str, description.get("client_names") or ()))
+        is_transformed = description.get("transformed") is not None
     except FileNotFoundError as error:
         raise DataError(
             f"the partition {path} needs {beside.name} beside it, which is missing. Copy it there,"
@@ -163,6 +165,11 @@ def load(path: Path, dataset: Dataset) -> ClientParts:
         raise DataError(
             f"{beside} does not describe a partition ({error}). Save the partition again."
         ) from error
+    if is_transformed:
+        raise DataError(
+            f"the partition {path} is of a scheme that transforms samples, and a saved partition"
+            " has their rows alone. Name the scheme again (`partition.scheme`)."
+        )
     if not path.exists():
         how = command_or_call("flbench data --save FILE.npz", "fl.partition(..., save='FILE.npz')")
         raise DataError(

@@ -17,7 +17,7 @@ from flbench.core.errors import ConfigError
 from flbench.core.rng import generator
 from flbench.data import own_schemes, partition_files
 from flbench.data.dataset import Dataset
-from flbench.data.partition import PARTS, ClientParts, label_hash
+from flbench.data.partition import PARTS, ClientParts, Transform, label_hash
 from flbench.data.schemes import (
     SCHEMES,
     Indices,
@@ -65,8 +65,12 @@ def make_partition(dataset: Dataset, config: PartitionConfig, seed: int) -> Clie
             )
         return loaded
     pool, notes = _pool(dataset, config, seed)
-    assigned, more = _distribute(dataset, pool, config, seed)
-    notes += more
+    transform: Transform | None = None
+    if config.is_own:
+        assigned, transform = _by_user(dataset, pool, config, seed)
+    else:
+        assigned, more = _distribute(dataset, pool, config, seed)
+        notes += more
     if dataset.starts is None or config.scheme != "natural":
         # Every client has a random stream of its own, so its split does not depend on others.
         split = [
@@ -84,7 +88,7 @@ def make_partition(dataset: Dataset, config: PartitionConfig, seed: int) -> Clie
         )
     parts = {part: [client[k] for client in split] for k, part in enumerate(PARTS)}
     names = _natural_names(dataset, assigned) if config.scheme == "natural" else ()
-    return ClientParts(parts, label_hash(dataset), tuple(notes), names)
+    return ClientParts(parts, label_hash(dataset), tuple(notes), names, transform=transform)
 
 
 def _natural_names(dataset: Dataset, assigned: list[Indices]) -> tuple[str, ...]:
@@ -136,17 +140,7 @@ def _distribute(
     y, classes = dataset.y[pool], len(dataset.classes)
     if config.scheme == "target":
         y, classes = _intervals(dataset, config)[pool], config.bins
-    clients = config.clients or DEFAULT_CLIENTS
-    if clients * config.min_samples > len(pool):
-        raise ConfigError(
-            f"`partition.clients`={clients} with `partition.min_samples`={config.min_samples} needs"
-            f" {clients * config.min_samples:,} samples, but the pool of `{dataset.name}` has"
-            f" {len(pool):,}. Lower one of the two."
-        )
-    if config.is_own:  # what it returns is the user's: nothing is drawn again or moved
-        rng = generator(seed, "partition", 0)
-        chosen = own_schemes.assign(dataset.truth[pool], clients, config, rng)
-        return [pool[np.sort(indices)] for indices in chosen], []
+    clients = _clients(dataset, pool, config)
     best: list[Indices] = []
     shares = clients * len(np.unique(y))
     tries = max(1, min(TRIES, MOST_SHARES // shares))
@@ -169,6 +163,35 @@ def _distribute(
         f" {config.min_samples} samples; {moved} samples were moved to them."
     )
     return [pool[np.sort(indices)] for indices in repaired], [note]
+
+
+def _clients(dataset: Dataset, pool: Indices, config: PartitionConfig) -> int:
+    """Return the number of clients; raise a ConfigError if the pool has too few samples for it."""
+    clients = config.clients or DEFAULT_CLIENTS
+    if clients * config.min_samples > len(pool):
+        raise ConfigError(
+            f"`partition.clients`={clients} with `partition.min_samples`={config.min_samples} needs"
+            f" {clients * config.min_samples:,} samples, but the pool of `{dataset.name}` has"
+            f" {len(pool):,}. Lower one of the two."
+        )
+    return clients
+
+
+def _by_user(
+    dataset: Dataset, pool: Indices, config: PartitionConfig, seed: int
+) -> tuple[list[Indices], Transform | None]:
+    """Return the ascending rows of every client by a scheme of the user, and its transformation.
+
+    What the scheme returns is the user's: nothing is drawn again or moved.
+    """
+    rng, clients = generator(seed, "partition", 0), _clients(dataset, pool, config)
+    chosen, transform = own_schemes.assign(dataset.truth[pool], clients, config, rng)
+    if transform is not None and dataset.targets is not None:
+        raise ConfigError(
+            f"`partition.scheme={config.scheme}` transforms samples, which is for classes, and"
+            f" `{dataset.name}` has targets that are not. Return positions alone."
+        )
+    return [pool[np.sort(indices)] for indices in chosen], transform
 
 
 def _intervals(dataset: Dataset, config: PartitionConfig) -> Indices:

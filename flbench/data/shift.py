@@ -5,8 +5,9 @@ are shifted in the same way. Samples that no client has, such as the common test
 are.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, cos, pi, sin
 from typing import Any, Final
 
@@ -17,11 +18,11 @@ from torch import Tensor
 
 from flbench.config.schema import ShiftConfig
 from flbench.core.errors import ConfigError
-from flbench.core.rng import generator
+from flbench.core.rng import generator, seeded
 from flbench.data.dataset import Dataset
-from flbench.data.partition import PARTS, ClientParts
+from flbench.data.partition import ClientParts
 
-STREAMS: Final = ("draw", "channels", "labels", "noise")
+STREAMS: Final = ("draw", "channels", "labels", "noise", "scheme")
 """Uses of the random stream `shift`; the position is a part of the stream's key. Only append."""
 KINDS: Final = {"table": "rows of tables", "series": "series", "tokens": "tokens"}
 """What samples that are no images are, for messages."""
@@ -153,14 +154,87 @@ def apply(
         x = x.copy()
         low, high = _range(dataset)
         for client, group in enumerate(groups):
-            rows = np.sort(np.concatenate([partition.parts[part][client] for part in PARTS]))
+            rows = partition.rows(client)
             for start in range(0, len(rows), PIECE):
                 piece = rows[start : start + PIECE]
                 rng = generator(seed, "shift", STREAMS.index("noise"), client, start)
                 x[piece] = _shifted(dataset.x[piece], shifts[group], low, high, rng)
-    relabelled = tuple(shifts[group].labels or () for group in groups) if config.labels else ()
+    classes = partition.classes
+    if config.labels:
+        before = partition.classes_of(dataset.y)
+        classes = before.copy()
+        for client, group in enumerate(groups):
+            rows = partition.rows(client)
+            classes[rows] = np.array(shifts[group].labels, dtype=np.int64)[before[rows]]
     texts = tuple(f"group {group}: {shifts[group]}" for group in groups)
-    return x, partition.with_shifts(texts, relabelled)
+    return x, replace(partition, shifts=texts, classes=classes)
+
+
+def transformed(
+    dataset: Dataset, partition: ClientParts, seed: int, what: str
+) -> tuple[NDArray[Any], ClientParts]:
+    """Return the samples of a data set as a scheme of the user transforms them, and the partition.
+
+    The function is called once for each client, with copies of all its samples.
+
+    Args:
+        dataset: The data set; it is not changed.
+        partition: The partition, with the function as `transform`.
+        seed: Seed of the partition.
+        what: The key and its value, for messages.
+
+    Raises:
+        ConfigError: The function raises an exception, returns something else than samples and
+            classes of the same shapes, or returns others in a second call.
+    """
+    function = partition.transform
+    assert function is not None
+    x, classes = dataset.x.copy(), dataset.y.copy()
+    sha = hashlib.sha256()
+    for client in range(partition.clients):
+        rows = partition.rows(client)
+        found = []
+        for _ in range(2):
+            rng = generator(seed, "shift", STREAMS.index("scheme"), client)
+            try:
+                with seeded(seed % 2**32):
+                    new, labels = function(dataset.x[rows], dataset.y[rows], client, rng)
+                found.append((np.asarray(new), np.asarray(labels)))
+            except Exception as error:
+                raise ConfigError(
+                    f"{what}: its transformation raised {type(error).__name__} for client {client}:"
+                    f" {error}. It must be a function transform(x, y, client, rng) that returns x"
+                    " and y."
+                ) from error
+        (new, labels), (other, others) = found
+        if new.shape != (len(rows), *x.shape[1:]) or labels.shape != (len(rows),):
+            raise ConfigError(
+                f"{what}: its transformation returns samples {list(new.shape)} and classes"
+                f" {list(labels.shape)} for client {client}, and must keep the shapes"
+                f" {[len(rows), *x.shape[1:]]} and {[len(rows)]}."
+            )
+        if labels.dtype.kind not in "iu" or not bool(
+            ((labels >= 0) & (labels < len(dataset.classes))).all()
+        ):
+            raise ConfigError(
+                f"{what}: the classes of client {client} must be whole numbers in [0,"
+                f" {len(dataset.classes)}) after the transformation."
+            )
+        if x.dtype == np.uint8 and new.dtype != np.uint8:
+            raise ConfigError(
+                f"{what}: its transformation returns samples of {new.dtype} for client {client},"
+                " and must return uint8, as it gets them. Round and clip them."
+            )
+        is_same = np.array_equal(new, other, equal_nan=new.dtype.kind == "f")
+        if not (is_same and np.array_equal(labels, others)):
+            raise ConfigError(
+                f"{what}: two calls of its transformation with the same samples and random"
+                f" generator differ for client {client}. Draw from the generator that it gets."
+            )
+        x[rows], classes[rows] = new, labels
+        sha.update(np.ascontiguousarray(x[rows]).data)
+        sha.update(np.ascontiguousarray(classes[rows]).data)
+    return x, replace(partition, classes=classes, transform=None, transformed=sha.hexdigest())
 
 
 def _check(dataset: Dataset, config: ShiftConfig) -> None:
@@ -180,8 +254,8 @@ def _check(dataset: Dataset, config: ShiftConfig) -> None:
     colours = dataset.x.shape[1] if dataset.x.ndim == 4 else 0
     if config.colour is not None and colours != 3:
         raise ConfigError(
-            f"`shift.colour` turns colours, and the images of `{dataset.name}` have {colours}"
-            " channels instead of 3. Leave it out."
+            f"`shift.colour` turns colours, and the images of `{dataset.name}` have"
+            f" {colours} instead of 3 channels. Leave it out."
         )
     if config.channels and colours < 2:
         raise ConfigError(

@@ -117,7 +117,7 @@ def candidates(config: DataConfig) -> Sequence[Path]:
 
 
 def read_file(path: Path, config: DataConfig) -> Dataset:
-    """Read a data set from a file or folder: NPZ, images or tables.
+    """Read a data set from a file or folder: an NPZ file, images, tables, texts, UCI HAR or LEAF.
 
     Args:
         path: The file or folder.

@@ -41,7 +41,7 @@ def complete(dataset: Dataset, padding: int | None, where: str) -> Dataset:
     wrong = (x < 0) | (x >= limit)
     if wrong.any():
         row, place = (int(k) for k in np.argwhere(wrong)[0])
-        origin = "" if given else " (a vocabulary is found out by the largest token)"
+        origin = "" if given else " (without `vocabulary`, the ids end at the largest token)"
         raise DataError(
             f"{where}: row {row} (counted from 0) has the token {int(x[row, place])} at position"
             f" {place}, outside of the vocabulary with the ids 0 to {limit - 1}{origin}. Replace"
@@ -73,7 +73,7 @@ def padded(sequences: Sequence[Any], padding: int, where: str) -> NDArray[np.int
         numbers = np.asarray(one)
         if len(numbers) and (numbers.ndim != 1 or numbers.dtype.kind not in "iu"):
             raise DataError(
-                f"{where}: row {row} (counted from 0) is no sequence of whole numbers, but"
+                f"{where}: row {row} (counted from 0) is not a sequence of whole numbers: it is"
                 f" {numbers.dtype} of the shape {list(numbers.shape)}. Give the ids of its tokens."
             )
         found[row, : len(numbers)] = numbers

@@ -74,7 +74,7 @@ def read(
     """Read the samples of a file or of all files of a folder or .zip file, sorted by name.
 
     Args:
-        path: An image, a .csv or .npz file, or a folder or .zip file of images or tables.
+        path: An image, a .csv, .npz or .txt file, or a folder or .zip file of images or tables.
         layout: What samples the model takes.
         note: Function that is called with a sentence about files that are not read.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from select import select
-from typing import Final
+from typing import Any, Final
 
 import cloudpickle
 import torch
@@ -24,7 +24,7 @@ from flbench.core.types import Results
 from flbench.data.federation import Federation
 from flbench.engine import memory
 from flbench.engine.base import Dispatcher, Engine, KeptRows, RoundSettings
-from flbench.engine.worker import Worker, arguments, assign, in_order, unpacked, warn_again
+from flbench.engine.worker import Warned, Worker, arguments, assign, in_order, unpacked, warn_again
 from flbench.models.base import net_leaves
 from flbench.workers import cores, frames
 from flbench.workers.fork_server import LocalProcess
@@ -101,11 +101,11 @@ class _Member:
         except OSError:
             self._revive()
 
-    def results(self) -> dict[str, object]:
+    def results(self) -> dict[str, Any]:
         """Return the results of the training; wait for them."""
         while True:
             try:
-                found: dict[str, object] = self.process.answer()
+                found: dict[str, Any] = self.process.answer()
                 self.given = None
                 return found
             except EOFError:
@@ -315,7 +315,7 @@ class LocalEngine:
             found.append(call.run(self._engine, torch.cat([parts[k] for k in mine])))
             load = sum(work[k] for k in mine)
             self._note_seconds(call.program, load, time.perf_counter() - begin, is_spent=True)
-        warned = []
+        warned: list[Warned] = []
         while busy:
             for member in select(busy, [], [])[0]:
                 busy.remove(member)

@@ -387,11 +387,11 @@ def _built(
     if unmet:
         frozen = len(fixed.of(net).parameters)
         if frozen and _is_unmet_by_freezing(unmet, method, config, setting, net, federation.shape):
-            unmet.append(
-                f"The method sees neither the {frozen} frozen parameters of the net"
-                " (requires_grad=False or model.freeze) nor layers without other parameters. Freeze"
-                " less of the net, or take another method."
-            )
+            unmet = [
+                f"{frozen} parameters of the net are frozen (`model.freeze`, `model.lora` or"
+                " requires_grad=False). Freeze less of the net, or take another method. In what is"
+                f" left of the net: {' '.join(unmet)}"
+            ]
         raise ConfigError(
             "\n".join(f"`algorithm.name={config.algorithm.name}`: {sentence}" for sentence in unmet)
         )

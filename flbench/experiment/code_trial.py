@@ -34,6 +34,7 @@ from flbench.core.remembered import changes, remembered
 from flbench.core.rng import Draw, seeded
 from flbench.core.tree import digest, take
 from flbench.core.types import Dispatch, Message, Results, Samples, State, StepContext, Tree
+from flbench.core.wording import listed
 from flbench.data.federation import Federation
 from flbench.engine.base import Engine
 from flbench.engine.client_draws import ConstantDraws
@@ -641,8 +642,7 @@ def _name(part: object) -> str:
 
 def _listed(names: list[str]) -> str:
     """Return up to three names as a text; names of attributes are quoted."""
-    quoted = [name if "`" in name else f"`{name}`" for name in names[:3]]
-    return ", ".join(quoted) + (", ..." if len(names) > 3 else "")
+    return listed((name if "`" in name else f"`{name}`" for name in names), 3)
 
 
 def _raised(error: Exception) -> str | None:

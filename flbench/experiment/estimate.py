@@ -29,8 +29,10 @@ GROWTH: Final = 4
 """How many times as many clients are evaluated in the next measurement."""
 MEASURING: Final = 3.0
 """Seconds after which no further method is measured."""
+PROCESSES: Final = 4.0
+"""Seconds until processes of an idle machine have imported PyTorch and begin to train."""
 WORKERS: Final = 10.0
-"""Seconds until Ray's workers have imported PyTorch and begin to train, on an idle machine."""
+"""The same for workers of Ray."""
 START: Final = 0.5
 """Seconds of a training besides its rounds: building the experiment, writing its tables."""
 

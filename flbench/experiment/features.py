@@ -102,7 +102,7 @@ def cached(
     }
     samples = replace(
         federation,
-        dataset=replace(federation.dataset, x=np.empty((0, 1), np.float32)),  # of no tokens
+        dataset=replace(federation.dataset, x=np.empty((0, 1), np.float32)),  # tokens are integers
         x=outputs,
         shift=torch.zeros(()),
         scale=torch.ones(()),
@@ -165,9 +165,12 @@ def _unfit(
     others = [one for one in net.modules() if id(one) not in inside]
     if any(id(one) in frozen for other in others for one in other.parameters(recurse=False)):
         return "a layer behind them has the same weights"
-    drawn = [name for module in part for name in random_layers(module)]
-    if drawn:
-        return f"{drawn[0]} among them draws random numbers"
+    places = {id(module): name for name, module in net.named_modules()}
+    for module in (one for whole in part for one in whole.modules()):
+        place = places[id(module)]
+        is_random = any(layer.startswith("``") for layer in random_layers(module))  # itself
+        if is_random and place not in fixed.of(net).modules:
+            return f"`{freezing.in_net_of_user(net, place)}` among them draws random numbers"
     return None
 
 

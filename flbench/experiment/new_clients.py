@@ -90,6 +90,7 @@ class NewClients:
             algorithm=self.algorithm,
             engine=build_engine(experiment.config.engine, experiment.net, federation),
             judge=experiment.judge.of(federation),
+            cached=None,  # the engine has the whole net, and samples of the new clients
         )
         self._evaluator = self._all.evaluator(warn)
 

@@ -18,6 +18,7 @@ from flbench.core.errors import ConfigError, UnknownNameError, did_you_mean
 from flbench.core.rng import Draw, seeded
 from flbench.core.tree import put_, take, write_counts
 from flbench.core.types import Dispatch, Message, Results, Stage, State, Tree, Update
+from flbench.core.wording import listed
 from flbench.engine.base import Engine, RoundSettings
 from flbench.experiment import own_methods
 from flbench.experiment.communication import apply_mask, apply_masks, row_bytes, shared_bytes
@@ -73,7 +74,7 @@ class Seen(dict[str, Tensor]):
 
     def __missing__(self, name: str) -> Tensor:
         """Raise an UnknownNameError: there is no tensor of this name."""
-        known = ", ".join(list(self)[:5]) + (", ..." if len(self) > 5 else "")
+        known = listed(self, 5)
         error = UnknownNameError(
             f"the method reads `{name}` in `{self._what}`, which has {known or 'no tensor'}."
             f"{did_you_mean(str(name), self)} {self._cure}"

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flbench.core import files
 from flbench.core.errors import ConfigError
+from flbench.core.wording import listed
 from flbench.metrics.rare_names import are_balanced
 
 RARE_SHARE: Final = 0.05  # rule `share`: classes with less than this share of all samples
@@ -70,7 +71,7 @@ def _no_rare_class(counts: Tensor) -> str:
 def _without_samples(rare: list[int], counts: Tensor) -> list[str]:
     """Return a note that names the rare classes without any training sample, if there are any."""
     empty = [k for k in rare if counts[k] == 0]
-    shown = ", ".join(map(str, empty[:10])) + (", ..." if len(empty) > 10 else "")
+    shown = listed(map(str, empty), 10)
     return [f"no client has training samples of the classes {shown}"] if empty else []
 
 

@@ -13,6 +13,8 @@ from typing import Final
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
+from flbench.core import wording
+
 ATTRIBUTE: Final = "fixed_by_user"  # of the net; copies of the net have it too
 
 
@@ -134,9 +136,8 @@ def _moving_statistics(net: nn.Module) -> list[str]:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return the first of some names."""
-    shown = sorted(names)
-    return f"{', '.join(shown[:3])}{', ...' if len(shown) > 3 else ''}"
+    """Return the first three of some names in alphabetical order."""
+    return wording.listed(sorted(names), 3)
 
 
 @contextmanager

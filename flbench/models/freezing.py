@@ -13,7 +13,8 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from flbench.config.schema import ModelConfig
 from flbench.core.errors import ConfigError, did_you_mean
-from flbench.models.fixed import listed
+from flbench.core.wording import listed
+from flbench.models import fixed
 
 NONE: Final = "none"
 BACKBONE: Final = "backbone"
@@ -23,8 +24,9 @@ SHOWN: Final = 12  # names of modules that an error lists
 def freeze(net: nn.Module, config: ModelConfig, head: str | None = "head") -> frozenset[str]:
     """Freeze the parameters of a net that `model.freeze` names; see `flbench.models.fixed`.
 
-    A normalization layer all of whose parameters are frozen is put in eval mode, so that it uses
-    its running statistics unchanged. So is one without parameters whose statistics are named.
+    A module all of whose parameters are frozen is put in eval mode with all that it contains, so
+    that it is the same function in each step: BatchNorm uses its running statistics unchanged, and
+    dropout is off. So is a normalization layer without parameters whose statistics are named.
 
     Args:
         net: The net; it is changed.
@@ -40,7 +42,7 @@ def freeze(net: nn.Module, config: ModelConfig, head: str | None = "head") -> fr
 
     >>> net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
     >>> sorted(freeze(net, ModelConfig(freeze=["0", "1.*"])))
-    ['1']
+    ['0', '1']
     >>> [name for name, one in net.named_parameters() if one.requires_grad]
     ['2.weight', '2.bias']
     """
@@ -57,7 +59,15 @@ def freeze(net: nn.Module, config: ModelConfig, head: str | None = "head") -> fr
             f" {len(parameters)} are frozen. Freeze fewer of them, for example"
             " model.freeze=backbone, which trains the head."
         )
-    return stop_statistics(net, names)
+    found = set(stop_statistics(net, names))
+    frozen = {id(parameter) for name, parameter in parameters.items() if name in names}
+    for place, module in net.named_modules():
+        own = [id(parameter) for parameter in module.parameters()]
+        if own and frozen.issuperset(own):
+            for name, part in module.named_modules(prefix=place):
+                part.training = False
+                found.add(name)
+    return frozenset(found)
 
 
 def stop_statistics(net: nn.Module, names: Set[str] = frozenset()) -> frozenset[str]:
@@ -120,7 +130,7 @@ def _chosen(net: nn.Module, config: ModelConfig, head: str | None) -> set[str]:
                 f"{_key(config)}: `{pattern}` matches no parameter of `model.name={config.name}`."
                 f"{did_you_mean(pattern.removesuffix('.*'), known)} A pattern is the name of a"
                 " parameter or module, in which * stands for any characters. Modules:"
-                f" {', '.join(known[2 : 2 + SHOWN])}{', ...' if len(known) > 2 + SHOWN else ''}."
+                f" {listed(known[2:], SHOWN)}."
             )
         chosen |= found
     return chosen
@@ -161,5 +171,5 @@ def _places(net: nn.Module, leaves: Sequence[str]) -> Iterator[str]:
 
 def _key(config: ModelConfig) -> str:
     """Return the key and its value, for messages."""
-    value = config.freeze if isinstance(config.freeze, str) else f"[{listed(config.freeze)}]"
+    value = config.freeze if isinstance(config.freeze, str) else f"[{fixed.listed(config.freeze)}]"
     return f"`model.freeze={value}`"

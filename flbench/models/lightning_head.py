@@ -104,6 +104,15 @@ class Head(NamedTuple):
     no_features: str | None
 
 
+def linear_layers(net: nn.Module) -> list[str]:
+    """Return the names of the linear layers of a net, in the net's order.
+
+    >>> linear_layers(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
+    ['0', '2']
+    """
+    return [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]
+
+
 def find(module: nn.Module, name: str | None, shape: tuple[int, ...], classes: int | None) -> Head:
     """Return the head of a module, and whether its inputs are features that methods can read.
 
@@ -117,7 +126,7 @@ def find(module: nn.Module, name: str | None, shape: tuple[int, ...], classes: i
         classes: Number of classes C; None for targets that are not classes.
     """
     x = examples(shape, 2, next(module.parameters()).dtype)
-    linear = [key for key, one in module.named_modules() if isinstance(one, nn.Linear)]
+    linear = linear_layers(module)
     names = linear if name is None else [name]
     with torch.no_grad(), isolated(module), ExitStack() as stack:
         calls = {key: stack.enter_context(recorded(module.get_submodule(key))) for key in names}

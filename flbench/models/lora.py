@@ -13,6 +13,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from flbench.config.schema import ModelConfig
 from flbench.core.errors import ConfigError, did_you_mean
+from flbench.core.wording import listed
 from flbench.models import freezing
 
 SHOWN = 12  # names of layers that an error lists
@@ -123,7 +124,7 @@ def _targets(net: nn.Module, config: ModelConfig, head: str | None) -> list[str]
                 f"`model.lora.targets`: `{pattern}` matches no layer of {what} that can have an"
                 f" adapter.{did_you_mean(pattern, names)} These are linear layers, embeddings and"
                 " convolutions below the head, without those inside of nn.MultiheadAttention:"
-                f" {', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''}."
+                f" {listed(names, SHOWN)}."
             )
         chosen += [name for name in found if name not in chosen]
     return chosen

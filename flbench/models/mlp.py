@@ -1,4 +1,4 @@
-"""Fully connected nets for small images and tables: `mlp` and `logistic`."""
+"""Fully connected nets for small images, series and tables: `mlp` and `logistic`."""
 
 from collections import OrderedDict
 from math import prod

@@ -87,7 +87,7 @@ def make(config: OwnModelConfig, shape: tuple[int, ...], classes: int | None) ->
     pretrained.copy_note(net, split)
     freeze = freezing.freeze if config.lora.rank is None else lora.freeze_base
     for place in freeze(split, config):
-        whole.get_submodule(freezing.in_net_of_user(split, place)).eval()
+        whole.get_submodule(freezing.in_net_of_user(split, place)).training = False
     _write_fixed(split, config, what)
     trial.check(whole, split, shape, classes, what, given_in_eval_mode=given_in_eval_mode)
     if config.lora.rank is not None:
@@ -481,7 +481,7 @@ def _check_logits(logits: Any, classes: int, what: str) -> None:
 def _split(net: nn.Module, place: str | None, what: str) -> OwnNet:
     """Divide a net at its head: the last linear layer, or the submodule of a name."""
     modules = dict(net.named_modules())
-    linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
+    linear = lightning_head.linear_layers(net)
     if place is None:
         if not linear:
             raise ConfigError(
@@ -498,6 +498,5 @@ def _split(net: nn.Module, place: str | None, what: str) -> OwnNet:
     head = modules[place]
     if not place:
         return OwnNet(nn.Identity(), head, place)
-    above, _, last = place.rpartition(".")
-    setattr(net.get_submodule(above), last, nn.Identity())
+    net.set_submodule(place, nn.Identity())
     return OwnNet(net, head, place)

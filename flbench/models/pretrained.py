@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from flbench.core import files
 from flbench.core.errors import ConfigError, UserError, did_you_mean
 from flbench.core.tree import digest
+from flbench.core.wording import listed
+from flbench.models.lightning_head import linear_layers
 from flbench.models.module_state import isolated
 
 ATTRIBUTE: Final = "pretrained_weights"  # of the net; copies of the net have it too
@@ -165,8 +167,7 @@ def replace_head(net: nn.Module, head: str | None, classes: int, what: str) -> s
             " another net, or write a function f(shape, classes) that replaces the head."
         )
     new = nn.Linear(old.in_features, classes, bias=old.bias is not None)
-    above, _, last = str(place).rpartition(".")
-    setattr(net.get_submodule(above), last, new)
+    net.set_submodule(str(place), new)
     return (
         f"the head `{place}` has new weights, because that of the file is for {old.out_features}"
         f" classes and the data have {classes}"
@@ -175,8 +176,7 @@ def replace_head(net: nn.Module, head: str | None, classes: int, what: str) -> s
 
 def last_linear(net: nn.Module) -> str | None:
     """Return the name of the last linear layer of a net; None if there is none."""
-    names = [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]
-    return names[-1] if names else None
+    return next(reversed(linear_layers(net)), None)
 
 
 def load(
@@ -208,6 +208,11 @@ def load(
         files.check_regular(path)
         sha256 = _sha256(path)
     except (OSError, UserError) as error:
+        if weights == DEFAULT:  # of a net that is neither torchvision's nor timm's
+            raise ConfigError(
+                f"{key}: the net has no published weights: only functions of torchvision.models"
+                " and nets `timm:NAME` have. Give a file of weights: model.weights=PATH."
+            ) from error
         names = _names(source)
         cure = did_you_mean(path.name, [*names, *(one.name for one in _beside(path))])
         named = f" or one of its pretrained weights: {', '.join(names)}" if names else ""
@@ -337,10 +342,10 @@ def _read(path: Path, key: str) -> dict[str, Tensor]:
     names = found if isinstance(found, Mapping) else {}
     tensors = {str(k): v for k, v in names.items() if isinstance(v, Tensor)}
     if not tensors or len(tensors) != len(names):
-        has = f"the keys {listed(map(str, names))}" if names else type(found).__name__
+        has = f"the keys {listed(map(str, names), SHOWN)}" if names else type(found).__name__
         raise ConfigError(
-            f"{key} has {has}, which is no state dict: tensors by the names of a net's parameters"
-            " and buffers. Save one by torch.save(net.state_dict(), PATH)."
+            f"{key} has {has}, which is not a state dict: tensors by the names of parameters and"
+            " buffers. Save one by torch.save(net.state_dict(), PATH)."
         )
     return tensors
 
@@ -395,7 +400,7 @@ def _assign(net: nn.Module, state: dict[str, Tensor], head: str | None, key: str
         if name in wanted and _shape(state, name) != _shape(wanted, name)
     ]
     problems = [
-        f"{text}: {listed(names)}"
+        f"{text}: {listed(names, SHOWN)}"
         for text, names in (
             (f"the file lacks {len(missing)} tensors of the net", missing),
             (f"the net lacks {len(others)} tensors of the file", others),
@@ -418,12 +423,6 @@ def _assign(net: nn.Module, state: dict[str, Tensor], head: str | None, key: str
 def _shape(tree: Mapping[str, Tensor], name: str) -> list[int] | None:
     """Return the shape of a tensor; None if there is none of this name."""
     return list(tree[name].shape) if name in tree else None
-
-
-def listed(names: Iterable[str]) -> str:
-    """Return the first of some names."""
-    found = list(names)
-    return f"{', '.join(found[:SHOWN])}{', ...' if len(found) > SHOWN else ''}"
 
 
 def with_channels(net: nn.Module, channels: int | None, shape: tuple[int, ...], what: str) -> None:

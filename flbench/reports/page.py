@@ -33,13 +33,7 @@ def render(run: StoredRun) -> str:
         rare=run.has_rare_classes,
         moments=moments,
         cohort=tables.cohort_block(summary["cohort"]) if "cohort" in summary else None,
-        joining=tables.new_clients_block(
-            summary,
-            "best",
-            "accuracy_mean"
-            if run.config.has_classes
-            else f"{run.config.evaluation.best.column}_mean",
-        ),
+        joining=tables.new_clients_block(summary, "best", run.config.client_metric),
         clients=tables.clients_block(run.clients, client_scores(run.config)),
         has_classes=run.config.has_classes,
         classes=classes,

@@ -30,8 +30,8 @@ RUN_FILES: Final = (
 )
 TABLES: Final = ("per_class.csv", "clients.csv")
 TEXT_COLUMNS: Final = (  # a class may be called 01_1, which float() accepts
-    *("moment", "name", "place", "method", "first", "second", "verdict", "groups", "better_than"),
-    *("split", "warning", "test", "metric", "measure"),
+    *("moment", "name", "shift", "place", "method", "first", "second", "verdict", "groups"),
+    *("better_than", "split", "warning", "test", "metric", "measure"),
 )
 PARTITION_PICTURE: Final = "partition.png"
 DATA_TAG: Final = "flbench.data"

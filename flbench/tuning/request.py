@@ -1,6 +1,5 @@
 """Options of a study, and checks of them that need no data."""
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, get_args
@@ -16,6 +15,7 @@ from flbench.jobs.repetitions import Vary
 from flbench.metrics import ranking_names
 from flbench.metrics.own import SUFFIXES
 from flbench.results.study_folder import PERSONAL
+from flbench.workers import cores
 from flbench.workers.resources import Resources
 
 Search = Literal["random", "grid", "optuna"]
@@ -166,9 +166,9 @@ def resources_of(request: TuneRequest, engine: EngineConfig) -> Resources:
             "`engine.name=auto`: each trial would measure the engines while other trials run, and"
             " trials might choose different ones. Name an engine, such as engine.name=sequential."
         )
-    cores = len(os.sched_getaffinity(0))
+    there = cores.available()
     if engine.name == "ray" and engine.workers == "auto":
-        engine = engine.altered(workers=max(1, cores // (request.concurrent or 1)))
+        engine = engine.altered(workers=max(1, there // (request.concurrent or 1)))
     on_gpu = engine.device.startswith("cuda")
     if on_gpu:  # a trial sees the GPU that Ray assigns to it as device 0
         engine = engine.altered(device="cuda")
@@ -176,7 +176,7 @@ def resources_of(request: TuneRequest, engine: EngineConfig) -> Resources:
         _check_gpus(request.gpus, engine, on_gpu=on_gpu)
     gpus = float(on_gpu) if request.gpus is None else request.gpus
     resources = Resources(1, engine, gpus, request.retries, request.address)
-    at_once = request.concurrent or max(1, cores // resources.cpus)
+    at_once = request.concurrent or max(1, there // resources.cpus)
     resources = replace(resources, concurrent=at_once)
     resources.check_cores()
     return resources

@@ -49,8 +49,7 @@ class SharedArray:
     @classmethod
     def of(cls, array: NDArray[Any]) -> Self:
         """Copy an array to shared memory."""
-        array = np.ascontiguousarray(array)
-        content = [memoryview(array).cast("B")] if array.size else []
+        content = [np.ascontiguousarray(array).data.cast("B")] if array.size else []
         return cls(_file(content), array.shape, array.dtype.str)
 
     def array(self) -> NDArray[Any]:
@@ -113,7 +112,7 @@ class Connection:
             is_large, count = _PREFIX.unpack(head)
             sizes = struct.unpack(f"<{count}Q", self._exactly(8 * count))
             if is_large:
-                content = memoryview(_mapped(files.pop(0), (_end(sizes),), "|u1", close=True))
+                content = _mapped(files.pop(0), (_end(sizes),), "|u1", close=True).data
                 parts = [content[begin : begin + size] for begin, size in _places(sizes)]
             else:
                 whole = memoryview(self._exactly(sum(sizes)))

@@ -1,12 +1,12 @@
-"""Resources of trainings that run at the same time in processes of Ray."""
+"""Resources of trainings that run at the same time, in processes of this machine or of Ray."""
 
-import os
 from dataclasses import dataclass
 from typing import Final
 
 from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError
 from flbench.core.wording import setting
+from flbench.workers import cores
 
 PER_CORE: Final = 8  # processes that are started on each core of this machine, at most
 UNITS: Final = 10_000  # smallest parts of a GPU that Ray counts
@@ -84,13 +84,13 @@ class Resources:
         return self.engine.threads
 
     def check_cores(self) -> None:
-        """Raise a ConfigError if this machine has too few cores for a local cluster."""
-        cores = len(os.sched_getaffinity(0))
+        """Raise a ConfigError if this machine has too few cores for processes of its own."""
+        there = cores.available()
         needed = self.concurrent * self.cpus
-        if self.address is None and needed > PER_CORE * cores:
+        if self.address is None and needed > PER_CORE * there:
             raise ConfigError(
                 f"{self.concurrent} {self.kind.name}s at once with {self.cpus} CPUs each would need"
-                f" {needed:,} CPUs, but this machine has {cores} cores, and a {self.kind.all}"
+                f" {needed:,} CPUs, but this machine has {there} cores, and a {self.kind.all}"
                 f" starts at most {PER_CORE} processes on each. Lower"
                 f" {setting(self.kind.at_once)} or {self.keys[0]}."
             )

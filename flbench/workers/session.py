@@ -26,6 +26,7 @@ from ray.job_config import JobConfig
 from flbench.core import files, hosts
 from flbench.core.errors import ConfigError, RunError
 from flbench.core.imported import is_searched_early
+from flbench.workers import cores
 
 ADDRESS_VARIABLE: Final = "RAY_ADDRESS"
 _ONE_MACHINE: Final = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # false: Ray uses the loopback interface
@@ -69,7 +70,7 @@ def connect(
     if address in (None, "local"):
         if gpus is not None:
             options["num_gpus"] = gpus
-        _start(options, len(os.sched_getaffinity(0)) if cpus is None else cpus)
+        _start(options, cores.available() if cpus is None else cpus)
     else:
         _join(options, address, key)
     return True

@@ -134,6 +134,19 @@ def test_a_squared_change_equal_to_v_is_a_fixed_point(method):
 
 
 @pytest.mark.slow
+def test_statistics_of_batchnorm_are_averaged_without_a_step_of_the_server():
+    """In the first round, clients do what they do in FedAvg."""
+    fedavg = after(build(*LENET, "algorithm=fedavg"), 1).server
+    built = build(*LENET, "algorithm=fedadam")
+    found = after(built, 1).server
+
+    statistics = fedavg.keys() - set(built.algorithm.setting.net.parameters)
+    assert len(statistics) == 6
+    assert all(torch.equal(found[name], fedavg[name]) for name in statistics)
+    assert not torch.equal(found["head.weight"], fedavg["head.weight"])
+
+
+@pytest.mark.slow
 def test_a_round_without_an_optimizer_step_changes_nothing():
     built = build("algorithm=fedadam")
     state, results = played(built, after(built, 1))

@@ -181,6 +181,39 @@ def test_one_client_receives_its_own_model():
     )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("similarity", ["distance", "cosine"])
+def test_statistics_of_batchnorm_are_mixed_with_weights_from_parameters(similarity):
+    exact = ("model.name=lenet5", "train.participation=0.6", "engine.precision=64-true")
+    keys = (f"algorithm.similarity={similarity}", "algorithm.sigma=0.5")
+    built = build(*exact, "algorithm=fedamp", *keys)
+    state = after(built, 2)
+    known = state.server["known"].nonzero()[:, 0].tolist()
+    flat = torch.cat(
+        [state.clients[n].flatten(1) for n in built.algorithm.setting.net.parameters], 1
+    )
+
+    found = built.algorithm.clouds(state, torch.arange(5))
+
+    for i in known:
+        if similarity == "distance":
+            xi = {
+                j: 0.99 / 4 * exp(-float((flat[i] - flat[j]).square().sum()) / 0.5) for j in known
+            }
+        else:
+            xi = {
+                j: exp(0.5 * float(flat[i] @ flat[j] / flat[i].norm() / flat[j].norm()))
+                for j in known
+            }
+            xi = {j: 0.8 * xi[j] / (sum(xi.values()) - xi[i]) for j in known}  # xi_ii = 1 / 5
+        xi[i] = 1 - sum(xi[j] for j in known if j != i)
+        for name in ("backbone.norm1.running_var", "backbone.norm2.running_mean"):
+            rows = state.clients[name]
+            assert torch.unique(rows[known], dim=0).shape[0] == len(known)
+            expected = sum(weight * rows[j] for j, weight in xi.items())
+            assert torch.allclose(found[name][i], expected, rtol=0, atol=1e-12), name
+
+
 def test_alpha_does_not_fall_below_a_pull_of_one_step_and_a_larger_one_is_noted():
     keys = ("algorithm=fedamp", "algorithm.pull=0.5", "train.optimizer.lr=0.1", "train.rounds=200")
     built = build(*keys)
@@ -192,7 +225,10 @@ def test_alpha_does_not_fall_below_a_pull_of_one_step_and_a_larger_one_is_noted(
     assert any("alpha stays" in note for note in built.algorithm.notes())
     assert not build(*keys, "algorithm.decay=1").algorithm.notes()
     [note] = build(*keys, "algorithm.pull=20").algorithm.notes()
-    assert "algorithm.pull * train.optimizer.lr >= 2" in note
+    assert "algorithm.pull=20 times train.optimizer.lr=0.1 is 2 or more" in note
+    for other in ("algorithm.pull=19", "train.optimizer.name=adam"):  # Adam's steps have length lr
+        [note] = build(*keys, "algorithm.pull=20", other).algorithm.notes()
+        assert "diverges" not in note
 
 
 @pytest.mark.slow

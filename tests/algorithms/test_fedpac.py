@@ -183,8 +183,12 @@ def test_weights_of_special_clients():
 
 @pytest.mark.slow
 def test_without_pull_and_mixing_it_is_fedrep():
-    """Weights are equal to the bit, with equal learning rates of head and body."""
-    epochs = ("train.local_epochs=2",)
+    """Weights are equal to the bit, with equal learning rates of head and body.
+
+    Head and body have an optimizer each, so that the momentum of one does not move the other.
+    """
+    optimizer = ("train.optimizer.momentum=0.5", "train.optimizer.weight_decay=0.01")
+    epochs = ("train.local_epochs=2", *optimizer)
     fedrep = ("algorithm=fedrep", "algorithm.head_epochs=1", "algorithm.body_epochs=2")
     plain = ("algorithm.lam=0", "algorithm.collaborate=false", "algorithm.head_lr=0.01")
 

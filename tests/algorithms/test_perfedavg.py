@@ -139,6 +139,27 @@ def test_without_inner_step_on_single_samples_it_is_uniform_fedavg():
             assert torch.equal(found[name], value), name
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["first_order", "hessian_free"])
+def test_clipping_and_weight_decay_act_on_the_step_of_w_alone(version):
+    """One step of one client: the clipped gradient is a multiple, and decay adds lr decay w."""
+    one = (*KEYS, "train.participation=0.1", "algorithm=perfedavg", f"algorithm.version={version}")
+    one += ("algorithm.alpha=0.3", "algorithm.steps=1")
+
+    def change(*keys):
+        built = build(*one, *keys)
+        start, end = Clients(built).start, after(built, 1).server
+        return torch.cat([(end[name] - start[name]).flatten() for name in W])
+
+    plain, start = change(), torch.cat([Clients(build(*one)).start[name].flatten() for name in W])
+    clipped, decayed = change("train.clip=0.01"), change("train.optimizer.weight_decay=0.5")
+
+    assert float(plain.norm()) > LR * 0.02
+    short = LR * 0.01 * plain / plain.norm()  # PyTorch divides by the norm + 1e-6
+    assert torch.allclose(clipped, short, rtol=1e-4, atol=1e-12)
+    assert torch.allclose(decayed, plain - LR * 0.5 * start, rtol=0, atol=1e-12)
+
+
 def batch(size):
     mask, rows = torch.ones(size, dtype=torch.bool), torch.arange(size)
     return Batch(rows[:, None].double(), rows, mask, rows, torch.tensor(0))

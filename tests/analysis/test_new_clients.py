@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from flbench import reports
 from flbench.analysis import figures, latex, new_client_blocks, page, text
 from flbench.analysis.arrangement import arrange
 from flbench.analysis.tables import analyse
@@ -24,11 +25,13 @@ def folders(tmp_path_factory):
         "evaluation.adapt.finetune_epochs=[0,2]",
     )
     keys += ("train.rounds=2", "model.name=mlp")
-    return {
-        (method, seed): run(out, f"algorithm={method}", f"seed={seed}", *keys)[0]
-        for method in METHODS
-        for seed in (1, 2)
-    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reports.page, "render", lambda run: "")  # the pages of single runs
+        return {
+            (method, seed): run(out, f"algorithm={method}", f"seed={seed}", *keys)[0]
+            for method in METHODS
+            for seed in (1, 2)
+        }
 
 
 @pytest.fixture(scope="module")

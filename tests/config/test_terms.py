@@ -6,6 +6,7 @@ import json
 import pytest
 
 from flbench.config.resolve import resolve
+from flbench.config.schema import LATER
 from flbench.config.sources import from_file, from_overrides
 from flbench.config.yaml_text import to_yaml
 from flbench.core.errors import ConfigError
@@ -52,7 +53,7 @@ def test_a_configuration_without_terms_has_the_hash_from_before_the_key_existed(
     del tree["data"]["root"], tree["train"]["terms"]
     # These keys count only if they are set, too.
     del tree["train"]["early_stopping"]
-    for key in ("client", "drop", "source", "sha256"):
+    for key in (*LATER, "source", "sha256"):
         del tree["data"][key]
     for key in ("args", "sha256", "new_clients", "new_alpha", "new_shots"):
         del tree["partition"][key]

@@ -137,7 +137,7 @@ def test_objects_of_python_give_the_same_tokens_and_a_table_on_request():
     with pytest.raises(DataError, match="Give `padding`"):
         fl.Data(list_dataset(pairs))
     with pytest.raises(DataError, match=r"`kind` must be one of.*`series`"):
-        fl.Data(SERIES, LABELS, kind="serie")
+        fl.Data(SERIES, LABELS, kind="Series")
 
 
 def test_vocabulary_counts_for_the_hash_of_the_data():

@@ -1,6 +1,7 @@
 """Shifts between clients: feature shift, concept shift, and where they are recorded."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ from torchvision.transforms.functional import rotate
 import flbench as fl
 from flbench.config.schema import Config, DataConfig, PartitionConfig, ShiftConfig
 from flbench.core.errors import ConfigError
+from flbench.core.given import offered
 from flbench.data import federation, shift
 from flbench.data.dataset import Dataset
 from flbench.data.partition import PARTS
@@ -53,10 +55,71 @@ def digits_x():
     return torch.from_numpy(digits().x)
 
 
+def orders_of(found):
+    texts = [text.rpartition("labels=")[2] for text in found.partition.shifts]
+    return [tuple(int(k) for k in text.split("-")) for text in texts]
+
+
+def brighter(y, clients, rng):
+    """A scheme that also inverts the images and moves the classes of the odd clients."""
+
+    def transform(x, y, client, rng):
+        return (255 - x, (y + 1) % 3) if client % 2 else (x, y)
+
+    return np.array_split(rng.permutation(len(y)), clients), transform
+
+
+def test_schemes_of_the_user_transform_samples(tmp_path):
+    data, keys = colour(), {"scheme": "tests.data.test_shift:brighter", "clients": 4}
+    found = made(data, PartitionConfig(**keys))
+    for client in range(4):
+        rows, odd = rows_of(found, client), client % 2
+        assert np.array_equal(found.x[rows], 255 - data.x[rows] if odd else data.x[rows])
+        assert found.y[rows].tolist() == ((data.y[rows] + odd) % 3).tolist()
+    assert found.partition.hash() == made(data, PartitionConfig(**keys)).partition.hash()
+    again = made(replace(data, x=255 - data.x), PartitionConfig(**keys))
+    assert again.partition.hash() != found.partition.hash()
+    both = made(data, PartitionConfig(**keys), rotation=[90])
+    assert torch.equal(
+        both.x[rows_of(found, 1)], torch.rot90(found.x[rows_of(found, 1)], 1, (2, 3))
+    )
+    run = fl.run(
+        "fedavg",
+        data=(data.x, data.y),
+        partition=fl.Scheme(brighter, clients=4),
+        train={"rounds": 1},
+        output={"dir": tmp_path},
+        progress=False,
+    )
+    assert run.partition.hash == run.summary["partition_hash"]
+    path = tmp_path / "made.npz"
+    fl.partition((data.x, data.y), fl.Scheme(brighter, clients=4), save=path)
+    with pytest.raises(fl.DataError, match="transforms samples"):
+        fl.partition((data.x, data.y), fl.FromFile(path=path))
+
+
+@pytest.mark.parametrize(
+    ("transform", "words"),
+    [
+        (lambda x, y, client, rng: x, "must be a function transform"),
+        (lambda x, y, client, rng: (x[1:], y), "must keep the shapes"),
+        (lambda x, y, client, rng: (x, y + 1), r"must be whole numbers in \[0, 3\)"),
+        (lambda x, y, client, rng: (x / 2, y), "must return uint8"),
+        (lambda x, y, client, rng, seen=[]: (x + len(seen) + (seen.append(1) or 0), y), "differ"),
+    ],
+)
+def test_wrong_transformations_are_refused(transform, words):
+    def scheme(y, clients, rng):
+        return np.array_split(np.arange(len(y)), clients), transform
+
+    with offered({"partition": scheme}), pytest.raises(ConfigError, match=words):
+        made(colour(), PartitionConfig(scheme="object", clients=4))
+
+
 def test_labels_are_permuted_alike_in_all_parts():
     plain, found = made(), made(labels=True, groups=3)
     again = made(labels=True, groups=3)
-    orders = found.partition.relabelled
+    orders = orders_of(found)
     assert orders[0] == tuple(range(10)) == orders[3]
     assert len(set(orders)) == 3
     for client in range(6):
@@ -67,7 +130,7 @@ def test_labels_are_permuted_alike_in_all_parts():
     assert torch.equal(torch.from_numpy(found.labels), found.y)
     assert torch.equal(found.y, again.y)
     other = federation.build(digits(), DataConfig(), IID, 1, ShiftConfig(labels=True, groups=3))
-    assert other.partition.relabelled != orders
+    assert orders_of(other) != orders
 
 
 def test_values_can_be_drawn_for_each_client():
@@ -154,4 +217,18 @@ def test_images_of_tables_cannot_be_turned():
     part = IID.altered(samples=None)
     with pytest.raises(ConfigError, match=r"`shift\.rotation` is for images.*are rows of tables"):
         made(table, part, rotation=[0, 90])
-    assert made(table, part, labels=True).partition.relabelled
+    assert made(table, part, labels=True).partition.classes is not None
+
+
+def test_new_clients_are_shifted_as_clients_that_train():
+    part = IID.altered(new_clients=2)
+    plain, found = made(partition=part), made(partition=part, rotation=[0, 90], labels=True)
+    whole, unshifted = found.with_new_clients(), plain.with_new_clients()
+    assert whole.clients == 6 == len(whole.partition.shifts)
+    assert len(found.partition.shifts) == 4
+    for client in range(6):
+        rows = unshifted.partition.rows(client)
+        assert np.array_equal(rows, whole.partition.rows(client))
+        assert torch.equal(whole.x[rows], torch.rot90(plain.x[rows], client % 2, (2, 3)))
+        order = orders_of(whole)[client]
+        assert whole.y[rows].tolist() == [order[k] for k in plain.y[rows].tolist()]

@@ -200,6 +200,7 @@ def test_parts_are_dealt_by_size():
 
 def test_auto_starts_no_workers_for_little_work(monkeypatch):
     monkeypatch.delenv(nesting.XDIST, raising=False)
+    monkeypatch.setattr(local, "SPENT", 60.0)  # a busy machine takes long for little work
     built, notes = build(*NET), []
     engine = LocalEngine(
         built.engine, built.net, built.federation, built.config.engine, notes.append

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from flbench.core import control_groups
+from flbench.core.storage import memory_of_machine
 from flbench.engine import memory
 from flbench.models.base import net_leaves
 from flbench.testing import after
@@ -11,29 +13,28 @@ from tests.support import build
 GIB = 2**30
 
 
-def test_what_is_left_is_that_of_the_tightest_group(tmp_path):
+def test_groups_limit_what_is_free_and_what_the_machine_has(tmp_path, monkeypatch):
     """Version 2 with a limit above a group without one, version 1 with its own names."""
-    own = tmp_path / "cgroup"
+    own, root = tmp_path / "cgroup", tmp_path / "groups"
     own.write_text("4:memory:/box\n3:cpu:/\n0::/user/job\n")
-    new, old = tmp_path / "new", tmp_path / "old"
-    for folder, most, used in (
-        (new / "user/job", "max", GIB),
-        (new / "user", str(4 * GIB), 3 * GIB),
-    ):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "memory.max").write_text(f"{most}\n")
-        (folder / "memory.current").write_text(f"{used}\n")
-    (new / "user" / "memory.stat").write_text(f"anon 5\ninactive_file {GIB}\n")
-    (old / "box").mkdir(parents=True)
-    (old / "box" / "limit").write_text(str(6 * GIB))
-    (old / "box" / "usage").write_text(str(7 * GIB))
-    kinds = (
-        ("0::", new, "memory.max", "memory.current", "inactive_file"),
-        (":memory:", old, "limit", "usage", "none"),
-    )
+    for name, most, used in (("user/job", "max", GIB), ("user", str(4 * GIB), 3 * GIB)):
+        (root / name).mkdir(parents=True, exist_ok=True)
+        (root / name / "memory.max").write_text(f"{most}\n")
+        (root / name / "memory.current").write_text(f"{used}\n")
+    (root / "user" / "memory.stat").write_text(f"anon 5\ninactive_file {GIB // 2}\n")
+    old = root / "memory" / "box"
+    old.mkdir(parents=True)
+    (old / "memory.limit_in_bytes").write_text(str(GIB // 4))
+    (old / "memory.usage_in_bytes").write_text(str(GIB))
+    monkeypatch.setattr(control_groups, "OWN", own)
+    monkeypatch.setattr(control_groups, "GROUPS", root)
 
-    assert memory._free_in_groups(own, kinds) == [2 * GIB, 0]
-    assert memory._free_in_groups(tmp_path / "nowhere", kinds) == []
+    assert control_groups.memory() == [(GIB // 4, GIB), (4 * GIB, 5 * GIB // 2)]
+    assert memory.free(torch.device("cpu")) == 0
+    assert memory_of_machine() == GIB // 4
+    monkeypatch.setattr(control_groups, "OWN", tmp_path / "nowhere")
+    assert control_groups.memory() == []
+    assert memory_of_machine() > GIB // 4
 
 
 def test_free_memory_is_some_of_this_machines():

@@ -160,7 +160,7 @@ def test_a_new_client_of_a_gossip_method_takes_the_mean_of_trained_clients():
         assert torch.allclose(mean, expected.expand_as(mean), atol=1e-6)
 
 
-def test_diverging_adaptation_is_named_and_evaluated_without_it(tmp_path):
+def test_diverging_adaptation_is_named_and_evaluated_without_it():
     notes = []
     built = build(
         "evaluation.adapt.finetune_epochs=[0,1]", "evaluation.adapt.finetune_lr=1e30", *NEW

@@ -398,6 +398,19 @@ def test_divergence_can_stop_the_run_with_what_was_done(tmp_path):
 # Interrupts and crashes
 
 
+def test_tensors_of_the_server_are_aligned_after_a_resume(tmp_path):
+    """Products of float32 depend on it; a file has tensors at multiples of 8 bytes."""
+    start = build("algorithm=fedavg").start()
+    odd = {f"odd{size}": torch.arange(float(size)) for size in (1, 3, 5)}
+    path = tmp_path / "last.safetensors"
+    checkpoint.save(path, replace(start, server=odd | start.server), "hash", {})
+
+    loaded, _ = checkpoint.load(path, "hash")
+
+    assert len(loaded.server) == len(start.server) + 3
+    assert all(value.data_ptr() % 64 == 0 for value in loaded.server.values())
+
+
 def test_interrupt_ends_after_saving_and_resume_ends_like_the_straight_run(tmp_path):
     straight, summary = run(tmp_path / "a", "algorithm=hfcd", "train.rounds=5")
     folder = interrupted_run(tmp_path / "b", "algorithm=hfcd", "train.rounds=5")

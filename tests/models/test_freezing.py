@@ -48,7 +48,8 @@ def test_backbone_and_patterns():
     whole = build(lenet(freeze="backbone"), SHAPE, 10, seed=0)
     spec = describe(whole, SHAPE)
     assert set(spec.leaves) == {"head.weight", "head.bias"}
-    assert fixed.of(whole).modules == {"backbone.norm1", "backbone.norm2"}
+    inside = {name for name, _ in whole.named_modules() if name.startswith("backbone")}
+    assert fixed.of(whole).modules == inside
     assert spec.size == describe(build(lenet(), SHAPE, 10, seed=0), SHAPE).size
 
     some = build(lenet(freeze=["conv?.weight", "backbone.norm1"]), SHAPE, 10, seed=0)
@@ -68,7 +69,7 @@ def test_backbone_and_patterns():
 def test_names_are_those_of_the_users_net():
     found = fixed.of(made(user_net(), freeze=["0", "1.*", "8.bias"]))
 
-    assert found.modules == {"backbone.1"}
+    assert found.modules == {"backbone.0", "backbone.1"}
     assert found.parameters == {
         *(f"backbone.{k}.{kind}" for k in (0, 1) for kind in ("weight", "bias")),
         "head.bias",
@@ -77,10 +78,9 @@ def test_names_are_those_of_the_users_net():
 
 def test_key_equals_freezing_by_hand(tmp_path):
     net = user_net()
-    net[0].requires_grad_(False)
-    net[1].requires_grad_(False).eval()
+    net[:2].requires_grad_(False).eval()
     by_hand = short(tmp_path, net)
-    by_key = short(tmp_path, {"name": user_net(), "freeze": ["0", "1"]})
+    by_key = short(tmp_path, {"name": user_net(), "freeze": ["0", "1"], "cache": "off"})
 
     assert by_key.digest == by_hand.digest
     assert by_key.config.model.fixed == by_hand.config.model.fixed
@@ -226,3 +226,12 @@ def test_a_head_that_is_tied_to_the_backbone_cannot_be_divided(tmp_path):
     assert short(tmp_path, copy.deepcopy(net)).digest
     with pytest.raises(ConfigError, match=r"`backbone\.enc\.weight` is `head\.weight`"):
         short(tmp_path, net, "fedper")
+
+
+def test_a_method_without_trained_layers_names_what_is_frozen(tmp_path):
+    model = {"name": "lenet5", "freeze": "backbone"}
+
+    with pytest.raises(ConfigError, match=r"model\.freeze.*Freeze less") as refused:
+        short(tmp_path, model, method="fedbn")
+
+    assert len(str(refused.value).splitlines()) == 1

@@ -140,6 +140,8 @@ def test_nets_of_flbench_take_files_too(tmp_path):
     config = MlpConfig(weights=str(tmp_path / "mlp.pth"))
     found = net_leaves(build(config, (1, 8, 8), 10, seed=0))
     assert all(torch.equal(one, found[name]) for name, one in net_leaves(donor).items())
+    with pytest.raises(ConfigError, match=r"no published weights.*model\.weights=PATH"):
+        build(MlpConfig(weights="DEFAULT"), (1, 8, 8), 10, seed=0)
 
 
 @pytest.fixture

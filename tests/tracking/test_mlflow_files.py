@@ -42,5 +42,15 @@ def test_all_tables_of_a_tested_comparison_are_shown(tmp_path):
     assert {*sent.texts} == {f"{name}.json" for name in TABLES}
     pairs = sent.texts["pairs.json"]
     assert dict(zip(pairs["columns"], pairs["data"][0], strict=True))["test"] == "paired t-test"
-    for table in sent.texts.values():
-        assert table["data"]
+    for name, table in sent.texts.items():
+        assert table["data"] or name == "new_clients.json"  # no clients join later
+
+
+def test_shifts_of_clients_are_text(tmp_path):
+    table = tmp_path / "clients.csv"
+    table.write_text("moment,client,shift,accuracy\nlast,0,group 0: rotation=90,0.5\n")
+    sent = Sent()
+
+    mlflow_files.send_shown(sent, [table])
+
+    assert sent.texts["clients.json"]["data"] == [["last", 0, "group 0: rotation=90", 0.5]]

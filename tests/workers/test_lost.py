@@ -3,10 +3,10 @@
 from types import SimpleNamespace
 
 import pytest
-import ray
 
-from flbench.tuning.callbacks import _reason
-from flbench.workers.lost import LOST, why_lost
+ray = pytest.importorskip("ray")
+callbacks = pytest.importorskip("flbench.tuning.callbacks")
+lost = pytest.importorskip("flbench.workers.lost")
 
 MONITOR = "1 worker(s) were killed due to the node running low on memory.\nObject store: 7 lines"
 INIT = "The actor died because of an error raised in its creation task, ray::Actor\nModuleNotFound"
@@ -23,9 +23,9 @@ INIT = "The actor died because of an error raised in its creation task, ray::Act
     ],
 )
 def test_every_loss_is_one_sentence_with_its_cause(error, word):
-    assert isinstance(error, LOST)
-    assert word in why_lost(error)
-    assert "\n" not in why_lost(error)
+    assert isinstance(error, lost.LOST)
+    assert word in lost.why_lost(error)
+    assert "\n" not in lost.why_lost(error)
 
 
 def test_reason_of_which_ray_tune_has_the_text_alone(tmp_path):
@@ -34,5 +34,7 @@ def test_reason_of_which_ray_tune_has_the_text_alone(tmp_path):
     file.write_text(f"Failure # 1 (occurred at x)\nold\nFailure # 2 (occurred at y)\n{MONITOR}\n")
     trial = SimpleNamespace(pickled_error_file=None, error_file=str(file))
 
-    assert _reason(trial) == why_lost(ray.exceptions.OutOfMemoryError(MONITOR))
-    assert "no reason" in _reason(SimpleNamespace(pickled_error_file=None, error_file=None))
+    assert callbacks._reason(trial) == lost.why_lost(ray.exceptions.OutOfMemoryError(MONITOR))
+    assert "no reason" in callbacks._reason(
+        SimpleNamespace(pickled_error_file=None, error_file=None)
+    )

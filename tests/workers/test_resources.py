@@ -1,14 +1,13 @@
 """Resources of trainings at the same time: more than this machine has is refused with a cure."""
 
-import os
-
 import pytest
 
 from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError
+from flbench.workers import cores
 from flbench.workers.resources import CELL, PER_CORE, TRIAL, Resources, gpu_share
 
-CORES = len(os.sched_getaffinity(0))
+CORES = cores.available()
 
 
 @pytest.mark.parametrize("kind", [TRIAL, CELL])

@@ -43,8 +43,11 @@ def print_partition(federation: Federation) -> None:
     table.add_column("client", justify="right")
     names = federation.partition.names
     shifts = federation.partition.shifts
-    for title in ["name"] * bool(names) + ["shift"] * bool(shifts):
-        table.add_column(title)
+    if names:
+        table.add_column("name")
+    if shifts:  # its words are not cut: lines break between them
+        words = [word for shift in shifts for word in shortened(shift, NAME_WIDTH).split()]
+        table.add_column("shift", min_width=max(map(len, words)))
     if has_class_columns:
         for name in federation.dataset.classes:
             table.add_column(name, justify="right")

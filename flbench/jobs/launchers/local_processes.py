@@ -153,4 +153,4 @@ class LocalProcesses:
 def _stored(samples: NDArray[Any]) -> StoredSamples:
     """Copy samples to memory that all processes share."""
     shared = frames.SharedArray.of(samples)
-    return StoredSamples(shared, shared.close)
+    return StoredSamples(shared, free=shared.close)

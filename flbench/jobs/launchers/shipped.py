@@ -17,11 +17,13 @@ class StoredSamples:
 
     Attributes:
         reference: What the processes get for them.
-        end: Function that is called when no job needs them.
+        check: Function that is called when all jobs that need them have ended.
+        free: Function that gives their memory back; it is called once.
     """
 
     reference: Any
-    end: Callable[[], None]
+    check: Callable[[], None] = lambda: None
+    free: Callable[[], None] = lambda: None
 
 
 @dataclass
@@ -112,10 +114,13 @@ class Store:
         for address, samples in list(self._samples.items()):
             samples.users.discard(key)
             if not samples.users:
-                samples.stored.end()
                 del self._samples[address]
+                samples.stored.free()
+                samples.stored.check()
 
     def close(self) -> None:
-        """Give up all references."""
+        """Give up all references and all samples, also those of jobs that have not ended."""
+        for samples in self._samples.values():
+            samples.stored.free()
         self._shipped.clear()
         self._samples.clear()

@@ -1,0 +1,478 @@
+"""pFedHN: the server generates each client's weights (Shamsian et al., ICML 2021)."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import sqrt
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import linear
+
+from flbench.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmConfig,
+    Communication,
+    Deployment,
+    Dispatch,
+    Info,
+    Joining,
+    Learned,
+    LearnedTable,
+    LocalProgram,
+    Message,
+    Paper,
+    Phase,
+    Results,
+    State,
+    Step,
+    Transform,
+    Tree,
+    UniformConfig,
+    Update,
+    generator,
+    only,
+    repeat,
+)
+from flbench.algorithms.shared.mixing import pairwise_cosines
+from flbench.algorithms.shared.pairs import SHOWN, too_large
+
+V = "embeddings"  # [N, l] at the server
+MEMBERS = "members"  # [N] bool at the server: clients of the training, False for those that join
+MOMENTUM = "momentum."  # prefix of the server's momentum buffers
+PAPERS_LR = 0.01  # of the server, for one client in a round
+JOIN = "join."  # prefix of the embedding of a client that joins, and of its momentum
+
+
+class PFedHNConfig(UniformConfig):
+    """Keys of pFedHN."""
+
+    head: Literal["generated", "personal"] = Field(
+        "generated",
+        description="the hypernetwork generates the whole net (pFedHN), or the body alone, and"
+        " clients keep heads of their own (pFedHN-PC)",
+    )
+    steps: int | None = Field(
+        None,
+        ge=1,
+        description="number of optimizer steps of a client in a round (paper: 50; default: those of"
+        " train.local_epochs)",
+        json_schema_extra={"unit": "steps"},
+    )
+    embedding: int | None = Field(
+        None,
+        ge=1,
+        description="length l of an embedding (default: 1 + a quarter of the number of clients,"
+        " rounded down, as in the authors' code)",
+    )
+    hidden: int = Field(100, ge=1, description="number H of units of each hidden layer")
+    depth: int = Field(3, ge=0, description="number of hidden layers behind the first layer")
+    server_lr: float | None = Field(
+        None,
+        ge=0,
+        description="learning rate of the hypernetwork (paper: 0.01 for one client in a round, and"
+        " 0.05 with personal heads; default: 0.01 times the number of clients in a round, at most"
+        " 0.1)",
+    )
+    embedding_lr: float | None = Field(
+        None, ge=0, description="learning rate of the embeddings (default: server_lr)"
+    )
+    server_momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the server's SGD")
+    server_weight_decay: float = Field(
+        1e-3, ge=0, description="weight decay of hypernetwork and embeddings"
+    )
+    server_clip: float | None = Field(
+        50.0,
+        gt=0,
+        description="largest norm of the server's gradient, over the hypernetwork and the"
+        " embeddings of the cohort; null: no clipping",
+    )
+    dense_embedding: bool = Field(
+        False,
+        description="momentum and weight decay also move the embeddings of absent clients, as in"
+        " the authors' code",
+    )
+    join_rounds: int = Field(
+        0,
+        ge=0,
+        description="rounds in which a client that joins after the training fits its embedding,"
+        " with the hypernetwork frozen; 0: it has the mean of all embeddings",
+        json_schema_extra={"unit": "rounds"},
+    )
+
+
+@ALGORITHMS.register("pfedhn")
+class PFedHN(Algorithm):
+    """A hypernetwork at the server generates the weights of each client from an embedding.
+
+    The server has a hypernetwork h with parameters phi, and an embedding v_i in R^l of each client.
+    In a round, for each client i of the cohort (K clients, S local steps):
+
+        (1)  theta_i = h(v_i; phi)                         sent to the client
+        (2)  theta~_i = theta_i after S optimizer steps    sent to the server
+        (3)  delta_i = theta_i - theta~_i
+        (4)  g_phi = 1/K sum_i (d theta_i / d phi)^T delta_i
+        (5)  g_v_i = (d theta_i / d v_i)^T delta_i
+        (6)  a step of SGD with momentum on phi and on the v_i of the cohort
+
+    h is a linear layer from l to H units, `depth` times ReLU and a linear layer from H to H, and
+    one linear layer for each parameter of the net. A client is evaluated with h(v_i) of the newest
+    phi and v_i; there is no global model. In the training, phi and v never leave the server. With
+    `head=personal` (pFedHN-PC) h generates the body, and clients train and keep heads.
+
+    Readings. The paper has one client in a round. With a cohort, all clients get weights of the
+    same phi; its gradient is the mean over them (`agg_weights=samples` weights it), while g_v_i is
+    that of the client alone, undivided. One norm over both is clipped (`server_clip`), after the
+    mean. A mean moves phi less than K rounds of one client would, so the default of `server_lr` is
+    the paper's 0.01 times K, at most 0.1. Absent clients' embeddings wait. In the authors' code,
+    momentum and weight decay move them in every round (`dense_embedding`). The mean of phi's
+    gradients leaves out clients that made no step.
+
+    The local optimizer and its clipping are those of `train.*`, as with all methods; the authors
+    take lr 0.005, momentum 0.9, weight decay 5e-5, clip 50 and batches of 64, and 5,000 rounds of
+    one client. Batches are those of passes over the samples instead of independent draws. With
+    `head=personal`, head and body are trained by one optimizer, whose clipping covers both, with
+    new momentum in each round, and all heads start as that of the seeded net.
+
+    The paper's nets have no normalization layers. Here h generates their parameters too, as one
+    plus the output for weights. BatchNorm statistics and other buffers are never generated: they
+    stay with the client, or are re-estimated (`train.batchnorm=drop`).
+
+    A client that joins after the training is evaluated with h(mean of all v). With `join_rounds` it
+    then repeats (1), (2), (3), (5) and (6) for its own v, with phi frozen and v starting at the
+    mean. The client computes the server's part, so that it receives phi once instead of
+    theta in each of these rounds; its batches are the same in all of them.
+    """
+
+    Config: ClassVar[type[AlgorithmConfig]] = PFedHNConfig
+    config: PFedHNConfig
+    paper = Paper(
+        "Personalized Federated Learning using Hypernetworks",
+        "Shamsian, Navon, Fetaya, Chechik",
+        "ICML 2021 (arXiv 2103.04628)",
+    )
+    communication = Communication(
+        down="generated weights, as large as w (PC: body)",
+        up="trained weights (PC: body)",
+        keeps="BatchNorm statistics (PC: head)",
+    )
+
+    def personal(self) -> frozenset[str]:
+        if self.config.head == "personal":
+            return self.setting.net.names("head")
+        return frozenset()
+
+    def split(self) -> tuple[frozenset[str], frozenset[str]]:
+        keeps, others = super().split()
+        generated = others & frozenset(self.setting.net.parameters)
+        return keeps | (others - generated), generated  # no buffer is generated
+
+    @cached_property
+    def h(self) -> "Hypernetwork":
+        """The hypernetwork."""
+        net, generated = self.setting.net, self.split()[1]
+        norms = [layer for layer in net.layers if layer.kind in ("norm", "batchnorm")]
+        gains = {name for one in norms for name in one.parameters if name.endswith("weight")}
+        names = tuple(name for name in net.parameters if name in generated)
+        return Hypernetwork(names, frozenset(gains), self.config.depth)
+
+    def requires(self) -> list[str]:
+        if not self.h.names:
+            return [
+                "The hypernetwork has nothing to generate: all trained parameters of the net"
+                " (`model.name`, `model.freeze`) are in the head, which clients keep with"
+                " algorithm.head=personal. Set algorithm.head=generated, or choose a deeper net."
+            ]
+        size, hidden = self.setting.net.size, self.config.hidden
+        return too_large(
+            f"the hypernetwork of a net with {size:,} parameters, its momentum and gradient",
+            2 * (hidden + 1) * size,
+            "Choose a smaller net, or a smaller algorithm.hidden.",
+        )
+
+    def notes(self) -> list[str]:
+        if self.setting.net.statistics and self.setting.train.batchnorm == "average":
+            return [
+                "pfedhn: train.batchnorm=average has no effect: BatchNorm statistics are never"
+                " generated, and stay with the client."
+            ]
+        return []
+
+    def init(self, start: Tree) -> tuple[Tree, Tree]:
+        clients, c = self.setting.clients, self.config
+        length = int(1 + clients / 4) if c.embedding is None else c.embedding
+        rng = generator(self.setting.seed, "method")
+        learned = self.h.initial(only(start, self.h.names), length, c.hidden, rng)
+        dtype = start[self.h.names[0]].dtype
+        learned[V] = torch.from_numpy(rng.standard_normal((clients, length))).to(dtype)
+        server = learned | {MOMENTUM + name: torch.zeros_like(learned[name]) for name in learned}
+        server[MEMBERS] = torch.zeros(clients, dtype=torch.bool)
+        keeps = self.split()[0]
+        return server, repeat(only(start, keeps | self.joined), clients)
+
+    @property
+    def joined(self) -> frozenset[str]:
+        """Names of the generated weights that a client keeps after it has joined."""
+        return frozenset(self.h.names) if self.config.join_rounds else frozenset()
+
+    # Client
+
+    def local(self) -> Phase:
+        """Return (2), the training of a round."""
+        phase, steps = self.phase(*self.terms()), self.config.steps
+        return phase if steps is None else replace(phase, epochs=None, steps=steps)
+
+    def program(self, state: State) -> LocalProgram:
+        return LocalProgram((self.local(),), *self.split())
+
+    # Server
+
+    def generated(self, state: State, ids: Tensor) -> Tree:
+        """Return (1), theta_i of clients `ids` [K], [K, ...] per parameter."""
+        # One client at a time: its weights are then the same to the bit in any cohort.
+        rows = [self.h(state.server, state.server[V][i]) for i in ids.tolist()]
+        return {name: torch.stack([row[name] for row in rows]) for name in self.h.names}
+
+    def dispatch(self, state: State, ids: Tensor) -> Dispatch:
+        return Dispatch(rows=Message(self.generated(state, ids)))
+
+    def aggregate(self, state: State, results: Results) -> Update:
+        server = state.server
+        update = {MEMBERS: torch.ones_like(server[MEMBERS])}
+        order = results.ids.argsort()  # so that the order of the cohort does not matter
+        order = order[results.steps[order] > 0]
+        if not len(order):
+            return Update(update)
+        ids, sent = results.ids[order], results.sent.values
+        shares = self.weights(results)[order]
+        shares = (shares / shares.sum()).to(server[V])  # [K], 1 / K by default
+
+        theta = self.generated(state, ids)
+        delta = {name: theta[name] - sent[name][order] for name in theta}  # (3), [K, ...]
+
+        # (4), (5): vector-Jacobian products of h at all v_i together, a sum over clients for phi.
+        phi = {name: server[name] for name in server if name.startswith("hyper.")}
+        product = torch.func.vjp(self.h, phi, server[V][ids])[1]
+        gradient, g_v = product({name: scaled(shares, value) for name, value in delta.items()})
+        g_v = g_v / shares[:, None]  # undivided, [K, l]
+
+        # (6)
+        norm = norm_of([*gradient.values(), g_v])
+        factor = self.clipping(norm)
+        for name, g in gradient.items():
+            update |= self.step(name, server, factor * g)
+        rows = torch.arange(len(server[V])) if self.config.dense_embedding else ids
+        gradient[V] = torch.zeros_like(server[V]).index_copy(0, ids, factor * g_v)
+        moved = self.step(V, server, gradient[V])
+        update |= {
+            name: server[name].index_copy(0, rows, value[rows]) for name, value in moved.items()
+        }
+        return Update(update, metrics={"server_gradient_norm": norm})
+
+    def clipping(self, norm: float) -> float:
+        """Return the factor of a gradient with this norm, in (0, 1]; 1e-6 is PyTorch's."""
+        largest = self.config.server_clip
+        return 1.0 if largest is None else min(1.0, largest / (norm + 1e-6))
+
+    def step(self, name: str, server: Tree, gradient: Tensor) -> Tree:
+        """Return a tensor of the server and its momentum after a step of SGD."""
+        # A gradient may be a transposed view. Strides decide about rounding in products, and a
+        # checkpoint does not keep them.
+        gradient = gradient.contiguous()
+        value, buffer = self.sgd(name).moved(server[name], server[MOMENTUM + name], gradient)
+        return {name: value, MOMENTUM + name: buffer}
+
+    def sgd(self, name: str) -> "ServerSGD":
+        """Return the optimizer of a tensor of the server."""
+        c, train = self.config, self.setting.train
+        clients = max(1, int(train.participation * self.setting.clients + 0.5))  # K
+        rate = PAPERS_LR * min(clients, 10) if c.server_lr is None else c.server_lr
+        if name == V and c.embedding_lr is not None:
+            rate = c.embedding_lr
+        return ServerSGD(rate, c.server_momentum, c.server_weight_decay, c.server_clip)
+
+    def learned(self, state: State) -> tuple[Learned, ...]:
+        """Return how similar the embeddings are; nothing before a client took part."""
+        known = state.participation_count > 0
+        if not known.any() or len(known) > SHOWN:
+            return ()
+        table = LearnedTable(
+            "embedding similarity",
+            "Cosine of the embeddings from which the server generates the weights of two clients;"
+            " empty for clients that have not taken part.",
+            torch.where(known[:, None] & known, pairwise_cosines(state.server, (V,)), torch.nan),
+            rows="client",
+            columns="client",
+            limits=(-1.0, 1.0),
+        )
+        return (table,)
+
+    # Evaluation, and clients that join
+
+    def mean_embedding(self, state: State) -> Tensor:
+        """Return the mean [l] of the embeddings of the clients of the training."""
+        return state.server[V][state.server[MEMBERS]].mean(dim=0)
+
+    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+        members = state.server[MEMBERS]
+        theta = self.generated(state, ids)
+        joins = ~members[ids] & members.any()  # [K]
+        if not joins.any():
+            return {"personal": Deployment(Dispatch(rows=Message(theta)))}
+        if self.joined:  # what a new client has fitted remains
+            mask = dict.fromkeys(theta, ~joins)
+            return {"personal": Deployment(Dispatch(rows=Message(theta, mask)))}
+        common = self.h(state.server, self.mean_embedding(state))
+        for name, value in theta.items():
+            value[joins] = common[name]
+        return {"personal": Deployment(Dispatch(rows=Message(theta)))}
+
+    def join(self, state: State, ids: Tensor) -> Joining | None:
+        """Return how a new client fits its embedding, with phi frozen."""
+        rounds, members = self.config.join_rounds, state.server[MEMBERS]
+        if not rounds or not members.any():
+            return None
+        shared = {name: state.server[name] for name in state.server if name.startswith("hyper.")}
+        shared[JOIN + "mean"] = self.mean_embedding(state)
+        write = Transform(WriteGenerated(self.h))
+        one = (write, self.local(), Transform(FitEmbedding(self.h, self.sgd(V))))
+        steps: tuple[Step, ...] = (Transform(start_embedding), *one * rounds, write)
+        return Joining(
+            Dispatch(Message(shared)), LocalProgram(steps, self.split()[0] | self.joined)
+        )
+
+
+@dataclass(frozen=True)
+class Hypernetwork:
+    """The function h, theta = h(v; phi).
+
+    phi has `hyper.0.weight` [H, l] and `hyper.K.weight` [H, H] for K = 1, ..., depth, with biases
+    [H], and for each generated parameter `hyper.out.NAME.weight` [..., H] and `hyper.out.NAME.bias`
+    [...], where ... is the parameter's own shape.
+
+    Attributes:
+        names: Names of the generated parameters, in the net's order.
+        gains: Names of the weights of normalization layers, which are one plus the output.
+        depth: Number of layers from H to H.
+    """
+
+    names: tuple[str, ...]
+    gains: frozenset[str]
+    depth: int
+
+    def __call__(self, phi: Tree, v: Tensor) -> Tree:
+        """Return theta for one embedding [l], or [K, ...] per parameter for K embeddings [K, l].
+
+        Args:
+            phi: Tensors with the parameters of h among them.
+            v: The embeddings.
+        """
+        e = linear(v, phi["hyper.0.weight"], phi["hyper.0.bias"])  # [K, H]
+        for k in range(1, self.depth + 1):
+            e = linear(e.relu(), phi[f"hyper.{k}.weight"], phi[f"hyper.{k}.bias"])
+        theta = {}
+        for name in self.names:
+            weight, bias = phi[f"hyper.out.{name}.weight"], phi[f"hyper.out.{name}.bias"]
+            out = torch.tensordot(e, weight, dims=([-1], [-1])) + bias  # [K, ...]
+            theta[name] = 1 + out if name in self.gains else out
+        return theta
+
+    def initial(self, start: Tree, length: int, hidden: int, rng: np.random.Generator) -> Tree:
+        """Return phi at the start, drawn as PyTorch draws the parameters of linear layers.
+
+        Args:
+            start: The generated parameters of the seeded net, which give shapes and dtype.
+            length: Length l of an embedding.
+            hidden: Number H of units.
+            rng: Generator of the random numbers.
+        """
+        dtype = start[self.names[0]].dtype
+        layers: list[tuple[str, tuple[int, ...], int]] = [("0", (hidden,), length)]
+        layers += [(f"{k}", (hidden,), hidden) for k in range(1, self.depth + 1)]
+        layers += [(f"out.{name}", tuple(start[name].shape), hidden) for name in self.names]
+        phi: Tree = {}
+        for name, outputs, inputs in layers:
+            width = 1 / sqrt(inputs)
+            for part, shape in (("weight", (*outputs, inputs)), ("bias", outputs)):
+                drawn = torch.from_numpy(np.asarray(rng.uniform(-width, width, shape)))
+                phi[f"hyper.{name}.{part}"] = drawn.to(dtype)
+        return phi
+
+
+@dataclass(frozen=True)
+class ServerSGD:
+    """SGD with momentum and weight decay, as PyTorch's.
+
+    Attributes:
+        lr: Learning rate.
+        momentum: Momentum, in [0, 1).
+        weight_decay: Weight decay.
+        clip: Largest norm of the gradient, for `FitEmbedding`; None does not clip.
+    """
+
+    lr: float
+    momentum: float
+    weight_decay: float
+    clip: float | None
+
+    def moved(self, value: Tensor, buffer: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a tensor and its momentum buffer after a step; all have the same shape."""
+        buffer = self.momentum * buffer + gradient + self.weight_decay * value
+        return value - self.lr * buffer, buffer
+
+
+def scaled(factors: Tensor, rows: Tensor) -> Tensor:
+    """Return rows [K, ...], each times its factor [K]."""
+    return factors.reshape(-1, *[1] * (rows.ndim - 1)) * rows
+
+
+def norm_of(tensors: list[Tensor]) -> float:
+    """Return the Euclidean norm over all entries of some tensors."""
+    return sqrt(sum(float(one.double().square().sum()) for one in tensors))
+
+
+# A client that joins
+
+
+def start_embedding(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    """Write the embedding v [l] of a new client, the mean of the others, and its momentum."""
+    mean = ctx[JOIN + "mean"]
+    return {JOIN + "v": mean.clone(), JOIN + "momentum": torch.zeros_like(mean)}
+
+
+@dataclass(frozen=True)
+class WriteGenerated:
+    """Function of a Transform: writes theta = h(v) into the leaves of the net."""
+
+    h: Hypernetwork
+
+    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+        """Return the generated parameters."""
+        return self.h(ctx, leaves[JOIN + "v"])
+
+
+@dataclass(frozen=True)
+class FitEmbedding:
+    """Function of a Transform: (3), (5) and (6) for one embedding, with phi frozen.
+
+    Attributes:
+        h: The hypernetwork.
+        sgd: Optimizer of the embedding.
+    """
+
+    h: Hypernetwork
+    sgd: ServerSGD
+
+    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+        """Return the embedding and its momentum after a step."""
+        v, buffer = leaves[JOIN + "v"], leaves[JOIN + "momentum"]
+        found = torch.func.vjp(lambda row: self.h(ctx, row), v)
+        theta, product = found[0], found[1]
+        (g,) = product({name: value - leaves[name] for name, value in theta.items()})
+        if self.sgd.clip is not None:
+            g = g * (self.sgd.clip / (g.norm() + 1e-6)).clamp_max(1.0)
+        v, buffer = self.sgd.moved(v, buffer, g)
+        return {JOIN + "v": v, JOIN + "momentum": buffer}
