@@ -532,7 +532,7 @@ class LoraConfig(Strict):
     alpha: float = Field(8.0, gt=0, description="numerator of the adapters' factor alpha / rank")
     targets: tuple[StrictStr, ...] = Field(
         (),
-        description="layers that get an adapter, patterns of names such as [fc1, *.attn.qkv]"
+        description="layers that get an adapter, patterns of names such as [fc1, '*.attn.qkv']"
         " (default: the linear layers below the head, or the convolutions if there are none)",
     )
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the adapters' inputs")

@@ -287,6 +287,12 @@ def _as_plain(error: yaml.YAMLError) -> PlainYamlError:
     """Return an error of PyYAML in one sentence."""
     parts = [getattr(error, "context", None), getattr(error, "problem", None)]
     mark = getattr(error, "problem_mark", None)
+    if any("alias" in part for part in parts if part):
+        return PlainYamlError(
+            "a word that begins with `*` is an alias of YAML, and none has this name. Quote a word"
+            " that is meant as a pattern, such as '*.fc'.",
+            None if mark is None else mark.line + 1,
+        )
     return PlainYamlError(
         f"{', '.join(part for part in parts if part) or 'it is not YAML'}. Correct the YAML.",
         None if mark is None else mark.line + 1,

@@ -5,10 +5,13 @@ these values as its samples, and the rest of the net as its net, computes what i
 the whole net, up to rounding.
 """
 
+import hashlib
+import io
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
+import cloudpickle
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -204,14 +207,16 @@ def _outputs(
     if needed > SHARE * memory.free(torch.device("cpu")):
         return f"their outputs would take {needed / 2**30:.1f} GiB"
     used = _used(samples)
-    known = _key(whole, part, samples, used, engine)
-    if known not in _last:
-        outputs = torch.zeros(len(samples.x), *first.shape[1:], dtype=dtype)
-        for rows in torch.split(used, BATCH):
-            outputs[rows] = _called(part, samples.inputs(rows, dtype), 0).cpu()
-        _last.clear()
+    known = _key(part, in_eval_mode, samples, used, engine)
+    if known is not None and known in _last:
+        return _last[known]
+    outputs = torch.zeros(len(samples.x), *first.shape[1:], dtype=dtype)
+    for rows in torch.split(used, BATCH):
+        outputs[rows] = _called(part, samples.inputs(rows, dtype), 0).cpu()
+    _last.clear()
+    if known is not None:
         _last[known] = outputs
-    return _last[known]
+    return outputs
 
 
 def _called(part: list[nn.Module], x: Tensor, seed: int) -> Tensor:
@@ -239,20 +244,48 @@ def _used(federation: Federation) -> Tensor:
 
 
 def _key(
-    net: nn.Module,
     part: list[nn.Module],
+    few: Tensor,
     samples: Federation,
     used: Tensor,
     engine: EngineConfig,
-) -> str:
-    """Return a text that is the same for two calls only if the outputs are."""
-    tensors: list[dict[str, Tensor]] = [fixed.values(net), {"x": samples.x.cpu(), "rows": used}]
+) -> str | None:
+    """Return a text that is the same for two calls only if the outputs are; None if there is none.
+
+    Args:
+        part: The frozen part.
+        few: Its outputs for a few samples.
+        samples: The samples.
+        used: Rows of the samples that are computed.
+        engine: Section `engine` as it is used.
+    """
+    try:
+        content = _content(part)
+    except Exception:  # an attribute of the user's module that cannot be pickled  # noqa: BLE001
+        return None
+    tensors: list[dict[str, Tensor]] = [{"x": samples.x.cpu(), "rows": used, "few": few.cpu()}]
     tensors.append({"shift": samples.shift, "scale": samples.scale})
     if samples.owner is not None:
         tensors.append({"owner": samples.owner})
-    layers = [(id(type(one)), repr(one)) for module in part for one in module.modules()]
-    about = [layers, engine.device, engine.precision, torch.get_num_threads()]
-    return f"{digest(tensors)} {about}"
+    about = [engine.device, engine.precision, torch.get_num_threads()]
+    return f"{digest(tensors)} {content} {about}"
+
+
+def _content(part: list[nn.Module]) -> str:
+    """Return the SHA-256 (hex) over all that modules consist of: classes, attributes and tensors.
+
+    Their printed form is not enough: it lacks the number of heads of an attention, for example.
+    """
+    stream = io.BytesIO()
+    _Pickler(stream).dump(part)
+    return hashlib.sha256(stream.getvalue()).hexdigest()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+    """Pickles tensors as the SHA-256 over their type, shape and values."""
+
+    def persistent_id(self, obj: Any) -> str | None:
+        return digest([{"": obj.detach().cpu()}]) if isinstance(obj, Tensor) else None
 
 
 def _rest(net: nn.Module, part: list[nn.Module]) -> nn.Module:

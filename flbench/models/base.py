@@ -1,5 +1,7 @@
 """The base class of nets, building of nets, and the description of their leaves."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -80,12 +82,15 @@ class LayerSpec:
         kind: Kind of the layer, by the module's type. `norm` is a GroupNorm or LayerNorm.
         parameters: Names of its parameters in the net, such as `backbone.conv1.weight`.
         buffers: Names of its buffers in the net.
+        is_called: Whether the forward pass calls the module, so that it has inputs and outputs.
+            `nn.MultiheadAttention`, for example, reads the parameters of its module `out_proj`.
     """
 
     name: str
     kind: Literal["conv", "linear", "batchnorm", "norm", "other"]
     parameters: tuple[str, ...]
     buffers: tuple[str, ...]
+    is_called: bool = True
 
     @property
     def leaves(self) -> tuple[str, ...]:
@@ -245,7 +250,7 @@ def describe(net: nn.Module, shape: tuple[int, ...]) -> NetSpec:
     """
     first = next(net.parameters())
     zeros = shapes.zeros(shape, 1, first.dtype).to(first.device)
-    with torch.no_grad(), fixed.eval_mode(net), isolated(net):
+    with torch.no_grad(), fixed.eval_mode(net), isolated(net), _calls(net) as called:
         features = net(zeros).features.shape[1]  # [1, D] -> D
     known = fixed.of(net).leaves
     leaves = net_leaves(net)
@@ -264,7 +269,8 @@ def describe(net: nn.Module, shape: tuple[int, ...]) -> NetSpec:
             )
         )
         if parameters or buffers:
-            layers.append(LayerSpec(name, _kind(module), parameters, buffers))
+            kind = _kind(module)
+            layers.append(LayerSpec(name, kind, parameters, buffers, id(module) in called))
     return NetSpec(
         tuple(layers),
         int(features),
@@ -273,6 +279,21 @@ def describe(net: nn.Module, shape: tuple[int, ...]) -> NetSpec:
         known,
         _tied(net, leaves),
     )
+
+
+@contextmanager
+def _calls(net: nn.Module) -> Iterator[set[int]]:
+    """Collect the ids of the modules of a net that are called within a `with` block."""
+    called: set[int] = set()
+    hooks = [
+        module.register_forward_pre_hook(lambda module, _: called.add(id(module)))
+        for module in net.modules()
+    ]
+    try:
+        yield called
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _tied(net: nn.Module, leaves: Tree) -> tuple[tuple[str, str], ...]:

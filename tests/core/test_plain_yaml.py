@@ -105,6 +105,13 @@ def test_wrong_value_is_one_error_with_a_line_and_soon(case):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["[conv1, *.fc]", "[conv1, *norm]"])
+def test_patterns_that_begin_with_a_star_need_quotes(text):
+    with pytest.raises(PlainYamlError, match=r"begins with `\*`.*Quote"):
+        parse(text)
+    assert parse("[conv1, '*.fc']")[0] == ["conv1", "*.fc"]
+
+
 def test_aliases_count_as_often_as_they_stand():
     lines = ["a0: &a0 [1, 2, 3, 4, 5, 6, 7, 8, 9]"]
     for k in range(1, 7):

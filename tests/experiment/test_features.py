@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -57,6 +58,20 @@ def test_outputs_are_those_of_the_backbone():
     assert again.cached.federation.x is built.cached.federation.x  # of one process
     other = build("model.name=lenet5", BACKBONE, "seed=1", "partition.seed=0")
     assert not torch.equal(other.cached.federation.x, built.cached.federation.x)
+
+
+def test_outputs_of_another_net_with_the_same_tensors_are_not_taken(tmp_path):
+    name = tmp_path / "tokens.npz"
+    x = np.random.default_rng(0).integers(1, 9, (60, 4))
+    np.savez(name, train_images=x, train_labels=x[:, 0] % 3, test_images=x, test_labels=x[:, 0] % 3)
+    keys = ("data.name=npz", f"data.path={name}", "partition.samples=60", "partition.clients=2")
+    net = ("model.name=transformer", "model.width=8", "model.layers=1", BACKBONE)
+    one, other, again = (build(*keys, *net, f"model.heads={heads}") for heads in (2, 4, 4))
+
+    # Neither the tensors nor the printed forms of the two nets differ.
+    assert str(one.net) == str(other.net)
+    assert not torch.allclose(one.cached.federation.x, other.cached.federation.x)
+    assert again.cached.federation.x is other.cached.federation.x
 
 
 @pytest.mark.parametrize(

@@ -79,16 +79,20 @@ class LayerElection(Algorithm):
 def candidates(net: NetSpec, which: Candidates = "linear") -> tuple[LayerSpec, ...]:
     """Return the layers that clients can vote for, in the order of the forward pass.
 
+    A vote compares a layer's input with its output, so that the forward pass must call the layer.
+
     Args:
         net: Description of the net.
         which: `linear` for the linear layers behind the last convolution, with the classifier last;
             `all` for all convolutions and linear layers.
     """
     if which == "all":
-        return tuple(layer for layer in net.layers if layer.kind in ("conv", "linear"))
+        kinds = ("conv", "linear")
+        return tuple(layer for layer in net.layers if layer.kind in kinds and layer.is_called)
     convolutions = [k for k, layer in enumerate(net.layers) if layer.kind == "conv"]
     first = max(convolutions, default=-1) + 1
-    return tuple(layer for layer in net.layers[first:] if layer.kind == "linear")
+    late = net.layers[first:]
+    return tuple(layer for layer in late if layer.kind == "linear" and layer.is_called)
 
 
 def unmet(layers: tuple[LayerSpec, ...], net: NetSpec) -> list[str]:
@@ -106,7 +110,7 @@ def unmet(layers: tuple[LayerSpec, ...], net: NetSpec) -> list[str]:
         return [
             "Clients vote for one of several layers, but the net (`model.name`) has only"
             f" {len(layers)} to choose from: by default, the linear layers behind the last"
-            f" convolution. {cure}"
+            f" convolution whose module the net calls. {cure}"
         ]
     if set(layers[-1].leaves) != net.names("head"):
         return [

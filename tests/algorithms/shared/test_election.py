@@ -2,18 +2,44 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from flbench.algorithms.fedcpmd import elected
 from flbench.algorithms.shared.election import LayerElection, candidates, short_names, unmet
 from flbench.config.schema import ModelConfig
 from flbench.models import MODELS
 from flbench.models.base import build, describe
+from flbench.testing import after
+from flbench.testing import build as run_build
 
 
 def spec(name: str, shape=(3, 32, 32), **options):
     config = MODELS.find(name).Config(name=name, **options)
     assert isinstance(config, ModelConfig)
     return describe(build(config, shape, 10, 0), shape)
+
+
+class Attention(nn.Module):
+    """A net whose forward pass reads the parameters of one linear layer without calling it."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.inputs = nn.Linear(8, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, x):
+        x = self.inputs(x.reshape(len(x), 8, 8))
+        return self.head(self.attention(x, x, x, need_weights=False)[0].mean(dim=1))
+
+
+@pytest.mark.parametrize("method", ["fedcmd", "fedcpmd"])
+def test_layers_that_the_forward_pass_does_not_call_are_no_candidates(method):
+    name = "tests.algorithms.shared.test_election:Attention"
+    built = run_build(f"algorithm.name={method}", f"model.name={name}", "train.rounds=1")
+
+    assert short_names(built.algorithm.layers) == ["inputs", "head"]
+    assert after(built, 1).round == 1
 
 
 @pytest.mark.parametrize(
