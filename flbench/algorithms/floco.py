@@ -105,7 +105,10 @@ class Floco(Algorithm):
     instead. A client whose training diverges in the set-up stays at the centre. Floco+ adds lam (v
     - w) to the gradient; the code adds lam v - w, and trains and evaluates v_i outside the region,
     at the centre, which the Flower baseline of the same authors mended. Both passes see the same
-    batches, with points of their own.
+    batches, with points of their own; the code draws the batches of the second pass anew. W_m has
+    alpha_m times the gradient of the head, so that a step moves the head at alpha by sum_m
+    alpha_m^2 of a plain head's step, 2 / (M + 1) on average before the set-up: many endpoints need
+    more rounds or a larger learning rate.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FlocoConfig

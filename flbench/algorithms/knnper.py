@@ -76,10 +76,11 @@ class KNNPer(Algorithm):
     sent, and a client that never took part is served in the same way, without training.
 
     Readings. The squared distance over D sigma is that of the authors' code; the paper writes
-    exp(-distance) (`kernel=l2`). Their evaluation prints all values of lambda on test samples, and
-    as shipped mixes probabilities of neighbours with logits; here both are probabilities, and no
-    choice sees a test sample. Of equally near samples the first ones of the data set count. A
-    client with fewer than k samples takes all; one without samples has lambda = 0.
+    exp(-distance) (`kernel=l2`, with the distance over sigma). Their evaluation prints all values
+    of lambda on test samples, and as shipped mixes probabilities of neighbours with logits; here
+    both are probabilities, and no choice sees a test sample. Of equally near samples the first ones
+    of the data set count. A client with fewer than k samples takes all; one without samples has
+    lambda = 0.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = KNNPerConfig

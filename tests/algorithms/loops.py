@@ -71,14 +71,18 @@ class Clients:
         names: Collection[str] | None = None,
         epochs: int = EPOCHS,
         lr: float = LR,
+        momentum: float = 0.0,
+        decay: float = 0.0,
     ) -> Tree:
         """SGD on the named weights (None: all) over the batches of round t."""
-        weights = dict(weights)
+        weights, velocity = dict(weights), {}
         for x, y in self.batches(i, t, epochs):
             leaves = {name: value.clone().requires_grad_() for name, value in weights.items()}
             loss(leaves, x, y).backward()
             for name in weights if names is None else names:
-                weights[name] = weights[name] - lr * leaves[name].grad
+                slope = leaves[name].grad + decay * weights[name]
+                velocity[name] = slope + momentum * velocity.get(name, 0.0)
+                weights[name] = weights[name] - lr * velocity[name]
         return weights
 
     def batches(self, i: int, t: int, epochs: int = EPOCHS) -> Iterator[tuple[Tensor, list[int]]]:

@@ -49,7 +49,7 @@ def slow_trace(clients, i, t, weights):
     return total
 
 
-def slow_rounds(clients, keys, rounds):
+def slow_rounds(clients, keys, rounds, **optimizer):
     """Returns the body, the models of all clients, and the last traces."""
     body = only(clients.start, BACKBONE)
     own = [only(clients.start, NET) for _ in range(len(clients))]
@@ -64,7 +64,7 @@ def slow_rounds(clients, keys, rounds):
             here = body | only(own[i], HEAD)
             epochs, lr = keys["align_epochs"], keys["align_lr"]
             here = clients.descend(i, t, here, align, names=BACKBONE, epochs=epochs, lr=lr)
-            own[i] = clients.descend(i, t, here, entropy)
+            own[i] = clients.descend(i, t, here, entropy, **optimizer)
             traces.append(slow_trace(clients, i, t, own[i]))
         if not keys["fisher"]:
             traces = [clients.size(i) for i in ids]
@@ -83,6 +83,23 @@ def test_rounds_equal_a_loop(keys, engine):
     state = platform("algorithm=fedas", f"engine.name={engine}", *overrides, rounds=3)
 
     body, own = slow_rounds(clients, {"align_epochs": 1, "fisher": True} | keys, rounds=3)
+
+    for name in BACKBONE:
+        assert_equal(state.server[name], body[name], name)
+    for name in NET:
+        for i in range(len(clients)):
+            assert_equal(state.clients[f"own.{name}"][i], own[i][name], name)
+
+
+@pytest.mark.slow
+def test_momentum_and_weight_decay_act_on_local_training_alone():
+    """Neither on the alignment, which is plain SGD, nor on the phase that only records traces."""
+    optimizer = ("train.optimizer.momentum=0.5", "train.optimizer.weight_decay=0.05")
+    clients = Clients(build("algorithm=fedavg", *KEYS))
+    state = platform("algorithm=fedas", "algorithm.align_lr=0.2", *optimizer, rounds=2)
+
+    keys = {"align_lr": 0.2, "align_epochs": 1, "fisher": True}
+    body, own = slow_rounds(clients, keys, rounds=2, momentum=0.5, decay=0.05)
 
     for name in BACKBONE:
         assert_equal(state.server[name], body[name], name)
