@@ -299,11 +299,12 @@ class PFedHN(Algorithm):
         known = state.participation_count > 0
         if not known.any() or len(known) > SHOWN:
             return ()
+        cosines = pairwise_cosines(state.server, (V,))  # 1 within rounding for equal embeddings
         table = LearnedTable(
             "embedding similarity",
             "Cosine of the embeddings from which the server generates the weights of two clients;"
             " empty for clients that have not taken part.",
-            torch.where(known[:, None] & known, pairwise_cosines(state.server, (V,)), torch.nan),
+            torch.where(known[:, None] & known, cosines.clamp(-1.0, 1.0), torch.nan),
             rows="client",
             columns="client",
             limits=(-1.0, 1.0),

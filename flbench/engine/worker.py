@@ -137,7 +137,7 @@ def assign(work: Sequence[float], workers: int) -> list[list[int]]:
         workers: Number of workers.
 
     >>> assign([5, 1, 2, 2], 2)
-    [[0], [1, 2, 3]]
+    [[0, 1], [2, 3]]
     """
     loads = [0.0] * workers
     assigned: list[list[int]] = [[] for _ in loads]

@@ -1,7 +1,5 @@
 """EarlyStopping: a slow oracle, exact resume, the configuration's key, and what is refused."""
 
-import hashlib
-import json
 import time
 
 import pytest
@@ -15,7 +13,7 @@ from flbench.experiment import lifecycle
 from flbench.results import metrics_file
 from tests.callbacks.support import QUICK, CrashAfter, CrashError, config, only_run, run_with
 from tests.forks import Fork
-from tests.support import SMALL, Silent, reproducible, summary_of
+from tests.support import SMALL, Silent, hash_of_the_first_keys, reproducible, summary_of
 
 LONG = ("train.rounds=14", "evaluation.every=1", "train.optimizer.lr=1", "train.participation=0.4")
 
@@ -110,15 +108,7 @@ def test_key_of_the_configuration_does_what_the_callback_does(tmp_path):
 
 def test_hash_of_a_configuration_without_early_stopping_is_that_from_before_the_key():
     base = Config()
-    tree = base.tree()
-    sections = ("seed", "data", "partition", "model", "algorithm", "train")
-    before = {key: tree[key] for key in sections}
-    del before["data"]["root"], before["train"]["early_stopping"]
-    del before["train"]["terms"]  # these keys too count only if they are set
-    for key in ("client", "drop", "source", "sha256"):
-        del before["data"][key]
-    del before["partition"]["args"], before["partition"]["sha256"]
-    expected = hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()
+    expected = hash_of_the_first_keys(base)
 
     assert base.hash() == expected
     assert Config(train={"early_stopping": {"min_delta": 0.5}}).hash() == expected

@@ -175,7 +175,7 @@ def files(folder: Path) -> dict[str, Prepared]:
             "cannot be decoded",
         ),
         "zip of something else": (
-            [f"data.path={zipped(folder / '3.zip', 'x.txt', b'x')}"],
+            [f"data.path={zipped(folder / '3.zip', 'x.bin', b'x')}"],
             "has no images",
         ),
         "truncated zip": (

@@ -187,7 +187,8 @@ def assert_equal(one, other):
 
 def test_every_field_of_a_phase_is_compared_with_lightnings_trainer():
     """A new field needs an entry: phases that are trained alike, or a refusal."""
-    assert set(FIELDS) == {field.name for field in fields(Phase)}
+    # `by_module` leaves the optimizer to a LightningModule of the user; see tests/api.
+    assert set(FIELDS) == {field.name for field in fields(Phase)} - {"by_module"}
     plain = phase()
     for name, phases in FIELDS.items():
         assert phases, name

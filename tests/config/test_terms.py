@@ -1,16 +1,13 @@
 """The key `train.terms`: entries, errors, and the hash of configurations with and without it."""
 
-import hashlib
-import json
-
 import pytest
 
 from flbench.config.resolve import resolve
-from flbench.config.schema import LATER
 from flbench.config.sources import from_file, from_overrides
 from flbench.config.yaml_text import to_yaml
 from flbench.core.errors import ConfigError
 from flbench.core.registry import TERMS
+from tests.support import hash_of_the_first_keys
 
 
 def resolved(text):
@@ -48,20 +45,7 @@ def test_terms_come_back_from_the_text_of_a_configuration(tmp_path):
 
 def test_a_configuration_without_terms_has_the_hash_from_before_the_key_existed():
     config = resolve([])[0]
-    sections = ("seed", "data", "partition", "model", "algorithm", "train")
-    tree = {key: value for key, value in config.tree().items() if key in sections}
-    del tree["data"]["root"], tree["train"]["terms"]
-    # These keys count only if they are set, too.
-    del tree["train"]["early_stopping"]
-    for key in (*LATER, "source", "sha256"):
-        del tree["data"][key]
-    for key in ("args", "sha256", "new_clients", "new_alpha", "new_shots"):
-        del tree["partition"][key]
-    for key in ("shards", "similarity", "bins"):
-        del tree["partition"][key]
-    del tree["model"]["weights"], tree["model"]["weights_sha256"]
-    del tree["model"]["freeze"], tree["model"]["lora"], tree["model"]["cache"]
-    before = hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+    before = hash_of_the_first_keys(config)
 
     assert config.hash() == resolved("[]").hash() == before
     assert resolved("[focal]").hash() != before

@@ -587,7 +587,11 @@ def test_resume_joins_no_foreign_cluster_that_the_folder_names(tmp_path, monkeyp
         config = config.replace(before, after_it)
     (path / "config.yaml").write_text(config)
     joined = []
-    monkeypatch.setattr(lifecycle, "build", lambda config, _: joined.append(config.engine.address))
+
+    def built(config, *_, **__):
+        joined.append(config.engine.address)
+
+    monkeypatch.setattr(lifecycle, "build", built)
 
     with pytest.raises(ConfigError, match=r"(?s)a:1.*--run-code"):
         lifecycle.resume(path, Layer({}))
