@@ -56,6 +56,8 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
+        # Python ignores what is raised within a `__del__` of any library, where this function may
+        # be called. The signal is then still to be handled by the next `check`.
+        self._pending = True
         if self._open:
             raise KeyboardInterrupt
-        self._pending = True
