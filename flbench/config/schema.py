@@ -1137,7 +1137,7 @@ class Config(Strict):
 
     @property
     def client_metric(self) -> str:
-        """Name of the metric of a complete configuration's models that is a mean over clients.
+        """Name of the metric that compares models by its mean over clients, for a complete configuration.
 
         >>> Config().client_metric
         'accuracy_mean'

@@ -24,7 +24,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from importlib import import_module
 from itertools import count
 from pathlib import Path
@@ -337,18 +336,22 @@ def _fork(orders: socket.socket, descriptor: int) -> int:
 
 def _work(connection: Connection) -> None:
     """Make an object, and call its methods as the other end asks for it, until that end closes."""
-    with suppress(EOFError, OSError):
+    thing: Any = None
+
+    # Reading a message is a part of each: its content may need modules that are not found here.
+    def begin() -> None:
+        nonlocal thing
         make, given = connection.receive()
-        thing: Any = None
+        thing = make(*given)
 
-        def begin() -> None:
-            nonlocal thing
-            thing = make(*given)
+    def call() -> Any:
+        name, given = connection.receive()
+        return getattr(thing, name)(*given)
 
+    with suppress(OSError):  # the other end has closed: an answer cannot be sent
         _answer(connection, begin)
         while True:
-            name, given = connection.receive()
-            _answer(connection, partial(getattr(thing, name), *given))
+            _answer(connection, call)
 
 
 def _answer(connection: Connection, call: Callable[[], Any]) -> None:

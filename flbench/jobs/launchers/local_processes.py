@@ -1,7 +1,6 @@
 """Trains several jobs at the same time, in processes of this machine."""
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -11,9 +10,10 @@ from typing import Any, Final
 import cloudpickle
 from numpy.typing import NDArray
 
-from flbench.core.errors import RunError, UserError
+from flbench.core.errors import RunError
 from flbench.core.imported import portable
 from flbench.jobs.job import Job, Outcome, Task
+from flbench.jobs.launchers.attempts import Attempts
 from flbench.jobs.launchers.job_worker import JobWorker
 from flbench.jobs.launchers.shipped import Store, StoredSamples
 from flbench.jobs.samples import LoadedSamples
@@ -24,6 +24,7 @@ from flbench.workers.shipping import Parcel, pack
 from flbench.workers.supervisor import Supervisor
 
 PERIOD: Final = 0.3  # seconds between two looks for stop signals
+DIED: Final = "its process died: it was killed, or memory ran out."
 
 
 @contextmanager
@@ -89,19 +90,14 @@ class LocalProcesses:
         tell: Callable[[str], None],
     ) -> None:
         self.at_once = resources.concurrent
-        self._store, self._supervisor, self._tell = store, supervisor, tell
-        self._retries = resources.retries
+        self._store, self._supervisor = store, supervisor
+        self._attempts = Attempts(resources.retries, tell)
         self._start = partial(LocalProcess, quiet_worker, portable(parcel, cloudpickle.dumps))
         self._idle: list[LocalProcess] = []
         self._running: dict[LocalProcess, tuple[Job, Task]] = {}
-        self._deaths: Counter[str] = Counter()
 
     def begin(self, job: Job, task: Task) -> None:
-        try:
-            sent = self._store.ship(job)
-        except UserError:
-            self._store.release(job)
-            raise
+        sent = self._store.ship(job)
         message = frames.packed(("train", (task, sent.samples, sent.rest, sent.partition)))
         try:
             process = self._idle.pop() if self._idle else self._start()
@@ -121,25 +117,35 @@ class LocalProcesses:
         self._supervisor.check()
         for process in done:
             job, task = self._running[process]
+            outcome: Outcome | None
             try:
                 if not process.is_ready:
                     process.check()
                     continue
                 outcome = process.answer()
             except EOFError:
-                del self._running[process]
-                process.close()
-                self._deaths[job.name] += 1
-                if self._deaths[job.name] <= self._retries:
-                    self._tell(f"{job.title}: its process has died, and is started again.")
+                self._end(process)
+                outcome = self._attempts.after_loss(job, DIED)
+                if outcome is None:
                     self.begin(job, task)
                     continue
-                outcome = Outcome(f"its process has died {self._deaths[job.name]} times.")
+            except Exception as error:
+                if process.is_ready:
+                    raise
+                # Such as a module of the user that the process cannot import: no use to try again.
+                self._end(process)
+                why = f"{type(error).__name__}: {error}"
+                outcome = Outcome(f"its process could not begin ({why}).")
             else:
                 del self._running[process]
                 self._idle.append(process)
             self._store.release(job)
             yield job, outcome
+
+    def _end(self, process: LocalProcess) -> None:
+        """End a process that trains nothing any more."""
+        del self._running[process]
+        process.close()
 
     def close(self) -> None:
         """End all processes, also in the middle of a job, which resumes from its checkpoint."""

@@ -1,6 +1,5 @@
 """Trains several jobs at the same time, in actors of Ray."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
@@ -8,9 +7,10 @@ from typing import Any, Final, NamedTuple
 import ray
 from numpy.typing import NDArray
 
-from flbench.core.errors import RunError, UserError
+from flbench.core.errors import RunError
 from flbench.core.imported import portable
 from flbench.jobs.job import Job, Outcome, Task
+from flbench.jobs.launchers.attempts import Attempts
 from flbench.jobs.launchers.job_worker import JobWorker
 from flbench.jobs.launchers.shipped import Store, StoredSamples
 from flbench.jobs.samples import LoadedSamples
@@ -86,8 +86,8 @@ class RayActors:
         tell: Callable[[str], None],
     ) -> None:
         self.at_once = _at_once(resources)
-        self._store, self._supervisor, self._tell = store, supervisor, tell
-        self._retries = resources.retries
+        self._store, self._supervisor = store, supervisor
+        self._attempts = Attempts(resources.retries, tell)
         needs = {"CPU": float(resources.cpus), "GPU": resources.gpus}
         kind = ray.remote(JobWorker).options(num_cpus=resources.cpus, num_gpus=resources.gpus)
         self._parcel = ray.put(portable(parcel, ray.cloudpickle.dumps))
@@ -100,14 +100,9 @@ class RayActors:
             tell,
         )
         self._running: dict[str, _Running] = {}
-        self._deaths: Counter[str] = Counter()
 
     def begin(self, job: Job, task: Task) -> None:
-        try:
-            sent = self._store.ship(job)
-        except UserError:
-            self._store.release(job)
-            raise
+        sent = self._store.ship(job)
         self._running[job.name] = _Running(job, task)
         self._pool.submit(job.name, "train", task, sent.samples, sent.rest, sent.partition)
 
@@ -122,12 +117,10 @@ class RayActors:
             if lost is not None:
                 if self._supervisor.is_over():
                     self._supervisor.check()
-                self._deaths[name] += 1
-                if self._deaths[name] <= self._retries:
-                    self._tell(f"{job.title}: {why_lost(lost)} It is started again.")
+                outcome = self._attempts.after_loss(job, why_lost(lost))
+                if outcome is None:
                     self.begin(job, task)
                     continue
-                outcome = Outcome(f"{why_lost(lost)} This happened {self._deaths[name]} times.")
             self._store.release(job)
             yield job, outcome
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from flbench.core.errors import UserError
 from flbench.jobs.job import Job
 from flbench.jobs.samples import LoadedSamples, partition_key
 
@@ -83,8 +84,16 @@ class Store:
         """Return what the process that trains a job gets.
 
         Raises:
-            UserError: The data cannot be read, or the partition cannot be made from them.
+            UserError: The data cannot be read, or the partition cannot be made from them. The job
+                has then ended.
         """
+        try:
+            return self._ship(job)
+        except UserError:
+            self.release(job)
+            raise
+
+    def _ship(self, job: Job) -> Shipped:
         key = partition_key(job)
         if key not in self._shipped:
             found = self._loaded.federation(job)
