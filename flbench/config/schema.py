@@ -1137,7 +1137,7 @@ class Config(Strict):
 
     @property
     def client_metric(self) -> str:
-        """Name of the metric whose mean over clients compares the models of a complete configuration.
+        """Name of the metric that compares the models of a complete configuration over clients.
 
         >>> Config().client_metric
         'accuracy_mean'
