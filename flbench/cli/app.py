@@ -182,8 +182,9 @@ def _exit_codes() -> Iterator[None]:
     except RunError as error:
         _print_error(error)
         raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        typer.echo("interrupted", err=True)
+    except KeyboardInterrupt as error:
+        if not error.args:  # a message was printed when it was raised; it says how to resume
+            typer.echo("interrupted", err=True)
         raise typer.Exit(130) from None
 
 

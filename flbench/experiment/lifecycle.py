@@ -251,14 +251,14 @@ def _run_to_end(
         loop.begin(state, start.memory)
         try:
             state = loop.run(state)
-        except KeyboardInterrupt:
-            callbacks.on_note(f"interrupted and saved. Resume with: {folder.resume_command}")
-            raise
         except LostWorkersError as error:
             raise RunError(f"{error} Resume with: {folder.resume_command}") from error
         loop.progress.summary = finalize.write(experiment, loop, state)
         callbacks.on_run_end(loop.view)
     except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            error.args = (f"interrupted and saved. Resume with: {folder.resume_command}",)
+            callbacks.on_note(str(error))
         callbacks.on_exception(loop.view, error)
         raise
 

@@ -52,7 +52,8 @@ class ProgressTable(LiveProgress):
         self.ended |= {job_from_record(record).name: record for record in records}
 
     def add_interrupted(self, records: Iterable[Record]) -> None:
-        """Add the records of trials that were interrupted before the study was resumed."""
+        """Add the records of trials that were interrupted, none of which runs now."""
+        self.running.clear()
         self.interrupted |= {
             job_from_record(record).name: record.get("round", 0) for record in records
         }

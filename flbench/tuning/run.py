@@ -19,7 +19,7 @@ from flbench.tuning.plan import ENDS, SearchSettings, StudyPlan
 from flbench.tuning.prepare import PreparedStudy
 from flbench.tuning.progress_table import ProgressTable
 from flbench.tuning.queue import JobQueue
-from flbench.tuning.ray_tune import bundles, quiet
+from flbench.tuning.ray_tune import Reservations, bundles, quiet
 from flbench.tuning.schedulers import EarlierScore, HalvingByMethod, population
 from flbench.tuning.search_space import Space
 from flbench.tuning.shared_federations import SharedFederations
@@ -66,7 +66,9 @@ def carry_out(
     progress.add_interrupted(record for record in records if record["state"] not in ENDS)
     supervisor.close_display = progress.close
     with quiet(), progress.live():
-        _train(folder, prepared, records, progress, supervisor)
+        while not _train(folder, prepared, records, progress, supervisor):
+            records = list(folder.records())
+            progress.add_interrupted(record for record in records if record["state"] not in ENDS)
 
 
 def _train(
@@ -75,7 +77,7 @@ def _train(
     records: Sequence[Record],
     progress: ProgressTable,
     supervisor: Supervisor,
-) -> None:
+) -> bool:
     """Train the jobs of a study that have not ended, pass by pass.
 
     Args:
@@ -84,6 +86,10 @@ def _train(
         records: Contents of trial.json of the trials that have begun.
         progress: Progress table to update.
         supervisor: Stops the study.
+
+    Returns:
+        Whether all have ended. Otherwise a node was lost, and those that are left must be trained
+        with what the cluster has now.
     """
     settings = prepared.settings
     plan = StudyPlan(prepared.samplers(), prepared.budget, records)
@@ -100,7 +106,7 @@ def _train(
             parcel=portable(prepared.parcel, ray.cloudpickle.dumps),
             resume=folder.resume_command,
         ),
-        bundles(prepared.resources),
+        bundles(prepared.resources, Reservations),
     )
     pids = (record["pid"] for record in records if record["ended"] is None)
     wait_for_orphans(pids, _is_worker, progress.note)
@@ -120,11 +126,15 @@ def _train(
         callbacks = TuneCallbacks(queue, progress, supervisor, waits)
         with supervisor.waiting():
             _fit(trainable, queue, schedule(queue), callbacks, folder, prepared)
+        if callbacks.begins_again:
+            Reservations.release()
+            return False
         queue.remove_leftovers()  # a worker may have saved a trial after it was stopped
         remove_copies(folder.path)
         if not plan.is_over(wanted):
             raise RunError(f"Ray Tune stopped before the end. {supervisor.note}")
     shared.check()
+    return True
 
 
 def _is_worker(pid: int | None) -> bool:
