@@ -11,14 +11,14 @@ import pwd
 import re
 import secrets
 import shutil
+import signal
 import socket
 import stat
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -182,27 +182,34 @@ class _Private:
         self._before = {name: os.environ.get(name) for name in variables}
         os.environ.update(variables)
         _read_environment()
-        self._reaper = self._started_reaper()
+        self._reaper: int | None = None
+        self._start_reaper()
 
-    def _started_reaper(self) -> subprocess.Popen[bytes] | None:
+    def _start_reaper(self) -> None:
         """Start the process that ends what is left of the cluster if this process is killed."""
+        end, self._lifeline = os.pipe()  # it reads nothing before this process ends
+        nothing = (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)
         try:
-            return subprocess.Popen(
+            self._reaper = os.posix_spawn(
+                sys.executable,
                 # -I: nothing of the current folder or of $PYTHONPATH is imported.
                 [sys.executable, "-I", "-S", reaper.__file__, str(self.folder)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                process_group=0,  # Ctrl-C is not for it
+                os.environ,
+                file_actions=[(os.POSIX_SPAWN_DUP2, end, 0), nothing, (os.POSIX_SPAWN_DUP2, 2, 1)],
+                setpgroup=0,  # Ctrl-C is not for it
             )
         except OSError:  # the system starts no further process
-            return None
+            self._reaper = None
+        finally:
+            os.close(end)
 
     def close(self) -> None:
         """Restore the environment, and delete the folder."""
         if self._reaper is not None:
-            self._reaper.kill()
-            self._reaper.communicate()
+            with suppress(OSError):  # the user's code has waited for all processes
+                os.kill(self._reaper, signal.SIGKILL)
+                os.waitpid(self._reaper, 0)
+        os.close(self._lifeline)
         for name, value in self._before.items():
             if value is None:
                 os.environ.pop(name, None)
