@@ -26,6 +26,7 @@ from flbench.tuning.shared_federations import SharedFederations
 from flbench.tuning.study import Record, StudyFolder, TrainingJob, job_from_record
 from flbench.tuning.waits import Waits
 from flbench.tuning.worker import TrialWorker
+from flbench.workers.lost import OUT_OF_MEMORY, why_lost
 from flbench.workers.orphans import wait_for_orphans
 from flbench.workers.supervisor import Supervisor
 
@@ -65,8 +66,9 @@ def carry_out(
     progress.add_ended(record for record in records if record["state"] in ENDS)
     progress.add_interrupted(record for record in records if record["state"] not in ENDS)
     supervisor.close_display = progress.close
+    losses: list[str] = []  # why Ray Tune has ended before its trials, by Ray's memory monitor
     with quiet(), progress.live():
-        while not _train(folder, prepared, records, progress, supervisor):
+        while not _train(folder, prepared, records, progress, supervisor, losses):
             records = list(folder.records())
             progress.add_interrupted(record for record in records if record["state"] not in ENDS)
 
@@ -77,6 +79,7 @@ def _train(
     records: Sequence[Record],
     progress: ProgressTable,
     supervisor: Supervisor,
+    losses: list[str],
 ) -> bool:
     """Train the jobs of a study that have not ended, pass by pass.
 
@@ -86,10 +89,11 @@ def _train(
         records: Contents of trial.json of the trials that have begun.
         progress: Progress table to update.
         supervisor: Stops the study.
+        losses: Why Ray Tune has ended before its trials; another reason is added.
 
     Returns:
-        Whether all have ended. Otherwise a node was lost, and those that are left must be trained
-        with what the cluster has now.
+        Whether all have ended. Otherwise a node or a worker was lost, and those that are left must
+        be trained with what the cluster has now.
     """
     settings = prepared.settings
     plan = StudyPlan(prepared.samplers(), prepared.budget, records)
@@ -125,7 +129,20 @@ def _train(
         waits = Waits(prepared.resources, progress.note)
         callbacks = TuneCallbacks(queue, progress, supervisor, waits)
         with supervisor.waiting():
-            _fit(trainable, queue, schedule(queue), callbacks, folder, prepared)
+            try:
+                _fit(trainable, queue, schedule(queue), callbacks, folder, prepared)
+            except RuntimeError as error:
+                # Ray Tune does not expect this error of a worker that it waits for.
+                if OUT_OF_MEMORY not in str(error) or supervisor.is_over():
+                    raise
+                losses.append(why_lost(ray.exceptions.OutOfMemoryError(str(error))))
+                if len(losses) > prepared.resources.retries:
+                    raise RunError(
+                        f"{losses[-1]} This happened {len(losses)} times. Resume with:"
+                        f" {folder.resume_command}"
+                    ) from error
+                progress.note(f"{losses[-1]} All trials that have begun resume from checkpoints.")
+                callbacks.begins_again = True
         if callbacks.begins_again:
             Reservations.release()
             return False
