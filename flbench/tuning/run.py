@@ -138,10 +138,13 @@ def _train(
                 losses.append(why_lost(ray.exceptions.OutOfMemoryError(str(error))))
                 if len(losses) > prepared.resources.retries:
                     raise RunError(
-                        f"{losses[-1]} This happened {len(losses)} times. Resume with:"
-                        f" {folder.resume_command}"
+                        f"a trial failed: {losses[-1]} This happened {len(losses)} times. Resume"
+                        f" with: {folder.resume_command}"
                     ) from error
-                progress.note(f"{losses[-1]} All trials that have begun resume from checkpoints.")
+                progress.note(
+                    f"a trial failed: {losses[-1]} All trials that have begun continue from their"
+                    " last checkpoints."
+                )
                 callbacks.begins_again = True
         if callbacks.begins_again:
             Reservations.release()

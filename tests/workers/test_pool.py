@@ -155,9 +155,21 @@ def test_what_an_actor_cannot_read_is_named(nodes):
 
 @pytest.mark.filterwarnings("ignore:.*")  # notes about the data
 def test_a_study_goes_on_with_what_is_left_of_a_cluster(nodes, tmp_path, monkeypatch, capsys):
-    """The trial has a worker on each of two nodes, and one of them is lost in its first rounds."""
-    from flbench.tuning import waits
+    """Memory runs out at first; then one of the two nodes on which the trial has a worker is lost."""
+    from flbench.tuning import run, waits
 
+    fit, failed = run._fit, []
+
+    def fit_later(*given):
+        """Fail once, as Ray Tune does if Ray's memory monitor ends a worker that it waits for."""
+        if not failed:
+            failed.append(
+                RuntimeError("Caught unexpected exception: the node running low on memory")
+            )
+            raise failed[0]
+        fit(*given)
+
+    monkeypatch.setattr(run, "_fit", fit_later)
     monkeypatch.setattr(waits, "LOOK", 1.0)
     monkeypatch.setattr(waits, "HOLD", 0.5)
     keys = {"data": "digits", "partition": fl.Dirichlet(alpha=0.5, clients=4, samples=300)}
@@ -174,7 +186,7 @@ def test_a_study_goes_on_with_what_is_left_of_a_cluster(nodes, tmp_path, monkeyp
     losing = Thread(target=lose_node, daemon=True)
     losing.start()
     engine = {"name": "ray", "workers": 2, "threads": 1}
-    budget = {"trials": 1, "seeds": 0, "concurrent": 1, "scheduler": "none", "retries": 0}
+    budget = {"trials": 1, "seeds": 0, "concurrent": 1, "scheduler": "none", "retries": 1}
     study = fl.tune(
         "fedavg", **budget, engine=engine, address=nodes.address, out=tmp_path / "study", **keys
     )
@@ -184,6 +196,7 @@ def test_a_study_goes_on_with_what_is_left_of_a_cluster(nodes, tmp_path, monkeyp
     said = capsys.readouterr().err
     assert "a node of the Ray cluster was lost" in said
     assert "engine.workers=1" in said
+    assert said.count("memory of the machine was almost full") == 1
     [trial] = study.path.glob("trials/fedavg/*/metrics.csv")
     rows = [
         [line for line in file.read_text().splitlines() if ",validation," in line]
