@@ -155,7 +155,7 @@ def test_what_an_actor_cannot_read_is_named(nodes):
 
 @pytest.mark.filterwarnings("ignore:.*")  # notes about the data
 def test_a_study_goes_on_with_what_is_left_of_a_cluster(nodes, tmp_path, monkeypatch, capsys):
-    """Memory runs out at first; then one of the two nodes on which the trial has a worker is lost."""
+    """Memory runs out at first; then one of two nodes is lost on which the trial has a worker."""
     from flbench.tuning import run, waits
 
     fit, failed = run._fit, []
