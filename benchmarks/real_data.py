@@ -10,7 +10,7 @@ all are done or `--seconds` have passed; then unfinished jobs are stopped. The s
 finished jobs are not trained again, and unfinished ones are resumed from their last checkpoint.
 
 First, each data set has a search: FedAvg with a few learning rates, with a seed and a partition
-that no other run has. The learning rate with the highest validation accuracy is that of all methods.
+that no other run has. All methods have the learning rate with the highest validation accuracy.
 `central` is one client that has the training samples of all clients.
 
 At the end, the finished runs of each data set are packed without checkpoints into
@@ -343,6 +343,8 @@ class Runner:
         self.running: dict[Job, tuple[subprocess.Popen[bytes], float]] = {}
         self.pace = 1.0  # measured time of jobs, relative to the estimate
         self.paces: list[float] = []
+        self.rates: dict[str, Any] = {}  # by set, what its search has found
+        self.search()
 
     def run(self) -> None:
         """Train all jobs that end before the deadline."""
@@ -357,15 +359,20 @@ class Runner:
         for job in self.waiting:
             print(f"left: {job.set} {job.name}", flush=True)
 
+    def search(self) -> None:
+        """Write what the searches have found to search.json, which processes of jobs read."""
+        self.rates = chosen_rates(self.out, list(SETS))
+        new = self.out / "search.json.new"
+        new.write_text(json.dumps(self.rates, indent=1))
+        new.replace(self.out / "search.json")
+
     def start(self) -> bool:
         """Start the next job, if a slot is free; return whether one was started."""
-        rates = chosen_rates(self.out, list(SETS))
-        (self.out / "search.json").write_text(json.dumps(rates, indent=1))
         for job in self.waiting:
             gpu = SETS[job.set].gpu
             if sum(SETS[one.set].gpu == gpu for one in self.running) >= self.slots[gpu]:
                 continue
-            if job.kind != SEARCH and job.set not in rates:
+            if job.kind != SEARCH and job.set not in self.rates:
                 continue
             left = self.deadline - time.monotonic()
             if not self.tiny and job.seconds() * self.pace > left:
@@ -403,6 +410,8 @@ class Runner:
             else:
                 self.paces.append(seconds / job.seconds())
                 self.pace = float(np.median(self.paces))
+            if job.kind == SEARCH:
+                self.search()
             with (self.out / "jobs.jsonl").open("a") as file:
                 file.write(json.dumps(entry) + "\n")
             print(json.dumps(entry), flush=True)
