@@ -9,8 +9,8 @@ of its own with one thread. Jobs are trained in the order of their value, `--job
 all are done or `--seconds` have passed; then unfinished jobs are stopped. The same command goes on:
 finished jobs are not trained again, and unfinished ones are resumed from their last checkpoint.
 
-First, each data set has a search: FedAvg with a few learning rates, with a seed and a partition
-that no other run has. All methods have the learning rate with the highest validation accuracy.
+First, each data set has a search: FedAvg with a few optimizers, with a seed and a partition that no
+other run has. All methods have the optimizer with the highest validation accuracy.
 `central` is one client that has the training samples of all clients.
 
 At the end, the finished runs of each data set are packed without checkpoints into
@@ -55,8 +55,8 @@ class Set:
     Attributes:
         data: Section `data`.
         model: Section `model`.
-        train: Section `train` without the learning rate.
-        rates: Learning rates of the search.
+        train: Section `train` without the optimizer.
+        optimizers: Sections `train.optimizer` of the search.
         search_rounds: Rounds of a run of the search.
         central: Keys of `train` of the central net that differ.
         every: Rounds between two evaluations.
@@ -68,13 +68,18 @@ class Set:
     data: dict[str, Any]
     model: Any
     train: dict[str, Any]
-    rates: tuple[float, ...]
+    optimizers: tuple[dict[str, Any], ...]
     search_rounds: int
     every: int
     seconds: float
     central: dict[str, Any] = field(default_factory=dict)
     methods: tuple[str, ...] = METHODS
     gpu: bool = False
+
+
+def sgd(*rates: float) -> tuple[dict[str, Any], ...]:
+    """Return sections `train.optimizer` for SGD with several learning rates."""
+    return tuple({"name": "sgd", "lr": rate} for rate in rates)
 
 
 PACS: Final[dict[str, Any]] = {"path": "pacs64.zip", "client": "folder", "normalize": IMAGENET}
@@ -84,7 +89,7 @@ SETS: Final = {
         data={"path": "har.npz", "kind": "series"},
         model="cnn1d",
         train={"rounds": 40, "local_epochs": 2},
-        rates=(0.03, 0.1, 0.2),
+        optimizers=sgd(0.03, 0.1, 0.2),
         search_rounds=20,
         every=10,
         seconds=60,
@@ -95,7 +100,7 @@ SETS: Final = {
         data=PACS,
         model={"name": "lite0.py:lite0", "weights": "lite0.pth", "freeze": "backbone"},
         train={"rounds": 40, "local_epochs": 1},
-        rates=(0.01, 0.03, 0.1),
+        optimizers=sgd(0.01, 0.03, 0.1),
         search_rounds=20,
         every=5,
         seconds=60,
@@ -105,7 +110,7 @@ SETS: Final = {
         data={"path": "shakespeare_roles.zip", "text": {"shortest": 2000, "stride": 20}},
         model={"name": "gru", "hidden": 64},
         train={"rounds": 60, "local_epochs": 1, "participation": 0.1, "batch_size": 16},
-        rates=(0.5, 1.0, 2.0),
+        optimizers=(*sgd(1.0, 2.0), {"name": "adam", "lr": 0.003}, {"name": "adam", "lr": 0.01}),
         search_rounds=20,
         every=30,
         seconds=180,
@@ -116,7 +121,7 @@ SETS: Final = {
         data=PACS,
         model="lenet5",
         train={"rounds": 25, "local_epochs": 1},
-        rates=(0.01, 0.03, 0.1),
+        optimizers=sgd(0.01, 0.03, 0.1),
         search_rounds=10,
         every=5,
         seconds=90,
@@ -125,7 +130,7 @@ SETS: Final = {
         data=PACS,
         model="torchvision.models:resnet18",
         train={"rounds": 20, "local_epochs": 1},
-        rates=(0.01, 0.03, 0.1),
+        optimizers=sgd(0.01, 0.03, 0.1),
         search_rounds=8,
         every=5,
         seconds=50,
@@ -141,7 +146,7 @@ class Job:
     Attributes:
         set: Name of the data set in `SETS`.
         kind: Name of a method, `CENTRAL`, or `SEARCH`.
-        number: Seed of the training and the partition; of a search, the index of its learning rate.
+        number: Seed of the training and the partition; of a search, the index of its optimizer.
     """
 
     set: str
@@ -171,7 +176,7 @@ def finished(folder: Path) -> Path | None:
 
 def jobs_of(names: Sequence[str], methods: Sequence[str], seeds: int) -> list[Job]:
     """Return all jobs in the order of their value: the searches come first, then set by set."""
-    jobs = [Job(name, SEARCH, k) for name in names for k in range(len(SETS[name].rates))]
+    jobs = [Job(name, SEARCH, k) for name in names for k in range(len(SETS[name].optimizers))]
     for name in names:
         kinds = [one for one in (*SETS[name].methods, CENTRAL) if one in methods]
         # The longest runs of a repetition first, so that none of them is left over at the end.
@@ -271,10 +276,11 @@ def train(job: Job, out: Path, *, tiny: bool) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     train_keys, seed = dict(chosen.train), job.number
     if job.kind == SEARCH:
-        seed, rate = SEARCH_SEED, chosen.rates[job.number]
+        seed, optimizer = SEARCH_SEED, chosen.optimizers[job.number]
         train_keys["rounds"] = chosen.search_rounds
     else:
-        rate = json.loads((out / "search.json").read_text())[job.set]["rate"]
+        found = json.loads((out / "search.json").read_text())
+        optimizer = found[job.set]["optimizer"]
     if job.kind == CENTRAL:
         train_keys |= chosen.central
         partition = pooled(chosen, seed, Path(f"{job.set}-{seed}.npz"))
@@ -288,7 +294,7 @@ def train(job: Job, out: Path, *, tiny: bool) -> None:
         data=chosen.data,
         partition=partition,
         model=chosen.model,
-        train=train_keys | {"optimizer": {"lr": rate}},
+        train=train_keys | {"optimizer": optimizer},
         evaluation={"every": min(chosen.every, train_keys["rounds"])},
         engine={"workers": 1, "device": "cuda" if chosen.gpu and not tiny else "cpu"},
         output={"dir": str(folder), "checkpoint_seconds": 30.0},
@@ -299,19 +305,19 @@ def train(job: Job, out: Path, *, tiny: bool) -> None:
 # What the process of the command does.
 
 
-def chosen_rates(out: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Return, for each data set whose search is done, the chosen rate and the accuracy of each."""
+def found_by_search(out: Path, names: Sequence[str]) -> dict[str, Any]:
+    """Return, for each data set whose search is done, its optimizer and all accuracies."""
     found = {}
     for name in names:
-        accuracies = {}
-        for number, rate in enumerate(SETS[name].rates):
+        accuracies = []
+        for number in range(len(SETS[name].optimizers)):
             run = finished(Job(name, SEARCH, number).folder(out))
             if run is not None:
                 summary = json.loads((run / "summary.json").read_text())
-                accuracies[rate] = summary["best"]["validation"]["accuracy"]
-        if len(accuracies) == len(SETS[name].rates):
-            best = max(accuracies, key=lambda rate: accuracies[rate])
-            found[name] = {"rate": best, "validation": accuracies}
+                accuracies.append(summary["best"]["validation"]["accuracy"])
+        if len(accuracies) == len(SETS[name].optimizers):
+            best = SETS[name].optimizers[accuracies.index(max(accuracies))]
+            found[name] = {"optimizer": best, "validation": accuracies}
     return found
 
 
@@ -343,7 +349,7 @@ class Runner:
         self.running: dict[Job, tuple[subprocess.Popen[bytes], float]] = {}
         self.pace = 1.0  # measured time of jobs, relative to the estimate
         self.paces: list[float] = []
-        self.rates: dict[str, Any] = {}  # by set, what its search has found
+        self.found: dict[str, Any] = {}  # by set, what its search has found
         self.search()
 
     def run(self) -> None:
@@ -361,9 +367,9 @@ class Runner:
 
     def search(self) -> None:
         """Write what the searches have found to search.json, which processes of jobs read."""
-        self.rates = chosen_rates(self.out, list(SETS))
+        self.found = found_by_search(self.out, list(SETS))
         new = self.out / "search.json.new"
-        new.write_text(json.dumps(self.rates, indent=1))
+        new.write_text(json.dumps(self.found, indent=1))
         new.replace(self.out / "search.json")
 
     def start(self) -> bool:
@@ -372,7 +378,7 @@ class Runner:
             gpu = SETS[job.set].gpu
             if sum(SETS[one.set].gpu == gpu for one in self.running) >= self.slots[gpu]:
                 continue
-            if job.kind != SEARCH and job.set not in self.rates:
+            if job.kind != SEARCH and job.set not in self.found:
                 continue
             left = self.deadline - time.monotonic()
             if not self.tiny and job.seconds() * self.pace > left:

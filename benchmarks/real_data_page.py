@@ -140,14 +140,17 @@ def block(name: str, folder: Path) -> str:
     file = folder / "search.json"
     searched: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     if name in searched:
+        names = [f"{one['name']} {one['lr']:g}" for one in SETS[name].optimizers]
+        accuracies = searched[name]["validation"]
         tried = ", ".join(
-            f"{float(rate):g}: {100 * accuracy:.1f}"
-            for rate, accuracy in searched[name]["validation"].items()
+            f"{optimizer} {100 * accuracy:.1f}"
+            for optimizer, accuracy in zip(names, accuracies, strict=True)
         )
+        chosen = names[accuracies.index(max(accuracies))]
         lines += [
             "",
-            f"Search, validation accuracy in % by learning rate: {tried}; chosen:"
-            f" {searched[name]['rate']:g}.",
+            f"Search, validation accuracy of FedAvg in % by optimizer and learning rate: {tried}."
+            f" All runs of the table have {chosen}.",
         ]
     return "\n".join(lines)
 
