@@ -12,17 +12,19 @@ kept, and the same command trains what is left. It writes OUT_DIR/results.tar.gz
     SETTING/study      eight trials for each method, as `flbench tune --search random
                        --scheduler none` draws them, on a partition of their own
     SETTING/tuned      each method with the best parameters of the study, five repetitions
-    clients/NAME       all methods on a federation some of whose clients join after the training
+    clients/NAME       all methods on a federation some of whose clients join after the training;
+                       clients/NAME*3 has three repetitions
 """
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import tarfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from math import isfinite
@@ -37,9 +39,10 @@ from flbench.config.resolve import resolve
 from flbench.config.schema import EngineConfig
 from flbench.config.sources import Layer, from_file, from_values, merge
 from flbench.core.documents import read_json
+from flbench.core.errors import UserError
 from flbench.experiment import provenance
 from flbench.jobs.job import Job, Outcome, Task
-from flbench.jobs.launchers.local_processes import local_processes
+from flbench.jobs.launchers import launcher
 from flbench.jobs.samples import LoadedSamples
 from flbench.results import reading, study_folder
 from flbench.results.study_folder import Header, MethodEntry
@@ -63,6 +66,7 @@ SEARCH_SEED: Final = 100  # of the search, which is no repetition of a compariso
 COMMON: Final = {"tracking.mlflow": False, "engine.workers": 1}
 LAST: Final = 1_000_000_000
 """Rounds between two checkpoints: one after the last round, whose model is deleted."""
+LEFT_OUT: Final = (".safetensors", ".gz", ".html", ".png", ".pdf")
 ORIGIN: Final = "benchmarks/new_methods.py"
 
 
@@ -104,7 +108,6 @@ class Work:
     """What is trained, and where.
 
     Attributes:
-        data: Folder with the data sets.
         out: Folder of the results.
         methods: Methods of all parts; empty for the new ones in the settings of the board, and for
             all of flbench's methods with new clients.
@@ -113,7 +116,6 @@ class Work:
         trials: Trials of each method.
     """
 
-    data: Path
     out: Path
     methods: tuple[str, ...] = ()
     values: dict[str, Any] = field(default_factory=dict)
@@ -131,6 +133,7 @@ class Work:
         Raises:
             KeyError: There is no such part.
         """
+        name, _, count = name.partition("*")
         first, _, kind = name.partition("/")
         if first in SETTINGS and kind == "default":
             items = self._comparison(name, self.base(f"board/{first}"), self.of_board)
@@ -142,7 +145,8 @@ class Work:
             return self._tuned(first)
         if first == "clients" and (CONFIGS / "clients" / f"{kind}.yaml").is_file():
             methods = self.methods or tuple(ALGORITHMS.names())
-            items = self._comparison(name, self.base(f"clients/{kind}"), methods)
+            base, seeds = self.base(f"clients/{kind}"), int(count or 1)
+            items = self._comparison(name, base, methods, seeds=seeds)
             return Part(name, lambda: items)
         raise KeyError(name)
 
@@ -154,19 +158,21 @@ class Work:
         """
         values = {
             **COMMON,
-            "data.root": str(self.data),
+            "data.root": ".",  # the folder with the data sets, which `main` changes to
             "output.checkpoint_every": LAST,
             **self.values,
         }
         layer = from_file(CONFIGS / f"{config}.yaml")
-        tree, origins = merge([layer, from_values(values, ORIGIN)])
-        path = tree.get("data", {}).get("path")
-        if path is not None:
-            tree["data"]["path"] = str(self.data / path)
-        return Layer(tree, origins)
+        return Layer(*merge([layer, from_values(values, ORIGIN)]))
 
     def _comparison(
-        self, name: str, base: Layer, methods: Sequence[str], *, study: Path | None = None
+        self,
+        name: str,
+        base: Layer,
+        methods: Sequence[str],
+        *,
+        study: Path | None = None,
+        seeds: int | None = None,
     ) -> list[Item]:
         """Return the trainings of a comparison, whose folder is made or written anew.
 
@@ -175,6 +181,7 @@ class Work:
             base: What the methods share.
             methods: Methods, or those of them whose parameters are known.
             study: Study with their parameters; None for the default parameters.
+            seeds: Number of repetitions; None for those of the board.
         """
         layers = []
         for method in methods:
@@ -185,9 +192,8 @@ class Work:
                 layer = Layer(*merge([layer, from_values(won.params, "study")]))
             layers.append(LabelledLayer(method, layer))
         tuned = None if study is None else str(study)
-        own = _repetitions(base)
-        seeds = self.repetitions if own is None else own
-        design = Design(base, tuple(layers), seeds=seeds, tuned=tuned)
+        repetitions = self.repetitions if seeds is None else seeds
+        design = Design(base, tuple(layers), seeds=repetitions, tuned=tuned)
         cells = plan.cells(design)
         root = self.out / name
         found = sorted(root.glob("*/comparison.json"))
@@ -258,39 +264,29 @@ class Work:
         """Return the trainings with tuned parameters: of the methods whose trials have ended."""
         study, name = self.out / setting / "study", f"{setting}/tuned"
         trials = self._study(setting)
-        items: dict[str, list[Item]] = {}
+        seen: set[str] = set()
+        items: list[Item] = []
 
         def found() -> list[Item]:
-            over = [
+            over = {
                 method
                 for method, mine in trials.items()
                 if all((trial.path / "trial.json").is_file() for trial in mine)
-                and _study(study).winner(method) is not None
-            ]
-            if [*items] != over:
+            }
+            if over != seen:
+                seen.update(over)
+                known = _study(study)
+                won = {method: known.winner(method) for method in trials if method in over}
+                tuned = [method for method, trial in won.items() if trial is not None]
                 base = self.base(f"board/{setting}")
-                every = self._comparison(name, base, over, study=study)
-                items.clear()
-                items.update({method: [] for method in over})
-                for item in every:
-                    items[item.job.method].append(item)
-            # Where the default parameters have won, the default runs are copied in the end.
-            known = _study(study)
-            is_there = (self.out / setting / "default").is_dir()
-            left = (
-                method
-                for method in over
-                if not is_there or ((won := known.winner(method)) is not None and won.index)
-            )
-            return [item for method in left for item in items[method]]
+                every = self._comparison(name, base, tuned, study=study) if tuned else []
+                # Where the default parameters have won, the default runs are copied in the end.
+                is_there = (self.out / setting / "default").is_dir()
+                kept = {name for name, trial in won.items() if trial and not trial.index}
+                items[:] = [x for x in every if not (is_there and x.job.method in kept)]
+            return items
 
         return Part(name, found)
-
-
-def _repetitions(base: Layer) -> int | None:
-    """Return the repetitions of a comparison of new clients; None for those of the board."""
-    has_new = base.tree.get("partition", {}).get("new_clients") is not None
-    return 1 if has_new else None
 
 
 def _study(path: Path) -> study_folder.StoredStudy:
@@ -339,16 +335,20 @@ def train(parts: Sequence[Part], jobs: int, end: float) -> list[str]:
     known = [item.job for part in parts for item in part.items()]
     with (
         Supervisor(ends_process=False) as supervisor,
-        local_processes(known, samples, resources, supervisor, print) as launcher,
+        launcher(known, samples, resources, supervisor, print) as chosen,
     ):
         while time.monotonic() < end:
             while len(running) < jobs and (item := _next(parts, begun)) is not None:
                 begun.add(item.path)
+                try:
+                    chosen.begin(item.job, Task(item.path, item.job.layer))
+                except UserError as error:  # such as a data set that is not there
+                    failures.append(f"{item.path}: {error}")
+                    continue
                 running[id(item.job)] = item
-                launcher.begin(item.job, Task(item.path, item.job.layer))
             if not running:
                 break
-            for job, outcome in launcher.ended():
+            for job, outcome in chosen.ended():
                 item = running.pop(id(job))
                 item.ended(item, outcome)
                 for model in item.path.glob("*.safetensors"):
@@ -366,12 +366,14 @@ def train(parts: Sequence[Part], jobs: int, end: float) -> list[str]:
 def collect(out: Path) -> Path:
     """Write all finished runs below a folder to one file, without models; return its path."""
     file = out / "results.tar.gz"
+    begun = (path.parent for path in out.rglob("config.yaml"))
+    unfinished = {path for path in begun if not reading.is_finished(path)}
     with tarfile.open(file, "w:gz", compresslevel=3) as archive:
         for path in sorted(out.rglob("*")):
-            is_model = path.suffix in (".safetensors", ".gz", ".html", ".png")
-            if path.is_file() and not is_model and ".lock" not in path.name:
-                with suppress(OSError):  # a file that a process is just writing
-                    archive.add(path, path.relative_to(out))
+            is_left_out = path.suffix in LEFT_OUT or path.name == ".lock" or not path.is_file()
+            is_left_out |= path.name == "predictions.csv" and "trials" in path.parts
+            if not is_left_out and not unfinished & {*path.parents}:
+                archive.add(path, path.relative_to(out))
     return file
 
 
@@ -409,9 +411,12 @@ def every_part() -> tuple[str, ...]:
     """Return the names of all parts, the most valuable first."""
     clients = [f"clients/{path.stem}" for path in sorted((CONFIGS / "clients").glob("*.yaml"))]
     digits, *others = SETTINGS
-    kinds = ("default", "study", "tuned")
-    first = [f"{digits}/default", f"{digits}/tuned", f"{digits}/study"]
-    return (*first, *clients, *(f"{one}/{kind}" for one in others for kind in kinds))
+    kinds = ("default", "tuned", "study")  # a method is trained as soon as its search is over
+    return (
+        *(f"{digits}/{kind}" for kind in kinds),
+        *clients,
+        *(f"{one}/{kind}" for one in others for kind in kinds),
+    )
 
 
 def pairs(items: Sequence[str]) -> Iterator[tuple[str, Any]]:
@@ -445,26 +450,31 @@ def main() -> int:
     if asked.data is None or asked.out is None:
         parser.error("name the folder with the data sets and the folder of the results")
     names = asked.parts.split(",")
-    if unknown := [name for name in names if name not in every_part()]:
+    if unknown := [name for name in names if name.partition("*")[0] not in every_part()]:
         parser.error(f"there is no part {unknown[0]}; there are {', '.join(every_part())}")
     asked.out.mkdir(parents=True, exist_ok=True)
     work = Work(
-        asked.data.resolve(),
         asked.out.resolve(),
         tuple(asked.methods.split(",")) if asked.methods else (),
         dict(pairs(asked.set)),
         asked.repetitions,
         asked.trials,
     )
+    os.chdir(asked.data)  # configurations name files of this folder
     parts = [work.part(name) for name in names]
-    failures = train(parts, asked.jobs, begin + 60 * asked.minutes)
+    failures = []
+    try:
+        failures = train(parts, asked.jobs, begin + 60 * asked.minutes)
+    except KeyboardInterrupt:
+        print("interrupted: what is finished is kept", flush=True)
     adopted = adopt_defaults(work.out)
     print(f"{adopted} default runs are tuned runs, too; {collect(work.out)} is written")
     for part in parts:
         items = part.items()
         done = sum(item.is_done for item in items)
         print(f"{part.name}: {done} of {len(items)} known trainings are finished")
-    print("\n".join(failures))
+    for name, count in Counter(failures).items():
+        print(name if count == 1 else f"{name} ({count} times)")
     return min(len(failures), 1)
 
 
