@@ -10,7 +10,7 @@ import sys
 from itertools import takewhile
 from math import isnan
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -29,14 +29,14 @@ class Federation:
     """The results on one federation.
 
     Args:
-        archive: The runs, as `flbench pack` wrote them.
+        name: Name of its configuration.
+        table: `fl.report(...).new_clients`.
+        runs: Number of runs.
     """
 
-    def __init__(self, archive: Path) -> None:
-        self.name = archive.name.removesuffix(".tar.xz")
-        self.title = TITLES.get(self.name, self.name)
-        comparison = fl.report(archive)
-        table = comparison.new_clients
+    def __init__(self, name: str, table: pd.DataFrame, runs: int) -> None:
+        self.name, self.runs = name, runs
+        self.title = TITLES.get(name, name)
         self.repetitions = int(table["n"].max())
         complete = table.groupby("method")["n"].transform("min") == self.repetitions
         self.left_out = sorted(set(table["method"]) - set(table[complete]["method"]))
@@ -44,7 +44,13 @@ class Federation:
         self.epochs = sorted(set(self.table["epochs"]))
         means = self.table.pivot(index="method", columns="epochs", values="mean")
         self.means = means.sort_values(self.epochs[-1], ascending=False)
-        self.runs = len(comparison.runs)
+
+    @classmethod
+    def read(cls, archive: Path) -> Self:
+        """Return the results in an archive that `flbench pack` wrote."""
+        comparison = fl.report(archive)
+        name = archive.name.removesuffix(".tar.xz")
+        return cls(name, comparison.new_clients, len(comparison.runs))
 
     @property
     def description(self) -> str:
@@ -96,9 +102,9 @@ class Federation:
             f" (`{BAR}`); the largest means are those of {best}.",
             f"3. The order of the methods on clients that trained says"
             f" {'much' if order > 0.6 else 'something' if order > 0.3 else 'little'} about their"
-            f" order on new ones (Kendall's tau {order:.2f}); with as many epochs, new clients"
-            f" are {points(-gaps.median())} points below the others in the median over the"
-            f" methods, between {points(-gaps.max())} and {points(-gaps.min())}.",
+            f" order on new ones (Kendall's tau {order:.2f}); after as many epochs, the accuracy of"
+            f" new clients minus that of the others is {points(gaps.median())} points in the"
+            f" median over the methods ({points(gaps.min())} to {points(gaps.max())}).",
         ]
 
 
@@ -179,7 +185,7 @@ def page(federations: list[Federation]) -> str:
 def main() -> None:
     """Write the page and its picture."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/board")
-    federations = [Federation(file) for file in sorted((folder / "clients").glob("*.tar.xz"))]
+    federations = [Federation.read(file) for file in sorted((folder / "clients").glob("*.tar.xz"))]
     (folder / "new-clients.md").write_text(page(federations), "utf-8")
     picture(federations).savefig(folder / "new-clients.png", dpi=110)
 
