@@ -5,6 +5,7 @@
 #
 # DATA_DIR holds fashionmnist.npz; without it the images are random, which gives the same times.
 # PYTHON names the interpreter (default python). DEVICE=cpu SIZE=tiny tries the script without a GPU.
+# REPEATS is the number of measurements of a bench (default 3).
 # PARTS names what is measured (default: digests bench blocks precisions resnet ray searches together).
 # A measurement that fails is recorded with its error, and the next one follows. Measurements with
 # Ray are left out where it is not installed.
@@ -64,7 +65,7 @@ wanted digests && for precision in 32-true 32-true tf32 bf16-mixed 16-mixed; do
 done
 
 # LeNet-5, 100 clients, all in: steps per second beside a bare loop, with shares of arithmetic and bandwidth.
-wanted bench && record "bench lenet5" 240 bench fedavg --json --repeats 3 --rounds 2 --out "$out/bench-lenet5" "engine.device=$device" "${net[@]}"
+wanted bench && record "bench lenet5" 240 bench fedavg --json --repeats "${REPEATS:-3}" --rounds 2 --out "$out/bench-lenet5" "engine.device=$device" "${net[@]}"
 wanted blocks && for block in $blocks; do
   record "memory of block $block" 120 run fedavg --rounds 2 "${small[@]}" "${net[@]}" engine.name=vectorized engine.block=$block evaluation.every=2
 done
