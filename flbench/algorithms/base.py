@@ -159,9 +159,14 @@ class Algorithm:
     """Base class of all methods. Its defaults are FedAvg, with `personal` leaves kept by clients.
 
     A subclass sets three class attributes: `Config` if it has keys of its own, `paper` and
-    `communication`. The decorator `ALGORITHMS.register` sets `name`.
+    `communication`. The decorator `ALGORITHMS.register` sets `name`. A method that cannot be used
+    with the default net sets `needs` too.
 
     Attributes:
+        needs: Overrides of a setting in which the method can be used, such as
+            `("model.lora.rank=8",)`, if the default net does not meet `requires`. They are an
+            example: the contract tests and the descriptions of the method use them, and a user
+            chooses values of his own.
         config: The section `algorithm` of the configuration, an instance of `Config`.
         setting: What the method may know of the experiment.
     """
@@ -170,6 +175,7 @@ class Algorithm:
     name: ClassVar[str]
     paper: ClassVar[Paper]
     communication: ClassVar[Communication]
+    needs: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: AlgorithmConfig, setting: Setting) -> None:
         self.config = config
