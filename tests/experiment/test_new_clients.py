@@ -64,7 +64,9 @@ def test_results_are_in_all_files(fedavg):
     test = summary["last"]["test"]
     for k in (0, 1, 5):
         new, seen = test[f"new@{k}"], test[f"seen@{k}"]
-        assert new["gap"] == pytest.approx(new["accuracy_mean"] - seen["accuracy_mean"])
+        assert {f"gap_{name}" for name in seen} == new.keys() - seen.keys()
+        for name, value in seen.items():
+            assert new[f"gap_{name}"] == pytest.approx(new[name] - value)
     assert test["seen@0"]["accuracy"] == test["accuracy"]  # one model for all
     with (path / "new_clients.csv").open() as lines:
         table = [row for row in csv.DictReader(lines) if row["moment"] == "last"]
