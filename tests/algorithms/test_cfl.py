@@ -421,9 +421,8 @@ def test_a_new_client_joins_those_with_labels_like_its_own(tmp_path):
     clients = NewClients(built, print)
 
     grown, adapts = clients._join(clients.grown(state), _Meter())
-    # The names of the clients are those of the file: odd ones have their labels turned around.
-    ids = built.federation.with_new_clients().partition.labels
-    odd = torch.tensor([int(name) % 2 == 1 for name in ids])
+    rows = built.federation.with_new_clients().partition.parts["train"]
+    odd = torch.tensor([int(mine[0]) // 4 % 2 == 1 for mine in rows])  # labels turned around
     cluster = grown.server["cluster"]
 
     assert adapts
