@@ -29,7 +29,7 @@ from flbench.workers.fork_server import LocalProcess
 from tests.algorithms.test_contract import KINDS
 from tests.engine.playing import played
 from tests.engine.test_vectorized import REDUCE, Count
-from tests.support import build, run, summary_of_run
+from tests.support import build, run
 
 pytestmark = pytest.mark.slow
 
@@ -242,7 +242,7 @@ def test_error_of_the_users_code_in_a_worker_names_its_line(engines):
     with pytest.raises(ConfigError, match=where) as error:
         trained(engines["sequential"], fails)
     engines["sequential"].start()
-    first, *lines = str(error.value).splitlines()
+    _, *lines = str(error.value).splitlines()
     assert [line.split(" in ")[1].split(":")[0] for line in lines] == [
         "__call__",
         "fails",
