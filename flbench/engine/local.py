@@ -65,6 +65,35 @@ _Work = tuple[LocalProgram, tuple[Step, ...]]
 """Steps of clients, which decide how long they take."""
 
 
+def worker_bytes(net: nn.Module) -> int:
+    """Return the bytes of memory that a worker needs and shares with no other process.
+
+    Args:
+        net: The net of a client.
+    """
+    return WORKER_BYTES + COPIES * nbytes(net_leaves(net))
+
+
+def most_processes(config: EngineConfig, net: nn.Module, federation: Federation) -> int:
+    """Return how many processes may train clients, with the one that asks.
+
+    With `engine.workers=auto` these are at most as many as there are cores, and as half of the free
+    memory allows. Samples are in memory once for all workers, and so are clients on their way.
+
+    Args:
+        config: Section `engine`, on a CPU.
+        net: The net of a client.
+        federation: The samples of all clients.
+    """
+    if config.workers != "auto":
+        return config.workers
+    free = memory.free(torch.device("cpu")) // 2 - federation.x.nbytes - SENT
+    most = cores.available() // config.threads
+    if config.name == "vectorized":
+        most = min(most, STACKED_WORKERS)
+    return max(1, min(most, 1 + free // worker_bytes(net)))
+
+
 @dataclass(frozen=True)
 class _Call:
     """Arguments of `Engine.run` besides the clients."""
@@ -447,15 +476,7 @@ class LocalEngine:
 
     def _count(self) -> int:
         """Return how many processes may train, with this one."""
-        if self._config.workers != "auto":
-            return self._config.workers
-        leaves = net_leaves(self._net)
-        needed = WORKER_BYTES + COPIES * nbytes(leaves)
-        free = memory.free(torch.device("cpu")) // 2 - self._federation.x.nbytes
-        most = cores.available() // self._config.threads
-        if self._config.name == "vectorized":
-            most = min(most, STACKED_WORKERS)
-        return max(1, min(most, 1 + free // needed))
+        return most_processes(self._config, self._net, self._federation)
 
     def _ready(self) -> list[_Member]:
         """Return the workers that are ready. Those that could not start are given up."""
