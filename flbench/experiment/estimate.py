@@ -153,7 +153,7 @@ def measure(experiment: Experiment) -> Estimate:
 
 
 def _workers(experiment: Experiment) -> dict[str, int]:
-    """Return the memory of a worker of this machine and the number of processes, if there are any."""
+    """Return memory of a worker of this machine and number of processes, if there are any."""
     used = experiment.found.engine
     if not experiment.may_have_workers or reason_against_workers() is not None:
         return {}

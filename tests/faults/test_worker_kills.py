@@ -95,7 +95,7 @@ def digests(folder: Path) -> list[str]:
 
 def resumed(kind: str, out: Path) -> list[str]:
     """Return the arguments of a call that goes on after a kill, or begins anew."""
-    marks = {"run": "*/*/config.yaml", "compare": "*/comparison.yaml", "tune": "*/study.yaml"}
+    marks = {"run": "*/*/config.yaml", "compare": "*/comparison.json", "tune": "*/study.json"}
     found = sorted(out.glob(marks[kind]))
     if not found:
         return [*COMMANDS[kind], "--out", str(out)]
