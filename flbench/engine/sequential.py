@@ -185,6 +185,10 @@ class SequentialEngine:
         """Return None: this engine does not stack clients that train."""
         return None
 
+    def stacked(self, program: LocalProgram, observe: tuple[Step, ...], batch_size: int) -> int:
+        """Return `STACKED_CLIENTS` for evaluations of small models, and 1 for all else."""
+        return STACKED_CLIENTS if self._can_stack(program, observe) else 1
+
     def changed_attributes(self) -> dict[str, bool]:
         """Return the attributes of the net that its code has changed since the first such call.
 
