@@ -162,7 +162,10 @@ class Federation:
             Rows [n] int64.
         """
         if which.part == "common":
-            return self.common_rows(which.limit)
+            rows = self.common_rows(which.limit)
+            if which.piece is not None:
+                rows = rows[client * which.piece : (client + 1) * which.piece]
+            return rows
         parts = self.partition.parts[which.part]
         if which.clients > 1:
             return np.concatenate(parts[client : client + which.clients])
@@ -178,6 +181,24 @@ class Federation:
         order = rng.permutation(rows)
         low, high = _cut(which.low, len(rows)), _cut(which.high, len(rows))
         return np.asarray(order[low:high][: which.limit])
+
+    def counts_of(self, which: Samples) -> Tensor:
+        """Return how many samples a step of a program reads, without ranges and limits of parts.
+
+        Args:
+            which: Selection of the clients' samples.
+
+        Returns:
+            Numbers [N] int64, for clients 0 to N-1.
+        """
+        if which.part == "common":
+            count = len(self.common_rows(which.limit))
+            begins = torch.arange(self.clients) * (which.piece or 0)
+            return (count - begins).clamp(0, which.piece)
+        sizes = torch.tensor([len(rows) for rows in self.partition.parts[which.part]])
+        ends = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])  # [N + 1]
+        last = (torch.arange(self.clients) + which.clients).clamp(max=self.clients)
+        return ends[last] - ends[:-1]
 
     def inputs(
         self, rows: Indices | Tensor, dtype: torch.dtype, keys: Tensor | None = None
