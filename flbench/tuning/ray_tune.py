@@ -3,11 +3,13 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any, Final
 
 from ray import tune
 
 from flbench.workers.cluster import workers_of
+from flbench.workers.lost import LOST
 from flbench.workers.resources import Resources
 
 # Environment variables of Ray Tune. The study folder holds all that a resumed study needs, so that
@@ -37,6 +39,30 @@ def quiet() -> Iterator[None]:
     finally:
         for key in missing:
             os.environ.pop(key, None)
+
+_LOSES_WORKERS: Final = (
+    "ray.air.execution._internal.actor_manager",
+    "ray.tune.execution.tune_controller",
+)
+"""Modules of Ray that read their name `RayActorError` to tell a lost worker from other errors."""
+
+
+@contextmanager
+def losing_one_worker() -> Iterator[None]:
+    """Let every error of `flbench.workers.lost.LOST` cost one worker, for the `with` block.
+
+    Ray Tune knows a lost worker by `RayActorError` alone. Any other error, such as that of Ray's
+    memory monitor while a worker trains, would end the whole study.
+    """
+    modules = [import_module(name) for name in _LOSES_WORKERS]
+    before = [module.RayActorError for module in modules]
+    for module in modules:
+        module.RayActorError = LOST  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for module, known in zip(modules, before, strict=True):
+            module.RayActorError = known  # type: ignore[attr-defined]
 
 
 def bundles(resources: Resources) -> Any:

@@ -19,7 +19,7 @@ from flbench.tuning.plan import ENDS, SearchSettings, StudyPlan
 from flbench.tuning.prepare import PreparedStudy
 from flbench.tuning.progress_table import ProgressTable
 from flbench.tuning.queue import JobQueue
-from flbench.tuning.ray_tune import bundles, quiet
+from flbench.tuning.ray_tune import bundles, losing_one_worker, quiet
 from flbench.tuning.schedulers import EarlierScore, HalvingByMethod, population
 from flbench.tuning.search_space import Space
 from flbench.tuning.shared_federations import SharedFederations
@@ -65,7 +65,7 @@ def carry_out(
     progress.add_ended(record for record in records if record["state"] in ENDS)
     progress.add_interrupted(record for record in records if record["state"] not in ENDS)
     supervisor.close_display = progress.close
-    with quiet(), progress.live():
+    with quiet(), losing_one_worker(), progress.live():
         _train(folder, prepared, records, progress, supervisor)
 
 

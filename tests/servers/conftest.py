@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import table
+from tests.servers import postgres
 from tests.servers.counting import Counts, counts
 from tests.servers.marking import VARIABLE
 from tests.servers.places import Rooms
-from tests.servers.table import Row
+from tests.servers.table import Table
 from tests.servers.work import Heard, Work, arguments, weights
 
 LINES = pytest.StashKey[list[str]]()
@@ -38,17 +38,15 @@ def rooms(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def rows(rooms, tmp_path_factory, pytestconfig):
-    """The rows of the table, which is written after the last test."""
-    found: list[Row] = []
-    yield found
-    folder = tmp_path_factory.mktemp("table")
-    packages = {
-        name: version(name) for name in ("mlflow", "ray", "moto", "boto3", "psycopg2-binary")
-    }
-    about = ", ".join(f"{name} {number}" for name, number in {**rooms.versions, **packages}.items())
-    text = table.write(found, about, folder)
-    pytestconfig.stash[LINES] = [*text.splitlines(), "", f"{folder / 'servers.md'} has this table."]
+def table(tmp_path_factory, pytestconfig):
+    """The table, which is printed after the last test."""
+    packages = ("mlflow", "ray", "moto", "boto3", "psycopg2-binary")
+    versions = {"PostgreSQL": postgres.version(), **{name: version(name) for name in packages}}
+    about = ", ".join(f"{name} {number}" for name, number in versions.items())
+    made = Table(about, tmp_path_factory.mktemp("table"))
+    yield made
+    lines = made.markdown.splitlines()
+    pytestconfig.stash[LINES] = [*lines, "", f"{made.file} has this table."]
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,9 @@ def twin(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _as_a_user(monkeypatch, tmp_path: Path):
-    """Commands have state and caches of their own, and no cores to themselves."""
+    """Commands have a state folder of their own, and no cores to themselves."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    # Ray would end workers if other programs need the memory of the machine.
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "0")
     for name in ("PYTEST_XDIST_WORKER", "RAY_ADDRESS", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)

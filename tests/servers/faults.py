@@ -151,14 +151,14 @@ FAULTS: Final = (
     Fault(
         "503 to every third request", "folder", "comparison", planned("proxy", every(3, Fate(503)))
     ),
-    Fault("502 for 8 s", "folder", "runs", for_some_seconds("proxy", Fate(502), 8)),
+    Fault("502 for 8 s", "folder", "run", for_some_seconds("proxy", Fate(502), 8)),
     Fault(
         "413 for a table",
         "folder",
         "comparison",
         planned("proxy", all_with(Fate(413), method="PUT", end="/per_class.csv")),
     ),
-    Fault("connections are cut", "folder", "runs", planned("proxy", every(5, Fate(cut="before")))),
+    Fault("connections are cut", "folder", "run", planned("proxy", every(5, Fate(cut="before")))),
     Fault(
         "answers are lost", "folder", "comparison", planned("proxy", every(7, Fate(cut="after")))
     ),

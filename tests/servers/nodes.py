@@ -37,7 +37,6 @@ class Nodes:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),
             "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_memory_monitor_refresh_ms": "0",  # other programs may need the memory
         }
 
     def start(self) -> None:

@@ -128,11 +128,6 @@ class Rooms:
             if server is not None:
                 server.kill()
 
-    @property
-    def versions(self) -> dict[str, str]:
-        """Versions of the servers that have run."""
-        return {} if self._database is None else {"PostgreSQL": self._database.version}
-
     def _make(self, name: str) -> Tracked:
         if self._database is None:
             self._database = Postgres(self._folder / "postgres")

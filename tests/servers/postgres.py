@@ -20,6 +20,14 @@ def programs() -> Path | None:
     return None if newest is None else newest.parent
 
 
+def version() -> str:
+    """Return the version of the programs."""
+    said = subprocess.run([f"{programs()}/postgres", "--version"], capture_output=True, text=True)
+    found = re.search(r"[0-9.]+", said.stdout)
+    assert found is not None
+    return found[0]
+
+
 class Postgres(ProcessServer):
     """A server of PostgreSQL on the loopback interface, which trusts everybody.
 
@@ -37,16 +45,6 @@ class Postgres(ProcessServer):
         subprocess.run(["chown", "postgres:postgres", DATA], check=True)
         init = ("initdb", "--auth=trust", "--username=mlflow", "--no-sync", f"--pgdata={DATA}")
         subprocess.run(self._called(*init), check=True, stdout=subprocess.DEVNULL, cwd="/")
-
-    @property
-    def version(self) -> str:
-        """Its version."""
-        said = subprocess.run(
-            self._called("postgres", "--version"), capture_output=True, text=True, cwd="/"
-        )
-        found = re.search(r"[0-9.]+", said.stdout)
-        assert found is not None
-        return found[0]
 
     def command(self) -> list[str]:
         listening = ("-c", "listen_addresses=127.0.0.1", "-c", f"unix_socket_directories={DATA}")

@@ -1,8 +1,10 @@
 """The table of what was found, a row for each fault."""
 
 import csv
+from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
+from typing import Final
 
 
 @dataclass(frozen=True)
@@ -40,15 +42,35 @@ class Row:
     last: str
 
 
-def write(rows: list[Row], about: str, folder: Path) -> str:
-    """Write the table as Markdown and CSV, and return the Markdown."""
-    names = [field.name for field in fields(Row)]
-    lines = [about, "", "| " + " | ".join(names) + " |", "|" + " --- |" * len(names)]
-    for row in rows:
-        cells = [str(cell).replace("|", "\\|") for cell in astuple(row)]
-        lines.append("| " + " | ".join(cells) + " |")
-    text = "\n".join(lines)
-    (folder / "servers.md").write_text(text + "\n")
-    with (folder / "servers.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([names, *map(astuple, rows)])
-    return text
+NAMES: Final = [field.name for field in fields(Row)]
+
+
+class Table:
+    """The rows, in two files that are written again with each row.
+
+    Args:
+        about: Versions of what has run.
+        folder: Folder of the files.
+    """
+
+    def __init__(self, about: str, folder: Path) -> None:
+        self.file = folder / "servers.md"
+        self._about, self._rows = about, list[Row]()
+
+    @property
+    def markdown(self) -> str:
+        """The table as Markdown."""
+        lines = [self._about, "", _line(NAMES), _line(["---"] * len(NAMES))]
+        cells = ([str(cell).replace("|", "\\|") for cell in astuple(row)] for row in self._rows)
+        return "\n".join([*lines, *map(_line, cells)]) + "\n"
+
+    def add(self, row: Row) -> None:
+        """Add a row."""
+        self._rows.append(row)
+        self.file.write_text(self.markdown)
+        with self.file.with_suffix(".csv").open("w", newline="") as file:
+            csv.writer(file).writerows([NAMES, *map(astuple, self._rows)])
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,9 +1,6 @@
 """Nothing is lost, nothing is there twice, and nobody waits in silence, whatever a server does."""
 
 import json
-import os
-import subprocess
-import sys
 from contextlib import contextmanager
 from typing import Final
 
@@ -12,6 +9,7 @@ import pytest
 pytest.importorskip("mlflow")
 pytest.importorskip("ray.tune")
 
+from flbench.cli import app
 from tests.servers.counting import counts
 from tests.servers.faults import FAULTS
 from tests.servers.table import Row
@@ -22,23 +20,13 @@ pytestmark = [pytest.mark.servers, pytest.mark.mlflow, pytest.mark.timeout(1800)
 SILENCE: Final = 30.0  # seconds
 
 
-def sync(work: Work, place) -> tuple[int, int, str]:
+def sync(work: Work, place, capsys) -> tuple[int, int, str]:
     """Call `flbench sync`; return its exit code, how much it has sent, and standard error."""
-    command = [
-        sys.executable,
-        "-m",
-        "flbench",
-        "sync",
-        *map(str, work.folders),
-        "--uri",
-        place.uri,
-        "--json",
-    ]
-    done = subprocess.run(
-        command, env=os.environ | place.environment, capture_output=True, text=True, timeout=600
-    )
-    sent = [one["sent"] or {} for one in json.loads(done.stdout or "[]")]
-    return done.returncode, sum(sum(one.values()) for one in sent), done.stderr
+    capsys.readouterr()
+    code = app.main(["sync", *map(str, work.folders), "--uri", place.uri, "--json"])
+    said = capsys.readouterr()
+    sent = [one["sent"] or {} for one in json.loads(said.out or "[]")]
+    return code, sum(sum(one.values()) for one in sent), said.err
 
 
 @pytest.mark.parametrize(
@@ -46,12 +34,12 @@ def sync(work: Work, place) -> tuple[int, int, str]:
     FAULTS,
     ids=[f"{fault.place}-{fault.work}-{fault.name}".replace(" ", "_") for fault in FAULTS],
 )
-def test_nothing_is_lost(fault, rooms, twin, rows, tmp_path, monkeypatch):
+def test_nothing_is_lost(fault, rooms, twin, table, tmp_path, monkeypatch, capsys):
     whole = twin(fault.work)
     place = rooms.place(fault.place)
     for name, value in place.environment.items():
-        monkeypatch.setenv(name, value)  # to count the files
-    experiment, out = fault.name, tmp_path / "out"
+        monkeypatch.setenv(name, value)  # for `flbench sync`, and to count the files
+    out = tmp_path / "out"
     experiment = f"{fault.work}: {fault.name}"
     begun: list[Work] = []
 
@@ -64,9 +52,9 @@ def test_nothing_is_lost(fault, rooms, twin, rows, tmp_path, monkeypatch):
         with contextmanager(fault.course)(place, begin) as work:
             heard = work.wait()
         before = counts(place.uri, experiment)
-        code, _, said = sync(work, place)
+        code, _, said = sync(work, place, capsys)
         after = counts(place.uri, experiment)
-        _, again, _ = sync(work, place)
+        _, again, _ = sync(work, place, capsys)
         found = weights(out)
         last_counts = counts(place.uri, experiment)
     finally:
@@ -78,7 +66,7 @@ def test_nothing_is_lost(fault, rooms, twin, rows, tmp_path, monkeypatch):
         return " / ".join(str(getattr(one, name)) for one in (before, after, whole.counts))
 
     equal = sum(found.get(name) == value for name, value in whole.weights.items())
-    rows.append(
+    table.add(
         Row(
             fault.name,
             fault.place,

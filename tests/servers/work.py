@@ -25,7 +25,6 @@ LONG: Final = ("partition.samples=null", "train.rounds=60", "evaluation.every=4"
 ONE: Final = ("--trials", "2", "--seeds", "1", "--scheduler", "none", "output.keep_trials=all")
 WORKS: Final = {
     "run": ("run", "fedavg", "train.rounds=12"),
-    "runs": ("run", "fedavg,local", "train.rounds=12"),
     "comparison": ("compare", "fedavg,local", "--seeds", "2", "train.rounds=6"),
     "study": ("tune", "fedavg", *ONE, "--concurrent", "2", "train.rounds=12"),
     "long run": ("run", "fedavg", *LONG, "engine.workers=2"),
