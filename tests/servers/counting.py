@@ -31,9 +31,16 @@ class Counts:
     values: Counter[tuple[str, int, float]] = field(repr=False)
 
 
-def counts(uri: str, experiment: str) -> Counts:
-    """Return what MLflow at an address has of an experiment; zeros if it has none."""
-    store = mlflow_store.open_store(uri)
+def counts(uri: str, experiment: str, database: str | None = None) -> Counts:
+    """Return what MLflow at an address has of an experiment; zeros if it has none.
+
+    Args:
+        uri: Address of MLflow.
+        experiment: Name of the experiment.
+        database: Address of its database, which is asked directly for all but the files.
+    """
+    store = mlflow_store.open_store(database or uri)
+    server = store if database is None else mlflow_store.open_store(uri)
     found = store.client.get_experiment_by_name(experiment)
     if found is None:
         return Counts(0, 0, 0, 0, 0, Counter())
@@ -44,7 +51,7 @@ def counts(uri: str, experiment: str) -> Counts:
         len(entries),
         len(points),
         len(store.client.search_logged_models(number)),
-        sum(_files(store.client, entry.info.run_id, None) for entry in entries),
+        sum(_files(server.client, entry.info.run_id, None) for entry in entries),
         sum(entry.info.status == "RUNNING" for entry in entries),
         Counter(point for point in points if "seconds" not in point[0]),
     )

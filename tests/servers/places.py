@@ -19,9 +19,11 @@ class Place(Protocol):
         uri: Address of MLflow.
         address: Address of a Ray cluster; None without one.
         environment: Environment variables of the commands.
+        counted: Address of MLflow's database; None if `uri` is that.
     """
 
     uri: str
+    counted: str | None
     address: str | None
     environment: Mapping[str, str]
 
@@ -38,6 +40,7 @@ class Tracked:
         server: MLflow.
         proxy: The proxy before MLflow.
         files: The proxy before the server of S3.
+        counted: Address of MLflow's database.
         environment: Environment variables of the commands.
         address: None: there is no cluster.
     """
@@ -46,6 +49,7 @@ class Tracked:
     server: Mlflow
     proxy: Proxy
     files: Proxy
+    counted: str
     environment: Mapping[str, str] = field(default_factory=dict)
     address: None = None
 
@@ -65,10 +69,12 @@ class Clustered:
     Attributes:
         nodes: The cluster.
         uri: Address of the database.
+        counted: None.
     """
 
     nodes: Nodes
     uri: str
+    counted: None = None
 
     @property
     def address(self) -> str:
@@ -140,10 +146,11 @@ class Rooms:
         where = self._folder / name.replace(" ", "-")
         port = PORTS[name]
         files = str(where / "files") if name == "folder" else f"s3://flbench/{where.name}"
+        database = self._database.database(where.name)
         server = Mlflow(
             where,
             port,
-            self._database.database(where.name),
+            database,
             files,
             served=name != "direct s3",
             s3=None if name == "folder" else self._files.address,
@@ -152,9 +159,8 @@ class Rooms:
         proxy = Proxy(server.address, port + 100)
         proxy.start()
         keys = KEYS | {"MLFLOW_S3_ENDPOINT_URL": self._files.address}
-        return Tracked(
-            self._database, server, proxy, self._files, keys if name == "direct s3" else {}
-        )
+        own = keys if name == "direct s3" else {}
+        return Tracked(self._database, server, proxy, self._files, database, own)
 
 
 PORTS = {"folder": 5001, "served s3": 5002, "direct s3": 5003}

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +16,8 @@ from tests.servers.server import wait_until, with_descendants
 from tests.support import SMALL
 from tests.tuning.test_tune import weights_in
 
+MIRROR: Final = "flbench.tracking.follow"
+"""Module of the process that sends a folder to MLflow."""
 LIMIT: Final = 900.0
 """Seconds after which a command hangs."""
 KEYS: Final = tuple(
@@ -135,11 +138,22 @@ class Work:
             code = -9
         for thread in self._threads:
             thread.join(10)
-        said = [*self._said, (time.monotonic(), "the end")]
+        seconds = time.monotonic() - self._began
+        said = [*self._said, (self._began + seconds, "the end")]
         gaps = [(after[0] - one[0], one[1]) for one, after in pairwise(said)]
         silence, before = max(gaps)
         lines = tuple(line for _, line in self._said[1:])
-        return Heard(code, lines, time.monotonic() - self._began, silence, before)
+        wait_until(lambda: not self._is_mirrored(), "the mirror did not end")
+        return Heard(code, lines, seconds, silence, before)
+
+    def _is_mirrored(self) -> bool:
+        """Return whether a process still sends the folder to MLflow: it may outlive the command."""
+        for file in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                words = file.read_bytes().decode(errors="replace").split("\0")
+                if MIRROR in words and any(word.startswith(str(self.out)) for word in words):
+                    return True
+        return False
 
     def end(self) -> None:
         """End the command with its children, if it still runs."""
