@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Final
 
-from tests.servers.server import wait_until
 
 NEAR: Final = "flbench-near"
 """Name of the namespace of the head and of the commands of flbench."""
@@ -31,7 +31,7 @@ class Nodes:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         token = folder / "token"
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         token.write_text(secrets.token_hex(32))
         self.environment = {
             "RAY_AUTH_MODE": "token",
@@ -52,14 +52,11 @@ class Nodes:
         self._ray(FAR, f"--address={self.address}")
 
     def stop(self) -> None:
-        """Stop the cluster, and remove the namespaces."""
+        """Stop the cluster, and remove its files and the namespaces."""
         for name in HOSTS:
             _end_all(name)
-            _ip("netns", "delete", name)
-        # The namespaces end with their last process, and the links with them.
-        wait_until(
-            lambda: not Path(f"/sys/class/net/{LINKS[NEAR]}").exists(), "the links did not end"
-        )
+            _ip("netns", "delete", name)  # the links end with it
+        shutil.rmtree(self._folder)
 
     def kill(self) -> None:
         """End all processes of the node that is not the head."""

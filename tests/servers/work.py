@@ -1,6 +1,7 @@
 """Commands of flbench that are disturbed, and what is heard of them."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -127,7 +128,7 @@ class Work:
             tables = list(self.out.rglob("metrics.csv"))
             return sum(file.read_text().count("\n") > 1 for file in tables) >= trainings
 
-        wait_until(have_begun, f"{trainings} trainings have not begun", 300)
+        wait_until(have_begun, f"{trainings} trainings have not begun", LIMIT / 2)
 
     def wait(self) -> Heard:
         """Wait for the end of the command."""
@@ -135,7 +136,7 @@ class Work:
             code = self._process.wait(max(1.0, self._began + LIMIT - time.monotonic()))
         except subprocess.TimeoutExpired:
             self.end()
-            code = -9
+            code = -signal.SIGKILL
         for thread in self._threads:
             thread.join(10)
         seconds = time.monotonic() - self._began
@@ -159,7 +160,8 @@ class Work:
         """End the command with its children, if it still runs."""
         if self._process.poll() is None:
             for pid in with_descendants(self._process.pid):
-                os.kill(pid, 9)
+                os.kill(pid, signal.SIGKILL)
+            self._process.wait()
 
     def _listen(self) -> None:
         assert self._process.stderr is not None
