@@ -36,7 +36,7 @@ def bare_round(experiment: Experiment, draw: Draw, clients: Sequence[int]) -> in
     federation, train = experiment.federation, experiment.config.train
     device = torch.device(experiment.config.engine.device)
     x, y = federation.x.to(device), federation.y.to(device)
-    shift, scale = federation.shift.to(device), federation.scale.to(device)
+    shift, scale = federation.offset.to(device), federation.scale.to(device)
     net = build_net(experiment.config.model, federation.shape, federation.classes, 0)
     net = net.to(device).train()
     start = {name: value.clone() for name, value in net.state_dict().items()}
@@ -47,7 +47,7 @@ def bare_round(experiment: Experiment, draw: Draw, clients: Sequence[int]) -> in
             net.load_state_dict(start)
             optimizer = make_optimizer(train.optimizer, list(net.parameters()), train.optimizer.lr)
             if federation.owner is not None:  # data.normalize=client
-                shift, scale = (t[client].to(device) for t in (federation.shift, federation.scale))
+                shift, scale = (t[client].to(device) for t in (federation.offset, federation.scale))
             samples = federation.partition.parts["train"][client]
             for epoch in range(train.local_epochs):
                 order = draw.sample_order(client, epoch, len(samples))

@@ -118,7 +118,7 @@ def partition(federation: Federation) -> Entry:
         "common_test": len(federation.common),
         "train_counts": federation.counts.tolist(),
         "normalization": {
-            "shift": _by_channel(federation, federation.shift),
+            "shift": _by_channel(federation, federation.offset),
             "scale": _by_channel(federation, federation.scale),
         },
         "notes": list(federation.notes),

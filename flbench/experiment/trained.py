@@ -887,7 +887,7 @@ def _that_are_read(
 
 def _inputs(federation: Federation, client: int | None, dtype: torch.dtype) -> RawInputs:
     """Return the module that normalizes raw samples of a client, or of any client (None)."""
-    shift, scale = federation.shift.cpu().to(dtype), federation.scale.cpu().to(dtype)
+    shift, scale = federation.offset.cpu().to(dtype), federation.scale.cpu().to(dtype)
     if federation.owner is not None:
         # Without a copy, a file would have the rows of all clients. The last row is that of no
         # client, which `_normalized_by` replaces.
