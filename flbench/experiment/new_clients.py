@@ -88,7 +88,7 @@ class NewClients:
         self._config = experiment.config.evaluation.adapt
         self._trained = experiment.federation.clients  # M
         self._warn = warn
-        self._all = replace(
+        everyone = replace(
             experiment,
             federation=federation,
             algorithm=self.algorithm,
@@ -96,6 +96,7 @@ class NewClients:
             judge=experiment.judge.of(federation),
             cached=None,  # the engine has the whole net, and samples of the new clients
         )
+        self._all = everyone.with_workers(warn) if experiment.has_workers else everyone
         self._evaluator = self._all.evaluator(warn)
 
     def close(self) -> None:
