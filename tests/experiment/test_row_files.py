@@ -210,6 +210,23 @@ def test_files_of_rows_of_a_stranger_are_an_error(damage, tmp_path):
         checkpoint.load(path, "hash")
 
 
+def test_files_of_rows_of_a_replaced_best_state_are_removed(tmp_path):
+    folder = RunFolder(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "metrics.csv").touch()
+    state = trained_by(fresh(), [0, 2], folder.changes, 1)
+    folder.save_state("best", state, "hash", {})
+    state = trained_by(state, range(CLIENTS), folder.changes, 2)
+    folder.save_state("last", state, "hash", {})
+    before = stored(tmp_path / "checkpoints")
+
+    folder.link_state("last", "best")
+
+    assert folder.checkpoint("best").samefile(folder.checkpoint("last"))
+    assert bits(checkpoint.load(folder.checkpoint("best"), "hash")[0]) == bits(state)
+    assert set(stored(tmp_path / "checkpoints")) < set(before)
+
+
 @pytest.mark.slow
 def test_a_run_with_files_of_rows_is_the_run_with_single_files(tmp_path, monkeypatch):
     keys = ("algorithm=ditto", "train.participation=0.4", "output.checkpoint_every=1")
