@@ -15,6 +15,7 @@ from flbench.core.storage import Storage
 from flbench.core.types import State
 from flbench.experiment import checkpoint, lifecycle, row_files, trained
 from flbench.experiment.row_files import ChangedRows
+from flbench.experiment.run_folder import RunFolder
 from flbench.results.checkpoint_files import files_of
 from tests.support import interrupted_run, reproducible, run, summary_of
 
@@ -216,7 +217,7 @@ def test_files_of_rows_of_a_replaced_best_state_are_removed(tmp_path):
     (tmp_path / "metrics.csv").touch()
     state = trained_by(fresh(), [0, 2], folder.changes, 1)
     folder.save_state("best", state, "hash", {})
-    state = trained_by(state, range(CLIENTS), folder.changes, 2)
+    state = trained_by(state, list(range(CLIENTS)), folder.changes, 2)
     folder.save_state("last", state, "hash", {})
     before = stored(tmp_path / "checkpoints")
 
