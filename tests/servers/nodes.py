@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Final
 
-
 NEAR: Final = "flbench-near"
 """Name of the namespace of the head and of the commands of flbench."""
 FAR: Final = "flbench-far"
