@@ -921,15 +921,16 @@ def _carry_out(
         config = prepared.cells[0].config
         mirrors.open(folder.path, config, lambda note: caller.tell([note]))
         try:
-            failures = campaign.carry_out(
-                prepared.cells,
-                folder,
-                prepared.samples,
-                prepared.resources,
-                supervisor,
-                changed=changed,
-                shown=caller.shown,
-            )
+            with as_flbench_errors(folder.resume_command):
+                failures = campaign.carry_out(
+                    prepared.cells,
+                    folder,
+                    prepared.samples,
+                    prepared.resources,
+                    supervisor,
+                    changed=changed,
+                    shown=caller.shown,
+                )
         except KeyboardInterrupt as error:
             error.args = (f"interrupted. {supervisor.note}",)
             caller.tell([str(error)])

@@ -379,7 +379,8 @@ def _carry_out(
     with mirror.Mirrors(named_by) as mirrors:
         mirrors.open(folder.path, prepared.config, lambda note: caller.tell([note]))
         try:
-            run.carry_out(folder, prepared, supervisor, shown=caller.shown)
+            with as_flbench_errors(folder.resume_command):
+                run.carry_out(folder, prepared, supervisor, shown=caller.shown)
         except KeyboardInterrupt as error:
             error.args = (f"interrupted. {supervisor.note}",)
             caller.tell([str(error)])

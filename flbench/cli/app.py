@@ -22,7 +22,7 @@ from typer.core import TyperGroup
 from flbench import __version__
 from flbench.cli import completion, suggestions
 from flbench.cli.aliases import ALIASES, DATA, with_aliases, with_options_of
-from flbench.core import account, consent, files
+from flbench.core import account, consent, files, standard_streams
 from flbench.core.errors import RunError, UserError, shortened
 from flbench.core.expected import as_flbench_errors
 from flbench.core.printable import print_warnings, printable
@@ -182,8 +182,9 @@ def _exit_codes() -> Iterator[None]:
     except RunError as error:
         _print_error(error)
         raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        typer.echo("interrupted", err=True)
+    except KeyboardInterrupt as error:
+        if not error.args:  # a message was printed when it was raised; it says how to resume
+            typer.echo("interrupted", err=True)
         raise typer.Exit(130) from None
 
 
@@ -1274,6 +1275,8 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
         The exit code.
     """
+    if arguments is None:
+        standard_streams.complete()
     print_warnings()
     try:
         account.check_current_folder()
@@ -1289,7 +1292,9 @@ def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     for argument in given:
         if not files.is_text(argument):
-            _print_error(f"the argument {argument!r} contains NUL or is not UTF-8 text.")
+            known = sys.getfilesystemencoding()
+            cure = "" if known == "utf-8" else f" Python reads it as {known}: set PYTHONUTF8=1."
+            _print_error(f"the argument {argument!r} contains NUL or is not UTF-8 text.{cure}")
             return 2
     try:
         with consent.run_code(allowed=False):  # `--run-code` holds for this call

@@ -1,5 +1,6 @@
 """The reference engine: one client after the other on one net, driven by Lightning Fabric."""
 
+import logging
 from copy import deepcopy
 from dataclasses import replace
 from time import perf_counter
@@ -7,6 +8,7 @@ from time import perf_counter
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins import MixedPrecision
+from lightning_utilities.core import rank_zero
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
@@ -183,6 +185,10 @@ class SequentialEngine:
         """Return None: this engine does not stack clients that train."""
         return None
 
+    def stacked(self, program: LocalProgram, observe: tuple[Step, ...], batch_size: int) -> int:
+        """Return `STACKED_CLIENTS` for evaluations of small models, and 1 for all else."""
+        return STACKED_CLIENTS if self._can_stack(program, observe) else 1
+
     def changed_attributes(self) -> dict[str, bool]:
         """Return the attributes of the net that its code has changed since the first such call.
 
@@ -229,6 +235,8 @@ def make_fabric(config: EngineConfig) -> Fabric:
         ConfigError: The device does not exist or cannot compute in that precision.
     """
     device = open_device(config)
+    if device.type == "cuda":
+        rank_zero.log.addFilter(_is_no_advice_on_precision)  # adding it twice changes nothing
     devices: int | list[int] = 1 if device.index is None else [device.index]
     if config.precision == "16-mixed":
         # Every client starts with a new loss scaler. PyTorch's initial scale of 2**16 often
@@ -238,3 +246,8 @@ def make_fabric(config: EngineConfig) -> Fabric:
         return Fabric(accelerator="cuda", devices=devices, plugins=[plugin])
     precision = "32-true" if config.precision == "tf32" else config.precision
     return Fabric(accelerator=device.type, devices=devices, precision=precision)
+
+
+def _is_no_advice_on_precision(record: logging.LogRecord) -> bool:
+    """Drop Lightning's advice to round products to TF32: `engine.precision` decides that."""
+    return "Tensor Cores" not in record.getMessage()
