@@ -27,7 +27,6 @@ HEADER: Final = (
     *("method", "runs", "accuracy, %", "mean of the clients, %", "worst tenth, %"),
     *("minus ft, points", "MB", "seconds"),
 )
-WITHOUT: Final = {"fedbn": "see above"}
 
 
 def spread(mean: float, low: float, high: float, sign: str = "") -> str:
@@ -64,13 +63,17 @@ def difference(pairs: pd.DataFrame, method: str) -> str:
 
 
 def report(archive: Path) -> fl.Comparison | None:
-    """Return the report of an archive, which has one place; None if there is no archive."""
+    """Return the report of an archive; None if there is no archive."""
     if not archive.exists():
         return None
-    try:
-        return fl.report(archive, baseline=BASELINE)
-    except fl.UserError:  # there are no runs of the baseline
-        return fl.report(archive)
+    error = None
+    # There may be no runs of the baseline; runs of several versions are compared with a warning.
+    for options in ({"baseline": BASELINE}, {"baseline": BASELINE, "force": True}, {"force": True}):
+        try:
+            return fl.report(archive, **options)
+        except fl.UserError as caught:
+            error = caught
+    raise error
 
 
 def rows_of(name: str, folder: Path) -> list[list[str]]:
@@ -132,11 +135,14 @@ def table(header: list[str] | tuple[str, ...], rows: list[list[str]]) -> list[st
 
 def block(name: str, folder: Path) -> str:
     """Return what the page says about a data set between its comments."""
+    if not any((folder / f"{name}{suffix}.tar.xz").exists() for suffix in ("", "-central")):
+        return f"{UNMEASURED.capitalize()}."
     lines = table(HEADER, rows_of(name, folder))
     lines += clients_of(name, folder)
     found = report(folder / f"{name}.tar.xz")
     if found is not None:
-        lines += ["", *(f"- {sentence}" for sentence in found.answer)]
+        warnings = [re.sub(r", in \S+ and \S+\.$", ".", one) for one in found.warnings]
+        lines += ["", *(f"- {sentence}" for sentence in (*found.answer, *warnings))]
     file = folder / "search.json"
     searched: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     if name in searched:

@@ -74,7 +74,7 @@ def run(
         algorithm: The method: its name, or a dict with `name` and keys of the method, such as
             `{"name": "hfcd", "tau": 0.5}`. By default `hfcd`. A method of your own is named by its
             import path `package.module:Class`, or given as the class itself.
-        config: YAML file with the values that differ from the defaults. Arguments override it.
+        config: YAML file with the values that differ from the defaults.
         seed: Seed of all randomness.
         data: Section `data`, or data of your own: arrays `(x, y)`, a DataFrame, a torch Dataset,
             data loaders, or a function that returns one of them; see `fl.Data`.

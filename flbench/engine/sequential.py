@@ -6,9 +6,6 @@ from dataclasses import replace
 from time import perf_counter
 
 import torch
-from lightning.fabric import Fabric
-from lightning.fabric.plugins import MixedPrecision
-from lightning_utilities.core import rank_zero
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
@@ -16,6 +13,7 @@ from flbench.client.program import LocalProgram, Statistic, Step
 from flbench.client.tensor_names import check_ends, unknown_read
 from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError, UnknownNameError
+from flbench.core.lightning import Fabric, MixedPrecision, rank_zero
 from flbench.core.ownership import is_known
 from flbench.core.tree import is_finite
 from flbench.core.types import Failure, Message, Results
