@@ -244,8 +244,8 @@ def method_page(name: str, measured: dict[str, list[str]]) -> str:
         "",
         *key_table(kind.Config, "", skip=("name",)),
         "",
-        f"`flbench tune --algo {' '.join((name, *entry['needs']))}` searches the space in `tune/{name}.yaml`"
-        " ([Tune methods](../guides/tune.md)).",
+        f"`flbench tune --algo {' '.join((name, *entry['needs']))}` searches the space in"
+        f" `tune/{name}.yaml` ([Tune methods](../guides/tune.md)).",
         "",
     ]
     for title, hook, explanation in (
