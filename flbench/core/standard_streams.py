@@ -27,7 +27,7 @@ def complete() -> None:
             mode = "r" if name == "stdin" else "w"
             setattr(sys, name, open(descriptor, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
     if not isinstance(sys.stderr, _Dropping):
-        sys.stderr = _Dropping(sys.stderr)  # type: ignore[assignment]
+        sys.stderr = _Dropping(sys.stderr)
 
 
 class _Dropping:
