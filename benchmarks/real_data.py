@@ -1,7 +1,8 @@
 """Trains the runs of the tables of real data: activities, roles of Shakespeare, domains of PACS.
 
 usage: python benchmarks/real_data.py DATA_DIR OUT_DIR [--seconds 420] [--jobs N] [--gpu-jobs 0]
-           [--sets har,...] [--methods local,...] [--seeds 3] [--tiny]
+           [--gpu-sets pacs-resnet18,...] [--sets har,...] [--methods local,...] [--seeds 3]
+           [--tiny]
 
 DATA_DIR has `uci_har.npz` (or the file `har.npz` that this script makes of it),
 `shakespeare_roles.zip` and `pacs64.zip`. Each run is a job in a process
@@ -18,9 +19,10 @@ OUT_DIR/SET.tar.xz, and those of `central` into OUT_DIR/SET-central.tar.xz, whic
 `benchmarks/real_data_page.py` reads. OUT_DIR/jobs.jsonl has the seconds
 and, if it failed, the last line of output of each job.
 
-`pacs-resnet18` is trained on a GPU, `--gpu-jobs` at a time beside the other jobs; the others are
-trained on CPUs. `--jobs 0` trains one job after the other in this process, which computes the
-features of the frozen backbone once for all of them. `--tiny` tries the script with two rounds.
+`--gpu-sets` names the data sets that are trained on a GPU, `--gpu-jobs` at a time beside the other
+jobs; the others are trained on CPUs. `--jobs 0` trains one job after the other in this process,
+which computes the features of the frozen backbone once for all of them. `--tiny` tries the script
+with two rounds.
 """
 
 import argparse
@@ -63,7 +65,7 @@ class Set:
         every: Rounds between two evaluations.
         methods: Methods, in the order of the table.
         seconds: CPU seconds of a run of FedAvg, roughly.
-        gpu: Whether it is trained on a GPU.
+        large: Whether the net is too large to be trained on CPUs, or stacked on a GPU.
     """
 
     data: dict[str, Any]
@@ -75,7 +77,7 @@ class Set:
     seconds: float
     central: dict[str, Any] = field(default_factory=dict)
     methods: tuple[str, ...] = METHODS
-    gpu: bool = False
+    large: bool = False
 
 
 def sgd(*rates: float) -> tuple[dict[str, Any], ...]:
@@ -110,11 +112,11 @@ SETS: Final = {
     "shakespeare": Set(
         data={"path": "shakespeare_roles.zip", "text": {"shortest": 2000, "stride": 20}},
         model={"name": "gru", "hidden": 64},
-        train={"rounds": 60, "local_epochs": 1, "participation": 0.1, "batch_size": 16},
+        train={"rounds": 40, "local_epochs": 1, "participation": 0.1, "batch_size": 16},
         optimizers=(*sgd(1.0, 2.0), {"name": "adam", "lr": 0.003}, {"name": "adam", "lr": 0.01}),
         search_rounds=20,
-        every=30,
-        seconds=180,
+        every=20,
+        seconds=120,
         central={"rounds": 6, "participation": 1.0},
         methods=tuple(name for name in METHODS if name != "fedbn"),
     ),
@@ -135,7 +137,7 @@ SETS: Final = {
         search_rounds=8,
         every=5,
         seconds=50,
-        gpu=True,
+        large=True,
     ),
 }
 
@@ -262,8 +264,8 @@ def pooled(chosen: Set, seed: int, file: Path) -> Any:
     return fl.FromFile(path=str(file))
 
 
-def train(job: Job, out: Path, *, tiny: bool) -> None:
-    """Train a job in this process."""
+def train(job: Job, out: Path, *, tiny: bool, on_gpu: bool) -> None:
+    """Train a job in this process; on a GPU, small nets of several clients at once."""
     import flbench as fl
 
     chosen, folder = SETS[job.set], job.folder(out).resolve()
@@ -289,6 +291,9 @@ def train(job: Job, out: Path, *, tiny: bool) -> None:
         partition = fl.Natural(seed=seed)
     if tiny:
         train_keys["rounds"] = 2
+    engine = {"workers": 1, "device": "cuda" if on_gpu else "cpu"}
+    if on_gpu and not chosen.large:
+        engine["name"] = "vectorized"
     fl.run(
         "fedavg" if job.kind in (CENTRAL, SEARCH) else job.kind,
         seed=seed,
@@ -297,7 +302,7 @@ def train(job: Job, out: Path, *, tiny: bool) -> None:
         model=chosen.model,
         train=train_keys | {"optimizer": optimizer},
         evaluation={"every": min(chosen.every, train_keys["rounds"])},
-        engine={"workers": 1, "device": "cuda" if chosen.gpu and not tiny else "cpu"},
+        engine=engine,
         output={"dir": str(folder), "checkpoint_seconds": 30.0},
         trust=True,
     )
@@ -330,6 +335,7 @@ class Runner:
         out: Folder of the runs.
         jobs: The jobs in the order of their value.
         slots: Jobs at a time, on CPUs and on a GPU.
+        on_gpu: Names of the data sets that are trained on a GPU.
         deadline: Time (`time.monotonic`) at which all jobs are stopped.
         tiny: Whether runs have two rounds.
     """
@@ -340,12 +346,13 @@ class Runner:
         out: Path,
         jobs: Sequence[Job],
         slots: dict[bool, int],
+        on_gpu: Sequence[str],
         deadline: float,
         *,
         tiny: bool,
     ) -> None:
         self.data, self.out, self.slots, self.deadline = data, out, slots, deadline
-        self.tiny = tiny
+        self.tiny, self.on_gpu = tiny, on_gpu
         self.waiting = [job for job in jobs if finished(job.folder(out)) is None]
         self.running: dict[Job, tuple[subprocess.Popen[bytes], float]] = {}
         self.pace = 1.0  # measured time of jobs, relative to the estimate
@@ -379,7 +386,7 @@ class Runner:
             left = self.deadline - time.monotonic()
             if (job.kind == SEARCH or job.set in self.found) and job.seconds() < left:
                 begun = time.monotonic()
-                train(job, self.out, tiny=self.tiny)
+                train(job, self.out, tiny=self.tiny, on_gpu=job.set in self.on_gpu)
                 self.note(job, {"seconds": round(time.monotonic() - begun, 1)})
             else:
                 print(f"left: {job.set} {job.name}", flush=True)
@@ -387,8 +394,8 @@ class Runner:
     def start(self) -> bool:
         """Start the next job, if a slot is free; return whether one was started."""
         for job in self.waiting:
-            gpu = SETS[job.set].gpu
-            if sum(SETS[one.set].gpu == gpu for one in self.running) >= self.slots[gpu]:
+            gpu = job.set in self.on_gpu
+            if sum((one.set in self.on_gpu) == gpu for one in self.running) >= self.slots[gpu]:
                 continue
             if job.kind != SEARCH and job.set not in self.found:
                 continue
@@ -400,6 +407,7 @@ class Runner:
             log.parent.mkdir(parents=True, exist_ok=True)
             command = [sys.executable, __file__, str(self.data), str(self.out)]
             command += ["--job", job.set, job.kind, str(job.number)]
+            command += ["--gpu-jobs", "1"] if gpu else []
             root = Path(__file__).resolve().parents[1]
             path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
             with log.open("ab") as file:
@@ -473,6 +481,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=420.0)
     parser.add_argument("--jobs", type=int, default=max(1, len(os.sched_getaffinity(0))))
     parser.add_argument("--gpu-jobs", type=int, default=0)
+    parser.add_argument("--gpu-sets", default="pacs-resnet18")
     parser.add_argument("--sets", default=",".join(SETS))
     parser.add_argument("--methods", default=",".join((*METHODS, CENTRAL)))
     parser.add_argument("--seeds", type=int, default=3)
@@ -482,16 +491,19 @@ def main() -> None:
     out = given.out.resolve()
     if given.job:
         name, kind, number = given.job
-        train(Job(name, kind, int(number)), out, tiny=given.tiny)
+        on_gpu = given.gpu_jobs > 0
+        train(Job(name, kind, int(number)), out, tiny=given.tiny, on_gpu=on_gpu)
         return
     deadline = time.monotonic() + given.seconds - PACK_SECONDS
     prepare(given.data, out)
     names, slots = given.sets.split(","), {False: given.jobs, True: given.gpu_jobs}
     if unknown := {*names} - {*SETS}:
         parser.error(f"there are no sets {sorted(unknown)}; there are {', '.join(SETS)}")
-    names = [name for name in names if given.gpu_jobs > 0 or not SETS[name].gpu]
+    on_gpu = given.gpu_sets.split(",") if given.gpu_jobs else []
+    slots[False] = given.jobs or 1  # 0: this process
+    names = [n for n in names if slots[n in on_gpu] > 0 and (n in on_gpu or not SETS[n].large)]
     jobs = jobs_of(names, given.methods.split(","), given.seeds)
-    runner = Runner(given.data, out, jobs, slots, deadline, tiny=given.tiny)
+    runner = Runner(given.data, out, jobs, slots, on_gpu, deadline, tiny=given.tiny)
     if given.jobs:
         runner.run()
     else:
