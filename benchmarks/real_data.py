@@ -117,7 +117,7 @@ SETS: Final = {
         search_rounds=20,
         every=20,
         seconds=120,
-        central={"rounds": 6, "participation": 1.0},
+        central={"rounds": 4, "participation": 1.0},
         methods=tuple(name for name in METHODS if name != "fedbn"),
     ),
     "pacs": Set(
