@@ -6,18 +6,14 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).resolve().parents[1] / "flbench"
 
 HEAVY = {"lightning", "ray", "mlflow", "optuna", "matplotlib", "torchmetrics"}
 MAY_IMPORT = {
-    "lightning": {
-        "client/module.py",
-        "client/own_module.py",
-        "client/trainer_checks.py",
-        "engine/environment.py",
-        "engine/sequential.py",
-    },
-    "torchmetrics": {"client/own_module.py", "metrics/target_scores.py"},
+    "lightning": {"core/lightning.py"},
+    "torchmetrics": {"core/lightning.py"},
     "matplotlib": {
         *("reports/figures.py", "reports/picture.py", "tuning/study_figures.py"),
         "analysis/figures.py",
@@ -94,3 +90,21 @@ def test_the_vectorized_engine_needs_no_lightning():
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert "torch" in loaded
     assert not loaded & {"lightning", "torchmetrics", "torchvision"}
+
+
+def test_lightning_is_imported_without_transformers():
+    """TorchMetrics imports transformers for BERTScore, which takes a second of each process."""
+    pytest.importorskip("transformers")
+    code = """if True:
+        import sys, flbench.core.lightning
+        print(*sys.modules)
+        from torchmetrics.functional.text.bert import AutoModel, AutoTokenizer
+        import transformers
+        assert AutoModel.from_pretrained == transformers.AutoModel.from_pretrained
+        assert AutoTokenizer.from_pretrained == transformers.AutoTokenizer.from_pretrained
+        """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    loaded = set(done.stdout.split())
+    assert {"lightning", "torchmetrics.text"} <= loaded
+    assert "transformers" not in loaded

@@ -4,6 +4,7 @@ The unit of repetition is the run: the clients of one run are not independent of
 fewer than three repetitions there is no interval, no p-value and no claim.
 """
 
+import gc
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -398,7 +399,11 @@ def correct(values: Sequence[float]) -> list[float]:
     from statsmodels.stats.multitest import multipletests
 
     known = [p for p in values if not np.isnan(p)]
-    found = iter(multipletests(known, ALPHA, MULTIPLE)[1].tolist() if known else [])
+    gc.freeze()  # multipletests searches for unreachable objects, a second among a million others
+    try:
+        found = iter(multipletests(known, ALPHA, MULTIPLE)[1].tolist() if known else [])
+    finally:
+        gc.unfreeze()
     return [p if np.isnan(p) else next(found) for p in values]
 
 

@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
-from lightning import LightningModule
 from torch import Tensor, nn
 
 from flbench.client.forward import (
@@ -30,6 +29,7 @@ from flbench.client.recording import Recording
 from flbench.client.step import local_loss, make_optimizer
 from flbench.client.tensor_names import untrained
 from flbench.client.trainer_checks import check_trainer
+from flbench.core.lightning import LightningModule
 from flbench.core.types import Batch, Outputs, StepContext, Tree
 from flbench.models import fixed
 

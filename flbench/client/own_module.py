@@ -14,9 +14,7 @@ from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 import torch
-from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
-from torchmetrics import Metric
 
 from flbench.client.forward import make_step_context
 from flbench.client.logged import Log
@@ -25,6 +23,7 @@ from flbench.client.own_optimizer import Schedule, described, learning_rates, pa
 from flbench.client.program import Phase
 from flbench.core import metric_names
 from flbench.core.errors import ConfigError, RunError, UserError
+from flbench.core.lightning import Metric, is_param_in_hook_signature
 from flbench.core.raised import user_line
 from flbench.core.types import Batch, Outputs, StepContext, Tree
 from flbench.models import fixed

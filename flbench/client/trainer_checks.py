@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from lightning import Trainer
 from torch import nn
 
 from flbench.client.program import Phase
+from flbench.core.lightning import Trainer
 from flbench.core.types import Samples, Tree
 
 

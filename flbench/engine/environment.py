@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from lightning.fabric import Fabric
 from torch import Tensor, nn
 
+from flbench.core.lightning import Fabric
 from flbench.core.types import Tree
 from flbench.data.federation import Federation
 from flbench.engine.traced import Traces

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from flbench.core.errors import ConfigError, DivergedError
+from flbench.core.lightning import Metric
 from flbench.metrics.own import OwnMetric
 
 

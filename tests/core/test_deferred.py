@@ -1,0 +1,78 @@
+"""Packages that are imported when one of their names is first used."""
+
+import sys
+
+import pytest
+
+from flbench.core.deferred import Deferred, deferred
+
+SOURCE = """
+class Shape:
+    sides = 4
+    def __init__(self, size):
+        self.size = size
+    @classmethod
+    def unit(cls):
+        return cls(1)
+"""
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package that this process has not imported, and that no later test sees."""
+    (tmp_path / "shapes_of_a_test.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "shapes_of_a_test"
+    sys.modules.pop("shapes_of_a_test", None)
+
+
+def test_names_are_imported_when_they_are_first_used(package):
+    with deferred(package):
+        from shapes_of_a_test import Shape
+
+    assert isinstance(Shape, Deferred)
+    assert package not in sys.modules
+    assert Shape.sides == 4
+    assert package in sys.modules
+
+
+def test_a_name_is_called_subclassed_and_compared_as_the_real_one(package):
+    with deferred(package):
+        from shapes_of_a_test import Shape as Later
+    from shapes_of_a_test import Shape
+
+    class Square(Later):
+        pass
+
+    assert issubclass(Square, Shape)
+    assert type(Later(3)) is type(Later.unit()) is Shape
+    assert isinstance(Square(2), Later)
+    assert not isinstance(2, Later)
+
+
+def test_an_error_in_the_context_leaves_the_package_as_it_is(package):
+    with pytest.raises(ZeroDivisionError), deferred(package):
+        raise ZeroDivisionError
+
+    import shapes_of_a_test
+
+    assert shapes_of_a_test.Shape.sides == 4
+
+
+def test_a_name_that_is_missing_is_told_when_it_is_used(package):
+    with deferred(package):
+        from shapes_of_a_test import Circle
+
+    with pytest.raises(AttributeError, match="Circle"):
+        Circle.radius  # noqa: B018
+
+
+def test_packages_that_are_imported_already_or_are_not_there_are_left_alone(package):
+    import shapes_of_a_test
+
+    with deferred(package):
+        from shapes_of_a_test import Shape
+    with deferred("no_package_of_this_name"), pytest.raises(ModuleNotFoundError):
+        import no_package_of_this_name  # noqa: F401
+
+    assert Shape is shapes_of_a_test.Shape
