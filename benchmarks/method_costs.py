@@ -174,8 +174,8 @@ def page() -> str:
             "Written by `benchmarks/method_costs.py` from `docs/board/method-costs.json`, which"
             " the same script measures.",
             "",
-            "- *lines*: of the method's file, without comments, docstrings, blank lines and code that"
-            " it shares.",
+            "- *lines*: of the method's file, without comments, docstrings, blank lines and code"
+            " that it shares.",
             "- *level*: highest level of its hooks in [Write your own"
             " method](../guides/your-method.md); a method that evaluates another",
             "  model than the one a client has stored defines `deploy`, which is level 4.",
