@@ -12,9 +12,10 @@ from flbench.core.given import offered
 from flbench.models import fixed
 from flbench.models.base import build, describe
 from flbench.models.lenet5 import LeNet5Config
+from tests.installed import needs
 from tests.support import config_of
 
-pytest.importorskip("peft")
+pytestmark = needs("peft")
 
 SHAPE = (1, 8, 8)
 FEW = fl.Dirichlet(alpha=1.0, clients=3, samples=120)
