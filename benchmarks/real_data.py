@@ -20,7 +20,9 @@ OUT_DIR/SET.tar.xz, and those of `central` into OUT_DIR/SET-central.tar.xz, whic
 and, if it failed, the last line of output of each job.
 
 `--gpu-sets` names the data sets that are trained on a GPU, `--gpu-jobs` at a time beside the other
-jobs; the others are trained on CPUs. `--tiny` tries the script with two rounds.
+jobs; the others are trained on CPUs. `--jobs 0` trains one job after the other in this process,
+which computes the features of the frozen backbone once for all of them. `--tiny` tries the script
+with two rounds.
 """
 
 import argparse
@@ -100,8 +102,8 @@ SETS: Final = {
     "pacs-frozen": Set(
         data=PACS,
         model={"name": "lite0.py:lite0", "weights": "lite0.pth", "freeze": "backbone"},
-        train={"rounds": 40, "local_epochs": 1},
-        optimizers=sgd(0.01, 0.03, 0.1),
+        train={"rounds": 20, "local_epochs": 1},
+        optimizers=sgd(0.001, 0.003, 0.01),
         search_rounds=20,
         every=5,
         seconds=60,
@@ -115,7 +117,7 @@ SETS: Final = {
         search_rounds=20,
         every=20,
         seconds=120,
-        central={"rounds": 6, "participation": 1.0},
+        central={"rounds": 4, "participation": 1.0},
         methods=tuple(name for name in METHODS if name != "fedbn"),
     ),
     "pacs": Set(
@@ -378,6 +380,17 @@ class Runner:
         new.write_text(json.dumps(self.found, indent=1))
         new.replace(self.out / "search.json")
 
+    def run_here(self) -> None:
+        """Train one job after the other in this process, until the deadline."""
+        for job in self.waiting:
+            left = self.deadline - time.monotonic()
+            if (job.kind == SEARCH or job.set in self.found) and job.seconds() < left:
+                begun = time.monotonic()
+                train(job, self.out, tiny=self.tiny, on_gpu=job.set in self.on_gpu)
+                self.note(job, {"seconds": round(time.monotonic() - begun, 1)})
+            else:
+                print(f"left: {job.set} {job.name}", flush=True)
+
     def start(self) -> bool:
         """Start the next job, if a slot is free; return whether one was started."""
         for job in self.waiting:
@@ -415,7 +428,7 @@ class Runner:
                 continue
             del self.running[job]
             seconds = time.monotonic() - begun
-            entry: dict[str, Any] = {"set": job.set, "job": job.name, "seconds": round(seconds, 1)}
+            entry: dict[str, Any] = {"seconds": round(seconds, 1)}
             if process.returncode != 0 or finished(job.folder(self.out)) is None:
                 log = job.folder(self.out).with_suffix(".log")
                 lines = log.read_text(errors="replace").split("\n")
@@ -423,11 +436,16 @@ class Runner:
             else:
                 self.paces.append(seconds / job.seconds())
                 self.pace = float(np.median(self.paces))
-            if job.kind == SEARCH:
-                self.search()
-            with (self.out / "jobs.jsonl").open("a") as file:
-                file.write(json.dumps(entry) + "\n")
-            print(json.dumps(entry), flush=True)
+            self.note(job, entry)
+
+    def note(self, job: Job, entry: dict[str, Any]) -> None:
+        """Write what became of a job."""
+        if job.kind == SEARCH:
+            self.search()
+        entry = {"set": job.set, "job": job.name} | entry
+        with (self.out / "jobs.jsonl").open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+        print(json.dumps(entry), flush=True)
 
     def stop(self) -> None:
         """Stop all jobs; their checkpoints stay."""
@@ -482,9 +500,14 @@ def main() -> None:
     if unknown := {*names} - {*SETS}:
         parser.error(f"there are no sets {sorted(unknown)}; there are {', '.join(SETS)}")
     on_gpu = given.gpu_sets.split(",") if given.gpu_jobs else []
+    slots[False] = given.jobs or 1  # 0: this process
     names = [n for n in names if slots[n in on_gpu] > 0 and (n in on_gpu or not SETS[n].large)]
     jobs = jobs_of(names, given.methods.split(","), given.seeds)
-    Runner(given.data, out, jobs, slots, on_gpu, deadline, tiny=given.tiny).run()
+    runner = Runner(given.data, out, jobs, slots, on_gpu, deadline, tiny=given.tiny)
+    if given.jobs:
+        runner.run()
+    else:
+        runner.run_here()
     pack(out)
 
 

@@ -135,10 +135,11 @@ def table(header: list[str] | tuple[str, ...], rows: list[list[str]]) -> list[st
 
 def block(name: str, folder: Path) -> str:
     """Return what the page says about a data set between its comments."""
-    if not any((folder / f"{name}{suffix}.tar.xz").exists() for suffix in ("", "-central")):
-        return f"{UNMEASURED.capitalize()}."
-    lines = table(HEADER, rows_of(name, folder))
-    lines += clients_of(name, folder)
+    if any((folder / f"{name}{suffix}.tar.xz").exists() for suffix in ("", "-central")):
+        lines = table(HEADER, rows_of(name, folder))
+        lines += clients_of(name, folder)
+    else:
+        lines = [f"{UNMEASURED.capitalize()}."]
     found = report(folder / f"{name}.tar.xz")
     if found is not None:
         warnings = [re.sub(r", in \S+ and \S+\.$", ".", one) for one in found.warnings]
@@ -156,7 +157,7 @@ def block(name: str, folder: Path) -> str:
         lines += [
             "",
             f"Search, validation accuracy of FedAvg in % by optimizer and learning rate: {tried}."
-            f" All runs of the table have {chosen}.",
+            f" Chosen: {chosen}.",
         ]
     return "\n".join(lines)
 

@@ -59,8 +59,9 @@ def indices(case: str, data: Path, out: Path, seed: int, starts: int) -> list[tu
         The validation accuracy, the test accuracy and the adjusted Rand index of the clusters.
     """
     method, shift, train = CASES[case]
-    runs = [
-        fl.run(
+    groups, found = np.arange(CLIENTS) % GROUPS, []
+    for start in range(starts):
+        run = fl.run(
             method,
             seed=seed + 1000 * start,
             data={"name": "mnist", "root": data},
@@ -73,14 +74,11 @@ def indices(case: str, data: Path, out: Path, seed: int, starts: int) -> list[tu
             progress=False,
             shift=shift,
         )
-        for start in range(starts)
-    ]
-    groups, found = np.arange(CLIENTS) % GROUPS, []
-    for run in runs:
         (table, *_), _ = trained.learned(run.path)
         clusters = np.asarray(table.values).argmax(axis=0)  # [clusters, N] -> [N]
         accuracies = [float(run.summary[part]["accuracy"]) for part in ("validation", "test")]
         found.append((*accuracies, adjusted_rand_score(groups, clusters)))
+        print(f"  start {start}: validation accuracy {found[-1][0]:.4f}", flush=True)
     return sorted(found, key=lambda one: -one[0])
 
 

@@ -65,4 +65,4 @@ def test_the_page_has_the_figures_of_the_report(page, tmp_path):
         assert "| 3 |" in lines[method]
     assert page.UNMEASURED in lines["fedavg"]
     assert "sgd 0.1 90.0" in text
-    assert "have sgd 0.1." in text
+    assert "Chosen: sgd 0.1." in text
