@@ -43,7 +43,7 @@ class Waits:
         self._looked = self._checked = time.monotonic()
         self._broken: float | None = None  # time since when a reservation is broken
         self._since: float | None = None  # time since when trials wait and none runs
-        self._told = False
+        self._due = NOTICE  # seconds of a wait after which the user is told next
 
     def must_begin_again(self, waiting: Sequence[str], running: Sequence[str]) -> str | None:
         """Return a note for the user if a node is lost, and the trials must begin again without it.
@@ -83,7 +83,7 @@ class Waits:
         return self._workers is not None and workers_of(self._resources) < self._workers
 
     def look(self, waiting: Sequence[str], running: Sequence[str]) -> str | None:
-        """Tell the user of a wait, once; return why the study must end if it has been too long.
+        """Tell the user of a wait from time to time; return why it ends the study if it is too long.
 
         Args:
             waiting: Names of the trials that wait for resources.
@@ -95,12 +95,12 @@ class Waits:
             self._look_at_nodes()
             self._looked = time.monotonic()
         if is_running or not waiting:
-            self._since, self._told = None, False
+            self._since, self._due = None, NOTICE
             return None
         self._since = now if self._since is None else self._since
         waited = now - self._since
-        if waited >= NOTICE and not self._told:
-            self._told = True
+        if waited >= self._due:
+            self._due = waited + NOTICE
             self._tell(self._sentence(waiting, waited))
         if waited < self._patience:
             return None

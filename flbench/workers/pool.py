@@ -23,7 +23,7 @@ SILENCE: Final = 15.0
 """Seconds after which a node that does not accept connections is lost. Ray itself waits for more
 than a minute if the link of a node is cut."""
 NOTICE: Final = 20.0
-"""Seconds of a wait for resources after which the user is told."""
+"""Seconds of a wait for resources after which the user is told, and told again."""
 
 
 class Ended(NamedTuple):
@@ -127,7 +127,7 @@ class ActorPool:
         self._busy: dict[Any, tuple[_Member, _Call]] = {}  # by the reference of the result
         self._nodes = Nodes()
         self._looked = 0.0
-        self._told = False  # whether the user knows of the present wait
+        self._told = 0.0  # time when the user was told of a wait
         self._stuck: float | None = None  # time since when calls wait and no actor is ready
 
     @property
@@ -254,9 +254,9 @@ class ActorPool:
         now = time.monotonic()
         since = min((one.since for one in self._beginning.values()), default=now)
         if not self._beginning or (self.ready and not self._queue):
-            self._told = False
-        elif now - since >= NOTICE and not self._told:
-            self._told = True
+            self._told = 0.0
+        elif now - max(since, self._told) >= NOTICE:
+            self._told = now
             self.tell(self._sentence(now - since))
         if self.ready or not self._queue:
             self._stuck = None

@@ -49,8 +49,10 @@ def database_is_away_until_later(place: Any, begin: Begin) -> Iterator[Work]:
     work = begin()
     work.wait_for_rounds(1)
     place.database.stop()
-    yield work
-    place.database.start()
+    try:
+        yield work
+    finally:
+        place.database.start()
 
 
 def server_is_killed(place: Any, begin: Begin) -> Iterator[Work]:

@@ -112,5 +112,8 @@ class ProcessServer(ABC):
         everything = with_descendants(self._process.pid)
         for pid in everything if number == signal.SIGKILL else everything[:1]:
             os.kill(pid, number)
-        self._process.wait(60)
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.kill()
         self._process = None

@@ -32,12 +32,12 @@ def waits_of(notes: list[str]) -> module.Waits:
     return module.Waits(Resources(1, engine, 0.0, 0), notes.append)
 
 
-def test_a_wait_is_told_once_and_ends_the_study(clock):
+def test_a_wait_is_never_silent_for_half_a_minute_and_ends_the_study(clock):
     notes: list[str] = []
     waits = waits_of(notes)
-    for clock.now in (0.0, 10.0, 25.0, 40.0):
+    for clock.now in (0.0, 10.0, 22.0, 40.0, 45.0):
         assert waits.look(["a", "b", "c", "d"], []) is None
-    assert len(notes) == 1
+    assert [note.partition(" s")[0].rpartition(" ")[2] for note in notes] == ["22", "45"]
     for word in ("a, b, c and 1 more", "2 CPUs", "1 CPU free"):
         assert word in notes[0]
 

@@ -130,7 +130,7 @@ def test_a_wait_for_what_no_node_has_is_told_and_ends(nodes, monkeypatch):
         all_ended(pool, 1)
 
     pool.close(kill=True)
-    assert len(notes) == 1
+    assert len(notes) > 1
 
 
 class NeedsModule:
