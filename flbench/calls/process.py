@@ -11,6 +11,8 @@ from typing import Final
 import numpy as np
 import torch
 
+from flbench.core import account
+
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -25,6 +27,7 @@ def preserved() -> Iterator[None]:
     What the process has chosen for the type and device of new tensors, for gradients and for
     autocast does not hold inside, as it does not in workers and on the command line.
     """
+    account.complete()
     threads = torch.get_num_threads()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()

@@ -14,6 +14,7 @@ from typing import Final
 
 from flbench.core.errors import UserError
 
+_MATPLOTLIB: Final = "MPLCONFIGDIR"
 _NAMES: Final = ("LOGNAME", "USER", "LNAME", "USERNAME")  # where Python's `getpass` looks, in order
 
 
@@ -21,7 +22,8 @@ def complete() -> None:
     """Set `LOGNAME` and `HOME` in the environment of this process if nothing else says them.
 
     The name is `uid` with the user's id. The home folder is a folder of this user in the folder for
-    temporary files, which other users cannot read.
+    temporary files, which other users cannot read. If the user's own home folder cannot be written,
+    matplotlib has its cache there, about which it would print two warnings otherwise.
     """
     try:
         account = pwd.getpwuid(os.getuid())
@@ -31,6 +33,8 @@ def complete() -> None:
         os.environ["LOGNAME"] = f"uid{os.getuid()}"
     if account is None and not os.environ.get("HOME"):
         os.environ["HOME"] = str(_temporary_home())
+    if not os.environ.get(_MATPLOTLIB) and not _can_write(Path.home()):
+        os.environ[_MATPLOTLIB] = str(_temporary_home())
 
 
 def check_current_folder() -> None:
@@ -46,6 +50,15 @@ def check_current_folder() -> None:
             f"the current folder is gone ({error.strerror}): it was deleted or replaced while this"
             " terminal was in it. Go to another folder, for example with: cd ~"
         ) from error
+
+
+def _can_write(folder: Path) -> bool:
+    """Return whether this process can make files in a folder, which its mode does not tell."""
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        return False
+    return True
 
 
 def _temporary_home() -> Path:

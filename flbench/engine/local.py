@@ -54,9 +54,11 @@ STACKED_WORKERS: Final = 3
 of the memory, see `engine.vectorized`."""
 KNOWN: Final = 8
 """Further programs whose times are kept; programs may hold tensors."""
-SENT: Final = 2**28
+SENT: Final = 2**29
 """Bytes that are sent to workers and returned by them at once; more clients come in several turns,
 so that large models of many clients are never in memory together."""
+AT_ONCE: Final = 8
+"""Parts of the clients for each process in a turn, at least, so that all have about equal work."""
 LARGE_SECONDS: Final = 2.0
 """Seconds of training of one client from which on idle cores are worth a note."""
 
@@ -322,11 +324,10 @@ class LocalEngine:
         )
 
     def _bytes_of(self, call: _Call, one: Tensor) -> int:
-        """Return the bytes that a worker gets for a client and returns, without what all get."""
-        size = nbytes(call.rows(one)) + nbytes(call.dispatch(one).rows.values)
-        if call.program.keeps or call.program.sends:
-            size += nbytes(net_leaves(self._net))
-        return size
+        """Return about how many bytes a worker gets for a client and returns."""
+        net = nbytes(net_leaves(self._net))
+        size = max(net, nbytes(call.rows(one)))  # what the server sends is about as large
+        return size + net if call.program.keeps or call.program.sends else size
 
     def _is_worthwhile(self, expected: float | None, sent: int) -> bool:
         """Return whether clients are trained one after the other or by workers, not at once.
@@ -382,7 +383,7 @@ class LocalEngine:
     ) -> list[Results]:
         """Train parts of the clients with the workers that are ready, as many at once as `SENT`."""
         size = self._bytes_of(call, parts[0][:1]) * len(parts[0])
-        count = max(SENT // max(1, size), 2 * (len(ready) + 1))
+        count = max(SENT // max(1, size), AT_ONCE * (len(ready) + 1))
         turns = -(-len(parts) // count)
         bounds = [len(parts) * k // turns for k in range(turns + 1)]
         return [

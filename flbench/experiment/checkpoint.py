@@ -103,12 +103,12 @@ def save(
             _write(path, {**parts, "clients": {}, "common": stored.common}, metadata)
             changes.commit(stored)
         finally:
-            _remove_unnamed(path.parent)
+            remove_unnamed(path.parent)
     except SafetensorError as error:
         raise _of_disk(error, path) from error
 
 
-def _remove_unnamed(folder: Path) -> None:
+def remove_unnamed(folder: Path) -> None:
     """Remove the files of rows in a folder that no checkpoint in it names."""
     with suppress(DataError):  # nobody knows which files a damaged checkpoint names
         there = folder.glob("*.safetensors")

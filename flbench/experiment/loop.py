@@ -383,7 +383,8 @@ class FederatedLoop:
             if is_shared or (name == "last" and not is_saved):
                 self.folder.save_state("last", state, self.config.hash(), extra)
                 self.saved, self.saved_at = (state, stored), time.monotonic()
-            if is_shared or (name == "last" and self.best is state):
+            is_best = self.best is state or self._replaces_best(state)
+            if is_shared or (name == "last" and is_best):
                 self.folder.link_state("last", "best")
             elif name == "best":
                 self.folder.save_state("best", state, self.config.hash(), extra)
@@ -391,6 +392,14 @@ class FederatedLoop:
         if self.callbacks:
             path = self.folder.checkpoint(name)
             self._notify(lambda: self.callbacks.on_checkpoint(self.view, path), save=False)
+
+    def _replaces_best(self, state: State) -> bool:
+        """Return whether a state is that of the last round and the best one, and another is stored.
+
+        The state of the last round is not saved as the best one, so `best` has an earlier one.
+        """
+        is_last = state.round == self.config.train.rounds == self.running.best
+        return is_last and self.folder.checkpoint("best").exists()
 
     def _notify_of_round(self, rows: list[Row]) -> None:
         """Tell the callbacks that a round is completed, with its rows of metrics.csv."""

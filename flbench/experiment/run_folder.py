@@ -203,6 +203,7 @@ class RunFolder(LockedFolder):
                 files.sync(beside)
             beside.replace(path)
             files.sync(path.parent)
+            checkpoint.remove_unnamed(path.parent)
 
     def checkpoint(self, name: str) -> Path:
         """Return the path of the checkpoint `last` or `best`."""

@@ -121,11 +121,12 @@ def inject(net: nn.Module, config: ModelConfig, head: str | None = "head") -> No
     )
     try:
         inject_adapter_in_model(added, net, NAME)
-    except (ValueError, NotImplementedError) as error:
+    except Exception as error:  # PEFT constructs layers of the same classes, which may be a user's
         raise ConfigError(
             f"`model.lora.rank={config.lora.rank}` cannot be used with the layers"
-            f" {', '.join(freezing.in_net_of_user(net, name) for name in names[:3])}: {error}"
-            " Choose another rank or other `model.lora.targets`."
+            f" {', '.join(freezing.in_net_of_user(net, name) for name in names[:3])}:"
+            f" {type(error).__name__}: {error}. Choose another rank or other `model.lora.targets`,"
+            " such as linear layers."
         ) from error
     # PEFT freezes all but the adapters.
     for name, parameter in net.named_parameters():

@@ -338,7 +338,7 @@ def test_terminal_gets_a_progress_bar(tmp_path):
         sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
         code = 99
         try:
-            code = app.main(["run", *SMALL, "train.rounds=40", f"output.dir={tmp_path}"])
+            code = app.main(["run", *SMALL, "train.rounds=6", f"output.dir={tmp_path}"])
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -354,7 +354,7 @@ def test_terminal_gets_a_progress_bar(tmp_path):
         seen += part
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     text = seen.decode()
-    assert "40/40" in text
+    assert "6/6" in text
     assert "validation accuracy" in text
     assert "━" in text
 

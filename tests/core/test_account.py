@@ -80,3 +80,15 @@ def test_command_in_a_deleted_folder_says_so(tmp_path):
     assert ended.returncode == 2
     assert ended.stderr.startswith("error: the current folder is gone")
     assert "cd ~" in ended.stderr
+
+
+@pytest.mark.parametrize("chosen", [None, "/chosen"])
+def test_matplotlib_has_a_place_beside_a_home_that_cannot_be_written(nobody, monkeypatch, chosen):
+    monkeypatch.setenv("HOME", "/proc")
+    monkeypatch.setenv("MPLCONFIGDIR", chosen or "")
+
+    account.complete()
+
+    assert os.environ["HOME"] == "/proc"
+    place = Path(os.environ["MPLCONFIGDIR"])
+    assert str(place) == chosen or place.stat().st_mode & 0o777 == 0o700

@@ -140,6 +140,7 @@ def test_large_models_are_sent_in_several_turns(engines, monkeypatch):
     )
     monkeypatch.setattr(LocalProcess, "call", lambda *given: calls(*given))
     monkeypatch.setattr(local, "SENT", 1)
+    monkeypatch.setattr(local, "AT_ONCE", 2)
     monkeypatch.delenv(nesting.XDIST, raising=False)
     engine = LocalEngine(
         built.engine, built.net, built.federation, built.config.engine, lambda text: None

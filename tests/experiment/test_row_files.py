@@ -15,6 +15,7 @@ from flbench.core.storage import Storage
 from flbench.core.types import State
 from flbench.experiment import checkpoint, lifecycle, row_files, trained
 from flbench.experiment.row_files import ChangedRows
+from flbench.experiment.run_folder import RunFolder
 from flbench.results.checkpoint_files import files_of
 from tests.support import interrupted_run, reproducible, run, summary_of
 
@@ -208,6 +209,23 @@ def test_files_of_rows_of_a_stranger_are_an_error(damage, tmp_path):
 
     with pytest.raises(DataError, match=r"last\.safetensors"):
         checkpoint.load(path, "hash")
+
+
+def test_files_of_rows_of_a_replaced_best_state_are_removed(tmp_path):
+    folder = RunFolder(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "metrics.csv").touch()
+    state = trained_by(fresh(), [0, 2], folder.changes, 1)
+    folder.save_state("best", state, "hash", {})
+    state = trained_by(state, list(range(CLIENTS)), folder.changes, 2)
+    folder.save_state("last", state, "hash", {})
+    before = stored(tmp_path / "checkpoints")
+
+    folder.link_state("last", "best")
+
+    assert folder.checkpoint("best").samefile(folder.checkpoint("last"))
+    assert bits(checkpoint.load(folder.checkpoint("best"), "hash")[0]) == bits(state)
+    assert set(stored(tmp_path / "checkpoints")) < set(before)
 
 
 @pytest.mark.slow

@@ -12,9 +12,10 @@ from flbench.core.given import offered
 from flbench.models import fixed
 from flbench.models.base import build, describe
 from flbench.models.lenet5 import LeNet5Config
+from tests.installed import needs
 from tests.support import config_of
 
-pytest.importorskip("peft")
+pytestmark = needs("peft")
 
 SHAPE = (1, 8, 8)
 FEW = fl.Dirichlet(alpha=1.0, clients=3, samples=120)
@@ -117,6 +118,26 @@ def test_export_holds_the_adapters(tmp_path):
 def test_targets_without_a_layer_are_refused(net, keys, sentence):
     with pytest.raises(ConfigError, match=sentence):
         made(net, **keys)
+
+
+class Padded(nn.Conv2d):
+    """A convolution with a constructor of its own, which cannot make the factor of an adapter."""
+
+    def __init__(self, channels, size):
+        super().__init__(1, channels, 3)
+        assert size is not None
+
+    def forward(self, x):
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    "layer", [Padded(4, 8), nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 1, groups=4))]
+)
+def test_layers_that_can_have_no_adapter_are_named(layer):
+    net = nn.Sequential(layer, nn.Flatten(), nn.Linear(144, 10))
+    with pytest.raises(ConfigError, match=r"`model\.lora\.rank=2`.*model\.lora\.targets"):
+        made(net, rank=2)
 
 
 def test_adapters_and_freezing_exclude_each_other():

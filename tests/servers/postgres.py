@@ -1,6 +1,7 @@
 """PostgreSQL, from Debian's packages."""
 
 import re
+import signal
 import subprocess
 from pathlib import Path
 from typing import Final
@@ -34,6 +35,8 @@ class Postgres(ProcessServer):
     Args:
         folder: Folder for its log.
     """
+
+    stopping = signal.SIGINT  # SIGTERM would wait until the last client has gone
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

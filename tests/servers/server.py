@@ -57,6 +57,7 @@ class ProcessServer(ABC):
     """
 
     address: str
+    stopping = signal.SIGTERM  # the signal that stops the server
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -100,7 +101,7 @@ class ProcessServer(ABC):
         wait_until(is_ready, f"{type(self).__name__} did not answer")
 
     def stop(self) -> None:
-        self._end(signal.SIGTERM)
+        self._end(self.stopping)
 
     def kill(self) -> None:
         self._end(signal.SIGKILL)

@@ -11,23 +11,20 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("mlflow")
-
-from mlflow.utils import validation
-
 from flbench.cli import app
 from flbench.config.schema import TrackingConfig
 from flbench.core.errors import ConfigError, UserError
 from flbench.tracking import follow, mirror, mlflow_errors, mlflow_run, mlflow_store
 from flbench.tracking.mlflow_run import MlflowRun, RunIdentity, SentCounts
 from flbench.tracking.mlflow_uploads import NotStoredError, Upload, Uploads
+from tests.installed import needs
 from tests.support import run
 from tests.tracking import study
 from tests.tracking.conftest import copied
 from tests.tracking.planned import planned_server
 from tests.tracking.reading import counts, entries, only
 
-pytestmark = pytest.mark.mlflow
+pytestmark = [pytest.mark.mlflow, needs("mlflow")]
 
 
 @pytest.fixture(scope="module")
@@ -287,6 +284,8 @@ def test_file_store_that_is_away_is_tried_for_two_files_only():
 
 
 def test_long_values_are_sent_once(store, monkeypatch):
+    from mlflow.utils import validation
+
     """MLflow would cut them, with a warning, and they would differ from the whole ones."""
     warned = []
     monkeypatch.setattr(validation._logger, "warning", warned.append)

@@ -15,19 +15,18 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-pytest.importorskip("mlflow")
-
 from flbench.cli import app
 from flbench.config.schema import TrackingConfig
 from flbench.core.errors import ConfigError
 from flbench.results import metrics_file
 from flbench.tracking import follow, mirror, mirror_run, mlflow_names, mlflow_store, mlflow_ui
 from tests.forks import Fork
+from tests.installed import needs
 from tests.support import SMALL, run
 from tests.tracking import study
 from tests.tracking.reading import entries, history, only
 
-pytestmark = [pytest.mark.mlflow, pytest.mark.slow]
+pytestmark = [pytest.mark.mlflow, pytest.mark.slow, needs("mlflow")]
 
 RUN = [*SMALL, "algorithm=fedavg", "tracking.mlflow=true"]
 

@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("mlflow")
-
 import flbench as fl
 from flbench.analysis import text
 from flbench.cli import app
 from flbench.tracking import follow, mlflow_models, mlflow_store, mlflow_ui, mlflow_view
+from tests.installed import needs
 from tests.support import SMALL
 from tests.tracking.reading import entries, history
 
-pytestmark = [pytest.mark.mlflow, pytest.mark.slow]
+pytestmark = [pytest.mark.mlflow, pytest.mark.slow, needs("mlflow")]
 
 ONE = [item for item in SMALL if not item.startswith(("engine.", "tracking.", "train.rounds"))]
 WORDS = ["local", "fedavg", "--seeds", "2", "--jobs", "1", *ONE, "train.rounds=2"]

@@ -11,17 +11,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-pytest.importorskip("mlflow")
-
 from flbench.config.sources import leaves
 from flbench.core.errors import DataError, UserError
 from flbench.results import metrics_file
 from flbench.results.metrics_file import Row
 from flbench.tracking import follow, mirror_run, mlflow_names
+from tests.installed import needs
 from tests.support import interrupted_run, run
 from tests.tracking.reading import counts, entries, history, only
 
-pytestmark = [pytest.mark.mlflow, pytest.mark.slow]
+pytestmark = [pytest.mark.mlflow, pytest.mark.slow, needs("mlflow")]
 
 
 @pytest.fixture(scope="module")

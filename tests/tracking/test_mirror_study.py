@@ -8,17 +8,16 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("mlflow")
-
 from flbench.core.errors import DataError, UserError
 from flbench.metrics import ranking_names
 from flbench.results import metrics_file
 from flbench.tracking import follow, mlflow_names, mlflow_view
+from tests.installed import needs
 from tests.support import run
 from tests.tracking import study
 from tests.tracking.reading import entries, history
 
-pytestmark = [pytest.mark.mlflow, pytest.mark.slow]
+pytestmark = [pytest.mark.mlflow, pytest.mark.slow, needs("mlflow")]
 
 METHODS = ("fedavg", "local")
 

@@ -2,10 +2,6 @@
 
 import json
 
-import pytest
-
-pytest.importorskip("mlflow")
-
 from flbench.analysis import text
 from flbench.analysis.arrangement import arrange
 from flbench.analysis.tables import analyse
@@ -13,6 +9,9 @@ from flbench.comparison.collect import collect
 from flbench.tracking import mlflow_files
 from flbench.tracking.mirror_comparison import TABLES
 from tests.comparison.made import matrix
+from tests.installed import needs
+
+pytestmark = needs("mlflow")
 
 
 class Sent:

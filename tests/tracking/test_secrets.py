@@ -10,8 +10,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-pytest.importorskip("mlflow")
-
 from flbench.cli import app
 from flbench.comparison.plan import Design, LabelledLayer
 from flbench.config.schema import TrackingConfig
@@ -23,9 +21,10 @@ from flbench.tracking.mlflow_run import MlflowRun, RunIdentity, SentCounts
 from flbench.tracking.mlflow_uploads import Uploads
 from flbench.tuning import prepare
 from flbench.tuning.request import TuneRequest
+from tests.installed import needs
 from tests.support import SMALL, interrupted_run
 
-pytestmark = pytest.mark.mlflow
+pytestmark = [pytest.mark.mlflow, needs("mlflow")]
 
 SECRET = "s3cret"
 RUN = [*SMALL, "algorithm=fedavg", "tracking.mlflow=auto"]

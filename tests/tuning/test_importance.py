@@ -6,9 +6,10 @@ import pytest
 from flbench.results import study_folder
 from flbench.tuning.axes import axes_of
 from flbench.tuning.importance import ENOUGH, importance
+from tests.installed import needs
 from tests.tuning.studies import DEFAULTS, SPACE, begin, trial
 
-pytest.importorskip("optuna")
+pytestmark = needs("optuna")
 
 
 def found(path, params, score, trials=24, space=SPACE):
