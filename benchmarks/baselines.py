@@ -228,8 +228,8 @@ def page(table: pd.DataFrame) -> str:
         "",
         *(f"- {in_code(name)}: {why}." for name, why in ALWAYS.items()),
         "",
-        f"Of the {len(ft)} settings in which `ft` was compared, no method is significantly better"
-        f" than `ft` in {best}. It is {gain.mean():+.1f} points from `local`",
+        f"In {best} of the {len(ft)} settings in which `ft` was compared, no method is"
+        f" significantly better than `ft`. It is {gain.mean():+.1f} points from `local`",
         f"in the mean over the settings ({gain.min():+.1f} to {gain.max():+.1f}), while `fedavg`"
         f" without fine-tuning is {close.mean():+.1f} points from `ft`",
         f"({close.min():+.1f} to {close.max():+.1f}). A paper that leaves out tuned `ft` or"

@@ -53,8 +53,8 @@ LOOPS: Final = {
     "pfedhn": 2.6e-15,
 }
 """Largest difference, over three rounds with partial participation in float64, between a method and
-a loop that was written from its paper without a look at the method's code (pfedhn: by the author of
-the method). The loops are not a part of the repository."""
+a loop that was written from its paper without a look at the method's code (that of pfedhn: together
+with the method). The loops are not a part of the repository."""
 HOOKS: Final = {
     1: ("terms",),
     2: ("personal",),
@@ -181,8 +181,8 @@ def page() -> str:
             "  model than the one a client has stored defines `deploy`, which is level 4.",
             "- *largest difference*: to an independent loop in float64, over three rounds with"
             " partial participation. The loops were",
-            "  written from the papers without a look at the methods' code (that of `pfedhn` by"
-            " the author of the method); they are not a",
+            "  written from the papers without a look at the methods' code (that of `pfedhn`"
+            " together with the method); they are not a",
             "  part of the repository.",
             "- *CPU / FedAvg*: CPU seconds of a round beside those of FedAvg, on the board's"
             " setting",

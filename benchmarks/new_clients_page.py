@@ -94,7 +94,7 @@ class Federation:
             f"{in_code(name)} {percent(value)}" for name, value in others[last].head(3).items()
         )
         return [
-            f"1. What the server sends to a stranger is worth more than {last} epochs of its own"
+            f"1. What the server sends to a new client is worth more than {last} epochs of its own"
             f" with {len(at_once)} of {len(others)} methods: before any training their new clients"
             f" are above the {percent(floor)} % that `{FLOOR}` reaches after {last} epochs.",
             f"2. After {last} epochs, {len(above_floor)} of {len(others)} methods are above"

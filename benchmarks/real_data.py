@@ -377,7 +377,7 @@ class Runner:
         """Write what the searches have found to search.json, which processes of jobs read."""
         self.found = found_by_search(self.out, list(SETS))
         new = self.out / "search.json.new"
-        new.write_text(json.dumps(self.found, indent=1))
+        new.write_text(json.dumps(self.found, indent=1) + "\n")
         new.replace(self.out / "search.json")
 
     def run_here(self) -> None:

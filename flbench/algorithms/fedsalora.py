@@ -16,7 +16,7 @@ from flbench.algorithms import (
     Tree,
     Update,
 )
-from flbench.algorithms.shared.adapters import AdapterConfig, AdapterMethod, Head
+from flbench.algorithms.shared.adapters import HEAD, AdapterConfig, AdapterMethod, Head
 
 
 class FedSaLoraConfig(AdapterConfig):
@@ -25,11 +25,7 @@ class FedSaLoraConfig(AdapterConfig):
     share: Literal["A", "B"] = Field(
         "A", description="factor of the adapters that is averaged; the client keeps the other one"
     )
-    head: Head = Field(
-        "personal",
-        description="the head is trained and averaged, trained and kept by the client, or keeps its"
-        " first values",
-    )
+    head: Head = Field("personal", description=HEAD)
 
 
 @ALGORITHMS.register("fedsalora")

@@ -54,8 +54,8 @@ class Method:
         space: Search space that comes with the method, for `train.rounds` of the default
             configuration. Columns, str: `key`, dotted; `values`. None for a method without one.
         deployments: Names of the models that are evaluated, with its default keys; `personal` is
-            first, and `gm` is one model for all clients.
-            Empty if the method needs a package that is not installed.
+            first, and `gm` is one model for all clients. It is empty if the method needs a package
+            that is not installed.
         travels: What the server sends (`down`), clients send (`up`) and keep (`keeps`).
         needs: Settings without which the method cannot be used, as an example.
     """

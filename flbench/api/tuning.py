@@ -192,7 +192,7 @@ def fields(given: Mapping[str, Any]) -> dict[str, Any]:
         given: The arguments by name. Those that are None have the default of the request.
 
     Raises:
-        UserError: A path is empty, or no path.
+        UserError: A path is empty, or the value is not a path.
     """
     found = {name: value for name, value in given.items() if value is not None}
     found |= {name: arguments.path_of(found[name], name) for name in PATHS if name in found}

@@ -7,7 +7,7 @@ from flbench.core.wording import setting
 
 
 def check_whole(name: str, value: Any, least: int) -> None:
-    """Check a whole number.
+    """Check that a value is a whole number that is large enough.
 
     Args:
         name: Name of the setting, as `flbench.core.wording.setting` takes it.
@@ -15,7 +15,7 @@ def check_whole(name: str, value: Any, least: int) -> None:
         least: Smallest number that is accepted.
 
     Raises:
-        ConfigError: It is no whole number, or a smaller one.
+        ConfigError: The value is not a whole number, or it is smaller than `least`.
 
     >>> check_whole("trials", 0, 1)
     Traceback (most recent call last):

@@ -11,7 +11,7 @@ NAMES: Final = ("stdin", "stdout", "stderr")
 
 
 def complete() -> None:
-    """Open streams that are closed on the null device, and let standard error lose its messages.
+    """Open closed streams on the null device, and let standard error drop what cannot be written.
 
     A file that is opened while a descriptor of a stream is closed gets this descriptor, and
     libraries then write their messages to the file. A message that cannot be written, for example
@@ -31,7 +31,7 @@ def complete() -> None:
 
 
 class _Dropping:
-    """A text stream of descriptor 2 whose messages are dropped from the first one that fails on.
+    """A text stream of descriptor 2 that drops all messages after one that cannot be written.
 
     A pipe that nobody reads any more still raises BrokenPipeError, as for other programs.
 

@@ -166,7 +166,7 @@ class Samples:
 
     Raises:
         ValueError: The fractions are not 0 <= low < high <= 1, a share of the samples of several
-            clients is selected, or there are pieces of another part.
+            clients is selected, or a piece is of another part than `common` or has no sample.
 
     >>> first_fifth = Samples("train", 0, 0.2)
     >>> at_most_100 = Samples("validation", limit=100)
@@ -182,7 +182,10 @@ class Samples:
 
     def __post_init__(self) -> None:
         if self.piece is not None and (self.part != "common" or self.piece < 1):
-            raise ValueError(f"Samples of `{self.part}` in pieces of {self.piece}: needs common.")
+            raise ValueError(
+                f"A piece must have 1 sample of the part `common` or more, got {self.piece} of"
+                f" `{self.part}`."
+            )
         is_whole = (self.low, self.high, self.limit) == (0.0, 1.0, None)
         if self.clients < 1 or (self.clients > 1 and not is_whole):
             raise ValueError(f"Samples of {self.clients} clients needs whole parts of 1 or more.")

@@ -101,7 +101,7 @@ def partition(federation: Federation) -> Entry:
         `samples`, the number of samples of each client [N] by part; `common_test`, the size of the
         common test set; `train_counts` [N][C], the training samples by client and class;
         `normalization`, with `offset` and `scale` of each channel or column, by which inputs are
-        (x - shift) * scale, or with `data.normalize=client` a list of them for each client;
+        (x - offset) * scale, or with `data.normalize=client` a list of them for each client;
         `notes`, sentences for the user.
     """
     return {
@@ -126,7 +126,7 @@ def partition(federation: Federation) -> Entry:
 
 
 def _by_channel(federation: Federation, values: Tensor) -> list[Any]:
-    """Return the shift or the factor of the normalization by channel or column.
+    """Return the offset or the factor of the normalization by channel or column.
 
     If each client has its own, they are a list for each client.
     """

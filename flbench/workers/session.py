@@ -137,6 +137,8 @@ class _Messages:
     """Messages of Ray's servers, which Ray prints on standard output, between tables and JSON.
 
     They describe Ray's internals. What is lost is an error of the calls that wait for it.
+    `log_to_driver` of `ray.init` concerns the output of workers alone, and no public option stops
+    the thread that prints these messages; so its function of Ray's private module is replaced.
     """
 
     _printer: Any = None  # Ray's own function, while messages are dropped

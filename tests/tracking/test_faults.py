@@ -284,9 +284,9 @@ def test_file_store_that_is_away_is_tried_for_two_files_only():
 
 
 def test_long_values_are_sent_once(store, monkeypatch):
+    """MLflow would cut them, with a warning, and they would differ from the whole ones."""
     from mlflow.utils import validation
 
-    """MLflow would cut them, with a warning, and they would differ from the whole ones."""
     warned = []
     monkeypatch.setattr(validation._logger, "warning", warned.append)
     experiment = store.experiment("long")

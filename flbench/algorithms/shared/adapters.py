@@ -4,23 +4,23 @@ The weight W of a layer becomes W + alpha / rank * B A (`model.lora`, see `flben
 is frozen, so a method sees A, B and the head alone.
 """
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 from pydantic import Field
 
 from flbench.algorithms import Algorithm, AlgorithmConfig, LossTerm, Phase
 
 Head = Literal["shared", "personal", "frozen"]
+HEAD: Final = (
+    "the head is trained and averaged, trained and kept by the client, or keeps its first values"
+)
+"""Description of the key `head`."""
 
 
 class AdapterConfig(AlgorithmConfig):
     """Keys of methods for adapters."""
 
-    head: Head = Field(
-        "shared",
-        description="the head is trained and averaged, trained and kept by the client, or keeps its"
-        " first values",
-    )
+    head: Head = Field("shared", description=HEAD)
 
 
 class AdapterMethod(Algorithm):
