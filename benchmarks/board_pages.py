@@ -294,7 +294,7 @@ def about_new(setting: Setting) -> list[str]:
         "`benchmarks/new_methods.py` trains what this page shows.",
     ]
     if setting.untuned:
-        lines += ["", f"Not tuned, for want of time: {names(setting.untuned)}."]
+        lines += ["", f"Not tuned: {names(setting.untuned)}."]
     return lines
 
 

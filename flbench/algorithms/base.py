@@ -170,8 +170,7 @@ class Algorithm:
     Attributes:
         needs: Overrides of a setting in which the method can be used, such as
             `("model.lora.rank=8",)`, if the default net does not meet `requires`. They are an
-            example: the contract tests and the descriptions of the method use them, and a user
-            chooses values of his own.
+            example, which the contract tests and the descriptions of the method use.
         config: The section `algorithm` of the configuration, an instance of `Config`.
         setting: What the method may know of the experiment.
     """
