@@ -6,7 +6,7 @@ WORKERS := --numprocesses auto --dist worksteal
 # Python and pytest keep what they compiled, so that a second run starts sooner.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test test-all test-faults lint types unit docs clean
+.PHONY: demo quick test test-all test-faults test-servers lint types unit docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/flbench run --algo hfcd,fedavg,fedproto,local --config configs/demo.yaml
@@ -22,22 +22,29 @@ lint: $(VENV)/installed
 types: $(VENV)/installed
 	$(BIN)/mypy
 
+# Their own targets run these; a test process need not import them to leave them out.
+LATER := --ignore tests/faults --ignore tests/servers
+
 # The loop of a developer: no test that trains for more than a few steps or starts a process.
 quick: $(VENV)/installed
-	$(BIN)/pytest --numprocesses logical --dist worksteal -m "not slow and not full and not faults"
+	$(BIN)/pytest --numprocesses logical --dist worksteal $(LATER) -m "not slow and not full"
 
 # The examples in the docstrings of public names are tests too.
 unit: $(VENV)/installed
-	$(BIN)/pytest $(WORKERS) --doctest-modules -m "not full and not faults" tests flbench
+	$(BIN)/pytest $(WORKERS) $(LATER) --doctest-modules -m "not full" tests flbench
 
 # Every method at every crash point, under every BatchNorm policy, ...
 test-all: lint types $(VENV)/installed
-	$(BIN)/pytest $(WORKERS) --doctest-modules -m "not faults" tests flbench
+	$(BIN)/pytest $(WORKERS) $(LATER) --doctest-modules tests flbench
 
 # Malformed inputs, kills and lost servers, drawn from a seed: FLBENCH_FAULTS_SEED=7 make test-faults
 # draws others.
 test-faults: $(VENV)/installed
 	$(BIN)/pytest -n0 -m faults tests/faults
+
+# MLflow, PostgreSQL, S3 and two nodes of Ray, killed and cut off; as root. See tests/servers.
+test-servers: $(VENV)/installed
+	$(BIN)/python -m tests.servers
 
 # The site, in site/. Nothing is downloaded; the variable silences an advertisement of the theme.
 docs: $(VENV)/installed
@@ -54,4 +61,4 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) site build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .servers site build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,9 +1,11 @@
 """Writes the board's pages from the raw results: one per archive, and one over all of them.
 
-usage: python benchmarks/board_pages.py [FOLDER] (default: docs/board)
+usage: python benchmarks/board_pages.py [FOLDER [SETTING]] (default: docs/board, all settings)
 
 Each FOLDER/SETTING.tar.xz gets a page FOLDER/SETTING.md, and FOLDER/summary.md has what holds over
-the settings. All figures come from `flbench.report`; nothing is trained.
+the settings. SETTING-new.tar.xz has the methods of 2020 to 2025 in the setting SETTING, beside the
+references `local`, `ft` and `fedavg`; they are not in the summary. All figures come from
+`flbench.report`; nothing is trained.
 """
 
 import sys
@@ -37,6 +39,8 @@ PUBLISHED: Final = {
     "fashion-dir05": ("fedcpmd", "8", "FMNIST"),
 }
 """Settings whose data set, net and partition a paper has a table for: paper, table and column."""
+NEW: Final = "-new"
+"""End of the names of archives with the methods of 2020 to 2025."""
 CONFIGS: Final = Path(__file__).resolve().parents[1] / "configs" / "board"
 
 
@@ -45,17 +49,20 @@ class Setting:
 
     Args:
         archive: The runs, as `flbench pack` wrote them.
+        only_accuracy: Whether to leave out all other metrics, which takes a third of the time.
     """
 
-    def __init__(self, archive: Path) -> None:
+    def __init__(self, archive: Path, *, only_accuracy: bool = False) -> None:
         self.name = archive.name.removesuffix(".tar.xz")
         self.archive = archive
+        self.is_new = self.name.endswith(NEW)
+        self.config = self.name.removesuffix(NEW)
         comparison = fl.report(archive)
         self.has_rare = bool(comparison.leaderboard["rare_recall"].notna().any())
         others = ("rare_recall", "worst10_accuracy") if self.has_rare else ("worst10_accuracy",)
         comparisons = {
             "accuracy": comparison,
-            **{metric: fl.report(archive, metric=metric) for metric in others},
+            **{metric: fl.report(archive, metric=metric) for metric in others if not only_accuracy},
         }
         self.boards = {
             metric: each.leaderboard.set_index("method") for metric, each in comparisons.items()
@@ -71,11 +78,12 @@ class Setting:
         self.repetitions = int(self.boards["accuracy"]["n"].max())
         names = [name for name in self.boards["accuracy"].index if not name.endswith(TUNED)]
         self.methods = [name for name in names if f"{name}{TUNED}" in self.boards["accuracy"].index]
+        self.untuned = [name for name in names if name not in self.methods]
 
     @property
     def description(self) -> str:
         """The sentence of the comment at the beginning of the configuration: `Board, SENTENCE`."""
-        lines = (CONFIGS / f"{self.name}.yaml").read_text("utf-8").splitlines()
+        lines = (CONFIGS / f"{self.config}.yaml").read_text("utf-8").splitlines()
         comment = takewhile(lambda line: line.startswith("#"), lines)
         sentence = " ".join(line.removeprefix("#").strip() for line in comment)
         return f"{sentence.removeprefix('Board, ').removesuffix('.')}."
@@ -95,11 +103,12 @@ class Setting:
         All methods and references are one family, because one asks of each whether it is better
         than either of them; pairs of other methods are not asked for, so they do not count.
         """
+        methods = self.methods if suffix else [*self.methods, *self.untuned]
         pairs = [
             (method, other)
             for other in REFERENCES
-            for method in self.methods
-            if method not in REFERENCES
+            for method in methods
+            if method not in REFERENCES and other in methods
         ]
         gaps = corrected(self.pair(method + suffix, other + suffix) for method, other in pairs)
         return {
@@ -192,26 +201,34 @@ def page(setting: Setting) -> str:
         for suffix in ("", TUNED)
     }
     order = sorted(setting.methods, key=lambda name: -board.loc[name + TUNED, "mean"])
+    order += sorted(setting.untuned, key=lambda name: -board.loc[name, "mean"])
     rare_head = ["rare-class recall, tuned"] if rare is not None else []
     head = ["method", "accuracy, tuned", "accuracy, default", "tuned minus default"]
     head += [*rare_head, "worst tenth, tuned", "MB, tuned", "seconds, tuned"]
     rows = []
     for name in order:
         tuned = name + TUNED
+        if name in setting.untuned:
+            cells = [in_code(name), "-", estimate(board.loc[name]), "-"]
+            cells += [estimate(rare.loc[name])] if rare is not None else []
+            cells += [estimate(worst.loc[name]), megabytes(board.loc[name, "bytes"])]
+            rows.append([*cells, f"{setting.seconds[name]:.0f}"])
+            continue
         cells = [in_code(name), estimate(board.loc[tuned]), estimate(board.loc[name])]
         change = "0" if tuning[name].none else str(tuning[name])
         cells.append(f"**{change}**" if tuning[name].verdict else change)
         cells += [estimate(rare.loc[tuned])] if rare is not None else []
         cells += [estimate(worst.loc[tuned]), megabytes(board.loc[tuned, "bytes"])]
         rows.append([*cells, f"{setting.seconds[tuned]:.0f}"])
+    what = f"{setting.config}, methods of 2020 to 2025" if setting.is_new else setting.name
     lines = [
-        f"# The board: {setting.name}",
+        f"# The board: {what}",
         "",
         setting.description,
         "",
         f"Written by `benchmarks/board_pages.py` from the results of {setting.runs} runs in"
         f" `docs/board/{setting.archive.name}`;",
-        f"the configuration is `configs/board/{setting.name}.yaml`. {len(setting.methods)} methods,"
+        f"the configuration is `configs/board/{setting.config}.yaml`. {len(order)} methods,"
         " each with its default",
         "hyper-parameters and with those that a search found (eight trials per method, scored on"
         " validation parts, with",
@@ -228,6 +245,7 @@ def page(setting: Setting) -> str:
         "[clients with the lowest accuracies](../metrics.md#metrics-over-all-clients). Seconds are"
         " the median wall time of a run with one",
         "thread, while other programs ran on the machine.",
+        *about_new(setting),
         "",
         *table(head, rows),
         "",
@@ -241,8 +259,12 @@ def page(setting: Setting) -> str:
     head += [f"minus `{other}`, {kind}" for kind in ("tuned", "default") for other in REFERENCES]
     rows = []
     for name in (each for each in order if each not in REFERENCES):
-        gaps = [against[suffix][other][name] for suffix in (TUNED, "") for other in REFERENCES]
-        rows.append([in_code(name), *(f"**{gap}**" if gap.verdict else str(gap) for gap in gaps)])
+        cells = [in_code(name)]
+        for suffix, other in ((s, o) for s in (TUNED, "") for o in REFERENCES):
+            gap = against[suffix][other].get(name)
+            shown = "-" if gap is None else str(gap)
+            cells.append(f"**{shown}**" if gap is not None and gap.verdict else shown)
+        rows.append(cells)
     lines += [*table(head, rows), ""]
     for suffix, kind in ((TUNED, "Tuned"), ("", "With default parameters")):
         for other in REFERENCES:
@@ -255,6 +277,25 @@ def page(setting: Setting) -> str:
     if setting.left_out:
         lines += ["", *(f"- {in_markdown(sentence)}" for sentence in setting.left_out)]
     return "\n".join([*lines, ""])
+
+
+def about_new(setting: Setting) -> list[str]:
+    """Return what the page of the methods of 2020 to 2025 says besides."""
+    if not setting.is_new:
+        return []
+    lines = [
+        "",
+        f"Partitions and seeds are those of [the other methods]({setting.config}.md). The"
+        " references `local`, `fedavg` and `ft`",
+        "were searched and trained again, so that all methods of this page have one search, one"
+        " revision and one machine. The trials",
+        "of the search were drawn at random and trained to the end, with a seed and a partition"
+        " that no repetition has.",
+        "`benchmarks/new_methods.py` trains what this page shows.",
+    ]
+    if setting.untuned:
+        lines += ["", f"Not tuned, for want of time: {names(setting.untuned)}."]
+    return lines
 
 
 def summary(settings: Sequence[Setting]) -> str:
@@ -400,18 +441,21 @@ def orderings(settings: Sequence[Setting]) -> list[str]:
 def main() -> None:
     """Write the pages of a folder."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/board")
+    only = sys.argv[2] if len(sys.argv) > 2 else None
     settings = []
-    for archive in sorted(folder.glob("*.tar.xz")):
+    for archive in sorted(folder.glob(f"{only or '*'}.tar.xz")):
         try:
             setting = Setting(archive)
             text = page(setting)
         except (UserError, KeyError) as error:  # a KeyError names methods that are missing
             print(f"{printable(str(archive))} is left out: {one_line(str(error))}", file=sys.stderr)
             continue
-        settings.append(setting)
+        if not setting.is_new:
+            settings.append(setting)
         (folder / f"{setting.name}.md").write_text(text, "utf-8")
         print(f"{printable(str(archive))}: {setting.runs} runs", file=sys.stderr)
-    (folder / "summary.md").write_text(summary(settings), "utf-8")
+    if only is None:
+        (folder / "summary.md").write_text(summary(settings), "utf-8")
 
 
 if __name__ == "__main__":

@@ -73,11 +73,12 @@ def settings() -> Iterator[tuple[str, tuple[str, ...]]]:
     from flbench.testing.setting import NET
 
     for method in ALGORITHMS.load():
+        needs = ALGORITHMS.find(method).needs
         for engine in ("sequential", "vectorized"):
-            name = (f"algorithm.name={method}", f"engine.name={engine}")
+            name = (f"algorithm.name={method}", *needs, f"engine.name={engine}")
             yield f"{method} {engine} lenet5", (*name, *NET)
         if method != "slapfl":  # which needs convolutions
-            yield f"{method} mlp", (name[0], "train.local_epochs=2")
+            yield f"{method} mlp", (name[0], *needs, "train.local_epochs=2")
     for policy in ("average", "local", "drop"):
         norm = ("model.name=lenet5", "model.norm=batch", f"train.batchnorm={policy}")
         yield f"fedavg batchnorm {policy}", ("algorithm.name=fedavg", *norm)

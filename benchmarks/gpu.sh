@@ -5,6 +5,8 @@
 #
 # DATA_DIR holds fashionmnist.npz; without it the images are random, which gives the same times.
 # PYTHON names the interpreter (default python). DEVICE=cpu SIZE=tiny tries the script without a GPU.
+# REPEATS is the number of measurements of a bench (default 3).
+# PARTS names what is measured (default: digests bench blocks precisions resnet ray searches together).
 # A measurement that fails is recorded with its error, and the next one follows. Measurements with
 # Ray are left out where it is not installed.
 set -uo pipefail
@@ -41,6 +43,9 @@ for name, (shape, *sizes) in sets.items():
     np.savez(f"{sys.argv[1]}/{name}.npz", **arrays)
 PY
 
+# wanted PART: whether this part is to be measured.
+wanted() { [[ " ${PARTS:-digests bench blocks precisions resnet ray searches together} " == *" $1 "* ]]; }
+
 # record NAME SECONDS ARGUMENT ...: measures `flbench ARGUMENT ...`.
 record() {
   local name=$1 seconds=$2
@@ -53,23 +58,23 @@ net=("${lenet[@]}" model.name=lenet5 partition.clients=$clients train.participat
 resnet=("data.path=$out/colour.npz" model.name=resnet18 partition.scheme=iid train.local_epochs=1 "partition.samples=$samples")
 
 # Digests: the same run twice, then with other types of numbers.
-for precision in 32-true 32-true tf32 bf16-mixed 16-mixed; do
+wanted digests && for precision in 32-true 32-true tf32 bf16-mixed 16-mixed; do
   for engine in sequential vectorized; do
     record "digest $engine $precision" 60 run hfcd --rounds 3 "${small[@]}" engine.name=$engine engine.precision=$precision
   done
 done
 
 # LeNet-5, 100 clients, all in: steps per second beside a bare loop, with shares of arithmetic and bandwidth.
-record "bench lenet5" 240 bench fedavg --json --repeats 3 --rounds 2 --out "$out/bench-lenet5" "engine.device=$device" "${net[@]}"
-for block in $blocks; do
+wanted bench && record "bench lenet5" 240 bench fedavg --json --repeats "${REPEATS:-3}" --rounds 2 --out "$out/bench-lenet5" "engine.device=$device" "${net[@]}"
+wanted blocks && for block in $blocks; do
   record "memory of block $block" 120 run fedavg --rounds 2 "${small[@]}" "${net[@]}" engine.name=vectorized engine.block=$block evaluation.every=2
 done
-for precision in tf32 bf16-mixed; do
+wanted precisions && for precision in tf32 bf16-mixed; do
   record "lenet5 $precision" 120 run fedavg --rounds 2 "${small[@]}" "${net[@]}" engine.name=vectorized engine.precision=$precision evaluation.every=2
 done
 
 # ResNet-18 at few and at many clients.
-for number in $few $many; do
+wanted resnet && for number in $few $many; do
   for engine in sequential vectorized; do
     record "resnet18 x $number $engine" 200 run fedavg --rounds 2 "${small[@]}" "${resnet[@]}" partition.clients="$number" engine.name=$engine evaluation.every=2
   done
@@ -77,13 +82,16 @@ done
 
 # Several trainings on one GPU: a search, by Ray where it is there, otherwise two processes at once.
 if "$python" -c 'import ray' 2>/dev/null; then
-  share=$([ "$device" = cpu ] && echo 0 || echo 0.5)
-  record "two workers of Ray" 150 run fedavg --rounds 2 "${small[@]}" "${net[@]}" engine.name=ray engine.workers=2 evaluation.every=2
-  record "search, one trial at a time" 300 tune hfcd --trials $trials --rounds $rounds --seeds 0 --concurrent 1 --out "$out/studies" "engine.device=$device" tracking.mlflow=false
-  record "search, two trials at a time" 300 tune hfcd --trials $trials --rounds $rounds --seeds 0 --concurrent 2 --gpus-per-trial "$share" --out "$out/studies" "engine.device=$device" tracking.mlflow=false
+  wanted ray && record "two workers of Ray" 150 run fedavg --rounds 2 "${small[@]}" "${net[@]}" engine.name=ray engine.workers=2 evaluation.every=2
+  wanted searches && for trainings in 1 2; do
+    share=$([ "$device" = cpu ] && echo 0 || "$python" -c "print(1 / $trainings)")
+    record "search, $trainings trials at a time" 300 tune hfcd --trials $trials --rounds $rounds --seeds 0 --concurrent $trainings --gpus-per-trial "$share" --out "$out/studies" "engine.device=$device" tracking.mlflow=false
+  done
 fi
-record "one training" 150 run hfcd --rounds $rounds "${small[@]}" "${net[@]}" engine.name=vectorized evaluation.every=$rounds
-record "one of two trainings" 150 run hfcd --rounds $rounds "${small[@]}" "${net[@]}" engine.name=vectorized evaluation.every=$rounds &
-record "two of two trainings" 150 run hfcd --rounds $rounds "${small[@]}" "${net[@]}" engine.name=vectorized evaluation.every=$rounds seed=1
-wait
+if wanted together; then
+  record "one training" 150 run hfcd --rounds $rounds "${small[@]}" "${net[@]}" engine.name=vectorized evaluation.every=$rounds
+  record "one of two trainings" 150 run hfcd --rounds $rounds "${small[@]}" "${net[@]}" engine.name=vectorized evaluation.every=$rounds &
+  record "two of two trainings" 150 run hfcd --rounds $rounds "${small[@]}" "${net[@]}" engine.name=vectorized evaluation.every=$rounds seed=1 &
+  wait
+fi
 rm -f "$out/colour.npz"

@@ -244,8 +244,8 @@ def method_page(name: str, measured: dict[str, list[str]]) -> str:
         "",
         *key_table(kind.Config, "", skip=("name",)),
         "",
-        f"`flbench tune --algo {name}` searches the space in `tune/{name}.yaml`"
-        " ([Tune methods](../guides/tune.md)).",
+        f"`flbench tune --algo {' '.join((name, *entry['needs']))}` searches the space in"
+        f" `tune/{name}.yaml` ([Tune methods](../guides/tune.md)).",
         "",
     ]
     for title, hook, explanation in (
@@ -279,7 +279,8 @@ def method_page(name: str, measured: dict[str, list[str]]) -> str:
         ]
     else:
         lines += ["This method has no row in [Results](../results.md) yet.", ""]
-    lines += ["## Run it", "", "```console", f"$ flbench run --algo {name}", "```", ""]
+    words = " ".join((name, *entry["needs"]))
+    lines += ["## Run it", "", "```console", f"$ flbench run --algo {words}", "```", ""]
     module = kind.__module__
     lines += [f"The source is `{module.replace('.', '/')}.py`, class `{kind.__name__}`.", ""]
     return "\n".join(lines)

@@ -179,9 +179,9 @@ def pytest_collection_modifyitems(items):
     # waits for them at the end.
     items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
     for item in items:
-        if "gpu" in item.keywords and not torch.cuda.is_available():
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
-        if "real_data" in item.keywords and not REAL_DATA.is_dir():
+        if item.get_closest_marker("real_data") and not REAL_DATA.is_dir():
             item.add_marker(pytest.mark.skip(reason=f"{REAL_DATA} is not there"))
 
 

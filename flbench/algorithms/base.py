@@ -144,8 +144,12 @@ class Joining:
 
     Attributes:
         dispatch: What the server, or a client near it, sends. Its bytes are those of joining.
-        program: What the client computes from it. The leaves in `keeps` become the client's rows;
-            nothing is sent.
+        program: What the client computes from it. The leaves in `keeps` become the client's rows.
+            Nothing is sent unless there is `aggregate`, which gets the leaves in `sends`.
+        aggregate: (state, what new clients sent) -> what the server makes of it, as in the hook
+            `aggregate`: entries of its tree, such as the cluster of each new client, and a reply.
+            What concerns a client must not depend on other new clients, and nothing that clients
+            which trained receive may change. None for a client that joins without the server.
         adapts: Whether epochs of training may follow. False for a model that follows from the
             client's samples in closed form: it is then the same after any number of epochs.
     """
@@ -153,15 +157,21 @@ class Joining:
     dispatch: Dispatch = field(default_factory=Dispatch)
     program: LocalProgram = field(default_factory=lambda: LocalProgram(()))
     adapts: bool = True
+    aggregate: Callable[[State, Results], Update] | None = None
 
 
 class Algorithm:
     """Base class of all methods. Its defaults are FedAvg, with `personal` leaves kept by clients.
 
     A subclass sets three class attributes: `Config` if it has keys of its own, `paper` and
-    `communication`. The decorator `ALGORITHMS.register` sets `name`.
+    `communication`. The decorator `ALGORITHMS.register` sets `name`. A method that cannot be used
+    with the default net sets `needs` too.
 
     Attributes:
+        needs: Overrides of a setting in which the method can be used, such as
+            `("model.lora.rank=8",)`, if the default net does not meet `requires`. They are an
+            example: the contract tests and the descriptions of the method use them, and a user
+            chooses values of his own.
         config: The section `algorithm` of the configuration, an instance of `Config`.
         setting: What the method may know of the experiment.
     """
@@ -170,6 +180,7 @@ class Algorithm:
     name: ClassVar[str]
     paper: ClassVar[Paper]
     communication: ClassVar[Communication]
+    needs: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: AlgorithmConfig, setting: Setting) -> None:
         self.config = config
@@ -345,7 +356,7 @@ class Algorithm:
         By default a new client is evaluated as one that no cohort has had: with the model of
         `deploy`, for which the rows of its leaves are those of `init`. A method overrides this hook
         if a new client has rows of its own to compute, such as a second model that begins as a copy
-        of the global one.
+        of the global one, or if the server chooses something for it, such as a cluster.
 
         Args:
             state: State after the training, with the clients' leaves as in `dispatch`. New clients

@@ -1,6 +1,7 @@
 """CFL: clusters of clients split in two where updates differ (Sattler, Mueller, Samek, 2021)."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import sqrt
 from typing import ClassVar, Literal
 
@@ -17,12 +18,17 @@ from flbench.algorithms import (
     Communication,
     Deployment,
     Dispatch,
+    Info,
+    Joining,
     Learned,
     LearnedTable,
+    LocalProgram,
     Message,
     Paper,
     Results,
     State,
+    Step,
+    Transform,
     Tree,
     UniformConfig,
     Update,
@@ -37,6 +43,11 @@ THRESHOLDS = {"absolute": (0.4, 1.6), "relative": (0.1, 0.5)}  # defaults of eps
 
 DELTA = "delta."  # prefix of each client's latest update on the server, [N, ...]
 SEEN = "seen"  # [N] int64, the round of that update; -1 for none
+
+SPLITS = "tree"  # [S, 2] int64, the cluster of each split and the new one that left it
+AT_SPLIT = "tree.w."  # prefix of the model of the cluster before the split, [S, ...]
+SIDES = "tree.sides."  # prefix of the mean directions of both parts' updates, [S, 2, ...]
+TRIED = "tried."  # prefix of a new client's updates from these models, [S, ...]
 
 SAME_COSINE = 1e-9  # cosines that differ by less are taken as equal
 
@@ -90,12 +101,19 @@ class Cfl(Algorithm):
     paper's two criteria; the clustering, the order of split and mean, the defaults and the guards
     (`min_size`, `start_round`) are those of the authors' code.
 
+    A client that joins later goes down the tree of splits, as in the paper's algorithm for new
+    clients: at each split of its cluster it trains from the model before the split, and goes with
+    the part whose updates were more similar to its own by the cosine.
+
     Deviations: w_i is sent, not dW_i, which has the same size, so that a run without a split equals
     FedAvg to the bit. The authors train all clients in every round. Here the latest update of an
     absent client is used for `max_age` rounds, and clients without one join the larger part. A part
     without a participant in the round of the split keeps w_c. The server refers to clients by id;
     the authors' code refers to them by their position in the cluster, which names wrong clients
-    from the second split on.
+    from the second split on. For new clients the paper keeps the updates of all clients at each
+    split and compares with the most similar one. Here the server keeps the mean of the parts'
+    normalized updates, and compares mean cosines, because updates of all clients at all splits
+    would need many times the memory. A new client trains from the models of all splits at once.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = CflConfig
@@ -116,14 +134,17 @@ class Cfl(Algorithm):
         Further entries are `cluster` [N] int64, the cluster of each client; `peak` [clusters]
         float64, the largest norm of the mean update so far; `delta.NAME` [N, ...], the latest
         update of each client, for each parameter NAME; and `seen` [N] int64, the round of that
-        update or -1 for none.
+        update or -1 for none. `tree` [S, 2] int64, `tree.w.NAME` [S, ...] and `tree.sides.NAME`
+        [S, 2, ...] have the splits so far, of which there are none.
         """
         shared, clients = super().init(start)
         n = self.setting.clients
         server = {name: value[None] for name, value in shared.items()}  # [clusters, ...] each
         server["cluster"] = torch.zeros(n, dtype=torch.int64)  # of each client
         server["peak"] = torch.zeros(1, dtype=torch.float64)  # largest mean norm of each cluster
-        return server | no_updates(start, self.setting.net.parameters, n), clients
+        parameters = self.setting.net.parameters
+        server |= no_splits(shared, only(start, parameters))
+        return server | no_updates(start, parameters, n), clients
 
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
         if state.is_initial:
@@ -160,6 +181,7 @@ class Cfl(Algorithm):
             members = torch.nonzero(cluster == c)[:, 0]
             leaving = self.leaving(server, members, state.round)
             if len(leaving):
+                server |= self.with_split(server, members, leaving, c, len(peaks), state.round)
                 cluster = cluster.index_fill(0, leaving, len(peaks))
                 peaks.append(peaks[c])
                 for values in models.values():
@@ -178,6 +200,63 @@ class Cfl(Algorithm):
         mean_norm, largest = min(norms_found)  # of the cluster that is nearest to a split
         metrics = {"clusters": float(len(peaks)), "mean_norm": mean_norm, "max_norm": largest}
         return Update(server, metrics=metrics)
+
+    def with_split(
+        self, server: Tree, members: Tensor, leaving: Tensor, c: int, new: int, t: int
+    ) -> Tree:
+        """Return the server's entries on splits after cluster c was split in round t.
+
+        Args:
+            server: The server's tree, with this round's updates and the models before it.
+            members: Ids of the clients of the cluster.
+            leaving: Ids of those that leave it.
+            c: The cluster.
+            new: Number of the cluster that they form.
+            t: The round.
+        """
+        if SPLITS not in server:  # an earlier version began the run
+            return {}
+        known = members[has_recent_update(server, members, t, self.config.max_age)]
+        leaves, units = torch.isin(known, leaving), normalized(latest_updates(server, known))
+        sides = (weighted_mean(units, side.double()) for side in (~leaves, leaves))
+        stay, leave = (prefixed(SIDES, side) for side in sides)
+        entry = {SPLITS: torch.tensor([c, new])}
+        entry |= prefixed(AT_SPLIT, {name: server[name][c] for name in stripped(AT_SPLIT, server)})
+        entry |= {name: torch.stack([stay[name], leave[name]]) for name in stay}
+        return {
+            name: torch.cat([server[name], value[None].to(server[name].dtype)])
+            for name, value in entry.items()
+        }
+
+    def join(self, state: State, ids: Tensor) -> Joining | None:
+        """Return how a new client finds its cluster, if there is more than one."""
+        if not len(state.server.get(SPLITS, ())):
+            return None
+        count, parameters = len(state.server[SPLITS]), self.setting.net.parameters
+        models = {name: value for name, value in state.server.items() if name.startswith(AT_SPLIT)}
+        steps: list[Step] = []
+        for s in range(count):
+            names = tuple(stripped(AT_SPLIT, models))
+            difference = Transform(WriteUpdate(tuple(parameters), s))
+            steps += [Transform(LoadSplit(names, s)), self.phase(*self.terms()), difference]
+        sends = frozenset(f"{TRIED}{s}.{name}" for s in range(count) for name in parameters)
+        program = LocalProgram(tuple(steps), sends=sends)
+        return Joining(Dispatch(Message(models)), program, aggregate=self.place)
+
+    def place(self, state: State, results: Results) -> Update:
+        """Return the clusters with those of new clients, found from their updates."""
+        sent, splits = results.sent.values, state.server[SPLITS].tolist()
+        found = torch.zeros(len(results.ids), dtype=torch.int64)
+        for s, (c, new) in enumerate(splits):
+            mine = stripped(f"{TRIED}{s}.", sent)  # [K, ...] each
+            sides = {name: rows[s] for name, rows in stripped(SIDES, state.server).items()}
+            products = sum(
+                rows.double().flatten(1) @ sides[name].double().flatten(1).T
+                for name, rows in mine.items()
+            )  # [K, 2], mean cosines with both parts times the norm of the client's update
+            goes = (found == c) & (products[:, 1] > products[:, 0])
+            found[goes] = new
+        return Update({"cluster": state.server["cluster"].index_copy(0, results.ids, found)})
 
     def learned(self, state: State) -> tuple[Learned, ...]:
         """Return the clusters of the clients."""
@@ -237,6 +316,68 @@ class Cfl(Algorithm):
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         return {"personal": Deployment(self.dispatch(state, ids))}
+
+
+@dataclass(frozen=True)
+class LoadSplit:
+    """Function of a Transform: writes the model before a split into the leaves.
+
+    Attributes:
+        names: Names of the leaves.
+        split: Number of the split.
+    """
+
+    names: tuple[str, ...]
+    split: int
+
+    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+        """Return the leaves of the model."""
+        return {name: ctx[AT_SPLIT + name][self.split] for name in self.names}
+
+
+@dataclass(frozen=True)
+class WriteUpdate:
+    """Function of a Transform: writes the update from the model before a split, to be sent.
+
+    Attributes:
+        names: Names of the parameters.
+        split: Number of the split.
+    """
+
+    names: tuple[str, ...]
+    split: int
+
+    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+        """Return the leaves minus those of the model."""
+        return {
+            f"{TRIED}{self.split}.{name}": leaves[name] - ctx[AT_SPLIT + name][self.split]
+            for name in self.names
+        }
+
+
+def no_splits(shared: Tree, parameters: Tree) -> Tree:
+    """Return the server's entries on splits before the first one.
+
+    Args:
+        shared: Leaves of the seeded net that are sent.
+        parameters: Its parameters.
+    """
+    entries = {SPLITS: torch.zeros(0, 2, dtype=torch.int64)}
+    entries |= prefixed(
+        AT_SPLIT, {name: one.new_zeros(0, *one.shape) for name, one in shared.items()}
+    )
+    sides = {name: one.new_zeros(0, 2, *one.shape) for name, one in parameters.items()}
+    return entries | prefixed(SIDES, sides)
+
+
+def normalized(updates: Tree) -> Tree:
+    """Return updates [K, ...] of clients, each divided by its norm over all leaves, in float64."""
+    rows = {name: value.double() for name, value in updates.items()}
+    norm = sum(value.flatten(1).square().sum(dim=1) for value in rows.values()).sqrt()  # [K]
+    scale = 1 / norm.clamp_min(torch.finfo(torch.float64).tiny)
+    return {
+        name: scale.reshape(-1, *(1,) * (value.ndim - 1)) * value for name, value in rows.items()
+    }
 
 
 def no_updates(start: Tree, names: Iterable[str], clients: int) -> Tree:

@@ -17,6 +17,7 @@ from flbench.algorithms import (
     Dispatch,
     Draw,
     Info,
+    Joining,
     LayerSpec,
     Learned,
     LearnedTable,
@@ -147,8 +148,11 @@ class FedCpmd(LayerElection):
     trained; only these clients receive a reply. Ties between layers go to the smaller sum of
     scores, then to the lower layer. A client that never voted keeps the classifier. When a client
     first participates in phase 2, it receives the body of phase 1, except for its personal layer if
-    it has voted. In phase 1 the classifier stays with the client, as section 5.2 says; line 13 of
-    Algorithm 2 keeps the layer that the client has voted for most often so far
+    it has voted. The paper does not describe clients that join later. Here such a client votes
+    once, after training the body of phase 1 for a round. It receives the layers of its cluster as
+    in eq. 12, mixed over the last uploads of all clients that trained in phase 2, and as its
+    personal layer that of phase 1. In phase 1 the classifier stays with the client, as section 5.2
+    says; line 13 of Algorithm 2 keeps the layer that the client has voted for most often so far
     (`phase1_personal=majority`).
 
     Deviations. Before inputs, labels and outputs become Gaussians, they are scaled to [0, 1], so
@@ -347,6 +351,48 @@ class FedCpmd(LayerElection):
         metrics = self.by_layer("members", chosen) | self.by_layer("active", chosen[ids])
         metrics["phi_bytes"] = layer_bytes(rows, own[ids], self.layers)
         return Update({"participated": participated}, reply, metrics)
+
+    # Clients that join later
+
+    def join(self, state: State, ids: Tensor) -> Joining | None:
+        """Return how a new client finds its personal layer and its cluster, after phase 1."""
+        if self.voting(state):
+            return None
+        body = Dispatch(Message(only(state.server, self.shared_in_phase_1())))
+        steps = (self.phase(*self.terms()), *self.vote_steps())
+        program = LocalProgram(steps, sends=self.split()[1] | {"vote", "scores"})
+        return Joining(body, program, aggregate=self._admit)
+
+    def _admit(self, state: State, results: Results) -> Update:
+        """Return the votes of new clients, and omega_i of their clusters as a reply."""
+        config, ids, server = self.config, results.ids, state.server
+        votes = count_votes(server, results)
+        state = replace(state, server=server | votes)
+        nobody = replace(results, ids=ids[:0], steps=results.steps[:0])
+        members = with_last_uploads(state, nobody, server["participated"])
+        shared = self.split()[1]
+        known, trained = (only(one.sent.values, shared) for one in (members, results))
+        rows = {name: torch.cat([known[name], trained[name]]) for name in known}
+
+        # A new client gives nothing, and its training serves only to find its cluster.
+        among = torch.cat([members.ids, ids])
+        new = torch.arange(len(members.ids), len(among))
+        own, clusters = self.own(state), self.clusters(state)[among]
+        mixing: Mixing = config.mixing if config.ablation == "none" else "mean"
+        samples = torch.cat([self.weights(members), torch.zeros(len(ids)).double()])
+        weights = cluster_weights(rows, samples, clusters, self.layers, mixing)
+        weights[new, new] = 0.0
+        body = repeat(only(server, self.shared_in_phase_1()), len(ids))
+        start = take(state.clients, ids) | body
+        rows = {name: torch.cat([known[name], start[name]]) for name in known}
+        reply = mix_others(rows, weights, own[among], self.layers, new)
+
+        values, mask = dict(reply.values), dict(reply.mask)
+        for name, value in body.items():  # the personal layer too, if the server has it
+            is_mixed = mask.pop(name).reshape(-1, *(1,) * (value.ndim - 1))
+            values[name] = torch.where(is_mixed, values[name], value)
+        participated = server["participated"].index_fill(0, ids, True)
+        return Update(votes | {"participated": participated}, Message(values, mask))
 
     # Evaluation: each client's model and, for the statistic of the paper, cohorts by cluster.
 

@@ -18,6 +18,7 @@ from flbench.algorithms import (
     Communication,
     Deployment,
     Dispatch,
+    Joining,
     Learned,
     LearnedTable,
     LocalProgram,
@@ -55,6 +56,10 @@ TABLE = (PROTOTYPES, PRESENT)
 
 INTRA = "intra."  # prefix of theta^_j and P^_j, the means within groups
 GM = "gm."  # prefix of the global model
+
+SETUP = "setup.w."  # prefix of the warm-up's backbone, by whose features clients were grouped
+CENTRES = "setup.centres"  # [J, C D] float64, mean vector of the prototypes in each group
+MEANS = "setup.means"  # [C, D] float64, what replaces the prototypes of classes not held
 
 VARIANCE = 0.9  # share of the variance that the principal components reach
 MOST_COMPONENTS = 32
@@ -175,6 +180,11 @@ class FedPc(Algorithm):
     the seeded net: P^(j) is computed only from clients that have trained. docs/papers/fedpc.md has
     the accuracies with these prototypes in the first round.
 
+    The paper names no group for a client that joins later. Here it sends the prototypes of the same
+    backbone as the others in the set-up, and joins the group whose members' mean vector of
+    prototypes is nearest, before the projection on principal components. Its head is the seeded
+    one.
+
     The paper reports a global model without defining its head
     (`gm`); of flbench's metrics, `gm`, `pm_v@local` and `pm_l@local` correspond to the published
     ones.
@@ -232,6 +242,11 @@ class FedPc(Algorithm):
         server |= prefixed(GM, repeat_groups(start | group, 1))
         server["seen"] = torch.zeros(count).bool()  # [J] groups that have had a participant
         server["groups"] = torch.zeros(clients).long()  # [N] c(i)
+        shape = group[PROTOTYPES].shape  # C, D
+        server[MEANS] = torch.zeros(shape, dtype=torch.float64)
+        server[CENTRES] = torch.zeros(count, shape.numel(), dtype=torch.float64)
+        if self.config.cluster_after:
+            server |= prefixed(SETUP, only(start, shared))
 
         client = only(start, heads) | {"prototypes": group[PROTOTYPES]}
         return server, repeat(client, clients)
@@ -302,7 +317,43 @@ class FedPc(Algorithm):
             results, config.fill, config.components, config.groups, self.setting.seed
         )
         groups = state.server["groups"].index_copy(0, results.ids, labels)
-        return Update({"groups": groups}, metrics={"groups": int(groups.max()) + 1, "q": q})
+        entries = {"groups": groups} | self._of_groups(state, results, labels)
+        return Update(entries, metrics={"groups": int(groups.max()) + 1, "q": q})
+
+    def _of_groups(self, state: State, results: Results, labels: Tensor) -> Tree:
+        """Return what the server remembers of the set-up to find the groups of new clients."""
+        table, held = results.sent.values["prototypes"], results.sent.mask["prototypes"]
+        vectors = client_vectors(table, held, self.config.fill)  # [K, C D]
+        centres = [vectors[labels == j].mean(dim=0) for j in range(int(labels.max()) + 1)]
+        # A group without members is as far as the first one, which argmin prefers.
+        centres += [centres[0]] * (len(state.server[CENTRES]) - len(centres))
+        entries = {CENTRES: torch.stack(centres)}
+        if self.config.fill == "class_mean":
+            nobody = torch.zeros_like(held[:1])
+            filled = client_vectors(
+                torch.cat([table, table[:1]]), torch.cat([held, nobody]), "class_mean"
+            )
+            entries[MEANS] = filled[-1].reshape(table.shape[1:])
+        backbone = {name: state.server[name][0] for name in stripped(SETUP, state.server)}
+        return entries | prefixed(SETUP, backbone)
+
+    def join(self, state: State, ids: Tensor) -> Joining | None:
+        """Return how a new client finds its group, by its prototypes as in the set-up."""
+        if CENTRES not in state.server:  # an earlier version began the run
+            return None
+        masks = (("prototypes", "held"), ("ids", "held"))
+        sends = frozenset({"prototypes", "ids"})
+        program = LocalProgram(prototypes.collect(self.setting), sends=sends, masks=masks)
+        backbone = Dispatch(Message(stripped(SETUP, state.server)))  # otherwise the seeded one
+        return Joining(backbone, program, aggregate=self._place)
+
+    def _place(self, state: State, results: Results) -> Update:
+        """Return the groups with those of new clients, the nearest ones by their prototypes."""
+        held = results.sent.mask["prototypes"][:, :, None]
+        own = torch.where(held, results.sent.values["prototypes"].double(), state.server[MEANS])
+        distance = torch.cdist(own.flatten(1), state.server[CENTRES])  # [K, J]
+        groups = state.server["groups"].index_copy(0, results.ids, distance.argmin(dim=1))
+        return Update({"groups": groups})
 
     def _average_groups(self, state: State, results: Results) -> Update:
         server = state.server

@@ -110,7 +110,7 @@ def _blocks(analysis: Analysis, name: str) -> Iterator[Block]:
             found = new_client_blocks.of_place(analysis, place, DIGITS)
             if found is not None:
                 yield from _divided(found, fixed=1)
-        else:
+        elif name == "clients":
             spread = blocks.client_spread_block(analysis, place, DIGITS)
             yield from _divided(spread, fixed=1, most=MOST_MEASURES)
             yield blocks.client_deciles_block(analysis, place, DIGITS)

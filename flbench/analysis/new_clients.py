@@ -57,6 +57,7 @@ def _value(entry: Entry, epochs: int, name: str) -> float:
         return float(about.get(str(epochs), nan))
     test = entry.run.summary[entry.moment]["test"]
     found = test.get(f"{'seen' if name == 'seen' else 'new'}@{epochs}", {})
-    key = {"gap": "gap", "worst10": "worst10_accuracy"}.get(name, entry.run.config.client_metric)
+    metric = entry.run.config.client_metric
+    key = {"gap": f"gap_{metric}", "worst10": "worst10_accuracy"}.get(name, metric)
     value = found.get(key)
     return float(value) if isinstance(value, int | float) else nan

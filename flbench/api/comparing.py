@@ -8,8 +8,9 @@ from dataclasses import replace
 from os import PathLike, sep
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
+from flbench.api import campaigns
 from flbench.api.caller import Caller, program
 from flbench.api.comparisons import PlannedComparison
 from flbench.calls import arguments, parts
@@ -109,7 +110,7 @@ def compare(
     methods: str | Sequence[str | type | Mapping[str, Any]],
     *,
     seeds: int | None = None,
-    vary: str | None = None,
+    vary: Literal["training", "partition", "both"] | None = None,
     grid: Mapping[str, Sequence[Any]] | None = None,
     jobs: int | None = None,
     address: str | None = None,
@@ -146,7 +147,7 @@ def compare(
         methods: Names of the methods, import paths `package.module:Class` or classes of your own;
             or dicts with one of these as `name`, keys of the method, and dotted keys
             that this method alone has: `{"name": "ft", "train.optimizer.lr": 0.01}`.
-        seeds: Number of repetitions (default 5).
+        seeds: Repetitions of each method, data set and setting (default 5).
         vary: What differs between repetitions: the seed of the training, with one partition
             (`training`); the partition, with one seed of the training (`partition`), which supports
             no claim that a method is better; or both (`both`, default).
@@ -316,12 +317,7 @@ def start(
         RunError: A server of Ray was lost.
         KeyboardInterrupt: A stop signal has arrived.
     """
-    with (
-        as_flbench_errors(),
-        preserved(),
-        offered(own[0]),
-        Supervisor(ends_process=caller.ends_process) as supervisor,
-    ):
+    with campaigns.supervised(caller, own[0]) as supervisor:
         named_by = _store_named_by(asked)
         design = design_of(asked)
         prepare.check_cluster(design, jobs)
@@ -334,7 +330,7 @@ def start(
         titles = (cell.config.data.title for cell in prepared.cells)
         names = [*dict.fromkeys(methods[:3]), *dict.fromkeys(titles)]
         name = re.sub(r"[^\w=.-]+", "_", "-".join(names), flags=re.ASCII)[:80]
-        with closing(_addressed(ComparisonFolder.create(out, name), caller)) as folder:
+        with closing(campaigns.addressed(ComparisonFolder.create(out, name), caller)) as folder:
             printed = [redact(argument) for argument in command]
             about = {"id": folder.path.name, "created": now(), "command": printed}
             about |= _repeated(prepared)
@@ -397,13 +393,10 @@ def carry_on(
         KeyboardInterrupt: A stop signal has arrived.
     """
     with (
-        as_flbench_errors(),
-        preserved(),
-        offered(own[0]),
-        Supervisor(ends_process=caller.ends_process) as supervisor,
-        closing(_addressed(ComparisonFolder.reopen(path), caller)) as folder,
+        campaigns.supervised(caller, own[0]) as supervisor,
+        closing(campaigns.addressed(ComparisonFolder.reopen(path), caller)) as folder,
     ):
-        supervisor.note = _note(folder)
+        supervisor.note = campaigns.note(folder)
         before, about = read_design(folder.path)
         if asked.force and before.tuned is None:
             raise _needless_force()
@@ -896,17 +889,6 @@ def _tell_start(folder: ComparisonFolder, prepared: PreparedComparison, caller: 
     caller.tell([f"{folder.path}: {len(prepared.cells)} cells{at_once}."])
 
 
-def _addressed(folder: ComparisonFolder, caller: Caller) -> ComparisonFolder:
-    """Return a folder whose messages name what the caller calls to resume it."""
-    if caller.how_to_resume is not None:
-        folder.resume_command = caller.how_to_resume(folder.path)
-    return folder
-
-
-def _note(folder: ComparisonFolder) -> str:
-    return f"Resume with: {folder.resume_command}"
-
-
 def _carry_out(
     folder: ComparisonFolder,
     prepared: PreparedComparison,
@@ -916,24 +898,17 @@ def _carry_out(
     named_by: NamedBy,
 ) -> ComparisonEnding:
     """Train what is left of a comparison."""
-    supervisor.note = _note(folder)
-    with mirror.Mirrors(named_by) as mirrors:
-        config = prepared.cells[0].config
-        mirrors.open(folder.path, config, lambda note: caller.tell([note]))
-        try:
-            failures = campaign.carry_out(
-                prepared.cells,
-                folder,
-                prepared.samples,
-                prepared.resources,
-                supervisor,
-                changed=changed,
-                shown=caller.shown,
-            )
-        except KeyboardInterrupt as error:
-            error.args = (f"interrupted. {supervisor.note}",)
-            caller.tell([str(error)])
-            raise
+    config = prepared.cells[0].config
+    with campaigns.mirrored(folder, config, supervisor, caller, named_by) as mirrors:
+        failures = campaign.carry_out(
+            prepared.cells,
+            folder,
+            prepared.samples,
+            prepared.resources,
+            supervisor,
+            changed=changed,
+            shown=caller.shown,
+        )
         sentences = [f"{folder.path / 'cells' / name}: {why}" for name, why in failures.items()]
         if sentences:
             sentences.append(

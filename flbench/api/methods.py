@@ -1,6 +1,6 @@
 """The methods as a DataFrame, and one of them as a card."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ from flbench.algorithms import ALGORITHMS, Setting, catalogue
 from flbench.api import html
 from flbench.config.key_types import type_name
 from flbench.config.resolve import resolve
-from flbench.config.sources import from_values
+from flbench.config.sources import from_overrides, from_values
 from flbench.core.errors import ConfigError
 from flbench.models.base import build, describe
 from flbench.tuning import deployments, library
@@ -55,7 +55,9 @@ class Method:
             configuration. Columns, str: `key`, dotted; `values`. None for a method without one.
         deployments: Names of the models that are evaluated, with its default keys; `personal` is
             first, and `gm` is one model for all clients.
+            Empty if the method needs a package that is not installed.
         travels: What the server sends (`down`), clients send (`up`) and keep (`keeps`).
+        needs: Settings without which the method cannot be used, as an example.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Method:
     space: pd.DataFrame | None = field(repr=False, compare=False)
     deployments: tuple[str, ...]
     travels: Mapping[str, str]
+    needs: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         names = ", ".join(self.keys["key"])
@@ -75,6 +78,8 @@ class Method:
         source = f"{self.paper['authors']}: {self.paper['title']}. {self.paper['venue']}{doi}."
         facts = {label: self.travels[key] for key, label in TRAVELS.items()}
         facts["deployments"] = ", ".join(self.deployments)
+        if self.needs:
+            facts["needs a setting such as"] = ", ".join(self.needs)
         keys = self.keys.assign(default=[_shown(value) for value in self.keys["default"]])
         pieces = [html.heading("Keys of `algorithm`"), html.table(keys, most=100, texts=True)]
         if self.space is not None:
@@ -123,8 +128,9 @@ def method(name: str | type) -> Method:
         entry["about"],
         frame,
         _space(registered),
-        _deployments(registered),
+        _deployments(registered, entry["needs"]),
         {key: entry[key] for key in TRAVELS},
+        tuple(entry["needs"]),
     )
 
 
@@ -141,11 +147,21 @@ def _space(name: str) -> pd.DataFrame | None:
     )
 
 
-def _deployments(name: str) -> tuple[str, ...]:
-    """Return the deployments of a method with its default keys, on four clients with digits."""
-    config, _ = resolve([from_values({"algorithm": name}, "fl.method")])
+def _deployments(name: str, needs: Sequence[str]) -> tuple[str, ...]:
+    """Return the deployments of a method with its default keys, on four clients with digits.
+
+    Args:
+        name: Name of the method.
+        needs: Overrides without which it cannot be used.
+    """
+    config, _ = resolve([from_values({"algorithm": name}, "fl.method"), from_overrides(needs)])
     shape, classes, clients = (1, 8, 8), 10, 4
-    net = build(config.model, shape, classes, config.seed)
+    try:
+        net = build(config.model, shape, classes, config.seed)
+    except ConfigError:
+        if needs:  # a package that is not installed
+            return ()
+        raise
     setting = Setting(
         seed=config.seed,
         rounds=config.train.rounds,

@@ -205,6 +205,22 @@ def _definition(module: str, name: str) -> tuple[str, Definition] | None:
     return None
 
 
+def function(module: str, name: str) -> ast.FunctionDef:
+    """Return the definition of a function, or of a method such as `Run.export`.
+
+    Args:
+        module: The module that defines it.
+        name: Its name, with that of its class.
+    """
+    first, *members = name.split(".")
+    found = _definition(module, first)
+    node = None if found is None else found[1]
+    for member in members:
+        node = next(one for one in _members(node) if one.name == member)
+    assert isinstance(node, ast.FunctionDef)
+    return node
+
+
 def _public(module: str) -> list[str]:
     """Return the public names of a module: those in `__all__`, or else those that it defines."""
     tree = _tree(module)

@@ -290,12 +290,13 @@ def report(
         metric: Test metric that ranks the methods; larger is better. Of several, in a list or
             between commas, the first one ranks, and they are the columns of the leaderboards, among
             which `bytes` and `seconds` can be.
-        target: Value of the metric, or several ones in a list, whose costs are wanted: `targets`
-            has the rounds, bytes and seconds until each method reaches it.
-        baseline: Method with which each of the others is compared: no other pair is tested,
-            `answer` says which methods are better, the recall of `classes` has differences from it,
-            and its results are the target of `targets`. By default all pairs are tested, and
-            classes and targets have FedAvg if it is there, otherwise the first method.
+        target: Value of the metric, or several ones in a list or between commas, whose costs are
+            wanted: rounds, bytes and seconds until a method reaches it (default:
+            `evaluation.target_accuracy`, or what the baseline has at its end).
+        baseline: Method with which each of the others is compared: no other pair is tested, a
+            sentence says which methods are better, the recall of classes has differences from it,
+            and its results are the target of the costs. By default all pairs are tested, and
+            classes and costs have FedAvg if it is there, otherwise the first method.
         force: Whether to compare runs that are not comparable, with a warning that says why.
 
     Returns:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from flbench.api import notebook, progress
 from flbench.api.caller import Caller, program
 from flbench.api.runs import Run
-from flbench.callbacks import Callback, RunView
+from flbench.callbacks import Callback
 from flbench.callbacks.logger import Logger
 from flbench.calls import arguments, parts
 from flbench.calls.arguments import Section
@@ -20,7 +20,7 @@ from flbench.config.resolve import resolve
 from flbench.config.schema import Config
 from flbench.config.sources import Layer, from_values, leaves
 from flbench.core.consent import run_code
-from flbench.core.errors import RunError
+from flbench.core.errors import PrintableError, RunError, combined
 from flbench.core.expected import as_flbench_errors
 from flbench.core.given import offered
 from flbench.core.wording import lower_rate
@@ -74,7 +74,7 @@ def run(
         algorithm: The method: its name, or a dict with `name` and keys of the method, such as
             `{"name": "hfcd", "tau": 0.5}`. By default `hfcd`. A method of your own is named by its
             import path `package.module:Class`, or given as the class itself.
-        config: YAML file with the values that differ from the defaults. Arguments override it.
+        config: YAML file with the values that differ from the defaults.
         seed: Seed of all randomness.
         data: Section `data`, or data of your own: arrays `(x, y)`, a DataFrame, a torch Dataset,
             data loaders, or a function that returns one of them; see `fl.Data`.
@@ -180,20 +180,30 @@ class RunsEnding:
     """How runs ended.
 
     Attributes:
-        paths: The run folders, in the order of the runs.
+        paths: The folders of the runs that have ended, in their order.
         mirrors: The processes that send them to MLflow.
+        refused: The errors of the other runs, by their methods.
     """
 
     paths: list[Path]
     mirrors: mirror.Mirrors
+    refused: dict[str, PrintableError] = field(default_factory=dict)
 
     def unsent(self) -> list[str]:
         """Wait a few seconds for MLflow; return a sentence for each run that it does not have."""
         return self.mirrors.finish()
 
-    def failures(self) -> list[str]:
-        """Return a sentence for each run that has trained nothing."""
-        return [reason for path in self.paths if (reason := failure(path))]
+    def check(self) -> None:
+        """Check that each run has trained something.
+
+        Raises:
+            UserError: One was refused, for a reason that the user can correct.
+            RunError: One failed, or no client finished a training.
+        """
+        errors = {**self.refused}
+        errors |= {str(path): error for path in self.paths if (error := failure(path))}
+        if errors:
+            raise combined(errors)
 
 
 def start(
@@ -204,7 +214,7 @@ def start(
     *,
     objects: Mapping[str, Any] | None = None,
 ) -> RunsEnding:
-    """Train one run after the other.
+    """Train one run after the other. If there are several, one that fails does not stop the others.
 
     Args:
         runs: Configuration of each run, with the origin of each value by its dotted path.
@@ -214,9 +224,9 @@ def start(
         objects: Objects of the user without an import path, by the name of their section.
 
     Raises:
-        UserError: Data, configuration and callbacks do not fit together, or a folder cannot be
-            written.
-        RunError: A run or a callback failed.
+        UserError: Data, configuration and callbacks of a single run do not fit together, or its
+            folder cannot be written.
+        RunError: A single run or a callback failed.
         KeyboardInterrupt: A run was interrupted and saved.
     """
     named_by = mirror.named_by(runs[0][1]) if runs else "user"
@@ -224,16 +234,22 @@ def start(
         mirror.check(config.tracking, named_by)
     ending = RunsEnding([], mirror.Mirrors(named_by))
     known: set[str] = set()
-    try:
-        for config, origins in runs:
-            title = f"{config.algorithm.name} on {config.data.title}"
-            train = partial(lifecycle.run, config, origins)
+    for position, (config, origins) in enumerate(runs):
+        method = config.algorithm.name
+        train = partial(lifecycle.run, config, origins)
+        title = f"{method} on {config.data.title}"
+        try:
             _train(train, title, ending, caller, callbacks, loggers, objects or {}, known)
-    except KeyboardInterrupt:
-        waiting = [config.algorithm.name for config, _ in runs[len(ending.paths) + 1 :]]
-        if waiting:
-            caller.tell([f"not started: {', '.join(waiting)}."])
-        raise
+        except PrintableError as error:
+            if len(runs) == 1:
+                raise
+            ending.refused[method] = error
+        except KeyboardInterrupt:
+            waiting = [config.algorithm.name for config, _ in runs[position + 1 :]]
+            if waiting:
+                caller.tell([f"not started: {', '.join(waiting)}."])
+            caller.tell([f"{name}: {error}" for name, error in ending.refused.items()])
+            raise
     return ending
 
 
@@ -304,16 +320,13 @@ def _train(
         ending.mirrors,
         offered(objects),
     ):
-        own: list[Callback] = [mirror.StartMirror(ending.mirrors, display.on_note)]
-        how_to_resume: lifecycle.HowToResume = RunFolder.command_to_resume
-        if caller.how_to_resume is not None:
-            how_to_resume = caller.how_to_resume
-            own.append(_SayHowToResume(how_to_resume))
-        ending.paths.append(train([*own, display, *callbacks], loggers, how_to_resume))
+        start_mirror = mirror.StartMirror(ending.mirrors, display.on_note)
+        how_to_resume = caller.how_to_resume or RunFolder.command_to_resume
+        ending.paths.append(train([start_mirror, display, *callbacks], loggers, how_to_resume))
 
 
-def failure(path: Path) -> str | None:
-    """Return why a finished run has trained nothing, with the cure; None if it has.
+def failure(path: Path) -> RunError | None:
+    """Return an error if a finished run has trained nothing; None if it has.
 
     Args:
         path: The run folder.
@@ -323,9 +336,8 @@ def failure(path: Path) -> str | None:
     if reason is None:
         return None
     lower = lower_rate(own_optimizer=run.config.has_own_optimizer)
-    return (
-        f"{path}: {reason}. {lower}, set train.clip, or check train.batch_size and"
-        " train.last_batch."
+    return RunError(
+        f"{reason}. {lower}, set train.clip, or check train.batch_size and train.last_batch."
     )
 
 
@@ -336,8 +348,7 @@ def _finished(ending: RunsEnding, caller: Caller, objects: Mapping[str, Any]) ->
         RunError: No client finished a training.
     """
     caller.tell(ending.unsent())
-    if failures := ending.failures():
-        raise RunError(failures[0])
+    ending.check()
     return Run(ending.paths[0], objects)
 
 
@@ -355,19 +366,3 @@ def _display(
 def _listed(items: Item | Sequence[Item]) -> list[Item]:
     """Return one item, or a list or tuple of them, as a list."""
     return list(items) if isinstance(items, list | tuple) else [items]  # type: ignore[list-item]
-
-
-class _SayHowToResume(Callback):
-    """Gives a KeyboardInterrupt a message with the call that continues the run.
-
-    Args:
-        how_to_resume: Function from the run folder to the call.
-    """
-
-    def __init__(self, how_to_resume: lifecycle.HowToResume) -> None:
-        self._how_to_resume = how_to_resume
-
-    def on_exception(self, run: RunView, error: BaseException) -> None:
-        if isinstance(error, KeyboardInterrupt):
-            call = self._how_to_resume(run.path)
-            error.args = (f"interrupted and saved. Resume with: {call}",)

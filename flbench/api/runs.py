@@ -214,10 +214,10 @@ class Run:
 
         Args:
             client: Name of a natural client, or id of the client, in [0, N), unless the id may also
-                mean a name such as `hospital03`; None for the global model.
-            deployment: Name of one of the method's models (`fl.method(NAME).deployments`); None for
-                `personal`, or, without a client, for `gm`.
-            checkpoint: `best` round by validation, or the `last` round.
+                mean a name such as `hospital03`. The global model has none.
+            deployment: Name of one of the method's models, such as `noft` of `ft` (default:
+                `personal`, or `gm` for the global model).
+            checkpoint: The round: `best` by validation, or the `last` one.
             normalize_by: For the global model of a run with `data.normalize=client`: samples of a
                 new client, or a file of them, by whose mean and standard deviation inputs are
                 normalized, and missing values are filled, as by a client's training part. A warning
@@ -261,10 +261,9 @@ class Run:
         whose targets are not classes. `predict` normalizes raw samples.
 
         Args:
-            client: Name of a natural client, or id of the client, in [0, N), unless the id may also
-                mean a name such as `hospital03`; None for the global model.
+            client: Name or id of a client; see `trained`.
             deployment: Name of one of the method's models; see `trained`.
-            checkpoint: `best` round by validation, or the `last` round.
+            checkpoint: The round: `best` by validation, or the `last` one.
 
         Raises:
             UserError: See `trained`.
@@ -292,7 +291,7 @@ class Run:
             mode: Whether the largest (`max`) or the smallest score is the best; None for `max`, or
                 for what `evaluation.best` says of its metric. A metric of the user's own other than
                 that one needs it.
-            checkpoint: `best` round by validation, or the `last` round.
+            checkpoint: The round: `best` by validation, or the `last` one.
 
         Returns:
             The name of the client if the clients have names; otherwise its id.
@@ -365,7 +364,7 @@ class Run:
         Args:
             metric: See `best_client`.
             mode: See `best_client`.
-            checkpoint: `best` round by validation, or the `last` round.
+            checkpoint: The round: `best` by validation, or the `last` one.
 
         Raises:
             UserError: See `best_client` and `trained`.
@@ -387,10 +386,9 @@ class Run:
         Args:
             x: Samples as the data set stores them: images [B, height, width] or [B, height, width,
                 channels], uint8 where the data set has uint8 images; rows of tables [B, columns].
-            client: Name of a natural client, or id of the client, in [0, N), unless the id may also
-                mean a name such as `hospital03`; None for the global model.
+            client: Name or id of a client; see `trained`.
             deployment: Name of one of the method's models; see `trained`.
-            checkpoint: `best` round by validation, or the `last` round.
+            checkpoint: The round: `best` by validation, or the `last` one.
             normalize_by: Samples of a new client; see `trained`.
 
         Returns:
@@ -423,12 +421,12 @@ class Run:
 
         Args:
             file: The file to write.
-            client: Name of a natural client, or id of the client, in [0, N), unless the id may also
-                mean a name such as `hospital03`; None for the global model.
-            format: `torch.export`, `torch`, `onnx` or `safetensors`; by default what the suffix of
-                the file stands for (`.pt2`, `.pt`, `.onnx`, `.safetensors`).
+            client: Name or id of a client; see `trained`.
+            format: `torch.export`, `torch`, `onnx` or `safetensors`, which holds the weights alone;
+                by default what the suffix of the file stands for (`.pt2`, `.pt`, `.onnx`,
+                `.safetensors`).
             deployment: Name of one of the method's models; see `trained`.
-            checkpoint: `best` round by validation, or the `last` round.
+            checkpoint: The round: `best` by validation, or the `last` one.
             normalize_by: Samples of a new client; see `trained`.
             overwrite: Whether to replace the files if they exist.
 

@@ -7,8 +7,9 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
+from flbench.api import campaigns
 from flbench.api.caller import Caller, program
 from flbench.api.studies import Study
 from flbench.calls import arguments, parts
@@ -18,7 +19,6 @@ from flbench.config.sources import Layer
 from flbench.core.consent import run_code
 from flbench.core.errors import ConfigError, RunError
 from flbench.core.expected import as_flbench_errors
-from flbench.core.given import offered
 from flbench.core.registry import ALGORITHMS
 from flbench.results import study_folder
 from flbench.tracking import mirror
@@ -33,14 +33,24 @@ if TYPE_CHECKING:
     from flbench.workers.supervisor import Supervisor
 
 
+RESOURCES: Final = ("concurrent", "gpus_per_trial", "retries", "address")
+"""Arguments of `tune` that may change when a study is resumed."""
+PATHS: Final = ("space", "out")
+OPTIONS: Final = (
+    *("trials", "seeds", "vary", "search", "scheduler", "metric", "deployment"),
+    *(*RESOURCES, *PATHS),
+)
+"""Arguments of `tune` that are not of the configuration."""
+
+
 def tune(
     methods: str | type | Sequence[str | type],
     *,
     trials: int | None = None,
     seeds: int | None = None,
-    vary: str | None = None,
-    search: str | None = None,
-    scheduler: str | None = None,
+    vary: Literal["training", "both"] | None = None,
+    search: Literal["random", "grid", "optuna"] | None = None,
+    scheduler: Literal["asha", "pbt", "none"] | None = None,
     metric: str | None = None,
     deployment: str | None = None,
     space: str | PathLike[str] | None = None,
@@ -76,18 +86,22 @@ def tune(
     Args:
         methods: Names of the methods, import paths `package.module:Class`, or classes of your own.
         trials: Trials of each method, the one with default parameters included (default 16).
-        seeds: Final trainings of the default and of the best parameters, each with another seed
-            (default 5; 0: none).
+        seeds: Final trainings of the default and of the best parameters, each with another seed and
+            evaluated on the test parts (default 5; 0: none).
         vary: What differs between final trainings: the seed and the partition (`both`, default), or
             the seed alone, with the partition of the search (`training`).
-        search: How parameters are proposed: `random` (default), `grid` or `optuna`.
-        scheduler: `asha` (default) stops trials that fall behind, `pbt` lets them continue from the
-            best ones, `none` trains every trial to the end.
-        metric: Validation metric to maximize (default `accuracy`).
-        deployment: Model whose metrics score the trials (default `personal`).
+        search: How parameters are proposed (default `random`).
+        scheduler: `asha` (default) stops trials that fall behind; `pbt` lets them continue from the
+            state of the best trials; `none` trains every trial to the end, which gives the same
+            result each time.
+        metric: Validation metric to maximize (default `accuracy`). Test parts are never used for
+            the search.
+        deployment: Model whose metrics score the trials and are compared (default `personal`): a
+            deployment that all methods of the study have, for example `noft` of `ft` and `fedbabu`.
         space: Search space of one method, or a folder with METHOD.yaml (default: built in).
         concurrent: Trials at once (default: one per core).
-        gpus_per_trial: Share of a GPU per trial (default: 1 if trials train on a GPU).
+        gpus_per_trial: Share of a GPU per trial, for example 0.25 (default: 1 if trials train on a
+            GPU).
         retries: New attempts of a trial whose worker process fails (default 2).
         address: A running Ray cluster (default: start Ray on this machine).
         out: Folder for study folders (default `studies`).
@@ -116,23 +130,9 @@ def tune(
         RunError: No trial of a method has a score, or a server of Ray was lost.
         KeyboardInterrupt: The study was interrupted; `fl.resume` continues it.
     """
-    given = arguments.sections(locals(), keys)
-    options = {
-        "trials": trials,
-        "seeds": seeds,
-        "vary": vary,
-        "search": search,
-        "scheduler": scheduler,
-        "metric": metric,
-        "deployment": deployment,
-        "space": None if space is None else arguments.path_of(space, "space"),
-        "concurrent": concurrent,
-        "gpus": gpus_per_trial,
-        "retries": retries,
-        "address": address,
-        "out": None if out is None else arguments.path_of(out, "out"),
-    }
-    options = {name: value for name, value in options.items() if value is not None}
+    values = locals()
+    given = arguments.sections(values, keys)
+    options = fields({name: values[name] for name in OPTIONS})
     arguments.check_names(tune, keys)
     names = arguments.names_of(methods)
     plain, objects = parts.split(given)
@@ -166,8 +166,6 @@ def resume(path: Path, *, progress: bool = True, **resources: Any) -> Study:
         RunError: No trial of a method has a score, or a server of Ray was lost.
         KeyboardInterrupt: The study was interrupted again.
     """
-    names = {"concurrent": "concurrent", "gpus_per_trial": "gpus"}
-    names |= {"retries": "retries", "address": "address"}
     files = sorted(path.glob("methods/*.yaml"))  # data, net and terms are those of all methods
     began = files[0].relative_to(path).as_posix() if files else ""
     resources = parts.without_methods(resources)
@@ -175,21 +173,32 @@ def resume(path: Path, *, progress: bool = True, **resources: Any) -> Study:
     own = {name: resources.pop(name) for name in parts_given}
     rest, objects = parts.of_resume(path, own, began)
     resources |= {name: value for name, value in rest.items() if value}
-    if unknown := [name for name in resources if name not in names]:
+    if unknown := [name for name in resources if name not in RESOURCES]:
         raise ConfigError(
             f"`{unknown[0]}` cannot be given to fl.resume of a study, which keeps its methods,"
-            f" search spaces and configuration. Only {', '.join(names)} can change; `data`,"
+            f" search spaces and configuration. Only {', '.join(RESOURCES)} can change; `data`,"
             " `partition`, `model` and the functions of `train` and `evaluation` are given again"
             " if they are objects."
         )
     caller = program(shown=progress, again=parts.again(own, objects))
-    ending = carry_on(
-        path,
-        {names[name]: value for name, value in resources.items()},
-        caller=caller,
-        objects=objects,
-    )
+    ending = carry_on(path, fields(resources), caller=caller, objects=objects)
     return _finished(ending, caller)
+
+
+def fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields of `flbench.tuning.request.TuneRequest` for arguments of `tune`.
+
+    Args:
+        given: The arguments by name. Those that are None have the default of the request.
+
+    Raises:
+        UserError: A path is empty, or no path.
+    """
+    found = {name: value for name, value in given.items() if value is not None}
+    found |= {name: arguments.path_of(found[name], name) for name in PATHS if name in found}
+    if "gpus_per_trial" in found:
+        found["gpus"] = found.pop("gpus_per_trial")
+    return found
 
 
 class StudyEnding(NamedTuple):
@@ -229,21 +238,17 @@ def start(
     require_ray_tune()
     from flbench.tuning import cost, prepare
     from flbench.workers.cluster import cluster
-    from flbench.workers.supervisor import Supervisor
 
-    with (
-        as_flbench_errors(),
-        preserved(),
-        offered(objects),
-        Supervisor(ends_process=caller.ends_process) as supervisor,
-    ):
+    with campaigns.supervised(caller, objects) as supervisor:
         prepared = _prepared(layers, options, caller, objects)
         if caller.shown:
             with preserved():
                 caller.tell(cost.measure(prepared).sentences())
         # The cluster is checked before a folder is made.
-        with cluster(prepared.resources, supervisor):
-            folder = _addressed(prepare.create(prepared, command), caller)
+        with (
+            cluster(prepared.resources, supervisor),
+            closing(campaigns.addressed(prepare.create(prepared, command), caller)) as folder,
+        ):
             return _carry_out(folder, prepared, supervisor, caller, _store_named_by(prepared))
 
 
@@ -308,16 +313,12 @@ def carry_on(
     from flbench.tuning.study import StudyFolder
     from flbench.workers.cluster import cluster
     from flbench.workers.shipping import pack
-    from flbench.workers.supervisor import Supervisor
 
     with (
-        as_flbench_errors(),
-        preserved(),
-        offered(objects),
-        Supervisor(ends_process=caller.ends_process) as supervisor,
-        closing(_addressed(StudyFolder.reopen(path), caller)) as folder,
+        campaigns.supervised(caller, objects) as supervisor,
+        closing(campaigns.addressed(StudyFolder.reopen(path), caller)) as folder,
     ):
-        supervisor.note = _note(folder)
+        supervisor.note = campaigns.note(folder)
         prepared = prepare.reopen(folder, resources)
         prepared = replace(prepared, parcel=pack(objects, prepared.configs))
         if run.is_over(folder, prepared):
@@ -335,20 +336,9 @@ def failure(path: Path) -> str | None:
     return reason and f"{path}: {reason} All reasons are in {path / 'study.md'}."
 
 
-def _addressed(folder: "StudyFolder", caller: Caller) -> "StudyFolder":
-    """Return a study folder whose messages name what the caller calls to resume it."""
-    if caller.how_to_resume is not None:
-        folder.resume_command = caller.how_to_resume(folder.path)
-    return folder
-
-
 def _store_named_by(prepared: "PreparedStudy") -> NamedBy:
     """Return who names the address of MLflow's store, for a study that has not begun."""
     return mirror.named_by(next(iter(prepared.origins.values())))
-
-
-def _note(folder: "StudyFolder") -> str:
-    return f"Resume with: {folder.resume_command}"
 
 
 def _carry_out(
@@ -362,7 +352,6 @@ def _carry_out(
     from flbench.tuning import run, study_page
 
     request = prepared.request
-    supervisor.note = _note(folder)
     supervisor.report = partial(study_page.write, folder.path)
     finals = (
         "; then final trainings of the default and the best parameters with"
@@ -376,17 +365,8 @@ def _carry_out(
             f"{finals if request.seeds else ''}."
         ]
     )
-    with mirror.Mirrors(named_by) as mirrors:
-        mirrors.open(folder.path, prepared.config, lambda note: caller.tell([note]))
-        try:
-            run.carry_out(folder, prepared, supervisor, shown=caller.shown)
-        except KeyboardInterrupt as error:
-            error.args = (f"interrupted. {supervisor.note}",)
-            caller.tell([str(error)])
-            raise
-        finally:
-            supervisor.write_report()
-            folder.close()
+    with campaigns.mirrored(folder, prepared.config, supervisor, caller, named_by) as mirrors:
+        run.carry_out(folder, prepared, supervisor, shown=caller.shown)
     return StudyEnding(folder.path, mirrors.finish())
 
 

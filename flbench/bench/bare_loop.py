@@ -4,7 +4,6 @@ It trains the same clients on the same batches as an engine, one client after th
 pass, cross-entropy, backward pass, optimizer step, and nothing else.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -20,6 +19,7 @@ from flbench.data import batches
 from flbench.experiment.assembly import Experiment
 from flbench.experiment.engine_choice import steps_of
 from flbench.models.base import build as build_net
+from flbench.workers import cores
 
 
 def bare_round(experiment: Experiment, draw: Draw, clients: Sequence[int]) -> int:
@@ -36,7 +36,7 @@ def bare_round(experiment: Experiment, draw: Draw, clients: Sequence[int]) -> in
     federation, train = experiment.federation, experiment.config.train
     device = torch.device(experiment.config.engine.device)
     x, y = federation.x.to(device), federation.y.to(device)
-    shift, scale = federation.shift.to(device), federation.scale.to(device)
+    offset, scale = federation.offset.to(device), federation.scale.to(device)
     net = build_net(experiment.config.model, federation.shape, federation.classes, 0)
     net = net.to(device).train()
     start = {name: value.clone() for name, value in net.state_dict().items()}
@@ -47,7 +47,9 @@ def bare_round(experiment: Experiment, draw: Draw, clients: Sequence[int]) -> in
             net.load_state_dict(start)
             optimizer = make_optimizer(train.optimizer, list(net.parameters()), train.optimizer.lr)
             if federation.owner is not None:  # data.normalize=client
-                shift, scale = (t[client].to(device) for t in (federation.shift, federation.scale))
+                offset, scale = (
+                    t[client].to(device) for t in (federation.offset, federation.scale)
+                )
             samples = federation.partition.parts["train"][client]
             for epoch in range(train.local_epochs):
                 order = draw.sample_order(client, epoch, len(samples))
@@ -57,7 +59,7 @@ def bare_round(experiment: Experiment, draw: Draw, clients: Sequence[int]) -> in
                     if federation.dataset.kind == "tokens":
                         inputs = x[index].long()  # [B, L]
                     else:
-                        inputs = (x[index].float() - shift) * scale  # [B, ...]
+                        inputs = (x[index].float() - offset) * scale  # [B, ...]
                     torch.autograd.backward(cross_entropy(net(inputs).logits, y[index]))
                     optimizer.step()
                     steps += 1
@@ -79,7 +81,7 @@ def count_steps(experiment: Experiment, state: State, rounds: int) -> int:
 def all_cores() -> Iterator[None]:
     """Let PyTorch use one thread per available core inside the context."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(cores.available())
     try:
         yield
     finally:

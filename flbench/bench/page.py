@@ -1,12 +1,12 @@
 """The HTML page of `flbench bench`."""
 
-import os
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from flbench.config.schema import Config
 from flbench.config.yaml_text import to_yaml
+from flbench.workers.cores import available
 
 if TYPE_CHECKING:
     from flbench.bench.measure import Case
@@ -28,7 +28,7 @@ def render(cases: "Sequence[Case]", config: Config, run_rounds: int) -> str:
         title=f"{config.model.name} on {config.data.title}, {config.algorithm.name}",
         cases=cases,
         best=max(case.speed for case in cases),
-        cores=len(os.sched_getaffinity(0)),
+        cores=available(),
         steps=cases[0].steps,
         rounds=run_rounds,
         settings=to_yaml(config.tree(), {}),

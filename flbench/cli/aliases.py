@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from flbench.cli import completion
+from flbench.cli.parameters import declare, without
 
 SHORT_FORM: Final = "alias_"  # beginning of the names of their parameters
 PANEL: Final = "Short forms of configuration keys"
@@ -67,7 +68,7 @@ def with_aliases(*names: str) -> Callable[[Callable[..., Any]], Callable[..., No
             texts = {name: given.pop(_parameter(name)) for name in names}
             command(**given, aliases={key: text for key, text in texts.items() if text is not None})
 
-        kept = _without(command, "aliases")
+        kept = without(command, "aliases")
         added = [
             Parameter(
                 _parameter(name),
@@ -77,7 +78,7 @@ def with_aliases(*names: str) -> Callable[[Callable[..., Any]], Callable[..., No
             )
             for name in names
         ]
-        _declare(called, [*kept, *added])
+        declare(called, [*kept, *added])
         return called
 
     return add
@@ -104,22 +105,11 @@ def with_options_of(
             command(shared={one.name: given.pop(one.name) for one in added}, **given)
 
         # Python demands that arguments come before options.
-        every = [*_without(command, "shared"), *added]
-        _declare(called, sorted(every, key=lambda one: one.kind))
+        every = [*without(command, "shared"), *added]
+        declare(called, sorted(every, key=lambda one: one.kind))
         return called
 
     return add
-
-
-def _without(command: Callable[..., Any], name: str) -> list[Parameter]:
-    """Return the parameters of a command, but one."""
-    return [one for one in signature(command).parameters.values() if one.name != name]
-
-
-def _declare(command: Any, parameters: list[Parameter]) -> None:
-    """Give a command the parameters that Typer makes options of. Typer reads both places."""
-    command.__signature__ = signature(command).replace(parameters=parameters)
-    command.__annotations__ = {one.name: one.annotation for one in parameters}
 
 
 def key_of(option: str) -> str | None:

@@ -22,7 +22,8 @@ from typer.core import TyperGroup
 from flbench import __version__
 from flbench.cli import completion, suggestions
 from flbench.cli.aliases import ALIASES, DATA, with_aliases, with_options_of
-from flbench.core import account, consent, files
+from flbench.cli.declared import Form, with_arguments_of
+from flbench.core import account, consent, files, standard_streams
 from flbench.core.errors import RunError, UserError, shortened
 from flbench.core.expected import as_flbench_errors
 from flbench.core.printable import print_warnings, printable
@@ -182,8 +183,9 @@ def _exit_codes() -> Iterator[None]:
     except RunError as error:
         _print_error(error)
         raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        typer.echo("interrupted", err=True)
+    except KeyboardInterrupt as error:
+        if not error.args:  # a message was printed when it was raised; it says how to resume
+            typer.echo("interrupted", err=True)
         raise typer.Exit(130) from None
 
 
@@ -299,12 +301,12 @@ def _version(
 
 
 @app.command()
+@with_arguments_of("flbench.api.running:run", config=Form("FILE"))
 @with_aliases(*ALIASES)
 def run(
     methods_and_overrides: MethodsAndOverrides = None,
     *,
     algo: Methods = None,
-    config: ConfigFile = None,
     run_code: RunCode = False,
     out: Annotated[
         str | None,
@@ -330,6 +332,7 @@ def run(
         ),
     ] = False,
     as_json: AsJson = False,
+    asked: dict[str, Any],
     aliases: dict[str, str],
 ) -> None:
     """Train and evaluate a method; without arguments, HFCD on scikit-learn's digits."""
@@ -337,6 +340,7 @@ def run(
     from flbench.cli import run as command
 
     methods, origin, overrides = layers.methods(methods_and_overrides or [], _joined(algo))
+    config = asked["config"]
     given = layers.CommandLine(overrides, aliases, config, out, methods, origin)
     if resume is not None:
         command.refuse_with_resume(
@@ -478,6 +482,13 @@ def diff(first: RunFolder, second: RunFolder, *, as_json: AsJson = False) -> Non
 
 
 @app.command(no_args_is_help=True)
+@with_arguments_of(
+    "flbench.api.reporting:report",
+    metric=Form("NAME,..."),
+    target=Form("VALUE,..."),
+    baseline=Form("METHOD", complete=completion.methods),
+    force=Form(),
+)
 def report(
     paths: Annotated[
         list[Path],
@@ -498,59 +509,13 @@ def report(
             show_default=False,
         ),
     ] = None,
-    metric: Annotated[
-        str,
-        typer.Option(
-            "--metric",
-            metavar="NAME,...",
-            help="Test metric that ranks the methods. Of several between commas the first one"
-            " ranks, and they are the columns of the leaderboards: accuracy,macro_f1,bytes.",
-        ),
-    ] = "accuracy",
-    target: Annotated[
-        str | None,
-        typer.Option(
-            "--target",
-            metavar="VALUE,...",
-            help="Values of the metric whose costs are wanted: rounds, bytes and seconds until a"
-            " method reaches them (default: evaluation.target_accuracy, or what the baseline has at"
-            " its end).",
-            show_default=False,
-        ),
-    ] = None,
-    baseline: Annotated[
-        str | None,
-        typer.Option(
-            "--baseline",
-            metavar="METHOD",
-            help="Method with which each of the others is compared, and no other pair is tested. A"
-            " sentence says which are better. The recall of classes is compared with that of this"
-            " method, and its results are the target of the costs (default, for classes and costs"
-            " only: fedavg if it is there).",
-            show_default=False,
-            autocompletion=lambda incomplete: completion.methods(incomplete),
-        ),
-    ] = None,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force", help="Compare runs that are not comparable, with a warning that says why."
-        ),
-    ] = False,
     as_json: AsJson = False,
+    asked: dict[str, Any],
 ) -> None:
     """Report which method is best, how sure that is, and what it costs, from finished runs."""
     from flbench.cli import report as command
 
-    command.report(
-        paths,
-        out=out,
-        metric=metric,
-        target=target,
-        baseline=baseline,
-        force=force,
-        as_json=as_json,
-    )
+    command.report(paths, out, asked, as_json=as_json)
 
 
 @app.command(no_args_is_help=True)
@@ -574,68 +539,27 @@ def pack(
     command.pack(paths, out)
 
 
-Client = Annotated[
-    str | None,
-    typer.Option(
-        "--client",
-        metavar="NAME",
-        help="The model of this client: its name, or its number, from 0, if it has none.",
-        show_default=False,
-    ),
-]
 GlobalModel = Annotated[
     bool, typer.Option("--global", help="The global model, if the method has one.")
 ]
-DeployedModel = Annotated[
-    str | None,
-    typer.Option(
-        "--deployment",
-        metavar="NAME",
-        help="Another model of the method, such as noft of ft (default: personal, or gm with"
-        " --global).",
-        show_default=False,
-    ),
-]
-NormalizeBy = Annotated[
-    Path | None,
-    typer.Option(
-        "--normalize-by",
-        metavar="FILE",
-        help="With --global and a run with data.normalize=client: samples of a new client, by whose"
-        " mean and standard deviation inputs are normalized.",
-        show_default=False,
-    ),
-]
-Checkpoint = Annotated[
-    str,
-    typer.Option(
-        "--checkpoint",
-        metavar="best|last",
-        help="best: the round with the best validation accuracy; last: the last one.",
-    ),
-]
+with_model = with_arguments_of(
+    "flbench.api.runs:Run.trained",
+    client=Form("NAME"),
+    deployment=Form("NAME"),
+    checkpoint=Form(),
+    normalize_by=Form("FILE"),
+)
+"""Decorator of commands that take one of the models of a run."""
 
 
 @app.command(no_args_is_help=True)
+@with_model
+@with_arguments_of("flbench.api.runs:Run.export", format=Form("FORMAT"), overwrite=Form())
 def export(
     path: RunFolder,
     *,
-    client: Client = None,
     is_global: GlobalModel = False,
-    deployment: DeployedModel = None,
-    checkpoint: Checkpoint = "best",
-    normalize_by: NormalizeBy = None,
     run_code: RunCode = False,
-    format: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            metavar="torch.export|torch|onnx|safetensors",
-            help="Format of the file (default: that of --out, else torch.export). safetensors holds"
-            " the weights alone.",
-            show_default=False,
-        ),
-    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -646,27 +570,17 @@ def export(
             show_default=False,
         ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
     as_json: AsJson = False,
+    asked: dict[str, Any],
 ) -> None:
     """Write a model of a run to a file that loads and predicts without flbench."""
     from flbench.cli import models as command
 
-    command.export(
-        path,
-        client=client,
-        is_global=is_global,
-        model=deployment,
-        checkpoint=checkpoint,
-        normalize_by=normalize_by,
-        format=format,
-        out=out,
-        overwrite=overwrite,
-        as_json=as_json,
-    )
+    command.export(path, out, asked, is_global=is_global, as_json=as_json)
 
 
 @app.command(no_args_is_help=True)
+@with_model
 def predict(
     path: RunFolder,
     inputs: Annotated[
@@ -679,11 +593,7 @@ def predict(
         ),
     ],
     *,
-    client: Client = None,
     is_global: GlobalModel = False,
-    deployment: DeployedModel = None,
-    checkpoint: Checkpoint = "best",
-    normalize_by: NormalizeBy = None,
     run_code: RunCode = False,
     out: Annotated[
         Path | None,
@@ -695,21 +605,12 @@ def predict(
         ),
     ] = None,
     as_json: AsJson = False,
+    asked: dict[str, Any],
 ) -> None:
     """Predict the classes of samples in files with a model of a run."""
     from flbench.cli import models as command
 
-    command.predict(
-        path,
-        inputs,
-        client=client,
-        is_global=is_global,
-        model=deployment,
-        checkpoint=checkpoint,
-        normalize_by=normalize_by,
-        out=out,
-        as_json=as_json,
-    )
+    command.predict(path, inputs, out, asked, is_global=is_global, as_json=as_json)
 
 
 @app.command()
@@ -861,32 +762,24 @@ def reproduce(
 
 
 @app.command(no_args_is_help=True)
+@with_arguments_of(
+    "flbench.api.comparing:compare",
+    seeds=Form(),
+    vary=Form(complete=completion.varying),
+    grid=Form("KEY=VALUE,VALUE", several=True, complete=completion.keys),
+    tuned=Form("STUDY_DIR"),
+    force=Form(),
+    reuse=Form("DIR", several=True),
+    jobs=Form(),
+    address=Form("HOST:PORT|auto"),
+    out=Form("DIR"),
+    config=Form("FILE"),
+)
 @with_aliases(*ALIASES)
 def compare(
     methods_and_overrides: MethodsAndOverrides = None,
     *,
     algo: Methods = None,
-    seeds: Annotated[
-        int | None,
-        typer.Option(
-            "--seeds",
-            metavar="N",
-            min=1,
-            max=1000,
-            help="Repetitions of each method, data set and setting (default 5).",
-        ),
-    ] = None,
-    vary: Annotated[
-        str | None,
-        typer.Option(
-            "--vary",
-            metavar="training|partition|both",
-            help="What differs between repetitions: the seed of the training, with one partition"
-            " (training); the partition, with one seed of the training (partition), which supports"
-            " no claim that a method is better; or both (default).",
-            autocompletion=lambda incomplete: completion.varying(incomplete),
-        ),
-    ] = None,
     data: Annotated[
         list[str] | None,
         typer.Option(
@@ -897,75 +790,7 @@ def compare(
             autocompletion=lambda incomplete: completion.data_sets(incomplete),
         ),
     ] = None,
-    grid: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--grid",
-            metavar="KEY=VALUE,VALUE",
-            help="Values of a key, such as partition.alpha=0.1,1. Each combination of values is a"
-            " setting; algorithm.KEY makes variants of the methods that have it. Can be given"
-            " several times.",
-            show_default=False,
-            autocompletion=lambda incomplete: completion.keys(incomplete),
-        ),
-    ] = None,
-    tuned: Annotated[
-        Path | None,
-        typer.Option(
-            "--tuned",
-            metavar="STUDY_DIR",
-            help="Each method takes the best parameters that this study has found; a method that it"
-            " does not have keeps its defaults. Repetitions begin after the seed of the search.",
-        ),
-    ] = None,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force",
-            help="Use the parameters of --tuned although the study has another setting, with a note"
-            " that names the keys in which the two differ.",
-        ),
-    ] = False,
-    reuse: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--reuse",
-            metavar="DIR",
-            help="Folder of runs, comparisons or studies: finished runs with the configuration, the"
-            " data and the revision of the code of a cell are not trained again. Can be given"
-            " several times.",
-            show_default=False,
-        ),
-    ] = None,
-    config: ConfigFile = None,
     run_code: RunCode = False,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            "--jobs",
-            metavar="N",
-            min=1,
-            help="Cells that are trained at the same time, in a process each (default: one per"
-            " core). 1: in this process.",
-        ),
-    ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            "--address",
-            metavar="HOST:PORT|auto",
-            help="A running Ray cluster that trains the cells, --jobs of them at the same time"
-            " (default: this machine).",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            metavar="DIR",
-            help="Folder for the folders of comparisons (default comparisons).",
-        ),
-    ] = None,
     resume: Annotated[
         Path | None,
         typer.Option(
@@ -982,6 +807,7 @@ def compare(
         ),
     ] = False,
     as_json: AsJson = False,
+    asked: dict[str, Any],
     aliases: dict[str, str],
 ) -> None:
     """Train methods over data sets, settings and repetitions.
@@ -992,29 +818,20 @@ def compare(
     given = locals().copy()
     from flbench.cli import compare as command
 
-    command.called(given)
+    command.called({**given.pop("asked"), **given})
 
 
 @app.command(no_args_is_help=True)
+@with_arguments_of(
+    "flbench.api.ablating:ablate",
+    keys=Form("KEY[,KEY ...]"),
+    values=Form("KEY=VALUE,VALUE", several=True, complete=completion.keys),
+)
 @with_aliases(*ALIASES)
 @with_options_of(compare)
 def ablate(
     *,
-    keys: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KEY[,KEY ...]",
-            help="Keys of the method that are changed (default: each on/off or choice key).",
-        ),
-    ] = None,
-    values: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE,VALUE",
-            help="Values of a further key, such as tau=0.5,2 or train.optimizer.lr=0.1, or the only"
-            " ones of an on/off or choice key. Can be given several times.",
-        ),
-    ] = None,
+    asked: dict[str, Any],
     shared: dict[str, Any],
     aliases: dict[str, str],
 ) -> None:
@@ -1022,131 +839,35 @@ def ablate(
     from flbench.api import ablating, comparing
     from flbench.cli import compare as command
 
-    own: dict[str, Any] = {"keys": keys, "values": comparing.grid_of(values or [], "values")}
+    own = {**asked, "values": comparing.grid_of(asked["values"] or [], "values")}
     plan = partial(ablating.ablated, **own)
     command.called({**shared, "aliases": aliases}, "ablate", plan, own)
 
 
 @app.command(no_args_is_help=True)
+@with_arguments_of(
+    "flbench.api.tuning:tune",
+    trials=Form(),
+    space=Form(),
+    search=Form(),
+    scheduler=Form(),
+    metric=Form(),
+    deployment=Form(),
+    seeds=Form(),
+    vary=Form(complete=lambda begun: completion.varying(begun, ("partition",))),
+    concurrent=Form(),
+    gpus_per_trial=Form("SHARE"),
+    retries=Form(),
+    address=Form("HOST:PORT|auto"),
+    out=Form("DIR"),
+    config=Form("FILE"),
+)
 @with_aliases(*ALIASES)
 def tune(
     methods_and_overrides: MethodsAndOverrides = None,
     *,
     algo: Methods = None,
-    space: Annotated[
-        Path | None,
-        typer.Option(
-            "--space",
-            metavar="PATH",
-            help="Search space of one method, or a folder with METHOD.yaml (default: built in).",
-        ),
-    ] = None,
-    trials: Annotated[
-        int | None,
-        typer.Option(
-            "--trials",
-            metavar="N",
-            min=1,
-            help="Trials per method, the one with default parameters included (default 16).",
-        ),
-    ] = None,
-    config: ConfigFile = None,
     run_code: RunCode = False,
-    search: Annotated[
-        str | None,
-        typer.Option(
-            "--search",
-            metavar="random|grid|optuna",
-            help="How parameters are proposed (default random).",
-        ),
-    ] = None,
-    scheduler: Annotated[
-        str | None,
-        typer.Option(
-            "--scheduler",
-            metavar="asha|pbt|none",
-            help="asha (default): stop trials that fall behind; pbt: let them continue from the"
-            " state of the best trials; none: train every trial to the end, which gives the same"
-            " result each time.",
-        ),
-    ] = None,
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            "--metric",
-            metavar="NAME",
-            help="Validation metric to maximize (default accuracy). Test parts are never used for"
-            " the search.",
-        ),
-    ] = None,
-    deployment: Annotated[
-        str | None,
-        typer.Option(
-            "--deployment",
-            metavar="NAME",
-            help="Model whose metrics score the trials and are compared (default personal): a"
-            " deployment that all methods of the study have, for example `noft` of ft and"
-            " fedbabu.",
-        ),
-    ] = None,
-    seeds: Annotated[
-        int | None,
-        typer.Option(
-            "--seeds",
-            metavar="N",
-            min=0,
-            max=1000,
-            help="Final trainings of the default and of the best parameters, each with another"
-            " seed and evaluated on the test parts (default 5; 0: none).",
-        ),
-    ] = None,
-    vary: Annotated[
-        str | None,
-        typer.Option(
-            "--vary",
-            metavar="training|both",
-            help="What differs between final trainings: the seed of the training, with the"
-            " partition of the search (training), or the seed and the partition (both, default).",
-            autocompletion=lambda incomplete: completion.varying(incomplete, ("partition",)),
-        ),
-    ] = None,
-    concurrent: Annotated[
-        int | None,
-        typer.Option(
-            "--concurrent", metavar="N", min=1, help="Trials at once (default: one per core)."
-        ),
-    ] = None,
-    gpus: Annotated[
-        float | None,
-        typer.Option(
-            "--gpus-per-trial",
-            metavar="SHARE",
-            min=0,
-            help="Share of a GPU per trial, for example 0.25 (default: 1 if trials train on a"
-            " GPU).",
-        ),
-    ] = None,
-    retries: Annotated[
-        int | None,
-        typer.Option(
-            "--retries",
-            metavar="N",
-            min=0,
-            help="New attempts of a trial whose worker process fails (default 2).",
-        ),
-    ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            "--address",
-            metavar="HOST:PORT|auto",
-            help="A running Ray cluster (default: start Ray on this machine).",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="DIR", help="Folder for study folders (default studies)."),
-    ] = None,
     resume: Annotated[
         Path | None,
         typer.Option("--resume", metavar="STUDY_DIR", help="Resume an interrupted study."),
@@ -1159,6 +880,7 @@ def tune(
         ),
     ] = False,
     as_json: AsJson = False,
+    asked: dict[str, Any],
     aliases: dict[str, str],
 ) -> None:
     """Search hyper-parameters of methods with equal budgets, and compare the tuned methods.
@@ -1167,32 +889,17 @@ def tune(
     parameters are then trained again with other seeds on other partitions, and only these final
     trainings are evaluated on the test parts.
     """
-    from flbench.cli import layers
     from flbench.cli import tune as command
 
-    resources = {"concurrent": concurrent, "gpus": gpus, "retries": retries, "address": address}
-    settings = {
-        "space": space,
-        "trials": trials,
-        "search": search,
-        "scheduler": scheduler,
-        "metric": metric,
-        "deployment": deployment,
-        "seeds": seeds,
-        "vary": vary,
-        "out": out,
-    }
-    resources = {key: value for key, value in resources.items() if value is not None}
-    settings = {key: value for key, value in settings.items() if value is not None}
-    methods, origin, overrides = layers.methods(methods_and_overrides or [], _joined(algo))
-    if resume is not None:
-        asked = {"algo": _joined(algo), "config": config, **aliases, **settings}
-        asked["dry-run"] = True if dry_run else None
-        command.refuse_with_resume(asked, methods_and_overrides or [])
-        command.resume(resume, resources, as_json=as_json)
-    else:
-        given = layers.CommandLine(overrides, aliases, config, None, methods, origin)
-        command.tune(given, options=settings | resources, dry_run=dry_run, as_json=as_json)
+    command.called(
+        methods_and_overrides or [],
+        _joined(algo),
+        aliases,
+        {name: value for name, value in asked.items() if value is not None},
+        resume=resume,
+        dry_run=dry_run,
+        as_json=as_json,
+    )
 
 
 @app.command("new-method", no_args_is_help=True)
@@ -1274,6 +981,8 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
         The exit code.
     """
+    if arguments is None:
+        standard_streams.complete()
     print_warnings()
     try:
         account.check_current_folder()
@@ -1289,7 +998,9 @@ def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     for argument in given:
         if not files.is_text(argument):
-            _print_error(f"the argument {argument!r} contains NUL or is not UTF-8 text.")
+            known = sys.getfilesystemencoding()
+            cure = "" if known == "utf-8" else f" Python reads it as {known}: set PYTHONUTF8=1."
+            _print_error(f"the argument {argument!r} contains NUL or is not UTF-8 text.{cure}")
             return 2
     try:
         with consent.run_code(allowed=False):  # `--run-code` holds for this call

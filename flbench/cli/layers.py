@@ -32,7 +32,7 @@ class CommandLine:
 
     overrides: Sequence[str] = ()
     short_forms: Mapping[str, str] = field(default_factory=dict)
-    config: str | None = None
+    config: str | Path | None = None
     out: str | None = None
     methods: tuple[str, ...] = ()
     methods_origin: str = WORDS

@@ -1,7 +1,7 @@
 """`flbench export` and `flbench predict`: the models of a run, as files and at work."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,48 +20,26 @@ from flbench.results import reading
 
 
 def export(
-    path: Path,
-    *,
-    client: str | None,
-    is_global: bool,
-    model: str | None,
-    checkpoint: str,
-    normalize_by: Path | None,
-    format: str | None,
-    out: Path | None,
-    overwrite: bool,
-    as_json: bool,
+    path: Path, out: Path | None, asked: Mapping[str, Any], *, is_global: bool, as_json: bool
 ) -> None:
     """Write a model of a run to a file, and print where it is and how to load it.
 
     Args:
         path: The run folder.
-        client: Id or name of a client; None with `is_global`.
-        is_global: Whether to take the global model.
-        model: Name of one of the method's models; None for the one that counts.
-        checkpoint: `best` or `last`.
-        normalize_by: File with samples of a new client; see `trained.load`.
-        format: Name of a format; None for that of `out`.
         out: The file; None for a name in the current folder.
-        overwrite: Whether to replace existing files.
+        asked: Arguments of `flbench.api.runs.Run.export`.
+        is_global: Whether to take the global model.
         as_json: Whether to print JSON.
     """
-    name = exporting.choose(format, out)
-    loaded = _load(
-        path,
-        client,
-        is_global=is_global,
-        model=model,
-        checkpoint=checkpoint,
-        normalize_by=normalize_by,
-    )
+    name, model = exporting.choose(asked["format"], out), asked["deployment"]
+    loaded = _load(path, asked, is_global=is_global)
     card = loaded.card
     if out is None:
         who = "global" if card["client"] is None else _file_part(card)
         other = "" if model in (None, "personal", "gm") else f"-{model}"
         stem = f"{card['method']}-{card['dataset']}-{who}{other}"
         out = Path(f"{stem}{exporting.FORMATS[name].suffix}")
-    file, card_file = exporting.write(loaded, out, name, overwrite=overwrite)
+    file, card_file = exporting.write(loaded, out, name, overwrite=asked["overwrite"])
     if as_json:
         console.json({"file": str(file), "card": str(card_file), **read_json(card_file)})
         return
@@ -73,13 +51,10 @@ def export(
 def predict(
     path: Path,
     inputs: Sequence[Path],
-    *,
-    client: str | None,
-    is_global: bool,
-    model: str | None,
-    checkpoint: str,
-    normalize_by: Path | None,
     out: Path | None,
+    asked: Mapping[str, Any],
+    *,
+    is_global: bool,
     as_json: bool,
 ) -> None:
     """Predict the classes of samples in files, and print them.
@@ -87,23 +62,13 @@ def predict(
     Args:
         path: The run folder.
         inputs: Images, tables and NPZ files, or folders and .zip files of them.
-        client: Id or name of a client; None with `is_global`.
-        is_global: Whether to take the global model.
-        model: Name of one of the method's models; None for the one that counts.
-        checkpoint: `best` or `last`.
-        normalize_by: File with samples of a new client; see `trained.load`.
         out: CSV file for the predictions; None to write none.
+        asked: Arguments of `flbench.api.runs.Run.trained`.
+        is_global: Whether to take the global model.
         as_json: Whether to print JSON.
     """
     reading.read(path).check_classes()
-    loaded = _load(
-        path,
-        client,
-        is_global=is_global,
-        model=model,
-        checkpoint=checkpoint,
-        normalize_by=normalize_by,
-    )
+    loaded = _load(path, asked, is_global=is_global)
     rows: list[dict[str, Any]] = []
     for given in inputs:
         for samples in unlabelled.read(given, loaded.layout, _note):
@@ -157,16 +122,9 @@ def _note_unknown_words(model: trained.TrainedModel, samples: unlabelled.Unlabel
         )
 
 
-def _load(
-    path: Path,
-    client: str | None,
-    *,
-    is_global: bool,
-    model: str | None,
-    checkpoint: str,
-    normalize_by: Path | None,
-) -> trained.TrainedModel:
+def _load(path: Path, asked: Mapping[str, Any], *, is_global: bool) -> trained.TrainedModel:
     """Return the model that the options name, and print notes about it."""
+    client = asked["client"]
     if is_global == (client is not None):
         what = "both" if is_global else "neither"
         raise UserError(
@@ -175,12 +133,7 @@ def _load(
         )
     number = None if client is None else trained.client_of(path, client)
     loaded = trained.load(
-        path,
-        number,
-        model,
-        checkpoint,  # type: ignore[arg-type]
-        _note,
-        normalize_by,
+        path, number, asked["deployment"], asked["checkpoint"], _note, asked["normalize_by"]
     )
     if not reading.is_finished(path):
         _note(f"{path} is not finished; the model is that of round {loaded.card['round']}.")

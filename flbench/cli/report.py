@@ -1,8 +1,8 @@
 """`flbench report`: the report of finished runs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from flbench.cli import console
 from flbench.core.errors import UserError
@@ -17,14 +17,7 @@ FOLDER: Final = Path("report")
 
 
 def report(
-    paths: Sequence[Path],
-    *,
-    out: Path | None,
-    metric: str,
-    target: str | None,
-    baseline: str | None,
-    force: bool,
-    as_json: bool,
+    paths: Sequence[Path], out: Path | None, asked: Mapping[str, Any], *, as_json: bool
 ) -> None:
     """Write the report of runs, and print what it says.
 
@@ -32,10 +25,7 @@ def report(
         paths: Folders of runs, comparisons and studies, or folders above them.
         out: Folder of the report; by default that of the comparison, the folder `report` of the
             study, or `report` in the current folder.
-        metric: Test metric that ranks the methods, or several ones between commas.
-        target: Values of the metric whose costs are wanted, between commas.
-        baseline: Method with which each of the others is compared, and no other pair is tested.
-        force: Whether to compare runs that are not comparable.
+        asked: Further arguments of `flbench.api.reporting.report`.
         as_json: Whether to print the report as JSON.
 
     Raises:
@@ -46,9 +36,7 @@ def report(
 
     if missing := [path for path in paths if not path.exists()]:
         raise UserError(f"{missing[0]} does not exist.")
-    found = reporting.report(
-        list(paths), metric=metric, baseline=baseline, target=target, force=force
-    )
+    found = reporting.report(list(paths), **asked)
     folder = found.write(_folder(paths) if out is None else out)
     print_report(found, folder, as_json=as_json)
 

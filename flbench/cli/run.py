@@ -12,7 +12,7 @@ from flbench.cli.tables import estimates, partitions
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, leaves, merge
 from flbench.config.yaml_text import to_yaml
-from flbench.core.errors import RunError, UserError
+from flbench.core.errors import PrintableError, UserError, combined
 from flbench.workers import fork_server
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def refuse_with_resume(options: Mapping[str, object]) -> None:
 
 
 def run(runs: Sequence[list[Layer]], *, as_json: bool) -> None:
-    """Train one run after the other, and print their tables.
+    """Train one run after the other, and print their tables, also if one of them fails.
 
     Args:
         runs: Configuration layers of each run, see `flbench.cli.layers`.
@@ -84,14 +84,21 @@ def dry_run(runs: Sequence[list[Layer]], *, as_json: bool) -> None:
         runs: Configuration layers of each run.
         as_json: Whether to print JSON: a list with `config`, `notes`, `partition` (as `flbench data
             --json` prints it) and `estimate`, the fields of `flbench.experiment.estimate.Estimate`.
+
+    Raises:
+        UserError: A method was refused. The others are printed before that.
     """
     resolved = [resolve(layers) for layers in runs]
     from flbench.data import catalogue
     from flbench.experiment import assembly, estimate
 
-    entries = []
+    entries, refused = [], {}
     for config, origins in resolved:
-        built = assembly.build(config)
+        try:
+            built = assembly.build(config)
+        except PrintableError as error:
+            refused[config.algorithm.name] = error
+            continue
         try:
             if not as_json:
                 console.text(to_yaml(built.config.tree(), origins))
@@ -110,8 +117,12 @@ def dry_run(runs: Sequence[list[Layer]], *, as_json: bool) -> None:
                 "estimate": vars(measured),
             }
         )
-    if as_json:
+    if as_json and entries:
         console.json(entries)
+    if len(resolved) == 1 and refused:
+        raise next(iter(refused.values()))
+    if refused:
+        raise combined(refused)
 
 
 def _workers(given: Mapping[str, Any]) -> AbstractContextManager[None]:
@@ -130,9 +141,10 @@ def _finish(ending: "RunsEnding", *, as_json: bool) -> None:
     """Print the tables of finished runs, and wait until MLflow has them.
 
     Raises:
-        RunError: In one of the runs no client finished a training.
+        UserError: One of several runs was refused.
+        RunError: One of several runs failed, or in one no client finished a training.
     """
-    show(ending.paths, as_json=as_json)
+    if ending.paths:
+        show(ending.paths, as_json=as_json)
     console.notes(ending.unsent())
-    if failures := ending.failures():
-        raise RunError("\n".join(failures))
+    ending.check()

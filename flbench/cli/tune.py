@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flbench.api.caller import Caller
-from flbench.cli import console
+from flbench.cli import console, layers
 from flbench.cli.layers import CommandLine
 from flbench.cli.show import show
 from flbench.core.errors import RunError, UserError
@@ -26,6 +26,47 @@ def refuse_with_resume(options: Mapping[str, object], words: Sequence[str]) -> N
         )
 
 
+def called(
+    words: Sequence[str],
+    algo: str | None,
+    aliases: Mapping[str, str],
+    asked: dict[str, Any],
+    *,
+    resume: Path | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Carry out `flbench tune`.
+
+    Args:
+        words: Methods and overrides.
+        algo: Value of `--algo`.
+        aliases: Texts of the short forms that the user gave, by the name of the option.
+        asked: The given arguments of `flbench.api.tuning.tune`.
+        resume: Folder of the study to resume; None to begin one.
+        dry_run: Whether to print the plan and its estimated cost, and train nothing.
+        as_json: Whether to print JSON.
+
+    Raises:
+        UserError: The study cannot be carried out or resumed.
+        RunError: No trial of a method has a score.
+    """
+    methods, origin, overrides = layers.methods(words, algo)
+    from flbench.api import tuning
+
+    if resume is None:
+        config = asked.pop("config", None)
+        given = CommandLine(overrides, aliases, config, None, methods, origin)
+        tune(given, options=tuning.fields(asked), dry_run=dry_run, as_json=as_json)
+        return
+    kept = {name: value for name, value in asked.items() if name not in tuning.RESOURCES}
+    refuse_with_resume(
+        {"algo": algo, **aliases, **kept, "dry-run": True if dry_run else None}, words
+    )
+    changed = {name: value for name, value in asked.items() if name in tuning.RESOURCES}
+    _finish(tuning.carry_on(resume, tuning.fields(changed), caller=Caller()), as_json=as_json)
+
+
 def tune(given: CommandLine, *, options: dict[str, Any], dry_run: bool, as_json: bool) -> None:
     """Check a study, make its folder, and carry it out.
 
@@ -38,11 +79,11 @@ def tune(given: CommandLine, *, options: dict[str, Any], dry_run: bool, as_json:
     """
     if not given.methods:
         raise UserError("name the methods to tune, for example flbench tune hfcd fedavg.")
-    layers = dict(zip(given.methods, given.layers_of_each(), strict=True))
+    of_methods = dict(zip(given.methods, given.layers_of_each(), strict=True))
     from flbench.api import tuning
 
     if dry_run:
-        cost = tuning.plan(layers, options, Caller())
+        cost = tuning.plan(of_methods, options, Caller())
         if as_json:
             console.json(cost.tree())
         else:
@@ -50,21 +91,8 @@ def tune(given: CommandLine, *, options: dict[str, Any], dry_run: bool, as_json:
                 console.line(sentence)
         return
     command = ["flbench", *sys.argv[1:]]
-    ending = tuning.start(layers, options, command=command, caller=Caller())
+    ending = tuning.start(of_methods, options, command=command, caller=Caller())
     _finish(ending, as_json=as_json)
-
-
-def resume(path: Path, resources: dict[str, Any], *, as_json: bool) -> None:
-    """Resume an interrupted study.
-
-    Args:
-        path: Study folder.
-        resources: Fields of `flbench.tuning.request.TuneRequest` that change.
-        as_json: Whether to print JSON, as `tune` does.
-    """
-    from flbench.api import tuning
-
-    _finish(tuning.carry_on(path, resources, caller=Caller()), as_json=as_json)
 
 
 def _finish(ending: "StudyEnding", *, as_json: bool) -> None:

@@ -13,6 +13,7 @@ from flbench.config.resolve import as_data, resolve
 from flbench.config.schema import CHECKPOINT_SECONDS, Config
 from flbench.config.sources import Layer, from_values, merge
 from flbench.core.errors import ConfigError, did_you_mean
+from flbench.core.numbers import check_whole
 from flbench.core.wording import setting
 from flbench.jobs import repetitions
 from flbench.jobs.job import Job
@@ -127,10 +128,7 @@ def check(design: Design) -> None:
         ConfigError: The design cannot be carried out.
     """
     repetitions.check(design.vary)
-    if type(design.seeds) is not int or design.seeds < 1:
-        raise ConfigError(
-            f"{setting('seeds')} must be a whole number of at least 1, got {design.seeds!r}."
-        )
+    check_whole("seeds", design.seeds, 1)
     for kind, choices in (("method", design.methods), ("data set", design.data)):
         labels = [one.label for one in choices]
         for label in labels:

@@ -13,6 +13,7 @@ from flbench.config.resolve import read
 from flbench.config.schema import Config, EngineConfig
 from flbench.config.sources import Layer, from_values, leaves, merge
 from flbench.core.errors import ConfigError, UserError
+from flbench.core.numbers import check_whole
 from flbench.core.wording import setting
 from flbench.experiment import assembly, shared_engine
 from flbench.experiment.found import Found, find_engine
@@ -255,8 +256,8 @@ def _resources(engine: EngineConfig, jobs: int | None, cells: int) -> Resources:
             workers of its own.
     """
     asked = jobs
-    if jobs is not None and (type(jobs) is not int or jobs < 1):
-        raise ConfigError(f"{setting('jobs')} must be a whole number of at least 1, got {jobs!r}.")
+    if jobs is not None:
+        check_whole("jobs", jobs, 1)
     threads = engine.threads
     on_gpu = engine.device.startswith("cuda")
     devices = _gpus() if on_gpu else 0

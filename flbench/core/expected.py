@@ -17,16 +17,20 @@ OUT_OF_MEMORY: Final = (
 
 
 @contextmanager
-def as_flbench_errors() -> Iterator[None]:
+def as_flbench_errors(resume: str | None = None) -> Iterator[None]:
     """Context manager that turns errors which a user can cause or cure into errors of flbench.
 
     These are files that cannot be read or written, a disk that is full, and memory that runs out.
     Other errors pass unchanged.
 
+    Args:
+        resume: What the user calls to resume what the errors of disk and memory end, if anything.
+
     Raises:
         UserError: A file cannot be read or written.
         RunError: The disk failed, or memory ran out.
     """
+    again = f" Resume with: {resume}" if resume else ""
     try:
         yield
     except OSError as error:
@@ -34,7 +38,8 @@ def as_flbench_errors() -> Iterator[None]:
             raise
         file = f"{error.filename}: " if error.filename else ""
         kind = RunError if error.errno in files.DISK_ERRORS else UserError
-        raise kind(f"{file}{error.strerror}. Choose another path, or fix this one.") from error
+        end = again if kind is RunError else ""
+        raise kind(f"{file}{error.strerror}. Choose another path, or fix this one.{end}") from error
     except (MemoryError, RuntimeError) as error:
         is_memory = isinstance(error, MemoryError) or any(
             text in str(error) for text in OUT_OF_MEMORY
@@ -42,6 +47,6 @@ def as_flbench_errors() -> Iterator[None]:
         if not is_memory:
             raise
         raise RunError(
-            "out of memory. Lower train.batch_size, choose a smaller model, or set"
-            " engine.device=cpu."
+            "out of memory. End other programs, lower train.batch_size, choose a smaller model, or"
+            f" set engine.device=cpu.{again}"
         ) from error

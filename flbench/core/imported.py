@@ -45,6 +45,7 @@ MAKERS: Final = {"timm": ("create_model", "flbench[pretrained]")}
 _first: dict[str, tuple[Any, str]] = {}
 
 _searched: dict[str, None] = {}  # folders that `search` got, in their order
+_sender: str | None = None  # current folder of the process that this one works for
 
 _text_hashes: ContextVar[Mapping[int, "TextHashes | None"] | None] = ContextVar(
     "text_hashes", default=None
@@ -71,7 +72,6 @@ def find(path: str) -> Any:
     """
     name = path.rpartition(":")[2]
     search_here()
-    here = os.getcwd()
     module_name = module_of(path)
     if module_name.partition(".")[0] in (*sys.stdlib_module_names, OBJECT):
         raise ConfigError(
@@ -95,7 +95,7 @@ def find(path: str) -> Any:
                 ) from error
             raise ConfigError(
                 f"`{path}`: there is no module `{error.name}`. It must be an installed package, or"
-                f" a file in the current folder ({here}) or in a folder of $PYTHONPATH."
+                f" a file in the current folder ({here()}) or in a folder of $PYTHONPATH."
             ) from error
         cure = "Correct the module."
         if isinstance(error, SystemExit):
@@ -143,9 +143,17 @@ def _check_is_part(path: str, found: Any) -> None:
         )
 
 
+def here() -> str:
+    """Return the current folder; in a worker process that of the process which it works for.
+
+    Ray starts workers, and trials of Ray Tune, in folders of its own.
+    """
+    return _sender or os.getcwd()
+
+
 def search_here() -> None:
     """Append the current folder to `sys.path`, unless it is searched already."""
-    search(os.getcwd())  # the command `flbench` does not search it, `python -m` does
+    search(here())  # the command `flbench` does not search it, `python -m` does
 
 
 def module_of(path: str) -> str:
@@ -166,13 +174,13 @@ def module_of(path: str) -> str:
     place = path.rpartition(":")[0] or path
     if not place.endswith(".py"):
         return place
-    file = Path(place).expanduser().resolve()
+    file = Path(here(), Path(place).expanduser()).resolve()
     if not file.is_file():
         raise ConfigError(
             f"`{path}`: there is no file {place}. Name a file of Python, or a module without `.py`."
         )
-    here = Path.cwd().resolve()
-    parts = file.relative_to(here).with_suffix("").parts if file.is_relative_to(here) else ()
+    current = Path(here()).resolve()
+    parts = file.relative_to(current).with_suffix("").parts if file.is_relative_to(current) else ()
     if not parts or not all(part.isidentifier() for part in parts):
         parts = (file.stem,)
         if not file.stem.isidentifier():
@@ -213,15 +221,22 @@ def is_searched_early(folder: str) -> bool:
 def portable(thing: Any, dumps: Callable[[Any], bytes]) -> Any:
     """Return an object which arrives as `thing` in another process that unpickles it.
 
-    Modules of the user are found there where they are found here: the folders of `sys.path` follow
-    those of the other process, which has its own for Python and its packages.
+    Modules of the user are found there where they are found here: the other process searches the
+    folders of this one in their order, and has its own folders of Python and its packages between
+    those that this process searches before and after Python's own modules.
 
     Args:
         thing: What is sent.
         dumps: Function that pickles it.
     """
     folders = [os.path.abspath(one) for one in sys.path if os.path.isdir(one or ".")]
-    return _Portable(list(dict.fromkeys([*_searched, os.getcwd(), *folders])), dumps(thing))
+    early = [one for one in dict.fromkeys(folders) if is_searched_early(one)]
+    late = [one for one in dict.fromkeys([*folders, *_searched, here()]) if one not in early]
+    return _Portable((early, late, here()), dumps(thing))
+
+
+_Folders = tuple[list[str], list[str], str]
+"""Folders that are searched before and after Python's own modules, and the current folder."""
 
 
 class _Portable:
@@ -232,17 +247,20 @@ class _Portable:
         content: The pickled object.
     """
 
-    def __init__(self, folders: Sequence[str], content: bytes) -> None:
+    def __init__(self, folders: _Folders, content: bytes) -> None:
         self._sent = (folders, content)
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Sequence[str], bytes]]:
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[_Folders, bytes]]:
         return _arrived, self._sent
 
 
-def _arrived(folders: Sequence[str], content: bytes) -> Any:
+def _arrived(folders: _Folders, content: bytes) -> Any:
     """Return the object that another process has sent."""
-    for folder in folders:
-        search(folder)
+    global _sender
+    early, late, _sender = folders
+    own = [one for one in sys.path if os.path.abspath(one) not in (*early, *late)]
+    if sys.path != (order := [*early, *own, *late]):
+        sys.path[:] = order
     return pickle.loads(content)
 
 

@@ -12,6 +12,7 @@ with deferred("transformers"):
     from lightning.fabric import Fabric
     from lightning.fabric.plugins import MixedPrecision
     from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+    from lightning_utilities.core import rank_zero
     from torchmetrics import Metric
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "MixedPrecision",
     "Trainer",
     "is_param_in_hook_signature",
+    "rank_zero",
 ]

@@ -2,8 +2,8 @@
 
 import re
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -13,16 +13,20 @@ from flbench.core.installed import is_installed
 HERE = str(Path(__file__).parent.parent)
 REFUSED_CALL: Final = re.compile(r"\(\) (takes|missing|got an unexpected|got multiple values)")
 """What Python says of a function that does not take its arguments."""
+PLACE: Final = "_flbench_place"
+"""Attribute of an exception that says where it was raised."""
 
 
 @contextmanager
 def as_errors(subject: str = "a part of your own") -> Iterator[None]:
     """Return a context manager in which an exception of the user's code is a MethodError.
 
-    Errors of flbench and of memory stay as they are.
+    Errors of flbench and of memory stay as they are. If several lines of the user's code called
+    each other, the message lists them, the outermost first.
 
     Args:
-        subject: What the code is, for the message, which has the line of code.
+        subject: What the code is, for the message, which has the line of code, and the client and
+            the round if `placed` knows them.
     """
     try:
         yield
@@ -31,9 +35,27 @@ def as_errors(subject: str = "a part of your own") -> Iterator[None]:
     except Exception as error:
         if not is_raised_by_user(error) or "out of memory" in str(error):
             raise
+        place = getattr(error, PLACE, "")
         raise MethodError(
-            f"{subject} raised {type(error).__name__}: {error}{user_line(error)}. Correct its code."
+            f"{subject} raised {type(error).__name__}: {error}{user_line(error)}{place}. Correct"
+            f" its code.{_user_lines(error)}"
         ) from error
+
+
+@contextmanager
+def placed(place: Callable[[], str]) -> Iterator[None]:
+    """Return a context manager that notes where an exception was raised, for `as_errors`.
+
+    Args:
+        place: Function that returns the place, such as `client 3 in round 7`.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not hasattr(error, PLACE):
+            with suppress(AttributeError):  # an exception that takes no attributes
+                setattr(error, PLACE, f" at {place()}")
+        raise
 
 
 def user_line(error: Exception) -> str:
@@ -48,6 +70,13 @@ def user_line(error: Exception) -> str:
     """
     frames = [frame for frame in _own_frames(error) if not frame.filename.startswith(HERE)]
     return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+
+
+def _user_lines(error: Exception) -> str:
+    """Return the lines of the user's code in a traceback, one below the other; "" for one line."""
+    frames = [frame for frame in _own_frames(error) if not frame.filename.startswith(HERE)]
+    lines = [f"  {one.filename}:{one.lineno} in {one.name}: {one.line}" for one in frames]
+    return "".join(f"\n{line}" for line in lines) if len(lines) > 1 else ""
 
 
 def is_raised_by_user(error: Exception) -> bool:

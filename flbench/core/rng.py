@@ -173,7 +173,8 @@ class Draw:
     Attributes:
         seed: Seed of the run.
         key: `(round,)`; in a set-up stage, whose rounds do not advance the round number,
-            `(round, stage + 1, stage_round + 1)`.
+            `(round, stage + 1, stage_round + 1)`; after the last round, for clients that join
+            later, `(rounds, 0)`.
         clients: Number of clients N.
     """
 
@@ -185,6 +186,20 @@ class Draw:
     def round(self) -> int:
         """Number of rounds completed before this one."""
         return self.key[0]
+
+    @property
+    def title(self) -> str:
+        """The round, counted from 1, for messages.
+
+        >>> [Draw(0, key, 10).title for key in ((6,), (0, 1, 3), (100, 0))]
+        ['round 7', 'round 3 of the set-up', 'the evaluation of clients that join later']
+        """
+        match self.key:
+            case (number,):
+                return f"round {number + 1}"
+            case (_, _, number):
+                return f"round {number} of the set-up"
+        return "the evaluation of clients that join later"
 
     def cohort(self, participation: float) -> Tensor:
         """Return the ids [K] int64 of a uniformly drawn cohort, in ascending order.

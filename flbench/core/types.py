@@ -160,10 +160,13 @@ class Samples:
         clients: Number of clients whose samples are read, one client after the other: those of the
             client itself and of the clients with the next ids. More than one serves evaluations of
             a model that clients share; then all samples of the parts are selected.
+        piece: Number of samples n of the part `common` that each client reads: client k reads the
+            samples k n to (k + 1) n - 1, as far as there are any. None for all samples. It serves
+            evaluations of a model that clients share, too.
 
     Raises:
-        ValueError: The fractions are not 0 <= low < high <= 1, or a share of the samples of several
-            clients is selected.
+        ValueError: The fractions are not 0 <= low < high <= 1, a share of the samples of several
+            clients is selected, or there are pieces of another part.
 
     >>> first_fifth = Samples("train", 0, 0.2)
     >>> at_most_100 = Samples("validation", limit=100)
@@ -175,8 +178,11 @@ class Samples:
     limit: int | None = None
     redraw: Literal["run", "round"] = "run"
     clients: int = 1
+    piece: int | None = None
 
     def __post_init__(self) -> None:
+        if self.piece is not None and (self.part != "common" or self.piece < 1):
+            raise ValueError(f"Samples of `{self.part}` in pieces of {self.piece}: needs common.")
         is_whole = (self.low, self.high, self.limit) == (0.0, 1.0, None)
         if self.clients < 1 or (self.clients > 1 and not is_whole):
             raise ValueError(f"Samples of {self.clients} clients needs whole parts of 1 or more.")

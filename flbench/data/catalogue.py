@@ -100,7 +100,7 @@ def partition(federation: Federation) -> Entry:
         samples of each client are shifted, if they are; `classes`, the names of the C classes;
         `samples`, the number of samples of each client [N] by part; `common_test`, the size of the
         common test set; `train_counts` [N][C], the training samples by client and class;
-        `normalization`, with `shift` and `scale` of each channel or column, by which inputs are
+        `normalization`, with `offset` and `scale` of each channel or column, by which inputs are
         (x - shift) * scale, or with `data.normalize=client` a list of them for each client;
         `notes`, sentences for the user.
     """
@@ -118,7 +118,7 @@ def partition(federation: Federation) -> Entry:
         "common_test": len(federation.common),
         "train_counts": federation.counts.tolist(),
         "normalization": {
-            "shift": _by_channel(federation, federation.shift),
+            "offset": _by_channel(federation, federation.offset),
             "scale": _by_channel(federation, federation.scale),
         },
         "notes": list(federation.notes),

@@ -60,6 +60,8 @@ class Dataset:
         form: The form of the batches that the `training_step` of a LightningModule gets; None for
             (samples, labels).
         extras: Further values of each sample, [n, ...] by their key in `form`.
+        validation: Number of samples at the end of the train part that the user has chosen for
+            validation parts of clients; 0 if all validation parts are drawn.
     """
 
     name: str
@@ -83,6 +85,7 @@ class Dataset:
     targets: NDArray[Any] | None = None
     form: BatchForm | None = None
     extras: Mapping[str | int, NDArray[Any]] = field(default_factory=dict)
+    validation: int = 0
 
     @property
     def truth(self) -> NDArray[Any]:

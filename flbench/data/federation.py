@@ -62,7 +62,7 @@ class TableEncoding:
 class Federation:
     """All samples, and which of them each client has.
 
-    The normalized samples are (x - shift) * scale, with one shift and scale for all samples, or
+    The normalized samples are (x - offset) * scale, with one offset and scale for all samples, or
     with those of the client that has the sample.
 
     Attributes:
@@ -75,8 +75,9 @@ class Federation:
         partition: Rows of every client.
         common: Ascending rows of the common test set, the data set's own test part; empty if there
             is none or it was distributed to clients.
-        shift: Shift of the normalization; it broadcasts against one sample. With `owner` it has a
-            first axis [N + 1, ...]: a row for each client, and one of zeros for other samples.
+        offset: What the normalization subtracts; it broadcasts against one sample. With `owner` it
+            has a first axis [N + 1, ...]: a row for each client, and one of zeros for other
+            samples.
         scale: Factor of the normalization, of the same shape.
         augment: Augmentations of training batches, `crop` and `flip`.
         seed: Seed of the run.
@@ -85,8 +86,8 @@ class Federation:
         owner: Client of each sample [n] int64 with `data.normalize=client`, N for samples without a
             client; None if all samples have the same normalization.
         new: Rows of the clients that join after the training; None without such clients. They are
-            no clients of this federation: see `with_new_clients`. `owner`, and the rows of `shift`,
-            `scale` and `TableEncoding.fill`, have them behind the N clients.
+            no clients of this federation: see `with_new_clients`. `owner`, and the rows of
+            `offset`, `scale` and `TableEncoding.fill`, have them behind the N clients.
     """
 
     dataset: Dataset
@@ -94,7 +95,7 @@ class Federation:
     y: Tensor
     partition: ClientParts
     common: Indices
-    shift: Tensor
+    offset: Tensor
     scale: Tensor
     augment: tuple[str, ...]
     seed: int
@@ -161,7 +162,10 @@ class Federation:
             Rows [n] int64.
         """
         if which.part == "common":
-            return self.common_rows(which.limit)
+            rows = self.common_rows(which.limit)
+            if which.piece is not None:
+                rows = rows[client * which.piece : (client + 1) * which.piece]
+            return rows
         parts = self.partition.parts[which.part]
         if which.clients > 1:
             return np.concatenate(parts[client : client + which.clients])
@@ -177,6 +181,24 @@ class Federation:
         order = rng.permutation(rows)
         low, high = _cut(which.low, len(rows)), _cut(which.high, len(rows))
         return np.asarray(order[low:high][: which.limit])
+
+    def counts_of(self, which: Samples) -> Tensor:
+        """Return how many samples a step of a program reads, without ranges and limits of parts.
+
+        Args:
+            which: Selection of the clients' samples.
+
+        Returns:
+            Numbers [N] int64, for clients 0 to N-1.
+        """
+        if which.part == "common":
+            count = len(self.common_rows(which.limit))
+            begins = torch.arange(self.clients) * (which.piece or 0)
+            return (count - begins).clamp(0, which.piece)
+        sizes = torch.tensor([len(rows) for rows in self.partition.parts[which.part]])
+        ends = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])  # [N + 1]
+        last = (torch.arange(self.clients) + which.clients).clamp(max=self.clients)
+        return ends[last] - ends[:-1]
 
     def inputs(
         self, rows: Indices | Tensor, dtype: torch.dtype, keys: Tensor | None = None
@@ -195,10 +217,10 @@ class Federation:
         if self.dataset.kind == "tokens":
             return self.x[rows].long()
         x = self.x[rows].to(dtype)  # [n, ...] -> [B, ...]
-        shift, scale = self.shift, self.scale
+        offset, scale = self.offset, self.scale
         if self.owner is not None:
-            shift, scale = shift[self.owner[rows]], scale[self.owner[rows]]  # [B, ...]
-        x.sub_(shift).mul_(scale)
+            offset, scale = offset[self.owner[rows]], scale[self.owner[rows]]  # [B, ...]
+        x.sub_(offset).mul_(scale)
         return x if keys is None or not self.augment else augment(x, keys, self.augment)
 
     def packed(self, x: Tensor, y: Tensor, rows: Any, *, dtype: torch.dtype) -> Any:
@@ -254,20 +276,20 @@ class Federation:
             return replace(self, x=torch.from_numpy(samples))
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Federation":
-        """Return a copy with `x`, `y`, `shift`, `scale` and `owner` on a device.
+        """Return a copy with `x`, `y`, `offset`, `scale` and `owner` on a device.
 
         The type of `x` does not change, and that of `y` does for targets in floating point alone.
         Tensors that need no copy share their memory.
 
         Args:
             device: The device.
-            dtype: Floating-point type of `shift`, `scale` and such targets.
+            dtype: Floating-point type of `offset`, `scale` and such targets.
         """
         return replace(
             self,
             x=self.x.to(device),
             y=self.y.to(device, dtype if self.y.is_floating_point() else self.y.dtype),
-            shift=self.shift.to(device, dtype),
+            offset=self.offset.to(device, dtype),
             scale=self.scale.to(device, dtype),
             owner=None if self.owner is None else self.owner.to(device),
         )
@@ -364,26 +386,26 @@ def build(
         for part in PARTS:
             for client, rows in enumerate(everyone.parts[part]):
                 owner[rows] = client
-        shift, scale, about = _normalization_by_client(x, everyone, dataset)
+        offset, scale, about = _normalization_by_client(x, everyone, dataset)
         notes += about
     elif dataset.kind == "tokens":
-        shift, scale = np.zeros(1, np.float32), np.ones(1, np.float32)
+        offset, scale = np.zeros(1, np.float32), np.ones(1, np.float32)
         notes.append(_about_tokens(dataset))
     elif isinstance(data.normalize, GivenNormalization):
-        shift, width = _given(data.normalize, x.shape[1], dataset)
+        offset, width = _given(data.normalize, x.shape[1], dataset)
         scale = _inverse(width, least=0.0)
-        notes.append(_normalization_note(shift, width, "given", dataset))
+        notes.append(_normalization_note(offset, width, "given", dataset))
     elif data.normalize == "none":
-        shift, scale = (
+        offset, scale = (
             np.zeros((1,) * (x.ndim - 1), np.float32),
             np.ones((1,) * (x.ndim - 1), np.float32),
         )
         notes.append("data: inputs are not normalized (data.normalize=none).")
     else:
         train = np.sort(np.concatenate(assignment.parts["train"]))
-        shift, width = _normalization(x, train, data.normalize, dataset)
+        offset, width = _normalization(x, train, data.normalize, dataset)
         scale = _inverse(width)
-        notes.append(_normalization_note(shift, width, data.normalize, dataset))
+        notes.append(_normalization_note(offset, width, data.normalize, dataset))
     return Federation(
         dataset=dataset,
         x=torch.from_numpy(x),
@@ -392,7 +414,7 @@ def build(
         ),
         partition=assignment,
         common=common,
-        shift=torch.from_numpy(shift),
+        offset=torch.from_numpy(offset),
         scale=torch.from_numpy(scale),
         augment=data.augment if dataset.kind == "images" else (),
         seed=seed,
@@ -568,7 +590,7 @@ def _impute(
 def _normalization_by_client(
     x: NDArray[Any], partition: ClientParts, dataset: Dataset
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], list[str]]:
-    """Return shift and factor of the normalization of each client, and notes.
+    """Return offset and factor of the normalization of each client, and notes.
 
     Mean and standard deviation are those of the client's training part. The factor is 0 for a
     column or channel that is constant there: the client does not know its scale, so it is 0 in all
@@ -580,13 +602,13 @@ def _normalization_by_client(
         dataset: The data set.
 
     Returns:
-        Shift and factor [N + 1, ...], as `Federation.shift` and `Federation.scale`; and notes.
+        Offset and factor [N + 1, ...], as `Federation.offset` and `Federation.scale`; and notes.
     """
     shape = (x.shape[1], *dataset.by_channel[1:])
-    shift, scale = np.zeros((2, partition.clients + 1, *shape), dtype=np.float32)
+    offset, scale = np.zeros((2, partition.clients + 1, *shape), dtype=np.float32)
     for client, rows in enumerate(partition.parts["train"]):
         if len(rows):
-            shift[client], scale[client] = normalization_of(x, rows, dataset)
+            offset[client], scale[client] = normalization_of(x, rows, dataset)
     each = "column" if dataset.is_table else "channel"
     notes = [
         f"data: each {each} is normalized by its mean and standard deviation over the client's own"
@@ -606,13 +628,13 @@ def _normalization_by_client(
             f"data: means and standard deviations of fewer than {FEW_SAMPLES} training samples are"
             f" uncertain: {owners}."
         )
-    return shift, scale, notes
+    return offset, scale, notes
 
 
 def normalization_of(
     x: NDArray[Any], rows: Indices, dataset: Dataset
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return shift and factor of the normalization by the mean and standard deviation of samples.
+    """Return offset and factor of the normalization by the mean and standard deviation of samples.
 
     Args:
         x: Samples, without missing values.
@@ -620,7 +642,7 @@ def normalization_of(
         dataset: A data set of such samples.
 
     Returns:
-        Shift and factor by channel or column; the factor is 0 exactly where all values are equal.
+        Offset and factor by channel or column; the factor is 0 exactly where all values are equal.
     """
     axes, shape = dataset.within_channel, dataset.by_channel
     # The sums are over differences from one of the values. So they are exactly 0 for equal values,
@@ -639,8 +661,8 @@ def normalization_of(
     np.divide(1.0, deviation, out=factor, where=deviation > 0)
     # A deviation below the smallest normal number of float32 would have an infinite factor.
     factor = np.minimum(factor, np.finfo(np.float32).max)
-    shift = first + (total / count).reshape(shape)
-    return shift.astype(np.float32), factor.reshape(shape).astype(np.float32)
+    offset = first + (total / count).reshape(shape)
+    return offset.astype(np.float32), factor.reshape(shape).astype(np.float32)
 
 
 def means_of(x: NDArray[Any]) -> NDArray[np.float64]:
@@ -668,7 +690,7 @@ def _called(partition: ClientParts, clients: NDArray[np.int64]) -> str:
 def _normalization(
     x: NDArray[Any], train: Indices, kind: str, dataset: Dataset
 ) -> tuple[NDArray[np.float32], NDArray[Any]]:
-    """Return shift and width of the normalization (x - shift) / width; width 0 counts as 1.
+    """Return offset and width of the normalization (x - offset) / width; width 0 counts as 1.
 
     Args:
         x: All samples.
@@ -701,7 +723,7 @@ def _normalization(
 def _given(
     given: GivenNormalization, width: int, dataset: Dataset
 ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-    """Return shift and width of the normalization by the user's numbers, in the units of `x`.
+    """Return offset and width of the normalization by the user's numbers, in the units of `x`.
 
     Args:
         given: Mean and standard deviation; of pixels scaled to [0, 1].
@@ -746,21 +768,21 @@ def _pieces(x: NDArray[Any], count: int) -> int:
 
 
 def _normalization_note(
-    shift: NDArray[np.float32], width: NDArray[Any], kind: str, dataset: Dataset
+    offset: NDArray[np.float32], width: NDArray[Any], kind: str, dataset: Dataset
 ) -> str:
-    """Return a sentence with the shift and the width of the normalization (x - shift) / width.
+    """Return a sentence with the offset and the width of the normalization (x - offset) / width.
 
     Pixels are described as PyTorch's transforms describe them: scaled to [0, 1] first.
 
     Args:
-        shift: Shift by channel or column.
+        offset: Offset by channel or column.
         width: Standard deviation or range by channel or column; 0 if it is constant.
         kind: `standard` or `unit` (see `_normalization`), or `given`.
         dataset: The data set.
     """
     if kind == "unit" and dataset.is_pixels:
         return f"data: pixels are divided by {dataset.scale:g}; no mean is subtracted."
-    low, width = shift.astype(np.float64).ravel(), width.astype(np.float64).ravel()
+    low, width = offset.astype(np.float64).ravel(), width.astype(np.float64).ravel()
     over = "over the training parts of all clients"
     each = "column" if dataset.is_table else "channel"
     if kind == "unit":

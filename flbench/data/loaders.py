@@ -26,7 +26,8 @@ class Read:
         arrays: Samples and labels by the names of an NPZ file, with the client of each sample if
             there is a loader for each client.
         form: The form of their batches.
-        extras: Further values of each sample, by their key: the train part, then the test part.
+        extras: Further values of each sample, by their key: the train part, the validation part,
+            then the test part.
     """
 
     arrays: dict[str, Any]
@@ -36,7 +37,8 @@ class Read:
     def added_to(self, dataset: Dataset) -> Dataset:
         """Return a data set of the arrays with the form of the batches and the further values."""
         form = None if self.form == PAIR else self.form
-        return replace(dataset, form=form, extras=dict(self.extras))
+        validation = len(self.arrays.get("val_labels", ()))
+        return replace(dataset, form=form, extras=dict(self.extras), validation=validation)
 
 
 def are_for_clients(value: Any) -> bool:
@@ -59,8 +61,9 @@ def read(value: Any, where: str) -> Read | None:
 
     Args:
         value: A DataLoader, a list or dict of DataLoaders with one for each client, or a
-            LightningDataModule: its `train_dataloader` returns one of these, and its
-            `test_dataloader`, if it has one, a loader with the common test set.
+            LightningDataModule: its `train_dataloader` returns one of these, its `val_dataloader`,
+            if it has one, the same for validation parts of the clients, and its `test_dataloader`,
+            if it has one, a loader with the common test set.
         where: What the data are, for messages.
 
     Raises:
@@ -70,7 +73,7 @@ def read(value: Any, where: str) -> Read | None:
         return _of_module(value, where)
     if not (isinstance(value, DataLoader) or are_for_clients(value)):
         return None
-    return _joined(value, None, where)
+    return _joined(value, None, None, where)
 
 
 def _of_module(module: Any, where: str) -> Read:
@@ -83,9 +86,11 @@ def _of_module(module: Any, where: str) -> Read:
             f"{where}: train_dataloader returned {type(train).__name__}. It must return a"
             " torch.utils.data.DataLoader, or a list or dict of them with one for each client."
         )
-    base = next(one for one in type(module).__mro__ if one.__name__ == "LightningDataModule")
-    test = None
-    if type(module).test_dataloader is not getattr(base, "test_dataloader", None):
+    validation = test = None
+    if _defines(module, "val_dataloader"):
+        validation = _call(module, "val_dataloader", where)
+        _check_validation(train, validation, f"{where}: val_dataloader")
+    if _defines(module, "test_dataloader"):
         _call(module, "setup", where, "test")
         test = _call(module, "test_dataloader", where)
         if not isinstance(test, DataLoader):
@@ -93,7 +98,45 @@ def _of_module(module: Any, where: str) -> Read:
                 f"{where}: test_dataloader returned {type(test).__name__}. It must return one"
                 " DataLoader, with the common test set of all clients."
             )
-    return _joined(train, test, where)
+    return _joined(train, validation, test, where)
+
+
+def _defines(module: Any, name: str) -> bool:
+    """Return whether a LightningDataModule has a method that is not that of the base class."""
+    base = next(one for one in type(module).__mro__ if one.__name__ == "LightningDataModule")
+    return getattr(type(module), name) is not getattr(base, name, None)
+
+
+def _check_validation(train: Any, validation: Any, what: str) -> None:
+    """Raise a DataError if loaders of validation parts do not fit those of the train part.
+
+    Args:
+        train: What `train_dataloader` returned.
+        validation: What `val_dataloader` returned.
+        what: What the latter is, for messages.
+    """
+    if isinstance(train, DataLoader):
+        if not isinstance(validation, DataLoader):
+            raise DataError(
+                f"{what} returned {type(validation).__name__}, and train_dataloader a DataLoader."
+                " It must return one DataLoader too, whose samples are distributed to the clients."
+            )
+        return
+    if not are_for_clients(validation) or isinstance(validation, Mapping) != isinstance(
+        train, Mapping
+    ):
+        kind = "dict" if isinstance(train, Mapping) else "list"
+        raise DataError(
+            f"{what} returned {type(validation).__name__}, and train_dataloader a {kind}. It must"
+            f" return a {kind} of DataLoaders too, with one for each client."
+        )
+    if unknown := {*_named(validation)} ^ {*_named(train)}:
+        name = min(unknown)
+        have, lack = ("val", "train") if name in _named(validation) else ("train", "val")
+        raise DataError(
+            f"{what}: the client `{name}` has a loader in {have}_dataloader and none in"
+            f" {lack}_dataloader. Return one for each client in both."
+        )
 
 
 def _call(module: Any, name: str, where: str, *arguments: str) -> Any:
@@ -107,28 +150,29 @@ def _call(module: Any, name: str, where: str, *arguments: str) -> Any:
         ) from error
 
 
-def _joined(train: Any, test: Any, where: str) -> Read:
-    """Return the content of the loaders of the train part, and of that of the test part."""
-    loaders = {"": train} if isinstance(train, DataLoader) else _named(train)
+def _joined(train: Any, validation: Any, test: Any, where: str) -> Read:
+    """Return the content of the loaders of the train, the validation and the test part."""
     forms: list[BatchForm] = []
-    parts = {
-        name: _columns(loader, f"{where}, loader {name}".removesuffix(", loader "), forms)
-        for name, loader in loaders.items()
-    }
-    columns = {key: [part[key] for part in parts.values()] for key in forms[0].keys}
-    form = forms[0]
-    arrays: dict[str, Any] = {
-        "train_images": _concatenated(columns[form.sample], where),
-        "train_labels": _concatenated(columns[form.label], where),
-    }
-    if not isinstance(train, DataLoader):
-        sizes = [len(part[form.label]) for part in parts.values()]
-        arrays["train_groups"] = np.repeat(np.asarray(list(parts)), sizes)
-    extras = {key: columns[key] for key in form.extras}
-    if test is not None:
-        found = _columns(test, f"{where}, test_dataloader", forms)
-        arrays |= {"test_images": found[form.sample], "test_labels": found[form.label]}
-        extras = {key: [*values, found[key]] for key, values in extras.items()}
+    arrays: dict[str, Any] = {}
+    extras: dict[str | int, list[NDArray[Any]]] = {}
+    for part, given in (("train", train), ("val", validation), ("test", test)):
+        if given is None:
+            continue
+        place = where if part == "train" else f"{where}, {part}_dataloader"
+        loaders = {"": given} if isinstance(given, DataLoader) else _named(given)
+        found = {
+            name: _columns(loader, f"{place}, loader {name}".removesuffix(", loader "), forms)
+            for name, loader in loaders.items()
+        }
+        form = forms[0]
+        columns = {key: [one[key] for one in found.values()] for key in form.keys}
+        arrays[f"{part}_images"] = _concatenated(columns[form.sample], place)
+        arrays[f"{part}_labels"] = _concatenated(columns[form.label], place)
+        if not isinstance(given, DataLoader):
+            sizes = [len(one[form.label]) for one in found.values()]
+            arrays[f"{part}_groups"] = np.repeat(np.asarray(list(found)), sizes)
+        for key in form.extras:
+            extras.setdefault(key, []).extend(columns[key])
     if arrays["train_images"].ndim == 4:
         arrays["layout"] = "channels_first"
     return Read(arrays, form, {key: _concatenated(extras[key], where) for key in extras})

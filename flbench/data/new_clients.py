@@ -18,7 +18,7 @@ from flbench.core.rng import generator
 from flbench.core.wording import listed
 from flbench.data.dataset import Dataset
 from flbench.data.partition import PARTS, ClientParts
-from flbench.data.partitioning import TRIES, repair, split_client
+from flbench.data.partitioning import TRIES, repair, split_rows
 from flbench.data.schemes import SCHEMES, Indices
 
 # Numbers of streams of the purpose `partition` beyond those of `make_partition`.
@@ -159,7 +159,7 @@ def _distributed_anew(
         assigned, _, _ = repair(assigned, len(pool), config.min_samples, rng)
     rows = [pool[np.sort(positions)] for positions in assigned]
     split = [
-        split_client(mine, dataset.y[mine], config.split, generator(seed, "split", first + k, 1))
+        split_rows(mine, dataset, config.split, generator(seed, "split", first + k, 1))
         for k, mine in enumerate(rows)
     ]
     return {part: [client[k] for client in split] for k, part in enumerate(PARTS)}

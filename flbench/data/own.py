@@ -47,8 +47,9 @@ class Data:
     - a `torch.utils.data.Dataset` of pairs (sample, label). It is read once, into memory;
     - a `torch.utils.data.DataLoader`, a list or dict of them with one for each client (their
       samples are natural clients), or a `LightningDataModule`, whose `train_dataloader` returns one
-      of these and whose `test_dataloader` the common test set. Each loader is read once, in the
-      order of its data set; batches are (samples, labels), (samples, labels, ...) or dicts;
+      of these, whose `val_dataloader`, if it has one, the same for the clients' validation parts,
+      and whose `test_dataloader` the common test set. Each loader is read once, in the order of its
+      data set; batches are (samples, labels), (samples, labels, ...) or dicts;
     - a `Dataset` or `DatasetDict` of Hugging Face's package `datasets`.
 
     For tasks other than classification, `y` (or what takes its place in the other forms) has

@@ -82,6 +82,8 @@ def data_hash(dataset: Dataset) -> str:
     for key, values in dataset.extras.items():
         sha.update(f"{key}{values.dtype}{values.shape}".encode())
         sha.update(np.ascontiguousarray(values).data)
+    if dataset.validation:
+        sha.update(f"validation {dataset.validation}".encode())
     if dataset.kind == "tokens":
         sha.update(repr((dataset.vocabulary, dataset.tokens, dataset.padding)).encode())
     if any(dataset.words):

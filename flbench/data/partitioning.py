@@ -74,9 +74,10 @@ def make_partition(dataset: Dataset, config: PartitionConfig, seed: int) -> Clie
     if dataset.starts is None or config.scheme != "natural":
         # Every client has a random stream of its own, so its split does not depend on others.
         split = [
-            split_client(rows, dataset.y[rows], config.split, generator(seed, "split", client))
+            split_rows(rows, dataset, config.split, generator(seed, "split", client))
             for client, rows in enumerate(assigned)
         ]
+        notes += _about_validation(dataset, split)
     else:
         split = [
             split_by_position(rows, dataset.starts[rows], dataset.span, config.split)
@@ -89,6 +90,45 @@ def make_partition(dataset: Dataset, config: PartitionConfig, seed: int) -> Clie
     parts = {part: [client[k] for client in split] for k, part in enumerate(PARTS)}
     names = _natural_names(dataset, assigned) if config.scheme == "natural" else ()
     return ClientParts(parts, label_hash(dataset), tuple(notes), names, transform=transform)
+
+
+def split_rows(
+    rows: Indices, dataset: Dataset, ratios: tuple[float, float, float], rng: np.random.Generator
+) -> tuple[Indices, Indices, Indices]:
+    """Split a client's samples; those that the user has chosen are its validation part.
+
+    The others are then split into training and test part in the ratio of the first and the third
+    share. A client of which all samples are chosen is split like one that has none of them.
+
+    Args:
+        rows: Ascending rows [n] of the client's samples.
+        dataset: The data set.
+        ratios: Shares of train, validation and test, which sum to 1.
+        rng: Random generator.
+
+    Returns:
+        The ascending rows of the three parts.
+    """
+    is_chosen = (rows >= dataset.train - dataset.validation) & (rows < dataset.train)
+    others = rows[~is_chosen]
+    if not dataset.validation or not len(others):
+        return split_client(rows, dataset.y[rows], ratios, rng)
+    train = ratios[0] / (ratios[0] + ratios[2]) if ratios[0] + ratios[2] else 1.0
+    first, _, last = split_client(others, dataset.y[others], (train, 0.0, 1.0 - train), rng)
+    return first, rows[is_chosen], last
+
+
+def _about_validation(dataset: Dataset, split: list[tuple[Indices, Indices, Indices]]) -> list[str]:
+    """Return a note about validation parts that the user has chosen."""
+    if not dataset.validation:
+        return []
+    without = sum(not len(validation) for _, validation, _ in split)
+    lack = f" {without} of {len(split)} clients have none of them." if without else ""
+    return [
+        f"partition: the validation parts of the clients are the {dataset.validation:,} samples of"
+        " val_dataloader; the other samples are split into training and test parts in the ratio of"
+        f" the first and the third share of partition.split.{lack}"
+    ]
 
 
 def _natural_names(dataset: Dataset, assigned: list[Indices]) -> tuple[str, ...]:

@@ -52,12 +52,20 @@ class RoundSettings:
         draw: Random streams of the round.
         lr_factor: The schedule's factor, >= 0, on the learning rate of every phase.
         storage: Where the results of a cohort are stored.
+        group: Largest number of clients that an engine may stack, >= 1; None for any number. The
+            clients of a call are then split into groups of this size, in their order, and the
+            results are those of a call for each group, bit for bit.
     """
 
     train: TrainConfig
     draw: Draw
     lr_factor: float = 1.0
     storage: Storage = Storage()
+    group: int | None = None
+
+    def groups(self, ids: Tensor) -> tuple[Tensor, ...]:
+        """Return ids [K] of clients in groups of at most `group`."""
+        return torch.split(ids, self.group or max(1, len(ids)))
 
 
 class Engine(Protocol):
@@ -98,6 +106,22 @@ class Engine(Protocol):
         """Return how many clients are stacked at once; None if the engine does not stack clients.
 
         Args:
+            batch_size: Samples of one step of one client.
+        """
+
+    def stacked(
+        self, program: LocalProgram, observe: tuple[Step, ...], batch_size: int
+    ) -> int | None:
+        """Return how many clients are computed at once; 1 if each one is computed alone.
+
+        It is None if that depends on more than the clients, such as the number of GPUs.
+
+        Rounding in the results of a client may depend on the others of its stack. A call for many
+        clients has the bits of one call for each stack, in the order of the ids.
+
+        Args:
+            program: See `run`.
+            observe: See `run`.
             batch_size: Samples of one step of one client.
         """
 

@@ -14,6 +14,7 @@ from flbench.client.program import Phase, Statistic, Step, Transform
 from flbench.client.recording import Recording
 from flbench.client.validation import ValidationStep
 from flbench.core.errors import ConfigError
+from flbench.core.raised import placed
 from flbench.core.rng import seeded
 from flbench.core.tree import is_finite, where_masked
 from flbench.core.types import Batch, Dispatch, Info, Outputs, Tree
@@ -107,14 +108,20 @@ class ClientRun:
         global random generators begin at a seed of the run, the client and the round.
         """
         state = self._environment.state
-        if state is None and not self._has_own:
-            self._execute(step)
-            return
-        if state is not None:
-            state.restore()
-        part = () if isinstance(step, Phase) else (1,)
-        with seeded(self._settings.draw.module_seed(self._client, *part)):
-            self._execute(step)
+        with placed(self._place):
+            if state is None and not self._has_own:
+                self._execute(step)
+                return
+            if state is not None:
+                state.restore()
+            part = () if isinstance(step, Phase) else (1,)
+            with seeded(self._settings.draw.module_seed(self._client, *part)):
+                self._execute(step)
+
+    def _place(self) -> str:
+        """Return client and round, for messages."""
+        called = self._environment.federation.partition.called(self._client)
+        return f"client {called} in {self._settings.draw.title}"
 
     def _execute(self, step: Step) -> None:
         """Run one step of the local program, with the random generators as they are."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from select import select
 from typing import Any, Final
 
@@ -15,12 +16,12 @@ import cloudpickle
 import torch
 from torch import Tensor, nn
 
-from flbench.client.program import LocalProgram, Step
+from flbench.client.program import LocalProgram, Statistic, Step
 from flbench.config.schema import EngineConfig
 from flbench.core.errors import RunError
 from flbench.core.imported import portable
 from flbench.core.tree import nbytes
-from flbench.core.types import Results
+from flbench.core.types import Results, Samples
 from flbench.data.federation import Federation
 from flbench.engine import memory
 from flbench.engine.base import Dispatcher, Engine, KeptRows, RoundSettings
@@ -40,6 +41,9 @@ nothing by them."""
 WORTH: Final = 0.02
 """Seconds of training in a round from which on its clients are distributed. Sending and receiving
 take a few milliseconds."""
+SENDING: Final = 2e-9
+"""Seconds of training for each byte of clients from which on they are distributed. Copying a byte
+to a worker takes about half of it."""
 WORKER_BYTES: Final = 250 * 2**20
 """Memory of a worker that it shares with no other process, besides net and clients. Measured: 0.2
 GiB with LeNet-5."""
@@ -48,10 +52,46 @@ COPIES: Final = 8
 STACKED_WORKERS: Final = 3
 """Processes of the vectorized engine with `engine.workers=auto`: a block of each may take a quarter
 of the memory, see `engine.vectorized`."""
-KNOWN: Final = 4
+KNOWN: Final = 8
 """Further programs whose times are kept; programs may hold tensors."""
+SENT: Final = 2**28
+"""Bytes that are sent to workers and returned by them at once; more clients come in several turns,
+so that large models of many clients are never in memory together."""
 LARGE_SECONDS: Final = 2.0
 """Seconds of training of one client from which on idle cores are worth a note."""
+
+
+_Work = tuple[LocalProgram, tuple[Step, ...]]
+"""Steps of clients, which decide how long they take."""
+
+
+def worker_bytes(net: nn.Module) -> int:
+    """Return the bytes of memory that a worker needs and shares with no other process.
+
+    Args:
+        net: The net of a client.
+    """
+    return WORKER_BYTES + COPIES * nbytes(net_leaves(net))
+
+
+def most_processes(config: EngineConfig, net: nn.Module, federation: Federation) -> int:
+    """Return how many processes may train clients, with the one that asks.
+
+    With `engine.workers=auto` these are at most as many as there are cores, and as half of the free
+    memory allows. Samples are in memory once for all workers, and so are clients on their way.
+
+    Args:
+        config: Section `engine`, on a CPU.
+        net: The net of a client.
+        federation: The samples of all clients.
+    """
+    if config.workers != "auto":
+        return config.workers
+    free = memory.free(torch.device("cpu")) // 2 - federation.x.nbytes - SENT
+    most = cores.available() // config.threads
+    if config.name == "vectorized":
+        most = min(most, STACKED_WORKERS)
+    return max(1, min(most, 1 + free // worker_bytes(net)))
 
 
 @dataclass(frozen=True)
@@ -63,6 +103,11 @@ class _Call:
     dispatch: Dispatcher
     settings: RoundSettings
     observe: tuple[Step, ...]
+
+    @property
+    def work(self) -> _Work:
+        """The steps of a client."""
+        return self.program, self.observe
 
     def run(self, engine: Engine, ids: Tensor) -> Results:
         """Train some clients with an engine of this process."""
@@ -142,9 +187,10 @@ class _Member:
 class LocalEngine:
     """Trains clients with an engine of this process and with workers of this machine.
 
-    Results are those of the engine, bit for bit, for any number of workers: the sequential engine
-    trains clients one by one, and of the vectorized engine whole blocks are distributed. Programs
-    without steps, such as most evaluations, are left to the engine.
+    Results are those of the engine, bit for bit, for any number of workers: clients that are
+    stacked together, by the vectorized engine or in the evaluation of small models, go to one
+    worker, and all others are trained or evaluated one by one. What only copies tensors is left to
+    the engine.
 
     Args:
         engine: The engine of this process, on a CPU.
@@ -171,7 +217,8 @@ class LocalEngine:
         self._members: list[_Member] = []
         self._samples: frames.SharedArray | None = None
         self._spent = 0.0
-        self._seconds: list[tuple[LocalProgram, float]] = []  # by unit of work, newest last
+        self._seconds: list[tuple[_Work, float]] = []  # by unit of work, newest last
+        self._read: dict[Samples, Tensor] = {}  # numbers [N] of samples
         self._most: int | None = None
         self._used = 1
         self._has_told_of_cores = self._has_told_of_workers = False
@@ -190,15 +237,16 @@ class LocalEngine:
     ) -> Results:
         """Train the clients; see `Engine.run`."""
         call = _Call(program, rows, dispatch, settings, observe)
-        if self._most == 1 or not program.steps or not len(ids):
+        if self._most == 1 or not (program.steps or observe) or not len(ids):
             return call.run(self._engine, ids)
-        block = self._engine.block(settings.train.batch_size) or 1
-        parts = list(torch.split(ids, block))
-        work = [float((self._federation.sizes[part] + 1).sum()) for part in parts]
-        expected = self._expected(program, sum(work))
-        if expected is not None and expected >= LARGE_SECONDS * len(parts):
+        parts = self._parts(call, ids)
+        samples = self._samples_of(call)
+        work = [float((samples[part] + 1).sum()) for part in parts]
+        expected = self._expected(call, sum(work))
+        if program.steps and expected is not None and expected >= LARGE_SECONDS * len(parts):
             self._tell_of_idle_cores(len(parts))
-        if len(parts) < 2 or not self._is_worthwhile(expected):
+        sent = len(ids) * self._bytes_of(call, ids[:1])
+        if len(parts) < 2 or not self._is_worthwhile(expected, sent):
             return self._alone(call, ids, sum(work))
         try:
             return self._together(call, ids, parts, work)
@@ -209,6 +257,12 @@ class LocalEngine:
     def block(self, batch_size: int) -> int | None:
         """Return how many clients the engine stacks."""
         return self._engine.block(batch_size)
+
+    def stacked(
+        self, program: LocalProgram, observe: tuple[Step, ...], batch_size: int
+    ) -> int | None:
+        """Return how many clients the engine computes at once."""
+        return self._engine.stacked(program, observe, batch_size)
 
     def start(self) -> int:
         """Start all workers, wait until they are ready, and return the number of processes."""
@@ -227,10 +281,31 @@ class LocalEngine:
         self._end_workers()
         self._engine.close()
 
-    def _expected(self, program: LocalProgram, work: float) -> float | None:
-        """Return the seconds that a training takes in this process; None if not known."""
+    def _parts(self, call: _Call, ids: Tensor) -> list[Tensor]:
+        """Return the clients in parts, in their order, of which each one must stay together."""
+        size = call.settings.train.batch_size
+        stack = self._engine.stacked(call.program, call.observe, size) or len(ids)
+        group = call.settings.group
+        if group is not None and group % stack:  # a stack ends where its group ends
+            stack = group
+        return list(torch.split(ids, stack))
+
+    def _samples_of(self, call: _Call) -> Tensor:
+        """Return how many samples each client reads, [N]: its training part, or those observed."""
+        if call.program.steps:
+            return self._federation.sizes
+        total = torch.zeros_like(self._federation.sizes)
+        for step in call.observe:
+            if isinstance(step, Statistic):
+                if step.samples not in self._read:
+                    self._read[step.samples] = self._federation.counts_of(step.samples)
+                total = total + self._read[step.samples]
+        return total
+
+    def _expected(self, call: _Call, work: float) -> float | None:
+        """Return the seconds that a call takes in this process; None if not known."""
         for known, seconds in self._seconds:
-            if known == program:
+            if known == call.work:
                 return seconds * work
         return None
 
@@ -246,15 +321,23 @@ class LocalEngine:
             " and so the digest."
         )
 
-    def _is_worthwhile(self, expected: float | None) -> bool:
+    def _bytes_of(self, call: _Call, one: Tensor) -> int:
+        """Return the bytes that a worker gets for a client and returns, without what all get."""
+        size = nbytes(call.rows(one)) + nbytes(call.dispatch(one).rows.values)
+        if call.program.keeps or call.program.sends:
+            size += nbytes(net_leaves(self._net))
+        return size
+
+    def _is_worthwhile(self, expected: float | None, sent: int) -> bool:
         """Return whether clients are trained one after the other or by workers, not at once.
 
         Args:
             expected: Seconds that their training takes in this process; None if not known.
+            sent: Bytes of the clients that workers would get or return.
         """
         if self._config.workers != "auto" or expected is None:
             return True
-        if expected < WORTH:
+        if expected < WORTH + SENDING * sent:
             return False
         return bool(self._members) or self._spent >= SPENT or expected >= SPENT
 
@@ -262,7 +345,7 @@ class LocalEngine:
         """Train clients in this process at once, and measure the time."""
         begin = time.perf_counter()
         results = call.run(self._engine, ids)
-        self._note_seconds(call.program, work, time.perf_counter() - begin)
+        self._note_seconds(call, work, time.perf_counter() - begin)
         return results
 
     def _together(
@@ -283,7 +366,7 @@ class LocalEngine:
             self._spent += time.perf_counter() - since
             done += work[part]
         if done:
-            self._note_seconds(call.program, done, time.perf_counter() - begin, is_spent=True)
+            self._note_seconds(call, done, time.perf_counter() - begin, is_spent=True)
         if left:
             found += self._distributed(
                 call, [parts[k] for k in left], [work[k] for k in left], ready
@@ -297,7 +380,25 @@ class LocalEngine:
         work: Sequence[float],
         ready: Sequence[_Member],
     ) -> list[Results]:
-        """Train parts of the clients with the workers that are ready."""
+        """Train parts of the clients with the workers that are ready, as many at once as `SENT`."""
+        size = self._bytes_of(call, parts[0][:1]) * len(parts[0])
+        count = max(SENT // max(1, size), 2 * (len(ready) + 1))
+        turns = -(-len(parts) // count)
+        bounds = [len(parts) * k // turns for k in range(turns + 1)]
+        return [
+            results
+            for low, high in pairwise(bounds)
+            for results in self._in_turn(call, parts[low:high], work[low:high], ready)
+        ]
+
+    def _in_turn(
+        self,
+        call: _Call,
+        parts: Sequence[Tensor],
+        work: Sequence[float],
+        ready: Sequence[_Member],
+    ) -> list[Results]:
+        """Train parts of the clients, all at once, with the workers that are ready."""
         begin = time.perf_counter()
         assigned = assign(work, len(ready) + 1)
         # This process also sends and receives, and gets the least work.
@@ -314,7 +415,7 @@ class LocalEngine:
         if mine:
             found.append(call.run(self._engine, torch.cat([parts[k] for k in mine])))
             load = sum(work[k] for k in mine)
-            self._note_seconds(call.program, load, time.perf_counter() - begin, is_spent=True)
+            self._note_seconds(call, load, time.perf_counter() - begin, is_spent=True)
         warned: list[Warned] = []
         while busy:
             for member in select(busy, [], [])[0]:
@@ -327,18 +428,18 @@ class LocalEngine:
         return found
 
     def _note_seconds(
-        self, program: LocalProgram, work: float, seconds: float, *, is_spent: bool = False
+        self, call: _Call, work: float, seconds: float, *, is_spent: bool = False
     ) -> None:
-        """Note how long a training in this process took.
+        """Note how long a call took in this process.
 
         Args:
-            program: The program.
+            call: The call.
             work: Work of the clients.
             seconds: How long it took.
             is_spent: Whether the time is a part of `_spent` already.
         """
-        others = [pair for pair in self._seconds if pair[0] != program]
-        self._seconds = [*others[-KNOWN:], (program, seconds / work)]
+        others = [pair for pair in self._seconds if pair[0] != call.work]
+        self._seconds = [*others[-KNOWN:], (call.work, seconds / work)]
         if not is_spent:
             self._spent += seconds
 
@@ -364,7 +465,7 @@ class LocalEngine:
                 self._samples = frames.SharedArray.of(self._federation.x.numpy())
             rest = self._net, self._federation.without_samples(), self._config
             given = self._samples, portable(rest, cloudpickle.dumps)
-            start = partial(LocalProcess, Worker, *given)
+            start = partial(LocalProcess, partial(Worker, stacks=True), *given)
             while len(self._members) < number - 1:
                 self._members.append(_Member(start))
             if self._config.workers == "auto" and not self._has_told_of_workers:
@@ -375,15 +476,7 @@ class LocalEngine:
 
     def _count(self) -> int:
         """Return how many processes may train, with this one."""
-        if self._config.workers != "auto":
-            return self._config.workers
-        leaves = net_leaves(self._net)
-        needed = WORKER_BYTES + COPIES * nbytes(leaves)
-        free = memory.free(torch.device("cpu")) // 2 - self._federation.x.nbytes
-        most = cores.available() // self._config.threads
-        if self._config.name == "vectorized":
-            most = min(most, STACKED_WORKERS)
-        return max(1, min(most, 1 + free // needed))
+        return most_processes(self._config, self._net, self._federation)
 
     def _ready(self) -> list[_Member]:
         """Return the workers that are ready. Those that could not start are given up."""

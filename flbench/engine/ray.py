@@ -23,6 +23,7 @@ from flbench.engine.base import (
     KeptRows,
     LostWorkersError,
     RoundSettings,
+    concatenate_results,
     open_device,
 )
 from flbench.engine.worker import Worker, arguments, assign, in_order, unpacked, warn_again
@@ -61,6 +62,7 @@ class RayEngine:
 
     def __init__(self, net: nn.Module, federation: Federation, config: EngineConfig) -> None:
         on_gpu = open_device(config).type == "cuda"
+        self._is_on_gpu = on_gpu
         self._sizes = federation.sizes
         self._notes: list[str] = []  # until somebody hears them
         self._pool: ActorPool | None = None
@@ -116,7 +118,21 @@ class RayEngine:
         settings: RoundSettings,
         observe: tuple[Step, ...] = (),
     ) -> Results:
-        """Train the clients on the actors, one call each; see `Engine.run`."""
+        """Train the clients on the actors, one call each for a group; see `Engine.run`."""
+        call = program, rows, dispatch, settings, observe
+        parts = (self._run(group, *call) for group in settings.groups(ids))
+        return concatenate_results(parts, ids, settings.storage)
+
+    def _run(
+        self,
+        ids: Tensor,
+        program: LocalProgram,
+        rows: KeptRows,
+        dispatch: Dispatcher,
+        settings: RoundSettings,
+        observe: tuple[Step, ...],
+    ) -> Results:
+        """Train clients that may be stacked together."""
         pool = self._open_pool()
         pool.fill()  # an actor that was lost may find a free core by now
         pool.ended(0)
@@ -175,6 +191,12 @@ class RayEngine:
     def block(self, batch_size: int) -> int | None:
         """Return None: each actor decides how many clients it stacks."""
         return None
+
+    def stacked(
+        self, program: LocalProgram, observe: tuple[Step, ...], batch_size: int
+    ) -> int | None:
+        """Return 1; None on GPUs, where the number of actors decides which clients are stacked."""
+        return None if self._is_on_gpu else 1
 
     def report(self) -> dict[str, float]:
         """Return `workers`, the number of actors in the last round."""

@@ -1,5 +1,6 @@
 """The reference engine: one client after the other on one net, driven by Lightning Fabric."""
 
+import logging
 from copy import deepcopy
 from dataclasses import replace
 from time import perf_counter
@@ -12,7 +13,7 @@ from flbench.client.program import LocalProgram, Statistic, Step
 from flbench.client.tensor_names import check_ends, unknown_read
 from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError, UnknownNameError
-from flbench.core.lightning import Fabric, MixedPrecision
+from flbench.core.lightning import Fabric, MixedPrecision, rank_zero
 from flbench.core.ownership import is_known
 from flbench.core.tree import is_finite
 from flbench.core.types import Failure, Message, Results
@@ -182,6 +183,10 @@ class SequentialEngine:
         """Return None: this engine does not stack clients that train."""
         return None
 
+    def stacked(self, program: LocalProgram, observe: tuple[Step, ...], batch_size: int) -> int:
+        """Return `STACKED_CLIENTS` for evaluations of small models, and 1 for all else."""
+        return STACKED_CLIENTS if self._can_stack(program, observe) else 1
+
     def changed_attributes(self) -> dict[str, bool]:
         """Return the attributes of the net that its code has changed since the first such call.
 
@@ -228,6 +233,8 @@ def make_fabric(config: EngineConfig) -> Fabric:
         ConfigError: The device does not exist or cannot compute in that precision.
     """
     device = open_device(config)
+    if device.type == "cuda":
+        rank_zero.log.addFilter(_is_no_advice_on_precision)  # adding it twice changes nothing
     devices: int | list[int] = 1 if device.index is None else [device.index]
     if config.precision == "16-mixed":
         # Every client starts with a new loss scaler. PyTorch's initial scale of 2**16 often
@@ -237,3 +244,8 @@ def make_fabric(config: EngineConfig) -> Fabric:
         return Fabric(accelerator="cuda", devices=devices, plugins=[plugin])
     precision = "32-true" if config.precision == "tf32" else config.precision
     return Fabric(accelerator=device.type, devices=devices, precision=precision)
+
+
+def _is_no_advice_on_precision(record: logging.LogRecord) -> bool:
+    """Drop Lightning's advice to round products to TF32: `engine.precision` decides that."""
+    return "Tensor Cores" not in record.getMessage()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from flbench.client.forward import call, make_step_context, mode
 from flbench.client.program import Statistic, Transform, merge_context
 from flbench.client.recording import REDUCTIONS
-from flbench.core.errors import ConfigError
+from flbench.core.errors import ConfigError, shortened
 from flbench.core.tree import where_masked
 from flbench.core.types import Batch, Dispatch, Info, Outputs, StepContext, Tree
 from flbench.data.federation import Federation
@@ -147,6 +147,11 @@ class Stack:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def title(self) -> str:
+        """Return clients and round, for messages."""
+        called = map(self.environment.federation.partition.called, sorted(self.ids.tolist()))
+        return f"the clients [{shortened(', '.join(called))}] in {self.settings.draw.title}"
 
     def reorder(self, order: NDArray[np.int64]) -> None:
         """Put the clients in another order; `order` [K] has the old position of each client."""

@@ -13,6 +13,7 @@ from flbench.client.tensor_names import check_ends, unknown_read
 from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError, UnknownNameError
 from flbench.core.ownership import is_known
+from flbench.core.raised import placed
 from flbench.core.rng import positions, seeded
 from flbench.core.tree import nbytes
 from flbench.core.types import Failure, Message, Results, Tree
@@ -111,7 +112,8 @@ class VectorizedEngine:
     ) -> Results:
         """Train the clients in blocks; see `Engine.run`."""
         has_own = not is_known((program, observe))
-        blocks = torch.split(ids, self.block(settings.train.batch_size))
+        most = self.block(settings.train.batch_size)
+        blocks = (block for group in settings.groups(ids) for block in torch.split(group, most))
         parts = (
             self._run(
                 program,
@@ -149,6 +151,10 @@ class VectorizedEngine:
             self._block = max(1, int(MEMORY_SHARE * memory.free(env.device) / client))
         return self._block
 
+    def stacked(self, program: LocalProgram, observe: tuple[Step, ...], batch_size: int) -> int:
+        """Return the size of a block."""
+        return self.block(batch_size)
+
     def _run(
         self, program: LocalProgram, stack: Stack, observe: tuple[Step, ...], *, has_own: bool
     ) -> Results:
@@ -162,7 +168,8 @@ class VectorizedEngine:
         """
         for step in program.steps:
             try:
-                self._execute_seeded(stack, step, has_own=has_own)
+                with placed(stack.title):
+                    self._execute_seeded(stack, step, has_own=has_own)
             except (KeyError, UnknownNameError) as error:
                 leaves, ctx = stack.leaves.names, stack.ctx.names
                 if unknown := unknown_read(error, step, program.steps, leaves, ctx):
@@ -215,7 +222,8 @@ class VectorizedEngine:
             has_own: Whether the steps have code that flbench does not own.
         """
         for step in observe:
-            self._execute_seeded(stack, step, has_own=has_own)
+            with placed(stack.title):
+                self._execute_seeded(stack, step, has_own=has_own)
         prefixes = tuple(f"{step.name}." for step in observe if isinstance(step, Statistic))
         place = torch.from_numpy(stack.position).argsort()[positions]
         return {

@@ -43,14 +43,20 @@ class Worker:
     Args:
         samples: The inputs of all samples, in memory that processes share.
         rest: Net, federation without its samples, and configuration of the engine.
+        stacks: Whether the sequential engine may stack clients to evaluate small models. Whole
+            stacks must then be given to one worker, so that no result depends on their number.
     """
 
     def __init__(
-        self, samples: NDArray[Any], rest: tuple[nn.Module, Federation, EngineConfig]
+        self,
+        samples: NDArray[Any],
+        rest: tuple[nn.Module, Federation, EngineConfig],
+        *,
+        stacks: bool = False,
     ) -> None:
         net, federation, config = rest
         torch.set_num_threads(config.threads)
-        self.engine = _engine(net, federation.with_samples(samples), config)
+        self.engine = _engine(net, federation.with_samples(samples), config, stacks=stacks)
 
     def ready(self) -> int:
         """Return the id of the process, when the engine is ready."""
@@ -109,8 +115,10 @@ class Worker:
         }
 
 
-def _engine(net: nn.Module, federation: Federation, config: EngineConfig) -> Engine:
-    """Return the engine of a worker: that of the configuration.
+def _engine(
+    net: nn.Module, federation: Federation, config: EngineConfig, *, stacks: bool
+) -> Engine:
+    """Return the engine of a worker: that of the configuration; see `Worker`.
 
     A worker of Ray has the vectorized engine on a GPU, and the sequential one on a CPU. The
     training step of a user's LightningModule cannot be vectorized.
@@ -123,8 +131,7 @@ def _engine(net: nn.Module, federation: Federation, config: EngineConfig) -> Eng
         return VectorizedEngine(net, federation, config)
     from flbench.engine.sequential import SequentialEngine
 
-    # Clients are assigned by the number of workers, on which no result may depend.
-    return SequentialEngine(net, federation, config, stacks=False)
+    return SequentialEngine(net, federation, config, stacks=stacks)
 
 
 def assign(work: Sequence[float], workers: int) -> list[list[int]]:

@@ -97,6 +97,7 @@ class Experiment:
             and data alone.
         module: Optimizer and hyper-parameters of a LightningModule of the user; otherwise empty.
         cached: What the engine has in place of net and samples; None if it has these.
+        has_workers: Whether processes of `engine.workers` may train and evaluate too.
         engine_choice: Why `engine.name=auto` chose the engine, with measured times; None if the
             configuration names the engine.
     """
@@ -112,6 +113,7 @@ class Experiment:
     engine_choice: str | None = None
     module: Mapping[str, Any] = field(default_factory=dict)
     cached: Cached | None = None
+    has_workers: bool = False
 
     @cached_property
     def config(self) -> Config:
@@ -133,12 +135,18 @@ class Experiment:
 
             if isinstance(self.engine, RayEngine):
                 self.engine.tell_by(tell)
-        if used.name == "ray" or used.device != "cpu" or used.workers == 1:
-            return self
+        if not self.may_have_workers:
+            return replace(self, has_workers=True)
         from flbench.engine.local import LocalEngine
 
         engine = LocalEngine(self.engine, *self.given, used, tell)
-        return replace(self, engine=engine)
+        return replace(self, engine=engine, has_workers=True)
+
+    @property
+    def may_have_workers(self) -> bool:
+        """Whether the engine is one that trains with processes of this machine, on CPUs."""
+        used = self.found.engine
+        return used.name != "ray" and used.device == "cpu" and used.workers != 1
 
     @property
     def storage(self) -> Storage:

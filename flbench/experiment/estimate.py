@@ -12,12 +12,14 @@ from flbench.client.program import LocalProgram, Phase, shortened
 from flbench.core.tree import digest, nbytes
 from flbench.core.types import State
 from flbench.engine.base import RoundSettings
+from flbench.engine.local import most_processes, worker_bytes
 from flbench.experiment import engine_choice, rounds
 from flbench.experiment.assembly import Experiment
 from flbench.experiment.communication import apply_mask, row_bytes
 from flbench.experiment.engine_choice import steps_of
 from flbench.experiment.evaluate import BLOCK, Evaluator
 from flbench.experiment.rounds import Trained
+from flbench.workers.nesting import reason_against_workers
 
 TRAINED: Final = 4
 """Clients that are trained to measure an engine that trains one client after the other."""
@@ -58,6 +60,9 @@ class Estimate:
         results: Bytes of the leaves that a cohort keeps and sends in a round.
         memory: Largest memory of the process so far, plus the clients' tensors and `results` as far
             as they are held in main memory, in bytes.
+        worker: Memory of a worker process of this machine that it shares with no other process; 0
+            if the run has no such workers.
+        processes: Largest number of processes that train clients, with that of the run.
     """
 
     parameters: int
@@ -75,6 +80,8 @@ class Estimate:
     state: int
     results: int
     memory: int
+    worker: int = 0
+    processes: int = 1
 
 
 def measure(experiment: Experiment) -> Estimate:
@@ -141,7 +148,18 @@ def measure(experiment: Experiment) -> Estimate:
         state=nbytes(state.server) + own,
         results=kept * cohort,
         memory=used + stored + (kept * cohort if experiment.storage.holds(kept * cohort) else 0),
+        **_workers(experiment),
     )
+
+
+def _workers(experiment: Experiment) -> dict[str, int]:
+    """Return memory of a worker of this machine and number of processes, if there are any."""
+    used = experiment.found.engine
+    if not experiment.may_have_workers or reason_against_workers() is not None:
+        return {}
+    net, federation = experiment.given
+    processes = most_processes(used, net, federation)
+    return {"worker": worker_bytes(net), "processes": processes} if processes > 1 else {}
 
 
 def _mean_upload(trained: Trained) -> int:

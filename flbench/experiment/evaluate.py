@@ -25,6 +25,7 @@ from flbench.core.wording import lower_rate
 from flbench.data.federation import Federation
 from flbench.data.schemes import Indices
 from flbench.engine.base import STACKED_SIZE, Engine, RoundSettings
+from flbench.engine.client_run import STATISTIC_BATCH
 from flbench.experiment.communication import apply_masks
 from flbench.experiment.rounds import check_rows, named
 from flbench.metrics.own import OwnMetric
@@ -36,6 +37,10 @@ KEPT = (
     64  # clients evaluated at once if their predictions can be kept, and evaluated again together
 )
 POOLED = 2048  # samples of several clients that share a model, which are evaluated together
+OBSERVED = 2**22  # numbers that an engine observes in one call: 16 MB of float32
+PIECE = 4 * STATISTIC_BATCH
+"""Samples of the common test set that one call reads for a model that all clients share. Workers
+evaluate several pieces at the same time. Batches do not depend on them."""
 SCALARS = 2**26  # parameters of the models that `deployed` computes at once: 256 MB of float32
 PARTS = ("validation", "test")
 NO_ROWS = np.zeros(0, dtype=np.int64)
@@ -582,10 +587,41 @@ class Evaluator:
                 yield theirs, self._flat(found, [ids[k : k + group] for k in some.tolist()])
             return
         statistics = self.part_statistics(deployment)
-        block = KEPT if self._can_keep(deployment) else BLOCK
-        for some in torch.split(ids, block if most is None else min(block, most)):
-            found = self.run_statistics(state, settings, name, deployment, some, statistics)
+        group = KEPT if self._can_keep(deployment) else BLOCK
+        length = sum(int(self._all_sizes[part].max()) for part in self.parts)
+        for some, grouped in self._calls(settings, ids, group, length, most):
+            found = self.run_statistics(state, grouped, name, deployment, some, statistics)
             yield some, self._flat(found, [*some[:, None]])
+
+    def _calls(
+        self,
+        settings: RoundSettings,
+        ids: Tensor,
+        group: int,
+        length: int,
+        most: int | None = None,
+    ) -> Iterator[tuple[Tensor, RoundSettings]]:
+        """Yield the clients of each call of the engine, and the settings of the call.
+
+        A call has as many clients as the memory of their predictions allows, so that workers can
+        share them. Which clients are stacked depends on `group` alone.
+
+        Args:
+            settings: Settings of the round.
+            ids: Ids [K] of the clients.
+            group: Largest number of clients that are stacked.
+            length: Largest number of samples of a client.
+            most: Largest number of clients whose predictions fit into memory; None for any number.
+        """
+        group = min(group, most or group)
+        # Class, margin and whether it is defined; perhaps a probability for each class.
+        width = 3 + (self.federation.classes if self.config.probabilities else 0)
+        fitting = OBSERVED // (max(1, length) * width)
+        if most is not None:
+            fitting = most * OBSERVED // SCALARS
+        grouped = replace(settings, group=group)
+        for some in torch.split(ids, max(1, fitting // group) * group):
+            yield some, grouped
 
     def _flat(self, observed: Tree, groups: Sequence[Tensor]) -> Tree:
         """Return results [K, L, ...] of Statistics of the parts without padding, [n, ...] each.
@@ -757,8 +793,9 @@ class Evaluator:
         name, deployment = next(iter(self._deployments(state).items()))
         statistics = self.part_statistics(deployment)
         local = {(name, part): self.no_scores() for part in self.parts}
-        for some in torch.split(ids, BLOCK) if len(ids) else ():
-            found = self.run_statistics(state, settings, name, deployment, some, statistics)
+        length = sum(int(self._all_sizes[part].max()) for part in self.parts)
+        for some, grouped in self._calls(settings, ids, BLOCK, length) if len(ids) else ():
+            found = self.run_statistics(state, grouped, name, deployment, some, statistics)
             for part in self.parts:
                 self.predictions_of(part, some, found).add_to(local[name, part])
         return Evaluation(state.round, local)
@@ -791,8 +828,6 @@ class Evaluator:
         scores: dict[str, Any] = {}
         if not self.has_common():
             return scores
-        length = len(self.federation.common_rows(self.config.common.limit))
-        most = self.judge.most_clients(length) or BLOCK
         for name, deployment in self._deployments(state).items():
             if name not in ("personal", "gm") or (name == "gm" and self.recalibrate):
                 # Under `drop` each client re-estimates the BatchNorm statistics, so there is no
@@ -800,16 +835,27 @@ class Evaluator:
                 continue
             # A model that is the same for all clients is evaluated once, by the first client; the
             # global model is evaluated on all samples.
-            is_one = name == "gm" or self._is_same_for_all(state, deployment)
+            is_same = self._is_same_for_all(state, deployment)
+            everyone = torch.arange(self.federation.clients)
+            if name == "gm" or is_same:
+                calls: Iterable[tuple[Tensor, RoundSettings]] = [(everyone, settings)]
+            else:
+                length = len(self.federation.common_rows(self.config.common.limit))
+                most = self.judge.most_clients(length)
+                calls = self._calls(settings, everyone, BLOCK, length, most)
             statistics = self.common_statistics(deployment, whole=name == "gm")
-            for ids in self._blocks(self.federation.clients if is_one else min(BLOCK, most)):
-                some = ids[:1] if is_one else ids
-                observed = self.run_statistics(state, settings, name, deployment, some, statistics)
+            for ids, grouped in calls:
+                some = ids[:1] if name == "gm" or is_same else ids
+                arguments = (state, grouped, name, deployment)
+                if is_same:
+                    observed = self._common_in_pieces(*arguments, statistics)
+                else:
+                    observed = self.run_statistics(*arguments, some, statistics)
                 seen = self.predictions_of("common", some, observed, whole=name == "gm")
                 if name not in scores:
                     scores[name] = self.no_scores(1 if name == "gm" else None)
                 if len(some) < len(ids) and name != "gm":
-                    # One model for all clients of the block.
+                    # One model for all clients of the call.
                     scores[name].add_shared_(ids, seen.true, seen.predicted)
                     if seen.margin is not None:
                         seen = seen.repeated(ids)
@@ -818,6 +864,43 @@ class Evaluator:
                 if margins is not None:
                     margins.setdefault((name, "common"), []).extend(seen.margins())
         return scores
+
+    def _common_in_pieces(
+        self,
+        state: State,
+        settings: RoundSettings,
+        name: str,
+        deployment: Deployment,
+        statistics: tuple[Statistic, ...],
+    ) -> Tree:
+        """Return what the model that all clients share predicts on the common test set, [1, L].
+
+        Clients 0 to P-1 read pieces of it, which workers evaluate at the same time. An engine that
+        stacks clients, or has larger batches, reads all of it at once.
+
+        Args:
+            state: State after a round.
+            settings: Settings of that round.
+            name: Name of the deployment.
+            deployment: The deployment.
+            statistics: `common_statistics` of the deployment.
+        """
+        [statistic] = statistics
+        length = len(self.federation.common_rows(statistic.samples.limit))
+        piece = PIECE * -(-length // (PIECE * self.federation.clients))
+        size = self.algorithm.setting.train.batch_size
+        is_alone = self.engine.stacked(LocalProgram(()), statistics, size) == 1
+        is_alone = is_alone and self.engine.block(size) is None
+        # Each client has random numbers of its own, if the net or the method draws any.
+        if length <= piece or not is_alone or not self._can_keep(deployment):
+            ids = torch.tensor([0])
+            return self.run_statistics(state, settings, name, deployment, ids, statistics)
+        ids = torch.arange(-(-length // piece))
+        samples = replace(statistic.samples, piece=piece)
+        some = (replace(statistic, samples=samples, finish=Pad(piece)),)
+        found = self.run_statistics(state, settings, name, deployment, ids, some)
+        # [P, piece, ...] -> [1, L, ...]; the last piece alone is padded
+        return {key: value.flatten(0, 1)[None, :length] for key, value in found.items()}
 
     def _is_same_for_all(self, state: State, deployment: Deployment) -> bool:
         """Return whether a deployment is the same model for all clients."""

@@ -107,7 +107,7 @@ def cached(
         federation,
         dataset=replace(federation.dataset, x=np.empty((0, 1), np.float32)),  # tokens are integers
         x=outputs,
-        shift=torch.zeros(()),
+        offset=torch.zeros(()),
         scale=torch.ones(()),
         owner=None,
         augment=(),
@@ -264,7 +264,7 @@ def _key(
     except Exception:  # an attribute of the user's module that cannot be pickled  # noqa: BLE001
         return None
     tensors: list[dict[str, Tensor]] = [{"x": samples.x.cpu(), "rows": used, "few": few.cpu()}]
-    tensors.append({"shift": samples.shift, "scale": samples.scale})
+    tensors.append({"offset": samples.offset, "scale": samples.scale})
     if samples.owner is not None:
         tensors.append({"owner": samples.owner})
     about = [engine.device, engine.precision, torch.get_num_threads()]

@@ -1,6 +1,5 @@
 """What a run finds out about its data, its code and its machine, beside what the user asked for."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -8,6 +7,7 @@ from typing import Final
 from flbench.config.schema import BestConfig, Config, EngineConfig
 from flbench.core.errors import ConfigError
 from flbench.engine.base import find_device
+from flbench.workers import cores
 
 THREADS_PER_CORE: Final = 16
 
@@ -86,10 +86,11 @@ def find_engine(asked: EngineConfig) -> EngineConfig:
     Raises:
         ConfigError: The device does not exist, or there are far more threads than cores.
     """
-    cores = len(os.sched_getaffinity(0))
-    if asked.threads > THREADS_PER_CORE * cores:
+    there = cores.available()
+    if asked.threads > THREADS_PER_CORE * there:
         raise ConfigError(
-            f"`engine.threads`={asked.threads} is too many for this machine, which has {cores}"
-            f" cores. Leave it out, or set it to at most {THREADS_PER_CORE * cores}."
+            f"`engine.threads`={asked.threads} is too many for this machine, on which this process"
+            f" may use {there} core{'s' * (there > 1)}. Leave it out, or set it to at most"
+            f" {THREADS_PER_CORE * there}."
         )
     return asked.altered(device=str(find_device(asked.device)))

@@ -18,6 +18,7 @@ from flbench.config.sources import Layer, leaves
 from flbench.config.yaml_text import to_yaml
 from flbench.core import files
 from flbench.core.errors import ConfigError, DataError, RunError
+from flbench.core.expected import as_flbench_errors
 from flbench.core.storage import GIB
 from flbench.core.tree import nbytes
 from flbench.data import partition_files
@@ -248,17 +249,18 @@ def _run_to_end(
     loop = experiment.loop(folder, callbacks, start.seconds)
     loop.progress.state = state
     try:
-        loop.begin(state, start.memory)
-        try:
-            state = loop.run(state)
-        except KeyboardInterrupt:
-            callbacks.on_note(f"interrupted and saved. Resume with: {folder.resume_command}")
-            raise
-        except LostWorkersError as error:
-            raise RunError(f"{error} Resume with: {folder.resume_command}") from error
-        loop.progress.summary = finalize.write(experiment, loop, state)
-        callbacks.on_run_end(loop.view)
+        with as_flbench_errors(folder.resume_command):
+            loop.begin(state, start.memory)
+            try:
+                state = loop.run(state)
+            except LostWorkersError as error:
+                raise RunError(f"{error} Resume with: {folder.resume_command}") from error
+            loop.progress.summary = finalize.write(experiment, loop, state)
+            callbacks.on_run_end(loop.view)
     except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            error.args = (f"interrupted and saved. Resume with: {folder.resume_command}",)
+            callbacks.on_note(str(error))
         callbacks.on_exception(loop.view, error)
         raise
 

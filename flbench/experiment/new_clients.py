@@ -30,11 +30,12 @@ from flbench.core.types import Batch, Dispatch, Message, State, Tree
 from flbench.core.wording import lower_rate
 from flbench.engine.base import RoundSettings
 from flbench.experiment.assembly import Experiment, build_engine
-from flbench.experiment.communication import apply_masks, row_bytes, shared_bytes
+from flbench.experiment.communication import apply_mask, apply_masks, row_bytes, shared_bytes
 from flbench.experiment.evaluate import BLOCK, Evaluation
 from flbench.experiment.rounds import (
     check_kept,
     check_rows,
+    check_update,
     named,
     seeded_method,
     training_state,
@@ -45,7 +46,8 @@ from flbench.results.metrics_file import Row
 
 NEW: Final = "new"
 SEEN: Final = "seen"
-MEAN: Final = "accuracy_mean"
+GAP: Final = "gap_"
+"""Prefix of a metric of the new clients minus that of the clients that trained."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,13 @@ class Adapted:
     Attributes:
         evaluation: Their scores, under the protocol `personal`.
         received: Bytes that a client receives for it, as a mean over the clients.
+        sent: Bytes that a client sends when it joins, as a mean over the clients.
         steps: Optimizer steps of a client, as a mean over the clients.
     """
 
     evaluation: Evaluation[Any]
     received: float
+    sent: float
     steps: float
 
 
@@ -84,7 +88,7 @@ class NewClients:
         self._config = experiment.config.evaluation.adapt
         self._trained = experiment.federation.clients  # M
         self._warn = warn
-        self._all = replace(
+        everyone = replace(
             experiment,
             federation=federation,
             algorithm=self.algorithm,
@@ -92,6 +96,7 @@ class NewClients:
             judge=experiment.judge.of(federation),
             cached=None,  # the engine has the whole net, and samples of the new clients
         )
+        self._all = everyone.with_workers(warn) if experiment.has_workers else everyone
         self._evaluator = self._all.evaluator(warn)
 
     def close(self) -> None:
@@ -108,9 +113,8 @@ class NewClients:
             DivergedError: A model that is not trained further has weights that are not finite.
         """
         with seeded_method(self.algorithm, self._draw, 3):
-            grown = self.grown(state)
             joining = _Meter()
-            adapts = self._join(grown, joining)
+            grown, adapts = self._join(self.grown(state), joining)
             groups = {NEW: torch.arange(self._trained, self._all.federation.clients)}
             if self._config.seen:
                 groups[SEEN] = torch.arange(self._trained)
@@ -127,8 +131,8 @@ class NewClients:
     def rows(self, found: Found, number: int) -> list[Row]:
         """Return metrics as rows of metrics.csv.
 
-        The metric `gap` of the new clients is the mean accuracy of a client minus that of the
-        clients that trained, after equally many epochs.
+        For each metric NAME, `gap_NAME` is that of the new clients minus that of the clients that
+        trained, after equally many epochs.
 
         Args:
             found: What `evaluate` has found.
@@ -141,12 +145,12 @@ class NewClients:
                 for tree in (model.evaluation.local, model.evaluation.margins)
             )
             rows += self._all.judge.rows(Evaluation(number, local, margins=margins))
-        means = {row[1:3]: row.value for row in rows if row.metric == MEAN}
-        for (split, protocol), value in means.items():
+        values = {(row.split, row.protocol, row.metric): row.value for row in rows}
+        for (split, protocol, metric), value in values.items():
             who, _, count = protocol.partition("@")
-            seen = means.get((split, f"{SEEN}@{count}"))
+            seen = values.get((split, f"{SEEN}@{count}", metric))
             if who == NEW and seen is not None:
-                rows.append(Row(number, split, protocol, "gap", value - seen))
+                rows.append(Row(number, split, protocol, GAP + metric, value - seen))
         return rows
 
     def table(self, found: Mapping[str, Found]) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
@@ -178,6 +182,7 @@ class NewClients:
             "train": self._config.train,
             "epochs": list(mine),
             "received_bytes": {str(k): round(model.received) for k, model in mine.items()},
+            "sent_bytes": {str(k): round(model.sent) for k, model in mine.items()},
             "steps": {str(k): model.steps for k, model in mine.items()},
         }
 
@@ -214,22 +219,23 @@ class NewClients:
     def _settings(self) -> RoundSettings:
         return RoundSettings(self.algorithm.setting.train, self._draw)
 
-    def _join(self, state: State, meter: "_Meter") -> bool:
+    def _join(self, state: State, meter: "_Meter") -> tuple[State, bool]:
         """Do at the new clients what the method's `join` says; write their rows in place.
 
         Args:
             state: State with rows for all clients.
-            meter: Counts what the clients receive.
+            meter: Counts what the clients receive and send.
 
         Returns:
-            Whether their models are trained further.
+            The state with what the server makes of what they send, and whether their models are
+            trained further.
         """
         ids = torch.arange(self._trained, self._all.federation.clients)
         last = self._of_training(state)
         seen = visible_to_server(state, self.algorithm.program(replace(last, clients={})))
         joining = self.algorithm.join(seen, ids[:1])
-        if joining is None or not joining.program.keeps:
-            return joining is None or joining.adapts
+        if joining is None or not (joining.program.keeps or joining.aggregate):
+            return state, joining is None or joining.adapts
         check_kept(joining.program, state)
 
         def dispatched(some: Tensor) -> Dispatch:
@@ -245,7 +251,18 @@ class NewClients:
             settings=self._settings,
         )
         put_(state.clients, results.ids, results.kept)
-        return joining.adapts
+        if joining.aggregate is None or not len(results.ids):
+            return state, joining.adapts
+        sent = apply_mask(results.sent)
+        stored = {name: rows for name, rows in sent.values.items() if name in joining.program.keeps}
+        put_(state.clients, results.ids, stored)
+        meter.sent(results.ids, sent)
+        update = joining.aggregate(seen, replace(results, sent=sent))
+        check_update(update, state, len(results.ids))
+        reply = Message() if update.reply is None else apply_mask(update.reply)
+        meter.counted(results.ids, Dispatch(rows=reply))
+        put_(state.clients, results.ids, reply.values, reply.mask)
+        return replace(state, server={**state.server, **update.server}), joining.adapts
 
     def _of_training(self, state: State) -> State:
         """Return a state in a stage that trains: the present one, or the longest."""
@@ -267,7 +284,7 @@ class NewClients:
         steps = self._add(self._of_training(state), ids, epochs, local, margins, meter)
         joined = {key: Margins.joined(some) for key, some in margins.items() if some}
         evaluation = Evaluation(state.round, local, margins=joined)
-        return Adapted(evaluation, meter.mean(ids), steps / len(ids))
+        return Adapted(evaluation, meter.mean(ids), meter.mean_sent(ids), steps / len(ids))
 
     def _add(
         self,
@@ -437,16 +454,25 @@ class HoldOthers:
 
 
 class _Meter:
-    """Counts the bytes that clients receive; a tensor of one name counts once for a client."""
+    """Counts the bytes that clients receive and send.
+
+    A tensor of one name that they receive counts once for a client.
+    """
 
     def __init__(self) -> None:
         self._bytes: dict[int, dict[str, int]] = {}
+        self._sent: dict[int, int] = {}
 
     def copy(self) -> "_Meter":
         """Return a copy, which counts on from here."""
         other = _Meter()
         other._bytes = {client: dict(mine) for client, mine in self._bytes.items()}
+        other._sent = dict(self._sent)
         return other
+
+    def sent(self, ids: Tensor, message: Message) -> None:
+        """Count what clients `ids` [K] send."""
+        self._sent |= dict(zip(ids.tolist(), row_bytes(message).tolist(), strict=True))
 
     def counted(self, ids: Tensor, dispatch: Dispatch) -> Dispatch:
         """Count a dispatch to clients `ids` [K], and return it."""
@@ -455,11 +481,15 @@ class _Meter:
         for k, client in enumerate(ids.tolist()):
             mine = self._bytes.setdefault(client, {})
             mine.update(shared)
-            mine.update({name: counts[k] for name, counts in rows.items()})
+            mine.update({name: max(counts[k], mine.get(name, 0)) for name, counts in rows.items()})
         return dispatch
 
+    def mean_sent(self, ids: Tensor) -> float:
+        """Return the bytes that a client sends, as a mean over the clients `ids` [K]."""
+        return sum(self._sent.get(client, 0) for client in ids.tolist()) / len(ids)
+
     def mean(self, ids: Tensor) -> float:
-        """Return the mean over the clients `ids` [K]."""
+        """Return the bytes that a client receives, as a mean over the clients `ids` [K]."""
         total = sum(sum(self._bytes.get(client, {}).values()) for client in ids.tolist())
         return total / len(ids)
 

@@ -1,12 +1,17 @@
 """Notes on consequences of a configuration that a user might not expect."""
 
+from typing import Final
+
 from torch import nn
 
 from flbench.algorithms.base import Algorithm
-from flbench.config.schema import SCHEME_KEYS, Config
+from flbench.config.schema import SCHEME_KEYS, Config, ModelConfig, OwnModelConfig
+from flbench.core.wording import listed
 from flbench.data.federation import Federation
-from flbench.models import own
+from flbench.models import fixed, freezing, own, pretrained
 from flbench.models.base import padding_note
+
+SHOWN: Final = 8  # layers that a note lists
 
 
 def configuration_notes(
@@ -14,8 +19,9 @@ def configuration_notes(
 ) -> list[str]:
     """Return notes, one sentence each, to show before a run starts.
 
-    They concern padding of images, BatchNorm statistics, a missing validation part, natural clients
-    that the partition scheme ignores, and keys without effect under the partition scheme.
+    They concern adapters and random weights that are frozen, padding of images, BatchNorm
+    statistics, a missing validation part, natural clients that the partition scheme ignores, and
+    keys without effect under the partition scheme.
 
     Args:
         config: Configuration of the run.
@@ -23,7 +29,7 @@ def configuration_notes(
         net: The net.
         algorithm: The method.
     """
-    notes = own.notes(net)
+    notes = [*own.notes(net), *_about_frozen(config.model, net)]
     if padding := padding_note(net):
         notes.append(padding)
     if algorithm.setting.net.names("batchnorm"):
@@ -61,3 +67,40 @@ def configuration_notes(
         and not (config.partition.is_own and "iid" in schemes)
         and getattr(config.partition, key) != type(config.partition).model_fields[key].default
     ]
+
+
+def _about_frozen(config: ModelConfig, net: nn.Module) -> list[str]:
+    """Return notes on the layers that have adapters, and on frozen weights that are random."""
+    notes = []
+    if config.lora.rank is not None:
+        adapted = [
+            freezing.in_net_of_user(net, name.removesuffix(".base_layer"))
+            for name, _ in net.named_modules()
+            if name.endswith(".base_layer")
+        ]
+        have = "layers have adapters" if len(adapted) > 1 else "layer has an adapter"
+        notes.append(
+            f"model: {len(adapted)} {have} of rank {config.lora.rank} ({listed(adapted, SHOWN)});"
+            " `model.lora.targets` chooses others."
+        )
+    if (key := _key_of_random_frozen(config, net)) is not None:
+        notes.append(
+            f"model: what `{key}` freezes has random weights, and stays so. Set `model.weights` to"
+            " pretrained weights."
+        )
+    return notes
+
+
+def _key_of_random_frozen(config: ModelConfig, net: nn.Module) -> str | None:
+    """Return the key that freezes weights which are known to be random; None without such."""
+    if not fixed.of(net).parameters or pretrained.of(net) is not None:
+        return None
+    if isinstance(config, OwnModelConfig):
+        # An object, and a function of the user, may have weights of their own.
+        args = config.args or {}
+        is_library = config.name.startswith(("torchvision.", "timm:", "timm."))
+        if not is_library or args.get("weights") is not None or args.get("pretrained"):
+            return None
+    if config.lora.rank is not None:
+        return "model.lora"
+    return "model.freeze" if config.freeze != freezing.NONE else None

@@ -1,6 +1,5 @@
 """Provenance of a run: what ran, when, with which versions, on which hardware."""
 
-import os
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ import torch
 from flbench import __version__
 from flbench.core import user_code
 from flbench.core.command import command
+from flbench.workers import cores
 
 PACKAGES: Final = (
     *("torch", "torchvision", "lightning", "torchmetrics", "numpy", "scipy", "scikit-learn"),
@@ -50,7 +50,7 @@ def now(modules: Sequence[str] = (), module: Mapping[str, Any] | None = None) ->
         "packages": {**_versions(), **user_code.versions(modules)},
         "platform": platform.platform(),
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else _cores(),
+        "cores": cores.available(),
         "threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())],
         "command": command(),
@@ -98,7 +98,3 @@ def _processor() -> str:
         return platform.processor()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
-
-
-def _cores() -> int:
-    return os.cpu_count() or 1

@@ -132,7 +132,7 @@ class RawInputs(nn.Module):
 
     Args:
         shape: Shape of one input of the net.
-        shift: Shift of the normalization (x - shift) * scale, which broadcasts against one input.
+        offset: Offset of the normalization (x - offset) * scale; it broadcasts against one input.
         scale: Factor of the normalization.
         source: Column of the table that each input comes from, [width] int64; None for images.
         word: Position of the word that an input stands for, [width] int64; -1 for numbers.
@@ -142,7 +142,7 @@ class RawInputs(nn.Module):
     def __init__(
         self,
         shape: tuple[int, ...],
-        shift: Tensor,
+        offset: Tensor,
         scale: Tensor,
         source: Tensor | None = None,
         word: Tensor | None = None,
@@ -151,13 +151,13 @@ class RawInputs(nn.Module):
         super().__init__()
         self.shape = shape
         self.takes_tokens = isinstance(shape, TokenShape)
-        self.register_buffer("shift", shift)
+        self.register_buffer("offset", offset)
         self.register_buffer("scale", scale)
         self.register_buffer("source", source)
         self.register_buffer("word", word)
         self.register_buffer("fill", fill)
 
-    shift: Tensor
+    offset: Tensor
     scale: Tensor
     source: Tensor | None
     word: Tensor | None
@@ -165,7 +165,7 @@ class RawInputs(nn.Module):
 
     def encoded(self, raw: Tensor) -> Tensor:
         """Return inputs before the normalization; NaN where a value of a table is missing."""
-        x = raw.to(self.shift.dtype)
+        x = raw.to(self.offset.dtype)
         if self.source is not None and self.word is not None:
             x = x[:, self.source]  # [B, columns] -> [B, width]
             has_word = (x == self.word).to(x.dtype)
@@ -183,7 +183,7 @@ class RawInputs(nn.Module):
         x = self.encoded(raw)
         if self.fill is not None:
             x = torch.where(torch.isnan(x), self.fill, x)
-        return (x - self.shift) * self.scale
+        return (x - self.offset) * self.scale
 
 
 @dataclass(frozen=True)
@@ -887,18 +887,18 @@ def _that_are_read(
 
 def _inputs(federation: Federation, client: int | None, dtype: torch.dtype) -> RawInputs:
     """Return the module that normalizes raw samples of a client, or of any client (None)."""
-    shift, scale = federation.shift.cpu().to(dtype), federation.scale.cpu().to(dtype)
+    offset, scale = federation.offset.cpu().to(dtype), federation.scale.cpu().to(dtype)
     if federation.owner is not None:
         # Without a copy, a file would have the rows of all clients. The last row is that of no
         # client, which `_normalized_by` replaces.
         row = -1 if client is None else client
-        shift, scale = shift[row].clone(), scale[row].clone()
+        offset, scale = offset[row].clone(), scale[row].clone()
     table = federation.table
     if table is None:
-        return RawInputs(federation.shape, shift, scale)
+        return RawInputs(federation.shape, offset, scale)
     return RawInputs(
         federation.shape,
-        shift,
+        offset,
         scale,
         torch.from_numpy(table.source),
         torch.from_numpy(table.word),
@@ -940,7 +940,7 @@ def _normalized_by(
     if model.inputs.fill is not None:
         fill = np.nan_to_num(means_of(x)).astype(x.dtype)  # 0 for a column without a value
         x = np.where(np.isnan(x), fill, x)
-    shift, scale = normalization_of(x, np.arange(len(x)), federation.dataset)
+    offset, scale = normalization_of(x, np.arange(len(x)), federation.dataset)
     each, flat = "columns" if federation.dataset.is_table else "channels", int((scale == 0).sum())
     if flat:
         note(
@@ -952,8 +952,8 @@ def _normalized_by(
         number = "1 sample is" if len(raw) == 1 else f"{len(raw)} samples are"
         note(f"{what}: {number} few; means and standard deviations are uncertain.")
     inputs = deepcopy(model.inputs)
-    inputs.shift, inputs.scale = (
-        torch.from_numpy(value).to(model.inputs.shift.dtype) for value in (shift, scale)
+    inputs.offset, inputs.scale = (
+        torch.from_numpy(value).to(model.inputs.offset.dtype) for value in (offset, scale)
     )
     inputs.fill = None if fill is None else torch.from_numpy(fill)
     return replace(model, inputs=inputs, normalization=_normalization(federation, inputs))
@@ -991,7 +991,7 @@ def _normalization(federation: Federation, inputs: RawInputs) -> Normalization:
         return Normalization(np.zeros(0), np.ones(0), "none")
     mean, std = (
         np.atleast_1d(value.double().numpy().squeeze())
-        for value in (inputs.shift, 1.0 / inputs.scale.double())
+        for value in (inputs.offset, 1.0 / inputs.scale.double())
     )
     table, dataset = federation.table, federation.dataset
     if table is None or inputs.fill is None:

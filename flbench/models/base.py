@@ -19,7 +19,7 @@ from flbench.models import fixed, freezing, lora, own, pretrained
 from flbench.models.lightning_net import LightningNet
 from flbench.models.module_state import isolated
 
-Role = Literal["all", "backbone", "head", "batchnorm", "linear"]
+Role = Literal["all", "backbone", "head", "batchnorm", "linear", "lora_A", "lora_B"]
 Norm = Literal["batch", "group", "none"]
 
 
@@ -113,6 +113,7 @@ class NetSpec:
         head: Name of the submodule that is the head; None if it is not known.
         fixed: Names of the parameters and running statistics that the user has fixed.
         tied: Pairs of the name of a tensor that layers share, as a leaf, and another of its names.
+        adapters: The low-rank adapters of `model.lora`, in the net's order.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -121,6 +122,7 @@ class NetSpec:
     head: str | None = "head"
     fixed: frozenset[str] = frozenset()
     tied: tuple[tuple[str, str], ...] = ()
+    adapters: tuple[lora.Adapter, ...] = ()
 
     def names(self, role: Role) -> frozenset[str]:
         """Return the names of the leaves of a role, buffers included.
@@ -130,12 +132,22 @@ class NetSpec:
                 LightningModule), `backbone` the rest. `batchnorm` and `linear` are all layers of
                 these types. Layers are recognized by their type, never by a part of their name: a
                 BatchNorm in a ResNet's shortcut may be called `downsample.1`, and a layer called
-                `fc1` need not be the head.
+                `fc1` need not be the head. `lora_A` and `lora_B` are the factors of the low-rank
+                adapters.
 
         Raises:
             ConfigError: Backbone or head is asked for, and the head is not known, the user has
-                frozen all parameters of the role, or backbone and head share a tensor.
+                frozen all parameters of the role, or backbone and head share a tensor; or factors
+                of adapters are asked for, and the net has none.
         """
+        if role in ("lora_A", "lora_B"):
+            if not self.adapters:
+                raise ConfigError(
+                    f"the method asks for `{role}`, a factor of low-rank adapters, and the net has"
+                    " no adapters. Set their rank, for example `model.lora.rank=8`."
+                )
+            factors = (one.a if role == "lora_A" else one.b for one in self.adapters)
+            return frozenset(factors) - self.fixed
         if self.head is None and role in ("backbone", "head"):
             linear = [layer.name for layer in self.layers if layer.kind == "linear"]
             known = ", ".join(name.removeprefix("module.") for name in linear)
@@ -278,6 +290,7 @@ def describe(net: nn.Module, shape: tuple[int, ...]) -> NetSpec:
         net.head if isinstance(net, LightningNet) else "head",
         known,
         _tied(net, leaves),
+        lora.adapters(net),
     )
 
 

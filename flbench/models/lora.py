@@ -6,7 +6,10 @@ layers and the head are trained; all else is frozen.
 """
 
 import re
+import sys
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Final
 
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
@@ -17,6 +20,48 @@ from flbench.core.wording import listed
 from flbench.models import freezing
 
 SHOWN = 12  # names of layers that an error lists
+NAME: Final = "default"  # of the adapter, for PEFT, which could add several to a layer
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """The low-rank adapter of one layer: W + alpha / rank * B A in place of its weight W.
+
+    Attributes:
+        layer: Name of the layer, such as `backbone.fc1`.
+        a: Name of A [rank, inputs] in the net; [rank, channels, height, width] of a convolution,
+            [rank, tokens] of an embedding.
+        b: Name of B [outputs, rank]; [channels, rank, 1, 1] of a convolution.
+        begins_with_zero_a: Whether A is zero and B random before the training, instead of the other
+            way round. PEFT begins embeddings in this way.
+    """
+
+    layer: str
+    a: str
+    b: str
+    begins_with_zero_a: bool = False
+
+
+def adapters(net: nn.Module) -> tuple[Adapter, ...]:
+    """Return the adapters of a net in the net's order; none if nothing has imported PEFT.
+
+    Args:
+        net: A net, with adapters or without.
+    """
+    layers = sys.modules.get("peft.tuners.lora.layer")
+    if layers is None:
+        return ()
+    found = []
+    for name, module in net.named_modules():
+        if not isinstance(module, layers.LoraLayer):
+            continue
+        if NAME in module.lora_A:
+            factors = (f"{name}.lora_{factor}.{NAME}.weight" for factor in "AB")
+            found.append(Adapter(name, *factors))
+        elif NAME in module.lora_embedding_A:
+            factors = (f"{name}.lora_embedding_{factor}.{NAME}" for factor in "AB")
+            found.append(Adapter(name, *factors, begins_with_zero_a=True))
+    return tuple(found)
 
 
 def freeze_base(net: nn.Module, config: ModelConfig, head: str | None = "head") -> frozenset[str]:
@@ -68,14 +113,14 @@ def inject(net: nn.Module, config: ModelConfig, head: str | None = "head") -> No
             ' not installed: pip install "flbench[lora]"'
         ) from error
     trained = [name for name, one in net.named_parameters() if one.requires_grad]
-    adapters = LoraConfig(
+    added = LoraConfig(
         r=config.lora.rank or 1,
         lora_alpha=config.lora.alpha,  # type: ignore[arg-type] # any number
         lora_dropout=config.lora.dropout,
         target_modules="|".join(map(re.escape, names)),
     )
     try:
-        inject_adapter_in_model(adapters, net)
+        inject_adapter_in_model(added, net, NAME)
     except (ValueError, NotImplementedError) as error:
         raise ConfigError(
             f"`model.lora.rank={config.lora.rank}` cannot be used with the layers"

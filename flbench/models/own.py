@@ -239,6 +239,8 @@ def _lightning(
     if config.lora.rank is None:
         freezing.freeze(net, config, net.head)
     else:
+        with fixed.eval_mode(net):  # the head gets no adapter, so it must be known before
+            net.set_head(lightning_head.find(net.module, config.head, shape, classes))
         lora.freeze_base(net, config, net.head)
         lora.inject(net, config, net.head)
     net.note_frozen()

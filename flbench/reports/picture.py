@@ -159,10 +159,10 @@ def _numbers(figure: Figure) -> Iterator[Text]:
     for axes in figure.findobj(Axes):
         for axis in (axes.xaxis, axes.yaxis):
             yield axis.get_offset_text()
-            for formatter, ticks in (
-                (axis.get_major_formatter(), axis.get_major_ticks()),
-                (axis.get_minor_formatter(), axis.get_minor_ticks()),
+            for formatter, ticks_of in (
+                (axis.get_major_formatter(), axis.get_major_ticks),
+                (axis.get_minor_formatter(), axis.get_minor_ticks),
             ):
                 if isinstance(formatter, NUMBERS):
-                    for tick in ticks:
+                    for tick in ticks_of():
                         yield from (tick.label1, tick.label2)

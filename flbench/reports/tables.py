@@ -236,7 +236,7 @@ def new_clients_block(summary: Mapping[str, Any], moment: str, metric: str) -> B
     test, lines = summary[moment]["test"], []
     for epochs in about["epochs"]:
         new, seen = (test.get(f"{who}@{epochs}", {}) for who in ("new", "seen"))
-        values = (new.get(metric), seen.get(metric), new.get("gap"))
+        values = (new.get(metric), seen.get(metric), new.get(f"gap_{metric}"))
         shown = ("-" if value is None else f"{value:.4f}" for value in values)
         received = size(about["received_bytes"][str(epochs)])
         lines.append((str(epochs), *shown, received, f"{about['steps'][str(epochs)]:.1f}"))

@@ -41,7 +41,8 @@ Summary = dict[str, Any]
 - `stopped`: if a callback ended the run before its last round: `round` and `reason`.
 - `new_clients`: with `partition.new_clients`, of the clients that join after the training: their
   number `clients`, what they `train` (`evaluation.adapt`), the numbers of `epochs`, and for each of
-  these `received_bytes` and optimizer `steps`, as means over the clients after the last round.
+  these `received_bytes`, `sent_bytes` and optimizer `steps`, as means over the clients after the
+  last round.
 - `target`: with `evaluation.target_accuracy`, see `cost_to_reach`.
 """
 
@@ -92,6 +93,7 @@ class _NewClients(_Part):
     clients: Count
     epochs: list[Count]
     received_bytes: dict[Name, float]
+    sent_bytes: dict[Name, float] = {}
     steps: dict[Name, float]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import pandas as pd
 
@@ -86,12 +86,26 @@ def read(path: Path, columns: Mapping[str, str], optional: Sequence[str] = ()) -
         return empty.drop(columns=list(optional))
     with as_data_error(path):
         files.check_regular(path, files.LARGEST)
-        # Without the default markers of missing values: a class may have the name `NA`.
-        frame = pd.read_csv(path, dtype="str", keep_default_na=False)
-        if missing := [name for name in columns if name not in (*frame.columns, *optional)]:
+        header = pd.read_csv(path, nrows=0).columns
+        if missing := [name for name in columns if name not in (*header, *optional)]:
             raise ValueError(f"it has no column {missing[0]}")
-        for name in frame.columns:
-            frame[name] = _typed(frame[name], columns.get(name, "float64"))
+        kinds = {name: columns.get(name, "float64") for name in header}
+        try:
+            frame = pd.read_csv(
+                path,
+                dtype={name: "int64" if kind == "bool" else kind for name, kind in kinds.items()},
+                # Without the default markers of missing values: a class may have the name `NA`.
+                keep_default_na=False,
+                na_values={name: [""] for name, kind in kinds.items() if kind == "float64"},
+            )
+        except ValueError as error:
+            raise ValueError(f"a cell is not of the type of its column: {error}") from error
+        for name, kind in kinds.items():
+            if kind == "str":
+                names = {text: as_written(read_cell(text), "a name") for text in frame[name]}
+                frame[name] = frame[name].map(names).astype("str")
+            elif kind == "bool":
+                frame[name] = frame[name].astype("bool")
         return frame
 
 
@@ -162,17 +176,3 @@ def both_moments(table: pd.DataFrame) -> pd.DataFrame:
     if len(table) == 0 or (table["moment"] == "best").any():
         return table
     return pd.concat([table.assign(moment="best"), table], ignore_index=True)
-
-
-def _typed(column: "pd.Series[str]", kind: str) -> "pd.Series[Any]":
-    """Return a column of texts in its type."""
-    if kind == "str":
-        names = {text: as_written(read_cell(text), "a name") for text in column.unique()}
-        return column.map(names).astype("str")
-    if kind == "float64":
-        return pd.to_numeric(column.mask(column == "")).astype("float64")
-    numbers = pd.to_numeric(column)
-    if numbers.dtype != "int64" and len(numbers):
-        raise ValueError(f"`{column.name}` is not a whole number in each row")
-    numbers = numbers.astype("int64")
-    return numbers.astype("bool") if kind == "bool" else numbers

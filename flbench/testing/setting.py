@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 from torch import Tensor
 
+from flbench.algorithms import ALGORITHMS
 from flbench.callbacks import Callback, RunView
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
@@ -58,13 +59,16 @@ class Silent(Callback):
 
 
 def with_method(name: str, *overrides: str) -> tuple[str, ...]:
-    """Return the overrides of a method's experiment in the contract tests.
+    """Return the overrides of a method's experiment in the contract tests, its `needs` among them.
 
     Args:
         name: Name of the method.
         overrides: Further overrides, such as `train.rounds=2`.
     """
-    return (f"algorithm.name={name}", *NET, *overrides)
+    given = {override.partition("=")[0] for override in overrides}
+    needs = [one for one in ALGORITHMS.find(name).needs if one.partition("=")[0] not in given]
+    # The last ones: an override of `model.name` begins the section `model` anew.
+    return (f"algorithm.name={name}", *NET, *overrides, *needs)
 
 
 def config_of(*overrides: str) -> Config:

@@ -7,7 +7,7 @@ finds the reason in all of them, and what a user can do about it.
 import re
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Final
 
@@ -16,6 +16,7 @@ from flbench.core.printable import one_line
 
 LONGEST: Final = 200  # characters of a reason that is not known here
 WRITABLE: Final = "Its folder must exist and be writable; or give another --uri"
+_AWAY: Final = "Start it, or give another --uri"
 _NOT_REACHED: Final = (
     ("Connection refused", "connection refused"),
     ("timed out", "no answer in time"),
@@ -28,8 +29,28 @@ _NOT_REACHED: Final = (
     ("Connection reset", "the connection was closed"),
     ("Connection aborted", "the connection was closed"),
     ("Connection was closed before", "the connection was closed"),
-    ("Could not connect to the endpoint URL", "no connection to the store of its files"),
 )
+_HANGS: Final = "Start it; if it runs, it hangs, or the store of its files does: look at its log"
+_NO_FILES: Final = (
+    ("Could not connect to the endpoint URL", "no connection to the store of its files"),
+    ("Read timeout on endpoint URL", "the store of its files does not answer in time"),
+    ("Connect timeout on endpoint URL", "the store of its files does not answer in time"),
+)
+_FILES: Final = "Start the store of the files, or correct its address ($MLFLOW_S3_ENDPOINT_URL)"
+_ROOM: Final = "Make room on its disk"
+_NAMED: Final = "Correct user, password and database in the address"
+_CURES_OF_TEXTS: Final = (
+    ("NoSuchBucket", "Make the bucket, or correct the server's --default-artifact-root"),
+    ("database or disk is full", _ROOM),
+    ("No space left on device", _ROOM),
+    ("disk image is malformed", "Restore the database from a copy, or give another --uri"),
+    ("authentication failed", _NAMED),
+    ("Access denied for user", _NAMED),
+    ('" does not exist', _NAMED),
+    ("permission denied for", "Give the user of the address the rights to its tables"),
+    ("certificate verify failed", "Name its certificate in $MLFLOW_TRACKING_SERVER_CERT_PATH"),
+)
+"""Cures for errors that say their reason themselves."""
 _PASSING: Final = frozenset({408, 429, 500, 502, 503, 504})
 _CURES: Final = {
     401: "Give user and password: $MLFLOW_TRACKING_USERNAME and $MLFLOW_TRACKING_PASSWORD",
@@ -54,6 +75,7 @@ _STATUS: Final = re.compile(
     r"|^(?P<c>[45]\d\d) (?:Client|Server) Error"
 )
 _VERSIONS: Final = re.compile(r"found version (\S+), but expected (\w+)")
+_CERTIFICATE: Final = re.compile(r"certificate verify failed: [\w -]+")
 _OF_SQL: Final = re.compile(r"\s*(\[SQL: |\(Background on this error|Response body: )")
 
 
@@ -66,12 +88,14 @@ class Trouble:
         cure: What the user can do, as a sentence without its full stop; "" if nothing is known.
         is_reached: Whether the store has answered or was opened.
         is_passing: Whether the same may succeed seconds later.
+        is_of_files: Whether MLflow itself has answered, and the store of its files has not.
     """
 
     reason: str
     cure: str = ""
     is_reached: bool = True
     is_passing: bool = False
+    is_of_files: bool = False
 
     def clause(self, shown: str) -> str:
         """Return the beginning of a sentence.
@@ -79,7 +103,7 @@ class Trouble:
         Args:
             shown: Address of the store without its secrets.
         """
-        verb = "cannot be used" if self.is_reached else "was not reached"
+        verb = "cannot be used" if self.is_reached or self.is_of_files else "was not reached"
         return f"MLflow at {shown} {verb} ({self.reason})"
 
     def sentence(self, shown: str) -> str:
@@ -110,16 +134,23 @@ def explain(error: BaseException) -> Trouble:
     text = "\n".join(str(item) for item in chain)
     if status := next(filter(None, map(_status, chain)), None):
         return _answer(status, error)
+    for part, words in _NO_FILES:
+        if part in text:
+            return Trouble(words, _FILES, is_reached=False, is_passing=True, is_of_files=True)
     for part, words in _NOT_REACHED:
         if part in text:
-            cure = "Start it, or give another --uri"
+            cure = _HANGS if "Read timed out" in text else _AWAY
             return Trouble(words, cure, is_reached=False, is_passing=True)
+    if "database system is starting up" in text:
+        return Trouble("its database is starting", "Try again later", is_passing=True)
     if "Unable to locate credentials" in text:
         return Trouble("there are no credentials for the store of the files", _CREDENTIALS)
     if "unsupported URI" in text:
         cure = "Give a server (http://HOST:PORT) or a database (sqlite:///FILE)"
         return Trouble("MLflow has no store of this kind", cure)
-    return _of_module(chain) or _of_database(text) or _of_file(chain) or Trouble(_first(error))
+    found = _of_module(chain) or _of_database(text) or _of_file(chain) or Trouble(_first(error))
+    cure = next((cure for part, cure in _CURES_OF_TEXTS if part in text), found.cure)
+    return replace(found, cure=cure)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -154,9 +185,10 @@ def _answer(status: int, error: BaseException) -> Trouble:
     for item in _chain(error):
         if isinstance(getattr(item, "response", None), dict):
             # It is the store of the files, not MLflow, and says more than its status.
+            refused = next((cure for part, cure in _CURES_OF_TEXTS if part in str(item)), None)
             return Trouble(
                 _first(item),
-                _LATER if status in _PASSING else _CREDENTIALS,
+                _LATER if status in _PASSING else refused or _CREDENTIALS,
                 is_passing=status in _PASSING,
             )
     cure = _CURES.get(status, _LATER if status in _PASSING else "Look at the log of the server")
@@ -207,6 +239,8 @@ def _of_file(chain: list[BaseException]) -> Trouble | None:
 
 def _first(error: BaseException) -> str:
     """Return what an exception says, without statements of SQL and pages of a server."""
+    if match := _CERTIFICATE.search(str(error)):
+        return match[0]
     said = _OF_SQL.split(str(error).strip())[0]
     said = re.sub(r"^\([\w.]+\) ", "", said) or type(error).__name__
     return shortened(one_line(said), LONGEST).rstrip(".")

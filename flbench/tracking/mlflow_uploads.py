@@ -214,7 +214,8 @@ class Uploads:
         for trouble, found in names.items():
             lines.append(f"MLflow at {shown} did not store {_listed(found)}.")
             if not trouble.is_reached:
-                lines.append(f"The store of the files was not reached ({trouble.reason}).")
+                cure = f" {trouble.cure}." if trouble.is_of_files else ""
+                lines.append(f"The store of the files was not reached ({trouble.reason}).{cure}")
             else:
                 cure = f" {trouble.cure}." if trouble.cure else ""
                 lines.append(f"The reason: {trouble.reason}.{cure}")

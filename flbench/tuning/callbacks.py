@@ -11,7 +11,7 @@ from flbench.tuning.progress_table import ProgressTable
 from flbench.tuning.queue import JobQueue
 from flbench.tuning.waits import Waits
 from flbench.workers.lost import LOST, OUT_OF_MEMORY, why_lost
-from flbench.workers.supervisor import Supervisor
+from flbench.workers.supervisor import StudyStopped, Supervisor
 
 
 class TuneCallbacks(tune.Callback):  # type: ignore[misc]
@@ -22,6 +22,9 @@ class TuneCallbacks(tune.Callback):  # type: ignore[misc]
         progress: Progress table of the study.
         supervisor: Stops the study after a stop signal or the loss of a server of Ray.
         waits: Watches over the trials that do not run.
+
+    Attributes:
+        begins_again: Whether the loop was stopped so that the trials begin again on other nodes.
     """
 
     def __init__(
@@ -29,18 +32,28 @@ class TuneCallbacks(tune.Callback):  # type: ignore[misc]
     ) -> None:
         self._queue, self._progress, self._supervisor = queue, progress, supervisor
         self._waits = waits
+        self.begins_again = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Return an empty state: Ray Tune's snapshots are not used to resume a study."""
         return {}
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        """Stop Ray Tune's loop if the study is to stop, or its trials have waited too long."""
+        """Stop Ray Tune's loop if the study is to stop, or its trials wait for what is not there.
+
+        Raises:
+            StudyStopped: This is so.
+        """
         self._supervisor.check()
-        waiting = [trial for trial in trials if trial.status == trial.PENDING]
-        is_running = any(trial.status == trial.RUNNING for trial in trials)
-        names = [self._queue.jobs[trial.trial_id].name for trial in waiting]
-        if (reason := self._waits.look(names, is_running=is_running)) is not None:
+        waiting, running = (
+            [self._queue.jobs[trial.trial_id].name for trial in trials if trial.status == status]
+            for status in ("PENDING", "RUNNING")
+        )
+        if (note := self._waits.must_begin_again(waiting, running)) is not None:
+            self._progress.note(note)
+            self.begins_again = True
+            raise StudyStopped
+        if (reason := self._waits.look(waiting, running)) is not None:
             self._supervisor.give_up(reason)
 
     def on_trial_result(

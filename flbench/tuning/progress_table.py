@@ -52,7 +52,8 @@ class ProgressTable(LiveProgress):
         self.ended |= {job_from_record(record).name: record for record in records}
 
     def add_interrupted(self, records: Iterable[Record]) -> None:
-        """Add the records of trials that were interrupted before the study was resumed."""
+        """Add the records of trials that were interrupted, none of which runs now."""
+        self.running.clear()
         self.interrupted |= {
             job_from_record(record).name: record.get("round", 0) for record in records
         }
@@ -101,10 +102,15 @@ class ProgressTable(LiveProgress):
         score = record.get("score")
         found = f"validation {self._metric} {score:.4f}" if score is not None else "no score"
         why = f" ({record['reason']})" if record["state"] in ("failed", "diverged") else ""
-        trials = sum(self._trials + self._finals_of(method) for method in self._methods)
+        kind = "trials" if job.kind == "search" else "final trainings"
+        over = sum(len(self._of(method, job.kind)) for method in self._methods)
+        planned = sum(
+            self._trials if job.kind == "search" else self._finals_of(method)
+            for method in self._methods
+        )
         self.console.print(
             f"{job.name}  {record['state']}{why}  {found}  round {record.get('round', 0)}  "
-            f" {len(self.ended)}/{trials} trials"
+            f" {over}/{planned} {kind}"
             f"  best {self._best(job.method)}  {self._left()}",
             soft_wrap=True,
         )

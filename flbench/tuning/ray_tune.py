@@ -3,9 +3,11 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
+import ray
 from ray import tune
+from ray.util.placement_group import PlacementGroup
 
 from flbench.workers.cluster import workers_of
 from flbench.workers.resources import Resources
@@ -39,13 +41,51 @@ def quiet() -> Iterator[None]:
             os.environ.pop(key, None)
 
 
-def bundles(resources: Resources) -> Any:
+class Reservations(tune.PlacementGroupFactory):  # type: ignore[misc]
+    """Resources of the trials of a study, which knows what Ray has reserved for them.
+
+    Ray Tune gives trials copies of this object, so all of a process know the same reservations.
+    """
+
+    _made: ClassVar[list[PlacementGroup]] = []
+
+    def to_placement_group(self) -> PlacementGroup:
+        """Reserve the resources of one trial. Ray Tune calls this."""
+        group = super().to_placement_group()
+        self._made.append(group)
+        return group
+
+    @classmethod
+    def states(cls) -> set[str]:
+        """Return the states of the reservations, by Ray's names.
+
+        `CREATED` is one that can be used, and `PENDING` one for which no node has free resources. A
+        part of one in the state `RESCHEDULING` was on a node that Ray has given up. Ray looks for
+        another node for it, and what was to run there waits.
+        """
+        return {ray.util.placement_group_table(group).get("state", "") for group in cls._made}
+
+    @classmethod
+    def release(cls) -> None:
+        """Give all reservations back, which ends what runs in them."""
+        for group in cls._made:
+            ray.util.remove_placement_group(group)
+        cls._made.clear()
+
+
+def bundles(
+    resources: Resources, kind: type[tune.PlacementGroupFactory] = tune.PlacementGroupFactory
+) -> Any:
     """Return the resources that Ray reserves for one trial.
 
     With `engine.name=ray` a trial starts workers of its own. Each worker needs a bundle, and the
     trial itself an empty one; without them the trial would wait for its workers forever.
+
+    Args:
+        resources: Resources of all trials.
+        kind: Class of what is returned.
     """
     if resources.engine.name == "ray":
         worker = {"CPU": 1, "GPU": 1} if resources.gpus else {"CPU": 1}
-        return tune.PlacementGroupFactory([{"CPU": 0}, *[worker] * workers_of(resources)])
-    return {"CPU": resources.cpus, "GPU": resources.gpus}
+        return kind([{"CPU": 0}, *[worker] * workers_of(resources)])
+    return kind([{"CPU": resources.cpus, "GPU": resources.gpus}])

@@ -1,5 +1,6 @@
 """Options of a study, and checks of them that need no data."""
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, get_args
@@ -9,6 +10,7 @@ from flbench.config.resolve import resolve
 from flbench.config.schema import CHECKPOINT_SECONDS, EngineConfig, EvaluationConfig
 from flbench.config.sources import Layer
 from flbench.core.errors import ConfigError, did_you_mean
+from flbench.core.numbers import check_whole
 from flbench.core.wording import setting
 from flbench.jobs import repetitions
 from flbench.jobs.repetitions import Vary
@@ -32,28 +34,11 @@ TRIAL_EVALUATIONS: Final = 15  # evaluations of a trial, unless the user sets `e
 
 @dataclass(frozen=True)
 class TuneRequest:
-    """Options of a study.
+    """Options of a study. `flbench.api.tuning.tune` describes those that it takes.
 
     Attributes:
         methods: Names of the methods, in the order of the tables.
-        space: File or folder with search spaces; None for the built-in ones.
-        trials: Number of trials of each method, with the default trial.
-        search: Search method that proposes parameters.
-        scheduler: Scheduler that decides which trials continue.
-        metric: Metric on validation parts that the search maximizes.
-        deployment: Name of the deployment whose metric is maximized, and compared on test parts.
-        seeds: Number of final trainings with the default and with the tuned parameters; 0 for
-            none.
-        vary: What differs between final trainings: the seed of the training and the partition
-            (`both`), or the seed of the training alone, on the partition of the search
-            (`training`).
-        concurrent: Number of trials that run at the same time; None for as many as fit on the
-            cores.
-        gpus: Number of GPUs of each trial, which may be a fraction; None for one GPU if trials
-            train on a GPU.
-        retries: How often a trial whose worker fails is started again.
-        address: Address of a Ray cluster; None starts a local one.
-        out: Folder of all studies.
+        gpus: The argument `gpus_per_trial`.
         batch: Number of trials that Optuna proposes at once; None for the number of concurrent
             trials. A resumed study keeps its number, so that the same trials are proposed.
     """
@@ -101,6 +86,18 @@ def check(request: TuneRequest) -> None:
         if value not in known:
             raise ConfigError(f"{setting(option)} must be one of {', '.join(known)}, got {value}.")
     repetitions.check(request.vary, NO_VARY)
+    for option, least in (("trials", 1), ("seeds", 0), ("retries", 0)):
+        check_whole(option, getattr(request, option), least)
+    if request.concurrent is not None:
+        check_whole("concurrent", request.concurrent, 1)
+    if request.gpus is not None and (
+        isinstance(request.gpus, bool)
+        or not isinstance(request.gpus, int | float)
+        or not 0 <= request.gpus < math.inf
+    ):
+        raise ConfigError(
+            f"{setting('gpus_per_trial')} must be a number of at least 0, got {request.gpus!r}."
+        )
     if request.scheduler == "pbt" and request.search != "random":
         raise ConfigError(
             f"{setting('scheduler', 'pbt')} changes parameters during training, starting from"

@@ -19,13 +19,14 @@ from flbench.tuning.plan import ENDS, SearchSettings, StudyPlan
 from flbench.tuning.prepare import PreparedStudy
 from flbench.tuning.progress_table import ProgressTable
 from flbench.tuning.queue import JobQueue
-from flbench.tuning.ray_tune import bundles, quiet
+from flbench.tuning.ray_tune import Reservations, bundles, quiet
 from flbench.tuning.schedulers import EarlierScore, HalvingByMethod, population
 from flbench.tuning.search_space import Space
 from flbench.tuning.shared_federations import SharedFederations
 from flbench.tuning.study import Record, StudyFolder, TrainingJob, job_from_record
 from flbench.tuning.waits import Waits
 from flbench.tuning.worker import TrialWorker
+from flbench.workers.lost import OUT_OF_MEMORY, why_lost
 from flbench.workers.orphans import wait_for_orphans
 from flbench.workers.supervisor import Supervisor
 
@@ -65,8 +66,11 @@ def carry_out(
     progress.add_ended(record for record in records if record["state"] in ENDS)
     progress.add_interrupted(record for record in records if record["state"] not in ENDS)
     supervisor.close_display = progress.close
+    losses: list[str] = []  # why Ray Tune has ended before its trials, by Ray's memory monitor
     with quiet(), progress.live():
-        _train(folder, prepared, records, progress, supervisor)
+        while not _train(folder, prepared, records, progress, supervisor, losses):
+            records = list(folder.records())
+            progress.add_interrupted(record for record in records if record["state"] not in ENDS)
 
 
 def _train(
@@ -75,7 +79,8 @@ def _train(
     records: Sequence[Record],
     progress: ProgressTable,
     supervisor: Supervisor,
-) -> None:
+    losses: list[str],
+) -> bool:
     """Train the jobs of a study that have not ended, pass by pass.
 
     Args:
@@ -84,6 +89,11 @@ def _train(
         records: Contents of trial.json of the trials that have begun.
         progress: Progress table to update.
         supervisor: Stops the study.
+        losses: Why Ray Tune has ended before its trials; another reason is added.
+
+    Returns:
+        Whether all have ended. Otherwise a node or a worker was lost, and those that are left must
+        be trained with what the cluster has now.
     """
     settings = prepared.settings
     plan = StudyPlan(prepared.samplers(), prepared.budget, records)
@@ -100,7 +110,7 @@ def _train(
             parcel=portable(prepared.parcel, ray.cloudpickle.dumps),
             resume=folder.resume_command,
         ),
-        bundles(prepared.resources),
+        bundles(prepared.resources, Reservations),
     )
     pids = (record["pid"] for record in records if record["ended"] is None)
     wait_for_orphans(pids, _is_worker, progress.note)
@@ -119,12 +129,32 @@ def _train(
         waits = Waits(prepared.resources, progress.note)
         callbacks = TuneCallbacks(queue, progress, supervisor, waits)
         with supervisor.waiting():
-            _fit(trainable, queue, schedule(queue), callbacks, folder, prepared)
+            try:
+                _fit(trainable, queue, schedule(queue), callbacks, folder, prepared)
+            except RuntimeError as error:
+                # Ray Tune does not expect this error of a worker that it waits for.
+                if OUT_OF_MEMORY not in str(error) or supervisor.is_over():
+                    raise
+                losses.append(why_lost(ray.exceptions.OutOfMemoryError(str(error))))
+                if len(losses) > prepared.resources.retries:
+                    raise RunError(
+                        f"a trial failed: {losses[-1]} This happened {len(losses)} times. Resume"
+                        f" with: {folder.resume_command}"
+                    ) from error
+                progress.note(
+                    f"a trial failed: {losses[-1]} All trials that have begun continue from their"
+                    " last checkpoints."
+                )
+                callbacks.begins_again = True
+        if callbacks.begins_again:
+            Reservations.release()
+            return False
         queue.remove_leftovers()  # a worker may have saved a trial after it was stopped
         remove_copies(folder.path)
         if not plan.is_over(wanted):
             raise RunError(f"Ray Tune stopped before the end. {supervisor.note}")
     shared.check()
+    return True
 
 
 def _is_worker(pid: int | None) -> bool:

@@ -1,4 +1,8 @@
-"""Tells the user of a study whose trials wait for resources, or for a node that does not answer."""
+"""Looks after the trials of a study that wait for resources, or for a node that does not answer.
+
+The user is told what they wait for. If a node is lost, the trials begin again on those that are
+left; if none is left, a wait that is too long ends the study.
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -6,12 +10,15 @@ from typing import Final
 
 import ray
 
+from flbench.tuning.ray_tune import Reservations
 from flbench.workers.cluster import workers_of
 from flbench.workers.pool import NOTICE, Nodes, amounts, free, there
 from flbench.workers.resources import Resources
 
 LOOK: Final = 10.0
 """Seconds between two looks at the nodes of the cluster."""
+HOLD: Final = 10.0
+"""Seconds that Ray has to find other nodes for what it had reserved on one that is lost."""
 NAMED: Final = 3  # trials that a sentence names
 
 
@@ -24,26 +31,66 @@ class Waits:
     """
 
     def __init__(self, resources: Resources, tell: Callable[[str], None]) -> None:
+        self._resources = resources
         self._needs = {"CPU": float(resources.cpus), "GPU": resources.gpus}
-        if resources.engine.name == "ray":
-            workers = workers_of(resources)
-            self._needs = {"CPU": float(workers), "GPU": workers * resources.gpus}
+        self._workers = workers_of(resources) if resources.engine.name == "ray" else None
+        if self._workers is not None:
+            self._needs = {"CPU": float(self._workers), "GPU": self._workers * resources.gpus}
         self._patience = resources.engine.wait_seconds
         self._tell = tell
         self._nodes = Nodes()
         self._silent: set[str] = set()  # nodes of which the user knows
-        self._looked = time.monotonic()
+        self._looked = self._checked = time.monotonic()
+        self._broken: float | None = None  # time since when a reservation is broken
         self._since: float | None = None  # time since when trials wait and none runs
         self._told = False
 
-    def look(self, waiting: Sequence[str], *, is_running: bool) -> str | None:
+    def must_begin_again(self, waiting: Sequence[str], running: Sequence[str]) -> str | None:
+        """Return a note for the user if a node is lost, and the trials must begin again without it.
+
+        A trial that has lost a part of its reservation waits until Ray finds another node for it.
+        Ray gives CPUs that become free to other trials first, and knows only the number of CPUs
+        that was asked for when the cluster was larger.
+
+        Args:
+            waiting: Names of the trials that wait for resources.
+            running: Names of the trials that have begun.
+        """
+        now = time.monotonic()
+        if now - self._checked < LOOK / 2:
+            return None
+        self._checked = now
+        is_broken = bool(running) and "RESCHEDULING" in Reservations.states()
+        is_short = self._is_short() and not running and bool(waiting)
+        if not is_broken and not is_short:
+            self._broken = None
+            return None
+        self._broken = now if self._broken is None else self._broken
+        if now - self._broken < HOLD:
+            return None
+        names = _listed(running or waiting)
+        less = ""
+        if self._is_short():
+            less = f" with engine.workers={workers_of(self._resources)}, as many as are left"
+        return (
+            f"a node of the Ray cluster was lost. {names}: waiting for {amounts(self._needs)}. All"
+            " trials that have begun continue from their last checkpoints on the nodes that are"
+            f" left{less}; the results are the same."
+        )
+
+    def _is_short(self) -> bool:
+        """Return whether trials are to have more workers than the cluster has CPUs or GPUs."""
+        return self._workers is not None and workers_of(self._resources) < self._workers
+
+    def look(self, waiting: Sequence[str], running: Sequence[str]) -> str | None:
         """Tell the user of a wait, once; return why the study must end if it has been too long.
 
         Args:
             waiting: Names of the trials that wait for resources.
-            is_running: Whether other trials run.
+            running: Names of the trials that have begun.
         """
         now = time.monotonic()
+        is_running = bool(running)
         if is_running and now - self._looked >= LOOK:
             self._look_at_nodes()
             self._looked = time.monotonic()
@@ -76,9 +123,16 @@ class Waits:
 
     def _sentence(self, waiting: Sequence[str], waited: float) -> str:
         """Return which trials wait for what."""
-        more = f" and {len(waiting) - NAMED} more" if len(waiting) > NAMED else ""
+        begin = f"no trial has run for {waited:.0f} s. {_listed(waiting)}: waiting for"
+        if "CREATED" in Reservations.states():
+            return f"{begin} a worker process, which is starting on CPUs that Ray has reserved."
         return (
-            f"no trial has run for {waited:.0f} s: {', '.join(waiting[:NAMED])}{more} wait for"
-            f" {amounts(self._needs)} each. The nodes of Ray that answer have"
+            f"{begin} {amounts(self._needs)}. The nodes of Ray that answer have"
             f" {amounts(free(self._needs))} free of {amounts(there(self._needs))}."
         )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the first of some names of trials, for a sentence."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{', '.join(names[:NAMED])}{more}"

@@ -11,6 +11,7 @@ does, and the system kills the workers when the server ends.
 
 import atexit
 import ctypes
+import fcntl
 import gc
 import os
 import pickle
@@ -64,6 +65,7 @@ class ForkServer:
 
     def __init__(self) -> None:
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        end, self._end = os.pipe()
         self._numbers, self._owner = count(), os.getpid()
         root = str(Path(__file__).resolve().parents[2])
         program = _PROGRAM.format(root=root, descriptor=there.fileno(), parent=os.getpid())
@@ -72,14 +74,18 @@ class ForkServer:
                 [sys.executable, "-c", program],
                 env=children.environment(**ONE_THREAD, **{VARIABLE: "1"}),
                 stdin=subprocess.DEVNULL,
-                pass_fds=[there.fileno()],
+                pass_fds=[there.fileno(), end],
                 process_group=0,  # Ctrl-C is for the process of the user alone
             )
+            with suppress(OSError):  # the server looks for its parent too
+                _kill_at_end(self._process.pid, end)
         except OSError:
             here.close()
+            os.close(self._end)
             raise
         finally:
             there.close()
+            os.close(end)
         self._socket = here
 
     def fork(self) -> tuple[int, Connection]:
@@ -104,6 +110,11 @@ class ForkServer:
         with suppress(OSError):
             self._socket.send(_ORDER.pack(b"-", number))
 
+    @property
+    def process_id(self) -> int:
+        """Id of the server's process."""
+        return self._process.pid
+
     def is_alive(self) -> bool:
         """Return whether the server runs."""
         return self._process.poll() is None
@@ -113,6 +124,7 @@ class ForkServer:
         if os.getpid() != self._owner:
             return
         self._socket.close()
+        os.close(self._end)
         self._process.kill()
         self._process.wait()
 
@@ -275,8 +287,11 @@ def serve(descriptor: int, parent: int) -> None:
         parent: Id of that process.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The system ends this process when the parent's end of the pipe is closed. A fork of the parent
+    # may keep it open.
     signal.signal(signal.SIGALRM, lambda *_: _end_without(parent))
     signal.setitimer(signal.ITIMER_REAL, PATIENCE, PATIENCE)  # while modules are imported
+    _end_without(parent)
     orders = socket.socket(fileno=descriptor)
     for name in PRELOADED:
         import_module(name)
@@ -304,6 +319,24 @@ def serve(descriptor: int, parent: int) -> None:
             os.close(files[0])
         elif number in workers:
             os.kill(workers[number], signal.SIGKILL)
+
+
+def _kill_at_end(process: int, end: int) -> None:
+    """Let the system kill a process when the other end of a pipe is closed, whatever it does.
+
+    A signal at the death of the parent (`PR_SET_PDEATHSIG`) would come at the end of the thread
+    that has started the process. A handler in Python would wait until the import of a library ends.
+
+    Args:
+        process: Id of the process, which has the pipe open.
+        end: Descriptor of the end of the pipe that can be read; nothing is written to it.
+
+    Raises:
+        OSError: The system cannot do so.
+    """
+    fcntl.fcntl(end, fcntl.F_SETOWN, process)
+    fcntl.fcntl(end, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(end, fcntl.F_SETFL, fcntl.fcntl(end, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def _end_without(parent: int) -> None:

@@ -41,3 +41,15 @@ def why_lost(error: Any) -> str:
     if is_node or any(words in text for words in _BY_NODE):
         return "its machine has ended, or cannot be reached."
     return "its worker process died: it was killed, or memory ran out."
+
+
+def unreadable(error: ray.exceptions.RayTaskError) -> str | None:
+    """Return why a process cannot read what it was sent; None if a call has failed otherwise.
+
+    Args:
+        error: The error of the call.
+    """
+    if not isinstance(error.cause, ray.exceptions.RaySystemError):
+        return None
+    said = str(error.cause).removeprefix("System error: ").partition("\ntraceback:")[0]
+    return " ".join(said.split()) or None

@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 
 import ray
 
-from flbench.core.errors import RunError
-from flbench.workers.lost import LOST
+from flbench.core.errors import ConfigError, RunError
+from flbench.workers.lost import LOST, unreadable
 from flbench.workers.supervisor import connection_error
 
 LOOK: Final = 3.0
@@ -159,6 +159,8 @@ class ActorPool:
             seconds: Longest time to wait.
 
         Raises:
+            ConfigError: An actor cannot read the arguments of a call, such as an object of a module
+                that it does not find.
             RunError: Calls have waited too long, and no node has the resources of an actor.
             ray.exceptions.RayTaskError: A call raised an exception.
         """
@@ -222,8 +224,10 @@ class ActorPool:
             _end(member.actor)
             found.append(Ended(call.key, error=error))
             return
-        except ray.exceptions.RayTaskError:
+        except ray.exceptions.RayTaskError as error:
             self._idle.append(member)
+            if (reason := unreadable(error)) is not None:
+                raise ConfigError(f"{self._name} cannot read what it is sent: {reason}") from error
             raise
         self._idle.append(member)
         found.append(Ended(call.key, value))

@@ -11,22 +11,25 @@ import pwd
 import re
 import secrets
 import shutil
+import signal
 import socket
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 import ray
+from ray._private import worker
 from ray.job_config import JobConfig
 
 from flbench.core import files, hosts
 from flbench.core.errors import ConfigError, RunError
 from flbench.core.imported import is_searched_early
-from flbench.workers import cores
+from flbench.workers import cores, reaper
 
 ADDRESS_VARIABLE: Final = "RAY_ADDRESS"
 _ONE_MACHINE: Final = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # false: Ray uses the loopback interface
@@ -67,26 +70,30 @@ def connect(
         return False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    if address in (None, "local"):
-        if gpus is not None:
-            options["num_gpus"] = gpus
-        _start(options, cores.available() if cpus is None else cpus)
-    else:
-        _join(options, address, key)
+    _Messages.drop()
+    try:
+        if address in (None, "local"):
+            if gpus is not None:
+                options["num_gpus"] = gpus
+            _start(options, cores.available() if cpus is None else cpus)
+        else:
+            _join(options, address, key)
+    except BaseException:
+        _Messages.show()
+        raise
     return True
 
 
 def disconnect() -> None:
     """End the connection, and the cluster if `connect` has started it, with its files."""
     ray.shutdown()
+    _Messages.show()
     if _Private.current is not None:
         _Private.current.close()
 
 
 def _start(options: dict[str, Any], cpus: int) -> None:
     """Start a cluster on this machine."""
-    # Ray's own messages describe its internals; failures are raised as exceptions anyway.
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     private = _Private()
     try:
         with _for_this_machine():
@@ -126,6 +133,28 @@ def _join(options: dict[str, Any], address: str, key: str) -> None:
         ) from error
 
 
+class _Messages:
+    """Messages of Ray's servers, which Ray prints on standard output, between tables and JSON.
+
+    They describe Ray's internals. What is lost is an error of the calls that wait for it.
+    """
+
+    _printer: Any = None  # Ray's own function, while messages are dropped
+
+    @classmethod
+    def drop(cls) -> None:
+        """Print none of them."""
+        if cls._printer is None:
+            cls._printer = worker.print_to_stdstream
+            worker.print_to_stdstream = lambda *_, **__: None
+
+    @classmethod
+    def show(cls) -> None:
+        """Print them again, for the user's own use of Ray in this process."""
+        if cls._printer is not None:
+            worker.print_to_stdstream, cls._printer = cls._printer, None
+
+
 class _Private:
     """What a cluster on this machine has for itself: a token, and a folder of this user.
 
@@ -153,9 +182,34 @@ class _Private:
         self._before = {name: os.environ.get(name) for name in variables}
         os.environ.update(variables)
         _read_environment()
+        self._reaper: int | None = None
+        self._start_reaper()
+
+    def _start_reaper(self) -> None:
+        """Start the process that ends what is left of the cluster if this process is killed."""
+        end, self._lifeline = os.pipe()  # it reads nothing before this process ends
+        nothing = (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)
+        try:
+            self._reaper = os.posix_spawn(
+                sys.executable,
+                # -I: nothing of the current folder or of $PYTHONPATH is imported.
+                [sys.executable, "-I", "-S", reaper.__file__, str(self.folder)],
+                os.environ,
+                file_actions=[(os.POSIX_SPAWN_DUP2, end, 0), nothing, (os.POSIX_SPAWN_DUP2, 2, 1)],
+                setpgroup=0,  # Ctrl-C is not for it
+            )
+        except OSError:  # the system starts no further process
+            self._reaper = None
+        finally:
+            os.close(end)
 
     def close(self) -> None:
         """Restore the environment, and delete the folder."""
+        if self._reaper is not None:
+            with suppress(OSError):  # the user's code has waited for all processes
+                os.kill(self._reaper, signal.SIGKILL)
+                os.waitpid(self._reaper, 0)
+        os.close(self._lifeline)
         for name, value in self._before.items():
             if value is None:
                 os.environ.pop(name, None)

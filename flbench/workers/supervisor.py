@@ -296,7 +296,8 @@ class Supervisor:
     def _say_error(self, error: BaseException | None) -> None:
         """Print what the command line would print of the error that ends the study."""
         if isinstance(error, KeyboardInterrupt):
-            self._say("interrupted")
+            if not error.args:  # otherwise its message was printed when it was raised
+                self._say("interrupted")
         elif error is not None:
             self._say(f"error: {error if isinstance(error, RunError) else self._loss()}")
 
@@ -314,7 +315,7 @@ class Supervisor:
     def _say_interrupted(self) -> None:
         """Print what the command line would print after a stop signal, once."""
         if self._telling.acquire(blocking=False):
-            self._say(f"note: interrupted. {self.note}".rstrip() + "\ninterrupted")
+            self._say(f"note: interrupted. {self.note}" if self.note else "interrupted")
 
     def _say(self, text: str) -> None:
         """Print text on standard error, without a lock that the main thread may hold."""

@@ -11,6 +11,7 @@ from flbench.algorithms.cfl import bipartition, norms
 from flbench.algorithms.shared.mixing import pairwise_cosines
 from flbench.core.types import Message, Results, State
 from flbench.experiment import checkpoint
+from flbench.experiment.new_clients import NewClients, _Meter
 from flbench.experiment.rounds import settings_of
 from flbench.testing import played
 from tests.algorithms.plain import EPOCHS, FULL, Plain
@@ -367,6 +368,66 @@ def test_clients_with_opposed_labels_are_split_and_learn_apart(tmp_path):
 
     assert torch.allclose(*found, rtol=0, atol=1e-12)
     assert not torch.allclose(found[0][0], found[0][1])
+
+
+def test_new_clients_go_down_the_tree_of_splits():
+    """Updates like those of A, B or C at both splits lead to the cluster of A, B or C."""
+    algorithm, state = server()
+    state = two_splits(algorithm, state)
+    cluster, parameters = state.server["cluster"], algorithm.setting.net.parameters
+    first, second = (
+        ([2.0, 0, 0], [0, 2.0, 1.9], [0, 1.9, 2.0]),
+        ([1.0, 0, 0], [0, 1, -1], [0, -1, 1]),
+    )
+    sent = {}
+    for s, updates in enumerate((first, second)):
+        for name in parameters:
+            rows = torch.zeros(3, *state.server[name].shape[1:])
+            if name == "head.bias":
+                rows[:, :3] = torch.tensor(updates)
+            sent[f"tried.{s}.{name}"] = rows
+    ids = torch.tensor([0, 1, 2])  # in place of new ids
+    results = Results(ids, ids, torch.zeros(3), {}, Message(sent), {})
+
+    joining = algorithm.join(state, ids)
+    found = joining.aggregate(state, results).server["cluster"]
+
+    assert state.server["tree"].shape == (2, 2)
+    assert found[ids].tolist() == [int(cluster[group[0]]) for group in (A, B, C)]
+    assert torch.equal(found[3:], cluster[3:])
+    assert joining.program.sends == sent.keys()
+    # The model before a split is that of the cluster at that time, without later means.
+    start = algorithm.join(server()[1], ids)
+    assert start is None
+    models = state.server["tree.w.head.bias"][:, :3] - server()[1].server["head.bias"][0, :3]
+    assert torch.allclose(models[0], torch.full((3,), 0.01) * torch.tensor([1.0, 0, 0]), atol=1e-6)
+
+
+def test_a_new_client_joins_those_with_labels_like_its_own(tmp_path):
+    """Two of six clients are held out; each is served by the cluster of its kind."""
+    keys = federation(tmp_path)
+    built = build(
+        "algorithm=cfl",
+        "model.name=logistic",
+        *SPLITS,
+        "algorithm.min_size=3",
+        *keys,
+        "partition.new_clients=2",
+        "evaluation.adapt.finetune_epochs=[0]",
+    )
+    state = built.start()
+    for _ in range(3):
+        state, _ = played(built, state)
+    clients = NewClients(built, print)
+
+    grown, adapts = clients._join(clients.grown(state), _Meter())
+    rows = built.federation.with_new_clients().partition.parts["train"]
+    odd = torch.tensor([int(mine[0]) // 4 % 2 == 1 for mine in rows])  # labels turned around
+    cluster = grown.server["cluster"]
+
+    assert adapts
+    assert len(set(cluster[odd].tolist())) == len(set(cluster[~odd].tolist())) == 1
+    assert set(cluster.tolist()) == {0, 1}
 
 
 @pytest.mark.slow

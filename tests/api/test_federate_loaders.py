@@ -8,7 +8,10 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import flbench as fl
+from flbench.config.schema import PartitionConfig
 from flbench.data.loaders import read
+from flbench.data.partition import PARTS
+from flbench.data.partitioning import make_partition
 
 SIZES = (40, 60)
 
@@ -120,6 +123,53 @@ def test_a_data_module_has_clients_and_a_common_test_set(tmp_path):
     assert len(found.arrays["test_labels"]) == 20
     assert len(found.extras["weight"]) == sum(SIZES) + 20
     assert "common" in {*run.metrics["split"]}
+
+
+class Validated(Module):
+    """A module with validation samples, whose first value is 100."""
+
+    def __init__(self, form, names="ab"):
+        super().__init__(form)
+        self.names = names
+
+    def val_dataloader(self):
+        parts = [Items(size, self.form, seed=2) for size in (10, 14)]
+        for part in parts:
+            part.x[:, 0] = 100.0
+        return {name: DataLoader(parts[k], 4) for k, name in enumerate(self.names)}
+
+
+def test_validation_parts_are_the_samples_of_val_dataloader(tmp_path):
+    module = Validated("triple")
+    dataset = fl.Data(module).dataset
+    x = dataset.x[:, 0]
+
+    def parts(scheme, clients=None):
+        config = PartitionConfig(scheme=scheme, clients=clients)
+        found = make_partition(dataset, config, seed=0)
+        return found, {name: [x[rows] for rows in found.parts[name]] for name in PARTS}
+
+    natural, found = parts("natural")
+    for k in (0, 1):
+        assert found["validation"][k].tolist() == [100] * (10, 14)[k]
+        assert not (np.concatenate([found["train"][k], found["test"][k]]) == 100).any()
+        assert len(found["train"][k]) == SIZES[k] * 3 // 4  # 0.6 and 0.2 of what is left
+        assert len(found["test"][k]) == SIZES[k] // 4
+    _, found = parts("iid", 3)
+    assert np.concatenate(found["validation"]).tolist() == [100] * 24
+
+    run = trained(tmp_path, module, "triple")
+    assert run.partition.hash == natural.hash()
+    assert any("val_dataloader" in note for note in run.notes)
+
+
+def test_loaders_of_validation_parts_must_fit_the_train_part():
+    for names in ("ac", "a"):
+        with pytest.raises(fl.DataError, match=r"val_dataloader: the client `[bc]`"):
+            fl.Data(Validated("pair", names))
+    single = type("Single", (Validated,), {"val_dataloader": lambda self: loaders("pair")[0]})
+    with pytest.raises(fl.DataError, match="returned DataLoader, and train_dataloader a dict"):
+        fl.Data(single("pair"))
 
 
 class Untold(Items):

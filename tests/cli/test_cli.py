@@ -718,6 +718,22 @@ def test_interrupted_comparison_names_the_methods_that_did_not_start(flbench, mo
     assert "not started: fedavg, hfcd" in error
 
 
+def test_a_method_that_is_refused_does_not_stop_the_others(flbench, tmp_path):
+    keys = (*SMALL, "train.rounds=1")
+    code, out, error = flbench("run", *keys, "--algo", "fedavg,fedbn,local")
+
+    assert code == 2
+    assert len(list(tmp_path.glob("runs/*/*/summary.json"))) == 2
+    assert all(f"{method}: runs/" in out for method in ("fedavg", "local"))
+    assert error.splitlines()[-1].startswith("error: fedbn: ")
+    assert "BatchNorm" in error.splitlines()[-1]
+
+    code, out, error = flbench("run", *keys, "--algo", "fedbn,local", "--dry-run", "--json")
+    assert code == 2
+    assert [entry["config"]["algorithm"]["name"] for entry in json.loads(out)] == ["local"]
+    assert "error: fedbn: " in error
+
+
 @pytest.mark.parametrize("name", ["random", "ring", "grid", "star", "erdos_renyi"])
 @pytest.mark.slow
 def test_data_draws_and_describes_a_topology(flbench, tmp_path, name):

@@ -38,7 +38,7 @@ def test_normalization_of_pixels_takes_little_memory_and_keeps_its_bits(monkeypa
     monkeypatch.setattr(federation, "PIECE", 2**21)
     pieces, peak = peak_of(lambda: build(dataset))
 
-    assert (pieces.shift == whole.shift).all()
+    assert (pieces.offset == whole.offset).all()
     assert (pieces.scale == whole.scale).all()
     assert peak < dataset.x.nbytes / 2  # in float64 they take 8 times as much as in uint8
 

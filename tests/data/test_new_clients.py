@@ -38,7 +38,7 @@ def test_clients_are_divided_and_keep_their_samples(dataset):
         assert found == {tuple(rows.tolist()) for rows in whole.parts[part]}
     train = np.sort(np.concatenate(held.partition.parts["train"]))
     mean = dataset.x[train].astype(float).mean()
-    assert float(held.shift) == pytest.approx(mean)  # digits have one channel
+    assert float(held.offset) == pytest.approx(mean)  # digits have one channel
 
 
 def test_choice_depends_on_the_seed_of_the_partition_alone(dataset):
@@ -100,8 +100,8 @@ def test_gaps_of_tables_are_filled_without_the_means_of_new_clients():
     assert held.table.fill[-1] == pytest.approx(means.mean(axis=0), rel=1e-5)
     own = build(table, DataConfig(name="table", normalize="client"), config, seed=0)
     rows = own.new.parts["train"][1]
-    assert len(own.shift) == 7
-    assert own.shift[5].numpy() == pytest.approx(np.nanmean(x[rows], axis=0), rel=1e-4, abs=1e-6)
+    assert len(own.offset) == 7
+    assert own.offset[5].numpy() == pytest.approx(np.nanmean(x[rows], axis=0), rel=1e-4, abs=1e-6)
     assert set(own.owner[rows].tolist()) == {5}
 
 

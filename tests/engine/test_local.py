@@ -6,8 +6,10 @@ import subprocess
 import sys
 import time
 import warnings
-from contextlib import suppress
+from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,13 +22,14 @@ from flbench.core.types import Dispatch, Samples
 from flbench.engine import local
 from flbench.engine.local import LocalEngine
 from flbench.engine.worker import assign
-from flbench.experiment import rounds
+from flbench.experiment import evaluate, rounds
 from flbench.testing.setting import NET
 from flbench.workers import nesting
+from flbench.workers.fork_server import LocalProcess
 from tests.algorithms.test_contract import KINDS
 from tests.engine.playing import played
 from tests.engine.test_vectorized import REDUCE, Count
-from tests.support import build, run, summary_of_run
+from tests.support import build, run
 
 pytestmark = pytest.mark.slow
 
@@ -97,6 +100,62 @@ def test_state_ends_with_the_bits_of_one_process(engines, kind, name):
     assert engines[kind].report()["workers"] >= 2
 
 
+def evaluated(built, engine, state):
+    """Return the metrics and the confusion counts of all models."""
+    evaluator = replace(built.evaluator(lambda text: None), engine=engine)
+    settings = rounds.settings_of(built.algorithm, state)
+    found = evaluator.evaluate(state, settings, common=True)
+    counts = [*found.local.values(), *found.common.values()]
+    fields = ("support", "predicted", "correct", "confusion")
+    return built.judge.rows(found), [
+        getattr(one, name).tolist() for one in counts for name in fields
+    ]
+
+
+@pytest.mark.parametrize("name", ["ditto", "fedavg", "ft"])  # personal, shared, fine-tuned models
+@pytest.mark.parametrize("kind", KEYS)
+def test_evaluation_is_that_of_one_process(engines, kind, name, monkeypatch):
+    built = build(*KEYS[kind], f"algorithm.name={name}")
+    state = played(built, built.engine, 1)
+    whole = evaluated(built, built.engine, state)
+    for size in ("BLOCK", "KEPT"):  # clients are stacked by two
+        monkeypatch.setattr(evaluate, size, 2)
+    monkeypatch.setattr(evaluate, "POOLED", 40)
+    monkeypatch.setattr(evaluate, "PIECE", 80)
+    calls = Mock(side_effect=LocalProcess.call, autospec=True)
+    monkeypatch.setattr(LocalProcess, "call", lambda *given: calls(*given))
+
+    many = evaluated(built, engines[kind], state)
+
+    assert many == evaluated(built, built.engine, state) == whole
+    assert calls.called
+
+
+def test_large_models_are_sent_in_several_turns(engines, monkeypatch):
+    built = build(*KEYS["sequential"], "algorithm.name=ditto", "partition.clients=13")
+    state = built.start()
+    settings, calls = (
+        rounds.settings_of(built.algorithm, state),
+        Mock(side_effect=LocalProcess.call),
+    )
+    monkeypatch.setattr(LocalProcess, "call", lambda *given: calls(*given))
+    monkeypatch.setattr(local, "SENT", 1)
+    monkeypatch.delenv(nesting.XDIST, raising=False)
+    engine = LocalEngine(
+        built.engine, built.net, built.federation, built.config.engine, lambda text: None
+    )
+    with closing(engine):
+        engine.start()
+        ids = torch.arange(13)
+        one, many = (
+            rounds.train(built.algorithm, some, state, settings, ids=ids).results
+            for some in (built.engine, engine)
+        )
+
+    assert digest([many.kept]) == digest([one.kept])
+    assert calls.call_count == 6  # two workers, and two clients at a time for each process
+
+
 def test_results_come_in_cohort_order_with_failures_and_observations(engines):
     built = build(*KEYS["sequential"], "algorithm.name=local")
     state = built.start()
@@ -161,6 +220,10 @@ def dies():
 
 
 def fails():
+    raise_spike()
+
+
+def raise_spike():
     raise ValueError("a spike of the loss")
 
 
@@ -175,9 +238,17 @@ def test_worker_that_always_dies_ends_the_run_with_a_sentence(engines):
 
 
 def test_error_of_the_users_code_in_a_worker_names_its_line(engines):
-    with pytest.raises(ConfigError, match=r"spike .*test_local\.py:\d+"):
+    where = r"spike .*test_local\.py:\d+\) at client [0-4] in round 1\."
+    with pytest.raises(ConfigError, match=where) as error:
         trained(engines["sequential"], fails)
     engines["sequential"].start()
+    _, *lines = str(error.value).splitlines()
+    assert [line.split(" in ")[1].split(":")[0] for line in lines] == [
+        "__call__",
+        "fails",
+        "raise_spike",
+    ]
+    assert all("test_local.py" in line for line in lines)  # neither flbench's lines nor PyTorch's
 
 
 def test_warning_of_the_users_code_in_workers_arrives_once(engines):
@@ -326,11 +397,27 @@ def test_script_needs_no_guard_and_leaves_no_process_when_it_is_killed(tmp_path)
     assert has_ended([server, worker])
 
 
-def test_run_has_the_digest_of_one_process(tmp_path, monkeypatch):
+def test_run_has_the_files_of_one_process(tmp_path, monkeypatch):
     monkeypatch.delenv(nesting.XDIST, raising=False)
-    keys = ("algorithm=hfcd", "train.participation=0.6")
+    keys = ("algorithm=hfcd", "train.participation=0.6", "partition.new_clients=2")
+    train, close, used = LocalEngine.run, LocalEngine.close, {}
 
-    path, many = run(tmp_path, *keys, "engine.workers=2")
+    def when_ready(engine, *given, **more):
+        engine.start()
+        return train(engine, *given, **more)
 
-    assert many["weights_digest"] == summary_of_run(*keys)["weights_digest"]
-    assert "workers: 2" in (path / "config.yaml").read_text()
+    def noting(engine):
+        used[engine] = engine.report()["workers"]
+        close(engine)
+
+    monkeypatch.setattr(LocalEngine, "run", when_ready)
+    monkeypatch.setattr(LocalEngine, "close", noting)
+    one, alone = run(tmp_path / "one", *keys, "engine.workers=1")
+    two, many = run(tmp_path / "two", *keys, "engine.workers=2")
+
+    assert list(used.values()) == [2, 2]  # the engine of the rounds, and that of the new clients
+    assert "workers: 2" in (two / "config.yaml").read_text()
+    assert many["weights_digest"] == alone["weights_digest"]
+    assert many["new_clients"] == alone["new_clients"]
+    for name in ("metrics.csv", "clients.csv", "new_clients.csv"):
+        assert (two / name).read_bytes() == (one / name).read_bytes()

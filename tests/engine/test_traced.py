@@ -548,7 +548,8 @@ def test_every_method_is_replayed_bit_for_bit(name, engine, monkeypatch):
 def assert_replayed(name, engine, monkeypatch, *more, shapes_replayed=2):
     """Clients of different size: full batches and padded ones, fewer and fewer clients."""
     few = ("partition.samples=400", "train.batch_size=16", "train.local_epochs=2")
-    keys = (f"algorithm={name}", "model=lenet5", f"engine.name={engine}", *few, *more)
+    needs = ALGORITHMS.find(name).needs
+    keys = (f"algorithm={name}", "model=lenet5", *needs, f"engine.name={engine}", *few, *more)
     monkeypatch.setattr(traced, "PATIENCE", 0.0)
     monkeypatch.setattr(traced, "LONGEST", 60.0)
     ends = []

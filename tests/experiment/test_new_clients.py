@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from flbench.algorithms.fedcpmd import elected
 from flbench.core.errors import ConfigError
 from flbench.core.tree import copied
 from flbench.core.types import State
-from flbench.experiment.new_clients import NewClients
+from flbench.experiment.new_clients import NewClients, _Meter
 from flbench.reports import page
 from flbench.testing.setting import after, build, fingerprint, run
 
@@ -64,7 +65,9 @@ def test_results_are_in_all_files(fedavg):
     test = summary["last"]["test"]
     for k in (0, 1, 5):
         new, seen = test[f"new@{k}"], test[f"seen@{k}"]
-        assert new["gap"] == pytest.approx(new["accuracy_mean"] - seen["accuracy_mean"])
+        assert {f"gap_{name}" for name in seen} == new.keys() - seen.keys()
+        for name, value in seen.items():
+            assert new[f"gap_{name}"] == pytest.approx(new[name] - value)
     assert test["seen@0"]["accuracy"] == test["accuracy"]  # one model for all
     with (path / "new_clients.csv").open() as lines:
         table = [row for row in csv.DictReader(lines) if row["moment"] == "last"]
@@ -196,3 +199,74 @@ def test_wrong_keys_are_refused():
     ):
         with pytest.raises(ConfigError, match=name.replace(".", r"\.")):
             build(*keys)
+
+
+def joined(built, state):
+    """The state after the new clients of an experiment have joined; nothing is evaluated."""
+    clients = NewClients(built, print)
+    try:
+        return clients._join(clients.grown(state), _Meter())[0]
+    finally:
+        clients.close()
+
+
+@pytest.mark.parametrize(
+    "keys", [(), ("algorithm.fill=class_mean", "algorithm.cluster_after=1")], ids=["zero", "mean"]
+)
+def test_new_clients_of_fedpc_join_the_group_with_the_nearest_prototypes(keys):
+    """A client that trained would be put where it is, as far as groups are around their means."""
+    few = (*NEW, "algorithm.name=fedpc", "algorithm.groups=2", "engine.precision=64-true")
+    built = build(*few, *keys)
+    state = after(built, 2)
+    server = joined(built, state).server
+
+    assert torch.equal(server["groups"][:5], state.server["groups"])
+    program = built.algorithm.join(state, torch.tensor([0])).program
+    whole, net = built.federation.with_new_clients(), built.net.double()
+    backbone = {
+        name.removeprefix("setup.w."): value
+        for name, value in state.server.items()
+        if name.startswith("setup.w.")
+    }
+    assert bool(backbone) == bool(keys)
+    net.load_state_dict({**net.state_dict(), **backbone})
+    tables, held = torch.zeros(7, 10, net.head.in_features).double(), torch.zeros(7, 10).bool()
+    for client, rows in enumerate(whole.partition.parts["train"]):
+        x, y = whole.inputs(rows, torch.float64), whole.y[rows]
+        for k in y.unique().tolist():
+            tables[client, k] = net(x[y == k]).features.mean(dim=0).detach()
+            held[client, k] = True
+    if keys:
+        means = tables[:5].sum(dim=0) / held[:5].sum(dim=0).clamp_min(1)[:, None]
+        tables = torch.where(held[:, :, None], tables, means)
+    groups = state.server["groups"]
+    centres = [tables[:5][groups == j].mean(dim=0) for j in range(int(groups.max()) + 1)]
+    distance = torch.stack([(tables[5:] - one).flatten(1).norm(dim=1) for one in centres])
+    assert server["groups"][5:].tolist() == distance.argmin(dim=0).tolist()
+    assert program.sends == {"prototypes", "ids"}
+
+
+def test_new_clients_of_fedcpmd_vote_and_get_the_layers_of_their_cluster():
+    keys = ("algorithm.mixing=mean", "train.rounds=4", "algorithm.k_p=2", "train.participation=1")
+    built = build(*NEW, "model.name=lenet5", "algorithm.name=fedcpmd", *keys)
+    state = after(built, 4)
+    before = {name: value.clone() for name, value in state.server.items()}
+
+    grown = joined(built, state)
+
+    votes, layers = grown.server["votes"], built.algorithm.layers
+    assert torch.equal(votes[:5], before["votes"])
+    assert votes[5:].sum(dim=1).tolist() == [1, 1]
+    assert grown.server["participated"].all()
+    chosen = elected(grown.server)
+    start = built.start().clients
+    for client in (5, 6):
+        mine = [i for i in range(5) if chosen[i] == chosen[client]]
+        sizes = built.federation.sizes[mine].double()
+        for number, layer in enumerate(layers):
+            for name in layer.leaves:
+                body = before.get(name, start[name][0])
+                rows = state.clients[name][mine].double()
+                mixed = torch.einsum("m,m...->...", sizes / sizes.sum(), rows) if mine else body
+                wanted = body if number == chosen[client] else mixed.to(body.dtype)
+                assert torch.allclose(grown.clients[name][client], wanted, atol=1e-6), name

@@ -11,7 +11,7 @@ from flbench.algorithms import ALGORITHMS
 from flbench.algorithms.shared.prototypes import CountClasses
 from flbench.client.program import Statistic
 from flbench.config.resolve import resolve
-from flbench.config.sources import from_values
+from flbench.config.sources import from_overrides, from_values
 from flbench.core.errors import ConfigError
 from flbench.core.given import offered
 from flbench.experiment.assembly import build, load_federation
@@ -47,7 +47,8 @@ def configured(method):
         "train": {"rounds": 20, "local_epochs": 2},
         "engine": {"threads": 1},
     }
-    return resolve([from_values(given, "test")])[0]
+    needs = from_overrides(ALGORITHMS.find(method).needs)
+    return resolve([from_values(given, "test"), needs])[0]
 
 
 class Scaled(Lit):

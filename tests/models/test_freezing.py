@@ -16,7 +16,8 @@ from flbench.models.base import build, describe, net_leaves
 from flbench.models.freezing import freeze
 from flbench.models.lenet5 import LeNet5Config
 from flbench.models.mlp import MlpConfig
-from tests.support import config_of
+from tests.support import SMALL, config_of
+from tests.support import build as assembled
 
 SHAPE = (1, 8, 8)
 FEW = fl.Dirichlet(alpha=1.0, clients=3, samples=120)
@@ -123,6 +124,37 @@ def test_normalization_that_is_frozen_by_halves_is_noted():
     notes = fixed.notes(made(net))
     assert any("running statistics change" in note and "model.freeze" in note for note in notes)
     assert not any("running statistics change" in note for note in fixed.notes(made(user_net())))
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentences"),
+    [
+        (["model.freeze=backbone"], ["what `model.freeze` freezes has random weights"]),
+        (
+            ["model.lora.rank=2"],
+            [
+                "2 layers have adapters of rank 2 (backbone.fc1, backbone.fc2)",
+                "what `model.lora` freezes",
+            ],
+        ),
+        ([], []),
+    ],
+    ids=["freeze", "lora", "neither"],
+)
+def test_adapted_layers_and_random_frozen_weights_are_noted(keys, sentences):
+    notes = " ".join(assembled(*SMALL, "algorithm=fedavg", "model=mlp", *keys).notes)
+
+    for sentence in sentences:
+        assert sentence in notes
+    assert ("random weights" in notes) == bool(keys)
+
+
+def test_frozen_weights_that_a_user_has_given_are_not_called_random(tmp_path):
+    file = tmp_path / "mlp.pt"
+    torch.save(build(MlpConfig(), SHAPE, 10, seed=3).state_dict(), file)
+    keys = ("algorithm=fedavg", "model=mlp", "model.freeze=backbone", f"model.weights={file}")
+
+    assert "random weights" not in " ".join(assembled(*SMALL, *keys).notes)
 
 
 class Stop(fl.Callback):

@@ -1,5 +1,6 @@
 """Low-rank adapters by PEFT."""
 
+import lightning
 import pytest
 import torch
 from torch import nn
@@ -134,3 +135,38 @@ def test_hash_counts_the_adapters_only_if_there_are_some():
     assert config_of("model.lora.alpha=4").hash() == plain
     assert config_of("model.lora.rank=4").hash() != plain
     assert config_of("model.lora.rank=4").hash() != config_of("model.lora.rank=2").hash()
+
+
+class Lit(lightning.LightningModule):
+    """A module whose head is found by what it returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = base()
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_the_head_of_a_lightning_module_trains_and_has_no_adapter():
+    """It is the layer that computes the output, also if `model.head` does not name it."""
+    with offered({"model": Lit()}):
+        config = OwnModelConfig(name="object", lightning=True, lora=LoraConfig(rank=2))
+        spec = describe(build(config, SHAPE, 10, 0), SHAPE)
+
+    assert spec.names("head") == {"module.net.3.weight", "module.net.3.bias"}
+    assert [one.layer for one in spec.adapters] == ["module.net.1"]
+    assert spec.names("lora_A") | spec.names("lora_B") == spec.names("backbone")
+
+
+def test_factors_of_a_net_without_adapters_are_refused_with_the_key():
+    spec = describe(build(LeNet5Config(name="lenet5"), SHAPE, 10, seed=0), SHAPE)
+    assert spec.adapters == ()
+    with pytest.raises(ConfigError, match=r"`lora_A`.*`model\.lora\.rank=8`"):
+        spec.names("lora_A")

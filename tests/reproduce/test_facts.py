@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAPERS = library.names()
 
 
-def test_there_are_five_papers():
-    assert PAPERS == ["dfedhp", "fedcpmd", "fedpc", "hfcd", "slapfl"]
+def test_there_are_five_papers_and_a_leaderboard():
+    assert PAPERS == ["dfedhp", "fedcpmd", "fedpc", "hfcd", "pfllib", "slapfl"]
 
 
 @pytest.mark.parametrize("name", PAPERS)
@@ -66,7 +66,7 @@ def test_every_cell_of_a_method_that_exists_is_a_configuration(name, scale, monk
         assert not job.changed
         assert bool(job.scaled) == (scale == "small")
         if scale == "small":
-            assert rounds <= full.get("train.rounds", rounds) <= 1500
+            assert rounds <= full.get("train.rounds", rounds) <= 2000
             assert job.config.partition.clients <= 11
 
 
@@ -217,6 +217,37 @@ def test_dfedhps_tables_have_its_learning_rates_and_the_participation_of_its_bas
     for claim in made.paper.claims:
         rivals = () if claim.over == "all" else claim.over
         assert not (claim.row == "DFedHP" and "DisPFL+HP" in (*rivals, claim.over))
+
+
+def test_pfllibs_columns_are_best_test_rounds_of_four_partitions(monkeypatch):
+    monkeypatch.setattr(catalogue, "is_available", lambda config: True)
+
+    made = plan.make(ReproduceRequest("pfllib", tables="all", scale="full", seeds=1))
+
+    found = {}
+    for item in made.cells:
+        [job] = item.jobs.values()
+        found.setdefault((item.cell.table, item.cell.column), set()).add(
+            (
+                *(job.config.data.name, job.config.partition.title, job.config.partition.alpha),
+                *(job.config.partition.classes_per_client, job.config.train.rounds),
+                *(job.config.model.name, job.config.train.optimizer.lr, job.config.seed),
+            )
+        )
+        read = "last" if item.cell.row.endswith(", last round") else "max"
+        assert item.cell.metric.over == read
+    dirichlet = {
+        ("leaderboard", "FMNIST beta 0.1"): ("fashionmnist", 0.1),
+        ("leaderboard", "CIFAR100 beta 0.1"): ("cifar100", 0.1),
+        **{("beta", f"beta {beta:g}"): ("cifar100", beta) for beta in (0.01, 0.5, 5.0)},
+    }
+    rest = (2000, "cnn4", 0.005, 0)
+    for key, (data, alpha) in dirichlet.items():
+        assert found.pop(key) == {(data, "dirichlet", alpha, 2, *rest)}
+    for name, data, classes in (("FMNIST", "fashionmnist", 2), ("CIFAR100", "cifar100", 10)):
+        [column] = found.pop(("leaderboard", f"{name} pathological"))
+        assert column == (data, "pathological", 0.1, classes, *rest)
+    assert not found
 
 
 @pytest.mark.parametrize("method", ["dfedhp", "fedavg"])

@@ -395,6 +395,29 @@ def test_dry_run_lists_runs_and_trains_nothing(reproduce, tmp_path):
     assert "not run yet" not in out
 
 
+def test_best_test_round_of_pfllib_is_printed_beside_the_last_one(reproduce, tmp_path):
+    keys = ("--dataset", "FMNIST=digits", "--algos", "FedAvg,FedDBE", "--seeds", "1", *TINY)
+
+    code, out, err = reproduce("pfllib", *keys, "train.rounds=3", "evaluation.every=1")
+
+    assert code == 0, err
+    assert "best test rounds" in out
+    [file] = (tmp_path / "reproduce").glob("pfllib-*.json")
+    tree = json.loads(file.read_text())
+    folders = {path.name: path for path in runs(tmp_path)}
+    assert len(folders) == 4
+    for entry in (e for e in tree["cells"] if e["runs"]):
+        with (Path(entry["runs"]["0"]) / "metrics.csv").open() as table:
+            mine = [
+                float(row[4])
+                for row in csv.reader(table)
+                if row[1:4] == ["test", "personal", "accuracy"]
+            ]
+        assert len(mine) == 3
+        wanted = mine[-1] if entry["row"].endswith("last round") else max(mine)
+        assert entry["values"]["0"] == pytest.approx(100 * wanted)
+
+
 def test_papers_are_listed_without_an_argument(reproduce):
     code, out, _ = reproduce()
 

@@ -391,6 +391,34 @@ def test_read_only_database_is_named(folder, uri, capsys):
         (PermissionError(13, "Permission denied", "/artifacts"), "denied: /artifacts", "writable"),
         (RuntimeError("failed with error code 404 != 200. Response body: 'x'"), "404", "address"),
         (RuntimeError("(sqlite3.OperationalError) no such table: a\n[SQL: SELECT"), "table: a", ""),
+        (RuntimeError("too many 503 error responses"), "503", "Try again later"),
+        (RuntimeError("failed with error code 413 != 200. Response body"), "413", "largest size"),
+        (RuntimeError("failed with error code 507 != 200. Response body"), "507", "room"),
+        (RuntimeError("failed with error code 401 != 200. Response body"), "401", "PASSWORD"),
+        (RuntimeError("An error occurred (NoSuchBucket): x"), "NoSuchBucket", "Make the bucket"),
+        (RuntimeError("Unable to locate credentials"), "credentials", "permit"),
+        (sqlite3.OperationalError("database is locked"), "another process", "Try again"),
+        (sqlite3.OperationalError("attempt to write a readonly database"), "read-only", "writable"),
+        (sqlite3.OperationalError("unable to open database file"), "cannot be opened", "writable"),
+        (sqlite3.OperationalError("database or disk is full"), "disk is full", "room"),
+        (sqlite3.DatabaseError("database disk image is malformed"), "malformed", "copy"),
+        (OSError(28, "No space left on device", "/store"), "No space left", "room"),
+        (RuntimeError("FATAL: the database system is starting up"), "starting", "Try again"),
+        (RuntimeError('password authentication failed for user "u"'), "password", "in the address"),
+        (RuntimeError('FATAL:  database "m" does not exist'), "does not exist", "database in"),
+        (RuntimeError("permission denied for table runs"), "table runs", "rights"),
+        (
+            RuntimeError("SSLError('certificate verify failed: self-signed certificate (_ssl.c'"),
+            "self-signed certificate",
+            "CERT_PATH",
+        ),
+        (
+            RuntimeError("out-of-date database schema (found version a, but expected b)."),
+            "the version a",
+            "mlflow db upgrade ADDRESS",
+        ),
+        (RuntimeError("Can't locate revision identified by 'a'"), "newer version", "--upgrade"),
+        (RuntimeError("unsupported URI 'ftp://x'"), "no store of this kind", "sqlite:///FILE"),
     ],
 )
 def test_reasons_have_a_cure_and_say_that_the_store_was_reached(error, reason, cure):
@@ -400,6 +428,40 @@ def test_reasons_have_a_cure_and_say_that_the_store_was_reached(error, reason, c
     assert reason in found.reason
     assert cure in found.cure
     assert "SQL:" not in found.reason
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("NewConnectionError: [Errno 111] Connection refused", "connection refused"),
+        ("Connection to h timed out. (connect timeout=9)", "no answer in time"),
+        ("could not translate host name: Name or service not known", "unknown host"),
+        ("[Errno 101] Network is unreachable", "the network is unreachable"),
+    ],
+)
+def test_what_was_not_reached_is_to_be_started(said, reason):
+    found = mlflow_errors.explain(OSError(said))
+
+    assert (found.reason, found.is_reached, found.is_passing) == (reason, False, True)
+    assert found.sentence("http://h").endswith("Start it, or give another --uri.")
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ('Read timeout on endpoint URL: "http://s3/a"', ("cannot be used", "S3_ENDPOINT_URL")),
+        (
+            "Could not connect to the endpoint URL",
+            ("cannot be used", "Start the store of the files"),
+        ),
+        ("Read timed out. (read timeout=9)", ("no answer in time", "if it runs", "its log")),
+    ],
+)
+def test_store_of_files_that_is_away_is_not_called_a_server_that_is_away(said, words):
+    sentence = mlflow_errors.explain(OSError(said)).sentence("http://h")
+
+    for word in words:
+        assert word in sentence
 
 
 def test_database_server_that_is_away_is_tried_once(monkeypatch):

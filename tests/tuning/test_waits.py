@@ -18,10 +18,12 @@ from flbench.tuning.callbacks import TuneCallbacks
 @pytest.fixture
 def clock(monkeypatch):
     """A time that the test sets, and a cluster with one CPU, which nobody uses."""
-    found = SimpleNamespace(now=0.0)
+    found = SimpleNamespace(now=0.0, states={"PENDING"}, workers=2)
     monkeypatch.setattr(module.time, "monotonic", lambda: found.now)
     monkeypatch.setattr(module, "free", lambda needs: {"CPU": 1.0, "GPU": 0.0})
     monkeypatch.setattr(module, "there", lambda needs: {"CPU": 1.0, "GPU": 0.0})
+    monkeypatch.setattr(module.Reservations, "states", lambda: found.states)
+    monkeypatch.setattr(module, "workers_of", lambda resources: found.workers)
     return found
 
 
@@ -34,7 +36,7 @@ def test_a_wait_is_told_once_and_ends_the_study(clock):
     notes: list[str] = []
     waits = waits_of(notes)
     for clock.now in (0.0, 10.0, 25.0, 40.0):
-        assert waits.look(["a", "b", "c", "d"], is_running=False) is None
+        assert waits.look(["a", "b", "c", "d"], []) is None
     assert len(notes) == 1
     for word in ("a, b, c and 1 more", "2 CPUs", "1 CPU free"):
         assert word in notes[0]
@@ -54,12 +56,58 @@ def test_a_wait_is_told_once_and_ends_the_study(clock):
 
 def test_a_trial_that_runs_begins_the_wait_anew(clock):
     waits = waits_of([])
-    waits.look(["a"], is_running=False)
+    waits.look(["a"], [])
     clock.now = 5.0
-    waits.look(["a"], is_running=True)
+    waits.look(["a"], ["x"])
     clock.now = 62.0
 
-    assert waits.look(["a"], is_running=False) is None
+    assert waits.look(["a"], []) is None
+
+
+def test_a_worker_that_starts_is_no_missing_resource(clock):
+    notes: list[str] = []
+    waits = waits_of(notes)
+    clock.states = {"CREATED"}
+    for clock.now in (0.0, 25.0):
+        waits.look(["a"], [])
+
+    assert ["is starting" in note for note in notes] == [True]
+
+
+@pytest.mark.parametrize(
+    ("states", "left", "waiting", "running"),
+    [({"RESCHEDULING"}, 2, [], ["a"]), ({"PENDING"}, 1, ["a"], [])],
+    ids=["a trial has lost a worker's node", "no node has the CPUs of a trial"],
+)
+def test_trials_begin_again_within_30_seconds_of_a_lost_node(clock, states, left, waiting, running):
+    waits = waits_of([])
+    assert waits.must_begin_again(waiting, running) is None
+    clock.states, clock.workers, lost = states, left, clock.now
+    found = None
+    while found is None:
+        clock.now += 0.5
+        found = waits.must_begin_again(waiting, running)
+
+    assert clock.now - lost <= 30.0
+    assert "a: waiting for 2 CPUs" in found
+    assert ("engine.workers=1" in found) == (left == 1)
+
+
+@pytest.mark.parametrize(
+    ("states", "left", "running"), [({"CREATED"}, 2, ["a"]), ({"PENDING"}, 2, [])]
+)
+def test_trials_that_will_run_do_not_begin_again(clock, states, left, running):
+    waits = waits_of([])
+    clock.states, clock.workers = states, left
+    for clock.now in (10.0, 20.0, 40.0):
+        assert waits.must_begin_again(["b"], running) is None
+
+
+def test_a_reservation_that_ray_has_moved_to_another_node_is_kept(clock):
+    waits = waits_of([])
+    for clock.now, states in ((10.0, {"RESCHEDULING"}), (16.0, {"CREATED"}), (30.0, {"CREATED"})):
+        clock.states = states
+        assert waits.must_begin_again([], ["a"]) is None
 
 
 def test_a_node_that_does_not_answer_is_told_once(clock, monkeypatch):
@@ -70,7 +118,7 @@ def test_a_node_that_does_not_answer_is_told_once(clock, monkeypatch):
     monkeypatch.setattr(module.ray, "nodes", lambda: [node])
     monkeypatch.setattr(waits._nodes, "lost", lambda ids: silent)
     for clock.now in (20.0, 40.0, 60.0):
-        waits.look([], is_running=True)
+        waits.look([], ["x"])
         silent = {"n"}
 
     assert [("10.0.0.7" in note) for note in notes] == [True]

@@ -1,9 +1,14 @@
 """Worker processes: what they cannot read is told to the process that has sent it."""
 
 import os
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
+from flbench.core import children
 from flbench.jobs.job import Job
 from flbench.jobs.launchers.attempts import Attempts
 from flbench.workers.fork_server import LocalProcess, started
@@ -52,6 +57,40 @@ def test_a_process_that_dies_is_no_error_of_the_call():
         process.call(packed(("extend", (Dying(),))))
         with pytest.raises(EOFError):
             process.answer()
+
+
+IMPORTING = """
+import sys, time
+from flbench.workers import fork_server
+server = fork_server.ForkServer()
+print(server.process_id, flush=True)
+time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.3])
+def test_the_server_ends_at_once_with_its_parent_also_while_it_imports(delay):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", IMPORTING], env=children.environment(), stdout=subprocess.PIPE
+    )
+    server = int(parent.stdout.readline())
+    time.sleep(delay)
+    parent.kill()
+    begin = time.monotonic()
+    parent.wait()
+    parent.stdout.close()
+
+    while is_running(server) and time.monotonic() - begin < 10:
+        time.sleep(0.005)
+
+    assert time.monotonic() - begin < 0.5  # of a server that imports for longer
+
+
+def is_running(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 class Dying:

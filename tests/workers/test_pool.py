@@ -1,11 +1,14 @@
 """Actors whose nodes are lost, and calls that wait for resources which no node has."""
 
+import time
+from importlib import import_module
+from threading import Thread
 from types import SimpleNamespace
 
 import pytest
 
 import flbench as fl
-from flbench.core.errors import RunError, UserError
+from flbench.core.errors import ConfigError, RunError, UserError
 from flbench.core.tree import digest
 from flbench.testing.setting import NET
 from flbench.workers import pool as pools
@@ -128,6 +131,79 @@ def test_a_wait_for_what_no_node_has_is_told_and_ends(nodes, monkeypatch):
 
     pool.close(kill=True)
     assert len(notes) == 1
+
+
+class NeedsModule:
+    """Pickles as an object of a module that no other process finds."""
+
+    def __reduce__(self):
+        return import_module, ("module_of_this_process",)
+
+
+def test_what_an_actor_cannot_read_is_named(nodes):
+    if not ray.is_initialized():
+        ray.init(address=nodes.address, log_to_driver=False)
+    pool = pool_of([], cpus=1)
+    pool.submit("first", "doubled", ray.put(NeedsModule()))
+
+    with pytest.raises(ConfigError, match=r"a cell cannot read.*module_of_this_process") as found:
+        all_ended(pool, 1)
+
+    assert "Traceback" not in str(found.value)
+    pool.close(kill=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*")  # notes about the data
+def test_a_study_goes_on_with_what_is_left_of_a_cluster(nodes, tmp_path, monkeypatch, capsys):
+    """Memory runs out at first; then one of two nodes is lost on which the trial has a worker."""
+    from flbench.tuning import run, waits
+
+    fit, failed = run._fit, []
+
+    def fit_later(*given):
+        """Fail once, as Ray Tune does if Ray's memory monitor ends a worker that it waits for."""
+        if not failed:
+            failed.append(
+                RuntimeError("Caught unexpected exception: the node running low on memory")
+            )
+            raise failed[0]
+        fit(*given)
+
+    monkeypatch.setattr(run, "_fit", fit_later)
+    monkeypatch.setattr(waits, "LOOK", 1.0)
+    monkeypatch.setattr(waits, "HOLD", 0.5)
+    keys = {"data": "digits", "partition": fl.Dirichlet(alpha=0.5, clients=4, samples=300)}
+    keys |= {"train": {"rounds": 30, "local_epochs": 1}, "evaluation": {"every": 1}}
+    node = nodes.add_node(**NODE)
+
+    def lose_node():
+        while not (files := list(tmp_path.glob("study/*/trials/fedavg/*/metrics.csv"))):
+            time.sleep(0.1)
+        while len(files[0].read_text().splitlines()) < 20:
+            time.sleep(0.1)
+        nodes.remove_node(node)
+
+    losing = Thread(target=lose_node, daemon=True)
+    losing.start()
+    engine = {"name": "ray", "workers": 2, "threads": 1}
+    budget = {"trials": 1, "seeds": 0, "concurrent": 1, "scheduler": "none", "retries": 1}
+    study = fl.tune(
+        "fedavg", **budget, engine=engine, address=nodes.address, out=tmp_path / "study", **keys
+    )
+    losing.join()
+    twin = fl.run("fedavg", engine={"threads": 1}, output={"dir": tmp_path / "run"}, **keys)
+
+    said = capsys.readouterr().err
+    assert "a node of the Ray cluster was lost" in said
+    assert "engine.workers=1" in said
+    assert said.count("memory of the machine was almost full") == 1
+    [trial] = study.path.glob("trials/fedavg/*/metrics.csv")
+    rows = [
+        [line for line in file.read_text().splitlines() if ",validation," in line]
+        for file in (trial, twin.path / "metrics.csv")
+    ]
+    assert rows[0] == rows[1]
+    assert list(study.trials["attempts"]) == [1]
 
 
 @pytest.mark.filterwarnings("ignore:.*")  # notes about the data

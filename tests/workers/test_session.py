@@ -469,3 +469,47 @@ def test_portable_object_finds_its_module_in_another_process(tmp_path, monkeypat
     )
 
     assert done.stdout == b"42\n"
+
+
+@pytest.mark.parametrize("position", ["first", "last"])
+def test_another_process_searches_folders_in_the_order_of_this_one(tmp_path, monkeypatch, position):
+    """Two folders have a file of the same name; the current folder is searched last of all."""
+    for folder in ("given", "current"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "twice.py").write_text(f"class Own:\n    place = {folder!r}\n")
+    monkeypatch.chdir(tmp_path / "current")
+    kept, given = list(sys.path), str(tmp_path / "given")
+    monkeypatch.setattr(sys, "path", [given, *kept] if position == "first" else [*kept, given])
+    own = imported.find("twice:Own")()
+    assert own.place == "given"
+    content = pickle.dumps(imported.portable(own, pickle.dumps))
+    sys.modules.pop("twice")
+    code = (
+        "import pickle, sys; own = pickle.loads(sys.stdin.buffer.read())\n"
+        "from flbench.core import imported; import os\n"
+        "early = [one for one in sys.path if imported.is_searched_early(one)]\n"
+        f"print(own.place, imported.here(), os.getcwd(), {given!r} in early)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd="/", input=content, capture_output=True, check=True
+    )
+
+    is_first = str(position == "first")
+    assert done.stdout.decode().split() == ["given", str(tmp_path / "current"), "/", is_first]
+
+
+def test_messages_of_servers_are_not_printed_between_tables(monkeypatch):
+    from ray._private import worker
+
+    printer = worker.print_to_stdstream
+    monkeypatch.setattr(session, "_start", lambda *_: None)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+
+    assert session.connect(None)
+    assert worker.print_to_stdstream({"is_err": False, "lines": ["x"]}, ignore_prefix=False) is None
+    assert worker.print_to_stdstream is not printer
+    session.disconnect()
+
+    assert worker.print_to_stdstream is printer

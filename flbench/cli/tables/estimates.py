@@ -24,5 +24,9 @@ def print_estimate(estimate: "Estimate") -> None:
         "memory": f"samples {size(estimate.data)}, state {size(estimate.state)}, results of a round"
         f" {size(estimate.results)}; about {size(estimate.memory)} for the process",
     }
+    if estimate.worker:
+        lines["memory"] += (
+            f", and {size(estimate.worker)} for each of at most {estimate.processes - 1} workers"
+        )
     for name, content in lines.items():
         line(f"{name:>10}: {content}")

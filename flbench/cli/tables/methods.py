@@ -28,6 +28,8 @@ def print_method(entry: Mapping[str, Any]) -> None:
     console.print(f"{entry['name']}: {paper['title']}\n{paper['authors']}, {paper['venue']}{doi}\n")
     console.print(entry["about"])
     console.print(f"\ndown: {entry['down']}\nup: {entry['up']}\nclient keeps: {entry['keeps']}\n")
+    if entry["needs"]:
+        console.print(f"needs a setting such as: {' '.join(entry['needs'])}\n")
     table = titled_table("Hyper-parameters (algorithm.*)")
     for title in ("name", "default", "range", "unit", "meaning"):
         table.add_column(title)

@@ -1,0 +1,283 @@
+"""Writes the page "Which baselines should I compare with?" from the figures of the board.
+
+usage: python benchmarks/baselines.py [FOLDER] (default: docs/board)
+
+FOLDER/figures.csv has a row for each method of each FOLDER/*.tar.xz. Archives that have changed, or
+that it does not have, are read anew (some seconds each). The page is FOLDER/baselines.md; which
+methods it names follows from the figures by the rules that it states.
+"""
+
+import sys
+from collections.abc import Iterable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+import pandas as pd
+from board_pages import NEW, TUNED, Setting
+
+from flbench.algorithms.catalogue import method as described
+from flbench.core.errors import UserError
+from flbench.core.markup import in_code
+
+ALWAYS: Final = {
+    "local": "whether federated learning is worth its cost at all",
+    "fedavg": "the single model that the others personalize",
+    "ft": "the simplest personalization: FedAvg's model, fine-tuned by each client",
+}
+FAMILIES: Final = {
+    "One model for all clients": (
+        *("fedprox", "scaffold", "fedavgm", "feddyn", "moon"),
+        *("fedadam", "fedyogi", "fedadagrad"),
+    ),
+    "Some layers stay with the client": (
+        *("fedper", "fedrep", "fedbabu", "fedbn", "fedap", "fedcmd", "fedcpmd", "slapfl"),
+        *("lgfedavg", "fedrod", "fedas", "fedcac", "gpfl", "fedcp"),
+    ),
+    "A personal model beside the shared one, or adapted from it": (
+        *("ditto", "pfedme", "apfl", "fedala"),
+        *("perfedavg", "floco", "knnper"),
+    ),
+    "Features and prototypes": (
+        *("fedproto", "hfcd", "fedpc", "fednh"),
+        *("fedpac", "feddbe", "fedtgp", "pfedfda"),
+    ),
+    "Similar clients learn from each other": (
+        *("pfedsim", "ifca", "cfl", "fedfomo"),
+        *("fedamp",),
+    ),
+    "Weights from a hypernetwork": ("dfedhp", "dispfl-hp", "pfedhn"),
+    "Without a server": ("dfedavg", "dfedavgm", "dfedalt", "dfedsalt", "dispfl"),
+}
+"""Methods by what is personal in them; those of the archives SETTING-new come last."""
+BROAD: Final = 5  # settings from which on a method counts as broadly measured
+
+
+def figures(archive: Path) -> list[dict[str, Any]]:
+    """Return the figures of an archive, a dict for each method.
+
+    Differences are in accuracy (a share); `verdict` is better, worse or empty, after Holm's
+    correction for all methods and both references of the setting.
+    """
+    setting = Setting(archive, only_accuracy=True)
+    board = setting.boards["accuracy"]
+    digest = sha256(archive.read_bytes()).hexdigest()
+    rows = []
+    for name in (*setting.methods, *setting.untuned):
+        shown = name + TUNED if name in setting.methods else name
+        row = {
+            "setting": setting.name,
+            "sha256": digest,
+            "method": name,
+            "is_tuned": name in setting.methods,
+            "accuracy": board.loc[shown, "mean"],
+            "default": board.loc[name, "mean"],
+            "bytes": board.loc[shown, "bytes"],
+            "seconds": setting.seconds[shown],
+        }
+        rows.append(row)
+    for row in rows:
+        suffix = TUNED if row["is_tuned"] else ""
+        for other in ("local", "ft"):
+            if row["method"] in ("local", "ft") and row["method"] == other:
+                continue
+            try:
+                gap = setting.pair(row["method"] + suffix, other + suffix)
+            except KeyError:
+                continue
+            row |= {f"minus_{other}": gap.mean, f"low_{other}": gap.low, f"high_{other}": gap.high}
+            family = setting.against(other, suffix)
+            if row["method"] in family:
+                row[f"verdict_{other}"] = family[row["method"]].verdict
+    return rows
+
+
+def known(folder: Path) -> pd.DataFrame:
+    """Return the figures of all archives of a folder; figures.csv is completed."""
+    file = folder / "figures.csv"
+    table = pd.read_csv(file) if file.is_file() else pd.DataFrame(columns=["setting", "sha256"])
+    for archive in sorted(folder.glob("*.tar.xz")):
+        name = archive.name.removesuffix(".tar.xz")
+        mine = table[table["setting"] == name]
+        if len(mine) and mine["sha256"].iloc[0] == sha256(archive.read_bytes()).hexdigest():
+            continue
+        try:
+            new = pd.DataFrame(figures(archive))
+        except UserError as error:
+            print(f"{archive} is left out: {error}", file=sys.stderr)
+            continue
+        table = pd.concat([table[table["setting"] != name], new], ignore_index=True)
+        table = table.sort_values(["setting", "method"], kind="stable")
+        table.to_csv(file, index=False, float_format="%.8g")
+        print(f"{archive}: {len(new)} methods", file=sys.stderr)
+    return pd.read_csv(file)
+
+
+class Board:
+    """The figures of the board.
+
+    Args:
+        table: Rows of figures.csv.
+    """
+
+    def __init__(self, table: pd.DataFrame) -> None:
+        self.table = table[table["is_tuned"]]
+        recent = table["setting"].str.endswith(NEW) & ~table["method"].isin(ALWAYS)
+        self.recent = set(table[recent]["method"])
+
+    def rows(self, method: str) -> pd.DataFrame:
+        """Return the rows of a method; the references of the new methods count once."""
+        mine = self.table[self.table["method"] == method]
+        is_again = mine["setting"].str.endswith(NEW) & (method in ALWAYS)
+        return mine[~is_again]
+
+    def score(self, method: str) -> float:
+        """Return the mean difference to `ft` over the settings of a method."""
+        return float(self.rows(method)["minus_ft"].mean())
+
+    def chosen(self, methods: Iterable[str]) -> list[tuple[str, str]]:
+        """Return the two methods of a family that a paper should include, each with the rule."""
+        there = [name for name in methods if len(self.rows(name))]
+        old = [name for name in there if name not in self.recent]
+        broad = [name for name in old if len(self.rows(name)) >= BROAD]
+        recent = [name for name in there if name in self.recent]
+        few = [name for name in old if name not in broad]
+        found: list[tuple[str, str]] = []
+        for group, why in (
+            (broad, f"best of those measured in {BROAD} settings or more"),
+            (recent, "best of the methods of 2020 to 2025"),
+            (broad, "second of those measured broadly"),
+            (few, "best of those measured in fewer settings"),
+            (recent, "second of the methods of 2020 to 2025"),
+        ):
+            names = {name for name, _ in found}
+            left = [name for name in group if name not in names]
+            if left and len(found) < 2:
+                found.append((max(left, key=self.score), why))
+        return found
+
+    def line(self, family: str, method: str, why: str) -> str:
+        """Return the line of a method in the table."""
+        rows = self.rows(method)
+        fedavg = self.table[self.table["method"] == "fedavg"].set_index("setting")["bytes"]
+        traffic = (rows["bytes"] / rows["setting"].map(fedavg)).median()
+        tuning = 100 * (rows["accuracy"] - rows["default"]).mean()
+        year = described(method)["paper"]["venue"]
+        cells = [
+            family,
+            in_code(method),
+            why,
+            spread(rows["minus_ft"]),
+            spread(rows["minus_local"]),
+            counts(rows, "local"),
+            counts(rows, "ft"),
+            f"{traffic:.2f}",
+            f"{tuning:+.0f}",
+            year,
+        ]
+        return f"| {' | '.join(cells)} |"
+
+
+def spread(values: "pd.Series[float]") -> str:
+    """Return differences in points: the mean and, of several, their range."""
+    points = 100 * values
+    if len(points) == 1:
+        return f"{points.iloc[0]:+.1f}"
+    return f"{points.mean():+.1f} ({points.min():+.1f} to {points.max():+.1f})"
+
+
+def counts(rows: pd.DataFrame, other: str) -> str:
+    """Return in how many settings a method is significantly better, and worse."""
+    verdicts = rows[f"verdict_{other}"]
+    return f"{(verdicts == 'better').sum()} / {(verdicts == 'worse').sum()} of {len(rows)}"
+
+
+def page(table: pd.DataFrame) -> str:
+    """Return the page."""
+    board = Board(table)
+    settings = sorted(set(board.table["setting"]))
+    ft, local = board.rows("ft"), board.rows("local")
+    gain = 100 * ft["minus_local"]
+    best = sum(
+        not (board.table[board.table["setting"] == name]["verdict_ft"] == "better").any()
+        for name in set(ft["setting"])
+    )
+    close = 100 * board.rows("fedavg")["minus_ft"]
+    lines = [
+        "# Which baselines should I compare with?",
+        "",
+        "Written by `benchmarks/baselines.py` from `docs/board/figures.csv`, the figures of"
+        f" [the board](../board.md): {len(settings)} archives,",
+        f"{len(set(board.table['method']))} methods with tuned hyper-parameters and equal budgets"
+        " of search. Differences are in points of accuracy on test",
+        "samples of all clients; significantly better or worse means after Holm's correction for"
+        " all methods of a setting and both",
+        "references.",
+        "",
+        "## Always",
+        "",
+        *(f"- {in_code(name)}: {why}." for name, why in ALWAYS.items()),
+        "",
+        f"Of the {len(ft)} settings in which `ft` was compared, no method is significantly better"
+        f" than `ft` in {best}. It is {gain.mean():+.1f} points from `local`",
+        f"in the mean over the settings ({gain.min():+.1f} to {gain.max():+.1f}), while `fedavg`"
+        f" without fine-tuning is {close.mean():+.1f} points from `ft`",
+        f"({close.min():+.1f} to {close.max():+.1f}). A paper that leaves out tuned `ft` or"
+        " `local` does not show that its method is needed; tuning alone moves `local` by"
+        f" {100 * (local['accuracy'] - local['default']).mean():+.1f} points.",
+        "",
+        "## Two of each family",
+        "",
+        f"The first method of a family is the one with the highest mean difference to `ft` among"
+        f" those measured in {BROAD} settings or more; the",
+        "second is the best of the methods of 2020 to 2025, which reviewers ask for, or the next"
+        " one by the same rules. The column of the",
+        "rule says which. Methods of one family were not all measured in the same settings, so"
+        " that `ft` of the same setting is the",
+        "common measure; a mean over one or two settings is weak evidence.",
+        "",
+    ]
+    head = ["family", "include", "rule", "minus `ft` (range over settings)", "minus `local`"]
+    head += ["better / worse than `local`", "better / worse than `ft`"]
+    head += ["bytes / FedAvg's", "tuning, points", "published"]
+    lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    others = []
+    for family, methods in FAMILIES.items():
+        chosen = board.chosen(methods)
+        for place, (name, why) in enumerate(chosen):
+            lines.append(board.line("" if place else family, name, why))
+        names = {name for name, _ in chosen}
+        rest = [name for name in methods if name not in names and len(board.rows(name))]
+        rest.sort(key=board.score, reverse=True)
+        shown = [
+            f"{in_code(name)} {100 * board.score(name):+.1f} ({len(board.rows(name))})"
+            for name in rest
+        ]
+        others.append(f"- {family}: {', '.join(shown) or 'none'}.")
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "## The others",
+            "",
+            "Mean difference to `ft` in points, with the number of settings in brackets:",
+            "",
+            *others,
+            "",
+            "What follows is not a ranking of methods in general: the board has small nets, few"
+            " rounds and small data sets. Choose the",
+            "settings of your own paper, and [let each method be tuned"
+            " equally](../guides/tune.md).",
+            "",
+        ]
+    )
+
+
+def main() -> None:
+    """Complete the figures, and write the page."""
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/board")
+    (folder / "baselines.md").write_text(page(known(folder)), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""Measures what a round of the methods of 2020 to 2025 costs, and writes a page about them.
+
+usage: python benchmarks/method_costs.py --measure [--repeats 3] [--rounds 6] [--methods NAME,...]
+       python benchmarks/method_costs.py         (writes docs/board/method-costs.md)
+
+Method and FedAvg are trained in turn on the board's setting digits-dir05 in this process. The
+seconds are CPU seconds of a round, without the first round, so that other programs on the machine
+change them little. The measurements are added to docs/board/method-costs.json.
+"""
+
+import argparse
+import ast
+import inspect
+import io
+import json
+import tempfile
+import time
+import tokenize
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import geometric_mean, median
+from typing import Any, Final
+
+import torch
+
+import flbench as fl
+from flbench.algorithms import ALGORITHMS
+from flbench.algorithms.base import Algorithm
+from flbench.core.markup import in_code
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+MEASURED: Final = ROOT / "docs" / "board" / "method-costs.json"
+PAGE: Final = MEASURED.with_suffix(".md")
+CONFIG: Final = ROOT / "configs" / "board" / "digits-dir05.yaml"
+LOOPS: Final = {
+    "fedadam": 1e-15,
+    "fedyogi": 5e-16,
+    "fedadagrad": 3e-15,
+    "lgfedavg": 7e-16,
+    "perfedavg": 2e-12,
+    "fedrod": 4e-16,
+    "fedamp": 1e-15,
+    "fedpac": 2e-13,
+    "feddbe": 4e-13,
+    "gpfl": 3e-15,
+    "fedcp": 3e-14,
+    "fedas": 1e-14,
+    "fedcac": 7e-16,
+    "floco": 6e-12,
+    "pfedfda": 6e-13,
+    "fedtgp": 2e-11,
+    "knnper": 7e-16,
+    "pfedhn": 2.6e-15,
+}
+"""Largest difference, over three rounds with partial participation in float64, between a method and
+a loop that was written from its paper without a look at the method's code (pfedhn: by the author of
+the method). The loops are not a part of the repository."""
+HOOKS: Final = {
+    1: ("terms",),
+    2: ("personal",),
+    3: ("init", "program", "dispatch", "aggregate"),
+    4: ("stages", "cohort", "links", "deploy", "join", "cohort_groups"),
+}
+"""Hooks of `Algorithm` by the level at which the guide on methods introduces them."""
+
+
+class Clock(fl.Callback):
+    """Notes the CPU time after each round."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def on_round_end(self, run: Any, metrics: Mapping[str, float]) -> None:
+        self.times.append(time.process_time())
+
+
+def measure(method: str, rounds: int) -> dict[str, Any]:
+    """Train a method, and return the CPU seconds and the bytes of a round."""
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as folder:
+        run = fl.run(
+            method,
+            config=CONFIG,
+            train={"rounds": rounds},
+            evaluation={"every": rounds},
+            engine={"workers": 1},
+            output={"dir": folder, "predictions": False},
+            tracking={"mlflow": False},
+            callbacks=[clock],
+            progress=False,
+        )
+        table = run.metrics
+    seconds = [after - before for before, after in zip(clock.times, clock.times[1:], strict=False)]
+    kinds = ("up_bytes", "down_bytes", "peer_bytes")
+    # In the first round the server has nothing to send: all clients have the seeded net.
+    later = table[table["metric"].isin(kinds) & (table["round"] > 1)]
+    setup = table[table["metric"] == "setup_bytes"]["value"].sum()
+    return {
+        "method": method,
+        "seconds": median(seconds),
+        "bytes": float(later["value"].sum()) / (rounds - 1),
+        "setup": float(setup),
+    }
+
+
+def add(methods: list[str], repeats: int, rounds: int) -> None:
+    """Measure methods and FedAvg in turn, and add the measurements to the file."""
+    torch.set_num_threads(1)
+    measure("fedavg", 2)  # imports and compilations
+    for repeat in range(repeats):
+        for method in methods:
+            order = ("fedavg", method) if repeat % 2 else (method, "fedavg")
+            pair = {name: measure(name, rounds) for name in order}
+            known = json.loads(MEASURED.read_text("utf-8")) if MEASURED.is_file() else []
+            known.append({"method": method, "fedavg": pair["fedavg"], "own": pair[method]})
+            MEASURED.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
+            ratio = pair[method]["seconds"] / pair["fedavg"]["seconds"]
+            print(f"{method}: {ratio:.2f}", flush=True)
+
+
+def lines_of(source: str) -> int:
+    """Return the lines of code of a source, without comments, docstrings and blank lines."""
+    code = {
+        line
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type not in (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE)
+        and token.type not in (tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    for node in ast.walk(ast.parse(source)):
+        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if is_text and isinstance(node.value.value, str):
+            code -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(code)
+
+
+def level_of(method: str) -> int:
+    """Return the level of a method: the highest of the hooks that it defines.
+
+    Hooks that it has from FedAvg do not count: FedAvg's `deploy` evaluates the global model, too.
+    """
+    kind, fedavg = ALGORITHMS.find(method), ALGORITHMS.find("fedavg")
+    given = {hook: (getattr(Algorithm, hook), getattr(fedavg, hook)) for hook in dir(Algorithm)}
+    own = (
+        level
+        for level, hooks in HOOKS.items()
+        if any(getattr(kind, hook) not in given[hook] for hook in hooks)
+    )
+    return max(own, default=0)
+
+
+def page() -> str:
+    """Return the page about the methods."""
+    known = json.loads(MEASURED.read_text("utf-8"))
+    rows = []
+    for method, difference in LOOPS.items():
+        mine = [row for row in known if row["method"] == method]
+        if not mine:
+            continue
+        ratios = [row["own"]["seconds"] / row["fedavg"]["seconds"] for row in mine]
+        spread = f"{geometric_mean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        own, fedavg = mine[0]["own"], mine[0]["fedavg"]
+        setup = f" and once {own['setup'] / 1e6:.2f}" if own["setup"] else ""
+        size = f"{own['bytes'] / 1e6:.2f}{setup} ({own['bytes'] / fedavg['bytes']:.2f})"
+        source = Path(inspect.getfile(ALGORITHMS.find(method))).read_text("utf-8")
+        cells = [in_code(method), str(lines_of(source)), str(level_of(method))]
+        rows.append([*cells, f"{difference:.0e}".replace("e-0", "e-"), spread, size])
+    repeats = min(sum(row["method"] == method for row in known) for method in LOOPS)
+    head = ["method", "lines", "level", "largest difference", "CPU / FedAvg", "MB a round"]
+    return "\n".join(
+        [
+            "# Methods of 2020 to 2025: code, checks and cost",
+            "",
+            "Written by `benchmarks/method_costs.py` from `docs/board/method-costs.json`, which"
+            " the same script measures.",
+            "",
+            "- *lines*: of the method's file, without comments, docstrings and blank lines.",
+            "- *level*: highest level of its hooks in [Write your own"
+            " method](../guides/your-method.md); a method that evaluates another",
+            "  model than the one a client has stored defines `deploy`, which is level 4.",
+            "- *largest difference*: to an independent loop in float64, over three rounds with"
+            " partial participation. The loops were",
+            "  written from the papers without a look at the methods' code (that of `pfedhn` by"
+            " the author of the method); they are not a",
+            "  part of the repository.",
+            "- *CPU / FedAvg*: CPU seconds of a round beside those of FedAvg, on the board's"
+            " setting",
+            "  [digits-dir05](digits-dir05.md) with default parameters, one process with one"
+            " thread. Both are trained in turn; the",
+            f"  figure is the geometric mean of {repeats} ratios, with the smallest and the"
+            " largest one. The evaluation of models is not",
+            "  in it.",
+            "- *MB a round*: bytes of all 10 clients of a round, up and down, without the"
+            " first round; in brackets the ratio to FedAvg's.",
+            "",
+            f"| {' | '.join(head)} |",
+            f"|{'---|' * len(head)}",
+            *(f"| {' | '.join(row)} |" for row in rows),
+            "",
+        ]
+    )
+
+
+def main() -> None:
+    """Measure, or write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--measure", action="store_true", help="measure, and add to the file")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--methods", default=",".join(LOOPS))
+    asked = parser.parse_args()
+    if asked.measure:
+        add(asked.methods.split(","), asked.repeats, asked.rounds)
+    else:
+        PAGE.write_text(page(), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

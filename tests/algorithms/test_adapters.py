@@ -1,0 +1,226 @@
+"""FedIT, FFA-LoRA and FedSA-LoRA beside each other, FedAvg and Local-Only, and in plain loops."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from flbench.config.schema import LoraConfig, OwnModelConfig
+from flbench.core.errors import ConfigError
+from flbench.experiment import rounds
+from flbench.models import lora
+from flbench.testing import after, played
+from tests.installed import needs
+from tests.support import build, summary_of_run
+
+pytestmark = [pytest.mark.slow, needs("peft")]
+
+MLP = ("model=mlp", "model.hidden=[12]", "partition.samples=200", "train.rounds=2")
+LORA = (
+    *MLP,
+    "model.lora.rank=2",
+    "engine.precision=64-true",
+    "train.optimizer.lr=0.1",
+    "train.local_epochs=2",
+)
+PART = "train.participation=0.6"
+A, B = (f"backbone.fc1.lora_{factor}.default.weight" for factor in "AB")
+HEAD = {"head.weight", "head.bias"}
+
+
+def trained(*keys):
+    built = build(*LORA, *keys)
+    return built, after(built, 2)
+
+
+def digest(*keys):
+    return summary_of_run(*LORA, *keys)["weights_digest"]
+
+
+def test_fedit_is_fedavg_on_adapters_to_the_bit():
+    assert digest(PART, "algorithm=fedit") == digest(PART, "algorithm=fedavg")
+
+
+def test_one_client_alone_trains_adapters_of_its_own():
+    """The mean over one client is what it sent, so all three are Local-Only on what they train."""
+    alone = ("partition.clients=1", "train.participation=1")
+    local = digest(*alone, "algorithm=local")
+
+    assert digest(*alone, "algorithm=fedit") == local
+    assert digest(*alone, "algorithm=fedsalora") == local
+    assert digest(*alone, "algorithm=fedsalora", "algorithm.share=B") == local
+    assert digest(*alone, "algorithm=ffalora") != local
+
+
+@pytest.mark.parametrize("sgd", [(), ("momentum=0.9", "weight_decay=0.1")])
+def test_the_first_factor_of_ffalora_keeps_its_bits_and_products_are_averaged(sgd):
+    keys = [f"train.optimizer.{one}" for one in sgd]
+    built = build(*LORA, PART, "algorithm=ffalora", *keys)
+    first = built.net.get_parameter(A).detach().clone().double()
+    state = after(built, 1)
+
+    now, results = played(built, state)
+
+    sent, shares = results.sent.values, built.algorithm.weights(results)
+    assert sent.keys() == {B, *HEAD}
+    products = sent[B] @ first  # [K, outputs, inputs]
+    mean = (shares[:, None, None] * products).sum(dim=0) / shares.sum()
+    assert torch.allclose(now.server[B] @ first, mean, rtol=0, atol=1e-15)
+    settings = rounds.settings_of(built.algorithm, now)
+    for weights in built.evaluator(print).deployed(now, settings, torch.arange(5)):
+        assert torch.equal(weights[A], first)
+        assert torch.equal(weights[B], now.server[B])
+
+
+def test_ffalora_of_full_rank_is_fedavg_on_the_weights_themselves(monkeypatch):
+    """With A_0 = 1 and s = 1 the weights are W_0 + B."""
+    inject = lora.inject
+
+    def inject_ones(net, config):
+        inject(net, config)
+        with torch.no_grad():
+            net.get_parameter(A).copy_(torch.eye(64))
+
+    monkeypatch.setattr(lora, "inject", inject_ones)
+    full = (*MLP, PART, "engine.precision=64-true", "train.optimizer.lr=0.1")
+    plain = after(build(*full, "algorithm=fedavg", "model.freeze=[backbone.fc1.bias]"), 2).server
+    built = build(*full, "algorithm=ffalora", "model.lora.rank=64", "model.lora.alpha=64")
+    start = built.net.get_parameter("backbone.fc1.base_layer.weight").double()
+
+    found = after(built, 2).server
+
+    assert found[B].abs().max() > 1e-3
+    assert torch.allclose(start + found[B], plain["backbone.fc1.weight"], rtol=0, atol=1e-12)
+    assert torch.allclose(found["head.weight"], plain["head.weight"], rtol=0, atol=1e-12)
+
+
+def test_the_factor_of_ffalora_is_a_learning_rate_and_that_of_fedit_is_not():
+    keys = (PART, "algorithm.head=frozen")
+    found = {}
+    for method in ("fedit", "ffalora"):
+        ends = []
+        for alpha, lr in ((2.0, 0.4), (4.0, 0.1)):
+            more = (f"model.lora.alpha={alpha}", f"train.optimizer.lr={lr}")
+            _, state = trained(*keys, f"algorithm={method}", *more)
+            ends.append(alpha * state.server[B])
+        found[method] = float((ends[0] - ends[1]).abs().max())
+
+    assert found["ffalora"] < 1e-12 < 1e-4 < found["fedit"]
+
+
+def test_error_of_the_product_of_means_is_that_of_whole_matrices():
+    built = build(*LORA, PART, "algorithm=fedit", "partition.alpha=0.1")
+    state = after(built, 1)
+
+    _, results = played(built, state)
+
+    sent, shares = results.sent.values, built.algorithm.weights(results)
+    shares = (shares / shares.sum())[:, None, None]
+    mean = {name: (shares * sent[name]).sum(dim=0) for name in (A, B)}
+    difference = (shares * (sent[B] @ sent[A])).sum(dim=0) - mean[B] @ mean[A]
+    wanted = float(difference.norm() / (mean[B] @ mean[A]).norm())
+    found = built.algorithm.aggregate(state, results).metrics["product_error"]
+    assert wanted > 1e-3
+    assert found == pytest.approx(wanted, rel=1e-10)
+    # The first gradient of A is zero, so clients that make one step agree in A.
+    once = ("train.batch_size=1024", "train.local_epochs=1")
+    one = build(*LORA, *once, "algorithm=fedit")
+    _, results = played(one, one.start())
+    assert one.algorithm.aggregate(one.start(), results).metrics["product_error"] < 1e-12
+
+
+@pytest.mark.parametrize(("share", "other"), [("A", B), ("B", A)])
+def test_fedsalora_sends_one_factor_and_clients_keep_the_rest(share, other):
+    built = build(*LORA, PART, "algorithm=fedsalora", f"algorithm.share={share}")
+    state = after(built, 1)
+    before = {name: rows.clone() for name, rows in state.clients.items()}
+
+    now, results = played(built, state)
+
+    [shared] = {A, B} - {other}
+    assert results.sent.values.keys() == now.server.keys() == {shared}
+    assert now.clients.keys() == {other, *HEAD}
+    absent = [i for i in range(5) if i not in results.ids.tolist()]
+    for name, rows in now.clients.items():
+        assert torch.equal(rows[absent], before[name][absent])
+        assert not torch.equal(rows[results.ids], before[name][results.ids])
+    cosine = built.algorithm.aggregate(state, results).metrics["cosine"]
+    assert 0.5 < cosine <= 1
+    assert "gm" not in built.algorithm.deploy(now, torch.arange(5))
+
+
+def test_a_square_layer_costs_half_if_one_factor_is_sent():
+    square = ("model.hidden=[64]", "algorithm.head=frozen")
+    up = {
+        (method, share): summary_of_run(*LORA, *square, f"algorithm={method}", *share)[
+            "communication"
+        ]["up_bytes"]
+        for method, share in (
+            ("fedit", ()),
+            ("ffalora", ()),
+            ("fedsalora", ()),
+            ("fedsalora", ("algorithm.share=B",)),
+        )
+    }
+
+    whole = up.pop(("fedit", ()))
+    assert whole == 2 * 5 * 2 * (64 * 2) * 8  # rounds, clients, factors, entries, bytes
+    assert all(2 * half == whole for half in up.values())
+
+
+@pytest.mark.parametrize("method", ["fedit", "ffalora", "fedsalora"])
+def test_head_is_shared_or_personal_or_frozen(method):
+    for head in ("shared", "personal", "frozen"):
+        built, state = trained(f"algorithm={method}", f"algorithm.head={head}")
+        where = {"shared": state.server, "personal": state.clients, "frozen": {}}[head]
+        assert where.keys() >= (HEAD if where else set())
+        for tree in (state.server, state.clients):
+            assert tree is where or not HEAD & tree.keys()
+        settings = rounds.settings_of(built.algorithm, state)
+        [weights] = built.evaluator(print).deployed(state, settings, torch.tensor([0]))
+        start = built.net.get_parameter("head.weight").double()
+        assert torch.equal(weights["head.weight"], start) == (head == "frozen")
+
+
+def test_before_the_first_round_all_predict_like_the_net_without_adapters():
+    x = torch.randn(5, 1, 8, 8)
+    plain = build(*MLP, "algorithm=fedavg").net
+    for method in ("fedit", "ffalora", "fedsalora"):
+        built = build(*MLP, "model.lora.rank=2", f"algorithm={method}")
+        assert torch.equal(built.net(x).logits, plain(x).logits)
+
+
+@pytest.mark.parametrize("method", ["fedit", "ffalora", "fedsalora"])
+def test_a_net_without_adapters_is_refused_with_the_key(method):
+    with pytest.raises(ConfigError, match=r"model\.lora\.rank=8"):
+        build(*MLP, f"algorithm={method}")
+
+
+def test_ffalora_refuses_embeddings_whose_first_factor_is_zero():
+    class Tokens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.backbone = nn.Sequential(nn.Embedding(20, 6), nn.Flatten())
+            self.head = nn.Linear(18, 2)
+
+        def forward(self, x):
+            return self.head(self.backbone(x))
+
+    net = Tokens()
+    config = OwnModelConfig(name="x", lora=LoraConfig(rank=2, targets=["backbone.0"]))
+    lora.freeze_base(net, config)
+    lora.inject(net, config)
+    [adapter] = lora.adapters(net)
+    assert not net.get_parameter(adapter.a).any()
+    assert net.get_parameter(adapter.b).any()
+    built = build(*LORA, "algorithm=ffalora")
+    spec = replace(built.algorithm.setting.net, adapters=(adapter,))
+
+    other = type(built.algorithm)(
+        built.algorithm.config, replace(built.algorithm.setting, net=spec)
+    )
+
+    [sentence] = other.requires()
+    assert "`backbone.0`" in sentence
+    assert "model.lora.targets" in sentence

@@ -1,0 +1,168 @@
+"""Workers of this machine, the server that forks them, and the command are killed at random.
+
+`FLBENCH_FAULTS_SEED` sets the seed, and `FLBENCH_FAULTS_KILLS` the number of kills.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from flbench.core import children
+from flbench.testing import SMALL, summary_of
+from flbench.workers import nesting
+
+SEED = os.environ.get("FLBENCH_FAULTS_SEED", "0")
+KILLS = int(os.environ.get("FLBENCH_FAULTS_KILLS", "50"))
+KEYS = (
+    *(*SMALL, "model.name=lenet5", "engine.name=sequential", "train.participation=1"),
+    *("train.rounds=12", "output.checkpoint_every=1", "tracking.mlflow=false"),
+)
+COMMANDS = {
+    "run": ("run", "hfcd", "engine.workers=3", *KEYS),
+    "compare": ("compare", "hfcd", "fedavg", "ft", "--seeds", "2", "--jobs", "2", *KEYS),
+    "tune": ("tune", "fedper", "--trials", "2", "--seeds", "1", "--concurrent", "1", *KEYS),
+}
+"""One command of each kind, without its folder."""
+SHARES = {"run": 0.5, "compare": 0.34, "tune": 0.16}
+"""How many of the kills each kind gets."""
+ENDED = 1.0  # seconds after which no process of a killed command may be left
+RAYS_ENDED = 30.0  # the same for processes of Ray, which notice the end of a driver later
+FINISHED = 900.0  # seconds after which a command that was not killed counts as hanging
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(4 * 3600)]
+
+
+def start(arguments: list[str]) -> subprocess.Popen[bytes]:
+    variables = children.environment(OMP_NUM_THREADS="1")
+    variables.pop(nesting.XDIST, None)
+    return subprocess.Popen(
+        [sys.executable, "-m", "flbench", *arguments],
+        env=variables,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+
+
+def below(process: int) -> dict[int, str]:
+    """Return the ids of all descendants of a process, with their command lines."""
+    parents, lines = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            entries = (folder / "stat").read_text().rpartition(")")[2].split()
+            if entries[0] != "Z":
+                parents[int(folder.name)] = int(entries[1])
+                lines[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
+    found, left = {}, [process]
+    while left:
+        one = left.pop()
+        mine = [child for child, parent in parents.items() if parent == one]
+        found |= {child: lines[child] for child in mine}
+        left += mine
+    return found
+
+
+def is_left(process: int) -> bool:
+    with suppress(OSError):
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+        return state != "Z"
+    return False
+
+
+def left_after(processes: set[int], seconds: float) -> set[int]:
+    """Return the processes that are left; wait for their end for at most some seconds."""
+    end = time.monotonic() + seconds
+    while (left := {one for one in processes if is_left(one)}) and time.monotonic() < end:
+        time.sleep(0.01)
+    return left
+
+
+def digests(folder: Path) -> list[str]:
+    """Return the digests of all finished runs below a folder, sorted."""
+    return sorted(
+        summary_of(file.parent)["weights_digest"]
+        for file in folder.rglob("summary.json")
+        if (file.parent / "metrics.csv").is_file()
+    )
+
+
+def resumed(kind: str, out: Path) -> list[str]:
+    """Return the arguments of a call that goes on after a kill, or begins anew."""
+    marks = {"run": "*/*/config.yaml", "compare": "*/comparison.json", "tune": "*/study.json"}
+    found = sorted(out.glob(marks[kind]))
+    if not found:
+        return [*COMMANDS[kind], "--out", str(out)]
+    if kind == "run":
+        return ["run", "--resume", str(found[-1].parent)]
+    return [kind, "--resume", str(found[-1].parent)]
+
+
+def chosen(main: int, draw: random.Random) -> tuple[str, int]:
+    """Return a process to kill, and its kind: command, fork server or worker."""
+    servers = [one for one, line in below(main).items() if "fork_server" in line]
+    roots = [one for one in servers if one not in {w for s in servers for w in below(s)}]
+    workers = [one for root in roots for one in below(root)]
+    kinds = {"command": [main], "fork server": roots, "worker": workers}
+    kind = draw.choice([name for name, some in kinds.items() if some])
+    return kind, draw.choice(sorted(kinds[kind]))
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_killed_processes_change_no_digest_and_leave_none_behind(kind, tmp_path, capsys):
+    draw = random.Random(f"{SEED} {kind}")
+    straight, out = tmp_path / "straight", tmp_path / "killed"
+    begin = time.monotonic()
+    twin = start([*COMMANDS[kind], "--out", str(straight)])
+    said = twin.communicate()[1].decode()
+    whole = time.monotonic() - begin
+    assert twin.returncode == 0, said
+    expected = digests(straight)
+    assert expected
+    done, killed, faults, turn = 0, Counter(), [], 0
+    wanted = max(1, round(KILLS * SHARES[kind]))
+
+    while done < wanted and not faults:
+        turn += 1
+        folder = out / str(turn)
+        process = start([*COMMANDS[kind], "--out", str(folder)])
+        while True:  # until the command ends by itself
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(draw.uniform(0.1, 0.6) * whole)
+            if process.poll() is None and done < wanted:
+                family = set(below(process.pid))
+                rays = {one for one, line in below(process.pid).items() if "ray" in line}
+                name, victim = chosen(process.pid, draw)
+                with suppress(ProcessLookupError):
+                    os.kill(victim, signal.SIGKILL)
+                    done, killed[name] = done + 1, killed[name] + 1
+                if name == "command":
+                    process.communicate()
+                    if left := left_after(family - rays, ENDED):
+                        faults.append(f"{len(left)} processes are left after {ENDED} s")
+                    if left := left_after(rays, RAYS_ENDED):
+                        faults.append(f"{len(left)} processes of Ray are left")
+                    process = start(resumed(kind, folder))
+                continue
+            said = process.communicate(timeout=FINISHED)[1].decode()
+            if "Traceback (most recent call last)" in said:
+                faults.append(said)
+            # A worker may be lost too often. The sentence says so, and the command is resumed.
+            if process.returncode == 0:
+                break
+            if not killed or process.returncode != 1:
+                faults.append(f"exit code {process.returncode}: {said}")
+                break
+            process = start(resumed(kind, folder))
+        if not faults and (found := digests(folder)) != expected:
+            faults.append(f"digests {found} in place of {expected}")
+
+    with capsys.disabled():
+        sys.stdout.write(f"\n{kind}: {dict(killed)} killed in {turn} calls, {whole:.0f} s each\n")
+    assert not faults, faults

@@ -1,0 +1,25 @@
+"""Faults of real servers: `make test-servers`. Neither `make test` nor CI runs these tests.
+
+What is run, on this machine alone and as root:
+
+- MLflow on PostgreSQL, with files that MLflow serves from a folder, that it serves from a server of
+  S3, or that clients send to that server of S3 themselves (`mlflow_server.py`, `postgres.py`,
+  `s3.py`);
+- a proxy before MLflow and one before S3, which refuse, delay and cut requests by plan
+  (`proxy.py`);
+- two nodes of a Ray cluster in two network namespaces with addresses of their own (`nodes.py`).
+
+Each of them has the interface `Server` (`server.py`). `faults.py` is the table of the faults. One
+test (`test_faults.py`) goes through it: a study, comparison or run is trained during the fault, and
+`flbench sync` is called after it. MLflow then has exactly what it has of an undisturbed twin, the
+weights of all models equal the twin's, a second `flbench sync` sends nothing, and the command is
+never silent for more than 30 seconds. The table of what was found is printed at the end, and
+written to the temporary folder of the tests as Markdown and CSV.
+
+`python -m tests.servers` installs PostgreSQL and iproute2 from Debian's packages if they are
+missing, and drivers and the server of S3 into `.servers`, an environment that also has the packages
+of the tests' own. Then it runs the tests in namespaces of their own for processes, network, mounts
+and shared memory. When the first process of these namespaces ends, also after Ctrl-C or `kill -9`,
+the kernel ends every other one and removes what was mounted. Arguments are passed on to pytest:
+`python -m tests.servers -k cluster`.
+"""

@@ -1,0 +1,43 @@
+"""Processes of Ray that are left when the process that started the cluster is killed."""
+
+import os
+import subprocess
+import sys
+import time
+
+from flbench.workers import reaper
+
+SLEEP = "import time; time.sleep(60)"
+
+
+def test_processes_of_the_cluster_are_ended_and_no_others(tmp_path):
+    """A process of the user has the token too, and another cluster has another token."""
+    environment = {**os.environ, reaper.TOKEN: "of-this-cluster"}
+    (tmp_path / "cluster").mkdir()
+
+    def begin(token, *marks):
+        env = {**environment, reaper.TOKEN: token}
+        return subprocess.Popen([sys.executable, "-I", "-S", "-c", SLEEP, *marks], env=env)
+
+    left = begin("of-this-cluster", "ray::DashboardAgent")
+    users, others = begin("of-this-cluster"), begin("of-another", "ray::DashboardAgent")
+    program = subprocess.Popen(
+        [sys.executable, "-I", "-S", reaper.__file__, str(tmp_path / "cluster")],
+        stdin=subprocess.PIPE,
+        env=environment,
+    )
+    try:
+        assert program.stdin is not None
+        time.sleep(0.5)
+        assert left.poll() is None
+        program.stdin.close()
+
+        assert left.wait(timeout=30) < 0
+        assert program.wait(timeout=30) == 0
+        assert users.poll() is None
+        assert others.poll() is None
+        assert not (tmp_path / "cluster").exists()
+    finally:
+        for process in (left, users, others, program):
+            process.kill()
+            process.wait()
