@@ -251,8 +251,11 @@ class Cfl(Algorithm):
             mine = stripped(f"{TRIED}{s}.", sent)  # [K, ...] each
             sides = {name: rows[s] for name, rows in stripped(SIDES, state.server).items()}
             products = sum(
-                rows.double().flatten(1) @ sides[name].double().flatten(1).T
-                for name, rows in mine.items()
+                (
+                    rows.double().flatten(1) @ sides[name].double().flatten(1).T
+                    for name, rows in mine.items()
+                ),
+                torch.zeros(()),
             )  # [K, 2], mean cosines with both parts times the norm of the client's update
             goes = (found == c) & (products[:, 1] > products[:, 0])
             found[goes] = new
@@ -373,7 +376,8 @@ def no_splits(shared: Tree, parameters: Tree) -> Tree:
 def normalized(updates: Tree) -> Tree:
     """Return updates [K, ...] of clients, each divided by its norm over all leaves, in float64."""
     rows = {name: value.double() for name, value in updates.items()}
-    norm = sum(value.flatten(1).square().sum(dim=1) for value in rows.values()).sqrt()  # [K]
+    squares = (value.flatten(1).square().sum(dim=1) for value in rows.values())
+    norm = sum(squares, torch.zeros(())).sqrt()  # [K]
     scale = 1 / norm.clamp_min(torch.finfo(torch.float64).tiny)
     return {
         name: scale.reshape(-1, *(1,) * (value.ndim - 1)) * value for name, value in rows.items()
