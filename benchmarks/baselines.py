@@ -2,22 +2,21 @@
 
 usage: python benchmarks/baselines.py [FOLDER] (default: docs/board)
 
-FOLDER/figures.csv has a row for each method of each FOLDER/*.tar.xz. Archives that have changed, or
-that it does not have, are read anew (some seconds each). The page is FOLDER/baselines.md; which
-methods it names follows from the figures by the rules that it states.
+The figures are those of the pages FOLDER/SETTING.md, which `board_pages.py` has written from
+FOLDER/SETTING.tar.xz. The page is FOLDER/baselines.md; which methods it names follows from the
+figures by the rules that it states.
 """
 
+import re
 import sys
 from collections.abc import Iterable
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
 import pandas as pd
-from board_pages import NEW, TUNED, Setting
+from board_pages import NEW
 
 from flbench.algorithms.catalogue import method as described
-from flbench.core.errors import UserError
 from flbench.core.markup import in_code
 
 ALWAYS: Final = {
@@ -53,75 +52,86 @@ FAMILIES: Final = {
 BROAD: Final = 5  # settings from which on a method counts as broadly measured
 
 
-def figures(archive: Path) -> list[dict[str, Any]]:
-    """Return the figures of an archive, a dict for each method.
+def figures(page: Path) -> list[dict[str, Any]]:
+    """Return the figures on a page of the board, a dict for each method.
 
-    Differences are in accuracy (a share); `verdict` is better, worse or empty, after Holm's
-    correction for all methods and both references of the setting.
+    Args:
+        page: Page that `board_pages.py` has written.
+
+    Returns:
+        `accuracy` and `default` (shares) with tuned and default parameters, `bytes`, `minus_local`
+        and `minus_ft` of tuned methods (shares), and `verdict_local` and `verdict_ft`: better,
+        worse or empty, after Holm's correction. Methods that are not tuned are left out.
     """
-    setting = Setting(archive, only_accuracy=True)
-    board = setting.boards["accuracy"]
-    digest = sha256(archive.read_bytes()).hexdigest()
-    rows = []
-    for name in (*setting.methods, *setting.untuned):
-        shown = name + TUNED if name in setting.methods else name
-        row = {
-            "setting": setting.name,
-            "sha256": digest,
-            "method": name,
-            "is_tuned": name in setting.methods,
-            "accuracy": board.loc[shown, "mean"],
-            "default": board.loc[name, "mean"],
-            "bytes": board.loc[shown, "bytes"],
-            "seconds": setting.seconds[shown],
-        }
-        rows.append(row)
-    for row in rows:
-        suffix = TUNED if row["is_tuned"] else ""
-        for other in ("local", "ft"):
-            if row["method"] in ("local", "ft") and row["method"] == other:
-                continue
-            try:
-                gap = setting.pair(row["method"] + suffix, other + suffix)
-            except KeyError:
-                continue
-            row |= {f"minus_{other}": gap.mean, f"low_{other}": gap.low, f"high_{other}": gap.high}
-            family = setting.against(other, suffix)
-            if row["method"] in family:
-                row[f"verdict_{other}"] = family[row["method"]].verdict
-    return rows
+    first, second = tables(page.read_text("utf-8"))
+    rows = {}
+    for cells in first:
+        if number(cells["accuracy, tuned"]) is not None:
+            rows[cells["method"]] = {
+                "setting": page.stem,
+                "method": cells["method"],
+                "accuracy": number(cells["accuracy, tuned"]) / 100,
+                "default": number(cells["accuracy, default"]) / 100,
+                "bytes": 1e6 * number(cells["MB, tuned"].replace(",", "")),
+            }
+    for other in ("local", "ft"):
+        for row in rows.values():  # the references have no tested difference
+            row[f"minus_{other}"] = row["accuracy"] - rows[other]["accuracy"]
+            row[f"verdict_{other}"] = ""
+        for cells in second:
+            gap = cells[f"minus `{other}`, tuned"]
+            if cells["method"] in rows and number(gap) is not None:
+                mean = number(gap)
+                verdict = ("better" if mean > 0 else "worse") if gap.startswith("**") else ""
+                rows[cells["method"]] |= {
+                    f"minus_{other}": mean / 100,
+                    f"verdict_{other}": verdict,
+                }
+    return list(rows.values())
+
+
+def tables(text: str) -> list[list[dict[str, str]]]:
+    """Return the first two tables of a page in Markdown: the cells of each row by column."""
+    found: list[list[dict[str, str]]] = []
+    head: list[str] | None = None
+    for line in text.splitlines():
+        if not line.startswith("|"):
+            head = None
+        elif head is None:
+            head = [cell.strip() for cell in line.strip("|").split("|")]
+            found.append([])
+        elif not line.startswith("|---"):
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            row = dict(zip(head, cells, strict=True))
+            found[-1].append({**row, "method": row["method"].strip("`")})
+    return found[:2]
+
+
+def number(cell: str) -> float | None:
+    """Return the number at the beginning of a cell, which may be bold; None if there is none."""
+    match = re.match(r"(?:\*\*)?([-+]?\d+(?:\.\d+)?)", cell)
+    return None if match is None else float(match[1])
 
 
 def known(folder: Path) -> pd.DataFrame:
-    """Return the figures of all archives of a folder; figures.csv is completed."""
-    file = folder / "figures.csv"
-    table = pd.read_csv(file) if file.is_file() else pd.DataFrame(columns=["setting", "sha256"])
-    for archive in sorted(folder.glob("*.tar.xz")):
-        name = archive.name.removesuffix(".tar.xz")
-        mine = table[table["setting"] == name]
-        if len(mine) and mine["sha256"].iloc[0] == sha256(archive.read_bytes()).hexdigest():
-            continue
-        try:
-            new = pd.DataFrame(figures(archive))
-        except UserError as error:
-            print(f"{archive} is left out: {error}", file=sys.stderr)
-            continue
-        table = pd.concat([table[table["setting"] != name], new], ignore_index=True)
-        table = table.sort_values(["setting", "method"], kind="stable")
-        table.to_csv(file, index=False, float_format="%.8g")
-        print(f"{archive}: {len(new)} methods", file=sys.stderr)
-    return pd.read_csv(file)
+    """Return the figures of all settings in a folder."""
+    rows = [
+        row
+        for archive in sorted(folder.glob("*.tar.xz"))
+        for row in figures(folder / f"{archive.name.removesuffix('.tar.xz')}.md")
+    ]
+    return pd.DataFrame(rows)
 
 
 class Board:
     """The figures of the board.
 
     Args:
-        table: Rows of figures.csv.
+        table: Rows of `figures`.
     """
 
     def __init__(self, table: pd.DataFrame) -> None:
-        self.table = table[table["is_tuned"]]
+        self.table = table
         recent = table["setting"].str.endswith(NEW) & ~table["method"].isin(ALWAYS)
         self.recent = set(table[recent]["method"])
 
@@ -206,8 +216,8 @@ def page(table: pd.DataFrame) -> str:
     lines = [
         "# Which baselines should I compare with?",
         "",
-        "Written by `benchmarks/baselines.py` from `docs/board/figures.csv`, the figures of"
-        f" [the board](../board.md): {len(settings)} archives,",
+        "Written by `benchmarks/baselines.py` from the figures on the pages of [the"
+        f" board](../board.md): {len(settings)} pages,",
         f"{len(set(board.table['method']))} methods with tuned hyper-parameters and equal budgets"
         " of search. Differences are in points of accuracy on test",
         "samples of all clients; significantly better or worse means after Holm's correction for"
@@ -274,7 +284,7 @@ def page(table: pd.DataFrame) -> str:
 
 
 def main() -> None:
-    """Complete the figures, and write the page."""
+    """Write the page."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/board")
     (folder / "baselines.md").write_text(page(known(folder)), "utf-8")
 

@@ -158,14 +158,14 @@ def page() -> str:
         if not mine:
             continue
         ratios = [row["own"]["seconds"] / row["fedavg"]["seconds"] for row in mine]
-        spread = f"{geometric_mean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        spread = f"{geometric_mean(ratios):.2f}"
+        spread += f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
         own, fedavg = mine[0]["own"], mine[0]["fedavg"]
         setup = f" and once {own['setup'] / 1e6:.2f}" if own["setup"] else ""
         size = f"{own['bytes'] / 1e6:.2f}{setup} ({own['bytes'] / fedavg['bytes']:.2f})"
         source = Path(inspect.getfile(ALGORITHMS.find(method))).read_text("utf-8")
         cells = [in_code(method), str(lines_of(source)), str(level_of(method))]
         rows.append([*cells, f"{difference:.0e}".replace("e-0", "e-"), spread, size])
-    repeats = min(sum(row["method"] == method for row in known) for method in LOOPS)
     head = ["method", "lines", "level", "largest difference", "CPU / FedAvg", "MB a round"]
     return "\n".join(
         [
@@ -174,7 +174,8 @@ def page() -> str:
             "Written by `benchmarks/method_costs.py` from `docs/board/method-costs.json`, which"
             " the same script measures.",
             "",
-            "- *lines*: of the method's file, without comments, docstrings and blank lines.",
+            "- *lines*: of the method's file, without comments, docstrings, blank lines and code"
+            " that it shares.",
             "- *level*: highest level of its hooks in [Write your own"
             " method](../guides/your-method.md); a method that evaluates another",
             "  model than the one a client has stored defines `deploy`, which is level 4.",
@@ -186,10 +187,11 @@ def page() -> str:
             "- *CPU / FedAvg*: CPU seconds of a round beside those of FedAvg, on the board's"
             " setting",
             "  [digits-dir05](digits-dir05.md) with default parameters, one process with one"
-            " thread. Both are trained in turn; the",
-            f"  figure is the geometric mean of {repeats} ratios, with the smallest and the"
-            " largest one. The evaluation of models is not",
-            "  in it.",
+            " thread. Both are trained in turn, while",
+            "  other programs run on the machine; of several ratios the geometric mean, with the"
+            " smallest and the largest one. Methods",
+            "  that train exactly as FedAvg does show the noise of a single ratio: about a tenth."
+            " The evaluation of models is not in it.",
             "- *MB a round*: bytes of all 10 clients of a round, up and down, without the"
             " first round; in brackets the ratio to FedAvg's.",
             "",

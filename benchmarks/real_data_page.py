@@ -1,6 +1,8 @@
 """Writes the tables of docs/real-data.md from the runs that `benchmarks/real_data.py` has trained.
 
-usage: python benchmarks/real_data_page.py [--from OUT_DIR] [FOLDER] (default: docs/real-data)
+usage: python benchmarks/real_data_page.py [--from OUT_DIR] [--sets har,...] [FOLDER]
+
+The default of FOLDER is docs/real-data, and that of --sets all data sets.
 
 FOLDER has the archives SET.tar.xz and SET-central.tar.xz of each data set, and `search.json`. With
 --from, they are copied from OUT_DIR first. The page is FOLDER.md: what stands between its comments
@@ -12,6 +14,7 @@ import argparse
 import json
 import re
 import shutil
+from functools import cache
 from math import isnan
 from pathlib import Path
 from typing import Any, Final
@@ -62,6 +65,7 @@ def difference(pairs: pd.DataFrame, method: str) -> str:
     return spread(row["difference"], row["low"], row["high"], sign="+") + mark
 
 
+@cache
 def report(archive: Path) -> fl.Comparison | None:
     """Return the report of an archive; None if there is no archive."""
     if not archive.exists():
@@ -168,14 +172,19 @@ def main() -> None:
     default = Path(__file__).resolve().parents[1] / "docs" / "real-data"
     parser.add_argument("folder", type=Path, nargs="?", default=default)
     parser.add_argument("--from", dest="out", type=Path)
+    parser.add_argument("--sets", default=",".join(SETS), help="data sets whose tables are written")
     given = parser.parse_args()
     given.folder.mkdir(exist_ok=True)
     if given.out is not None:
-        for file in (*given.out.glob("*.tar.xz"), given.out / "search.json"):
+        for file in given.out.glob("*.tar.xz"):
             shutil.copy(file, given.folder)
+        found = given.folder / "search.json"
+        old = json.loads(found.read_text()) if found.exists() else {}
+        new = json.loads((given.out / "search.json").read_text())
+        found.write_text(json.dumps(old | new, indent=1) + "\n")
     page = given.folder.with_suffix(".md")
     text = page.read_text("utf-8")
-    for name in SETS:
+    for name in given.sets.split(","):
         begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
         if begin not in text:
             raise SystemExit(f"{page} has no comment `{begin}`.")

@@ -23,7 +23,6 @@ def table(**gaps):
                 {
                     "setting": setting,
                     "method": name,
-                    "is_tuned": True,
                     "bytes": 2e6,
                     "accuracy": 0.9 + gap / 100,
                     "default": 0.8,
@@ -90,3 +89,40 @@ def test_page_has_the_figures_of_the_table(script):
 
     assert "| -2.5 (-4.5 to -2.0) |" in line
     assert "| 5 / 0 of 5 | 0 / 0 of 5 | 1.00 |" in line
+
+
+def test_figures_are_those_of_the_page(script, tmp_path):
+    page = tmp_path / "digits.md"
+    page.write_text(
+        "\n".join(
+            [
+                "# The board: digits",
+                "| method | accuracy, tuned | accuracy, default | MB, tuned |",
+                "|---|---|---|---|",
+                "| `fedper` | 96.5 [95.0,&nbsp;98.0] | 80.0 | 1,037.5 |",
+                "| `ft` | 94.0 | 80.0 | 37.1 |",
+                "| `local` | 90.0 [88.0,&nbsp;92.0] | 70.0 | 0 |",
+                "| `gpfl` | - | 60.0 | 72.2 |",
+                "text",
+                "| method | minus `local`, tuned | minus `ft`, tuned | minus `ft`, default |",
+                "|---|---|---|---|",
+                "| `fedper` | **+6.4 [+5.0,&nbsp;+8.0]** | +2.5 [-1.0,&nbsp;+4.0] | **-9.0** |",
+                "| `gpfl` | - | - | **-9.0** |",
+            ]
+        )
+    )
+
+    rows = {row.pop("method"): row for row in script.figures(page)}
+
+    assert set(rows) == {"fedper", "ft", "local"}
+    assert rows["fedper"] == {
+        "setting": "digits",
+        "accuracy": 0.965,
+        "default": 0.8,
+        "bytes": 1037.5e6,
+        "minus_local": pytest.approx(0.064),
+        "verdict_local": "better",
+        "minus_ft": 0.025,
+        "verdict_ft": "",
+    }
+    assert rows["local"]["minus_ft"] == pytest.approx(-0.04)

@@ -250,10 +250,10 @@ class Cfl(Algorithm):
         for s, (c, new) in enumerate(splits):
             mine = stripped(f"{TRIED}{s}.", sent)  # [K, ...] each
             sides = {name: rows[s] for name, rows in stripped(SIDES, state.server).items()}
-            products = sum(
-                rows.double().flatten(1) @ sides[name].double().flatten(1).T
-                for name, rows in mine.items()
-            )  # [K, 2], mean cosines with both parts times the norm of the client's update
+            # [K, 2], mean cosines with both parts times the norm of the client's update
+            products = torch.zeros(len(found), 2, dtype=torch.float64)
+            for name, rows in mine.items():
+                products += rows.double().flatten(1) @ sides[name].double().flatten(1).T
             goes = (found == c) & (products[:, 1] > products[:, 0])
             found[goes] = new
         return Update({"cluster": state.server["cluster"].index_copy(0, results.ids, found)})
@@ -373,7 +373,8 @@ def no_splits(shared: Tree, parameters: Tree) -> Tree:
 def normalized(updates: Tree) -> Tree:
     """Return updates [K, ...] of clients, each divided by its norm over all leaves, in float64."""
     rows = {name: value.double() for name, value in updates.items()}
-    norm = sum(value.flatten(1).square().sum(dim=1) for value in rows.values()).sqrt()  # [K]
+    squares = [value.flatten(1).square().sum(dim=1) for value in rows.values()]  # [K] each
+    norm = torch.stack(squares).sum(dim=0).sqrt()  # [K]
     scale = 1 / norm.clamp_min(torch.finfo(torch.float64).tiny)
     return {
         name: scale.reshape(-1, *(1,) * (value.ndim - 1)) * value for name, value in rows.items()

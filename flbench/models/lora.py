@@ -56,11 +56,11 @@ def adapters(net: nn.Module) -> tuple[Adapter, ...]:
         if not isinstance(module, layers.LoraLayer):
             continue
         if NAME in module.lora_A:
-            factors = (f"{name}.lora_{factor}.{NAME}.weight" for factor in "AB")
-            found.append(Adapter(name, *factors))
+            a, b = (f"{name}.lora_{factor}.{NAME}.weight" for factor in "AB")
+            found.append(Adapter(name, a, b))
         elif NAME in module.lora_embedding_A:
-            factors = (f"{name}.lora_embedding_{factor}.{NAME}" for factor in "AB")
-            found.append(Adapter(name, *factors, begins_with_zero_a=True))
+            a, b = (f"{name}.lora_embedding_{factor}.{NAME}" for factor in "AB")
+            found.append(Adapter(name, a, b, begins_with_zero_a=True))
     return tuple(found)
 
 

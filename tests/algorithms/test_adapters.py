@@ -11,10 +11,10 @@ from flbench.core.errors import ConfigError
 from flbench.experiment import rounds
 from flbench.models import lora
 from flbench.testing import after, played
+from tests.installed import needs
 from tests.support import build, summary_of_run
 
-pytest.importorskip("peft")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, needs("peft")]
 
 MLP = ("model=mlp", "model.hidden=[12]", "partition.samples=200", "train.rounds=2")
 LORA = (

@@ -1,6 +1,6 @@
 """Workers of this machine, the server that forks them, and the command are killed at random.
 
-`FLBENCH_FAULTS_SEED` sets the seed, and `FLBENCH_FAULTS_KILLS` the number of kills.
+`FLBENCH_FAULTS_SEED` sets the seed, and `FLBENCH_FAULTS_KILLS` the number of kills (default 12).
 """
 
 import os
@@ -20,7 +20,7 @@ from flbench.testing import SMALL, summary_of
 from flbench.workers import nesting
 
 SEED = os.environ.get("FLBENCH_FAULTS_SEED", "0")
-KILLS = int(os.environ.get("FLBENCH_FAULTS_KILLS", "50"))
+KILLS = int(os.environ.get("FLBENCH_FAULTS_KILLS", "12"))
 KEYS = (
     *(*SMALL, "model.name=lenet5", "engine.name=sequential", "train.participation=1"),
     *("train.rounds=12", "output.checkpoint_every=1", "tracking.mlflow=false"),
