@@ -22,17 +22,20 @@ lint: $(VENV)/installed
 types: $(VENV)/installed
 	$(BIN)/mypy
 
+# Their own targets run these; a test process need not import them to leave them out.
+LATER := --ignore tests/faults --ignore tests/servers
+
 # The loop of a developer: no test that trains for more than a few steps or starts a process.
 quick: $(VENV)/installed
-	$(BIN)/pytest --numprocesses logical --dist worksteal -m "not slow and not full and not faults and not servers"
+	$(BIN)/pytest --numprocesses logical --dist worksteal $(LATER) -m "not slow and not full"
 
 # The examples in the docstrings of public names are tests too.
 unit: $(VENV)/installed
-	$(BIN)/pytest $(WORKERS) --doctest-modules -m "not full and not faults and not servers" tests flbench
+	$(BIN)/pytest $(WORKERS) $(LATER) --doctest-modules -m "not full" tests flbench
 
 # Every method at every crash point, under every BatchNorm policy, ...
 test-all: lint types $(VENV)/installed
-	$(BIN)/pytest $(WORKERS) --doctest-modules -m "not faults and not servers" tests flbench
+	$(BIN)/pytest $(WORKERS) $(LATER) --doctest-modules tests flbench
 
 # Malformed inputs, kills and lost servers, drawn from a seed: FLBENCH_FAULTS_SEED=7 make test-faults
 # draws others.

@@ -32,8 +32,6 @@ def shorter(command):
         command += " --jobs 1"
     if command.startswith("flbench tune"):
         command += " --seeds 0 --concurrent 1 tracking.mlflow=false"
-    if command.startswith(("flbench compare", "flbench tune")) and "--resume" not in command:
-        command += " engine.name=vectorized"  # no process measures engines
     if command.startswith("flbench run"):
         command += " tracking.mlflow=false"
     return command

@@ -19,6 +19,9 @@ from flbench.engine.allocation import keep_freed_memory
 STACKED_SIZE = 2**17
 """Scalars of the largest net whose models are stacked; larger ones gain nothing by it."""
 
+STATISTIC_BATCH = 512
+"""Samples of one batch of a Statistic in the sequential engine."""
+
 RESULTS = "the results of a round's cohort"
 """What is stored, for messages."""
 

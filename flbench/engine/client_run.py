@@ -19,7 +19,7 @@ from flbench.core.rng import seeded
 from flbench.core.tree import is_finite, where_masked
 from flbench.core.types import Batch, Dispatch, Info, Outputs, Tree
 from flbench.data import batches
-from flbench.engine.base import RoundSettings
+from flbench.engine.base import STATISTIC_BATCH, RoundSettings
 from flbench.engine.environment import Environment
 from flbench.engine.training import Training
 from flbench.losses import TaskLoss
@@ -28,9 +28,6 @@ from flbench.models.lightning_net import LightningNet
 
 if TYPE_CHECKING:
     from flbench.client.own_module import OwnModule
-
-STATISTIC_BATCH = 512
-"""Samples of one batch of a Statistic."""
 
 
 class ClientRun:

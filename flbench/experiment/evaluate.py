@@ -24,8 +24,7 @@ from flbench.core.types import Dispatch, Info, Results, Samples, State, StepCont
 from flbench.core.wording import lower_rate
 from flbench.data.federation import Federation
 from flbench.data.schemes import Indices
-from flbench.engine.base import STACKED_SIZE, Engine, RoundSettings
-from flbench.engine.client_run import STATISTIC_BATCH
+from flbench.engine.base import STACKED_SIZE, STATISTIC_BATCH, Engine, RoundSettings
 from flbench.experiment.communication import apply_masks
 from flbench.experiment.rounds import check_rows, named
 from flbench.metrics.own import OwnMetric

@@ -83,7 +83,7 @@ class Waits:
         return self._workers is not None and workers_of(self._resources) < self._workers
 
     def look(self, waiting: Sequence[str], running: Sequence[str]) -> str | None:
-        """Tell the user of a wait now and again; return why the study must end if it is too long.
+        """Tell the user of a wait from time to time; return why it ends a study if it is too long.
 
         Args:
             waiting: Names of the trials that wait for resources.

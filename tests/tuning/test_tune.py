@@ -31,7 +31,6 @@ from tests.support import SMALL
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 QUICK = [item for item in SMALL if not item.startswith("engine.")]
-LIGHT = "engine.name=vectorized"  # no process measures engines, and workers import no Lightning
 
 
 def arguments(out: Path, algo: str, *more: str) -> list[str]:
@@ -172,8 +171,7 @@ def test_study_that_is_stopped_and_killed_ends_as_a_plain_loop(
     depend on which of them ends first.
     """
     more = ("--search", "optuna", "--trials", "3", "--seeds", "1", "--scheduler", "none")
-    keys = ("train.rounds=8", "partition.samples=null", LIGHT)
-    more = (*more, "--concurrent", str(concurrent), *keys)
+    more = (*more, "--concurrent", str(concurrent), "train.rounds=8", "partition.samples=null")
     process = begin("-m", "flbench", *arguments(tmp_path / "broken", "fedavg,fedproto", *more))
     wait_for(process, "finished")
     stop(process)
@@ -232,7 +230,7 @@ def test_study_on_two_nodes_goes_on_when_workers_die_and_trials_diverge(tmp_path
     command += ["--trials", "4", "--seeds", "1", "--scheduler", "none", "--retries", "1"]
     once, often, wrong = (f"trials/fedprox/{index:03}" for index in (1, 2, 3))
 
-    rounds = ("train.rounds=60", "evaluation.every=20", "partition.samples=null", LIGHT)
+    rounds = ("train.rounds=60", "evaluation.every=20", "partition.samples=null")
     process = begin("-c", TWO_NODES, *command, "--concurrent", "2", *rounds)
     wait_for(process, "4 trials of 60 rounds")  # the study's folder is there
     study = study_in(tmp_path / "out")
@@ -285,7 +283,9 @@ def test_trials_that_start_workers_of_their_own_do_not_wait_for_ever(tmp_path, t
 
 def test_population_exchanges_states_and_leaves_the_defaults_alone(tmp_path):
     more = ("--scheduler", "pbt", "--trials", "3", "--seeds", "0", "--concurrent", "1")
-    more = (*more, "train.rounds=10", "train.local_epochs=2", "output.keep_trials=best", LIGHT)
+    more = (*more, "train.rounds=10")
+
+    more = (*more, "train.local_epochs=2", "output.keep_trials=best")
     study = tune(tmp_path / "out", "fedavg", *more)
 
     trials = records(study)
@@ -310,7 +310,7 @@ def test_population_exchanges_states_and_leaves_the_defaults_alone(tmp_path):
 
 @pytest.mark.full
 def test_study_of_another_deployment_is_scored_and_compared_by_it(tmp_path):
-    more = ("--trials", "2", "--seeds", "1", "--scheduler", "none", LIGHT)
+    more = ("--trials", "2", "--seeds", "1", "--scheduler", "none")
     study = tune(tmp_path / "out", "ft", "--deployment", "noft", *more)
 
     def of(name: str, deployment: str, split: str) -> float:
