@@ -283,9 +283,7 @@ def test_trials_that_start_workers_of_their_own_do_not_wait_for_ever(tmp_path, t
 
 def test_population_exchanges_states_and_leaves_the_defaults_alone(tmp_path):
     more = ("--scheduler", "pbt", "--trials", "3", "--seeds", "0", "--concurrent", "1")
-    more = (*more, "train.rounds=10")
-
-    more = (*more, "train.local_epochs=2", "output.keep_trials=best")
+    more = (*more, "train.rounds=10", "train.local_epochs=2", "output.keep_trials=best")
     study = tune(tmp_path / "out", "fedavg", *more)
 
     trials = records(study)

@@ -502,10 +502,11 @@ def test_another_process_searches_folders_in_the_order_of_this_one(tmp_path, mon
 def test_messages_of_servers_are_not_printed_between_tables(monkeypatch):
     from ray._private import worker
 
-    printer = worker.print_to_stdstream
     monkeypatch.setattr(session, "_start", lambda *_: None)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
+    session.disconnect()  # earlier tests connect to clusters that are not there, and stay connected
+    printer = worker.print_to_stdstream
 
     assert session.connect(None)
     assert worker.print_to_stdstream({"is_err": False, "lines": ["x"]}, ignore_prefix=False) is None
