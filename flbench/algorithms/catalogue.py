@@ -81,6 +81,17 @@ def parameter(name: str, field: FieldInfo) -> Entry:
     }
 
 
+def as_yaml(default: Any) -> str:
+    """Return a default as YAML writes it.
+
+    >>> [as_yaml(default) for default in (None, True, "A", 0.5)]
+    ['null', 'true', 'A', '0.5']
+    """
+    if default is None:
+        return "null"
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
 @dataclass(frozen=True)
 class Network:
     """The network of a decentralized method in its first round, with all clients in the cohort.

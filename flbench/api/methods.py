@@ -80,7 +80,9 @@ class Method:
         facts["deployments"] = ", ".join(self.deployments)
         if self.needs:
             facts["needs a setting such as"] = ", ".join(self.needs)
-        keys = self.keys.assign(default=[_shown(value) for value in self.keys["default"]])
+        keys = self.keys.assign(
+            default=[catalogue.as_yaml(value) for value in self.keys["default"]]
+        )
         pieces = [html.heading("Keys of `algorithm`"), html.table(keys, most=100, texts=True)]
         if self.space is not None:
             pieces += [html.heading("Search space"), html.table(self.space, most=100, texts=True)]
@@ -174,10 +176,3 @@ def _deployments(name: str, needs: Sequence[str]) -> tuple[str, ...]:
     )
     algorithm = ALGORITHMS.find(name)(config.algorithm, setting)
     return deployments.names(algorithm, net)
-
-
-def _shown(value: Any) -> str:
-    """Return a default as YAML writes it."""
-    return (
-        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    )

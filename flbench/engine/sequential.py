@@ -247,5 +247,8 @@ def make_fabric(config: EngineConfig) -> Fabric:
 
 
 def _is_no_advice_on_precision(record: logging.LogRecord) -> bool:
-    """Drop Lightning's advice to round products to TF32: `engine.precision` decides that."""
+    """Return whether a record is not Lightning's advice to use TF32, which is up to the user.
+
+    `engine.precision` chooses it.
+    """
     return "Tensor Cores" not in record.getMessage()

@@ -25,8 +25,8 @@ def print_estimate(estimate: "Estimate") -> None:
         f" {size(estimate.results)}; about {size(estimate.memory)} for the process",
     }
     if estimate.worker:
-        lines["memory"] += (
-            f", and {size(estimate.worker)} for each of at most {estimate.processes - 1} workers"
-        )
+        most = estimate.processes - 1
+        workers = f"each of at most {most} workers" if most > 1 else "a worker"
+        lines["memory"] += f", and {size(estimate.worker)} for {workers}"
     for name, content in lines.items():
         line(f"{name:>10}: {content}")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from flbench.algorithms.catalogue import as_yaml
 from flbench.cli.console import titled_table
 from flbench.reports.terminal import open_console
 
@@ -34,6 +35,6 @@ def print_method(entry: Mapping[str, Any]) -> None:
     for title in ("name", "default", "range", "unit", "meaning"):
         table.add_column(title)
     for item in entry["parameters"]:
-        default = "null" if item["default"] is None else str(item["default"]).lower()
+        default = as_yaml(item["default"])
         table.add_row(item["name"], default, item["range"], item["unit"] or "", item["meaning"])
     console.print(table)
