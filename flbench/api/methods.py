@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import pandas as pd
 import torch
@@ -80,9 +80,7 @@ class Method:
         facts["deployments"] = ", ".join(self.deployments)
         if self.needs:
             facts["needs a setting such as"] = ", ".join(self.needs)
-        keys = self.keys.assign(
-            default=[catalogue.as_yaml(value) for value in self.keys["default"]]
-        )
+        keys = self.keys.assign(default=list(map(catalogue.as_yaml, self.keys["default"])))
         pieces = [html.heading("Keys of `algorithm`"), html.table(keys, most=100, texts=True)]
         if self.space is not None:
             pieces += [html.heading("Search space"), html.table(self.space, most=100, texts=True)]
