@@ -41,7 +41,7 @@ class FedIt(AdapterMethod):
     and dropout 0.05, and trains with AdamW, gradients clipped at norm 1, and a learning rate that
     decreases to 0 within each local training. Here the optimizer is that of `train.*`, the same for
     all methods, and its rate is constant within a round. The gradient of A is 0 while B is 0, so
-    the first optimizer step changes B and the head alone.
+    the first optimizer step changes B and the head alone, unless there is weight decay.
     """
 
     paper = Paper(

@@ -21,9 +21,10 @@ class FfaLora(AdapterMethod):
 
     Readings and deviations. The paper trains with differential privacy too, which is not a part of
     the method here. It does not say clearly whether the classifier is trained: it is, unless
-    `head=frozen`. With plain SGD without weight decay, an adapter with s and the learning rate lr
-    gives the weights of one with c s and lr / c^2. The same rate moves the weights less
-    than in `fedit`, and the ranges in which ports of the method search it lie ten times higher;
+    `head=frozen`. With plain SGD without weight decay and clipping, and with a frozen head, an
+    adapter with s and the learning rate lr gives the weights of one with c s and lr / c^2; a head
+    that is trained would need the rate lr in both. The same rate moves the weights less than in
+    `fedit`, and the ranges in which ports of the method search it lie ten times higher;
     `model.lora.alpha` raises it for the adapters alone.
     """
 
