@@ -229,9 +229,9 @@ def page(table: pd.DataFrame) -> str:
         *(f"- {in_code(name)}: {why}." for name, why in ALWAYS.items()),
         "",
         f"In {best} of the {len(ft)} settings in which `ft` was compared, no method is"
-        f" significantly better than `ft`. It is {gain.mean():+.1f} points from `local`",
+        f" significantly better than `ft`. It differs from `local` by {gain.mean():+.1f} points",
         f"in the mean over the settings ({gain.min():+.1f} to {gain.max():+.1f}), while `fedavg`"
-        f" without fine-tuning is {close.mean():+.1f} points from `ft`",
+        f" without fine-tuning differs from `ft` by {close.mean():+.1f} points",
         f"({close.min():+.1f} to {close.max():+.1f}). A paper that leaves out tuned `ft` or"
         " `local` does not show that its method is needed; tuning alone moves `local` by"
         f" {100 * (local['accuracy'] - local['default']).mean():+.1f} points.",
@@ -240,8 +240,8 @@ def page(table: pd.DataFrame) -> str:
         "",
         f"The first method of a family is the one with the highest mean difference to `ft` among"
         f" those measured in {BROAD} settings or more; the",
-        "second is the best of the methods of 2020 to 2025, which reviewers ask for, or the next"
-        " one by the same rules. The column of the",
+        "second is the best of the methods of 2020 to 2025, or the next one by the same rules. The"
+        " column of the",
         "rule says which. Methods of one family were not all measured in the same settings, so"
         " that `ft` of the same setting is the",
         "common measure; a mean over one or two settings is weak evidence.",
