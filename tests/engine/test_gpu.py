@@ -25,7 +25,8 @@ from tests.support import interrupted_run
 
 pytestmark = pytest.mark.gpu
 
-CPU, GPU = "engine.device=cpu", "engine.device=cuda"
+DEVICES = ("cpu", "cuda")
+CPU, GPU = (f"engine.device={device}" for device in DEVICES)
 EXACT = "engine.precision=64-true"
 ENGINES = ("sequential", "vectorized")
 RANKED = ("fedcac",)
@@ -89,7 +90,7 @@ FEW = {"clients": 4, "samples": 300}
 @pytest.mark.parametrize("engine", ENGINES)
 def test_random_layers_repeat_their_numbers(engine, tmp_path):
     """Whatever state the generators of the process have; another seed gives other numbers."""
-    device = {"name": engine, "device": GPU[14:]}
+    device = {"name": engine, "device": DEVICES[1]}
     digests, net = [], Noisy()
     for noise, seed in ((0, 3), (1, 3), (1, 4)):
         torch.manual_seed(noise)
@@ -137,7 +138,7 @@ def samples_of(net):
 @pytest.mark.parametrize("net", ["gru", "transformer", "cnn1d"])
 def test_nets_for_series_and_tokens(net, engine, tmp_path):
     metrics = []
-    for device in ("cpu", GPU[14:]):
+    for device in DEVICES:
         done = fl.run(
             "hfcd",
             data=samples_of(net),
@@ -176,7 +177,9 @@ def assert_metrics_equal(one, other):
 )
 def test_settings_give_the_metrics_of_the_cpu(settings, engine, tmp_path):
     common = ("algorithm.name=ditto", *settings, f"engine.name={engine}", EXACT)
-    one, other = (run(tmp_path / device[14:], *common, device)[0] for device in (CPU, GPU))
+    one, other = (
+        run(tmp_path / device, *common, f"engine.device={device}")[0] for device in DEVICES
+    )
 
     assert_metrics_equal(numbers_of(one), numbers_of(other))
 
@@ -210,7 +213,7 @@ def test_a_module_of_the_user_is_trained(method, tmp_path):
             Lit(),
             method=method,
             head="fc",
-            engine={"device": GPU[14:]},
+            engine={"device": DEVICES[1]},
             partition=FEW,
             output={"dir": str(tmp_path / str(k))},
             **SHORT,
