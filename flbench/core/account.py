@@ -53,12 +53,8 @@ def check_current_folder() -> None:
 
 
 def _can_write(folder: Path) -> bool:
-    """Return whether this process can make files in a folder, which its mode does not tell."""
-    try:
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError:
-        return False
-    return True
+    """Return whether this process can make files in a folder; no file is made or opened."""
+    return os.access(folder, os.W_OK | os.X_OK)
 
 
 def _temporary_home() -> Path:

@@ -618,8 +618,8 @@ def test_early_stopping_ends_a_run(tmp_path, capsys):
             "x.npz: Permission denie",
         ),
         (OSError(28, "No space left on device", "m.csv"), fl.RunError, "m.csv: No space left on"),
-        (RuntimeError("CUDA out of memory. Tried"), fl.RunError, "Lower train.batch_size"),
-        (MemoryError(), fl.RunError, "Lower train.batch_size"),
+        (RuntimeError("CUDA out of memory. Tried"), fl.RunError, "lower train.batch_size"),
+        (MemoryError(), fl.RunError, "lower train.batch_size"),
         (RuntimeError("a defect"), RuntimeError, "a defect"),
     ],
 )

@@ -83,12 +83,15 @@ def test_command_in_a_deleted_folder_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("chosen", [None, "/chosen"])
-def test_matplotlib_has_a_place_beside_a_home_that_cannot_be_written(nobody, monkeypatch, chosen):
-    monkeypatch.setenv("HOME", "/proc")
+def test_matplotlib_has_a_place_beside_a_home_that_cannot_be_written(
+    nobody, monkeypatch, tmp_path, chosen
+):
+    home = str(tmp_path / "missing")  # root may write to every folder that is there
+    monkeypatch.setenv("HOME", home)
     monkeypatch.setenv("MPLCONFIGDIR", chosen or "")
 
     account.complete()
 
-    assert os.environ["HOME"] == "/proc"
+    assert os.environ["HOME"] == home
     place = Path(os.environ["MPLCONFIGDIR"])
     assert str(place) == chosen or place.stat().st_mode & 0o777 == 0o700

@@ -14,6 +14,7 @@ from flbench.client.program import LocalProgram, Statistic
 from flbench.core.errors import ConfigError, RunError
 from flbench.core.tree import digest
 from flbench.core.types import Dispatch, Samples
+from flbench.engine.base import IN_MEMORY
 from flbench.engine.worker import Worker
 from flbench.experiment import rounds
 from flbench.testing.setting import NET
@@ -242,7 +243,7 @@ def test_an_error_of_a_worker_is_raised_as_it_was(cause):
             torch.zeros(1, dtype=torch.int64),
             rows=lambda ids: {},
             dispatch=lambda ids: Dispatch(),
-            settings=None,
+            settings=SimpleNamespace(groups=lambda ids: [ids], storage=IN_MEMORY),
         )
     is_of_ray = isinstance(found.value, ray.exceptions.RayTaskError)
     assert is_of_ray is isinstance(cause, KeyError)

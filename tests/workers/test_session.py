@@ -186,8 +186,10 @@ class TestLocalCluster:
             and can_write(pid, number)
         }
         elsewhere = {one for one in written if not Path(one[0]).is_relative_to(private)}
-
         assert len(written) > len(elsewhere)
+        # Ray keeps a log of the driver open after its cluster has ended.
+        elsewhere -= {one for one in elsewhere if one[1] == os.getpid() and "/session_" in one[0]}
+
         for link, pid, number in elsewhere:
             assert link.startswith("/dev/shm/")
             assert link.endswith(" (deleted)")
