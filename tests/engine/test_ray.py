@@ -33,9 +33,9 @@ KEYS = (*NET, "engine.threads=1")
 
 
 @pytest.fixture(scope="module")
-def engine():
-    """Two actors for all methods: an engine knows net and samples, and no method."""
-    built = build(*KEYS)
+def engine(request):
+    """Two actors for all methods that train the same net: an engine knows no method."""
+    built = build(*KEYS, *getattr(request, "param", ()))
     config = config_of(*KEYS, "engine.name=ray", "engine.workers=2").engine
     engine = RayEngine(built.net, built.federation, config)
     yield engine
@@ -57,17 +57,13 @@ def test_every_kind_of_state_ends_with_the_sequential_engines_bits(engine, name)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in KINDS])
+@pytest.mark.parametrize(
+    ("engine", "name"),
+    [(ALGORITHMS.find(name).needs, name) for name in METHODS if name not in KINDS],
+    indirect=["engine"],
+)
 def test_every_method_ends_with_the_sequential_engines_bits(engine, name):
-    if not (needs := ALGORITHMS.find(name).needs):
-        return assert_same_bits(engine, name, number=3)
-    built = build(*KEYS, *needs)
-    config = config_of(*KEYS, "engine.name=ray", "engine.workers=2").engine
-    of_another_net = RayEngine(built.net, built.federation, config)
-    try:
-        assert_same_bits(of_another_net, name, number=3)
-    finally:
-        of_another_net.close()
+    assert_same_bits(engine, name, number=3)
 
 
 @pytest.mark.parametrize("trace", [True, False])
