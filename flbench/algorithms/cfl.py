@@ -234,9 +234,8 @@ class Cfl(Algorithm):
             return None
         count, parameters = len(state.server[SPLITS]), self.setting.net.parameters
         models = {name: value for name, value in state.server.items() if name.startswith(AT_SPLIT)}
-        steps: list[Step] = []
+        names, steps = tuple(stripped(AT_SPLIT, models)), list[Step]()
         for s in range(count):
-            names = tuple(stripped(AT_SPLIT, models))
             difference = Transform(WriteUpdate(tuple(parameters), s))
             steps += [Transform(LoadSplit(names, s)), self.phase(*self.terms()), difference]
         sends = frozenset(f"{TRIED}{s}.{name}" for s in range(count) for name in parameters)

@@ -30,19 +30,24 @@ CPU, GPU = (f"engine.device={device}" for device in DEVICES)
 EXACT = "engine.precision=64-true"
 ENGINES = ("sequential", "vectorized")
 RANKED = ("fedcac",)
-"""Methods that select weights by the rank of a score: rounding may exchange two of equal score."""
+"""Methods whose clients keep weights of the highest scores: rounding may exchange two of them."""
 
 
-def assert_equal_up_to_rounding(states, tolerance=1e-7):
-    one, other = states
-    for trees in ((one.server, other.server), (one.clients, other.clients)):
-        assert list(trees[0]) == list(trees[1])
-        for name, value in trees[0].items():
-            assert trees[1][name].device.type == "cpu", name
+def assert_equal_up_to_rounding(states, exchanged=0.0, tolerance=1e-7):
+    """`exchanged` is the largest share of the entries of clients that may differ by more."""
+    for tree, share in (("server", 0.0), ("clients", exchanged)):
+        one, other = (getattr(state, tree) for state in states)
+        assert list(one) == list(other)
+        count = different = 0
+        for name, value in one.items():
+            assert other[name].device.type == "cpu", name
             if value.numel():
                 scale = max(1.0, float(value.double().abs().max()))
-                difference = float((value.double() - trees[1][name].double()).abs().max())
-                assert difference <= tolerance * scale, name
+                differences = (value.double() - other[name].double()).abs()
+                wrong = int((~(differences <= tolerance * scale)).sum())
+                assert share or not wrong, name
+                count, different = count + value.numel(), different + wrong
+        assert different <= share * count
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -52,8 +57,7 @@ def test_methods_compute_what_the_cpu_computes(method, engine):
     built = [build(*settings, device) for device in (CPU, GPU)]
     states = [after(experiment) for experiment in built]
 
-    if method not in RANKED:
-        assert_equal_up_to_rounding(states)
+    assert_equal_up_to_rounding(states, exchanged=0.001 if method in RANKED else 0.0)
     found = []
     for experiment, state in zip(built, states, strict=True):
         wanted = rounds.settings_of(experiment.algorithm, state)
