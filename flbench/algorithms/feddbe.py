@@ -19,7 +19,6 @@ from flbench.algorithms import (
     LocalProgram,
     LossTerm,
     Message,
-    Outputs,
     Paper,
     Results,
     Stage,
@@ -36,7 +35,7 @@ from flbench.algorithms import (
 )
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.algorithms.shared.linear_head import LinearHead, unmet
-from flbench.losses import CrossEntropy
+from flbench.losses import CrossEntropy, ScoresCrossEntropy
 
 BIAS = "prbm"  # e_i [D], the vector that a client adds to its features
 COMMON = "consensus"  # zbar [D], the common mean, which a client receives once
@@ -168,7 +167,7 @@ class FedDBE(Algorithm):
 
     def terms(self) -> tuple[LossTerm, ...]:
         c = self.config
-        entropy = BiasedCrossEntropy(head=self.head) if c.bias else CrossEntropy()
+        entropy = ScoresCrossEntropy(scores=Biased(self.head)) if c.bias else CrossEntropy()
         pull = (PullToCommonMean(c.mu, weight=c.kappa),) if c.kappa else ()
         move = (MoveRunningMean(),) if self.runs else ()
         return (entropy, *pull, *move)
@@ -244,21 +243,6 @@ class Biased:
     def __call__(self, context: StepContext) -> Tensor:
         """Return the logits [B, C]."""
         return self.head(context.leaves, context.out.features + context.leaves[BIAS])
-
-
-@dataclass(frozen=True, kw_only=True)
-class BiasedCrossEntropy(CrossEntropy):
-    """Mean cross entropy of head(z + e_i), in nats.
-
-    Attributes:
-        head: The head of the net.
-    """
-
-    head: LinearHead
-
-    def outputs(self, context: StepContext) -> Outputs:
-        """Return the features z [B, D] and the logits of z + e_i [B, C]."""
-        return Outputs(context.out.features, Biased(self.head)(context))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from flbench.algorithms import (
     LocalProgram,
     LossTerm,
     Message,
-    Outputs,
     Paper,
     Results,
     State,
@@ -36,7 +35,7 @@ from flbench.algorithms import (
 )
 from flbench.algorithms.shared.linear_head import LinearHead, unmet
 from flbench.algorithms.shared.prototypes import CountClasses
-from flbench.losses import CrossEntropy
+from flbench.losses import ScoresCrossEntropy
 from flbench.losses.cross_entropy import mean_cross_entropy
 from flbench.losses.similarity import cosines
 
@@ -157,7 +156,7 @@ class GPFL(Algorithm):
 
     def terms(self) -> tuple[LossTerm, ...]:
         return (
-            PersonalRoute(head=self.head),
+            ScoresCrossEntropy(scores=PersonalScores(self.head)),
             Guidance(self.config.lam, norm=self.config.magnitude == "norm"),
             Decay(weight=self.config.nu),
         )
@@ -247,21 +246,6 @@ class PersonalScores:
         """Return the logits [B, C]."""
         leaves = context.leaves
         return self.head(leaves, valve(leaves, context.out.features, leaves[PERSONAL]))
-
-
-@dataclass(frozen=True, kw_only=True)
-class PersonalRoute(CrossEntropy):
-    """Mean cross entropy of head(CoV(z, q_i)), in nats.
-
-    Attributes:
-        head: The head of the net.
-    """
-
-    head: LinearHead
-
-    def outputs(self, context: StepContext) -> Outputs:
-        """Return the features z [B, D] of the body and the logits of the personal route [B, C]."""
-        return Outputs(context.out.features, PersonalScores(self.head)(context))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from flbench.losses.balanced_softmax import BalancedSoftmax
 from flbench.losses.class_balanced import ClassBalanced
 from flbench.losses.class_pull import ClassPull
 from flbench.losses.cosine_cross_entropy import CosineCrossEntropy
-from flbench.losses.cross_entropy import CrossEntropy
+from flbench.losses.cross_entropy import CrossEntropy, ScoresCrossEntropy
 from flbench.losses.dynamic import Dynamic
 from flbench.losses.focal import Focal
 from flbench.losses.label_smoothing import LabelSmoothing
@@ -38,6 +38,7 @@ __all__ = [
     "PrototypeDistillation",
     "PrototypeL2",
     "Proximal",
+    "ScoresCrossEntropy",
     "SemanticKL",
     "TaskLoss",
 ]

@@ -1,5 +1,6 @@
 """Cross entropy of logits and labels."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -65,3 +66,19 @@ class CrossEntropy:
     def outputs(self, context: StepContext) -> Outputs:
         """Return features [B, D] and logits [B, C]: the net's outputs."""
         return context.out
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoresCrossEntropy(CrossEntropy):
+    """Mean over the batch of -log softmax(scores)[label], in nats, for scores of another rule.
+
+    Attributes:
+        scores: The rule, a frozen dataclass or function that maps a StepContext to scores [B, C].
+            A method gives the same one to `Deployment.predict`.
+    """
+
+    scores: Callable[[StepContext], Tensor]
+
+    def outputs(self, context: StepContext) -> Outputs:
+        """Return the net's features [B, D] and the scores of the rule [B, C]."""
+        return Outputs(context.out.features, self.scores(context))

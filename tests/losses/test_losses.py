@@ -20,16 +20,23 @@ from flbench.losses import (
     PrototypeDistillation,
     PrototypeL2,
     Proximal,
+    ScoresCrossEntropy,
     SemanticKL,
 )
 from flbench.losses.similarity import class_sums, cosines
 from tests.losses.support import TINY, assert_vmap_safe, case
+
+
+def scaled(context):
+    return context.out.logits * context.leaves["scale"]
+
 
 FORMS = ("class_mean", "mse", "per_sample", "repel")
 TERMS = {
     "cross_entropy": CrossEntropy(),
     **{f"prototype_class_pull_{form}": ClassPull(form=form) for form in FORMS},
     "cosine_cross_entropy": CosineCrossEntropy(directions="prototypes"),
+    "scores_cross_entropy": ScoresCrossEntropy(scores=scaled),
     "prototype_l2": PrototypeL2(),
     "prototype_contrast": PrototypeContrast(threshold=0.1),
     "prototype_contrast_top": PrototypeContrast(top=2),
@@ -53,13 +60,14 @@ TERMS = {
 @dataclass(frozen=True)
 class OfOtherLogits(CrossEntropy):
     def outputs(self, context):
-        return context.out._replace(logits=context.out.logits * context.leaves["scale"])
+        return context.out._replace(logits=scaled(context))
 
 
-def test_cross_entropy_is_that_of_the_outputs_of_a_subclass():
+@pytest.mark.parametrize("term", [OfOtherLogits(), ScoresCrossEntropy(scores=scaled)])
+def test_cross_entropy_is_that_of_the_outputs_of_a_subclass(term):
     c = case()
 
-    found = OfOtherLogits()(c.context())
+    found = term(c.context())
 
     expected = torch.nn.functional.cross_entropy(c.logits * 2.5, c.y)
     assert torch.allclose(found, expected, rtol=0, atol=TINY)
