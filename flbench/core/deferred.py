@@ -29,7 +29,7 @@ class Deferred:
     def _real(self) -> Any:
         module = sys.modules.get(self._package)
         if isinstance(module, _StandIn):  # used within the context, so the package is needed
-            module.finder.give_up(self._package)
+            module._finder.give_up(self._package)
         return attrgetter(self._name)(import_module(self._package))
 
     def __getattr__(self, name: str) -> Any:
@@ -55,7 +55,7 @@ class _StandIn(ModuleType):
 
     def __init__(self, name: str, finder: "_Finder") -> None:
         super().__init__(name)
-        self.finder = finder
+        self._finder = finder
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -95,7 +95,7 @@ class _Finder(Loader, MetaPathFinder):
                 if sys.modules.get(name) is module:
                     del sys.modules[name]
                 parent, _, part = name.rpartition(".")
-                if getattr(sys.modules.get(parent), part, None) is module:
+                if parent in sys.modules and vars(sys.modules[parent]).get(part) is module:
                     delattr(sys.modules[parent], part)
 
 
@@ -115,7 +115,7 @@ def deferred(*packages: str) -> Iterator[None]:
     >>> TarInfo("a.txt").name
     'a.txt'
     """
-    missing = [name for name in packages if name not in sys.modules and find_spec(name)]
+    missing = [name for name in packages if name not in sys.modules and _is_installed(name)]
     finder = _Finder(missing)
     sys.meta_path.insert(0, finder)
     try:
@@ -124,3 +124,11 @@ def deferred(*packages: str) -> Iterator[None]:
         sys.meta_path.remove(finder)
         for name in missing:
             finder.give_up(name)
+
+
+def _is_installed(name: str) -> bool:
+    """Return whether a module is there; the package that it is in is imported."""
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # not even its package
+        return False
