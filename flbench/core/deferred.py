@@ -9,7 +9,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, spec_from_loader
 from operator import attrgetter
 from types import ModuleType
-from typing import Any, Final
+from typing import Any
 
 
 class Deferred:
@@ -51,10 +51,9 @@ class Deferred:
 
 
 class _StandIn(ModuleType):
-    __path__: Final[list[str]] = []  # as a package: `import PACKAGE.PART` asks the finder
-
     def __init__(self, name: str, finder: "_Finder") -> None:
         super().__init__(name)
+        self.__path__ = []  # as a package has: `import PACKAGE.PART` asks the finder
         self._finder = finder
 
     def __getattr__(self, name: str) -> Any:
