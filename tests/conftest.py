@@ -100,6 +100,16 @@ def _entry_points_are_read_once():
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _git_is_asked_once():
+    """Ask Git for the revision once per process: each run of a test would look at all files."""
+    from flbench.experiment import provenance
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(provenance, "git_revision", cache(provenance.git_revision))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _no_pictures_in_pages():
     """Leave the pictures out of pages and reports: one takes longer than most trainings here.
 

@@ -116,7 +116,7 @@ def test_nets_of_torchvision_train(tmp_path, name, engine):
             "args": {"dropout": 0.0} if name == "mobilenet_v3_small" else None,
         },
         partition=fl.IID(clients=2),
-        train={"rounds": 1, "batch_size": 8},
+        train={"rounds": 1, "local_epochs": 2, "batch_size": 8},
         engine={"name": engine, "threads": 1},
         output={"dir": tmp_path},
         progress=False,

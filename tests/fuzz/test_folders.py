@@ -19,6 +19,7 @@ import sys
 import tarfile
 from collections import Counter
 from contextlib import contextmanager, suppress
+from functools import cache
 from html.parser import HTMLParser
 from itertools import count
 from pathlib import Path
@@ -138,7 +139,12 @@ def _watch(event, arguments):
 
 
 CACHE = os.path.expanduser("~/.cache/")
-sys.addaudithook(_watch)
+
+
+@cache
+def _begin_to_watch():
+    """Watch this process from its first example on: a hook stays, and later tests pay for it."""
+    sys.addaudithook(_watch)
 
 
 @contextmanager
@@ -161,6 +167,7 @@ def bounded(root, allowed, *, limit=LIMIT):
     handler = signal.signal(signal.SIGPROF, too_long)
     signal.setitimer(signal.ITIMER_PROF, limit)
     happened.clear()
+    _begin_to_watch()
     allowed_folder.append(str(allowed))
     try:
         yield
