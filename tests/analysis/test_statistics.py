@@ -208,7 +208,7 @@ def test_wilcoxon_needs_six_repetitions():
     assert math.isnan(statistics.difference(first, first).wilcoxon)
 
 
-@pytest.mark.parametrize("n", [6, 10, 13, 14])
+@pytest.mark.parametrize("n", [6, 10, pytest.param(13, marks=pytest.mark.slow), 14])
 def test_wilcoxon_with_ties_and_zeros_is_that_of_scipy(n):
     rng = np.random.default_rng(n)
     zero = dict.fromkeys(range(n), 0.0)
@@ -403,6 +403,7 @@ def test_moderated_test_of_equal_variances_pools_them():
 
 
 @pytest.mark.parametrize("methods", [17, 34])
+@pytest.mark.slow
 def test_moderated_test_is_wrong_as_often_as_it_says(methods):
     """At least one false claim about equal methods, in 5 % of 100 comparisons."""
     rng, wrong = np.random.default_rng(methods), 0
