@@ -105,6 +105,7 @@ def test_resume_asks_for_a_net_without_import_path(tmp_path):
     assert fl.resume(path, model=factory, progress=False).digest == whole.digest
 
 
+@pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])
 @pytest.mark.slow
@@ -252,6 +253,7 @@ def with_fixed_parts():
     return net
 
 
+@pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("method", ["fedprox", "ditto", "apfl", "dfedhp", "dispfl", "fedala"])
 @pytest.mark.slow
