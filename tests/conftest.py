@@ -43,6 +43,11 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return cores if config.option.numprocesses == "logical" else cores + 1
 
 
+def pytest_collectstart():
+    """Import Lightning as flbench does, without transformers, before a test file imports it."""
+    import flbench.core.lightning  # noqa: F401
+
+
 @pytest.fixture(scope="session")
 def _caches(tmp_path_factory):
     """Paths of cache folders, which are not made: most tests have no use for them."""
