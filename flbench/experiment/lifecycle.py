@@ -145,8 +145,9 @@ def write_description(
     folder.write_json("provenance.json", about)
     folder.save_frozen(fixed.values(experiment.net))
     # The configuration is written last, because a folder that contains it can be resumed.
-    folder.write("config.yaml", to_yaml(experiment.config.tree(), origins))
-    trust.record_file(folder.path / "config.yaml")
+    tree = experiment.config.tree()
+    folder.write("config.yaml", to_yaml(tree, origins))
+    trust.record_file(folder.path / "config.yaml", tree)
 
 
 def resume(

@@ -286,6 +286,7 @@ def test_estimated_steps_are_those_of_a_round():
     assert found.steps == epochs * int(batches.sum())
 
 
+@pytest.mark.slow
 def test_interrupted_run_exits_with_130_and_resumes(flbench, tmp_path, monkeypatch):
     folder = interrupted_run(tmp_path / "runs", "algorithm=fedavg")
 
@@ -455,6 +456,7 @@ def test_data_saves_partition_and_picture(flbench, tmp_path):
     assert entry["hash"] == json.loads((tmp_path / "p.json").read_text())["hash"]
 
 
+@pytest.mark.slow
 def test_show_prints_tables_of_finished_and_interrupted_runs(flbench, tmp_path):
     folder = interrupted_run(tmp_path / "runs", "algorithm=fedavg")
 
