@@ -148,6 +148,20 @@ def test_time_left_leaves_out_the_first_round_and_what_was_done_before_a_resume(
     assert evaluated(100).endswith("  0.0 s left")
 
 
+def test_a_run_of_slow_rounds_prints_a_line_between_evaluations(monkeypatch):
+    clock, console = [0.0], Console(file=io.StringIO(), width=200)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    lines = progress._Lines(console, None)
+    lines.on_run_start(SimpleNamespace(round=0, rounds=20, loss=0.5, config=Config()))
+    for done in range(1, 11):
+        clock[0] += 7.0
+        lines.on_round_end(SimpleNamespace(round=done, rounds=20, loss=0.5, config=Config()), {})
+
+    said = console.file.getvalue().splitlines()
+    assert [line.split()[1] for line in said] == ["3/20", "6/20", "9/20"]
+    assert "left" in said[0]
+
+
 @pytest.mark.slow
 def test_run_of_several_methods_compares_them(flbench, tmp_path):
     code, out, _ = flbench("run", "--algo", "fedavg,local", *SMALL)

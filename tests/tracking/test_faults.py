@@ -270,9 +270,14 @@ def test_refusals_of_an_object_store_are_one_reason():
         uploads.send("there", is_last=True)
 
 
-def test_file_store_that_is_away_is_tried_for_two_files_only():
+@pytest.mark.parametrize(
+    "said",
+    ['Could not connect to the endpoint URL: "http://s3/a"', "too many 500 error responses"],
+    ids=["by clients", "by the server, which answers after seconds"],
+)
+def test_file_store_that_is_away_is_tried_for_two_files_only(said):
     calls, uploads = [], Uploads()
-    error = BotoLikeError('Could not connect to the endpoint URL: "http://s3/a"')
+    error = BotoLikeError(said)
     for name in "abcd":
         uploads.add(Upload(refusing(calls, error), name, None, b"text", name))
 
