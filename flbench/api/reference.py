@@ -448,9 +448,9 @@ def _of_module(module: str, others: Sequence[PublicName]) -> list[str]:
     parts = [module, ast.get_docstring(tree) or ""]
     names = [name for name in _public(module) if _definition(module, name)]
     inner = [one for one in _modules() if one.rpartition(".")[0] == module]
-    for title, listed in (("Names", names), ("Modules", inner)):
-        if listed:
-            text = ", ".join(listed)
+    for title, found in (("Names", names), ("Modules", inner)):
+        if found:
+            text = ", ".join(found)
             parts.append(
                 textwrap.fill(
                     f"{title}: {text}", 100, subsequent_indent="  ", break_long_words=False

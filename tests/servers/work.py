@@ -115,7 +115,7 @@ class Work:
         self._threads = [
             Thread(target=target, daemon=True) for target in (self._listen, self._read)
         ]
-        for thread in self._threads:
+        for thread in (*self._threads, Thread(target=self._hurry_mirror, daemon=True)):
             thread.start()
 
     @property
@@ -151,17 +151,26 @@ class Work:
         gaps = [(after[0] - one[0], one[1]) for one, after in pairwise(said)]
         silence, before = max(gaps)
         heard = tuple((when - self._began, line) for when, line in self._said[1:])
-        wait_until(lambda: not self._is_mirrored(), "the mirror did not end")
+        wait_until(lambda: not self._mirrors(), "the mirror did not end")
         return Heard(code, heard, seconds, silence, before)
 
-    def _is_mirrored(self) -> bool:
-        """Return whether a process still sends the folder to MLflow: it may outlive the command."""
+    def _mirrors(self) -> list[int]:
+        """Return the processes that send the folder to MLflow: they may outlive the command."""
+        found = []
         for file in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):
                 words = file.read_bytes().decode(errors="replace").split("\0")
                 if MIRROR in words and any(word.startswith(str(self.out)) for word in words):
-                    return True
-        return False
+                    found.append(int(file.parent.name))
+        return found
+
+    def _hurry_mirror(self) -> None:
+        """Give mirrors the priority of other processes: the machine may have other work."""
+        while self._process.poll() is None or self._mirrors():
+            for mirror in self._mirrors():
+                with suppress(OSError):  # it has ended
+                    os.setpriority(os.PRIO_PGRP, mirror, 0)
+            time.sleep(2)
 
     def end(self) -> None:
         """End the command with its children, if it still runs."""
