@@ -3,6 +3,7 @@
 import json
 import shutil
 import sqlite3
+import subprocess
 import time
 from contextlib import closing
 from importlib.util import find_spec
@@ -355,18 +356,38 @@ def test_locked_database_is_named_without_a_traceback(folder, uri, monkeypatch, 
     assert "not reached" not in said
 
 
-def test_database_of_another_version_gets_its_cure(folder, uri, capsys):
+@pytest.mark.parametrize(
+    ("version", "cure"),
+    [("451aebb31d03", "mlflow db upgrade"), ("abc", "pip install --upgrade mlflow")],
+    ids=["of an earlier MLflow", "of a later MLflow"],
+)
+def test_database_of_another_version_gets_its_cure(folder, uri, capsys, version, cure):
     file = mlflow_store.database_file(uri)
     with closing(sqlite3.connect(file)) as other:
-        other.execute("UPDATE alembic_version SET version_num = 'abc'")
+        other.execute("UPDATE alembic_version SET version_num = ?", [version])
         other.commit()
 
     code = app.main(["sync", str(folder), "--uri", uri])
 
     said = capsys.readouterr().err
     assert code == 2
-    assert "version abc" in said
-    assert f"mlflow db upgrade {uri}" in said
+    assert cure in said
+    assert ("db upgrade" in said) == (f"version {version}" in said) == (version != "abc")
+
+
+@pytest.mark.parametrize("message", ["", "not sent: MLflow at there cannot be used (it is locked)"])
+def test_mirror_that_is_not_ready_in_time_is_said_to_be_slow_only_if_it_is(tmp_path, message):
+    def wait(seconds):
+        raise subprocess.TimeoutExpired("mirror", seconds)
+
+    (tmp_path / mirror.LOG).write_text(f"{message}\n" if message else "")
+    process = SimpleNamespace(stdin=None, wait=wait)
+
+    said = mirror.Mirror(tmp_path, "there", process).finish(0.1)
+
+    assert ("it is locked" in said) == bool(message)
+    assert ("in the background" in said) == (not message)
+    assert f"flbench sync {tmp_path}" in said
 
 
 def test_read_only_database_is_named(folder, uri, capsys):
