@@ -53,6 +53,7 @@ class RayEngine:
         federation: The samples of all clients; they are put into the object store once.
         config: Number of workers, address of the cluster, threads, device, precision, and whether
             steps are traced.
+        tell: Function that gets notes while the actors start; None keeps them until `tell_by`.
 
     Raises:
         ConfigError: No cluster answers at `engine.address`, it has too few CPUs or GPUs, or the
@@ -60,11 +61,18 @@ class RayEngine:
         RunError: No actor starts within two minutes.
     """
 
-    def __init__(self, net: nn.Module, federation: Federation, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        net: nn.Module,
+        federation: Federation,
+        config: EngineConfig,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
         on_gpu = open_device(config).type == "cuda"
         self._is_on_gpu = on_gpu
         self._sizes = federation.sizes
         self._notes: list[str] = []  # until somebody hears them
+        self._tell = tell or self._notes.append
         self._pool: ActorPool | None = None
         self._used = 0
         self._owns_ray = connect(config.address)
@@ -78,7 +86,7 @@ class RayEngine:
         self, net: nn.Module, federation: Federation, config: EngineConfig, *, on_gpu: bool
     ) -> ActorPool:
         """Put the samples into the object store and start the actors."""
-        count = _workers(config, self._notes.append, on_gpu=on_gpu)
+        count = _workers(config, self._tell, on_gpu=on_gpu)
         # The object store shares the samples between all actors of a machine. The references are
         # kept, because an actor that takes the place of a lost one reads the objects again.
         self._samples = ray.put(federation.x.numpy())
@@ -92,7 +100,7 @@ class RayEngine:
             needs,
             "a worker of engine.name=ray",
             config.wait_seconds,
-            self._notes.append,
+            self._tell,
         )
         _wait(pool, count, config)
         return pool

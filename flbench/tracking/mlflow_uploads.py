@@ -214,11 +214,10 @@ class Uploads:
         lines = []
         for trouble, found in names.items():
             lines.append(f"MLflow at {shown} did not store {_listed(found)}.")
+            cure = f" {trouble.cure}." if trouble.cure else ""
             if not trouble.is_reached:
-                cure = f" {trouble.cure}." if trouble.is_of_files else ""
                 lines.append(f"The store of the files was not reached ({trouble.reason}).{cure}")
             else:
-                cure = f" {trouble.cure}." if trouble.cure else ""
                 lines.append(f"The reason: {trouble.reason}.{cure}")
         is_passing = any(failure.trouble.is_passing for failure in self._failures.values())
         return NotStoredError("\n".join(lines), is_passing=is_passing)
