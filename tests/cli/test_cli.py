@@ -662,7 +662,7 @@ def test_full_disk_exits_with_1_and_leaves_no_half(flbench, tmp_path, monkeypatc
 
 def test_memory_that_runs_out_exits_with_1(flbench, monkeypatch):
 
-    def greedy(*_):
+    def greedy(*_, **__):
         raise RuntimeError("[enforce fail] . DefaultCPUAllocator: can't allocate memory")
 
     monkeypatch.setattr(lifecycle, "build", greedy)
