@@ -36,7 +36,8 @@ from flbench.workers.session import connect, disconnect
 RESTARTS: Final = 3
 """How often the same clients are given to another actor, before the run fails."""
 START_SECONDS: Final = 120.0
-"""Seconds that the actors may take until they are ready."""
+"""Seconds that the actors may take until they are ready, or `engine.wait_seconds` if that is more:
+on a machine with much to do, the imports of a process take minutes."""
 OTHERS_SECONDS: Final = 25.0
 """Seconds that the others may take when one is ready. Then the training begins without them."""
 PERIOD: Final = 1.0  # seconds between two looks at actors that train
@@ -58,7 +59,7 @@ class RayEngine:
     Raises:
         ConfigError: No cluster answers at `engine.address`, it has too few CPUs or GPUs, or the
             device cannot compute in that precision.
-        RunError: No actor starts within two minutes.
+        RunError: No actor starts in time; see `START_SECONDS`.
     """
 
     def __init__(
@@ -255,15 +256,15 @@ def _wait(pool: ActorPool, count: int, config: EngineConfig) -> None:
         config: Section `engine`.
 
     Raises:
-        RunError: None of them is ready within two minutes, or one cannot begin.
+        RunError: None of them is ready in time, or one cannot begin.
     """
     pool.fill()
-    begin = time.monotonic()
+    begin, patience = time.monotonic(), max(START_SECONDS, config.wait_seconds)
     first: float | None = None  # time when an actor was ready
     while len(pool.ready) < count and pool.failed is None:
         now = time.monotonic()
         first = now if first is None and pool.ready else first
-        if now - begin >= START_SECONDS or (first is not None and now - first >= OTHERS_SECONDS):
+        if now - begin >= patience or (first is not None and now - first >= OTHERS_SECONDS):
             break
         pool.ended(PERIOD)
     if pool.ready and pool.failed is None:
@@ -273,7 +274,7 @@ def _wait(pool: ActorPool, count: int, config: EngineConfig) -> None:
                 " train too as soon as they are ready; the results are the same."
             )
         return
-    late = f" within {START_SECONDS:g} s."
+    late = f" within {patience:g} s."
     why = late if pool.failed is None else f": {why_lost(pool.failed)}"
     lower = f"Lower engine.workers (now {config.workers})"
     cure = lower if count > 1 else "Use engine.name=sequential"

@@ -95,6 +95,26 @@ def test_a_process_of_the_command_alone_searches_for_garbage_less_often(monkeypa
     assert capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_files_of_the_current_folder_replace_no_module_of_python(tmp_path):
+    """`python -m` searches the current folder first; the command `flbench` searches it last."""
+    for name in ("email", "mlflow", "random", "statistics", "torch", "types"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('a file of the current folder')")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+
+    done = subprocess.run(
+        [sys.executable, "-m", "flbench", "algos", "--json"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "fedavg" in done.stdout
+
+
 def test_version(flbench):
     assert flbench("--version")[:2] == (0, "0.1.0\n")
 

@@ -439,8 +439,8 @@ def test_read_only_database_is_named(folder, uri, capsys):
             "CERT_PATH",
         ),
         (
-            RuntimeError("out-of-date database schema (found version a, but expected b)."),
-            "the version a",
+            RuntimeError("old database schema (found version 451aebb31d03, but expected b)."),
+            "the version 451aebb31d03",
             "mlflow db upgrade ADDRESS",
         ),
         (RuntimeError("Can't locate revision identified by 'a'"), "newer version", "--upgrade"),

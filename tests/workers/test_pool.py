@@ -260,7 +260,8 @@ def test_an_engine_whose_workers_do_not_begin_says_so_while_it_waits(nodes, monk
     notes: list[str] = []
     built = build(*KEYS)
     config = config_of(
-        *KEYS, "engine.name=ray", "engine.workers=1", f"engine.address={nodes.address}"
+        *(*KEYS, "engine.name=ray", "engine.workers=1", "engine.wait_seconds=1"),
+        f"engine.address={nodes.address}",
     )
 
     with pytest.raises(RunError, match="did not start within"):
