@@ -3,6 +3,7 @@
 import json
 import shutil
 import sqlite3
+import subprocess
 import time
 from contextlib import closing
 from importlib.util import find_spec
@@ -278,9 +279,14 @@ def test_refusals_of_an_object_store_are_one_reason():
         uploads.send("there", is_last=True)
 
 
-def test_file_store_that_is_away_is_tried_for_two_files_only():
+@pytest.mark.parametrize(
+    "said",
+    ['Could not connect to the endpoint URL: "http://s3/a"', "too many 500 error responses"],
+    ids=["by clients", "by the server, which answers after seconds"],
+)
+def test_file_store_that_is_away_is_tried_for_two_files_only(said):
     calls, uploads = [], Uploads()
-    error = BotoLikeError('Could not connect to the endpoint URL: "http://s3/a"')
+    error = BotoLikeError(said)
     for name in "abcd":
         uploads.add(Upload(refusing(calls, error), name, None, b"text", name))
 
@@ -360,18 +366,38 @@ def test_locked_database_is_named_without_a_traceback(folder, uri, monkeypatch, 
 
 
 @pytest.mark.slow
-def test_database_of_another_version_gets_its_cure(folder, uri, capsys):
+@pytest.mark.parametrize(
+    ("version", "cure"),
+    [("451aebb31d03", "mlflow db upgrade"), ("abc", "pip install --upgrade mlflow")],
+    ids=["of an earlier MLflow", "of a later MLflow"],
+)
+def test_database_of_another_version_gets_its_cure(folder, uri, capsys, version, cure):
     file = mlflow_store.database_file(uri)
     with closing(sqlite3.connect(file)) as other:
-        other.execute("UPDATE alembic_version SET version_num = 'abc'")
+        other.execute("UPDATE alembic_version SET version_num = ?", [version])
         other.commit()
 
     code = app.main(["sync", str(folder), "--uri", uri])
 
     said = capsys.readouterr().err
     assert code == 2
-    assert "version abc" in said
-    assert f"mlflow db upgrade {uri}" in said
+    assert cure in said
+    assert ("db upgrade" in said) == (f"version {version}" in said) == (version != "abc")
+
+
+@pytest.mark.parametrize("message", ["", "not sent: MLflow at there cannot be used (it is locked)"])
+def test_mirror_that_is_not_ready_in_time_is_said_to_be_slow_only_if_it_is(tmp_path, message):
+    def wait(seconds):
+        raise subprocess.TimeoutExpired("mirror", seconds)
+
+    (tmp_path / mirror.LOG).write_text(f"{message}\n" if message else "")
+    process = SimpleNamespace(stdin=None, wait=wait)
+
+    said = mirror.Mirror(tmp_path, "there", process).finish(0.1)
+
+    assert ("it is locked" in said) == bool(message)
+    assert ("in the background" in said) == (not message)
+    assert f"flbench sync {tmp_path}" in said
 
 
 @pytest.mark.slow
@@ -424,8 +450,8 @@ def test_read_only_database_is_named(folder, uri, capsys):
             "CERT_PATH",
         ),
         (
-            RuntimeError("out-of-date database schema (found version a, but expected b)."),
-            "the version a",
+            RuntimeError("old database schema (found version 451aebb31d03, but expected b)."),
+            "the version 451aebb31d03",
             "mlflow db upgrade ADDRESS",
         ),
         (RuntimeError("Can't locate revision identified by 'a'"), "newer version", "--upgrade"),
