@@ -140,8 +140,7 @@ def test_rounds_equal_a_loop(tau, rho, engine):
     for name, value in w.items():
         assert_equal(state.server[name], value, name)
     if alphas is not None:
-        expected = torch.from_numpy(alphas)
-        assert float((state.server["points"] - expected).abs().max()) < 1e-10
+        assert_equal(state.server["points"], torch.from_numpy(alphas), "points", tolerance=1e-10)
 
 
 @pytest.mark.slow
@@ -170,7 +169,7 @@ def test_personal_models_equal_a_loop(engine):
         weight = sum(a * one for a, one in zip(alpha, mine[POINTS], strict=True))
         for name, value in (mine | {HEAD[0]: weight}).items():
             if name != POINTS:
-                assert torch.allclose(model[name], value, rtol=0, atol=1e-10), (i, name)
+                assert_equal(model[name], value, (i, name), tolerance=1e-10)
 
 
 @pytest.mark.slow

@@ -236,7 +236,7 @@ def test_resume_asks_for_data_without_import_path(tmp_path):
         short(tmp_path / "cut", (X, Y), callbacks=Stop(), **keys)
     (path,) = (tmp_path / "cut").glob("*/*/")
 
-    with pytest.raises(fl.DataError, match=r"must be given again: fl\.resume\(path, data"):
+    with pytest.raises(fl.ConfigError, match=r"must be given again: fl\.resume\(path, data"):
         fl.resume(path, progress=False)
     with pytest.raises(fl.DataError, match="the data have changed"):
         fl.resume(path, data=(X[::-1], Y), progress=False)
