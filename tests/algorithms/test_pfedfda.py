@@ -140,6 +140,7 @@ class Loop:
 
 
 @pytest.mark.slow
+@pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("keys", [{}, {"betas": "one", "ridge": 0.05}, {"betas": "local"}], ids=str)
 def test_rounds_equal_a_loop(keys, engine):
