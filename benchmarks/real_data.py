@@ -312,18 +312,29 @@ def train(job: Job, out: Path, *, tiny: bool, on_gpu: bool) -> None:
 
 
 def found_by_search(out: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Return, for each data set whose search is done, its optimizer and all accuracies."""
+    """Return, for each data set whose search is done, its optimizer and what was tried.
+
+    The optimizers are those of the configurations of the runs, and not those of `SETS`, which may
+    have changed since.
+    """
+    import flbench as fl
+
     found = {}
     for name in names:
-        accuracies = []
-        for number in range(len(SETS[name].optimizers)):
-            run = finished(Job(name, SEARCH, number).folder(out))
-            if run is not None:
-                summary = json.loads((run / "summary.json").read_text())
-                accuracies.append(summary["best"]["validation"]["accuracy"])
-        if len(accuracies) == len(SETS[name].optimizers):
-            best = SETS[name].optimizers[accuracies.index(max(accuracies))]
-            found[name] = {"optimizer": best, "validation": accuracies}
+        runs = [
+            finished(Job(name, SEARCH, number).folder(out))
+            for number in range(len(SETS[name].optimizers))
+        ]
+        if None in runs:
+            continue
+        tried = []
+        for run in (fl.load(path) for path in runs if path):
+            optimizer = run.config.train.optimizer
+            keys = {"name": optimizer.name, "lr": optimizer.lr}
+            accuracy = run.summary["validation"]["accuracy"]
+            tried.append({"optimizer": keys, "validation": accuracy})
+        best = max(tried, key=lambda one: one["validation"])
+        found[name] = {"optimizer": best["optimizer"], "tried": tried}
     return found
 
 
