@@ -1,6 +1,7 @@
 """Measures whether IFCA and CFL find groups of clients whose samples are shifted alike.
 
-    python benchmarks/shifts.py DATA_DIR OUT_DIR [--seeds 3] [--first 0] [--starts 10] [--cases ifca]
+    python benchmarks/shifts.py DATA_DIR OUT_DIR [--seeds 3] [--first 0] [--starts 10]
+        [--cases ifca]
 
 DATA_DIR has mnist.npz. IFCA gets four rotations of MNIST, as in its paper (Ghosh et al., 2020), CFL
 four permutations of the labels (Sattler et al., 2021). The clusters that the method has found are

@@ -63,9 +63,7 @@ def token_cure(shape: tuple[int, ...], error: Exception) -> str:
     if not isinstance(shape, TokenShape) or not isinstance(error, IndexError):
         return ""
     count = shape.vocabulary
-    return (
-        f" The data have the token ids 0 to {count - 1}: give the embedding of the net {count} rows."
-    )
+    return f" The data have the token ids 0 to {count - 1}: give the embedding of the net {count} rows."
 
 
 def examples(shape: tuple[int, ...], count: int, dtype: torch.dtype) -> Tensor:

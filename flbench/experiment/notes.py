@@ -85,8 +85,8 @@ def _about_frozen(config: ModelConfig, net: nn.Module) -> list[str]:
         )
     else:
         notes += [
-            f"model.lora.{key} has no effect without model.lora.rank: no layer has an adapter. Set a"
-            " rank, for example model.lora.rank=8."
+            f"model.lora.{key} has no effect without model.lora.rank: no layer has an adapter."
+            " Set a rank, for example model.lora.rank=8."
             for key, field in type(config.lora).model_fields.items()
             if getattr(config.lora, key) != field.default
         ]

@@ -139,7 +139,10 @@ def test_normalization_that_is_frozen_by_halves_is_noted():
         ),
         (
             ["model.lora.targets=[fc1]", "model.lora.alpha=4"],
-            [f"model.lora.{key} has no effect without model.lora.rank" for key in ("alpha", "targets")],
+            [
+                f"model.lora.{key} has no effect without model.lora.rank"
+                for key in ("alpha", "targets")
+            ],
         ),
         ([], []),
     ],
