@@ -63,7 +63,8 @@ def token_cure(shape: tuple[int, ...], error: Exception) -> str:
     if not isinstance(shape, TokenShape) or not isinstance(error, IndexError):
         return ""
     count = shape.vocabulary
-    return f" The data have the token ids 0 to {count - 1}: give the embedding of the net {count} rows."
+    known = f"the token ids 0 to {count - 1}"
+    return f" The data have {known}: give the embedding of the net {count} rows."
 
 
 def examples(shape: tuple[int, ...], count: int, dtype: torch.dtype) -> Tensor:
