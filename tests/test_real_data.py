@@ -53,6 +53,7 @@ def runs(tmp_path_factory):
     ]
 
 
+@pytest.mark.slow
 def test_the_search_states_the_optimizers_of_its_runs(training, runs, tmp_path):
     """Not those of the settings, which are others by now."""
     for number, path in enumerate(runs[:3]):
@@ -69,6 +70,7 @@ def test_the_search_states_the_optimizers_of_its_runs(training, runs, tmp_path):
     assert "pacs" not in found
 
 
+@pytest.mark.slow
 def test_the_page_has_the_figures_of_the_report(page, runs, tmp_path):
     folder = tmp_path / "out"
     folder.mkdir()
