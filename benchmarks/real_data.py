@@ -112,18 +112,18 @@ SETS: Final = {
     "shakespeare": Set(
         data={"path": "shakespeare_roles.zip", "text": {"shortest": 2000, "stride": 20}},
         model={"name": "gru", "hidden": 64},
-        train={"rounds": 40, "local_epochs": 1, "participation": 0.1, "batch_size": 16},
+        train={"rounds": 20, "local_epochs": 1, "participation": 0.1, "batch_size": 16},
         optimizers=(*sgd(1.0, 2.0), {"name": "adam", "lr": 0.003}, {"name": "adam", "lr": 0.01}),
         search_rounds=20,
-        every=20,
-        seconds=120,
-        central={"rounds": 4, "participation": 1.0},
+        every=10,
+        seconds=80,
+        central={"rounds": 2, "participation": 1.0},
         methods=tuple(name for name in METHODS if name != "fedbn"),
     ),
     "pacs": Set(
         data=PACS,
         model="lenet5",
-        train={"rounds": 25, "local_epochs": 1},
+        train={"rounds": 15, "local_epochs": 1},
         optimizers=sgd(0.01, 0.03, 0.1),
         search_rounds=10,
         every=5,
@@ -312,18 +312,29 @@ def train(job: Job, out: Path, *, tiny: bool, on_gpu: bool) -> None:
 
 
 def found_by_search(out: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Return, for each data set whose search is done, its optimizer and all accuracies."""
+    """Return, for each data set whose search is done, its optimizer and what was tried.
+
+    The optimizers are those of the configurations of the runs, and not those of `SETS`, which may
+    have changed since.
+    """
+    import flbench as fl
+
     found = {}
     for name in names:
-        accuracies = []
-        for number in range(len(SETS[name].optimizers)):
-            run = finished(Job(name, SEARCH, number).folder(out))
-            if run is not None:
-                summary = json.loads((run / "summary.json").read_text())
-                accuracies.append(summary["best"]["validation"]["accuracy"])
-        if len(accuracies) == len(SETS[name].optimizers):
-            best = SETS[name].optimizers[accuracies.index(max(accuracies))]
-            found[name] = {"optimizer": best, "validation": accuracies}
+        runs = [
+            finished(Job(name, SEARCH, number).folder(out))
+            for number in range(len(SETS[name].optimizers))
+        ]
+        if None in runs:
+            continue
+        tried = []
+        for run in (fl.load(path) for path in runs if path):
+            optimizer = run.config.train.optimizer
+            keys = {"name": optimizer.name, "lr": optimizer.lr}
+            accuracy = run.summary["validation"]["accuracy"]
+            tried.append({"optimizer": keys, "validation": accuracy})
+        best = max(tried, key=lambda one: one["validation"])
+        found[name] = {"optimizer": best["optimizer"], "tried": tried}
     return found
 
 

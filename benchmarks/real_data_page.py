@@ -137,6 +137,15 @@ def table(header: list[str] | tuple[str, ...], rows: list[list[str]]) -> list[st
     return lines + [f"| {' | '.join(row)} |" for row in rows]
 
 
+def label(optimizer: dict[str, Any]) -> str:
+    """Return an optimizer as the page names it.
+
+    >>> label({"name": "sgd", "lr": 0.1})
+    'sgd 0.1'
+    """
+    return f"{optimizer['name']} {optimizer['lr']:g}"
+
+
 def block(name: str, folder: Path) -> str:
     """Return what the page says about a data set between its comments."""
     if any((folder / f"{name}{suffix}.tar.xz").exists() for suffix in ("", "-central")):
@@ -151,13 +160,11 @@ def block(name: str, folder: Path) -> str:
     file = folder / "search.json"
     searched: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     if name in searched:
-        names = [f"{one['name']} {one['lr']:g}" for one in SETS[name].optimizers]
-        accuracies = searched[name]["validation"]
         tried = ", ".join(
-            f"{optimizer} {100 * accuracy:.1f}"
-            for optimizer, accuracy in zip(names, accuracies, strict=True)
+            f"{label(one['optimizer'])} {100 * one['validation']:.1f}"
+            for one in searched[name]["tried"]
         )
-        chosen = names[accuracies.index(max(accuracies))]
+        chosen = label(searched[name]["optimizer"])
         lines += [
             "",
             f"Search, validation accuracy of FedAvg in % by optimizer and learning rate: {tried}."

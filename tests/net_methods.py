@@ -54,6 +54,7 @@ class Net:
     data: str = "colour"
 
 
+SMALL_TRANSFORMER: Final = {"name": "transformer", "width": 8, "heads": 2, "layers": 1}
 NETS: Final = (
     Net("torchvision vgg11", {"name": "torchvision.models:vgg11"}),
     Net("torchvision mobilenet_v3_small", {"name": "torchvision.models:mobilenet_v3_small"}),
@@ -76,7 +77,8 @@ NETS: Final = (
     Net("timm mobilenetv3_small_050", {"name": "timm:mobilenetv3_small_050"}),
     Net("cnn1d", {"name": "cnn1d", "channels": [4, 4], "hidden": 8}, "series"),
     Net("gru", {"name": "gru", "hidden": 8}, "tokens"),
-    Net("transformer", {"name": "transformer", "width": 8, "heads": 2, "layers": 1}, "tokens"),
+    Net("transformer", SMALL_TRANSFORMER, "tokens"),
+    Net("transformer with LoRA", {**SMALL_TRANSFORMER, "lora": {"rank": 2}}, "tokens"),
 )
 
 

@@ -43,17 +43,43 @@ def test_kept_windows_share_no_value(training, tmp_path):
         assert (window == windows[label]).all()
 
 
-@pytest.mark.slow
-def test_the_page_has_the_figures_of_the_report(page, tmp_path):
-    runs = [
-        run(tmp_path / "runs", f"algorithm={method}", f"seed={seed}")[0]
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs")
+    return [
+        run(out, f"algorithm={method}", f"seed={seed}", "train.optimizer.lr=0.07")[0]
         for method in ("local", "ft")
         for seed in range(3)
     ]
+
+
+@pytest.mark.slow
+def test_the_search_states_the_optimizers_of_its_runs(training, runs, tmp_path):
+    """Not those of the settings, which are others by now."""
+    for number, path in enumerate(runs[:3]):
+        folder = tmp_path / "search" / "har" / f"search-{number}" / "data"
+        folder.mkdir(parents=True)
+        (folder / "run").symlink_to(path)
+    accuracies = [fl.load(path).summary["validation"]["accuracy"] for path in runs[:3]]
+
+    found = training.found_by_search(tmp_path, ["har", "pacs"])
+
+    assert [one["validation"] for one in found["har"]["tried"]] == accuracies
+    assert [one["optimizer"]["lr"] for one in found["har"]["tried"]] == [0.07] * 3
+    assert found["har"]["optimizer"] == {"name": "sgd", "lr": 0.07}
+    assert "pacs" not in found
+
+
+@pytest.mark.slow
+def test_the_page_has_the_figures_of_the_report(page, runs, tmp_path):
     folder = tmp_path / "out"
     folder.mkdir()
     fl.pack(runs, folder / "har.tar.xz")
-    found = {"har": {"optimizer": {"name": "sgd", "lr": 0.1}, "validation": [0.5, 0.9, 0.8]}}
+    tried = [
+        {"optimizer": {"name": "adam", "lr": lr}, "validation": accuracy}
+        for lr, accuracy in ((0.7, 0.5), (0.9, 0.9))
+    ]
+    found = {"har": {"optimizer": tried[1]["optimizer"], "tried": tried}}
     (folder / "search.json").write_text(json.dumps(found))
 
     text = page.block("har", folder)
@@ -65,5 +91,4 @@ def test_the_page_has_the_figures_of_the_report(page, tmp_path):
         assert f"{100 * mean:.1f} (" in lines[method]
         assert "| 3 |" in lines[method]
     assert page.UNMEASURED in lines["fedavg"]
-    assert "sgd 0.1 90.0" in text
-    assert "Chosen: sgd 0.1." in text
+    assert "rate: adam 0.7 50.0, adam 0.9 90.0. Chosen: adam 0.9." in text

@@ -50,6 +50,23 @@ def described(shape: tuple[int, ...]) -> str:
     return f"images of the shape {list(shape)}"
 
 
+def token_cure(shape: tuple[int, ...], error: Exception) -> str:
+    """Return what to do if a net fails for tokens; "" if it may have another reason.
+
+    Args:
+        shape: Shape of one sample.
+        error: What the net raised.
+
+    >>> token_cure(TokenShape(80, vocabulary=65), IndexError("index out of range in self"))
+    ' The data have the token ids 0 to 64: give the embedding of the net 65 rows.'
+    """
+    if not isinstance(shape, TokenShape) or not isinstance(error, IndexError):
+        return ""
+    count = shape.vocabulary
+    known = f"the token ids 0 to {count - 1}"
+    return f" The data have {known}: give the embedding of the net {count} rows."
+
+
 def examples(shape: tuple[int, ...], count: int, dtype: torch.dtype) -> Tensor:
     """Return different samples for a trial of a net, [count, *shape].
 
@@ -59,12 +76,12 @@ def examples(shape: tuple[int, ...], count: int, dtype: torch.dtype) -> Tensor:
         dtype: Type of inputs that are not tokens.
 
     Returns:
-        Numbers from -1 to 1; or tokens (int64), of which none is padding unless the vocabulary has
-        no other.
+        Numbers from -1 to 1; or tokens (int64) from the highest id downwards, so that a net that
+        knows fewer ids fails in the trial. None is padding unless the vocabulary has no other.
 
-    >>> examples(TokenShape(3, vocabulary=4, padding=0), 2, torch.float32)
-    tensor([[1, 2, 3],
-            [1, 2, 3]])
+    >>> examples(TokenShape(3, vocabulary=5, padding=0), 2, torch.float32)
+    tensor([[4, 3, 2],
+            [1, 4, 3]])
     """
     total = count * torch.Size(shape).numel()
     if not isinstance(shape, TokenShape):
@@ -72,7 +89,7 @@ def examples(shape: tuple[int, ...], count: int, dtype: torch.dtype) -> Tensor:
     known = torch.arange(shape.vocabulary)
     if shape.padding is not None and len(known) > 1:
         known = known[known != shape.padding]
-    return known[torch.arange(total) % len(known)].reshape(count, *shape)
+    return known.flip(0)[torch.arange(total) % len(known)].reshape(count, *shape)
 
 
 def zeros(shape: tuple[int, ...], count: int, dtype: torch.dtype) -> Tensor:

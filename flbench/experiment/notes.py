@@ -70,7 +70,7 @@ def configuration_notes(
 
 
 def _about_frozen(config: ModelConfig, net: nn.Module) -> list[str]:
-    """Return notes on the layers that have adapters, and on frozen weights that are random."""
+    """Return notes on adapters, and on frozen weights that are random."""
     notes = []
     if config.lora.rank is not None:
         adapted = [
@@ -83,6 +83,13 @@ def _about_frozen(config: ModelConfig, net: nn.Module) -> list[str]:
             f"model: {len(adapted)} {have} of rank {config.lora.rank} ({listed(adapted, SHOWN)});"
             " `model.lora.targets` chooses others."
         )
+    else:
+        notes += [
+            f"model.lora.{key} has no effect without model.lora.rank: no layer has an adapter."
+            " Set a rank, for example model.lora.rank=8."
+            for key, field in type(config.lora).model_fields.items()
+            if getattr(config.lora, key) != field.default
+        ]
     if (key := _key_of_random_frozen(config, net)) is not None:
         notes.append(
             f"model: what `{key}` freezes has random weights, and stays so. Set `model.weights` to"

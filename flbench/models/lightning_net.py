@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from flbench.config.schema import OwnModelConfig
 from flbench.core.errors import ConfigError
-from flbench.core.shapes import examples
+from flbench.core.shapes import examples, token_cure
 from flbench.core.types import Outputs
 from flbench.models.copies import bound_functions, hooked_parameters, sentence_on
 from flbench.models.lightning_head import Head, features_error, recorded
@@ -232,10 +232,12 @@ def check_output(net: LightningNet, shape: tuple[int, ...], classes: int | None,
     """
     x = examples(shape, 2, next(net.parameters()).dtype)
     for count in (2, 1):  # a module may leave out the axis of a single sample
-        _check_logits(net, x[:count], classes, f"{what}: {net.title}.forward")
+        _check_logits(net, x[:count], classes, f"{what}: {net.title}.forward", shape)
 
 
-def _check_logits(net: LightningNet, x: Tensor, classes: int | None, what: str) -> None:
+def _check_logits(
+    net: LightningNet, x: Tensor, classes: int | None, what: str, shape: tuple[int, ...]
+) -> None:
     """Raise a ConfigError if the module does not return such logits for samples [B, ...]."""
     try:
         with torch.no_grad(), isolated(net):
@@ -243,7 +245,8 @@ def _check_logits(net: LightningNet, x: Tensor, classes: int | None, what: str) 
     except Exception as error:
         raise ConfigError(
             f"{what} does not accept samples of the shape {list(x.shape[1:])}:"
-            f" {type(error).__name__}: {error}. Change the module or the data."
+            f" {type(error).__name__}: {error}."
+            f"{token_cure(shape, error) or ' Change the module or the data.'}"
             f"{_about_setup(net.module)}"
         ) from error
     if not isinstance(found, Tensor) or not found.is_floating_point():

@@ -15,7 +15,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from flbench.config.schema import OwnModelConfig
 from flbench.core import given, imported, user_code
 from flbench.core.errors import ConfigError
-from flbench.core.shapes import examples
+from flbench.core.shapes import examples, token_cure
 from flbench.core.tree import digest
 from flbench.core.types import Outputs
 from flbench.models import fixed, freezing, lightning_head, lightning_net, lora, pretrained, trial
@@ -123,7 +123,7 @@ def _divided(
     """Return a net with a backbone and a head; its modules keep their modes."""
     x = examples(shape, 2, next(net.parameters()).dtype)
     with fixed.eval_mode(net):
-        outputs = _outputs(net, x, what, source)
+        outputs = _outputs(net, x, what, source, shape)
     if isinstance(outputs, Outputs):
         if config.head is not None:
             raise ConfigError(f"{what} has a head of its own. Leave `model.head` out.")
@@ -447,13 +447,19 @@ def _check_repeats(net: nn.Module, x: Tensor, what: str) -> None:
         raise ConfigError(f"{what}: two calls with the same samples and seeds differ. {trial.CURE}")
 
 
-def _outputs(net: nn.Module, x: Tensor, what: str, source: Any = None) -> Any:
-    """Return what a net returns for two samples; `source` is what makes the net, for messages."""
+def _outputs(
+    net: nn.Module, x: Tensor, what: str, source: Any = None, shape: tuple[int, ...] | None = None
+) -> Any:
+    """Return what a net returns for two samples.
+
+    `source` is what makes the net, and `shape` that of one sample, for messages.
+    """
     try:
         with torch.no_grad(), isolated(net):
             return net(x)
     except Exception as error:
         cure = pretrained.input_cure(net, source, tuple(x.shape[1:]))
+        cure = cure or token_cure(shape or (), error)
         raise ConfigError(
             f"{what} does not accept samples of the shape {list(x.shape[1:])}:"
             f" {type(error).__name__}: {str(error).rstrip('.!')}."

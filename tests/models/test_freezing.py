@@ -138,16 +138,24 @@ def test_normalization_that_is_frozen_by_halves_is_noted():
                 "what `model.lora` freezes",
             ],
         ),
+        (
+            ["model.lora.targets=[fc1]", "model.lora.alpha=4"],
+            [
+                f"model.lora.{key} has no effect without model.lora.rank"
+                for key in ("alpha", "targets")
+            ],
+        ),
         ([], []),
     ],
-    ids=["freeze", "lora", "neither"],
+    ids=["freeze", "lora", "lora without its rank", "neither"],
 )
 def test_adapted_layers_and_random_frozen_weights_are_noted(keys, sentences):
     notes = " ".join(assembled(*SMALL, "algorithm=fedavg", "model=mlp", *keys).notes)
 
     for sentence in sentences:
         assert sentence in notes
-    assert ("random weights" in notes) == bool(keys)
+    assert ("random weights" in notes) == any("freezes" in one for one in sentences)
+    assert ("model.lora" in notes) == any("lora" in one for one in keys)
 
 
 def test_frozen_weights_that_a_user_has_given_are_not_called_random(tmp_path):

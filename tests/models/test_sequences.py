@@ -1,12 +1,15 @@
 """The nets for series and tokens, compared with PyTorch's modules."""
 
+import lightning
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 
+from flbench.config.schema import OwnModelConfig
 from flbench.core.errors import ConfigError
+from flbench.core.given import offered
 from flbench.core.shapes import TokenShape, examples
 from flbench.models import MODELS
 from flbench.models.base import build, describe
@@ -113,6 +116,36 @@ def net_config(name, options):
 def test_samples_that_a_net_does_not_take_are_refused_with_the_cure(name, options, shape, said):
     with pytest.raises(ConfigError, match=said):
         make(name, options, shape)
+
+
+class Embedded(lightning.LightningModule):
+    def __init__(self, rows):
+        super().__init__()
+        self.net = nn.Sequential(nn.Embedding(rows, 2), nn.Flatten(), nn.Linear(14, 4))
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("is_lightning", [False, True])
+def test_embedding_of_the_user_has_a_row_for_each_token(is_lightning):
+    """The trial has 14 tokens, and the vocabulary 30."""
+
+    def built(rows):
+        module = Embedded(rows)
+        with offered({"model": module if is_lightning else module.net}):
+            config = OwnModelConfig(name="object", lightning=is_lightning)
+            return build(config, TokenShape(7, vocabulary=30), 4, seed=0)
+
+    built(30)
+    with pytest.raises(ConfigError, match=r"token ids 0 to 29: give .* 30 rows"):
+        built(29)
 
 
 def test_smallest_series_is_taken():

@@ -2,12 +2,16 @@
 
 import dataclasses
 import hashlib
+from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import yaml
 from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional
 
-from flbench.config import resolve
+from flbench.config import resolve, trust
 from flbench.core.errors import UserError
 from flbench.core.tree import digest
 from flbench.data import partition_files
@@ -22,6 +26,7 @@ from flbench.tuning.study import (
     write_record,
 )
 from flbench.tuning.training import TrialTraining
+from tests.experiment import test_inputs
 from tests.support import config_of, run
 
 pytestmark = pytest.mark.slow
@@ -29,14 +34,15 @@ pytestmark = pytest.mark.slow
 ITEMS = ("partition.seed=0", "train.rounds=4", "evaluation.every=2", "output.checkpoint_every=1")
 
 
-@pytest.fixture
-def study(tmp_path, federation):
-    """A study folder with two methods on the digits."""
-    folder = StudyFolder.create(tmp_path, "study")
-    for method in ("fedavg", "fedproto"):
-        tree = config_of(f"algorithm={method}", *ITEMS).tree()
+@contextmanager
+def study_of(folder, federation, methods, *items):
+    """A study folder with methods on a federation."""
+    folder = StudyFolder.create(folder, "study")
+    for method in methods:
+        tree = config_of(f"algorithm={method}", *items).tree()
         folder.write(f"methods/{method}.yaml", yaml.safe_dump(tree))
-    config = config_of(*ITEMS)
+        trust.record_file(folder.path / "methods" / f"{method}.yaml")
+    config = config_of(*items)
     packed, description = partition_files.encode(
         federation.partition, federation.dataset, config.partition
     )
@@ -44,6 +50,13 @@ def study(tmp_path, federation):
     folder.write("partition.json", description)
     yield folder.path
     folder.close()
+
+
+@pytest.fixture
+def study(tmp_path, federation):
+    """A study folder with two methods on the digits."""
+    with study_of(tmp_path, federation, ("fedavg", "fedproto"), *ITEMS) as path:
+        yield path
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +69,9 @@ def job_of(method="fedavg", index=1, *, rate=0.1, **changes):
     return dataclasses.replace(job, **changes)
 
 
-def trained(study, job, federation, metric="accuracy", deployment="personal"):
-    training = TrialTraining(study, job, federation, metric=metric, deployment=deployment, rounds=4)
+def trained(study, job, federation, metric="accuracy", deployment="personal", rounds=4):
+    options = {"metric": metric, "deployment": deployment, "rounds": rounds}
+    training = TrialTraining(study, job, federation, **options)
     steps = []
     while not steps or not steps[-1].done:
         steps.append(training.step())
@@ -65,9 +79,13 @@ def trained(study, job, federation, metric="accuracy", deployment="personal"):
     return steps
 
 
+def weights_in(folder):
+    """Return the digest of the last checkpoint of a trial or run."""
+    return digest([load_file(folder / "checkpoints" / "last.safetensors")])
+
+
 def weights(study, job):
-    """Return the digest of a trial's last checkpoint, read as a run's."""
-    return digest([load_file(study / job.name / "checkpoints" / "last.safetensors")])
+    return weights_in(study / job.name)
 
 
 def test_trial_trains_as_a_run_with_its_parameters(study, federation, tmp_path):
@@ -82,6 +100,62 @@ def test_trial_trains_as_a_run_with_its_parameters(study, federation, tmp_path):
         if row.split in ("validation", "train", "server", "setup")
     ]
     assert metrics_file.read(study / job.name / "metrics.csv") == wanted
+
+
+class Dropping(nn.Module):
+    """Dropout as a layer, as a function and in attention."""
+
+    def __init__(self, shape, classes, rate=0.5):
+        super().__init__()
+        self.rate = rate
+        self.enter = nn.Linear(8, 8)
+        self.drop = nn.Dropout(rate)
+        self.attend = nn.MultiheadAttention(8, 2, dropout=rate, batch_first=True)
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, x):
+        h = self.drop(self.enter(x.flatten(1, 2)))
+        h = self.attend(h, h, h)[0].mean(1)
+        return self.head(functional.dropout(h, self.rate, self.training))
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "items", "params"),
+    [
+        ("fedper", None, [f"model={__name__}:Dropping"], {"model.args.rate": 0.2}),
+        ("ft", None, ["model=lenet5", "model.freeze=backbone"], {}),
+        ("fedper", None, ["model=lenet5", "model.lora.rank=1"], {"model.lora.rank": 2}),
+        ("hfcd", "tokens", [], {"model.hidden": 3}),
+        ("hfcd", "series", [], {"model.hidden": 3}),
+    ],
+    ids=["dropout", "features of a frozen backbone", "adapters", "tokens", "series"],
+)
+def test_trials_on_any_net_and_input_are_runs(tmp_path, method, kind, items, params):
+    """The trial and the final training have the weights of runs with the same configuration."""
+    if "model.lora.rank" in params:
+        pytest.importorskip("peft")
+    if kind is not None:
+        x = test_inputs.samples(kind)
+        np.savez(tmp_path / "x.npz", train_images=x, train_labels=test_inputs.LABELS)
+        items = [f"data.path={tmp_path / 'x.npz'}", *test_inputs.KINDS[kind], *items]
+    items = ["partition.seed=0", *items, "partition.clients=3", "partition.samples=120"]
+    items += ["train.rounds=2", "output.keep_trials=all"]
+    federation = assembly.load_federation(config_of(*items))
+    params = {"train.optimizer.lr": 0.05, **params}
+    job = job_of(method, params=params)
+    final = job_of(method, kind="final", variant="tuned", seed=3, params=params)
+
+    with study_of(tmp_path, federation, [method], *items) as study:
+        for one in (job, final):
+            trained(study, one, federation, rounds=2)
+
+    items += [f"algorithm={method}", *(f"{key}={value}" for key, value in params.items())]
+    path, _ = run(tmp_path / "runs", *items)
+    assert weights_in(study / job.name) == weights_in(path)
+    _, summary = run(tmp_path / "runs", *items, "seed=3")
+    found = yaml.safe_load((study / final.name / "summary.json").read_text())
+    for key in ("config_hash", "weights_digest"):
+        assert found[key] == summary[key]
 
 
 def test_search_never_reads_a_test_sample(study, federation):
