@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from select import select
 from typing import Any, Final
 
 import cloudpickle
@@ -22,10 +21,11 @@ from flbench.core.errors import RunError
 from flbench.core.imported import portable
 from flbench.core.tree import nbytes
 from flbench.core.types import Results, Samples
+from flbench.core.warned import Warned
 from flbench.data.federation import Federation
 from flbench.engine import memory
 from flbench.engine.base import Dispatcher, Engine, KeptRows, RoundSettings
-from flbench.engine.worker import Warned, Worker, arguments, assign, in_order, unpacked, warn_again
+from flbench.engine.worker import Worker, arguments, assign, in_order, unpacked, warn_again
 from flbench.models.base import net_leaves
 from flbench.workers import cores, frames
 from flbench.workers.fork_server import LocalProcess
@@ -270,7 +270,7 @@ class LocalEngine:
         """Start all workers, wait until they are ready, and return the number of processes."""
         self._start(self._count())
         while not all(member.process.is_ready for member in self._members):
-            select([one for one in self._members if not one.process.is_ready], [], [])
+            frames.readable([one for one in self._members if not one.process.is_ready])
             self._ready()
         return len(self._members) + 1
 
@@ -419,7 +419,7 @@ class LocalEngine:
             self._note_seconds(call, load, time.perf_counter() - begin, is_spent=True)
         warned: list[Warned] = []
         while busy:
-            for member in select(busy, [], [])[0]:
+            for member in frames.readable(busy):
                 busy.remove(member)
                 result = member.results()
                 warned += result["warned"]

@@ -20,7 +20,7 @@ from flbench.core.tree import digest
 from flbench.core.types import Outputs
 from flbench.models import fixed, freezing, lightning_head, lightning_net, lora, pretrained, trial
 from flbench.models.copies import bound_functions, hooked_parameters, sentence_on
-from flbench.models.module_state import isolated
+from flbench.models.module_state import tried
 
 
 class OwnNet(nn.Module):
@@ -134,7 +134,7 @@ def _divided(
         return net
     _check_logits(outputs, classes, what)
     split = _split(net, config.head, what)
-    with torch.no_grad(), fixed.eval_mode(split), isolated(split):
+    with torch.no_grad(), fixed.eval_mode(split), tried(split):
         try:
             both = split(x)
         except Exception as error:
@@ -454,7 +454,7 @@ def _check_repeats(net: nn.Module, x: Tensor, what: str) -> None:
 def _outputs(net: nn.Module, x: Tensor, what: str, source: Any = None) -> Any:
     """Return what a net returns for two samples; `source` is what makes the net, for messages."""
     try:
-        with torch.no_grad(), isolated(net):
+        with torch.no_grad(), tried(net):
             return net(x)
     except Exception as error:
         cure = pretrained.input_cure(net, source, tuple(x.shape[1:]))
