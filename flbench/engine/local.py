@@ -140,6 +140,24 @@ class _Member:
         """Return the descriptor to wait for."""
         return self.process.fileno()
 
+    def is_ready(self) -> bool:
+        """Return whether the process is ready; start another one if it died while it started.
+
+        Raises:
+            EOFError: Its processes have died too often.
+            OSError: The system starts no further process.
+            Exception: The process cannot begin.
+        """
+        try:
+            return self.process.check()
+        except (EOFError, OSError):
+            self.deaths += 1
+            self.process.close()
+            if self.deaths > RESTARTS:
+                raise
+            self.process = self._start()
+            return False
+
     def train(self, given: tuple[list[object], list[int]]) -> None:
         """Begin a training."""
         self.given = given
@@ -482,9 +500,9 @@ class LocalEngine:
     def _ready(self) -> list[_Member]:
         """Return the workers that are ready. Those that could not start are given up."""
         try:
-            found = [member for member in self._members if member.process.check()]
+            found = [member for member in self._members if member.is_ready()]
         except (EOFError, OSError):
-            self._stay_alone("the system has ended a worker while it started")
+            self._stay_alone(f"a worker was ended {RESTARTS + 1} times while it started")
             return []
         except Exception as error:  # noqa: BLE001  # code of the user that workers cannot import
             self._stay_alone(f"a worker could not start ({type(error).__name__}: {error})")

@@ -196,6 +196,27 @@ def test_killed_worker_is_started_again_and_changes_nothing(engines):
     assert not set(workers_of(os.getpid())) & set(before)
 
 
+@pytest.mark.parametrize(("kills", "processes"), [(local.RESTARTS, 3), (100, 1)])
+def test_worker_that_is_killed_while_it_starts_is_started_again(monkeypatch, kills, processes):
+    monkeypatch.delenv(nesting.XDIST, raising=False)
+    built, notes, killed = build(*KEYS["sequential"]), [], []
+    used, start = built.config.engine, LocalProcess.__init__
+
+    def start_and_kill(process, *given):
+        start(process, *given)
+        if len(killed) < kills:
+            killed.append(process)
+            process._server.kill(process._number)
+
+    monkeypatch.setattr(LocalProcess, "__init__", start_and_kill)
+    engine = LocalEngine(built.engine, built.net, built.federation, used, notes.append)
+    with closing(engine):
+        assert engine.start() == processes
+
+    assert len(notes) == (processes == 1)
+    assert all("ended 4 times while it started" in note for note in notes)
+
+
 class Calling:
     """Function of a Transform that calls another one, in workers alone."""
 
