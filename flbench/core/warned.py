@@ -104,7 +104,12 @@ def recorded() -> Iterator[list[Warned]]:
     found, seen = list[Warned](), set[tuple[Any, ...]]()
 
     def record(
-        message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: Any = None,
+        line: str | None = None,
     ) -> None:
         one = Warned(_portable(category), str(message), filename, lineno, _here())
         if one[:-1] not in seen:
