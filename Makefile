@@ -11,7 +11,9 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/installed
 	$(BIN)/flbench run --algo hfcd,fedavg,fedproto,local --config configs/demo.yaml
 
-test: lint types unit
+# Mypy uses one core, so the tests begin as soon as the lint is through.
+test: $(VENV)/installed
+	+$(MAKE) --no-print-directory --jobs=2 lint types unit
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

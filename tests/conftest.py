@@ -43,6 +43,11 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return cores if config.option.numprocesses == "logical" else cores + 1
 
 
+def pytest_collectstart():
+    """Import Lightning as flbench does, without transformers, before a test file imports it."""
+    import flbench.core.lightning  # noqa: F401
+
+
 @pytest.fixture(scope="session")
 def _caches(tmp_path_factory):
     """Paths of cache folders, which are not made: most tests have no use for them."""
@@ -96,6 +101,16 @@ def _entry_points_are_read_once():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "entry_points", cache(registry.entry_points))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _git_is_asked_once():
+    """Ask Git for the revision once per process: each run of a test would look at all files."""
+    from flbench.experiment import provenance
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(provenance, "git_revision", cache(provenance.git_revision))
         yield
 
 

@@ -28,6 +28,7 @@ def firstlayer():
     del ALGORITHMS["firstlayer"]
 
 
+@pytest.mark.slow
 def test_example_method_runs_and_keeps_its_first_layer(firstlayer, tmp_path):
     path, summary = run(tmp_path, "algorithm=firstlayer", "train.participation=1", "train.rounds=2")
 
@@ -40,6 +41,7 @@ def test_example_method_runs_and_keeps_its_first_layer(firstlayer, tmp_path):
     assert (path / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_example_method_with_one_client_is_that_client(firstlayer, tmp_path):
     keys = ("partition.clients=1", "train.participation=1")
 

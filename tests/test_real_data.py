@@ -43,6 +43,7 @@ def test_kept_windows_share_no_value(training, tmp_path):
         assert (window == windows[label]).all()
 
 
+@pytest.mark.slow
 def test_the_page_has_the_figures_of_the_report(page, tmp_path):
     runs = [
         run(tmp_path / "runs", f"algorithm={method}", f"seed={seed}")[0]

@@ -13,7 +13,7 @@ from flbench.callbacks import Callback, RunView
 from flbench.core.errors import shortened
 from flbench.core.raised import note_of
 from flbench.reports.tables import score
-from flbench.reports.terminal import duration, open_console
+from flbench.reports.terminal import Silence, duration, open_console
 
 
 @contextmanager
@@ -63,19 +63,21 @@ class _Notes(Callback):
     def __init__(self, console: Console, known: set[str] | None) -> None:
         self._notes, self._known = console, set() if known is None else known
         self._has_begun = False
+        self._silence = Silence()
 
     def on_run_start(self, run: RunView) -> None:
         self._has_begun = True
 
     def on_note(self, text: str) -> None:
         if self._has_begun or text not in self._known:
+            self._silence.end()
             self._notes.print(f"note: {text}", soft_wrap=True)
         if not self._has_begun:
             self._known.add(text)
 
 
 class _Lines(_Notes):
-    """Prints one line per evaluation."""
+    """Prints one line per evaluation, and one after a round if there was none for a while."""
 
     def __init__(self, console: Console, known: set[str] | None) -> None:
         super().__init__(console, known)
@@ -94,12 +96,18 @@ class _Lines(_Notes):
             # The first round is slower than the others, so the estimate leaves it out.
             self._has_warmed_up = True
             self._first_time, self._first_round = time.monotonic(), run.round
+        is_evaluated = run.round % run.config.evaluation_period == 0
+        if self._silence.is_long() and not is_evaluated:
+            self._print(run, "")
 
     def on_evaluation_end(self, run: RunView, metrics: Mapping[str, float]) -> None:
-        left = self._left(run.round, run.rounds)
+        self._print(run, f"  {accuracy_text(run, metrics)}")
+
+    def _print(self, run: RunView, accuracy: str) -> None:
+        self._silence.end()
         self._console.print(
-            f"round {run.round}/{run.rounds}  {accuracy_text(run, metrics)}"
-            f"  loss {run.loss:.4f}{left}",
+            f"round {run.round}/{run.rounds}{accuracy}  loss {run.loss:.4f}"
+            f"{self._left(run.round, run.rounds)}",
             soft_wrap=True,
         )
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.printable import printable
+from flbench.core.wording import listed
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 """The package `flbench`."""
@@ -436,9 +437,7 @@ def _described(found: Sequence[PublicName]) -> str:
         last.append(f"Guide: {_guide(*(own or (topic.page, topic.page_title)))}")
     last.append(f"Source: {_file(one.module)}")
     if others:
-        names = [f"{other.place}.{other.name}" for other in others[:8]]
-        more = f" and {len(others) - 8} more" if len(others) > 8 else ""
-        last.append(f"Also: {', '.join(names)}{more}")
+        last.append(f"Also: {listed((f'{other.place}.{other.name}' for other in others), 8)}")
     return "\n\n".join([*parts, "\n".join(last)])
 
 
@@ -449,9 +448,9 @@ def _of_module(module: str, others: Sequence[PublicName]) -> list[str]:
     parts = [module, ast.get_docstring(tree) or ""]
     names = [name for name in _public(module) if _definition(module, name)]
     inner = [one for one in _modules() if one.rpartition(".")[0] == module]
-    for title, listed in (("Names", names), ("Modules", inner)):
-        if listed:
-            text = ", ".join(listed)
+    for title, found in (("Names", names), ("Modules", inner)):
+        if found:
+            text = ", ".join(found)
             parts.append(
                 textwrap.fill(
                     f"{title}: {text}", 100, subsequent_indent="  ", break_long_words=False

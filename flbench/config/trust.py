@@ -175,13 +175,18 @@ def _write(digest: str, named: Sequence[NamedCode], modules: Mapping[str, str]) 
         return
 
 
-def record_file(file: Path) -> None:
+def record_file(file: Path, tree: Any) -> None:
     """Note that this user's flbench has written a configuration; see `record`.
+
+    The record is of what the file contains when it is read. Most configurations name no code: these
+    are not read, because parsing YAML takes as long as a round of a small run.
 
     Args:
         file: The file.
+        tree: What was written to it.
     """
-    record(from_file(file).tree)
+    if named_code(tree):
+        record(from_file(file).tree)
 
 
 def state_folder() -> Path:

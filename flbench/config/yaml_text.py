@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 import yaml
@@ -11,6 +12,7 @@ from flbench.core.plain_yaml import MAX_CHARACTERS, MAX_VALUES, is_integer
 from flbench.core.printable import one_line
 
 MOST_PADDED: Final = 100  # characters of the longest line that comments are aligned with
+REMEMBERED: Final = 100  # characters of the longest text whose YAML is remembered
 CERTAIN: Final = MAX_CHARACTERS // 4  # characters of JSON whose YAML is certainly short enough
 
 
@@ -114,9 +116,24 @@ def _lines(tree: Mapping[str, Any], prefix: str) -> list[tuple[str, str]]:
 
 
 def _scalar(value: object) -> str:
-    """Return a value in YAML's flow style, on one line."""
+    """Return a value in YAML's flow style, on one line.
+
+    Configurations consist of the same keys and mostly of the same values, so most texts are
+    remembered. Those of floats are not: 0.0 and -0.0 are equal, but their texts are not.
+    """
+    is_short = isinstance(value, str) and len(value) <= REMEMBERED
+    if is_short or value is None or isinstance(value, int):
+        return _remembered(value)
+    return _dumped(value)
+
+
+def _dumped(value: object) -> str:
+    """Return what PyYAML makes of a value, on one line."""
     style: dict[str, Any] = {"default_flow_style": True, "width": 10**9}
     text: str = yaml.safe_dump(value, allow_unicode=True, **style)
     if "\x85" in text:  # a line break, which PyYAML does not escape
         text = yaml.safe_dump(value, allow_unicode=False, **style)
     return text.removesuffix("\n").removesuffix("\n...")
+
+
+_remembered = lru_cache(maxsize=4096, typed=True)(_dumped)

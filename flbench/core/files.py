@@ -221,6 +221,23 @@ def open_lock(path: Path) -> IO[str]:
     return os.fdopen(not_a_link(str(path), os.O_WRONLY | os.O_CREAT), "w")
 
 
+def is_locked(folder: Path) -> bool:
+    """Return whether another process has locked a folder, which need not exist."""
+    file = folder / ".lock"
+    if not file.exists():
+        return False
+    try:
+        lock = open_lock(file)
+    except OSError:  # nobody can write there
+        return False
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
 def lock_folder(folder: Path) -> IO[str]:
     """Lock a folder against other processes.
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from flbench.core import consent, user_code
+from flbench.core import consent, given, user_code
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.given import OBJECT
 
@@ -120,6 +120,33 @@ def find(path: str) -> Any:
             )
         found = getattr(found, part)
     _check_is_part(path, found)
+    return found
+
+
+def part(path: str, section: str, what: str, again: str, key: str | None = None) -> Any:
+    """Return the part of the user's own that a configuration names.
+
+    Args:
+        path: Import path `package.module:name`; or `object`, or `object:NAME`, for a part without
+            one, which the user has given to a function of the Python interface.
+        section: Name under which it was given; see `flbench.core.given.find`.
+        what: The part as messages name it.
+        again: Argument of `fl.resume` by which it is given again, such as `model=...`.
+        key: Name of the part where several are given together.
+
+    Raises:
+        ConfigError: There is no such part (see `find`), or it must be given again.
+    """
+    if path.partition(":")[0] != OBJECT:
+        return find(path)
+    found = given.find(section)
+    if key is not None:
+        found = (found or {}).get(key)
+    if found is None:
+        raise ConfigError(
+            f"{what} is an object of Python without an import path, so it must be given again:"
+            f" fl.resume(path, {again})."
+        )
     return found
 
 
@@ -590,17 +617,6 @@ def unchanged_sha256(
             f"{edited_last(path)}"
         )
     return now
-
-
-def file_in_tracebacks(thing: Any) -> str | None:
-    """Return the file that tracebacks name for a function, or for an object's `__call__`.
-
-    Args:
-        thing: The function or object; None is returned if it is not written in Python.
-    """
-    function = inspect.unwrap(thing if inspect.isroutine(thing) else type(thing).__call__)
-    code = getattr(function, "__code__", None)
-    return None if code is None else str(code.co_filename)
 
 
 def check_unedited(path: str) -> None:

@@ -1,13 +1,14 @@
 """Names of Lightning and TorchMetrics, for all files of flbench that use them.
 
-Lightning imports TorchMetrics, and TorchMetrics imports Hugging Face's transformers for BERTScore
-if it is installed. That takes a second of processor time and 35 MB of memory of each process, so
-transformers is imported when a metric uses it.
+Lightning imports TorchMetrics, which imports other packages for metrics that flbench does not use:
+Hugging Face's transformers for BERTScore if it is installed, torchvision for quality of images and
+SciPy's signals for speech. They take a third of the processor time of flbench's start and 100 MB of
+memory of each process, so they are imported when a metric uses them.
 """
 
 from flbench.core.deferred import deferred
 
-with deferred("transformers"):
+with deferred("transformers", "torchvision", "scipy.signal"):
     from lightning import LightningModule, Trainer
     from lightning.fabric import Fabric
     from lightning.fabric.plugins import MixedPrecision

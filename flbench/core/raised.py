@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from flbench.core.errors import MethodError, PrintableError
+from flbench.core.errors import ConfigError, MethodError, PrintableError, UserError
 from flbench.core.installed import is_installed
 from flbench.core.warned import at
 
@@ -40,6 +40,30 @@ def as_errors(subject: str = "a part of your own") -> Iterator[None]:
         raise MethodError(
             f"{subject} raised {type(error).__name__}: {error}{user_line(error)}{place}. Correct"
             f" its code.{_user_lines(error)}"
+        ) from error
+
+
+@contextmanager
+def calling(what: str, cure: str, kind: type[UserError] = ConfigError) -> Iterator[None]:
+    """Return a context manager in which any exception is an error of the user's code.
+
+    Args:
+        what: The code that is called, for the message, which has its line too.
+        cure: What the user can do.
+        kind: Class of the error.
+
+    >>> with calling("`mine:load`", "Correct the function."):
+    ...     [][0]
+    Traceback (most recent call last):
+        ...
+    flbench.core.errors.ConfigError: `mine:load` raised IndexError: list index out of range. \
+Correct the function.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise kind(
+            f"{what} raised {type(error).__name__}: {error}{user_line(error)}. {cure}"
         ) from error
 
 

@@ -96,18 +96,20 @@ def lower_rate(*, own_optimizer: bool) -> str:
     return "Lower train.optimizer.lr"
 
 
-def listed(names: Iterable[str], most: int) -> str:
+def listed(names: Iterable[str], most: int, between: str = ", ") -> str:
     """Return the first of some names as a text, for a message.
 
     Args:
         names: The names.
         most: How many of them are shown.
+        between: What stands between two names.
 
-    >>> listed("abc", 3), listed("abcd", 3)
-    ('a, b, c', 'a, b, c, ...')
+    >>> listed("abc", 3), listed("abcde", 3)
+    ('a, b, c', 'a, b, c and 2 more')
     """
     found = list(names)
-    return ", ".join(found[:most]) + (", ..." if len(found) > most else "")
+    more = f" and {len(found) - most:,} more" if len(found) > most else ""
+    return between.join(found[:most]) + more
 
 
 def command_or_call(command: str, call: str) -> str:

@@ -76,7 +76,7 @@ class Archive:
         DataError: The file cannot be opened, an entry is encrypted, the name of an entry leads out
             of the archive or is not UTF-8, a link leads nowhere, a folder cannot be read, or the
             archive has too many entries or would unpack to more than 16 GiB (256 MiB for one
-            entry).
+            entry of a .zip file).
     """
 
     def __init__(self, path: Path) -> None:
@@ -211,10 +211,11 @@ class Archive:
                     f"{self.path}: the entry {name!r} leads out of the archive. Remove it: such"
                     " archives are not read."
                 )
-            if size > MAX_ENTRY:
+            if self._zip is not None and size > MAX_ENTRY:  # a small file may unpack to much
                 raise DataError(
-                    f"{self.path}: the entry {name} would unpack to {size / 2**20:.0f} MiB; "
-                    f"the limit is {MAX_ENTRY // 2**20}. Remove it, or make it smaller."
+                    f"{self.path}: the entry {name} would unpack to {size / 2**20:.0f} MiB; the"
+                    f" limit is {MAX_ENTRY // 2**20}. Unpack the archive to a folder, where files"
+                    " have no such limit, or remove the entry."
                 )
         total = sum(self._sizes.values())
         if total > MAX_BYTES:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, IterableDataset
 
 from flbench.core.errors import DataError
-from flbench.core.raised import user_line
+from flbench.core.raised import calling, user_line
 from flbench.core.rng import seeded
 from flbench.data.batch_form import PAIR, BatchForm
 from flbench.data.dataset import Dataset
@@ -141,13 +141,8 @@ def _check_validation(train: Any, validation: Any, what: str) -> None:
 
 def _call(module: Any, name: str, where: str, *arguments: str) -> Any:
     """Return what a method of a LightningDataModule returns."""
-    try:
+    with calling(f"{where}: {name}", "Correct the data module.", DataError):
         return getattr(module, name)(*arguments)
-    except Exception as error:
-        raise DataError(
-            f"{where}: {name} raised {type(error).__name__}: {error}{user_line(error)}. Correct the"
-            " data module."
-        ) from error
 
 
 def _joined(train: Any, validation: Any, test: Any, where: str) -> Read:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
 from flbench.core.errors import DataError, did_you_mean, shortened
-from flbench.core.raised import user_line
+from flbench.core.raised import calling
 from flbench.data import labels as labels_of
 from flbench.data import loaders, npz_files, pixels, table_files, tokens
 from flbench.data.batch_form import LABEL_COLUMNS, SAMPLE_COLUMNS
@@ -298,13 +298,8 @@ def result_of(found: Any, what: str) -> Any:
     Raises:
         DataError: The function raised an exception.
     """
-    try:
+    with calling(what, "It must be a function without arguments that returns the data.", DataError):
         return found() if callable(found) else found
-    except Exception as error:
-        raise DataError(
-            f"{what} raised {type(error).__name__}: {error}{user_line(error)}. It must be a"
-            " function without arguments that returns the data."
-        ) from error
 
 
 def is_own(value: Any) -> bool:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from flbench.config.schema import PartitionConfig
 from flbench.core import given, imported
 from flbench.core.errors import ConfigError
+from flbench.core.raised import calling
 from flbench.core.rng import seeded
 
 Indices = NDArray[np.int64]
@@ -54,14 +55,12 @@ def assign(
                 return list(returned[0]), returned[1]
             return list(returned), None
 
-    try:
+    cure = (
+        "It must be a function of labels, number of clients and random generator that returns the"
+        " positions of each client's samples."
+    )
+    with calling(what, cure):
         (parts, transform), (others, _) = made(rng), made(again)
-    except Exception as error:
-        raise ConfigError(
-            f"{what} raised {type(error).__name__}: {error}. It must be a function of labels,"
-            " number of clients and random generator that returns the positions of each client's"
-            " samples."
-        ) from error
     found = _checked(parts, len(y), clients, config, what)
     same = map(np.array_equal, found, _checked(others, len(y), clients, config, what))
     if not all(same):
@@ -109,15 +108,8 @@ def _unchanged_source(config: PartitionConfig) -> str | None:
 
 def _function(config: PartitionConfig) -> Callable[..., Any]:
     """Return the function of a scheme."""
-    if config.scheme == given.OBJECT:
-        found = given.find("partition")
-        if found is None:
-            raise ConfigError(
-                "the partition scheme is an object of Python without an import path, so it must be"
-                " given again as `partition`, for example fl.resume(path, partition=...)."
-            )
-    else:
-        found = imported.find(config.scheme)
+    what = "the partition scheme of this run"
+    found = imported.part(config.scheme, "partition", what, "partition=...")
     if not callable(found):
         raise ConfigError(
             f"`partition.scheme={config.scheme}` is {type(found).__name__}, not a function of"

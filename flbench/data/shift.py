@@ -18,6 +18,7 @@ from torch import Tensor
 
 from flbench.config.schema import ShiftConfig
 from flbench.core.errors import ConfigError
+from flbench.core.raised import calling
 from flbench.core.rng import generator, seeded
 from flbench.data.dataset import Dataset
 from flbench.data.partition import ClientParts
@@ -196,16 +197,11 @@ def transformed(
         found = []
         for _ in range(2):
             rng = generator(seed, "shift", STREAMS.index("scheme"), client)
-            try:
+            cure = "It must be a function transform(x, y, client, rng) that returns x and y."
+            with calling(f"{what}: its transformation for client {client}", cure):
                 with seeded(seed % 2**32):
                     new, labels = function(dataset.x[rows], dataset.y[rows], client, rng)
                 found.append((np.asarray(new), np.asarray(labels)))
-            except Exception as error:
-                raise ConfigError(
-                    f"{what}: its transformation raised {type(error).__name__} for client {client}:"
-                    f" {error}. It must be a function transform(x, y, client, rng) that returns x"
-                    " and y."
-                ) from error
         (new, labels), (other, others) = found
         if new.shape != (len(rows), *x.shape[1:]) or labels.shape != (len(rows),):
             raise ConfigError(

@@ -134,19 +134,13 @@ def _own(config: DataConfig) -> Dataset:
     """Return the data of `data.source`: what a function returns, or an object from Python.
 
     Raises:
-        ConfigError: There is no such function, or its file was edited after the import.
+        ConfigError: There is no such function, its file was edited after the import, or the object
+            must be given again.
         DataError: The data cannot be used, or their hash differs from `data.sha256`.
     """
     _check_no_client_folders(config, "`data.source`")
-    if config.source == given.OBJECT:
-        found = given.find("data")
-        if found is None:
-            raise DataError(
-                "the data of this run are an object of Python without an import path, so they must"
-                " be given again: fl.resume(path, data=...)."
-            )
-    else:
-        found = imported.find(str(config.source))
+    found = imported.part(str(config.source), "data", "`data` of this run", "data=...")
+    if config.source != given.OBJECT:
         imported.check_unedited(str(config.source))
         found = result_of(found, f"`data.source={config.source}`")
     if not isinstance(found, Data):

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flbench.core.errors import DataError, did_you_mean, shortened
-from flbench.core.wording import names_setting
+from flbench.core.wording import listed, names_setting
 from flbench.data import plain_tables, row_numbers
 from flbench.data.dataset import Dataset
 from flbench.data.labels import NUMBER, number_texts
@@ -165,6 +165,7 @@ def read(
     label_is = f"the label is `{shortened(header[column], 60)}`" + (
         ", the last of the other columns" if label is None else ""
     )
+    left_out = (f"`{shortened(one, 60)}`" for one in drop)
     words = _number_words(features, columns, archive.path, key)
     sizes = [len(table.x) for table in features]
     x = features.pop().x if len(features) == 1 else np.concatenate([table.x for table in features])
@@ -181,7 +182,7 @@ def read(
         words=words,
         dropped=tuple(drop),
         notes=(
-            *([f"data: {key} leaves out {_quoted(drop)}; {label_is}."] if drop else []),
+            *([f"data: {key} leaves out {listed(left_out, 10)}; {label_is}."] if drop else []),
             *archive.left_out(files, "tables are .csv files"),
             *row_numbers.notes(
                 x if len(are_numbers) == x.shape[1] else x[:, are_numbers],
@@ -360,12 +361,6 @@ def _without(rows: list[list[str]], drop: Sequence[str]) -> list[list[str]]:
         return rows
     kept = [k for k, name in enumerate(rows[0]) if name not in drop]
     return [[row[k] for k in kept] for row in rows]
-
-
-def _quoted(names: Sequence[str]) -> str:
-    """Return the first names of columns for a sentence."""
-    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-    return f"{', '.join(f'`{shortened(name, 60)}`' for name in names[:10])}{more}"
 
 
 def _check_fields(rows: list[list[str]], lines: list[int], where: str, drop: Sequence[str]) -> None:

@@ -49,7 +49,8 @@ def saved_bytes_per_sample(net: nn.Module, start: Tree, never: frozenset[str], x
         memory = tensor.untyped_storage()
         if memory.data_ptr() not in known:
             saved[memory.data_ptr()] = memory.nbytes()
-        return tensor
+        # An operation that saved its own result would hold itself, and never be freed.
+        return tensor.detach()
 
     with mode(net, train=True), saved_tensors_hooks(note, lambda tensor: tensor):
         call(net, leaves, x)

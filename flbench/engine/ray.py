@@ -36,7 +36,8 @@ from flbench.workers.session import connect, disconnect
 RESTARTS: Final = 3
 """How often the same clients are given to another actor, before the run fails."""
 START_SECONDS: Final = 120.0
-"""Seconds that the actors may take until they are ready."""
+"""Seconds that the actors may take until they are ready, or `engine.wait_seconds` if that is more:
+on a machine with much to do, the imports of a process take minutes."""
 OTHERS_SECONDS: Final = 25.0
 """Seconds that the others may take when one is ready. Then the training begins without them."""
 PERIOD: Final = 1.0  # seconds between two looks at actors that train
@@ -53,18 +54,26 @@ class RayEngine:
         federation: The samples of all clients; they are put into the object store once.
         config: Number of workers, address of the cluster, threads, device, precision, and whether
             steps are traced.
+        tell: Function that gets notes while the actors start; None keeps them until `tell_by`.
 
     Raises:
         ConfigError: No cluster answers at `engine.address`, it has too few CPUs or GPUs, or the
             device cannot compute in that precision.
-        RunError: No actor starts within two minutes.
+        RunError: No actor starts in time; see `START_SECONDS`.
     """
 
-    def __init__(self, net: nn.Module, federation: Federation, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        net: nn.Module,
+        federation: Federation,
+        config: EngineConfig,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
         on_gpu = open_device(config).type == "cuda"
         self._is_on_gpu = on_gpu
         self._sizes = federation.sizes
         self._notes: list[str] = []  # until somebody hears them
+        self._tell = tell or self._notes.append
         self._pool: ActorPool | None = None
         self._used = 0
         self._owns_ray = connect(config.address)
@@ -78,7 +87,7 @@ class RayEngine:
         self, net: nn.Module, federation: Federation, config: EngineConfig, *, on_gpu: bool
     ) -> ActorPool:
         """Put the samples into the object store and start the actors."""
-        count = _workers(config, self._notes.append, on_gpu=on_gpu)
+        count = _workers(config, self._tell, on_gpu=on_gpu)
         # The object store shares the samples between all actors of a machine. The references are
         # kept, because an actor that takes the place of a lost one reads the objects again.
         self._samples = ray.put(federation.x.numpy())
@@ -92,7 +101,7 @@ class RayEngine:
             needs,
             "a worker of engine.name=ray",
             config.wait_seconds,
-            self._notes.append,
+            self._tell,
         )
         _wait(pool, count, config)
         return pool
@@ -247,15 +256,15 @@ def _wait(pool: ActorPool, count: int, config: EngineConfig) -> None:
         config: Section `engine`.
 
     Raises:
-        RunError: None of them is ready within two minutes, or one cannot begin.
+        RunError: None of them is ready in time, or one cannot begin.
     """
     pool.fill()
-    begin = time.monotonic()
+    begin, patience = time.monotonic(), max(START_SECONDS, config.wait_seconds)
     first: float | None = None  # time when an actor was ready
     while len(pool.ready) < count and pool.failed is None:
         now = time.monotonic()
         first = now if first is None and pool.ready else first
-        if now - begin >= START_SECONDS or (first is not None and now - first >= OTHERS_SECONDS):
+        if now - begin >= patience or (first is not None and now - first >= OTHERS_SECONDS):
             break
         pool.ended(PERIOD)
     if pool.ready and pool.failed is None:
@@ -265,7 +274,7 @@ def _wait(pool: ActorPool, count: int, config: EngineConfig) -> None:
                 " train too as soon as they are ready; the results are the same."
             )
         return
-    late = f" within {START_SECONDS:g} s."
+    late = f" within {patience:g} s."
     why = late if pool.failed is None else f": {why_lost(pool.failed)}"
     lower = f"Lower engine.workers (now {config.workers})"
     cure = lower if count > 1 else "Use engine.name=sequential"

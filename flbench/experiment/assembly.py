@@ -308,6 +308,7 @@ def build(
     tried: bool = True,
     engine: EngineConfig | None = None,
     folder: Path | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> Experiment:
     """Build all objects of an experiment.
 
@@ -322,6 +323,8 @@ def build(
         engine: What to build with in place of the section `engine` of the configuration.
         folder: Folder of the run, if it has begun: what is frozen in the net has the values that
             the run has stored.
+        tell: Function that gets notes of an engine while it waits for its workers; None to hear
+            them with the other notes.
 
     Raises:
         UserError: Data and configuration do not fit together. The message lists all reasons that
@@ -329,7 +332,8 @@ def build(
     """
     _check_resolved(config)
     with own_methods.named(config.algorithm):
-        return _built(config, federation, engine or config.engine, tried=tried, folder=folder)
+        used = engine or config.engine
+        return _built(config, federation, used, tried=tried, folder=folder, tell=tell)
 
 
 def _built(
@@ -339,6 +343,7 @@ def _built(
     *,
     tried: bool,
     folder: Path | None,
+    tell: Callable[[str], None] | None,
 ) -> Experiment:
     """Build all objects of an experiment; see `build`."""
     used = find_engine(asked_engine)
@@ -470,7 +475,7 @@ def _built(
         notes += about_draws if name == "vectorized" else []
     elif tried and stacks(used, net):
         notes += trial.check_stacked()
-    engine = build_engine(used, *given)
+    engine = build_engine(used, *given, tell=tell)
     block = engine.block(config.train.batch_size)
     if block is not None:
         used = used.altered(block=block)
@@ -679,13 +684,20 @@ def _layout(tree: Tree) -> dict[str, tuple[torch.Size, torch.dtype]]:
     return {name: (value.shape, value.dtype) for name, value in tree.items()}
 
 
-def build_engine(config: EngineConfig, net: nn.Module, federation: Federation) -> Engine:
+def build_engine(
+    config: EngineConfig,
+    net: nn.Module,
+    federation: Federation,
+    *,
+    tell: Callable[[str], None] | None = None,
+) -> Engine:
     """Return the engine that `engine.name` selects.
 
     Args:
         config: Section `engine` as it is used, with a name other than `auto`.
         net: The net.
         federation: Samples of all clients.
+        tell: See `build`.
 
     Raises:
         ConfigError: A package that the engine needs is not installed, or the engine does not
@@ -700,7 +712,8 @@ def build_engine(config: EngineConfig, net: nn.Module, federation: Federation) -
             f"`engine.name={name}` needs the package `{error.name}`, which is not installed:"
             f" pip install {error.name}"
         ) from error
-    engine: Engine = getattr(engine_module, kind)(net, federation, config)
+    waits = {"tell": tell} if name == "ray" else {}
+    engine: Engine = getattr(engine_module, kind)(net, federation, config, **waits)
     return engine
 
 

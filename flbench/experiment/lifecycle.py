@@ -94,17 +94,18 @@ def run(
     begin = time.perf_counter()
     with ExitStack() as stack:
         told = _callbacks(callbacks, loggers)
-        experiment = build(config, None if supplied is None else supplied.federation)
+        samples = None if supplied is None else supplied.federation
+        experiment = build(config, samples, tell=told.on_note)
         experiment = _with_workers(experiment, told, is_alone=is_alone)
         stack.callback(experiment.engine.close)
         told.prepare(experiment.config, _parts(experiment))
         for sentence in experiment.messages():
             told.on_note(sentence)
-        config, samples = experiment.config, experiment.federation
+        config, federation = experiment.config, experiment.federation
         if supplied is None or supplied.path is None:
             folder = RunFolder.create(
                 config.output.dir,
-                f"{files.short_name(samples.dataset.name)}-{files.short_name(config.partition.title)}",
+                f"{files.short_name(federation.dataset.name)}-{files.short_name(config.partition.title)}",
                 f"{config.algorithm.name}-seed{config.seed}",
             )
         else:
@@ -112,7 +113,7 @@ def run(
         stack.callback(folder.close)
         folder.resume_command = how_to_resume(folder.path)
         partition = (
-            partition_files.encode(samples.partition, samples.dataset, config.partition)
+            partition_files.encode(federation.partition, federation.dataset, config.partition)
             if supplied is None
             else supplied.partition
         )
@@ -146,8 +147,9 @@ def write_description(
     folder.write_json("provenance.json", about)
     folder.save_frozen(fixed.values(experiment.net))
     # The configuration is written last, because a folder that contains it can be resumed.
-    folder.write("config.yaml", to_yaml(experiment.config.tree(), origins))
-    trust.record_file(folder.path / "config.yaml")
+    tree = experiment.config.tree()
+    folder.write("config.yaml", to_yaml(tree, origins))
+    trust.record_file(folder.path / "config.yaml", tree)
 
 
 def resume(
@@ -194,7 +196,7 @@ def resume(
         if is_finished(path):
             told.on_note(f"{path} is finished: there is nothing to resume.")
             return path
-        experiment = build(config, federation, folder=path)
+        experiment = build(config, federation, folder=path, tell=told.on_note)
         experiment = _with_workers(experiment, told, is_alone=is_alone)
         stack.callback(experiment.engine.close)
         _check_data(experiment, path, has_samples=federation is None)

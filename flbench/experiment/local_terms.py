@@ -7,7 +7,6 @@ method measures without training on it (Statistics, such as the losses by which 
 cluster) stays with the plain cross entropy.
 """
 
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +23,7 @@ from flbench.client.step import local_loss
 from flbench.config.schema import Config, OwnTermConfig, TermConfig
 from flbench.core import imported
 from flbench.core.errors import ConfigError
+from flbench.core.raised import calling
 from flbench.core.registry import TERMS
 from flbench.core.types import Batch, State, StepContext, Tree
 from flbench.data.federation import Federation
@@ -278,10 +278,8 @@ def _try(term: OwnTerm, net: nn.Module, federation: Federation, stacked: bool) -
         return term(make_step_context(net, forward, batch, ctx, own, leaves))
 
     trained = {name: leaves[name] for name, _ in net.named_parameters()}
-    try:
+    with calling(f"`{term.path}`", "Correct the function."):
         results = [value(trained, padding) for padding in (0, 0, federation.classes - 1)]
-    except Exception as error:
-        raise ConfigError(_raised(term, error, "")) from error
     if not all(isinstance(one, Tensor) and one.shape == () for one in results):
         shape = getattr(results[0], "shape", None)
         got = type(results[0]).__name__ if shape is None else f"a tensor of shape {list(shape)}"
@@ -302,11 +300,9 @@ def _try(term: OwnTerm, net: nn.Module, federation: Federation, stacked: bool) -
         )
     if stacked:
         pairs = {name: torch.stack([leaf, leaf]) for name, leaf in trained.items()}
-        try:
+        what = f"`{term.path}` under torch.vmap, which engine.name=vectorized needs,"
+        with calling(what, "Correct the function."):
             torch.vmap(torch.func.grad(lambda parameters: value(parameters, 0)))(pairs)
-        except Exception as error:
-            where = " under torch.vmap, which engine.name=vectorized needs"
-            raise ConfigError(_raised(term, error, where)) from error
     # The leaves of the net do not require gradients here.
     return bool(_origins(results[0]) & _origins(results[1]))
 
@@ -327,14 +323,3 @@ def _origins(value: Tensor) -> set[int]:
             found.add(id(variable))
         queue += [one for one, _ in node.next_functions]
     return found
-
-
-def _raised(term: OwnTerm, error: Exception, where: str) -> str:
-    """Return a sentence on an exception of a user's function, with its innermost line of code."""
-    file = imported.file_in_tracebacks(term.function)
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == file]
-    place = f" ({file}:{lines[-1]})" if lines else ""
-    return (
-        f"`{term.path}` raised {type(error).__name__}{where}: {error}{place}. Correct the function."
-    )

@@ -11,6 +11,7 @@ from torch import Tensor
 from flbench.config.schema import EvaluationConfig, OwnMetricConfig
 from flbench.core import given, imported
 from flbench.core.errors import ConfigError
+from flbench.core.raised import calling
 from flbench.core.remembered import changes, remembered
 from flbench.metrics import ranking_names
 from flbench.metrics.classification import per_client, pooled
@@ -120,23 +121,15 @@ def _check_name(name: str, others: Sequence[str]) -> None:
 def _function(name: str, entry: OwnMetricConfig) -> Callable[..., Any]:
     """Return the function, or metric of torchmetrics, of an entry."""
     where = f"`evaluation.metrics.{name}`"
-    found: Any
-    if entry.source == given.OBJECT:
-        found = (given.find(given.METRICS) or {}).get(name)
-        if found is None:
-            raise ConfigError(
-                f"{where} is an object of Python without an import path, so it must be given"
-                f" again: fl.resume(path, evaluation={{'metrics': {{'{name}': ...}}}})."
-            )
-    elif ":" not in entry.source:
+    if entry.source != given.OBJECT and ":" not in entry.source:
         raise ConfigError(
             f"{where}: `{entry.source}` is not an import path. Write package.module:name, the place"
             " of a function of a confusion matrix or of a metric of torchmetrics."
         )
-    else:
-        found = imported.find(entry.source)
-        if isinstance(found, type):
-            found = _instance(found, where)
+    again = f"evaluation={{'metrics': {{'{name}': ...}}}}"
+    found = imported.part(entry.source, given.METRICS, where, again, key=name)
+    if entry.source != given.OBJECT and isinstance(found, type):
+        found = _instance(found, where)
     if not callable(found):
         raise ConfigError(
             f"{where} must be a function of a confusion matrix or a metric of torchmetrics, got"
@@ -148,10 +141,6 @@ def _function(name: str, entry: OwnMetricConfig) -> Callable[..., Any]:
 
 def _instance(kind: type, where: str) -> Any:
     """Return an object of a class without arguments."""
-    try:
+    cure = "Name a function or an object, not a class that needs arguments."
+    with calling(f"{where}: {kind.__name__}()", cure):
         return kind()
-    except Exception as error:
-        raise ConfigError(
-            f"{where}: {kind.__name__}() raised {type(error).__name__}: {error}. Name a function or"
-            " an object, not a class that needs arguments."
-        ) from error

@@ -36,7 +36,7 @@ from flbench.core.learned import Learned
 from flbench.core.printable import one_line
 from flbench.core.shapes import TokenShape
 from flbench.core.types import Batch, Outputs, Samples, State, StepContext, Tree
-from flbench.core.wording import how_to_resume, setting
+from flbench.core.wording import how_to_resume, listed, setting
 from flbench.data import unlabelled
 from flbench.data.dataset import Dataset
 from flbench.data.federation import FEW_SAMPLES, Federation, means_of, normalization_of
@@ -494,7 +494,9 @@ def client_of(path: Path, client: int | str) -> int:
         return names.index(text)
     if not re.fullmatch(r"-?[0-9]{1,11}", text):
         shown = did_you_mean(text, names) or (
-            f" Its clients are {_listed(names)}." if names else " Its clients have numbers, from 0."
+            f" Its clients are {listed(map(one_line, names), 5)}."
+            if names
+            else " Its clients have numbers, from 0."
         )
         raise UserError(f"{path} has no client `{text}`.{shown}")
     number = int(text)
@@ -503,7 +505,8 @@ def client_of(path: Path, client: int | str) -> int:
         close = f" Did you mean `{names[by_name[0]]}`?" if by_name else ""
         raise UserError(
             f"{path} has no client {number}: its {len(names)} clients have the names"
-            f" {_listed(names)}, and the numbers 0 to {len(names) - 1}.{close} Give one of them."
+            f" {listed(map(one_line, names), 5)}, and the numbers 0 to {len(names) - 1}.{close}"
+            " Give one of them."
         )
     if names and set(by_name) - {number}:
         others = [names[k] for k in by_name if k != number]
@@ -533,12 +536,6 @@ def _numbers_of(name: str) -> set[int]:
     [3, 7]
     """
     return {int(digits) for digits in re.findall("[0-9]{1,11}", name)}
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Return the first names of clients, for an error message."""
-    more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
-    return f"{', '.join(one_line(name) for name in names[:5])}{more}"
 
 
 def _on_this_machine(config: EngineConfig) -> EngineConfig:
@@ -620,7 +617,7 @@ def _choose(
     method, clients = experiment.config.algorithm.name, experiment.federation.clients
     deployments = experiment.algorithm.deploy(state, torch.tensor([0]))
     names = experiment.federation.partition.names
-    which = _listed(names) if names else f"0 to {clients - 1}"
+    which = listed(map(one_line, names), 5) if names else f"0 to {clients - 1}"
     if client is not None and not 0 <= client < clients:
         raise UserError(f"{path} has no client {client}: its {clients} clients are {which}.")
     if name is None:

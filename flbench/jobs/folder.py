@@ -93,7 +93,7 @@ class JobFolder(CampaignFolder):
             jobs: The jobs.
             tell: Function that is told of a long wait.
         """
-        wait_for_orphans(map(self.run_folder, self.unfinished(jobs)), _is_locked, tell)
+        wait_for_orphans(map(self.run_folder, self.unfinished(jobs)), files.is_locked, tell)
 
     def save_failures(self, reasons: Mapping[str, str]) -> None:
         """Write the reasons of the jobs that failed, by name of the job."""
@@ -123,14 +123,3 @@ def why_nothing_was_trained(path: Path) -> str | None:
     return reason and (
         f"{reason}. {lower}, set train.clip, or check train.batch_size and train.last_batch."
     )
-
-
-def _is_locked(path: Path) -> bool:
-    """Return whether a process writes to a run folder, which need not exist."""
-    if not path.is_dir():
-        return False
-    try:
-        files.lock_folder(path).close()
-    except UserError:
-        return True
-    return False

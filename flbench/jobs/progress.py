@@ -14,16 +14,21 @@ from rich.live import Live
 from rich.table import Table
 
 from flbench.core.documents import as_data_error, read_json
+from flbench.core.wording import listed
 from flbench.jobs.folder import JobFolder
 from flbench.jobs.job import Job, Outcome
-from flbench.reports.terminal import duration, open_console
+from flbench.reports.terminal import Silence, duration, open_console
 from flbench.workers.resources import Kind
 
 TAIL: Final = 4096  # bytes at the end of metrics.csv in which the last round is searched
+NAMED: Final = 4  # running jobs that a line names
 
 
 class LiveProgress(ABC):
-    """Progress with a live table. A thread of Rich reads it while other threads change it.
+    """Progress with a live table, which a thread reads while other threads change it.
+
+    If the output is no terminal, a line says how far the trainings are when there was none for a
+    while; see `Silence`.
 
     Args:
         console: Console to print to; standard error by default.
@@ -32,17 +37,26 @@ class LiveProgress(ABC):
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or open_console(errors=True)
         self._live: Live | None = None
+        self._silence = Silence()
         self._began: float | None = None  # without the time in which processes start
 
     @abstractmethod
     def table(self) -> Table:
         """Return the table."""
 
+    @abstractmethod
+    def line(self) -> str:
+        """Return a line about how far the trainings are."""
+
     @contextmanager
     def live(self) -> Iterator[None]:
-        """Show a live table for the duration of the `with` block, if the output is a terminal."""
-        if not self.console.is_terminal or self.console.quiet:
+        """Show a live table, or print lines from time to time, for the duration of the block."""
+        if self.console.quiet:
             yield
+            return
+        if not self.console.is_terminal:
+            with self._silence.broken_by(lambda: self.print(self.line())):
+                yield
             return
         with Live(
             get_renderable=self.table, console=self.console, refresh_per_second=2, transient=True
@@ -52,12 +66,18 @@ class LiveProgress(ABC):
 
     def close(self) -> None:
         """End the live table, if there is one; the cursor of the terminal is visible again."""
+        self._silence.close()
         if self._live is not None:
             self._live.stop()
 
     def note(self, text: str) -> None:
         """Print a note above the table."""
-        self.console.print(f"note: {text}", soft_wrap=True)
+        self.print(f"note: {text}")
+
+    def print(self, text: str) -> None:
+        """Print a line above the table."""
+        self._silence.end()
+        self.console.print(text, soft_wrap=True)
 
     def time_left(self, done: int, to_do: int) -> str:
         """Return the estimated time left, as text.
@@ -111,10 +131,22 @@ class JobProgress(LiveProgress):
                 self._told.add(sentence)
                 self.note(f"{job.title}: {sentence}")
         found = f"failed: {reason}" if reason is not None else self._score(job)
-        self.console.print(
+        self.print(
             f"{self._ended}/{len(self._jobs)}  {job.title}  {found}  {duration(outcome.seconds)}"
-            f"  {self._left()}",
-            soft_wrap=True,
+            f"  {self._left()}"
+        )
+
+    def line(self) -> str:
+        """Return the numbers of ended jobs and of the rounds of those that have begun."""
+        begun = [
+            f"{job.title}: round {self._round(job)} of {job.config.train.rounds}"
+            for job in list(self._running.values())
+        ]
+        return "  ".join(
+            filter(
+                None,
+                (f"{self._ended}/{len(self._jobs)}", listed(begun, NAMED, "; "), self._left()),
+            )
         )
 
     def table(self) -> Table:

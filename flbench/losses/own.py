@@ -8,7 +8,6 @@ from torch import Tensor
 
 from flbench.config.schema import Scalar
 from flbench.core import given, imported
-from flbench.core.errors import ConfigError
 from flbench.core.types import StepContext
 
 Arguments = tuple[tuple[str, Scalar], ...]
@@ -43,16 +42,9 @@ class OwnTerm:
         Raises:
             ConfigError: There is no such function, or it must be given again.
         """
-        if not path.startswith(f"{given.OBJECT}:"):
-            return cls(path, imported.find(path), arguments, weight)
-        functions = given.find(given.TERMS) or {}
-        if path not in functions:
-            raise ConfigError(
-                f"the loss term `{path.partition(':')[2]}` of this run is a function without an"
-                " import path, so it must be given again: fl.resume(path, train={'terms':"
-                " [...]})."
-            )
-        return cls(path, functions[path], arguments, weight)
+        what = f"the loss term `{path.partition(':')[2]}` of this run"
+        function = imported.part(path, given.TERMS, what, "train={'terms': [...]}", key=path)
+        return cls(path, function, arguments, weight)
 
     def __reduce__(self) -> tuple[Callable[..., "OwnTerm"], tuple[Any, ...]]:
         if self.path.startswith(f"{given.OBJECT}:"):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flbench.core.errors import ConfigError
+from flbench.core.raised import calling
 from flbench.core.rng import seeded
 
 SUFFIXES: Final = ("_mean", "_worst10")
@@ -46,15 +47,12 @@ class OwnMetric:
         """
         if not bool(confusion.sum()):
             return nan
-        try:
-            with seeded(0):
-                found = self._value(confusion.to(torch.int64))
-        except Exception as error:
-            raise ConfigError(
-                f"`evaluation.metrics.{self.name}`: `{self.path}` raised {type(error).__name__}:"
-                f" {error}. A metric gets a confusion matrix; metrics that need scores cannot be"
-                " computed from it."
-            ) from error
+        what = f"`evaluation.metrics.{self.name}`: `{self.path}`"
+        cure = (
+            "A metric gets a confusion matrix; metrics that need scores cannot be computed from it."
+        )
+        with calling(what, cure), seeded(0):
+            found = self._value(confusion.to(torch.int64))
         if isinstance(found, Tensor) and found.numel() == 1:
             found = found.item()
         if found is None:

@@ -56,16 +56,7 @@ def make(config: OwnModelConfig, shape: tuple[int, ...], classes: int | None) ->
         ConfigError: There is no such net, or it cannot be used; the message says why.
     """
     what = f"`model.name={config.name}`"
-    if config.name == given.OBJECT:
-        source = given.find("model")
-        if source is None:
-            name = "module" if config.lightning else "model"
-            raise ConfigError(
-                "the net of this run is an object of Python without an import path, so it must be"
-                f" given again: fl.resume(path, {name}=...)."
-            )
-    else:
-        source = imported.find(config.name)
+    source = _source(config)
     if isinstance(source, type) and not issubclass(source, nn.Module):
         raise ConfigError(
             f"{what} is the class {source.__name__}, not an nn.Module. Name a class of nets, or a"
@@ -94,6 +85,12 @@ def make(config: OwnModelConfig, shape: tuple[int, ...], classes: int | None) ->
         lora.inject(split, config)
         _write_fixed(split, config, what)
     return split
+
+
+def _source(config: OwnModelConfig) -> Any:
+    """Return what the user has named or given: a net, or a function or class that makes one."""
+    again = "module=..." if config.lightning else "model=..."
+    return imported.part(config.name, "model", "the net of this run", again)
 
 
 def _weighted(
@@ -190,8 +187,7 @@ def is_made(config: OwnModelConfig) -> bool:
     Args:
         config: Section `model`.
     """
-    is_object = config.name == given.OBJECT
-    source = given.find("model") if is_object else imported.find(config.name)
+    source = _source(config)
     return not isinstance(source, nn.Module) and not user_code.is_of_package(source)
 
 

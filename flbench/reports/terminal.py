@@ -1,8 +1,11 @@
 """Consoles for output on a terminal or in a pipe."""
 
 import sys
-from collections.abc import Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Event, Thread
+from typing import Any, Final
 
 from rich.console import Console
 from rich.text import Text
@@ -10,6 +13,11 @@ from rich.text import Text
 from flbench.core.printable import printable
 
 NARROW = 120  # columns of an output that is not a terminal
+SILENCE: Final = 20.0
+"""Seconds without a line after which users ask whether a process still works."""
+SHARE: Final = 0.02
+"""Share of the time so far that a long training may be silent. So the log of a day is short."""
+LOOK: Final = 1.0  # seconds between two looks whether a silence is too long
 
 
 class SafeConsole(Console):
@@ -38,6 +46,51 @@ def open_console(*, errors: bool = False) -> Console:
         markup=False,
         emoji=False,
     )
+
+
+class Silence:
+    """Tells when an output that is not a terminal has been silent for too long.
+
+    That is so after `SILENCE` seconds, and in a long training after `SHARE` of the time so far.
+    """
+
+    def __init__(self) -> None:
+        self._began = self._last = time.monotonic()
+        self._is_over = Event()
+
+    def end(self) -> None:
+        """Note that a line is printed."""
+        self._last = time.monotonic()
+
+    def is_long(self) -> bool:
+        """Return whether it is time for a line."""
+        now = time.monotonic()
+        return now - self._last >= max(SILENCE, SHARE * (now - self._began))
+
+    def close(self) -> None:
+        """End `broken_by` before the end of its block: nothing is printed any more."""
+        self._is_over.set()
+
+    @contextmanager
+    def broken_by(self, tell: Callable[[], object]) -> Iterator[None]:
+        """Context manager with a thread that ends each silence that is too long.
+
+        Args:
+            tell: Function that prints a line. It calls `end`.
+        """
+
+        def look() -> None:
+            while not self._is_over.wait(LOOK):
+                if self.is_long():
+                    tell()
+
+        thread = Thread(target=look, daemon=True, name="silence")
+        thread.start()
+        try:
+            yield
+        finally:
+            self.close()
+            thread.join()
 
 
 def print_notes(sentences: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ from statistics import fmean
 from typing import Literal
 
 from flbench.analysis.statistics import sample_std
+from flbench.core.wording import listed
 from flbench.reproduce.cells import named, of_table
 from flbench.reproduce.measure import MeasuredCell
 from flbench.reproduce.schema import Claim, PaperFacts
@@ -87,7 +88,7 @@ def decide(claim: Claim, paper: PaperFacts, grid: Grid, tables: Sequence[str]) -
         return replace(undecided, why=f"{named(claim.table)} was not requested", asked=False)
     gaps = {column: _measured(claim, paper, grid, column) for column in _columns(claim, paper)}
     missing = tuple(dict.fromkeys(name for gap in gaps.values() for name in gap.missing))
-    lacking = f"not measured: {_few(missing)}" if missing else ""
+    lacking = f"not measured: {listed(missing, SHOWN)}" if missing else ""
     worst = None
     if claim.each:
         means = {name: fmean(gap.by_seed.values()) for name, gap in gaps.items() if gap.by_seed}
@@ -109,12 +110,6 @@ def decide(claim: Claim, paper: PaperFacts, grid: Grid, tables: Sequence[str]) -
     if worst is not None:
         why = f"least favourable column: {worst}" + (f"; {why}" if why else "")
     return Verdict(claim, outcome, unit, printed, value, sample_std(values), by_seed, why)
-
-
-def _few(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are."""
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
 
 
 def _columns(claim: Claim, paper: PaperFacts) -> Sequence[str]:

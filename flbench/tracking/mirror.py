@@ -140,21 +140,28 @@ class Mirror:
         try:
             code = self.process.wait(timeout)
         except subprocess.TimeoutExpired:
-            return f"MLflow at {self.uri} is slow, and files are still being sent: {cure}"
+            code = None
         if code == 0:
             return None
-        message = self._last_message()
+        message, line = self._last_messages()
         if message.startswith(REFUSED):
             return f"{message.removeprefix(REFUSED)} Then {cure}"
         if message.startswith(NOT_SENT):
             return f"{message.removeprefix(NOT_SENT).rstrip('.')}: {cure}"
-        return f"MLflow at {self.uri} did not get everything ({message}): {cure}"
+        if code is None:
+            return (
+                f"MLflow at {self.uri} does not have everything after {timeout:g} s. A process goes"
+                f" on sending in the background; its messages are in {self.folder / LOG}. If"
+                f" something is missing at its end, {cure}"
+            )
+        return f"MLflow at {self.uri} did not get everything ({line}): {cure}"
 
-    def _last_message(self) -> str:
-        """Return the last message of the mirror process, or the last line of its log."""
-        lines = (self.folder / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+    def _last_messages(self) -> tuple[str, str]:
+        """Return the last message of the mirror process, "" without one, and its last line."""
+        text = (self.folder / LOG).read_text(encoding="utf-8", errors="replace")
+        lines = text.splitlines() or ["the mirror ended without a message"]
         messages = [line for line in lines if line.startswith((NOT_SENT, REFUSED))]
-        return (messages or lines or ["the mirror ended without a message"])[-1]
+        return (messages or [""])[-1], lines[-1]
 
 
 class Mirrors:

@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from http import HTTPStatus
+from pathlib import Path
 from typing import Final
 
 from flbench.core.errors import MAX_MESSAGE, shortened
@@ -113,6 +114,12 @@ class Trouble:
         return text if len(text) <= MAX_MESSAGE else f"{self.clause(shown)}.\n{cure}."
 
 
+_NEWER: Final = Trouble(
+    "a newer version of MLflow has made its tables",
+    "Install that version: pip install --upgrade mlflow",
+)
+
+
 def connection_errors() -> tuple[type[Exception], ...]:
     """Return the exceptions that are raised if a store is unreachable, slow or broken."""
     from alembic.util import CommandError
@@ -209,11 +216,12 @@ def _of_module(chain: list[BaseException]) -> Trouble | None:
 def _of_database(text: str) -> Trouble | None:
     """Return the trouble with a database."""
     if "database schema" in text and (match := _VERSIONS.search(text)):
+        if not _is_earlier(match[1]):
+            return _NEWER
         reason = f"its tables have the version {match[1]}, the installed MLflow needs {match[2]}"
         return Trouble(reason, "Make a copy of the database, then: mlflow db upgrade ADDRESS")
     if "Can't locate revision" in text:
-        reason = "a newer version of MLflow has made its tables"
-        return Trouble(reason, "Install that version: pip install --upgrade mlflow")
+        return _NEWER
     if "database is locked" in text or "database table is locked" in text:
         reason = "another process has locked the database"
         return Trouble(reason, "Try again when that process has ended", is_passing=True)
@@ -226,6 +234,17 @@ def _of_database(text: str) -> Trouble | None:
     if "file is not a database" in text:
         return Trouble("the file is not a database of SQLite", "Give another --uri")
     return None
+
+
+def _is_earlier(version: str) -> bool:
+    """Return whether the installed MLflow knows a version of tables, so that it can change them."""
+    from mlflow.store import db_migrations
+
+    return any(
+        file.name.startswith(f"{version}_")
+        for folder in db_migrations.__path__
+        for file in Path(folder, "versions").glob("*.py")
+    )
 
 
 def _of_file(chain: list[BaseException]) -> Trouble | None:

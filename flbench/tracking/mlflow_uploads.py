@@ -22,7 +22,8 @@ from flbench.tracking.mlflow_errors import Trouble
 FIRST_PAUSE: Final = 2.0  # seconds until a file that was not stored is sent again
 MAX_PAUSE: Final = 60.0
 MAX_AWAY: Final = 2
-"""Files in sequence for which the store is not reached, after which the others are not tried."""
+"""Files in sequence for which the store is not reached, or answers an error that may pass, after
+which the others are not tried: a server may take seconds for each."""
 SERVE: Final = (
     "Make it writable. A folder of another machine needs a server that serves the files (mlflow"
     " server --artifacts-destination FOLDER) and a new experiment"
@@ -153,8 +154,8 @@ class Uploads:
 
         Args:
             uploads: The files.
-            away: Troubles of the last files, in sequence, for which the store was not reached. It
-                is changed.
+            away: Troubles of the last files, in sequence, that concern the store rather than the
+                file. It is changed.
             is_last: See `send`.
         """
         stored: dict[str, str] = {}
@@ -175,7 +176,7 @@ class Uploads:
                     self._forget(key)
                     away.clear()
                     continue
-                if trouble.is_reached:
+                if trouble.is_reached and not trouble.is_passing:
                     away.clear()
                 elif len(away) < MAX_AWAY:
                     away.append(trouble)
@@ -213,11 +214,10 @@ class Uploads:
         lines = []
         for trouble, found in names.items():
             lines.append(f"MLflow at {shown} did not store {_listed(found)}.")
+            cure = f" {trouble.cure}." if trouble.cure else ""
             if not trouble.is_reached:
-                cure = f" {trouble.cure}." if trouble.is_of_files else ""
                 lines.append(f"The store of the files was not reached ({trouble.reason}).{cure}")
             else:
-                cure = f" {trouble.cure}." if trouble.cure else ""
                 lines.append(f"The reason: {trouble.reason}.{cure}")
         is_passing = any(failure.trouble.is_passing for failure in self._failures.values())
         return NotStoredError("\n".join(lines), is_passing=is_passing)

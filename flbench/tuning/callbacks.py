@@ -71,6 +71,7 @@ class TuneCallbacks(tune.Callback):  # type: ignore[misc]
             return
         self._queue.count_retry(trial.trial_id)
         job = self._queue.jobs[trial.trial_id]
+        self._progress.interrupt(job)
         self._progress.note(
             f"{job.name} failed ({_reason(trial)}), and resumes from its checkpoint."
         )

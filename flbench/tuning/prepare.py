@@ -320,8 +320,9 @@ def create(prepared: PreparedStudy, command: Sequence[str]) -> StudyFolder:
     name = f"{'-'.join(request.methods[:3])}-{files.short_name(federation.dataset.name)}"
     folder = StudyFolder.create(request.out, name)
     for method, config in prepared.configs.items():
-        folder.write(f"methods/{method}.yaml", to_yaml(config.tree(), prepared.origins[method]))
-        trust.record_file(folder.path / "methods" / f"{method}.yaml")
+        tree = config.tree()
+        folder.write(f"methods/{method}.yaml", to_yaml(tree, prepared.origins[method]))
+        trust.record_file(folder.path / "methods" / f"{method}.yaml", tree)
     packed, description = partition_files.encode(
         federation.partition, federation.dataset, prepared.config.partition
     )

@@ -8,7 +8,8 @@ from statistics import fmean
 from rich.console import Console
 from rich.table import Table
 
-from flbench.jobs.progress import LiveProgress
+from flbench.core.wording import listed
+from flbench.jobs.progress import NAMED, LiveProgress
 from flbench.tuning.plan import ENDS, winner
 from flbench.tuning.study import Record, TrainingJob, job_from_record
 
@@ -64,6 +65,11 @@ class ProgressTable(LiveProgress):
             self._began, self._before = time.monotonic(), self._done()
         self.running[job.name] = done
 
+    def interrupt(self, job: TrainingJob) -> None:
+        """Note that a trial has lost its worker, and does not run until it has another one."""
+        if (done := self.running.pop(job.name, None)) is not None:
+            self.interrupted[job.name] = done
+
     def end(self, record: Record) -> None:
         """Add the record of a trial that has ended; print a line if there is no live table."""
         job = job_from_record(record)
@@ -108,12 +114,18 @@ class ProgressTable(LiveProgress):
             self._trials if job.kind == "search" else self._finals_of(method)
             for method in self._methods
         )
-        self.console.print(
+        self.print(
             f"{job.name}  {record['state']}{why}  {found}  round {record.get('round', 0)}  "
             f" {over}/{planned} {kind}"
-            f"  best {self._best(job.method)}  {self._left()}",
-            soft_wrap=True,
+            f"  best {self._best(job.method)}  {self._left()}"
         )
+
+    def line(self) -> str:
+        """Return the number of rounds so far, and those of the trials that run."""
+        done = self._done()
+        running = [f"{name}: round {count}" for name, count in list(self.running.items())]
+        begin = f"{done} of about {done + self._to_do()} rounds"
+        return "  ".join(filter(None, (begin, listed(running, NAMED), self._left())))
 
     def _of(self, method: str, kind: str) -> list[Record]:
         return [

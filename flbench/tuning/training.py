@@ -219,8 +219,9 @@ class TrialTraining:
         if not (self.folder.path / "provenance.json").is_file():
             about = provenance.now(own_methods.modules(config), built.module)
             self.folder.write_json("provenance.json", about)
-        self.folder.write("config.yaml", to_yaml(built.config.tree(), origins))
-        trust.record_file(self.folder.path / "config.yaml")
+        tree = built.config.tree()
+        self.folder.write("config.yaml", to_yaml(tree, origins))
+        trust.record_file(self.folder.path / "config.yaml", tree)
         self._restore(built)
 
     def _restore(self, built: assembly.Experiment) -> None:

@@ -10,12 +10,13 @@ from typing import Final
 
 import ray
 
+from flbench.core.wording import listed
 from flbench.tuning.ray_tune import Reservations
 from flbench.workers.cluster import workers_of
 from flbench.workers.pool import NOTICE, Nodes, amounts, free, there
 from flbench.workers.resources import Resources
 
-LOOK: Final = 10.0
+LOOK: Final = 4.0
 """Seconds between two looks at the nodes of the cluster."""
 HOLD: Final = 10.0
 """Seconds that Ray has to find other nodes for what it had reserved on one that is lost."""
@@ -39,7 +40,7 @@ class Waits:
         self._patience = resources.engine.wait_seconds
         self._tell = tell
         self._nodes = Nodes()
-        self._silent: set[str] = set()  # nodes of which the user knows
+        self._silent: dict[str, float] = {}  # time when the user was told of a node
         self._looked = self._checked = time.monotonic()
         self._broken: float | None = None  # time since when a reservation is broken
         self._since: float | None = None  # time since when trials wait and none runs
@@ -68,7 +69,7 @@ class Waits:
         self._broken = now if self._broken is None else self._broken
         if now - self._broken < HOLD:
             return None
-        names = _listed(running or waiting)
+        names = listed(running or waiting, NAMED)
         less = ""
         if self._is_short():
             less = f" with engine.workers={workers_of(self._resources)}, as many as are left"
@@ -91,7 +92,7 @@ class Waits:
         """
         now = time.monotonic()
         is_running = bool(running)
-        if is_running and now - self._looked >= LOOK:
+        if is_running and now - self._looked >= LOOK:  # a silent node takes two seconds of it
             self._look_at_nodes()
             self._looked = time.monotonic()
         if is_running or not waiting:
@@ -110,29 +111,31 @@ class Waits:
         )
 
     def _look_at_nodes(self) -> None:
-        """Tell the user of nodes that have begun to be silent."""
-        alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
-        silent = self._nodes.lost(set(alive)) & set(alive)
-        for name in sorted(silent - self._silent):
+        """Tell the user of nodes that are silent, from time to time, and of those that return."""
+        alive = {
+            node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]
+        }
+        silent, now = self._nodes.lost(set(alive)) & set(alive), time.monotonic()
+        for name in sorted(silent):
+            if now - self._silent.get(name, -NOTICE) < NOTICE:
+                continue
+            self._silent[name] = now
             self._tell(
-                f"the node {alive[name]['NodeManagerAddress']} of the Ray cluster does not answer."
-                " Its trials wait until it returns; if Ray gives it up, they resume from their"
-                " checkpoints on other nodes."
+                f"the node {alive[name]} of the Ray cluster does not answer. Its trials wait until"
+                " it returns; if Ray gives it up, they resume from their checkpoints on other"
+                " nodes."
             )
-        self._silent = silent
+        for name in sorted(set(self._silent) - silent):
+            del self._silent[name]
+            if name in alive:
+                self._tell(f"the node {alive[name]} of the Ray cluster answers again.")
 
     def _sentence(self, waiting: Sequence[str], waited: float) -> str:
         """Return which trials wait for what."""
-        begin = f"no trial has run for {waited:.0f} s. {_listed(waiting)}: waiting for"
+        begin = f"no trial has run for {waited:.0f} s. {listed(waiting, NAMED)}: waiting for"
         if "CREATED" in Reservations.states():
             return f"{begin} a worker process, which is starting on CPUs that Ray has reserved."
         return (
             f"{begin} {amounts(self._needs)}. The nodes of Ray that answer have"
             f" {amounts(free(self._needs))} free of {amounts(there(self._needs))}."
         )
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Return the first of some names of trials, for a sentence."""
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return f"{', '.join(names[:NAMED])}{more}"

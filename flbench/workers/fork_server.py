@@ -109,11 +109,6 @@ class ForkServer:
         with suppress(OSError):
             self._socket.send(_ORDER.pack(b"-", number))
 
-    @property
-    def process_id(self) -> int:
-        """Id of the server's process."""
-        return self._process.pid
-
     def is_alive(self) -> bool:
         """Return whether the server runs."""
         return self._process.poll() is None

@@ -458,6 +458,7 @@ def test_clusters_are_the_same_with_both_engines_and_after_a_checkpoint(tmp_path
         )
 
 
+@pytest.mark.slow
 def test_a_round_reports_how_near_a_split_is(tmp_path):
     path, summary = run(tmp_path, "algorithm=cfl", "train.participation=0.1", "train.rounds=2")
 

@@ -248,6 +248,7 @@ def test_head_is_the_only_linear_layer_of_the_papers_net():
     assert head.split() == linear.split()
 
 
+@pytest.mark.slow
 def test_where_everything_is_generated_the_mean_of_phi_and_z_is_evaluated_as_gm(tmp_path):
     keys = ("algorithm.private=none", "train.rounds=1", *SMALL, LENET, GROUP)
 

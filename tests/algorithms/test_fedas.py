@@ -74,6 +74,7 @@ def slow_rounds(clients, keys, rounds, **optimizer):
 
 
 @pytest.mark.slow
+@pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("keys", [{}, {"align_epochs": 2, "fisher": False}], ids=str)
 def test_rounds_equal_a_loop(keys, engine):

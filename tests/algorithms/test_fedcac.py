@@ -75,6 +75,7 @@ def slow_rounds(clients, tau, beta, rounds):
 
 
 @pytest.mark.slow
+@pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize(("tau", "beta"), [(0.5, 0.5), (0.2, 3.0)])
 def test_rounds_equal_a_loop(tau, beta, engine):

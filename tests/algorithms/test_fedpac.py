@@ -100,6 +100,7 @@ def slow_rounds(clients, keys, rounds):
 
 
 @pytest.mark.slow
+@pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize(
     "keys",

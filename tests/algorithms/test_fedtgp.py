@@ -90,6 +90,7 @@ def slow_rounds(clients, keys, psi, seed, rounds):
 
 
 @pytest.mark.slow
+@pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize(
     "keys", [{}, {"tau": 0.4, "collect": "before", "server_batch_size": 64}], ids=str

@@ -93,6 +93,7 @@ def slow_rounds(clients, keys, shared, rounds):
 
 
 @pytest.mark.slow
+@pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize(
     "keys", [{}, {"condition": "global", "magnitude": "mean_square", "lam": 0.5}], ids=str

@@ -102,7 +102,7 @@ def test_rounds_equal_a_loop(keys):
     for name in W:
         assert_equal(state.server[name], w[name], name)
         # The difference of two gradients is divided by 2 delta, and with it their rounding errors.
-        assert torch.allclose(many.server[name], w[name], rtol=0, atol=1e-11), name
+        assert_equal(many.server[name], w[name], name, tolerance=1e-11)
 
 
 @pytest.mark.slow

@@ -39,6 +39,7 @@ def analysis(folders):
     return analyse(arrange([reading.read(path) for path in folders.values()]))
 
 
+@pytest.mark.slow
 def test_table_has_the_means_of_the_clients_of_each_run(analysis, folders):
     table = analysis.new_clients.set_index(["method", "epochs"])
 
@@ -59,6 +60,7 @@ def test_table_has_the_means_of_the_clients_of_each_run(analysis, folders):
     assert table.loc[("local", 2), "received_bytes"] == 0 < table.loc[("local", 2), "steps"]
 
 
+@pytest.mark.slow
 def test_section_is_in_page_markdown_latex_and_json(analysis):
     [place] = analysis.comparison.places
     block = new_client_blocks.of_place(analysis, place)

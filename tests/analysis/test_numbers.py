@@ -82,6 +82,7 @@ def test_markdown_and_page_say_the_same_about_all_figures(analysis, html):
     assert "the seed of the training and the partition differ" in about
 
 
+@pytest.mark.slow
 def test_differences_that_no_number_of_repetitions_shows_are_told_apart(tmp_path):
     """Of fixed clients only the splits differ, whose test has a floor."""
     matrix(tmp_path, ACCURACIES, keys=("partition.scheme=natural",))

@@ -131,6 +131,7 @@ def test_natural_clients_that_are_drawn_are_fixed_ones(tmp_path):
     assert found.comparison.sampling_at("digits").population == "over new draws from these clients"
 
 
+@pytest.mark.slow
 def test_few_validation_samples_choose_by_chance(tmp_path):
     found, _ = compared(tmp_path / "a", drawn)
     assert not any("validation samples" in one for one in found.comparison.warnings)
@@ -294,6 +295,7 @@ def test_methods_on_different_partitions_have_one_partition_each(tmp_path):
     assert found.pairs.empty
 
 
+@pytest.mark.slow
 def test_known_partitions_tell_of_the_others(tmp_path):
     """One run of an earlier version lacks the samples of its partition."""
     found, _ = compared(tmp_path, fixed)

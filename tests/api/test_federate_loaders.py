@@ -96,6 +96,7 @@ def trained(out, data, form, method="fedavg", **keys):
     )
 
 
+@pytest.mark.slow
 def test_batches_have_the_form_of_the_loaders(tmp_path):
     """The weights are those of a run with the same samples as arrays."""
     parts = [Items(size, "pair") for size in SIZES]
@@ -113,6 +114,7 @@ def test_batches_have_the_form_of_the_loaders(tmp_path):
     assert runs["pair"].config.data.sha256 != runs["triple"].config.data.sha256
 
 
+@pytest.mark.slow
 def test_a_data_module_has_clients_and_a_common_test_set(tmp_path):
     module = Module("dict")
     run = trained(tmp_path, module, "dict", "hfcd")
@@ -139,6 +141,7 @@ class Validated(Module):
         return {name: DataLoader(parts[k], 4) for k, name in enumerate(self.names)}
 
 
+@pytest.mark.slow
 def test_validation_parts_are_the_samples_of_val_dataloader(tmp_path):
     module = Validated("triple")
     dataset = fl.Data(module).dataset

@@ -224,6 +224,7 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize("method", BY_HAND)
+@pytest.mark.slow
 def test_terms_equal_those_of_a_loop_written_by_hand(tmp_path, method):
     """Two rounds: in the second one the server's prototypes and last models are there."""
     keys, by_hand, arguments = BY_HAND[method]
@@ -250,6 +251,7 @@ def test_terms_equal_those_of_a_loop_written_by_hand(tmp_path, method):
         {"name": "moon", "mu": 0.0},
     ],
 )
+@pytest.mark.slow
 def test_weights_of_zero_give_the_weights_of_a_trainer_bit_for_bit(tmp_path, method):
     run, rounds = trained(tmp_path, method, count=1)
     reference = made(Smooth).double()
@@ -282,6 +284,7 @@ def halves(self, batch, batch_idx):
     return sum(cross_entropy(self(x[k::2]), y[k::2]) for k in (0, 1))
 
 
+@pytest.mark.slow
 def test_the_features_are_those_of_the_first_call_with_all_samples(tmp_path):
     kind = changed("training_step", by_nll, changed("forward", log_softmax))
     run, _ = trained(tmp_path, {"name": "fedproto"}, kind)

@@ -121,6 +121,7 @@ def test_client_wise_inputs_do_not_depend_on_the_units_of_the_institutions(data,
         assert torch.allclose(*inputs, atol=1e-3) == are_equal
 
 
+@pytest.mark.slow
 def test_files_with_and_without_dropped_columns_have_the_same_predictions(
     compared, data, tmp_path, capsys
 ):

@@ -72,6 +72,7 @@ class HuggingFace:
         return pd.DataFrame(self.columns)
 
 
+@pytest.mark.slow
 def test_arrays_are_the_npz_file_of_the_same_arrays(tmp_path):
     path = tmp_path / "data.npz"
     np.savez(path, train_images=X, train_labels=Y, test_images=X[:9], test_labels=Y[:9])
@@ -187,6 +188,7 @@ def test_wrong_data_are_refused(make, sentence):
         make()
 
 
+@pytest.mark.slow
 def test_import_path_is_written_and_checked(tmp_path, capsys):
     keys = (
         "partition.clients=3",
@@ -221,6 +223,7 @@ def test_import_path_is_written_and_checked(tmp_path, capsys):
             short(tmp_path, failing)
 
 
+@pytest.mark.slow
 def test_resume_asks_for_data_without_import_path(tmp_path):
     class Stop(fl.Callback):
         def on_round_end(self, run, metrics):
@@ -233,7 +236,7 @@ def test_resume_asks_for_data_without_import_path(tmp_path):
         short(tmp_path / "cut", (X, Y), callbacks=Stop(), **keys)
     (path,) = (tmp_path / "cut").glob("*/*/")
 
-    with pytest.raises(fl.DataError, match=r"must be given again: fl\.resume\(path, data"):
+    with pytest.raises(fl.ConfigError, match=r"must be given again: fl\.resume\(path, data"):
         fl.resume(path, progress=False)
     with pytest.raises(fl.DataError, match="the data have changed"):
         fl.resume(path, data=(X[::-1], Y), progress=False)
@@ -250,6 +253,7 @@ def test_names_of_classes_are_in_the_order_of_their_numbers(classes):
     assert fl.Data(X[:2], [0, 1], classes=classes).dataset.classes == ("cat", "dog")
 
 
+@pytest.mark.slow
 def test_card_names_the_columns_that_were_left_out(tmp_path):
     frame = pd.DataFrame({"x": X[:, 2, 2].astype(float), "z": X[:, 4, 5].astype(float)})
     frame = frame.assign(id=[f"p{k}" for k in range(len(frame))], label=Y)
@@ -361,6 +365,7 @@ def test_tensors_that_require_gradients_and_unmasked_arrays_are_plain_arrays():
     assert data_hash(fl.Data(masked, Y).dataset) == data_hash(fl.Data(X, Y).dataset)
 
 
+@pytest.mark.slow
 def test_run_of_data_with_a_long_name_and_labels_from_one(tmp_path):
     data = fl.Data(X, Y % 2 + 1, name="ä" * 120)
 

@@ -49,6 +49,7 @@ def measured(tmp_path_factory):
     return short(tmp_path_factory.mktemp("metrics"), metrics)
 
 
+@pytest.mark.slow
 def test_values_equal_those_of_the_predictions(measured):
     table = pd.read_csv(measured.path / "predictions.csv")
     true, predicted = (next(c for c in table if c.startswith(name)) for name in ("true", "pred"))
@@ -70,12 +71,14 @@ def test_values_equal_those_of_the_predictions(measured):
     assert last["first"] == pytest.approx(recall)
 
 
+@pytest.mark.slow
 def test_a_metric_whose_small_values_are_good_has_its_largest_as_the_worst(measured):
     clients = measured.clients.query("moment == 'last'")
 
     assert measured.summary["last"]["test"]["error_worst10"] == clients["error"].max()
 
 
+@pytest.mark.slow
 def test_weights_do_not_change_and_sources_are_written(measured, tmp_path):
     entries = measured.config.evaluation.metrics
 

@@ -34,6 +34,7 @@ def made(net, classes=10, shape=(1, 8, 8), **keys):
         return build(OwnModelConfig(name="object", **keys), shape, classes, seed=0)
 
 
+@pytest.mark.slow
 def test_built_in_net_as_object_equals_its_name(tmp_path):
     net = build(MlpConfig(), (1, 8, 8), 10, seed=0)
 
@@ -54,6 +55,7 @@ def test_division_keeps_the_function():
     assert isinstance(net.classifier, nn.Linear)  # the user's net is as before
 
 
+@pytest.mark.slow
 def test_import_path_equals_class_and_resumes(tmp_path):
     path = "tests.api.own_parts:Two"
     by_class, by_path = short(tmp_path, Two), short(tmp_path, path)
@@ -80,6 +82,7 @@ def test_arguments_can_be_lists():
     assert [len(leaf) for leaf in net.parameters() if leaf.ndim == 2] == [8, 4, 10]
 
 
+@pytest.mark.slow
 def test_resume_asks_for_a_net_without_import_path(tmp_path):
     class Stop(fl.Callback):
         def on_round_end(self, run, metrics):
@@ -102,6 +105,7 @@ def test_resume_asks_for_a_net_without_import_path(tmp_path):
     assert fl.resume(path, model=factory, progress=False).digest == whole.digest
 
 
+@pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])
 @pytest.mark.slow
@@ -116,7 +120,7 @@ def test_nets_of_torchvision_train(tmp_path, name, engine):
             "args": {"dropout": 0.0} if name == "mobilenet_v3_small" else None,
         },
         partition=fl.IID(clients=2),
-        train={"rounds": 1, "batch_size": 8},
+        train={"rounds": 1, "local_epochs": 2, "batch_size": 8},
         engine={"name": engine, "threads": 1},
         output={"dir": tmp_path},
         progress=False,
@@ -249,6 +253,7 @@ def with_fixed_parts():
     return net
 
 
+@pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("method", ["fedprox", "ditto", "apfl", "dfedhp", "dispfl", "fedala"])
 @pytest.mark.slow
@@ -277,6 +282,7 @@ def test_what_is_fixed_keeps_its_bits(tmp_path, method, engine):
     assert any("3 of 12 parameters are frozen" in note for note in run.notes)
 
 
+@pytest.mark.slow
 def test_frozen_parameters_are_not_sent_and_methods_without_work_are_refused(tmp_path):
     def adapter():
         net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
@@ -366,6 +372,7 @@ class Counted(nn.Module):
         return self.fc(x.flatten(1) / (1 + self.calls))
 
 
+@pytest.mark.slow
 def test_inputs_of_a_net_with_a_buffer_of_integers_are_not_rounded(tmp_path):
     model = short(tmp_path, Counted(), "fedavg").trained(1)
     raw = torch.randint(0, 17, (4, 8, 8), dtype=model.raw_dtype)
@@ -375,6 +382,7 @@ def test_inputs_of_a_net_with_a_buffer_of_integers_are_not_rounded(tmp_path):
     assert model.predict(raw).isfinite().all()
 
 
+@pytest.mark.slow
 def test_a_note_says_that_parameters_are_cast(tmp_path):
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).half()
     [note] = [one for one in short(tmp_path, net, "fedavg").notes if "float16" in one]
@@ -401,6 +409,7 @@ def test_a_requirement_is_explained_by_frozen_parameters_only_if_they_are_the_ca
     assert ("2 parameters of the net are frozen" in str(refused.value)) is is_cause
 
 
+@pytest.mark.slow
 def test_batchnorm_without_running_statistics(tmp_path):
     def net():
         layers = [nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, track_running_stats=False), nn.Flatten()]
@@ -414,6 +423,7 @@ def test_batchnorm_without_running_statistics(tmp_path):
     assert auto.config.engine.name == "sequential"
 
 
+@pytest.mark.slow
 def test_batches_of_one_are_left_out_where_the_net_fails_for_them(tmp_path):
     class One(nn.Module):
         def forward(self, x):
@@ -457,6 +467,7 @@ class MadeLate(nn.Module):
         (lambda: torch.ones(64), False),
     ],
 )
+@pytest.mark.slow
 def test_a_layer_that_a_net_makes_while_it_trains_is_refused(tmp_path, make, is_refused):
     if not is_refused:
         assert short(tmp_path, MadeLate(make), "fedavg").finished

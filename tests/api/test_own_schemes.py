@@ -116,6 +116,7 @@ def test_functions_that_cannot_be_called_are_refused():
         fl.partition("digits", "my_scheme")
 
 
+@pytest.mark.slow
 def test_resume_asks_for_the_object_and_refuses_another(tmp_path):
     def object_scheme(y, clients, rng):
         return own_parts.every_kth(y, clients, rng)

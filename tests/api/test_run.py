@@ -69,6 +69,7 @@ def test_all_names_of_the_interface_exist():
         fl.nothing  # noqa: B018
 
 
+@pytest.mark.slow
 def test_same_digest_as_the_command_line(finished, tmp_path, capsys):
     overrides = (
         *("algorithm=fedavg", "partition.alpha=0.5", "partition.clients=4"),
@@ -82,6 +83,7 @@ def test_same_digest_as_the_command_line(finished, tmp_path, capsys):
     assert fl.load(path).config.hash() == finished.config.hash()
 
 
+@pytest.mark.slow
 def test_two_runs_in_one_process_do_not_depend_on_what_came_between(finished, tmp_path):
     torch.manual_seed(99)
     np.random.seed(99)
@@ -90,6 +92,7 @@ def test_two_runs_in_one_process_do_not_depend_on_what_came_between(finished, tm
     assert short(tmp_path).digest == finished.digest
 
 
+@pytest.mark.slow
 def test_process_is_as_before(tmp_path, monkeypatch):
     def handler(number, frame):
         pass
@@ -139,6 +142,7 @@ def default_dtype():
         partial(torch.autocast, "cpu"),
     ],
 )
+@pytest.mark.slow
 def test_what_the_process_has_set_in_pytorch_does_not_change_a_run(finished, tmp_path, state):
     with state():
         run = short(tmp_path)
@@ -157,6 +161,7 @@ class SetsType(torch.nn.Module):
         return self.fc(x.flatten(1))
 
 
+@pytest.mark.slow
 def test_the_default_type_that_a_net_sets_ends_with_its_call(tmp_path):
     class Usual(SetsType):
         def forward(self, x):
@@ -292,6 +297,7 @@ def test_every_scheme_and_key_of_a_partition_has_an_object():
     assert keys | {"scheme", "sha256"} == PartitionConfig.model_fields.keys()
 
 
+@pytest.mark.slow
 def test_tables_have_the_documented_types(finished):
     written = reading.read(finished.path)
 
@@ -317,6 +323,7 @@ def test_tables_have_the_documented_types(finished):
     assert finished.summary["test"] == finished.summary["best"]["test"]
 
 
+@pytest.mark.slow
 def test_clients_have_validation_metrics_whose_mean_is_that_of_the_round(finished):
     for moment in ("best", "last"):
         clients = finished.clients.query("moment == @moment")
@@ -329,6 +336,7 @@ def test_clients_have_validation_metrics_whose_mean_is_that_of_the_round(finishe
     assert finished.plot.clients("validation_macro_f1").axes[0].get_ylabel() == "macro f1"
 
 
+@pytest.mark.slow
 def test_the_best_client_is_chosen_by_validation_and_not_by_test(copied):
     table = pd.read_csv(copied / "clients.csv")
     last = table["moment"] == "last"
@@ -358,6 +366,7 @@ def test_the_best_client_is_chosen_by_validation_and_not_by_test(copied):
         fl.load(copied).best_client()
 
 
+@pytest.mark.slow
 def test_folders_without_validation_metrics_of_clients_are_read_as_before(copied, capsys):
     table = pd.read_csv(copied / "clients.csv")
     table = table[[name for name in table if not name.startswith("validation_")]]
@@ -374,6 +383,7 @@ def test_folders_without_validation_metrics_of_clients_are_read_as_before(copied
         run.best_client()
 
 
+@pytest.mark.slow
 def test_names_of_classes_are_text_as_written(copied):
     table = (copied / "per_class.csv").read_text().replace("last,0,0,", "last,0,NA,")
     (copied / "per_class.csv").write_text(table.replace("last,1,1,", "last,1,'=1+1,"))
@@ -381,6 +391,7 @@ def test_names_of_classes_are_text_as_written(copied):
     assert fl.load(copied).per_class["name"].tolist()[:2] == ["NA", "=1+1"]
 
 
+@pytest.mark.slow
 def test_damaged_table_is_named(copied):
     (copied / "clients.csv").write_text("moment,client\nlast,x\n")
 
@@ -388,6 +399,7 @@ def test_damaged_table_is_named(copied):
         fl.load(copied).clients  # noqa: B018
 
 
+@pytest.mark.slow
 def test_unfinished_run_has_empty_tables_with_the_same_types(copied):
     for name in ("summary.json", "per_class.csv", "clients.csv", "confusion.csv"):
         (copied / name).unlink()
@@ -405,6 +417,7 @@ def test_unfinished_run_has_empty_tables_with_the_same_types(copied):
     assert "unfinished" in found._repr_html_()
 
 
+@pytest.mark.slow
 def test_run_can_be_pickled(finished):
     again = pickle.loads(pickle.dumps(finished))
 
@@ -432,6 +445,7 @@ def test_interrupt_saves_and_resume_continues_exactly(tmp_path, monkeypatch):
         fl.resume(path, train={"rounds": 5})
 
 
+@pytest.mark.slow
 def test_progress_is_shown_or_silenced(tmp_path, capfd):
     short(tmp_path, progress=True)
     shown = capfd.readouterr()
@@ -443,6 +457,7 @@ def test_progress_is_shown_or_silenced(tmp_path, capfd):
     assert silent.err == silent.out == ""
 
 
+@pytest.mark.slow
 def test_load_names_the_cure(finished, tmp_path):
     with pytest.raises(fl.UserError, match="does not exist"):
         fl.load(tmp_path / "nothing")
@@ -453,6 +468,7 @@ def test_load_names_the_cure(finished, tmp_path):
         fl.load(above)
 
 
+@pytest.mark.slow
 def test_runs_lists_what_differs(finished, tmp_path):
     root = tmp_path / "runs"
     shutil.copytree(finished.path, root / "a")
@@ -484,6 +500,7 @@ def test_run_that_trains_nothing_is_an_error(tmp_path):
         short(tmp_path, train={"batch_size": 10_000, "last_batch": "drop"})
 
 
+@pytest.mark.slow
 def test_partition_before_a_run_is_the_one_of_the_run(finished, tmp_path):
     before = fl.partition("digits", PARTITION)
 
@@ -497,6 +514,7 @@ def test_partition_before_a_run_is_the_one_of_the_run(finished, tmp_path):
     assert loaded.hash == before.hash
 
 
+@pytest.mark.slow
 def test_models_predict_what_the_run_has_evaluated(finished):
     from flbench.data import partition_files, sources
 
@@ -521,6 +539,7 @@ def test_models_predict_what_the_run_has_evaluated(finished):
         finished.model(client=99)
 
 
+@pytest.mark.slow
 def test_pictures_are_figures_outside_pyplot(finished):
     import matplotlib.pyplot as plt
 
@@ -538,6 +557,7 @@ def test_pictures_are_figures_outside_pyplot(finished):
         plots.clients("nothing")
 
 
+@pytest.mark.slow
 def test_representations_escape_names(copied):
     text = (copied / "partition.json").read_text()
     (copied / "partition.json").write_text(text.replace('"digits"', '"<b>digits</b>"'))

@@ -37,6 +37,7 @@ def path(tmp_path_factory):
     return study
 
 
+@pytest.mark.slow
 def test_trials_are_those_of_the_folder(path):
     study = fl.load(path)
     trials = study.trials
@@ -49,6 +50,7 @@ def test_trials_are_those_of_the_folder(path):
     assert trials["reason"].tolist()[3] == "out of <memory>"
 
 
+@pytest.mark.slow
 def test_best_is_the_winner_and_its_parameters_can_be_run(path):
     study = fl.load(path)
     best = study.best("hfcd")
@@ -61,6 +63,7 @@ def test_best_is_the_winner_and_its_parameters_can_be_run(path):
         study.best("fedagv")
 
 
+@pytest.mark.slow
 def test_finals_and_verdicts_agree_with_the_report(path):
     study, read = fl.load(path), study_folder.read(path)
     results, verdicts = study.finals, study.verdicts
@@ -80,6 +83,7 @@ def test_finals_and_verdicts_agree_with_the_report(path):
     assert pair["p_holm"] == pytest.approx(pair["p"])
 
 
+@pytest.mark.slow
 def test_pictures_show_the_numbers_of_the_study(path):
     study = fl.load(path)
     history, comparison = study.plot.history().axes[0], study.plot.comparison().axes[0]
@@ -112,6 +116,7 @@ def test_importance_is_drawn_for_enough_trials(tmp_path):
     assert drawn.patches[0].get_width() == 1.0
 
 
+@pytest.mark.slow
 def test_representations_escape_what_users_wrote(path):
     study = fl.load(path)
     shown = study._repr_html_()
@@ -168,6 +173,7 @@ def test_each_method_gets_its_own_keys():
     assert trees[1]["algorithm"] == {"mu": 0.5, "agg_weights": "uniform", "name": "fedprox"}
 
 
+@pytest.mark.slow
 def test_resume_of_a_study_names_what_can_change(path):
     with pytest.raises(fl.ConfigError, match="Only concurrent, gpus_per_trial, retries, address"):
         fl.resume(path, trials=5)

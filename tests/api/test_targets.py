@@ -139,6 +139,7 @@ def check(run, name, loop, pairs, *, is_loss):
     assert [*column] == pytest.approx(clients, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_errors_of_a_regression_equal_a_loop_of_scikit_learn(regression):
     pairs = predictions(regression, X, Y)
 
@@ -146,6 +147,7 @@ def test_errors_of_a_regression_equal_a_loop_of_scikit_learn(regression):
     check(regression, "mae", mean_absolute_error, pairs, is_loss=True)
 
 
+@pytest.mark.slow
 def test_indices_of_a_segmentation_equal_a_loop_of_scikit_learn(segmentation):
     def jaccard(true, out):
         return jaccard_score(true.ravel(), out.argmax(1).ravel(), average="macro")
@@ -159,6 +161,7 @@ def test_indices_of_a_segmentation_equal_a_loop_of_scikit_learn(segmentation):
     check(segmentation, "pixels", accuracy, pairs, is_loss=False)
 
 
+@pytest.mark.slow
 def test_one_client_equals_the_trainer_and_its_metric_that_of_the_model(tmp_path):
     seen = []
 
@@ -202,6 +205,7 @@ def test_one_client_equals_the_trainer_and_its_metric_that_of_the_model(tmp_path
     assert float(metric.compute()) == run.summary["last"]["test"]["mse"]
 
 
+@pytest.mark.slow
 def test_best_client_has_the_smallest_validation_error(regression):
     rows = regression.clients.query("moment == 'best'").set_index("client")
 
@@ -211,6 +215,7 @@ def test_best_client_has_the_smallest_validation_error(regression):
         regression.best_client("mae")
 
 
+@pytest.mark.slow
 def test_best_round_has_the_smallest_error_of_the_first_metric_or_of_the_chosen_one(tmp_path):
     run = federated(tmp_path / "a", (X, Y[:, 0]), Single)
     values = run.metrics.query("split == 'validation' and protocol == 'personal'")
@@ -228,6 +233,7 @@ def test_best_round_has_the_smallest_error_of_the_first_metric_or_of_the_chosen_
     assert "round 1 of 2, test mae 0." in repr(run)
 
 
+@pytest.mark.slow
 def test_what_a_run_shows_has_its_metrics_and_nothing_of_classes(regression, segmentation):
     assert [*regression.clients.columns][:6] == [
         *("moment", "client", "train_size", "test_size", "trainings", "mse")
@@ -256,6 +262,7 @@ def test_what_a_run_shows_has_its_metrics_and_nothing_of_classes(regression, seg
     assert both["test.mse"].notna().tolist() == [True, False]
 
 
+@pytest.mark.slow
 def test_global_model_and_common_test_set(tmp_path):
     run = federated(tmp_path, fl.Data(X[:100], Y[:100], test=(X[100:], Y[100:])))
 
@@ -287,6 +294,7 @@ class Stop(fl.Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_interrupted_run_resumes_with_its_metrics(tmp_path, regression):
     keys = {"callbacks": Stop(1), "output.checkpoint_every": 1}
     with pytest.raises(KeyboardInterrupt, match=r"evaluation=\{'metrics'"):
@@ -319,6 +327,7 @@ def test_targets_come_in_any_form(data):
     assert not found.dataset.y.any()
 
 
+@pytest.mark.slow
 def test_classification_takes_metrics_too(tmp_path):
     metrics = {"kappa": MulticlassCohenKappa(10)}
     run = federated(tmp_path, "digits", made(Lit), metrics=metrics, train={"rounds": 1})
@@ -337,6 +346,7 @@ def test_whole_numbers_are_targets_only_if_the_user_says_so():
     assert np.array_equal(fl.Data(X, ages, targets=True).dataset.targets, ages)
 
 
+@pytest.mark.slow
 def test_early_stopping_watches_the_metric(tmp_path):
     stop = {"metric": "validation/personal/mae", "mode": "min", "patience": 1, "min_delta": 9.0}
     run = federated(tmp_path, train={**TRAIN, "rounds": 4, "early_stopping": stop})
@@ -345,6 +355,7 @@ def test_early_stopping_watches_the_metric(tmp_path):
     assert "mae has not improved" in run.summary["stopped"]["reason"]
 
 
+@pytest.mark.slow
 def test_scheme_of_ones_own_gets_the_targets(tmp_path):
     def by_size(y, clients, rng):
         return np.array_split(np.argsort(y[:, 0]), clients)
@@ -455,6 +466,7 @@ def test_other_nets_and_studies_and_comparisons_are_refused(tmp_path):
     assert not [*tmp_path.glob("**/metrics.csv")]
 
 
+@pytest.mark.slow
 def test_metric_without_a_direction_needs_the_users(tmp_path):
     class Silent(MeanAbsoluteError):  # noqa: N818
         higher_is_better = None
@@ -521,6 +533,7 @@ def test_outputs_that_are_not_finite_stop_the_run(tmp_path):
         federated(tmp_path, module=Overflow)
 
 
+@pytest.mark.slow
 def test_table_of_runs_has_the_metrics(regression, capsys):
     from flbench.cli.show import show
 

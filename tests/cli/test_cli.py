@@ -95,6 +95,26 @@ def test_a_process_of_the_command_alone_searches_for_garbage_less_often(monkeypa
     assert capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_files_of_the_current_folder_replace_no_module_of_python(tmp_path):
+    """`python -m` searches the current folder first; the command `flbench` searches it last."""
+    for name in ("email", "mlflow", "random", "statistics", "torch", "types"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('a file of the current folder')")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+
+    done = subprocess.run(
+        [sys.executable, "-m", "flbench", "algos", "--json"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "fedavg" in done.stdout
+
+
 def test_version(flbench):
     assert flbench("--version")[:2] == (0, "0.1.0\n")
 
@@ -146,6 +166,20 @@ def test_time_left_leaves_out_the_first_round_and_what_was_done_before_a_resume(
     clock[0] += 90
     lines.on_round_end(at(100), {})
     assert evaluated(100).endswith("  0.0 s left")
+
+
+def test_a_run_of_slow_rounds_prints_a_line_between_evaluations(monkeypatch):
+    clock, console = [0.0], Console(file=io.StringIO(), width=200)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    lines = progress._Lines(console, None)
+    lines.on_run_start(SimpleNamespace(round=0, rounds=20, loss=0.5, config=Config()))
+    for done in range(1, 11):
+        clock[0] += 7.0
+        lines.on_round_end(SimpleNamespace(round=done, rounds=20, loss=0.5, config=Config()), {})
+
+    said = console.file.getvalue().splitlines()
+    assert [line.split()[1] for line in said] == ["3/20", "6/20", "9/20"]
+    assert "left" in said[0]
 
 
 @pytest.mark.slow
@@ -286,6 +320,7 @@ def test_estimated_steps_are_those_of_a_round():
     assert found.steps == epochs * int(batches.sum())
 
 
+@pytest.mark.slow
 def test_interrupted_run_exits_with_130_and_resumes(flbench, tmp_path, monkeypatch):
     folder = interrupted_run(tmp_path / "runs", "algorithm=fedavg")
 
@@ -455,6 +490,7 @@ def test_data_saves_partition_and_picture(flbench, tmp_path):
     assert entry["hash"] == json.loads((tmp_path / "p.json").read_text())["hash"]
 
 
+@pytest.mark.slow
 def test_show_prints_tables_of_finished_and_interrupted_runs(flbench, tmp_path):
     folder = interrupted_run(tmp_path / "runs", "algorithm=fedavg")
 
@@ -648,7 +684,7 @@ def test_full_disk_exits_with_1_and_leaves_no_half(flbench, tmp_path, monkeypatc
 
 def test_memory_that_runs_out_exits_with_1(flbench, monkeypatch):
 
-    def greedy(*_):
+    def greedy(*_, **__):
         raise RuntimeError("[enforce fail] . DefaultCPUAllocator: can't allocate memory")
 
     monkeypatch.setattr(lifecycle, "build", greedy)

@@ -92,6 +92,7 @@ def strangers(finished: Path, folder: Path, sections: dict, *, ended: bool = Tru
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_training_from_a_folder_asks_before_it_imports(kind, evil, finished, tmp_path, capsys):
     sections = naming(f"{evil}:Net")[kind]
     path = strangers(finished, tmp_path / "theirs", sections)
@@ -110,6 +111,7 @@ def test_training_from_a_folder_asks_before_it_imports(kind, evil, finished, tmp
         assert [words for words in told if words not in said] == [], command
 
 
+@pytest.mark.slow
 def test_all_commands_that_build_ask(evil, finished, tmp_path, capsys):
     path = strangers(finished, tmp_path / "theirs", naming(f"{evil}:Net")["net"])
     config = str(path / "config.yaml")
@@ -134,6 +136,7 @@ def test_all_commands_that_build_ask(evil, finished, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_reading_imports_nothing(kind, evil, finished, tmp_path, capsys):
     path = strangers(finished, tmp_path / "theirs", naming(f"{evil}:Net")[kind])
 
@@ -145,6 +148,7 @@ def test_reading_imports_nothing(kind, evil, finished, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("kind", ["data"])
+@pytest.mark.slow
 def test_reports_and_archives_import_nothing(kind, evil, finished, tmp_path, capsys):
     path = strangers(finished, tmp_path / "theirs", naming(f"{evil}:Net")[kind])
 
@@ -153,6 +157,7 @@ def test_reports_and_archives_import_nothing(kind, evil, finished, tmp_path, cap
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_a_study_in_an_archive_runs_no_code(kind, evil, finished, tmp_path, monkeypatch, capsys):
     """A report shows what methods have learned, for which it needs their nets and checkpoints."""
     study = studies.begin(tmp_path / "study", "fedproto", seeds=1, trials=1)
@@ -194,6 +199,7 @@ def checked(board_check, board: Path, data: Path, capsys) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_a_submission_with_code_is_left_out_by_name(
     kind, evil, board_check, finished, tmp_path, capsys
 ):
@@ -225,6 +231,7 @@ def test_submissions_beside_bad_ones_are_trained_again(
 
 
 @pytest.mark.parametrize("linked", ["finals", "trials/fedproto", "trials/fedproto/000"])
+@pytest.mark.slow
 def test_folders_that_links_lead_to_are_not_packed(linked, finished, tmp_path, capsys):
     """The link of a stranger's study may lead to results which this user does not publish."""
     private, theirs = (tmp_path / name for name in ("private", "theirs"))
@@ -241,6 +248,7 @@ def test_folders_that_links_lead_to_are_not_packed(linked, finished, tmp_path, c
 
 
 @pytest.mark.parametrize("linked", ["tables", "pictures"])
+@pytest.mark.slow
 def test_reports_are_not_written_through_links(linked, finished, tmp_path, capsys):
     (tmp_path / "private").mkdir()
     (tmp_path / "report").mkdir()
@@ -251,6 +259,7 @@ def test_reports_are_not_written_through_links(linked, finished, tmp_path, capsy
     assert not list((tmp_path / "private").iterdir())
 
 
+@pytest.mark.slow
 def test_checkpoints_are_not_written_through_links(finished, tmp_path, capsys):
     (tmp_path / "private").mkdir()
     path = strangers(finished, tmp_path / "theirs", {}, ended=False)
@@ -303,6 +312,7 @@ def own(tmp_path, monkeypatch):
     return name
 
 
+@pytest.mark.slow
 def test_own_folders_need_no_option_until_something_changes(own, tmp_path, monkeypatch, capsys):
     path, _ = run(tmp_path, "algorithm=fedavg", f"model.name={own}:Net")
     trust._here.clear()  # as in another process
@@ -413,6 +423,7 @@ def test_code_is_found_wherever_a_file_names_it(tree):
 
 
 @pytest.mark.parametrize("name", ["choice", "fixed"])
+@pytest.mark.slow
 def test_a_metric_with_the_name_of_a_word_of_search_spaces_is_asked_about(
     name, evil, finished, tmp_path, capsys
 ):
@@ -424,6 +435,7 @@ def test_a_metric_with_the_name_of_a_word_of_search_spaces_is_asked_about(
         assert "--run-code" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_import_asks_where_the_search_for_code_has_overlooked_it(
     evil, finished, tmp_path, monkeypatch, capsys
 ):

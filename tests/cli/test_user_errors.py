@@ -270,6 +270,7 @@ def test_other_commands_do_the_same(arguments, said, capsys, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("damage", ["config", "checkpoint", "metrics", "rounds", "more options"])
+@pytest.mark.slow
 def test_resume_of_a_damaged_run_is_one_message(damage, capsys, tmp_path):
     folder = interrupted_run(tmp_path / "runs", "algorithm=fedavg")
     arguments = ["run", "--resume", str(folder)]

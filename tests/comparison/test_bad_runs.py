@@ -334,6 +334,7 @@ def test_report_shows_hostile_names_as_text(hostile, capsys):
 
 
 @pytest.mark.parametrize("name", USUAL)
+@pytest.mark.slow
 def test_usual_names_of_classes_and_data_are_shown(name, tmp_path):
     runs = matrix(tmp_path, {"fedavg": [0.6, 0.61], "hfcd": [0.7, 0.72]})
     for run in runs.values():

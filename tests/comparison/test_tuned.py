@@ -48,6 +48,7 @@ def notes(one):
     return prepare(one, LoadedSamples(), 1, force=True).repeated
 
 
+@pytest.mark.slow
 def test_the_setting_of_the_search_is_known_only_by_its_partition(study):
     [sentence] = notes(design(study))
 
@@ -73,6 +74,7 @@ def test_the_setting_of_the_search_is_known_only_by_its_partition(study):
         ("algorithm.agg_weights", "uniform", "samples"),
     ],
 )
+@pytest.mark.slow
 def test_each_key_that_differs_is_named_with_both_values(study, key, value, there):
     one = design(study, (key, value), ("seed", 1))
     if key.startswith("algorithm."):
@@ -92,6 +94,7 @@ def test_each_key_that_differs_is_named_with_both_values(study, key, value, ther
     assert study.name in sentence
 
 
+@pytest.mark.slow
 def test_other_data_and_another_metric_are_named(study, tmp_path):
     write_npz(tmp_path / "mine.npz", n=600)
     own = ("data.path", tmp_path / "mine.npz"), ("seed", 1)
@@ -106,6 +109,7 @@ def test_other_data_and_another_metric_are_named(study, tmp_path):
     prepare(other_metric, LoadedSamples(), 1)  # no key of the setting differs
 
 
+@pytest.mark.slow
 def test_a_study_without_its_trials_or_gone_is_no_error(study, tmp_path):
     shutil.copytree(study, tmp_path / "bare")
     for name in ("config.yaml", "partition.json"):
@@ -127,6 +131,7 @@ def test_a_study_without_its_trials_or_gone_is_no_error(study, tmp_path):
         ({"partition.seed": 0}, (1, 0)),
     ],
 )
+@pytest.mark.slow
 def test_repetitions_begin_after_the_search_unless_a_seed_is_given(study, given, seeds):
     layer = from_values({"algorithm.name": "fedavg", **given}, "test")
 
@@ -136,6 +141,7 @@ def test_repetitions_begin_after_the_search_unless_a_seed_is_given(study, given,
     assert (config.seed, config.partition_seed) == seeds
 
 
+@pytest.mark.slow
 def test_variants_of_an_ablation_may_differ_from_the_study(study):
     one = design(study, ("seed", 1))
     variant = {"algorithm.name": "fedavg", "algorithm.agg_weights": "uniform", **BEST}

@@ -96,6 +96,7 @@ def test_a_part_that_is_registered_is_read_like_one_that_is_not(written, monkeyp
     ],
     ids=["resolve", "predict", "resume"],
 )
+@pytest.mark.slow
 def test_going_on_asks_for_the_code(written, go_on):
     path, _ = written
 

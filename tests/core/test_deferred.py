@@ -72,7 +72,68 @@ def test_packages_that_are_imported_already_or_are_not_there_are_left_alone(pack
 
     with deferred(package):
         from shapes_of_a_test import Shape
-    with deferred("no_package_of_this_name"), pytest.raises(ModuleNotFoundError):
-        import no_package_of_this_name  # noqa: F401
+    with deferred("no_package_of_this_name.part"), pytest.raises(ModuleNotFoundError):
+        import no_package_of_this_name.part  # noqa: F401
 
     assert Shape is shapes_of_a_test.Shape
+
+
+@pytest.fixture
+def nested(tmp_path, monkeypatch):
+    """A package with a module, none of which this process has imported."""
+    (tmp_path / "nested_of_a_test").mkdir()
+    (tmp_path / "nested_of_a_test" / "__init__.py").write_text("number = 1\n")
+    (tmp_path / "nested_of_a_test" / "part.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "nested_of_a_test"
+    for name in [name for name in sys.modules if name.startswith("nested_of_a_test")]:
+        del sys.modules[name]
+
+
+def test_the_modules_of_a_package_are_deferred_with_it(nested):
+    with deferred(nested):
+        from nested_of_a_test.part import Shape
+    assert nested not in sys.modules
+    assert f"{nested}.part" not in sys.modules
+
+    assert Shape.unit().size == 1
+
+    import nested_of_a_test.part
+
+    assert isinstance(nested_of_a_test.part.Shape(2), Shape)
+
+
+def test_a_module_is_deferred_and_its_package_is_not(nested):
+    with deferred(f"{nested}.part"):
+        import nested_of_a_test.part as part
+
+        assert sys.modules[nested].number == 1
+    assert not hasattr(sys.modules[nested], "part")
+
+    assert part.Shape.sides == 4  # the name that is bound in the context leads to the real module
+    assert f"{nested}.part" in sys.modules
+
+
+def test_a_package_that_is_needed_within_the_context_is_imported_there(package, nested):
+    with deferred(package, nested):
+        from nested_of_a_test.part import Shape as Other
+        from shapes_of_a_test import Shape
+
+        assert Shape.unit  # an attribute alone needs no import
+        assert package in sys.modules
+        assert Shape(3).size == 3
+        assert type(sys.modules[package]).__name__ == "module"
+        import shapes_of_a_test
+
+        assert isinstance(Shape(1), shapes_of_a_test.Shape)
+        assert type(sys.modules[f"{nested}.part"]).__name__ != "module"  # the other one still is
+
+    assert Other(1).size == 1
+
+
+def test_no_object_is_of_a_class_whose_package_is_not_imported(package):
+    with deferred(package):
+        from shapes_of_a_test import Shape
+
+    assert not isinstance(2, Shape)
+    assert package not in sys.modules

@@ -69,6 +69,7 @@ def brighter(y, clients, rng):
     return np.array_split(rng.permutation(len(y)), clients), transform
 
 
+@pytest.mark.slow
 def test_schemes_of_the_user_transform_samples(tmp_path):
     data, keys = colour(), {"scheme": "tests.data.test_shift:brighter", "clients": 4}
     found = made(data, PartitionConfig(**keys))
@@ -177,6 +178,7 @@ def test_default_leaves_the_hash_as_it_is():
     assert Config().shift == ShiftConfig()
 
 
+@pytest.mark.slow
 def test_a_run_records_the_shift_of_each_client(tmp_path):
     keys = ("algorithm=fedavg", "partition.scheme=iid", "train.rounds=1")
     path, _ = run(tmp_path, *keys, "shift.rotation=[0, 180]", "shift.labels=true")

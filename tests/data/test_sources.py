@@ -590,6 +590,20 @@ def test_zip_bomb_is_refused_before_it_is_unpacked(tmp_path):
         load(path)
 
 
+def test_files_that_are_not_packed_may_be_larger_than_entries_of_an_archive(tmp_path, monkeypatch):
+    monkeypatch.setattr(archive, "MAX_ENTRY", 10)
+    table = "a,label\n1,0\n2,1\n3,0\n"
+    (tmp_path / "folder").mkdir()
+    for file in (tmp_path / "x.csv", tmp_path / "folder" / "x.csv"):
+        file.write_text(table)
+
+    with archive.Archive(tmp_path / "folder") as folder:
+        assert folder.read("x.csv").decode() == table
+    assert archive.SingleFile(tmp_path / "x.csv").read("x.csv").decode() == table
+    with pytest.raises(DataError, match=r"x\.csv would unpack to .* Unpack the archive"):
+        archive.Archive(write_zip(tmp_path / "x.zip", {"x.csv": table.encode()}))
+
+
 def test_image_of_too_many_pixels_is_refused(tmp_path):
     data = BytesIO()
     Image.new("1", (3000, 3000)).save(data, "PNG")

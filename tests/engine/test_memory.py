@@ -1,5 +1,8 @@
 """Free memory as the kernel tells it, what a backward pass saves, and the stacks that follow."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -49,6 +52,24 @@ def test_a_backward_pass_remembers_the_inputs_of_linear_layers(model, numbers):
 
     assert memory.saved_bytes_per_sample(net, net_leaves(net), frozenset(), x) == 4 * numbers
     assert all(torch.equal(leaf, before[name]) for name, leaf in net_leaves(net).items())
+
+
+def test_nothing_is_kept_of_the_forward_pass_that_is_measured():
+    """PyTorch cannot free an operation that keeps its own result, as sigmoid does."""
+    seen = []
+
+    class Watched(torch.nn.Linear):
+        def forward(self, x):
+            out = super().forward(x).sigmoid()
+            seen.append(weakref.ref(out))
+            return out
+
+    net = torch.nn.Sequential(Watched(4, 3), torch.nn.Linear(3, 2))
+    found = memory.saved_bytes_per_sample(net, net_leaves(net), frozenset(), torch.rand(2, 4))
+
+    assert found == 4 * (4 + 3)
+    gc.collect()
+    assert [one() for one in seen] == [None]
 
 
 def test_less_memory_and_larger_batches_make_smaller_stacks(monkeypatch):

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import signal
+from itertools import count as count_up
 from types import SimpleNamespace
 
 import pytest
@@ -212,8 +213,11 @@ def test_the_cure_for_workers_that_do_not_start_can_be_followed(monkeypatch, cou
     from flbench.engine import ray as ray_engine
 
     monkeypatch.setattr(ray_engine, "START_SECONDS", 0.0)
+    monkeypatch.setattr(ray_engine.time, "monotonic", count_up(step=2.0).__next__)
     pool = SimpleNamespace(ready=[], failed=None, fill=lambda: None, close=lambda **named: None)
-    config = config_of("algorithm=fedavg", "engine=ray", f"engine.workers={count}").engine
+    config = config_of(
+        "algorithm=fedavg", "engine=ray", f"engine.workers={count}", "engine.wait_seconds=1"
+    ).engine
     with pytest.raises(RunError, match=cure):
         ray_engine._wait(pool, count, config)
 

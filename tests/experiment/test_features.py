@@ -31,6 +31,7 @@ def seen(*keys):
     ("method", "frozen"),
     [("fedper", BACKBONE), ("moon", BACKBONE), ("ft", BACKBONE), ("fedbn", FIRST), ("hfcd", FIRST)],
 )
+@pytest.mark.slow
 def test_cached_equals_uncached(method, frozen):
     keys = with_method(method, frozen)
     _, wanted, confusion = seen(*keys, "model.cache=off")
@@ -131,6 +132,7 @@ def short(out, model, method="ft", **keys):
         ("buffer", "in each step.*buffers that are not frozen"),
     ],
 )
+@pytest.mark.slow
 def test_bodies_are_cached_if_their_outputs_do_not_change(tmp_path, kind, reason):
     net = {"name": "tests.experiment.test_features:Body", "args": {"kind": kind}}
     run = short(tmp_path, {**net, "freeze": "backbone"}, "fedavg")
@@ -146,6 +148,7 @@ class Stop(fl.Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_a_run_resumes_predicts_and_exports_with_the_whole_net(tmp_path):
     model = {"name": "tests.experiment.test_features:Body", "freeze": "backbone"}
     whole = short(tmp_path / "whole", model)

@@ -51,6 +51,7 @@ def finished(request, tmp_path_factory):
     return kind, x, path, summary, keys
 
 
+@pytest.mark.slow
 def test_predictions_are_those_of_the_run(finished):
     kind, x, path, _, _ = finished
     with open(path / "predictions.csv") as file:
@@ -66,6 +67,7 @@ def test_predictions_are_those_of_the_run(finished):
     assert model.card["normalization"]["axis"] == {"tokens": "none", "series": "channel"}[kind]
 
 
+@pytest.mark.slow
 def test_exported_models_predict_the_same(finished, tmp_path):
     _, x, path, _, _ = finished
     model = trained.load(path, 1)
@@ -83,6 +85,7 @@ def test_exported_models_predict_the_same(finished, tmp_path):
     assert weights.keys() == model.net.net.state_dict().keys()
 
 
+@pytest.mark.slow
 def test_files_are_predicted_and_wrong_samples_refused(finished, tmp_path, capsys):
     kind, x, path, _, _ = finished
     np.savez(tmp_path / "new.npz", images=x[:3])
@@ -105,6 +108,7 @@ def test_files_are_predicted_and_wrong_samples_refused(finished, tmp_path, capsy
             model.predict(wrong[:, :, :8])
 
 
+@pytest.mark.slow
 def test_vectorized_engine_trains_the_same_models(finished, tmp_path):
     _, x, _, _, keys = finished
     other, _ = run(tmp_path, *keys, "engine.name=vectorized", "engine.precision=64-true")
@@ -115,6 +119,7 @@ def test_vectorized_engine_trains_the_same_models(finished, tmp_path):
     torch.testing.assert_close(one, two, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_next_characters_of_a_text_are_predicted(tmp_path, capsys):
     (tmp_path / "texts").mkdir()
     for name, text in (("a", "abcd" * 40), ("b", "dcba" * 40)):

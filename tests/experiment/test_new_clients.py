@@ -31,6 +31,7 @@ def rows_of(path, *protocols):
 
 
 @pytest.mark.parametrize("name", ["scaffold", "fedap", "cfl", "dfedavg"])
+@pytest.mark.slow
 def test_held_out_clients_change_nothing_of_the_others(name, tmp_path, monkeypatch):
     """A run on the saved partition of the other clients has the same bytes."""
     monkeypatch.setattr(page, "render", lambda run: "")
@@ -54,6 +55,7 @@ def test_held_out_clients_change_nothing_of_the_others(name, tmp_path, monkeypat
     assert "new_clients" not in alone
 
 
+@pytest.mark.slow
 def test_results_are_in_all_files(fedavg):
     path, summary = fedavg
 
@@ -79,6 +81,7 @@ def test_results_are_in_all_files(fedavg):
     assert {row["trainings"] for row in table} == {"0"}
 
 
+@pytest.mark.slow
 def test_fedavg_is_fine_tuned_fedavg_and_local_begins_at_the_seeded_net(fedavg, tmp_path):
     path, _ = fedavg
     keys = (*NEW, "train.optimizer.lr=0.1")

@@ -22,6 +22,7 @@ def git(*arguments):
 
 @pytest.mark.skipif(git("rev-parse", "HEAD") is None, reason="not a checkout of Git")
 def test_revision_is_that_of_the_checkout():
+    provenance.git_revision.cache_clear()  # the tests remember the answer
     changed = "-dirty" if git("status", "--porcelain", "--untracked-files=no") else ""
 
     assert provenance.git_revision() == git("rev-parse", "HEAD")[:12] + changed

@@ -54,6 +54,7 @@ def reference(experiment, weights, rows) -> np.ndarray:
     ],
 )
 @pytest.mark.parametrize("method", ["fedavg", "fedper"])
+@pytest.mark.slow
 def test_margins_are_those_of_each_clients_model(data, method, engine, more):
     keys = (f"data.path={data}", "evaluation.common.limit=30", *more)
     built = build(f"algorithm={method}", f"engine.name={engine}", *keys)
@@ -79,6 +80,7 @@ def test_margins_are_those_of_each_clients_model(data, method, engine, more):
         assert made.margins["gm", "common"].value.numpy() == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_metrics_stand_where_others_do(data, tmp_path, capsys):
     learnt = ("partition.scheme=iid", "train.optimizer.lr=0.1", "train.local_epochs=3")
     path, summary = run(tmp_path, f"data.path={data}", "algorithm=fedavg", *learnt)
@@ -124,6 +126,7 @@ def test_metrics_are_scikit_learns_over_all_clients(data):
     assert found["average_precision"] == pytest.approx(average_precision_score(truth, value))
 
 
+@pytest.mark.slow
 def test_more_than_two_classes_have_no_such_metrics(tmp_path):
     data = write_npz(tmp_path / "x.npz")
     path, summary = run(tmp_path, f"data.path={data}", "algorithm=fedavg", "train.rounds=1")
@@ -133,6 +136,7 @@ def test_more_than_two_classes_have_no_such_metrics(tmp_path):
         assert "auroc" not in next(csv.reader(file))
 
 
+@pytest.mark.slow
 def test_positive_class_can_be_chosen(data, tmp_path):
     keys = (f"data.path={data}", "algorithm=local", "train.rounds=1")
     one = build(*keys)

@@ -75,6 +75,7 @@ def stored(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow
 def test_checkpoints_of_drawn_rounds_equal_the_states_that_were_saved(seed, tmp_path):
     draw, state, changes = Random(seed), fresh(), ChangedRows()
     expected = {}

@@ -942,6 +942,7 @@ def test_dropped_statistics_make_no_global_model(tmp_path):
     assert any("gm is not reported" in note for note in drop["notes"])
 
 
+@pytest.mark.one_of("place")
 @pytest.mark.parametrize("name", ["top1, val", 'a"', "a\nb", "a\u2028b", "", 3])
 @pytest.mark.parametrize("place", ["aggregate", "diagnostics", "deploy"])
 def test_names_that_metrics_csv_cannot_hold_are_refused(tmp_path, monkeypatch, place, name):

@@ -19,6 +19,7 @@ import sys
 import tarfile
 from collections import Counter
 from contextlib import contextmanager, suppress
+from functools import cache
 from html.parser import HTMLParser
 from itertools import count
 from pathlib import Path
@@ -47,7 +48,7 @@ MEMORY = 2**30  # bytes by which an example may raise the memory of the process
 WITH_PICTURES = 20  # one of so many examples draws the pictures of the report
 TESTS = 5  # tests that share the time
 
-pytestmark = pytest.mark.timeout(300 + 4 * SECONDS)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300 + 4 * SECONDS)]
 
 
 def fuzzed(test):
@@ -138,7 +139,12 @@ def _watch(event, arguments):
 
 
 CACHE = os.path.expanduser("~/.cache/")
-sys.addaudithook(_watch)
+
+
+@cache
+def _begin_to_watch():
+    """Watch this process from its first example on: a hook stays, and later tests pay for it."""
+    sys.addaudithook(_watch)
 
 
 @contextmanager
@@ -161,6 +167,7 @@ def bounded(root, allowed, *, limit=LIMIT):
     handler = signal.signal(signal.SIGPROF, too_long)
     signal.setitimer(signal.ITIMER_PROF, limit)
     happened.clear()
+    _begin_to_watch()
     allowed_folder.append(str(allowed))
     try:
         yield
@@ -264,6 +271,7 @@ def mutated(data, folder, tmp_path, most):
     return mine
 
 
+@pytest.mark.slow
 def test_commands_read_mutated_folders(intact, tmp_path, capsys, module, monkeypatch):
     folder, _ = intact
     monkeypatch.chdir(tmp_path)
@@ -291,6 +299,7 @@ def test_commands_read_mutated_folders(intact, tmp_path, capsys, module, monkeyp
     test()
 
 
+@pytest.mark.slow
 def test_studies_are_shown_after_mutations(intact, tmp_path, capsys, module, monkeypatch):
     folder, _ = intact
     monkeypatch.chdir(tmp_path)
@@ -316,6 +325,7 @@ def test_studies_are_shown_after_mutations(intact, tmp_path, capsys, module, mon
     test()
 
 
+@pytest.mark.slow
 def test_archives_are_read_after_mutations(intact, tmp_path, capsys, module, monkeypatch):
     folder, file = intact
     monkeypatch.chdir(tmp_path)
@@ -346,6 +356,7 @@ def test_archives_are_read_after_mutations(intact, tmp_path, capsys, module, mon
     test()
 
 
+@pytest.mark.slow
 def test_models_are_loaded_after_mutations(intact, tmp_path, capsys, module, monkeypatch):
     """Checkpoints of strangers are read by predict, export and --resume."""
     folder, _ = intact
@@ -368,6 +379,7 @@ def test_models_are_loaded_after_mutations(intact, tmp_path, capsys, module, mon
     test()
 
 
+@pytest.mark.slow
 def test_runs_are_resumed_after_mutations(intact, tmp_path, capsys, module, monkeypatch):
     """Only files besides the configuration change: another one is another training."""
     folder, _ = intact

@@ -2,6 +2,8 @@
 
 import io
 import json
+import time
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +12,7 @@ from rich.console import Console
 from flbench.jobs import progress as progresses
 from flbench.jobs.job import Job, Outcome
 from flbench.jobs.progress import JobProgress
+from flbench.reports import terminal
 from flbench.workers.resources import CELL
 from tests.support import config_of
 
@@ -73,3 +76,34 @@ def test_the_table_counts_by_method_and_shows_the_rounds_of_running_jobs(found):
     assert rows[0] == ["ft", "1/2", "1"]
     assert rows[1][:2] == ["local", "0/2"]
     assert rows[1][-1] == "4/10"
+
+
+def test_a_long_silence_ends_with_a_line_about_how_far_the_jobs_are(found, monkeypatch):
+    monkeypatch.setattr(terminal, "LOOK", 0.001)
+    progress, one = found.progress, found.jobs[1]
+    (found.path / one.name / "metrics.csv").write_text("round,split\n4,validation\n")
+    progress.begin(one)
+    with progress.live():
+        found.clock[0] += 19
+        time.sleep(0.02)
+        assert not said(progress)
+        found.clock[0] += 2
+        end = time.perf_counter() + 10
+        while not said(progress) and time.perf_counter() < end:
+            time.sleep(0.001)
+
+    assert said(progress).splitlines() == [f"1/4  {one.title}: round 4 of 10  starting"]
+
+
+def test_a_long_training_is_silent_for_a_share_of_its_time(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
+    silence, lines = terminal.Silence(), []
+    for now[0] in range(24 * 3600):
+        if silence.is_long():
+            silence.end()
+            lines.append(now[0])
+
+    assert lines[:3] == [20, 40, 60]
+    assert len(lines) < 300  # of a day
+    assert max(after - one for one, after in pairwise(lines)) < 0.03 * 24 * 3600

@@ -104,6 +104,7 @@ def test_scores_that_are_probabilities_are_not_normalized_again():
     assert torch.allclose(logits.exp(), scores.softmax(dim=1))
 
 
+@pytest.mark.slow
 def test_run_has_them_in_its_files_and_other_metrics_are_the_same(tmp_path):
     keys = ("algorithm.name=fedavg", "train.rounds=2", "model.name=mlp", "partition.clients=5")
     plain, before = run(tmp_path / "plain", *keys)

@@ -77,6 +77,7 @@ def test_names_are_those_of_the_users_net():
     }
 
 
+@pytest.mark.slow
 def test_key_equals_freezing_by_hand(tmp_path):
     net = user_net()
     net[:2].requires_grad_(False).eval()
@@ -165,6 +166,7 @@ class Stop(fl.Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_frozen_part_is_stored_once_and_decides(tmp_path):
     """The values of the file count, even if the net is made with other ones now."""
     model = {"name": "mlp", "freeze": "backbone"}
@@ -223,6 +225,7 @@ class Tied(nn.Module):
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.slow
 def test_tied_weights_are_one_leaf(tmp_path, engine):
     """Equal to a net that calls one layer twice: the gradient is the sum over both places."""
     keys = {"engine": {"name": engine, "threads": 1}}
@@ -240,6 +243,7 @@ def test_tied_weights_are_one_leaf(tmp_path, engine):
     assert torch.equal(other.backbone.dec.weight, once.model(client=1).net.backbone.enc.weight)
 
 
+@pytest.mark.slow
 def test_tied_weights_and_buffers_that_are_not_persistent_survive_a_resume(tmp_path):
     whole = short(tmp_path / "whole", Tied(shared=True, counts=True), "local")
     with pytest.raises(KeyboardInterrupt):
@@ -252,6 +256,7 @@ def test_tied_weights_and_buffers_that_are_not_persistent_survive_a_resume(tmp_p
     assert calls[0] == calls[1] > 1
 
 
+@pytest.mark.slow
 def test_a_head_that_is_tied_to_the_backbone_cannot_be_divided(tmp_path):
     net = Tied(shared=True, head=True)
     assert "head.weight" not in net_leaves(made(copy.deepcopy(net)))

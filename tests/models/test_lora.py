@@ -80,6 +80,7 @@ def test_only_adapters_and_head_are_leaves():
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.slow
 def test_training_equals_adapters_written_by_hand(tmp_path, engine):
     model = {"name": base(), "lora": {"rank": 2, "alpha": 6.0}}
     found = short(tmp_path, model, engine=engine)
@@ -96,6 +97,7 @@ def test_training_equals_adapters_written_by_hand(tmp_path, engine):
 
 
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
+@pytest.mark.slow
 def test_export_holds_the_adapters(tmp_path):
     model = {"name": base(), "lora": {"rank": 2, "dropout": 0.5}}
     run = short(tmp_path, model, "ft")

@@ -89,6 +89,7 @@ def test_file_gives_all_but_a_head_of_other_classes(tmp_path, prefix):
     assert torch.equal(start(classes=7, weights=str(file)).head.weight, net[3].weight)
 
 
+@pytest.mark.slow
 def test_content_of_the_file_is_part_of_the_configuration(tmp_path):
     one, same, other = (tmp_path / f"{name}.safetensors" for name in ("one", "same", "other"))
     save_file(small().state_dict(), one)
@@ -199,6 +200,7 @@ def test_nets_of_timm_by_name(tmp_path, monkeypatch):
         start(shape=SHAPE, name=name)
 
 
+@pytest.mark.slow
 def test_grey_images_are_repeated(tmp_path):
     x = torch.randint(0, 256, (24, 32, 32), dtype=torch.uint8)
     runs = [

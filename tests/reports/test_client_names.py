@@ -59,6 +59,7 @@ def federation(data: Path, **partition):
     return build(dataset, DataConfig(), PartitionConfig(**partition), 0)
 
 
+@pytest.mark.slow
 def test_tables_of_a_run_have_the_names(folder):
     for file, count in (("clients.csv", 3), ("predictions.csv", 24)):
         with (folder / file).open() as lines:
@@ -73,6 +74,7 @@ def test_tables_of_a_run_have_the_names(folder):
     assert [row["name"] for row in reading.read(folder).clients[:3]] == list(NAMES)
 
 
+@pytest.mark.slow
 def test_report_and_terminal_have_the_names_and_scores(folder, capsys):
     page = (folder / "report.html").read_text()
     assert app.main(["show", str(folder)]) == 0

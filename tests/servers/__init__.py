@@ -13,8 +13,8 @@ Each of them has the interface `Server` (`server.py`). `faults.py` is the table 
 test (`test_faults.py`) goes through it: a study, comparison or run is trained during the fault, and
 `flbench sync` is called after it. MLflow then has exactly what it has of an undisturbed twin, the
 weights of all models equal the twin's, a second `flbench sync` sends nothing, and the command is
-never silent for more than 30 seconds. The table of what was found is printed at the end, and
-written to the temporary folder of the tests as Markdown and CSV.
+never silent for more than 30 seconds. What was found becomes a row of the table in
+`docs/servers.md`, which replaces an earlier row of the same fault.
 
 `python -m tests.servers` installs PostgreSQL and iproute2 from Debian's packages if they are
 missing, and drivers and the server of S3 into `.servers`, an environment that also has the packages

@@ -1,4 +1,4 @@
-"""Places and twins of the tests of servers, and the table of what was found."""
+"""Servers and twins of the tests of servers, and the table of what was found."""
 
 import os
 from dataclasses import dataclass
@@ -10,8 +10,9 @@ import pytest
 
 from tests.servers import postgres
 from tests.servers.counting import Counts, counts
+from tests.servers.faults import FAULTS
+from tests.servers.installations import Installations
 from tests.servers.marking import VARIABLE
-from tests.servers.places import Rooms
 from tests.servers.table import Table
 from tests.servers.work import Heard, Work, arguments, weights
 
@@ -30,23 +31,24 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 @pytest.fixture(scope="session")
-def rooms(tmp_path_factory):
+def installations(tmp_path_factory):
     folder = tmp_path_factory.mktemp("servers")
-    made = Rooms(folder, f"sqlite:///{folder / 'clusters.db'}")
+    made = Installations(folder, f"sqlite:///{folder / 'clusters.db'}")
     yield made
     made.close()
 
 
 @pytest.fixture(scope="session")
 def table(tmp_path_factory, pytestconfig):
-    """The table, which is printed after the last test."""
-    packages = ("mlflow", "ray", "moto", "boto3", "psycopg2-binary")
-    versions = {"PostgreSQL": postgres.version(), **{name: version(name) for name in packages}}
-    about = ", ".join(f"{name} {number}" for name, number in versions.items())
-    made = Table(about, tmp_path_factory.mktemp("table"))
+    """The table, whose new rows are printed after the last test."""
+    packages = {"mlflow": "MLflow", "ray": "Ray", "moto": "moto", "boto3": "boto3"}
+    packages |= {"psycopg2-binary": "psycopg2-binary"}
+    versions = [f"{shown} {version(name)}" for name, shown in packages.items()]
+    about = ", ".join([f"PostgreSQL {postgres.version()}", *versions])
+    names = [fault.identity for fault in FAULTS]
+    made = Table(f"{about}.", names, tmp_path_factory.mktemp("table") / "servers.csv")
     yield made
-    lines = made.markdown.splitlines()
-    pytestconfig.stash[LINES] = [*lines, "", f"{made.file} has this table."]
+    pytestconfig.stash[LINES] = [*made.lines, "", f"These rows are in {made.page}."]
 
 
 @dataclass(frozen=True)

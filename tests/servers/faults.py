@@ -23,52 +23,57 @@ class Fault:
 
     Attributes:
         name: What happens.
-        place: Name of the place; see `Rooms.place`.
+        servers: Name of the installation; see `Installations.begin`.
         work: Name of the work; see `arguments`.
         course: The course of events.
     """
 
     name: str
-    place: str
+    servers: str
     work: str
     course: Course
 
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What happens, to which servers, and to which work."""
+        return self.name, self.servers, self.work
 
-def database_is_killed(place: Any, begin: Begin) -> Iterator[Work]:
+
+def database_is_killed(servers: Any, begin: Begin) -> Iterator[Work]:
     """PostgreSQL is killed during the work, and starts again five seconds later."""
     work = begin()
     work.wait_for_rounds(1)
-    place.database.kill()
+    servers.database.kill()
     time.sleep(5)
-    place.database.start()
+    servers.database.start()
     yield work
 
 
-def database_is_away_until_later(place: Any, begin: Begin) -> Iterator[Work]:
+def database_is_away_until_later(servers: Any, begin: Begin) -> Iterator[Work]:
     """PostgreSQL is stopped during the work, and starts when the work has ended."""
     work = begin()
     work.wait_for_rounds(1)
-    place.database.stop()
+    servers.database.stop()
     try:
         yield work
     finally:
-        place.database.start()
+        servers.database.start()
 
 
-def server_is_killed(place: Any, begin: Begin) -> Iterator[Work]:
+def server_is_killed(servers: Any, begin: Begin) -> Iterator[Work]:
     """MLflow's server is killed during the work, and starts again."""
     work = begin()
     work.wait_for_rounds(1)
-    place.server.kill()
-    place.server.start()
+    servers.server.kill()
+    servers.server.start()
     yield work
 
 
 def planned(proxy: str, plan: Plan) -> Course:
     """A proxy follows a plan until the work has ended."""
 
-    def course(place: Any, begin: Begin) -> Iterator[Work]:
-        with getattr(place, proxy).planned(plan):
+    def course(servers: Any, begin: Begin) -> Iterator[Work]:
+        with getattr(servers, proxy).planned(plan):
             yield begin()
 
     return course
@@ -77,19 +82,19 @@ def planned(proxy: str, plan: Plan) -> Course:
 def for_some_seconds(proxy: str, fate: Fate, seconds: float) -> Course:
     """A proxy fails for some seconds during the work."""
 
-    def course(place: Any, begin: Begin) -> Iterator[Work]:
+    def course(servers: Any, begin: Begin) -> Iterator[Work]:
         work = begin()
         work.wait_for_rounds(1)
-        with getattr(place, proxy).planned(lambda request: fate):
+        with getattr(servers, proxy).planned(lambda request: fate):
             time.sleep(seconds)
         yield work
 
     return course
 
 
-def files_are_away(place: Any, begin: Begin) -> Iterator[Work]:
+def files_are_away(servers: Any, begin: Begin) -> Iterator[Work]:
     """The server of S3 refuses connections until the work has ended."""
-    with place.files.away():
+    with servers.files.away():
         yield begin()
 
 
@@ -108,29 +113,29 @@ def all_with(fate: Fate, *, method: str = "", end: str = "") -> Plan:
     return plan
 
 
-def cut_for_a_minute(place: Any, begin: Begin) -> Iterator[Work]:
+def cut_for_a_minute(servers: Any, begin: Begin) -> Iterator[Work]:
     """The link of a node is down for a minute."""
     work = begin()
     work.wait_for_rounds(_at_once(work))
-    place.nodes.cut()
+    servers.nodes.cut()
     time.sleep(60)
-    place.nodes.connect()
+    servers.nodes.connect()
     yield work
 
 
-def cut_for_good(place: Any, begin: Begin) -> Iterator[Work]:
+def cut_for_good(servers: Any, begin: Begin) -> Iterator[Work]:
     """The link of a node is down until the end."""
     work = begin()
     work.wait_for_rounds(_at_once(work))
-    place.nodes.cut()
+    servers.nodes.cut()
     yield work
 
 
-def node_is_killed(place: Any, begin: Begin) -> Iterator[Work]:
+def node_is_killed(servers: Any, begin: Begin) -> Iterator[Work]:
     """All processes of a node are killed."""
     work = begin()
     work.wait_for_rounds(_at_once(work))
-    place.nodes.kill()
+    servers.nodes.kill()
     yield work
 
 
@@ -166,8 +171,8 @@ FAULTS: Final = (
     ),
     Fault("requests take 1 s", "folder", "run", planned("proxy", every(1, Fate(seconds=1)))),
     *(
-        Fault(f"S3 {name}", place, work, course)
-        for place in ("served s3", "direct s3")
+        Fault(f"S3 {name}", servers, work, course)
+        for servers in ("served s3", "direct s3")
         for name, work, course in (
             ("is away", "comparison", files_are_away),
             ("refuses", "comparison", planned("files", all_with(S3_REFUSES))),

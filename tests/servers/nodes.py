@@ -16,6 +16,8 @@ FAR: Final = "flbench-far"
 HOSTS: Final = {NEAR: "10.77.0.1", FAR: "10.77.0.2"}
 LINKS: Final = {NEAR: "near", FAR: "far"}
 PORT: Final = 6379
+NAMESPACES: Final = Path("/run/netns")
+"""Where `ip netns` keeps its files."""
 
 
 class Nodes:
@@ -36,9 +38,18 @@ class Nodes:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_raylet_start_wait_time_s": "200",  # the machine may have other work
         }
 
     def start(self) -> None:
+        """Start the cluster; if that fails, nothing is left of it."""
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self) -> None:
         for name in HOSTS:
             _ip("netns", "add", name)
         _ip("link", "add", LINKS[NEAR], "type", "veth", "peer", "name", LINKS[FAR])
@@ -53,8 +64,9 @@ class Nodes:
     def stop(self) -> None:
         """Stop the cluster, and remove its files and the namespaces."""
         for name in HOSTS:
-            _end_all(name)
-            _ip("netns", "delete", name)  # the links end with it
+            if (NAMESPACES / name).exists():
+                _end_all(name)
+                _ip("netns", "delete", name)  # the links end with it
         shutil.rmtree(self._folder)
 
     def kill(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
-START_SECONDS: Final = 240.0
+START_SECONDS: Final = 400.0
 
 
 class Server(Protocol):

@@ -1,10 +1,14 @@
-"""The table of what was found, a row for each fault."""
+"""The table of what was found, a row for each fault, in a page of the documentation."""
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Final
+
+PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "servers.md"
+BEGIN: Final = "<!-- begin faults -->\n"
+END: Final = "<!-- end faults -->\n"
 
 
 @dataclass(frozen=True)
@@ -13,9 +17,9 @@ class Row:
 
     Attributes:
         fault: What happened.
-        place: Where.
+        servers: Name of the installation.
         work: What was trained.
-        code: Exit code of the work.
+        exit: Exit code of the work.
         runs: Runs in MLflow: before, after, and of the twin.
         points: Values of metrics.
         models: Logged models.
@@ -23,14 +27,12 @@ class Row:
         weights: How many trainings have the twin's weights.
         again: What a second `flbench sync` has sent.
         silence: Longest time in seconds without a line on standard error; in brackets the twin's.
-        after: The last line before it.
-        last: Last line of standard error.
     """
 
     fault: str
-    place: str
+    servers: str
     work: str
-    code: int
+    exit: int
     runs: str
     points: str
     models: str
@@ -38,38 +40,58 @@ class Row:
     weights: str
     again: int
     silence: str
-    after: str
-    last: str
+
+    @property
+    def name(self) -> tuple[str, ...]:
+        """What the row is about."""
+        return self.fault, self.servers, self.work
 
 
-NAMES: Final = [field.name for field in fields(Row)]
+HEADER: Final = tuple(field.name for field in fields(Row))
 
 
 class Table:
-    """The rows, in two files that are written again with each row.
+    """The rows of this call, which replace those of earlier calls in the page.
 
     Args:
-        about: Versions of what has run.
-        folder: Folder of the files.
+        about: Versions of what has run, for a line of the page.
+        order: Faults in the order of the rows; other rows are removed from the page.
+        file: File of CSV with the rows of this call.
+        page: The page. It has the table between two comments.
     """
 
-    def __init__(self, about: str, folder: Path) -> None:
-        self.file = folder / "servers.md"
-        self._about, self._rows = about, list[Row]()
-
-    @property
-    def markdown(self) -> str:
-        """The table as Markdown."""
-        lines = [self._about, "", _line(NAMES), _line(["---"] * len(NAMES))]
-        cells = ([str(cell).replace("|", "\\|") for cell in astuple(row)] for row in self._rows)
-        return "\n".join([*lines, *map(_line, cells)]) + "\n"
+    def __init__(
+        self, about: str, order: Sequence[tuple[str, ...]], file: Path, page: Path = PAGE
+    ) -> None:
+        self.file, self.page = file, page
+        self._about, self._order = about, list(order)
+        self._rows: list[Row] = []
 
     def add(self, row: Row) -> None:
-        """Add a row."""
+        """Add a row to the file and to the page."""
         self._rows.append(row)
-        self.file.write_text(self.markdown)
-        with self.file.with_suffix(".csv").open("w", newline="") as file:
-            csv.writer(file).writerows([NAMES, *map(astuple, self._rows)])
+        with self.file.open("w", newline="") as file:
+            csv.writer(file).writerows([HEADER, *map(astuple, self._rows)])
+        before, rest = self.page.read_text().split(BEGIN)
+        old, after = rest.split(END)
+        self.page.write_text(f"{before}{BEGIN}{self._merged(old, row)}{END}{after}")
+
+    @property
+    def lines(self) -> list[str]:
+        """The rows of this call as lines of Markdown."""
+        return [_line(HEADER), *(_line(map(str, astuple(row))) for row in self._rows)]
+
+    def _merged(self, old: str, row: Row) -> str:
+        """Return the content of the page with a new row."""
+        found = {}
+        for line in old.splitlines():
+            cells = tuple(cell.strip() for cell in line.strip("|").split("|"))
+            if cells[:3] in self._order:
+                found[cells[:3]] = line
+        found[row.name] = _line(map(str, astuple(row)))
+        rows = sorted(found, key=self._order.index)
+        head = [self._about, "", _line(HEADER), _line(["---"] * len(HEADER))]
+        return "\n".join([*head, *map(found.__getitem__, rows)]) + "\n"
 
 
 def _line(cells: Iterable[str]) -> str:

@@ -51,14 +51,14 @@ class Heard:
 
     Attributes:
         code: Its exit code.
-        lines: The lines of its standard error.
+        said: The lines of its standard error, each with the time in seconds since the start.
         seconds: How long it took.
         silence: Longest time in seconds without a line of standard error.
         before: The last line before this time.
     """
 
     code: int
-    lines: tuple[str, ...]
+    said: tuple[tuple[float, str], ...]
     seconds: float
     silence: float
     before: str
@@ -66,7 +66,14 @@ class Heard:
     @property
     def text(self) -> str:
         """All lines of standard error."""
-        return "\n".join(self.lines)
+        return "\n".join(line for _, line in self.said)
+
+    @property
+    def timed(self) -> str:
+        """All lines of standard error with their times, and the longest silence."""
+        lines = [f"{time:7.1f} {line}" for time, line in self.said]
+        silence = f"{self.silence:.1f} s of silence after: {self.before}"
+        return "\n".join([*lines, f"{self.seconds:7.1f} the end", silence, ""])
 
 
 class Work:
@@ -108,7 +115,7 @@ class Work:
         self._threads = [
             Thread(target=target, daemon=True) for target in (self._listen, self._read)
         ]
-        for thread in self._threads:
+        for thread in (*self._threads, Thread(target=self._hurry_mirror, daemon=True)):
             thread.start()
 
     @property
@@ -143,18 +150,27 @@ class Work:
         said = [*self._said, (self._began + seconds, "the end")]
         gaps = [(after[0] - one[0], one[1]) for one, after in pairwise(said)]
         silence, before = max(gaps)
-        lines = tuple(line for _, line in self._said[1:])
-        wait_until(lambda: not self._is_mirrored(), "the mirror did not end")
-        return Heard(code, lines, seconds, silence, before)
+        heard = tuple((when - self._began, line) for when, line in self._said[1:])
+        wait_until(lambda: not self._mirrors(), "the mirror did not end")
+        return Heard(code, heard, seconds, silence, before)
 
-    def _is_mirrored(self) -> bool:
-        """Return whether a process still sends the folder to MLflow: it may outlive the command."""
+    def _mirrors(self) -> list[int]:
+        """Return the processes that send the folder to MLflow: they may outlive the command."""
+        found = []
         for file in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):
                 words = file.read_bytes().decode(errors="replace").split("\0")
                 if MIRROR in words and any(word.startswith(str(self.out)) for word in words):
-                    return True
-        return False
+                    found.append(int(file.parent.name))
+        return found
+
+    def _hurry_mirror(self) -> None:
+        """Give mirrors the priority of other processes: the machine may have other work."""
+        while self._process.poll() is None or self._mirrors():
+            for mirror in self._mirrors():
+                with suppress(OSError):  # it has ended
+                    os.setpriority(os.PRIO_PGRP, mirror, 0)
+            time.sleep(2)
 
     def end(self) -> None:
         """End the command with its children, if it still runs."""

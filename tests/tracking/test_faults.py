@@ -3,6 +3,7 @@
 import json
 import shutil
 import sqlite3
+import subprocess
 import time
 from contextlib import closing
 from importlib.util import find_spec
@@ -65,6 +66,7 @@ def files_of(store, path):
     return {item.path for item in store.client.list_artifacts(entry.info.run_id)}
 
 
+@pytest.mark.slow
 def test_refused_file_keeps_nothing_else_back_and_comes_later(folder, server, tmp_path, capsys):
     """A proxy that answers 413 to one file. The next run is sent too."""
     paths = [shutil.copytree(folder, tmp_path / name) for name in ("one", "two")]
@@ -102,6 +104,7 @@ def test_refused_file_keeps_nothing_else_back_and_comes_later(folder, server, tm
     )
 
 
+@pytest.mark.slow
 def test_refused_file_of_a_study_keeps_none_of_its_runs_back(folder, server, tmp_path):
     path = study.make(tmp_path, {"fedavg": folder}, finals=False)
     server.plan = lambda method, path: 403 if method == "PUT" else None
@@ -122,6 +125,7 @@ def test_refused_file_of_a_study_keeps_none_of_its_runs_back(folder, server, tmp
     assert not follow.sync(path, server.uri)[0]
 
 
+@pytest.mark.slow
 def test_parameter_that_mlflow_refuses_keeps_no_state_back(folder, store, tmp_path):
     path = study.make(tmp_path, {"fedavg": folder}, finals=False)
     file = path / "trials" / "fedavg" / "001" / "trial.json"
@@ -139,6 +143,7 @@ def test_parameter_that_mlflow_refuses_keeps_no_state_back(folder, store, tmp_pa
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.slow
 def test_server_that_refuses_every_third_request_is_passed_in_one_sync(folder, server, tmp_path):
     paths = [shutil.copytree(folder, tmp_path / name) for name in ("hard", "easy")]
     number = count(1)
@@ -156,6 +161,7 @@ def test_server_that_refuses_every_third_request_is_passed_in_one_sync(folder, s
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.slow
 def test_server_that_always_answers_503_is_not_said_to_be_away(folder, server, capsys):
     server.plan = lambda method, path: 503
 
@@ -169,6 +175,7 @@ def test_server_that_always_answers_503_is_not_said_to_be_away(folder, server, c
 
 
 @pytest.mark.usefixtures("_forked")
+@pytest.mark.slow
 def test_mirror_tries_again_after_the_end_of_a_run(folder, server, tmp_path):
     """The database of the server is away for a second when the run ends."""
     path = shutil.copytree(folder, tmp_path / "late")
@@ -183,6 +190,7 @@ def test_mirror_tries_again_after_the_end_of_a_run(folder, server, tmp_path):
 
 
 @pytest.mark.usefixtures("_forked")
+@pytest.mark.slow
 def test_mirror_outlives_a_refused_file_and_names_it(folder, server, tmp_path):
     path = shutil.copytree(folder, tmp_path / "partly")
     refused = is_upload_of("per_class.csv")
@@ -235,6 +243,7 @@ def test_any_exception_of_a_file_store_is_a_reason(tmp_path):
     ("location", "said"),
     [("s3://bucket/a", "pip install boto3"), ("file:///proc/flbench", "/proc/flbench")],
 )
+@pytest.mark.slow
 def test_file_store_that_cannot_be_used_keeps_no_metrics_back(
     location, said, folder, uri, tmp_path, capsys
 ):
@@ -270,9 +279,14 @@ def test_refusals_of_an_object_store_are_one_reason():
         uploads.send("there", is_last=True)
 
 
-def test_file_store_that_is_away_is_tried_for_two_files_only():
+@pytest.mark.parametrize(
+    "said",
+    ['Could not connect to the endpoint URL: "http://s3/a"', "too many 500 error responses"],
+    ids=["by clients", "by the server, which answers after seconds"],
+)
+def test_file_store_that_is_away_is_tried_for_two_files_only(said):
     calls, uploads = [], Uploads()
-    error = BotoLikeError('Could not connect to the endpoint URL: "http://s3/a"')
+    error = BotoLikeError(said)
     for name in "abcd":
         uploads.add(Upload(refusing(calls, error), name, None, b"text", name))
 
@@ -334,6 +348,7 @@ def test_folder_is_a_store_where_mlflow_is_told_so(monkeypatch):
     assert mlflow_store.address("mlruns") == "mlruns"
 
 
+@pytest.mark.slow
 def test_locked_database_is_named_without_a_traceback(folder, uri, monkeypatch, capsys):
     monkeypatch.setattr(mlflow_store, "LOCK_SECONDS", 0.1)
     file = mlflow_store.database_file(uri)
@@ -350,20 +365,42 @@ def test_locked_database_is_named_without_a_traceback(folder, uri, monkeypatch, 
     assert "not reached" not in said
 
 
-def test_database_of_another_version_gets_its_cure(folder, uri, capsys):
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("version", "cure"),
+    [("451aebb31d03", "mlflow db upgrade"), ("abc", "pip install --upgrade mlflow")],
+    ids=["of an earlier MLflow", "of a later MLflow"],
+)
+def test_database_of_another_version_gets_its_cure(folder, uri, capsys, version, cure):
     file = mlflow_store.database_file(uri)
     with closing(sqlite3.connect(file)) as other:
-        other.execute("UPDATE alembic_version SET version_num = 'abc'")
+        other.execute("UPDATE alembic_version SET version_num = ?", [version])
         other.commit()
 
     code = app.main(["sync", str(folder), "--uri", uri])
 
     said = capsys.readouterr().err
     assert code == 2
-    assert "version abc" in said
-    assert f"mlflow db upgrade {uri}" in said
+    assert cure in said
+    assert ("db upgrade" in said) == (f"version {version}" in said) == (version != "abc")
 
 
+@pytest.mark.parametrize("message", ["", "not sent: MLflow at there cannot be used (it is locked)"])
+def test_mirror_that_is_not_ready_in_time_is_said_to_be_slow_only_if_it_is(tmp_path, message):
+    def wait(seconds):
+        raise subprocess.TimeoutExpired("mirror", seconds)
+
+    (tmp_path / mirror.LOG).write_text(f"{message}\n" if message else "")
+    process = SimpleNamespace(stdin=None, wait=wait)
+
+    said = mirror.Mirror(tmp_path, "there", process).finish(0.1)
+
+    assert ("it is locked" in said) == bool(message)
+    assert ("in the background" in said) == (not message)
+    assert f"flbench sync {tmp_path}" in said
+
+
+@pytest.mark.slow
 def test_read_only_database_is_named(folder, uri, capsys):
     file = mlflow_store.database_file(uri)
     with closing(sqlite3.connect(file)) as other:
@@ -413,8 +450,8 @@ def test_read_only_database_is_named(folder, uri, capsys):
             "CERT_PATH",
         ),
         (
-            RuntimeError("out-of-date database schema (found version a, but expected b)."),
-            "the version a",
+            RuntimeError("old database schema (found version 451aebb31d03, but expected b)."),
+            "the version 451aebb31d03",
             "mlflow db upgrade ADDRESS",
         ),
         (RuntimeError("Can't locate revision identified by 'a'"), "newer version", "--upgrade"),
@@ -475,6 +512,7 @@ def test_database_server_that_is_away_is_tried_once(monkeypatch):
     assert time.monotonic() - begin < 20
 
 
+@pytest.mark.slow
 def test_folder_that_cannot_be_sent_does_not_stop_the_others(folder, uri, tmp_path, capsys):
     paths = [shutil.copytree(folder, tmp_path / name) for name in ("bad", "good")]
     (paths[0] / "config.yaml").write_text("seed: [")
@@ -488,6 +526,7 @@ def test_folder_that_cannot_be_sent_does_not_stop_the_others(folder, uri, tmp_pa
     assert only(mlflow_store.open_store(uri), paths[1]).info.status == "FINISHED"
 
 
+@pytest.mark.slow
 def test_server_that_is_away_is_tried_for_one_folder(folder, tmp_path, monkeypatch):
     paths = [shutil.copytree(folder, tmp_path / name) for name in "abc"]
     opened = []
@@ -505,6 +544,7 @@ def test_server_that_is_away_is_tried_for_one_folder(folder, tmp_path, monkeypat
     assert all("was not reached" in str(one.error) for one in done)
 
 
+@pytest.mark.slow
 def test_damaged_table_keeps_neither_state_nor_files_back(folder, store, tmp_path):
     path = shutil.copytree(folder, tmp_path / "damaged")
     (path / "clients.csv").write_text("")

@@ -415,6 +415,7 @@ def test_local_database_does_not_lead_to_a_server(is_planted, tmp_path, uri):
 
 
 @pytest.mark.parametrize("planted", ["experiment", "run", "link"])
+@pytest.mark.slow
 def test_local_database_of_a_folder_keeps_files_below_itself(planted, tmp_path):
     """Otherwise `flbench sync` would overwrite a config.yaml in any folder of the user."""
     database = tmp_path / "downloaded" / "runs.db"

@@ -171,7 +171,7 @@ def test_study_that_is_stopped_and_killed_ends_as_a_plain_loop(
     depend on which of them ends first.
     """
     more = ("--search", "optuna", "--trials", "3", "--seeds", "1", "--scheduler", "none")
-    more = (*more, "--concurrent", str(concurrent), "train.rounds=8", "partition.samples=null")
+    more = (*more, "--concurrent", str(concurrent), "train.rounds=8")
     process = begin("-m", "flbench", *arguments(tmp_path / "broken", "fedavg,fedproto", *more))
     wait_for(process, "finished")
     stop(process)

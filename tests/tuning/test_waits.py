@@ -57,7 +57,7 @@ def test_a_wait_is_never_silent_for_half_a_minute_and_ends_the_study(clock):
 def test_a_trial_that_runs_begins_the_wait_anew(clock):
     waits = waits_of([])
     waits.look(["a"], [])
-    clock.now = 5.0
+    clock.now = 3.0  # before the next look at the nodes
     waits.look(["a"], ["x"])
     clock.now = 62.0
 
@@ -110,15 +110,20 @@ def test_a_reservation_that_ray_has_moved_to_another_node_is_kept(clock):
         assert waits.must_begin_again([], ["a"]) is None
 
 
-def test_a_node_that_does_not_answer_is_told_once(clock, monkeypatch):
+def test_a_node_that_does_not_answer_is_named_again_and_again_until_it_returns(clock, monkeypatch):
     notes: list[str] = []
     waits = waits_of(notes)
     node = {"NodeID": "n", "Alive": True, "NodeManagerAddress": "10.0.0.7", "NodeManagerPort": 1}
     silent: set[str] = set()
     monkeypatch.setattr(module.ray, "nodes", lambda: [node])
     monkeypatch.setattr(waits._nodes, "lost", lambda ids: silent)
-    for clock.now in (20.0, 40.0, 60.0):
+    for clock.now in (20.0, 40.0, 50.0, 61.0):
         waits.look([], ["x"])
         silent = {"n"}
+    silent = set()
+    clock.now = 70.0
+    waits.look([], ["x"])
 
-    assert [("10.0.0.7" in note) for note in notes] == [True]
+    assert ["does not answer" in note for note in notes] == [True, True, False]
+    assert "answers again" in notes[-1]
+    assert all("10.0.0.7" in note for note in notes)

@@ -244,3 +244,29 @@ def test_a_node_is_lost_when_it_is_silent_or_given_up(monkeypatch):
     assert nodes.lost({"a", "b", "c"}) == {"a", "b"}
     answers["b"] = None
     assert nodes.lost({"b", "c"}) == set()
+
+
+def test_an_engine_whose_workers_do_not_begin_says_so_while_it_waits(nodes, monkeypatch):
+    """The one CPU of the cluster is in use."""
+    from flbench.engine import ray as ray_engine
+
+    monkeypatch.setattr(pools, "NOTICE", 0.0)
+    monkeypatch.setattr(ray_engine, "START_SECONDS", 1.0)
+    if not ray.is_initialized():
+        ray.init(address=nodes.address, log_to_driver=False)
+    holder = pool_of([], cpus=1)
+    holder.submit(0, "doubled", 0)
+    all_ended(holder, 1)
+    notes: list[str] = []
+    built = build(*KEYS)
+    config = config_of(
+        *(*KEYS, "engine.name=ray", "engine.workers=1", "engine.wait_seconds=1"),
+        f"engine.address={nodes.address}",
+    )
+
+    with pytest.raises(RunError, match="did not start within"):
+        ray_engine.RayEngine(built.net, built.federation, config.engine, notes.append)
+
+    holder.close(kill=True)
+    assert "a worker of engine.name=ray that needs 1 CPU" in notes[0]
+    assert "0 CPUs free of 1 CPU" in notes[0]

@@ -1,5 +1,6 @@
 """Trains several jobs at the same time, in actors of Ray."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from flbench.core.errors import RunError
 from flbench.core.imported import portable
 from flbench.jobs.job import Job, Outcome, Task
-from flbench.jobs.launchers.attempts import Attempts
+from flbench.jobs.launchers.attempts import Attempts, Lost
 from flbench.jobs.launchers.job_worker import JobWorker
 from flbench.jobs.launchers.shipped import Store, StoredSamples
 from flbench.jobs.samples import LoadedSamples
@@ -100,6 +101,7 @@ class RayActors:
             tell,
         )
         self._running: dict[str, _Running] = {}
+        self._lost = Lost(resources.engine.wait_seconds, tell)
 
     def begin(self, job: Job, task: Task) -> None:
         sent = self._store.ship(job)
@@ -107,6 +109,9 @@ class RayActors:
         self._pool.submit(job.name, "train", task, sent.samples, sent.rest, sent.partition)
 
     def ended(self) -> Iterable[tuple[Job, Outcome]]:
+        yield from self._begin_again()
+        if not self._running:
+            time.sleep(PERIOD)
         try:
             found = self._pool.ended(PERIOD)
         except RunError as error:
@@ -119,10 +124,19 @@ class RayActors:
                     self._supervisor.check()
                 outcome = self._attempts.after_loss(job, why_lost(lost))
                 if outcome is None:
-                    self.begin(job, task)
+                    self._lost.add(job, task)
                     continue
             self._store.release(job)
             yield job, outcome
+
+    def _begin_again(self) -> Iterator[tuple[Job, Outcome]]:
+        """Begin lost jobs again; yield those that cannot be begun."""
+        for job, task, outcome in self._lost.free():
+            if outcome is None:
+                self.begin(job, task)
+            else:
+                self._store.release(job)
+                yield job, outcome
 
     def close(self) -> None:
         """Give up all references to Ray's objects.

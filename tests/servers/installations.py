@@ -1,4 +1,4 @@
-"""The places where works are disturbed: servers that belong together."""
+"""Servers that belong together, and that works use."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,8 +12,8 @@ from tests.servers.proxy import Proxy
 from tests.servers.s3 import KEYS, S3
 
 
-class Place(Protocol):
-    """Where a work is trained and tracked.
+class Installation(Protocol):
+    """Servers by which a work is trained and tracked.
 
     Attributes:
         uri: Address of MLflow.
@@ -28,7 +28,7 @@ class Place(Protocol):
     environment: Mapping[str, str]
 
     def inside(self, command: list[str]) -> list[str]:
-        """Return the command line of a command at this place."""
+        """Return the command line of a command beside these servers."""
 
 
 @dataclass
@@ -90,8 +90,8 @@ class Clustered:
         return self.nodes.inside(command)
 
 
-class Rooms:
-    """Makes places when they are needed, and stops all servers at the end.
+class Installations:
+    """Starts installations when they are needed, and stops all servers at the end.
 
     Args:
         folder: Folder for logs and files.
@@ -105,8 +105,8 @@ class Rooms:
         self._s3: S3 | None = None
         self._files = Proxy(S3.address, S3_PROXY)
 
-    def place(self, name: str) -> Place:
-        """Return a place; a cluster is new for each fault.
+    def begin(self, name: str) -> Installation:
+        """Return an installation; a cluster is new for each fault.
 
         Args:
             name: `folder`, `served s3`, `direct s3` or `cluster`.
@@ -119,10 +119,10 @@ class Rooms:
             self._tracked[name] = self._make(name)
         return self._tracked[name]
 
-    def leave(self, place: Place) -> None:
+    def leave(self, installation: Installation) -> None:
         """End what is new for each fault."""
-        if isinstance(place, Clustered):
-            place.nodes.stop()
+        if isinstance(installation, Clustered):
+            installation.nodes.stop()
 
     def close(self) -> None:
         """Stop all servers."""
