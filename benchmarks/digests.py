@@ -1,41 +1,53 @@
-"""Compares what two versions of flbench compute: runs, comparisons, studies, papers' tables.
+"""Compares what two versions of flbench compute, and what different numbers of processes compute.
 
     python benchmarks/digests.py FILE
     PYTHONPATH=OTHER_CHECKOUT python benchmarks/digests.py OTHER_FILE
     python benchmarks/digests.py --compare FILE OTHER_FILE
+    python benchmarks/digests.py --workers FILE
 
 The first two commands train all methods for three rounds, on the sequential and the vectorized
 engine, and some further settings, each with the version of flbench that Python imports. They write
 the digest of the weights, `config_hash`, and the SHA-256 of `metrics.csv` of each run. Then they
 carry out a comparison, a study and a part of a paper's table by the command line, and write the
-same for each of their runs, and the numbers of their reports. The last command names the runs and
+same for each of their runs, and the numbers of their reports. The third command names the runs and
 the numbers that differ, and its exit code is 1 if there are any.
+
+The last command trains all methods with one, two and three processes, with the sequential and the
+vectorized engine, and with one and two workers of Ray, and carries out `run`, `compare` and `tune`
+with one configuration. It writes all digests, prints a line for each method, and names those that
+differ; its exit code is 1 if there are any.
 """
+
+from __future__ import annotations
 
 import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from types import SimpleNamespace
+from typing import Any, ClassVar, Final
 
 Row = dict[str, str]
+Rows = dict[str, Row]
 
 SMALL: Final = (
     *("partition.clients=5", "partition.alpha=0.5", "partition.samples=600"),
     *("train.rounds=3", "train.local_epochs=1", "engine.name=sequential", "engine.threads=1"),
     "tracking.mlflow=false",
 )
+ONE: Final = ("model.name=mlp", *SMALL)
 CAMPAIGNS: Final = {
     "comparison": (
         *("compare", "hfcd", "fedavg", "ft", "--seeds", "3", "--jobs", "1", "--out", "."),
-        *("model.name=mlp", *SMALL),
+        *ONE,
     ),
     "study": (
         *("tune", "hfcd", "fedper", "--trials", "3", "--seeds", "3", "--concurrent", "1"),
-        *("--scheduler", "none", "--seed", "3", "--out", ".", "model.name=mlp", *SMALL),
+        *("--scheduler", "none", "--seed", "3", "--out", ".", *ONE),
     ),
     "paper": (
         *("reproduce", "hfcd", "--dataset", "CIFAR-100=digits", "--algos", "hfcd,fedavg"),
@@ -43,6 +55,13 @@ CAMPAIGNS: Final = {
     ),
 }
 """Arguments of the command line, by the kind of what they carry out in the current folder."""
+
+LOCAL: Final = {"sequential": (1, 2, 3), "vectorized": (1, 2, 3)}
+"""Numbers of processes that train, by engine."""
+ON_RAY: Final = (1, 2)
+"""Numbers of Ray's workers. They must give the bits of the sequential engine."""
+BLOCKS: Final = {"vectorized": ("engine.block=2",)}
+"""Overrides of an engine. The vectorized engine distributes whole blocks."""
 
 LEFT_OUT: Final = ("second", "time", "folder", "path", "memory", "version", "created", "report")
 """Parts of the names of values that differ between two equal campaigns."""
@@ -52,6 +71,8 @@ def main(arguments: list[str]) -> int:
     """Train all runs, or compare two files; return the exit code."""
     if arguments[:1] == ["--compare"] and len(arguments) == 3:
         return compare(*(Path(one) for one in arguments[1:]))
+    if arguments[:1] == ["--workers"] and len(arguments) == 2:
+        return workers(Path(arguments[1]))
     if len(arguments) != 1 or arguments[0].startswith("-"):
         print(__doc__, file=sys.stderr)
         return 2
@@ -73,7 +94,7 @@ def settings() -> Iterator[tuple[str, tuple[str, ...]]]:
     from flbench.testing.setting import NET
 
     for method in ALGORITHMS.load():
-        needs = ALGORITHMS.find(method).needs
+        needs = getattr(ALGORITHMS.find(method), "needs", ())  # older versions have none
         for engine in ("sequential", "vectorized"):
             name = (f"algorithm.name={method}", *needs, f"engine.name={engine}")
             yield f"{method} {engine} lenet5", (*name, *NET)
@@ -91,22 +112,239 @@ def settings() -> Iterator[tuple[str, tuple[str, ...]]]:
     yield "ft momentum", ("algorithm.name=ft", *momentum)
 
 
-def row(overrides: tuple[str, ...]) -> Row:
-    """Train one run; return its digest and hashes, or the error that it ends with."""
+def row(overrides: tuple[str, ...], read: Callable[[Path], Row] | None = None) -> Row:
+    """Train one run; return its digest and hashes, or the error that it ends with.
+
+    Args:
+        overrides: Overrides of the run.
+        read: Function that reads the run folder; None for `row_of`.
+    """
     from flbench.core.errors import RunError, UserError
     from flbench.testing.setting import run
 
     with TemporaryDirectory() as folder:
         try:
-            path, summary = run(Path(folder), *overrides)
+            path, _ = run(Path(folder), *overrides)
         except (UserError, RunError) as error:
             return {"error": str(error)}
-        metrics = hashlib.sha256((path / "metrics.csv").read_bytes()).hexdigest()
-        return {
-            "weights": summary["weights_digest"][:16],
-            "config": summary["config_hash"][:16],
-            "metrics": metrics[:16],
-        }
+        return (read or row_of)(path)
+
+
+def row_of(path: Path) -> Row:
+    """Return the digest and the hashes of a finished run."""
+    summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+    metrics = hashlib.sha256((path / "metrics.csv").read_bytes()).hexdigest()
+    return {
+        "weights": summary["weights_digest"][:16],
+        "config": summary["config_hash"][:16],
+        "metrics": metrics[:16],
+    }
+
+
+def state_of(path: Path) -> Row:
+    """Return the hash of the configuration, and the digest of all tensors of the last round."""
+    from flbench.config.resolve import resolve
+    from flbench.config.sources import from_file
+    from flbench.core.tree import digest
+    from flbench.experiment import checkpoint
+
+    config, _ = resolve([from_file(path / "config.yaml")])
+    state, _ = checkpoint.load(path / "checkpoints" / "last.safetensors", config.hash())
+    count = state.participation_count
+    return {
+        "config": config.hash()[:16],
+        "state": digest([state.server, state.clients, {"count": count}])[:16],
+    }
+
+
+def whole_row_of(path: Path) -> Row:
+    """Return all digests of a finished run, and how many processes have trained it."""
+    summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+    count = str(int(summary["engine"].get("workers", 1)))
+    return row_of(path) | state_of(path) | {"workers": count}
+
+
+def workers(file: Path) -> int:
+    """Train all methods with different numbers of processes; return 1 if any result differs.
+
+    One server of worker processes, and then one cluster of Ray, serve all runs.
+
+    Args:
+        file: File for all digests, and the sentences about those that differ. Runs that it has
+            already, from a call that was interrupted, are not trained again.
+    """
+    from flbench.workers.fork_server import started
+    from flbench.workers.session import connect, disconnect
+
+    before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    rows: Rows = before.get("rows", {})
+    differences: list[str] = before.get("differences", [])
+
+    def compare_with(first: str, found: Rows) -> None:
+        """Note the rows of runs that must have the result of a first one."""
+        rows.update(found)
+        wrong = differing({first: rows[first], **found})
+        differences.extend(wrong)
+        content = {"differences": differences, "rows": rows}
+        file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        said = rows[first].get("weights", rows[first].get("state", "refused"))
+        print(f"{', '.join(found)}: {said} {'DIFFERENT' if wrong else 'equal'}", flush=True)
+
+    with started(), ready_workers(), no_pictures():
+        for method in by_needs():
+            for engine, counts in LOCAL.items():
+                if f"{method} {engine} {counts[-1]}" not in rows:
+                    compare_with(f"{method} {engine} 1", runs_of(method, engine, counts))
+    connect(None, cpus=sum(ON_RAY))
+    try:
+        with shared_actors(), no_pictures():
+            for method in by_needs():
+                if f"{method} ray {ON_RAY[-1]}" not in rows:
+                    compare_with(f"{method} sequential 1", runs_of(method, "ray", ON_RAY))
+    finally:
+        disconnect()
+    for found in commands():
+        compare_with(next(iter(found)), found)
+    print(*differences, sep="\n")
+    refused = sum("error" in one for one in rows.values())
+    print(f"{len(rows)} runs, {refused} of them refused; {len(differences)} differences.")
+    return 1 if differences else 0
+
+
+def by_needs() -> list[str]:
+    """Return the names of all methods; those that train the same net follow each other."""
+    from flbench.algorithms import ALGORITHMS
+
+    return sorted(ALGORITHMS.load(), key=lambda name: (sorted(ALGORITHMS.find(name).needs), name))
+
+
+def runs_of(method: str, engine: str, counts: tuple[int, ...]) -> Rows:
+    """Return the rows of a method's runs with an engine and some numbers of workers."""
+    from flbench.testing.setting import with_method
+
+    found = {}
+    for count in counts:
+        keys = (f"engine.name={engine}", f"engine.workers={count}", *BLOCKS.get(engine, ()))
+        overrides = with_method(method, "train.participation=1", *keys)
+        found[f"{method} {engine} {count}"] = row(overrides, whole_row_of)
+    return found
+
+
+def differing(rows: Rows) -> list[str]:
+    """Return a sentence for each run that has another result than the first one, or other workers.
+
+    A cohort has work for three processes. A run that was trained by fewer would show nothing.
+    """
+    first, *others = rows
+    found = []
+    for name in others:
+        one, other = rows[first], rows[name]
+        keys = {"error", *one} if "error" in other else {"error", *(one.keys() & other.keys())}
+        for key in sorted(keys - {"workers"}):
+            if one.get(key) != other.get(key):
+                found.append(f"{name}: {key} {other.get(key)}; {first}: {one.get(key)}")
+    for name, one in rows.items():
+        if "workers" in one and one["workers"] != name.split()[-1]:
+            found.append(f"{name}: the number of processes that have trained is {one['workers']}")
+    return found
+
+
+@contextmanager
+def no_pictures() -> Iterator[None]:
+    """Context manager in which pages of runs have no pictures, which take longer than trainings."""
+    from flbench.reports import page
+
+    before, page.figures = (
+        page.figures,
+        SimpleNamespace(  # type: ignore[assignment]
+            curves=lambda runs, by: None, svg=lambda figure: ""
+        ),
+    )
+    try:
+        yield
+    finally:
+        page.figures = before
+
+
+@contextmanager
+def ready_workers() -> Iterator[None]:
+    """Context manager in which rounds wait until all workers are ready.
+
+    Short runs would end before, because the process of a run trains alone until then.
+    """
+    from flbench.engine.local import LocalEngine
+
+    train = LocalEngine.run
+
+    def when_ready(engine: LocalEngine, *given: Any, **more: Any) -> Any:
+        engine.start()
+        return train(engine, *given, **more)
+
+    LocalEngine.run = when_ready  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        LocalEngine.run = train  # type: ignore[method-assign]
+
+
+@contextmanager
+def shared_actors() -> Iterator[None]:
+    """Context manager in which runs on Ray that train the same net have the same actors.
+
+    An actor imports PyTorch for some seconds. An engine knows net and samples, and no method.
+    """
+    from flbench.core.tree import digest
+    from flbench.engine import ray
+    from flbench.models.base import net_leaves
+
+    class Shared(ray.RayEngine):
+        """An engine that takes the actors of one with the same net, which stays open."""
+
+        open: ClassVar[dict[int, tuple[str, Shared]]] = {}  # by number of workers
+
+        def __init__(self, net: Any, federation: Any, config: Any) -> None:
+            about = f"{digest([net_leaves(net)])} {net} {federation.partition.hash()}"
+            known = self.open.get(config.workers)
+            if known is None or known[0] != about:
+                if known is not None:
+                    super(Shared, known[1]).close()
+                super().__init__(net, federation, config)
+                self.open[config.workers] = about, self
+            else:
+                vars(self).update(vars(known[1]))
+
+        def close(self) -> None:
+            """Do nothing: another run may have the same net."""
+
+    before, ray.RayEngine = ray.RayEngine, Shared  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        ray.RayEngine = before  # type: ignore[misc]
+        for _, engine in Shared.open.values():
+            super(Shared, engine).close()
+
+
+def commands() -> Iterator[Rows]:
+    """Yield the rows of one configuration that a study, a run and a comparison have trained.
+
+    The study has two configurations: that of its trial, and that of the final training with default
+    parameters, which has another seed.
+    """
+    with TemporaryDirectory() as folder:
+        options = ("--trials", "1", "--seeds", "1", "--concurrent", "1", "--scheduler", "none")
+        flbench(folder, "tune", "fedavg", *options, "--out", "tune", *ONE)
+        for kind in ("trials/*/*", "finals/*/default-*"):
+            (path,) = Path(folder, "tune").rglob(kind)
+            name = kind.partition("/")[0]
+            given = ("fedavg", "--config", str(path / "config.yaml"))
+            flbench(folder, "run", *given, "--out", f"run/{name}")
+            flbench(folder, "compare", *given, "--seeds", "1", "--out", f"compare/{name}")
+            found = {f"{name} of tune": state_of(path)}
+            for command in ("run", "compare"):
+                (file,) = Path(folder, command, name).rglob("last.safetensors")
+                found[f"{name} by {command}"] = state_of(file.parents[1])
+            yield found
 
 
 def campaign(name: str, words: tuple[str, ...]) -> dict[str, Row]:

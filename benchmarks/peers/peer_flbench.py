@@ -1,6 +1,7 @@
 """FedAvg with flbench: the command `flbench run`, and what it writes.
 
-The variant is the engine: `sequential`, `vectorized` or `ray`.
+The variant is the engine: `sequential` and `vectorized` in one process, `ray` with several workers.
+The variant `default` names neither an engine nor a number of workers.
 """
 
 import csv
@@ -21,7 +22,10 @@ def arguments(job: Job, folder: Path) -> list[str]:
         folder: Folder for the run.
     """
     setting = job.setting
-    workers = [f"engine.workers={job.workers}"] if job.variant == "ray" else []
+    engine = []
+    if job.variant != "default":
+        workers = job.workers if job.variant == "ray" else 1
+        engine = [f"engine.name={job.variant}", f"engine.workers={workers}"]
     normalization = ["model.norm=none"] if setting.net == "lenet5" else []
     return [
         *("run", "fedavg", "--json", "--out", str(folder)),
@@ -36,8 +40,7 @@ def arguments(job: Job, folder: Path) -> list[str]:
         f"train.batch_size={setting.batch}",
         f"train.optimizer.lr={setting.lr}",
         f"evaluation.every={job.rounds}",
-        f"engine.name={job.variant}",
-        *workers,
+        *engine,
         "tracking.mlflow=false",
         f"seed={job.seed}",
     ]

@@ -31,7 +31,7 @@ from flbench.data import sources
 HERE = Path(__file__).parent
 VARIANTS = {
     "bare": ("",),
-    "flbench": ("sequential", "vectorized", "ray"),
+    "flbench": ("default", "sequential", "vectorized", "ray"),
     "fluke": ("",),
     "flower": ("",),
     "pfl": ("", "torchrun"),

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from flbench.callbacks import Callback, RunView
 from flbench.core.errors import shortened
+from flbench.core.raised import note_of
 from flbench.reports.tables import score
 from flbench.reports.terminal import Silence, duration, open_console
 
@@ -53,7 +54,7 @@ def display(title: str, known: set[str] | None = None) -> Iterator[Callback]:
 
 def _as_note(current: Callback) -> Any:
     """Return a function for `warnings.showwarning` that prints a warning as a note."""
-    return lambda message, *_, **__: current.on_note(str(message))
+    return lambda message, _, file, line, *__: current.on_note(note_of(message, file, line))
 
 
 class _Notes(Callback):

@@ -4,6 +4,7 @@ import re
 import warnings
 from typing import Any, Final
 
+from flbench.core import warned
 from flbench.core.addresses import redact
 
 # Control characters but tabs and line breaks, which a terminal would obey; characters that change
@@ -43,14 +44,15 @@ def one_line(text: str) -> str:
 
 
 def warn(text: str, category: type[Warning] = UserWarning, stacklevel: int = 1) -> None:
-    """Issue a warning whose text has no control characters.
+    """Issue a warning of flbench, whose text has no control characters, and which has no place.
 
     Args:
         text: The text.
         category: Class of the warning.
         stacklevel: 1 for the line that calls this function, 2 for the caller of that one.
     """
-    warnings.warn(printable(text), category, stacklevel=stacklevel + 1)
+    with warned.at(None):
+        warnings.warn(printable(text), category, stacklevel=stacklevel + 1)
 
 
 def print_warnings() -> None:

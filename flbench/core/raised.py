@@ -9,6 +9,7 @@ from typing import Final
 
 from flbench.core.errors import ConfigError, MethodError, PrintableError, UserError
 from flbench.core.installed import is_installed
+from flbench.core.warned import at
 
 HERE = str(Path(__file__).parent.parent)
 REFUSED_CALL: Final = re.compile(r"\(\) (takes|missing|got an unexpected|got multiple values)")
@@ -68,18 +69,33 @@ Correct the function.
 
 @contextmanager
 def placed(place: Callable[[], str]) -> Iterator[None]:
-    """Return a context manager that notes where an exception was raised, for `as_errors`.
+    """Return a context manager that notes where exceptions are raised and warnings are issued.
+
+    `as_errors` names the place of an exception, and `warned.with_places` that of a warning.
 
     Args:
         place: Function that returns the place, such as `client 3 in round 7`.
     """
-    try:
-        yield
-    except Exception as error:
-        if not hasattr(error, PLACE):
-            with suppress(AttributeError):  # an exception that takes no attributes
-                setattr(error, PLACE, f" at {place()}")
-        raise
+    with at(place):
+        try:
+            yield
+        except Exception as error:
+            if not hasattr(error, PLACE):
+                with suppress(AttributeError):  # an exception that takes no attributes
+                    setattr(error, PLACE, f" at {place()}")
+            raise
+
+
+def note_of(warning: Warning | str, file: str, line: int) -> str:
+    """Return the text of a warning, with the line of code if it is one of the user's code.
+
+    Args:
+        warning: The warning.
+        file: The file of the code that it names.
+        line: The line in this file.
+    """
+    is_other = file.startswith((HERE, "<")) or is_installed(file)
+    return str(warning) if is_other else f"{warning} ({file}:{line})"
 
 
 def user_line(error: Exception) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from select import select
 from typing import Any, Final
 
 import cloudpickle
@@ -22,10 +21,11 @@ from flbench.core.errors import RunError
 from flbench.core.imported import portable
 from flbench.core.tree import nbytes
 from flbench.core.types import Results, Samples
+from flbench.core.warned import Warned
 from flbench.data.federation import Federation
 from flbench.engine import memory
 from flbench.engine.base import Dispatcher, Engine, KeptRows, RoundSettings
-from flbench.engine.worker import Warned, Worker, arguments, assign, in_order, unpacked, warn_again
+from flbench.engine.worker import Worker, arguments, assign, in_order, unpacked, warn_again
 from flbench.models.base import net_leaves
 from flbench.workers import cores, frames
 from flbench.workers.fork_server import LocalProcess
@@ -139,6 +139,24 @@ class _Member:
     def fileno(self) -> int:
         """Return the descriptor to wait for."""
         return self.process.fileno()
+
+    def is_ready(self) -> bool:
+        """Return whether the process is ready; start another one if it died while it started.
+
+        Raises:
+            EOFError: Its processes have died too often.
+            OSError: The system starts no further process.
+            Exception: The process cannot begin.
+        """
+        try:
+            return self.process.check()
+        except (EOFError, OSError):
+            self.deaths += 1
+            self.process.close()
+            if self.deaths > RESTARTS:
+                raise
+            self.process = self._start()
+            return False
 
     def train(self, given: tuple[list[object], list[int]]) -> None:
         """Begin a training."""
@@ -270,7 +288,7 @@ class LocalEngine:
         """Start all workers, wait until they are ready, and return the number of processes."""
         self._start(self._count())
         while not all(member.process.is_ready for member in self._members):
-            select([one for one in self._members if not one.process.is_ready], [], [])
+            frames.readable([one for one in self._members if not one.process.is_ready])
             self._ready()
         return len(self._members) + 1
 
@@ -419,7 +437,7 @@ class LocalEngine:
             self._note_seconds(call, load, time.perf_counter() - begin, is_spent=True)
         warned: list[Warned] = []
         while busy:
-            for member in select(busy, [], [])[0]:
+            for member in frames.readable(busy):
                 busy.remove(member)
                 result = member.results()
                 warned += result["warned"]
@@ -482,9 +500,9 @@ class LocalEngine:
     def _ready(self) -> list[_Member]:
         """Return the workers that are ready. Those that could not start are given up."""
         try:
-            found = [member for member in self._members if member.process.check()]
+            found = [member for member in self._members if member.is_ready()]
         except (EOFError, OSError):
-            self._stay_alone("the system has ended a worker while it started")
+            self._stay_alone(f"a worker was ended {RESTARTS + 1} times while it started")
             return []
         except Exception as error:  # noqa: BLE001  # code of the user that workers cannot import
             self._stay_alone(f"a worker could not start ({type(error).__name__}: {error})")

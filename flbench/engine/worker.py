@@ -5,9 +5,6 @@ its own and keeps no state between calls, so that one that has died is replaced 
 """
 
 import os
-import pickle
-import sys
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,9 +15,11 @@ from torch import Tensor, nn
 
 from flbench.client.program import LocalProgram, Step
 from flbench.config.schema import EngineConfig
+from flbench.core.errors import MethodError
 from flbench.core.raised import as_errors
 from flbench.core.storage import Storage
 from flbench.core.types import Dispatch, Message, Results, Tree
+from flbench.core.warned import Warned, first_of_each, recorded
 from flbench.data.federation import Federation
 from flbench.engine.base import (
     RESULTS,
@@ -32,9 +31,6 @@ from flbench.engine.base import (
 from flbench.models.lightning_net import LightningNet
 
 Arrays = dict[str, NDArray[Any]]
-
-Warned = tuple[type[Warning], str, str, int]
-"""Category, text, file and line of a warning."""
 
 
 class Worker:
@@ -89,7 +85,7 @@ class Worker:
             index = torch.tensor([place[client] for client in wanted.tolist()])
             return {name: value[index] for name, value in tree.items()}
 
-        with warnings.catch_warnings(record=True) as caught, as_errors():
+        with recorded() as warned, as_errors():
             results = self.engine.run(
                 program,
                 torch.from_numpy(ids.copy()),
@@ -111,7 +107,7 @@ class Worker:
             "observed": arrays(results.observed),
             "failures": results.failures,
             "observe_seconds": results.observe_seconds,
-            "warned": [_sent(one) for one in caught],
+            "warned": warned,
         }
 
 
@@ -223,35 +219,23 @@ def in_order(parts: list[Results], ids: Tensor, storage: Storage) -> Results:
 
 
 def warn_again(warned: Iterable[Warned]) -> None:
-    """Issue the warnings of workers in this process, where its filters decide about them.
-
-    A warning that its module has issued already, here or in another worker, is not repeated unless
-    the filters say so.
+    """Issue the warnings of workers in this process, the first one of each text and line.
 
     Args:
         warned: The warnings.
+
+    Raises:
+        MethodError: The filters of this process make one of them an error.
     """
-    for category, text, file, line in dict.fromkeys(warned):
-        modules = (one for one in list(sys.modules.values()) if _file_of(one) == file)
-        module = next(modules, None)
-        registry = {} if module is None else vars(module).setdefault("__warningregistry__", {})
-        name = None if module is None else module.__name__
-        warnings.warn_explicit(text, category, file, line, name, registry)
-
-
-def _file_of(module: Any) -> str | None:
-    """Return the file of a module, if it has one."""
-    return vars(module).get("__file__") if hasattr(module, "__dict__") else None
-
-
-def _sent(warning: warnings.WarningMessage) -> Warned:
-    """Return a warning as another process gets it; a category without an import path is general."""
-    category = warning.category
-    try:
-        pickle.dumps(category)
-    except Exception:  # noqa: BLE001
-        category = UserWarning
-    return category, str(warning.message), warning.filename, warning.lineno
+    for one in first_of_each(warned):
+        try:
+            one.issue()
+        except Warning as error:
+            place = "" if one.place is None else f" at {one.place}"
+            raise MethodError(
+                f"a part of your own raised {one.category.__name__}: {one.text}"
+                f" ({one.file}:{one.line}){place}. Correct its code."
+            ) from error
 
 
 def _tensor(value: NDArray[Any]) -> Tensor:

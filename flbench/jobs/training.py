@@ -9,6 +9,7 @@ from flbench.callbacks import Callback, RunView
 from flbench.config.resolve import resolve
 from flbench.core.errors import RunError, UserError
 from flbench.core.expected import as_flbench_errors
+from flbench.core.raised import note_of
 from flbench.data.federation import Federation
 from flbench.experiment import lifecycle
 from flbench.experiment.lifecycle import Supplied
@@ -43,7 +44,9 @@ def train(
     outcome = Outcome(None)
     try:
         with as_flbench_errors(), warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_, **__: listener.on_note(str(message))
+            warnings.showwarning = lambda message, _, file, line, *__: listener.on_note(
+                note_of(message, file, line)
+            )
             _run_or_resume(task, federation, partition, listener)
     except UserError as error:
         outcome = Outcome.refused(error)

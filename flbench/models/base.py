@@ -17,7 +17,7 @@ from flbench.core.rng import seeded, torch_seed
 from flbench.core.types import Outputs, Tree
 from flbench.models import fixed, freezing, lora, own, pretrained
 from flbench.models.lightning_net import LightningNet
-from flbench.models.module_state import isolated
+from flbench.models.module_state import tried
 
 Role = Literal["all", "backbone", "head", "batchnorm", "linear", "lora_A", "lora_B"]
 Norm = Literal["batch", "group", "none"]
@@ -262,7 +262,7 @@ def describe(net: nn.Module, shape: tuple[int, ...]) -> NetSpec:
     """
     first = next(net.parameters())
     zeros = shapes.zeros(shape, 1, first.dtype).to(first.device)
-    with torch.no_grad(), fixed.eval_mode(net), isolated(net), _calls(net) as called:
+    with torch.no_grad(), fixed.eval_mode(net), tried(net), _calls(net) as called:
         features = net(zeros).features.shape[1]  # [1, D] -> D
     known = fixed.of(net).leaves
     leaves = net_leaves(net)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from flbench.core.errors import ConfigError
 from flbench.core.shapes import examples
-from flbench.models.module_state import isolated
+from flbench.models.module_state import tried
 
 SAME: Final = 1e-5
 """Largest difference of logarithms of a softmax that are taken as those of the same logits."""
@@ -128,7 +128,7 @@ def find(module: nn.Module, name: str | None, shape: tuple[int, ...], classes: i
     x = examples(shape, 2, next(module.parameters()).dtype)
     linear = linear_layers(module)
     names = linear if name is None else [name]
-    with torch.no_grad(), isolated(module), ExitStack() as stack:
+    with torch.no_grad(), tried(module), ExitStack() as stack:
         calls = {key: stack.enter_context(recorded(module.get_submodule(key))) for key in names}
         outputs: Tensor = module(x)
     places = {key: _place(calls[key], outputs, classes) for key in names}

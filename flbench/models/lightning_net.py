@@ -15,7 +15,7 @@ from flbench.core.types import Outputs
 from flbench.models.copies import bound_functions, hooked_parameters, sentence_on
 from flbench.models.lightning_head import Head, features_error, recorded
 from flbench.models.lightning_hooks import REFUSED_HOOKS, base_of, overrides, without_effect
-from flbench.models.module_state import isolated
+from flbench.models.module_state import tried
 
 
 class LightningNet(nn.Module):
@@ -240,7 +240,7 @@ def _check_logits(
 ) -> None:
     """Raise a ConfigError if the module does not return such logits for samples [B, ...]."""
     try:
-        with torch.no_grad(), isolated(net):
+        with torch.no_grad(), tried(net):
             found = net.module(x)
     except Exception as error:
         raise ConfigError(

@@ -7,6 +7,7 @@ each step of a client's program, and only parameters and buffers pass from one s
 """
 
 import copy
+import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -290,6 +291,20 @@ def isolated(net: nn.Module) -> Iterator[None]:
             for buffer, value in values:
                 if not torch.equal(buffer, value):
                     buffer.copy_(value)
+
+
+@contextmanager
+def tried(net: nn.Module) -> Iterator[None]:
+    """Return a context manager for calls that try a net: `isolated`, and without warnings.
+
+    The training repeats the warnings, and says at which client they were issued.
+
+    Args:
+        net: The net.
+    """
+    with isolated(net), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def write_back(name: str, leaf: Tensor, value: Tensor | None) -> None:

@@ -20,7 +20,7 @@ from flbench.core.tree import digest
 from flbench.core.types import Outputs
 from flbench.models import fixed, freezing, lightning_head, lightning_net, lora, pretrained, trial
 from flbench.models.copies import bound_functions, hooked_parameters, sentence_on
-from flbench.models.module_state import isolated
+from flbench.models.module_state import tried
 
 
 class OwnNet(nn.Module):
@@ -131,7 +131,7 @@ def _divided(
         return net
     _check_logits(outputs, classes, what)
     split = _split(net, config.head, what)
-    with torch.no_grad(), fixed.eval_mode(split), isolated(split):
+    with torch.no_grad(), fixed.eval_mode(split), tried(split):
         try:
             both = split(x)
         except Exception as error:
@@ -455,7 +455,7 @@ def _outputs(
     `source` is what makes the net, and `shape` that of one sample, for messages.
     """
     try:
-        with torch.no_grad(), isolated(net):
+        with torch.no_grad(), tried(net):
             return net(x)
     except Exception as error:
         cure = pretrained.input_cure(net, source, tuple(x.shape[1:]))

@@ -16,7 +16,7 @@ from flbench.core.errors import ConfigError, UserError, did_you_mean
 from flbench.core.tree import digest
 from flbench.core.wording import listed
 from flbench.models.lightning_head import linear_layers
-from flbench.models.module_state import isolated
+from flbench.models.module_state import tried
 
 ATTRIBUTE: Final = "pretrained_weights"  # of the net; copies of the net have it too
 DEFAULT: Final = "DEFAULT"
@@ -481,7 +481,7 @@ def input_cure(net: nn.Module, source: Any, shape: tuple[int, ...]) -> str:
 def _accepts(net: nn.Module, shape: tuple[int, ...]) -> bool:
     """Return whether a net accepts a sample of a shape."""
     try:
-        with torch.no_grad(), isolated(net):
+        with torch.no_grad(), tried(net):
             net(torch.zeros(1, *shape, dtype=next(net.parameters()).dtype))
     except Exception:  # noqa: BLE001 any code may refuse a shape
         return False

@@ -14,7 +14,7 @@ from flbench.core.errors import ConfigError
 from flbench.core.shapes import examples
 from flbench.core.types import Outputs
 from flbench.models import fixed
-from flbench.models.module_state import isolated
+from flbench.models.module_state import tried
 
 # Attributes of the net that trials write; copies of the net have them too.
 NEEDS_TWO: Final = "fails_for_one_sample"
@@ -117,7 +117,7 @@ def compare_batches(net: nn.Module, shape: tuple[int, ...]) -> None:
     found = []
     for other in x:
         one = deepcopy(net).eval()
-        with torch.no_grad(), isolated(one):  # random numbers are the same for both batches
+        with torch.no_grad(), tried(one):  # random numbers are the same for both batches
             # Batches of the same size, because rounding depends on the size.
             found.append(one(torch.stack([x[0], other])).logits[0])
     first, second = found
@@ -141,7 +141,7 @@ def check_repeats(net: nn.Module, shape: tuple[int, ...], what: str) -> None:
     found = []
     for _ in range(2):
         try:
-            with torch.no_grad(), isolated(one):
+            with torch.no_grad(), tried(one):
                 found.append(one(x).logits.nan_to_num())
         except Exception:  # noqa: BLE001 a trial of the training step says what is wrong
             return
@@ -185,7 +185,7 @@ def _logits(net: nn.Module, x: Tensor, classes: int, what: str) -> Tensor:
         ConfigError: The net fails, or returns something else; the message begins with `what`.
     """
     try:
-        with isolated(net):
+        with tried(net):
             found: Any = net(x)
     except Exception as error:
         raise ConfigError(
@@ -210,7 +210,7 @@ def _logits(net: nn.Module, x: Tensor, classes: int, what: str) -> Tensor:
 def _fails_for_one(net: nn.Module, of_two: Tensor, x: Tensor) -> bool:
     """Return whether a net in training mode fails for one sample, but not for two samples."""
     try:
-        with isolated(net):
+        with tried(net):
             of_one = net(x[:1])
     except Exception:  # noqa: BLE001 (it is the code of the user)
         return True

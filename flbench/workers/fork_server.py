@@ -15,7 +15,6 @@ import fcntl
 import gc
 import os
 import pickle
-import select
 import signal
 import socket
 import struct
@@ -33,7 +32,7 @@ from typing import Any, Final, Self
 from flbench.core import children
 from flbench.core.errors import PrintableError
 from flbench.workers import cores
-from flbench.workers.frames import Connection, packed
+from flbench.workers.frames import Connection, packed, readable
 from flbench.workers.nesting import VARIABLE, reason_against_workers
 
 PRELOADED: Final = (
@@ -217,7 +216,7 @@ class LocalProcess:
         self._is_open = True
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when there is an answer, for `select`."""
+        """Return the descriptor that is readable when there is an answer, for `readable`."""
         return self._connection.fileno()
 
     def check(self, seconds: float | None = 0) -> bool:
@@ -230,7 +229,7 @@ class LocalProcess:
             EOFError: The process has ended.
             Exception: The object could not be made.
         """
-        if not self.is_ready and select.select([self], [], [], seconds)[0]:
+        if not self.is_ready and readable([self], seconds):
             self.answer()
             self.is_ready = True
         return self.is_ready
@@ -297,7 +296,7 @@ def serve(descriptor: int, parent: int) -> None:
     workers: dict[int, int] = {}  # ids of processes by number
     while True:
         _end_without(parent)
-        is_asked = select.select([orders], [], [], PATIENCE)[0]
+        is_asked = readable([orders], PATIENCE)
         for number, process in list(workers.items()):
             # The id of a process that was not waited for is given to no other one.
             if os.waitpid(process, os.WNOHANG)[0]:

@@ -7,21 +7,25 @@ carries the file's descriptor. Such a file ends with the last process that has i
 no space in `/dev/shm`.
 """
 
+import errno
 import mmap
 import os
 import pickle
+import select
 import socket
 import struct
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import accumulate
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self, TypeVar
 
 import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
+
+from flbench.core.errors import RunError
 
 INLINE: Final = 2**15
 """Bytes of the largest message that goes through the socket. The buffers of a socket have more, so
@@ -30,6 +34,20 @@ ALIGNMENT: Final = 64
 """Bytes to which arrays are aligned, as PyTorch aligns its own tensors."""
 _PREFIX: Final = struct.Struct("<?I")  # whether the parts are in a file; number of parts
 _FILES: Final = 16  # descriptors of one message, at most
+_TOO_MANY_FILES: Final = (
+    "this process has as many files open as it may (`ulimit -n`), and can exchange no arrays with"
+    " worker processes. Raise the limit, close files, or set engine.workers=1."
+)
+
+
+class _HasDescriptor(Protocol):
+    """What `readable` waits for."""
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+
+
+_Waited = TypeVar("_Waited", bound=_HasDescriptor)
 
 
 @dataclass(frozen=True)
@@ -72,7 +90,7 @@ class Connection:
         self._socket = stream
 
     def fileno(self) -> int:
-        """Return the descriptor of the socket, for `select`."""
+        """Return the descriptor of the socket, for `readable`."""
         return self._socket.fileno()
 
     def send(self, thing: Any) -> None:
@@ -80,6 +98,7 @@ class Connection:
 
         Raises:
             OSError: The other process has ended, or there is no memory for the message.
+            RunError: This process has too many files open.
         """
         self.send_parts(*packed(thing))
 
@@ -103,11 +122,16 @@ class Connection:
 
         Raises:
             EOFError: The other process has ended.
+            RunError: This process has too many files open.
         """
         try:
-            head, files, _, _ = socket.recv_fds(self._socket, _PREFIX.size, _FILES)
+            head, files, flags, _ = socket.recv_fds(self._socket, _PREFIX.size, _FILES)
             if not head:
                 raise EOFError
+            if flags & socket.MSG_CTRUNC:  # not all descriptors have arrived
+                for file in files:
+                    os.close(file)
+                raise RunError(_TOO_MANY_FILES)
             head += self._exactly(_PREFIX.size - len(head))
             is_large, count = _PREFIX.unpack(head)
             sizes = struct.unpack(f"<{count}Q", self._exactly(8 * count))
@@ -136,6 +160,23 @@ class Connection:
                 raise EOFError
             rest = rest[read:]
         return found
+
+
+def readable(things: Iterable[_Waited], seconds: float | None = None) -> list[_Waited]:
+    """Return those things that can be read or are closed; wait until there is one.
+
+    Descriptors may have any number: `select.select` refuses those above 1,023.
+
+    Args:
+        things: Sockets, connections and processes.
+        seconds: Longest time to wait; None for no limit.
+    """
+    found = {thing.fileno(): thing for thing in things}
+    poll = select.poll()
+    for number in found:
+        poll.register(number, select.POLLIN)  # the end of the other side is reported in any case
+    ready = poll.poll(None if seconds is None else 1000 * seconds)
+    return [found[number] for number, _ in ready]
 
 
 def packed(thing: Any) -> tuple[list[Any], list[int]]:
@@ -198,10 +239,15 @@ def _file(parts: Sequence[Any]) -> int:
     """Return the descriptor of a file in memory with these parts.
 
     Where the system has no such files it is a file without a name in the temporary folder.
+
+    Raises:
+        RunError: This process has too many files open.
     """
     try:
         file = os.memfd_create("flbench", os.MFD_CLOEXEC)
-    except (AttributeError, OSError):
+    except (AttributeError, OSError) as error:
+        if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
+            raise RunError(_TOO_MANY_FILES) from error
         with tempfile.TemporaryFile() as unnamed:
             file = os.dup(unnamed.fileno())
     try:

@@ -1,6 +1,7 @@
 """Workers of this machine: the bits of one process, whatever happens to the workers."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,11 +15,13 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+import flbench as fl
 from flbench.client.program import LocalProgram, Statistic, Transform
 from flbench.core import children
-from flbench.core.errors import ConfigError, RunError
+from flbench.core.errors import ConfigError, MethodError, RunError
 from flbench.core.tree import digest
 from flbench.core.types import Dispatch, Samples
+from flbench.core.warned import with_places
 from flbench.engine import local
 from flbench.engine.local import LocalEngine
 from flbench.engine.worker import assign
@@ -193,6 +196,27 @@ def test_killed_worker_is_started_again_and_changes_nothing(engines):
     assert not set(workers_of(os.getpid())) & set(before)
 
 
+@pytest.mark.parametrize(("kills", "processes"), [(local.RESTARTS, 3), (100, 1)])
+def test_worker_that_is_killed_while_it_starts_is_started_again(monkeypatch, kills, processes):
+    monkeypatch.delenv(nesting.XDIST, raising=False)
+    built, notes, killed = build(*KEYS["sequential"]), [], []
+    used, start = built.config.engine, LocalProcess.__init__
+
+    def start_and_kill(process, *given):
+        start(process, *given)
+        if len(killed) < kills:
+            killed.append(process)
+            process._server.kill(process._number)
+
+    monkeypatch.setattr(LocalProcess, "__init__", start_and_kill)
+    engine = LocalEngine(built.engine, built.net, built.federation, used, notes.append)
+    with closing(engine):
+        assert engine.start() == processes
+
+    assert len(notes) == (processes == 1)
+    assert all("ended 4 times while it started" in note for note in notes)
+
+
 class Calling:
     """Function of a Transform that calls another one, in workers alone."""
 
@@ -253,11 +277,63 @@ def test_error_of_the_users_code_in_a_worker_names_its_line(engines):
 
 
 def test_warning_of_the_users_code_in_workers_arrives_once(engines):
-    with pytest.warns(UserWarning, match="strange") as found:
-        trained(engines["sequential"], warns)
+    with warnings.catch_warnings(record=True) as found, with_places():
+        warnings.simplefilter("always")
+        for _ in range(2):
+            trained(engines["sequential"], warns)
 
-    assert [str(one.message) for one in found] == ["a strange loss"]
-    assert found[0].filename == __file__
+    [one] = found
+    assert re.fullmatch(r"a strange loss \(client [0-4] in round 1\)", str(one.message))
+    assert one.filename == __file__
+
+
+def test_warning_that_is_an_error_here_is_an_error_in_workers(engines):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        where = r"a part of your own raised UserWarning: a strange loss .*client [0-4] in round 1"
+        with pytest.raises(MethodError, match=where):
+            trained(engines["sequential"], warns)
+    engines["sequential"].start()
+
+
+class Odd(torch.nn.Module):
+    """A net that warns in each step."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.head = torch.nn.Linear(64, classes)
+
+    def forward(self, x):
+        warnings.warn("a strange input", UserWarning, stacklevel=1)
+        return self.head(x.flatten(1))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_warning_of_a_net_is_one_note_with_client_round_and_line(
+    tmp_path, monkeypatch, capsys, workers
+):
+    monkeypatch.delenv(nesting.XDIST, raising=False)
+    train = LocalEngine.run
+
+    def when_ready(engine, *given, **more):
+        engine.start()
+        return train(engine, *given, **more)
+
+    monkeypatch.setattr(LocalEngine, "run", when_ready)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        fl.run(
+            "fedavg",
+            model=Odd,
+            partition={"clients": 4, "samples": 200},
+            train={"rounds": 3},
+            engine={"workers": workers},
+            output={"dir": str(tmp_path)},
+        )
+
+    [note] = [line for line in capsys.readouterr().err.splitlines() if "strange" in line]
+    line = rf"\({re.escape(__file__)}:\d+\)"
+    assert re.fullmatch(rf"note: a strange input \(client \d in round 1\) {line}", note)
 
 
 def test_parts_are_dealt_by_size():

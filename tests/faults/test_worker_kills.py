@@ -1,5 +1,8 @@
 """Workers of this machine, the server that forks them, and the command are killed at random.
 
+Other programs that make files in shared memory disturb the tests; `unshare -m` gives them one of
+their own.
+
 `FLBENCH_FAULTS_SEED` sets the seed, and `FLBENCH_FAULTS_KILLS` the number of kills (default 12).
 """
 
@@ -8,16 +11,21 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
 from flbench.core import children
-from flbench.testing import SMALL, summary_of
+from flbench.core.errors import RunError
+from flbench.core.tree import digest
+from flbench.engine.local import LocalEngine
+from flbench.testing import SMALL, build, summary_of
 from flbench.workers import nesting
+from tests.engine.playing import played
 
 SEED = os.environ.get("FLBENCH_FAULTS_SEED", "0")
 KILLS = int(os.environ.get("FLBENCH_FAULTS_KILLS", "12"))
@@ -84,6 +92,19 @@ def left_after(processes: set[int], seconds: float) -> set[int]:
     return left
 
 
+def in_shared_memory() -> set[str]:
+    """Return the names of the files in shared memory."""
+    return set(os.listdir("/dev/shm"))
+
+
+def left_in_shared_memory(before: set[str], seconds: float) -> set[str]:
+    """Return the files in shared memory that are new; wait for their end."""
+    end = time.monotonic() + seconds
+    while (left := in_shared_memory() - before) and time.monotonic() < end:
+        time.sleep(0.1)
+    return left
+
+
 def digests(folder: Path) -> list[str]:
     """Return the digests of all finished runs below a folder, sorted."""
     return sorted(
@@ -104,10 +125,15 @@ def resumed(kind: str, out: Path) -> list[str]:
     return [kind, "--resume", str(found[-1].parent)]
 
 
+def servers(main: int) -> list[int]:
+    """Return the processes below a process that fork workers; workers have the same title."""
+    found = [one for one, line in below(main).items() if "fork_server" in line]
+    return [one for one in found if one not in {w for s in found for w in below(s)}]
+
+
 def chosen(main: int, draw: random.Random) -> tuple[str, int]:
     """Return a process to kill, and its kind: command, fork server or worker."""
-    servers = [one for one, line in below(main).items() if "fork_server" in line]
-    roots = [one for one in servers if one not in {w for s in servers for w in below(s)}]
+    roots = servers(main)
     workers = [one for root in roots for one in below(root)]
     kinds = {"command": [main], "fork server": roots, "worker": workers}
     kind = draw.choice([name for name, some in kinds.items() if some])
@@ -116,7 +142,7 @@ def chosen(main: int, draw: random.Random) -> tuple[str, int]:
 
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_killed_processes_change_no_digest_and_leave_none_behind(kind, tmp_path, capsys):
-    draw = random.Random(f"{SEED} {kind}")
+    draw, shared = random.Random(f"{SEED} {kind}"), in_shared_memory()
     straight, out = tmp_path / "straight", tmp_path / "killed"
     begin = time.monotonic()
     twin = start([*COMMANDS[kind], "--out", str(straight)])
@@ -125,6 +151,7 @@ def test_killed_processes_change_no_digest_and_leave_none_behind(kind, tmp_path,
     assert twin.returncode == 0, said
     expected = digests(straight)
     assert expected
+    assert not left_in_shared_memory(shared, RAYS_ENDED)
     done, killed, faults, turn = 0, Counter(), [], 0
     wanted = max(1, round(KILLS * SHARES[kind]))
 
@@ -162,7 +189,54 @@ def test_killed_processes_change_no_digest_and_leave_none_behind(kind, tmp_path,
             process = start(resumed(kind, folder))
         if not faults and (found := digests(folder)) != expected:
             faults.append(f"digests {found} in place of {expected}")
+        if left := left_in_shared_memory(shared, RAYS_ENDED):
+            faults.append(f"{sorted(left)} are left in shared memory")
+        with capsys.disabled():
+            sys.stdout.write(
+                f"\n{kind}: {done} of {wanted} kills, {dict(killed)}; {faults or 'ok'}"
+            )
+            sys.stdout.flush()
 
     with capsys.disabled():
         sys.stdout.write(f"\n{kind}: {dict(killed)} killed in {turn} calls, {whole:.0f} s each\n")
     assert not faults, faults
+
+
+def test_workers_killed_in_the_middle_of_rounds_change_no_bit(monkeypatch, capsys):
+    monkeypatch.delenv(nesting.XDIST, raising=False)
+    draw, main = random.Random(f"{SEED} rounds"), os.getpid()
+    built = build("algorithm.name=hfcd", "model.name=lenet5", "engine.workers=3")
+    expected = digest([played(built, built.engine, 4).clients])
+    used, killed, said = built.config.engine, [], []
+    engine = LocalEngine(built.engine, built.net, built.federation, used, said.append)
+
+    def kill() -> None:
+        forkers = servers(main)
+        if victims := [one for one in below(main) if one not in forkers]:
+            with suppress(ProcessLookupError):
+                os.kill(draw.choice(sorted(victims)), signal.SIGKILL)
+                killed.append(1)
+
+    with closing(engine):
+        assert engine.start() == 3
+        begin = time.monotonic()
+        assert digest([played(built, engine, 4).clients]) == expected
+        whole = time.monotonic() - begin
+        for _ in range(KILLS):
+            killer = threading.Timer(draw.uniform(0.0, whole), kill)
+            killer.start()
+            try:
+                found = digest([played(built, engine, 4).clients])
+            except RunError as error:  # the same worker was killed four times
+                said.append(str(error))
+                found = expected
+            killer.join()
+            assert found == expected
+            assert engine.start() == 3
+    assert not left_after(set(below(main)), ENDED)
+    assert all("died 4 times" in one for one in said)
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\n{sum(killed)} workers killed in {KILLS} trainings of 4 rounds, {len(said)} of which"
+            " ended with a sentence\n"
+        )

@@ -1,13 +1,17 @@
 """Messages between processes of this machine."""
 
+import fcntl
 import os
+import resource
 import socket
+from contextlib import ExitStack, suppress
 
 import numpy as np
 import pytest
 
+from flbench.core.errors import RunError
 from flbench.workers import frames
-from flbench.workers.frames import Connection, SharedArray
+from flbench.workers.frames import Connection, SharedArray, readable
 
 
 @pytest.fixture
@@ -70,3 +74,35 @@ def test_end_of_the_other_process_is_noticed(ends):
 
     with pytest.raises(EOFError):
         ends[1].receive()
+
+
+@pytest.fixture
+def limit_of_files():
+    """Function that sets the number of files that this process may have open."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield lambda count: resource.setrlimit(resource.RLIMIT_NOFILE, (count, before[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_descriptors_above_1023_are_waited_for(ends, limit_of_files):
+    limit_of_files(2048)
+    here, there = ends
+    with socket.socket(fileno=fcntl.fcntl(there.fileno(), fcntl.F_DUPFD, 1100)) as many:
+        assert readable([many, here], 0) == []
+        here.send(1)
+        assert readable([many, here]) == [many]
+
+
+@pytest.mark.parametrize("is_sent", [False, True])
+def test_a_process_with_too_many_open_files_is_told_the_cure(ends, limit_of_files, is_sent):
+    large = np.zeros(10**5)
+    if is_sent:
+        ends[0].send(large)
+    limit_of_files(512)
+    with ExitStack() as opened:
+        with suppress(OSError):
+            while True:
+                opened.enter_context(open(os.devnull, "rb"))
+
+        with pytest.raises(RunError, match=r"ulimit -n.*engine\.workers=1"):
+            ends[1].receive() if is_sent else ends[0].send(large)

@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from select import select
 from typing import Any, Final
 
 import cloudpickle
@@ -113,7 +112,7 @@ class LocalProcesses:
             return
 
     def ended(self) -> Iterable[tuple[Job, Outcome]]:
-        done = select(list(self._running), [], [], PERIOD)[0]
+        done = frames.readable(list(self._running), PERIOD)
         self._supervisor.check()
         for process in done:
             job, task = self._running[process]

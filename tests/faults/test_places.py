@@ -1,0 +1,418 @@
+"""Runs with workers in places that make it hard to start processes, and runs that are ended.
+
+The digest is that of one process, whoever trains. As root, `unshare` gives a call a `/dev/shm` of
+its own, and `setpriv` another user.
+"""
+
+import fcntl
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+
+from flbench.core import children
+from flbench.workers import nesting
+from tests.faults.test_worker_kills import below, left_after
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600)]
+
+LIMIT = 900.0  # seconds after which a call counts as hanging
+NOBODY = 65534
+"""Id of a user without processes and without rights."""
+
+RUN = """
+import json, os, sys, threading
+from flbench.engine import local
+
+def trained(workers=2, **engine):
+    import flbench as fl
+
+    train, used = local.LocalEngine.run, []
+
+    def when_ready(engine, *given, **more):
+        used.append(1 if engine._most == 1 else engine.start())
+        return train(engine, *given, **more)
+
+    local.LocalEngine.run = when_ready
+    found = fl.run(
+        "hfcd", partition={"clients": 5, "alpha": 0.5, "samples": 300}, model="lenet5",
+        train={"rounds": 3, "local_epochs": 1}, engine={"workers": workers, **engine},
+        output={"dir": os.environ["OUT"]},
+    )
+    local.LocalEngine.run = train
+    return {"digest": found.digest, "workers": max(used, default=1)}
+"""
+"""A run whose rounds wait for its workers, so that a short one shows what they do."""
+
+PLAIN = "print(json.dumps(trained()), flush=True)"
+IN_THREAD = """
+found = []
+thread = threading.Thread(target=lambda: found.append(trained()))
+thread.start()
+thread.join()
+print(json.dumps(found[0]), flush=True)
+"""
+IN_DAEMON = """
+import multiprocessing
+
+def child(pipe):
+    pipe.send(trained())
+
+ours, theirs = multiprocessing.get_context("fork").Pipe()
+process = multiprocessing.get_context("fork").Process(target=child, args=(theirs,), daemon=True)
+process.start()
+print(json.dumps(ours.recv()), flush=True)
+process.join()
+"""
+IN_RAY_TASK = """
+import ray
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+path = list(sys.path)
+
+@ray.remote
+def task():
+    sys.path[:] = path
+    return trained()
+
+print(json.dumps(ray.get(task.remote())), flush=True)
+ray.shutdown()
+"""
+OVER_1024_FILES = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+files = [open(os.devnull) for _ in range(1500)]
+print(json.dumps(trained()), flush=True)
+"""
+SHM = "mount -t tmpfs -o {options} none /dev/shm && {fill}exec "
+PLACES = {
+    # name: what comes before the command in the shell, the script, and how many processes train
+    "plain": ("", PLAIN, 2),
+    "in a thread": ("", IN_THREAD, 2),
+    "in a daemon process": ("", IN_DAEMON, 1),
+    "in a task of Ray": ("", IN_RAY_TASK, 1),
+    "with 1,500 open files": ("", OVER_1024_FILES, 2),
+    "ulimit -n 64": ("ulimit -n 64; exec ", PLAIN, 2),
+    "ulimit -n 64, in a thread": ("ulimit -n 64; exec ", IN_THREAD, 2),
+    "/dev/shm is read-only": (SHM.format(options="ro", fill=""), PLAIN, 2),
+    "/dev/shm is full": (
+        SHM.format(options="size=64k", fill="! head -c 99999 /dev/zero > /dev/shm/x; "),
+        PLAIN,
+        2,
+    ),
+    "a TMPDIR of 120 characters": ("TMPDIR=$LONG exec ", PLAIN, 2),
+    "no HOME": ("unset HOME; exec ", PLAIN, 2),
+    "no account, no HOME, no further process": (
+        f"unset HOME; exec setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups"
+        " prlimit --nproc=1 ",
+        PLAIN,
+        1,
+    ),
+}
+
+
+def call(tmp_path: Path, before: str, script: str) -> tuple[int, str, str]:
+    """Return exit code, output and errors of a script that runs in a place."""
+    file, out, long = tmp_path / "script.py", tmp_path / "out", tmp_path / ("t" * 120)
+    for folder in (out, long):
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o777)
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    file.write_text(RUN + script)
+    variables = children.environment(OUT=str(out), LONG=str(long), OMP_NUM_THREADS="1")
+    for name in (nesting.XDIST, nesting.VARIABLE):
+        variables.pop(name, None)
+    shell = ["unshare", "-m", "sh", "-c", f'{before or "exec "}{sys.executable} "$0"', str(file)]
+    with subprocess.Popen(
+        shell, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        family: set[int] = set()
+        end = time.monotonic() + LIMIT
+        while process.poll() is None and time.monotonic() < end:
+            family |= set(below(process.pid))
+            time.sleep(0.1)
+        process.kill()
+        said, errors = process.communicate()
+    assert not left_after(family, 10.0), "processes are left behind"
+    return process.returncode, said, errors
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """The digest of one process."""
+    code, said, errors = call(
+        tmp_path_factory.mktemp("one"), "", PLAIN.replace("trained()", "trained(1)")
+    )
+    assert code == 0, errors
+    return json.loads(said.splitlines()[-1])["digest"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
+@pytest.mark.parametrize("place", PLACES)
+def test_a_run_has_its_digest_in_every_place(place, expected, tmp_path, capsys):
+    before, script, workers = PLACES[place]
+    begin = time.monotonic()
+
+    code, said, errors = call(tmp_path, before, script)
+
+    notes = [line for line in errors.splitlines() if line.startswith("note: ")]
+    with capsys.disabled():
+        sys.stdout.write(f"\n{place}: {time.monotonic() - begin:.0f} s, {said.strip()} {notes}\n")
+    assert code == 0, errors
+    assert "Traceback" not in errors
+    found = json.loads(said.splitlines()[-1])
+    assert found == {"digest": expected, "workers": workers}
+    if workers == 1:
+        assert any("trains alone, because" in note for note in notes), errors
+
+
+IN_XDIST = """
+import json, sys
+sys.path.insert(0, {folder!r})
+from script import trained
+
+def test_one(capfd):
+    found = trained()
+    with capfd.disabled():
+        open({folder!r} + "/found", "w").write(json.dumps(found) + capfd.readouterr().err)
+
+def test_other():
+    pass
+"""
+
+
+def test_tests_under_xdist_train_alone(expected, tmp_path):
+    (tmp_path / "script.py").write_text(RUN)
+    (tmp_path / "test_one.py").write_text(IN_XDIST.format(folder=str(tmp_path)))
+    variables = children.environment(OUT=str(tmp_path / "out"))
+    variables.pop(nesting.XDIST, None)
+
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "test_one.py"],
+        cwd=tmp_path,
+        env=variables,
+        check=True,
+    )
+
+    said = (tmp_path / "found").read_text()
+    assert json.loads(said.partition("}")[0] + "}") == {"digest": expected, "workers": 1}
+    assert "runs tests beside others of pytest-xdist" in said
+
+
+NET = """
+import torch
+from torch import nn
+import flbench as fl
+
+class Net(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.first, self.head = nn.Linear(64, 32), nn.Linear(32, 10)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.first(x.flatten(1))))
+"""
+CELL = """
+given = dict(
+    model=Net, partition={{"clients": 8, "samples": 1200}}, output={{"dir": {out!r}}},
+    train={{"rounds": {rounds}, "local_epochs": 5}}, engine={{"workers": {workers}}},
+)
+found = fl.run("fedavg", **given)
+print(found.digest, len(fl.__name__))
+"""
+RESUME = """
+from pathlib import Path
+[path] = Path({out!r}).glob("*/*/")
+print(fl.resume(path).digest)
+"""
+
+
+class Kernel:
+    """A kernel of a notebook, and what its cells print."""
+
+    def __init__(self, folder):
+        from jupyter_client.manager import KernelManager
+
+        variables = children.environment()
+        variables.pop(nesting.XDIST, None)
+        self.manager = KernelManager(kernel_name="python3")
+        self.manager.start_kernel(env=variables, cwd=str(folder))
+        self.client = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(60)
+        self.process = self.manager.provisioner.pid
+
+    def begin(self, code):
+        return self.client.execute(code)
+
+    def ended(self, message):
+        """Return how a cell ended, what it printed, and its error."""
+        out = []
+        while True:
+            one = self.client.get_iopub_msg(timeout=LIMIT)
+            if one["parent_header"].get("msg_id") != message:
+                continue
+            kind, content = one["msg_type"], one["content"]
+            if kind == "stream" and content["name"] == "stdout":
+                out.append(content["text"])
+            if kind == "error":
+                out.append(f"{content['ename']}: {content['evalue']}")
+            if kind == "status" and content["execution_state"] == "idle":
+                return "".join(out)
+
+    def run(self, code):
+        return self.ended(self.begin(code))
+
+    def close(self):
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+def test_net_of_a_cell_trains_in_workers_and_the_kernel_can_be_interrupted(tmp_path, capsys):
+    kernel, out = Kernel(tmp_path), str(tmp_path / "out")
+    try:
+        kernel.run(NET)
+        one = kernel.run(CELL.format(out=out + "1", rounds=60, workers=1)).split()[0]
+        whole = kernel.begin(CELL.format(out=out + "2", rounds=60, workers=2))
+        most = 0
+        while not Path(out + "2").exists() or not list(Path(out + "2").rglob("summary.json")):
+            most = max(most, len(below(kernel.process)))
+            time.sleep(0.05)
+        many = kernel.ended(whole).split()[0]
+        stopped = kernel.begin(CELL.format(out=out + "3", rounds=2000, workers=2))
+        while len(below(kernel.process)) < 2:
+            time.sleep(0.05)
+        time.sleep(1.0)
+        family = set(below(kernel.process))
+        kernel.manager.interrupt_kernel()
+        error = kernel.ended(stopped)
+        left = left_after(family, 1.0)
+        goes_on = kernel.run("print(found.digest)")
+    finally:
+        kernel.close()
+
+    with capsys.disabled():
+        sys.stdout.write(f"\nnotebook: {one[:12]}, {many[:12]}; {most} processes; {error}\n")
+    assert one == many
+    assert most >= 2  # the server and a worker
+    assert "KeyboardInterrupt" in error
+    assert "resume" in error
+    assert not left
+    assert goes_on.strip() == many
+
+
+ENDS = {
+    # name: the signal, or the bytes that are typed; "" closes the terminal. Whether a line is said
+    "Ctrl-C": (b"\x03", True),
+    "SIGTERM": (signal.SIGTERM, True),
+    "SIGHUP": (signal.SIGHUP, False),
+    "closed terminal": (b"", False),
+    "SIGKILL": (signal.SIGKILL, False),
+}
+COMMAND = (
+    *("run", "hfcd", "partition.clients=5", "partition.samples=600", "model.name=lenet5"),
+    *("engine.workers=2", "train.local_epochs=1", "train.rounds=150", "tracking.mlflow=false"),
+    *("output.checkpoint_every=1", "output.checkpoint_seconds=0", "train.participation=1"),
+)
+
+
+def in_terminal(arguments: list[str]) -> tuple[subprocess.Popen[bytes], int]:
+    """Start flbench in a terminal of its own; return the process and the other end."""
+    ours, theirs = pty.openpty()
+
+    def take() -> None:
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    variables = children.environment(OMP_NUM_THREADS="1", TERM="dumb")
+    variables.pop(nesting.XDIST, None)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flbench", *arguments],
+        env=variables,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        preexec_fn=take,
+    )
+    os.close(theirs)
+    os.set_blocking(ours, False)
+    return process, ours
+
+
+def read(terminal: int) -> str:
+    """Return what a terminal shows."""
+    found = b""
+    while True:
+        try:
+            piece = os.read(terminal, 65536)
+        except OSError:
+            piece = b""
+        if not piece:
+            return found.decode(errors="replace")
+        found += piece
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """The digest of the command that nobody ends."""
+    out = tmp_path_factory.mktemp("straight")
+    variables = children.environment(OMP_NUM_THREADS="1")
+    command = [sys.executable, "-m", "flbench", *COMMAND, "engine.workers=1", "--out", str(out)]
+    subprocess.run(command, env=variables, check=True, capture_output=True)
+    [summary] = out.rglob("summary.json")
+    return json.loads(summary.read_text())["weights_digest"]
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_an_ended_run_leaves_no_process_and_resumes(end, straight, tmp_path, capsys):
+    how, is_said = ENDS[end]
+    process, terminal = in_terminal([*COMMAND, "--out", str(tmp_path)])
+    shown = ""
+    while len(below(process.pid)) < 2 or not list(tmp_path.rglob("last.safetensors")):
+        assert process.poll() is None, shown
+        shown += read(terminal)
+        time.sleep(0.02)
+    time.sleep(0.5)
+    family = set(below(process.pid))
+    begin = time.monotonic()
+    if isinstance(how, bytes) and how:
+        os.write(terminal, how)
+    elif isinstance(how, bytes):
+        os.close(terminal)
+    else:
+        process.send_signal(how)
+    code = process.wait(20)
+    seconds = time.monotonic() - begin
+    left = left_after(family, 1.0)
+    gone = time.monotonic() - begin
+    shown += read(terminal) if how != b"" else ""
+    [run] = [file.parent for file in tmp_path.rglob("config.yaml")]
+    rounds = sum(",train,,loss," in line for line in (run / "metrics.csv").open())
+    again = subprocess.run(
+        [sys.executable, "-m", "flbench", "run", "--resume", str(run)],
+        env=children.environment(OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    with capsys.disabled():
+        last = shown.strip().splitlines()[-1] if shown.strip() else ""
+        sys.stdout.write(
+            f"\n{end}: exit code {code} after {seconds:.2f} s, processes gone after {gone:.2f} s,"
+            f" {rounds} rounds done; {last!r}\n"
+        )
+    assert not left
+    assert again.returncode == 0, again.stderr
+    assert json.loads((run / "summary.json").read_text())["weights_digest"] == straight
+    assert "Traceback" not in shown
+    if is_said:
+        assert shown.count("interrupted") == 1
+        assert "--resume" in shown
