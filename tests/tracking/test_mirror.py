@@ -105,7 +105,11 @@ def test_run_is_mirrored_by_a_process_of_its_own(tmp_path):
     [folder] = tmp_path.glob("digits-dirichlet/*")
     store = mlflow_store.open_store(uri)
     # On a busy machine the run does not wait until its mirror has sent everything.
-    wait(lambda: only(store, folder).info.status == "FINISHED")
+    wait(
+        lambda: (
+            [one.info.status for one in entries(store, "flbench.run", folder.name)] == ["FINISHED"]
+        )
+    )
     entry = only(store, folder)
     assert entry.info.experiment_id == store.client.get_experiment_by_name("mine").experiment_id
     rows = metrics_file.read(folder / "metrics.csv")

@@ -41,7 +41,7 @@ def study_of(folder, federation, methods, *items):
     for method in methods:
         tree = config_of(f"algorithm={method}", *items).tree()
         folder.write(f"methods/{method}.yaml", yaml.safe_dump(tree))
-        trust.record_file(folder.path / "methods" / f"{method}.yaml")
+        trust.record_file(folder.path / "methods" / f"{method}.yaml", tree)
     config = config_of(*items)
     packed, description = partition_files.encode(
         federation.partition, federation.dataset, config.partition
