@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from typing import Any, Final, NamedTuple
 
 Place = Callable[[], str]
+Key = tuple[type[Warning], str, str, int]
 
 _PLACE: Final[ContextVar[Place | None]] = ContextVar("place", default=None)
 
@@ -33,6 +34,11 @@ class Warned(NamedTuple):
     file: str
     line: int
     place: str | None
+
+    @property
+    def key(self) -> Key:
+        """Class, text, file and line: what warnings of different places have in common."""
+        return self[:-1]
 
     def issue(self) -> None:
         """Issue the warning in this process, where its filters decide about it.
@@ -70,27 +76,16 @@ def with_places() -> Iterator[None]:
     A warning that has a place is shown once: further ones with the same text and line, of other
     clients and rounds, are not shown. Python's filters see the text without the place.
     """
-    show, seen = warnings.showwarning, set[tuple[Any, ...]]()
+    show, seen = warnings.showwarning, set[Key]()
 
-    def show_once(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: Any = None,
-        line: str | None = None,
-    ) -> None:
-        place = _here()
-        if place is not None:
-            key = category, str(message), filename, lineno
-            if key in seen:
-                return
-            seen.add(key)
-            message = f"{message} ({place})"
-        show(message, category, filename, lineno, file, line)
+    def show_once(one: Warned) -> None:
+        if one.place is None:
+            show(one.text, one.category, one.file, one.line)
+        elif one.key not in seen:
+            seen.add(one.key)
+            show(f"{one.text} ({one.place})", one.category, one.file, one.line)
 
-    with warnings.catch_warnings():
-        warnings.showwarning = show_once
+    with _handled_by(show_once):
         yield
 
 
@@ -101,9 +96,22 @@ def recorded() -> Iterator[list[Warned]]:
     Yields:
         The warnings, the first one of each text and line.
     """
-    found, seen = list[Warned](), set[tuple[Any, ...]]()
+    found, seen = list[Warned](), set[Key]()
 
-    def record(
+    def record(one: Warned) -> None:
+        if one.key not in seen:
+            seen.add(one.key)
+            found.append(one._replace(category=_portable(one.category)))
+
+    with _handled_by(record):
+        yield found
+
+
+@contextmanager
+def _handled_by(handle: Callable[[Warned], object]) -> Iterator[None]:
+    """Context manager in which a function gets the warnings that Python would show."""
+
+    def show(
         message: Warning | str,
         category: type[Warning],
         filename: str,
@@ -111,14 +119,11 @@ def recorded() -> Iterator[list[Warned]]:
         file: Any = None,
         line: str | None = None,
     ) -> None:
-        one = Warned(_portable(category), str(message), filename, lineno, _here())
-        if one[:-1] not in seen:
-            seen.add(one[:-1])
-            found.append(one)
+        handle(Warned(category, str(message), filename, lineno, _here()))
 
     with warnings.catch_warnings():
-        warnings.showwarning = record
-        yield found
+        warnings.showwarning = show
+        yield
 
 
 def first_of_each(warned: Iterable[Warned]) -> list[Warned]:
@@ -127,9 +132,9 @@ def first_of_each(warned: Iterable[Warned]) -> list[Warned]:
     Args:
         warned: The warnings.
     """
-    found: dict[tuple[Any, ...], Warned] = {}
+    found: dict[Key, Warned] = {}
     for one in warned:
-        found.setdefault(one[:-1], one)
+        found.setdefault(one.key, one)
     return list(found.values())
 
 
