@@ -157,7 +157,8 @@ def expected(tmp_path_factory):
 def others_may_run_python() -> bool:
     """Return whether users without rights can start this Python, which may be in a home folder."""
     user = ["setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"]
-    command = [*user, sys.executable, "-c", ""]
+    # `setpriv` itself still has the rights of root when it starts a command, and `env` has not.
+    command = [*user, "env", sys.executable, "-c", ""]
     return not subprocess.run(command, check=False, capture_output=True).returncode
 
 
