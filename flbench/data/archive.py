@@ -211,7 +211,8 @@ class Archive:
                     f"{self.path}: the entry {name!r} leads out of the archive. Remove it: such"
                     " archives are not read."
                 )
-            if self._zip is not None and size > MAX_ENTRY:  # a small .zip file may have a huge entry
+            # A small .zip file may have a huge entry.
+            if self._zip is not None and size > MAX_ENTRY:
                 raise DataError(
                     f"{self.path}: the entry {name} would unpack to {size / 2**20:.0f} MiB; the"
                     f" limit is {MAX_ENTRY // 2**20}. Unpack the archive to a folder, where files"
