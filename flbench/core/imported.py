@@ -170,6 +170,28 @@ def _check_is_part(path: str, found: Any) -> None:
         )
 
 
+def where_to_put(reason: str) -> str:
+    """Return where processes find modules, as a sentence, if a reason is that there is none.
+
+    Args:
+        reason: Text of an error.
+
+    Returns:
+        The sentence, with a blank before it; "" for other reasons.
+
+    >>> where_to_put("No module named 'nets'")[:44]
+    ' Worker processes import modules from files:'
+    >>> where_to_put("division by zero")
+    ''
+    """
+    if "No module named" not in reason:
+        return ""
+    return (
+        " Worker processes import modules from files: in the current folder, in a folder of"
+        " $PYTHONPATH, or of an installed package; on a cluster, each machine needs them."
+    )
+
+
 def here() -> str:
     """Return the current folder; in a worker process that of the process which it works for.
 

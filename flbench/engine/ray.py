@@ -27,7 +27,7 @@ from flbench.engine.base import (
     open_device,
 )
 from flbench.engine.worker import Worker, arguments, assign, in_order, unpacked, warn_again
-from flbench.workers.lost import why_lost
+from flbench.workers.lost import could_not_begin, why_lost
 from flbench.workers.nesting import is_ray_worker
 from flbench.workers.pool import ActorPool, Ended
 from flbench.workers.resources import is_elsewhere
@@ -274,11 +274,13 @@ def _wait(pool: ActorPool, count: int, config: EngineConfig) -> None:
                 " train too as soon as they are ready; the results are the same."
             )
         return
+    pool.close(kill=True)
+    if pool.failed is not None and could_not_begin(pool.failed):
+        raise RunError(f"a worker of engine.name=ray did not start: {why_lost(pool.failed)}")
     late = f" within {patience:g} s."
     why = late if pool.failed is None else f": {why_lost(pool.failed)}"
     lower = f"Lower engine.workers (now {config.workers})"
     cure = lower if count > 1 else "Use engine.name=sequential"
-    pool.close(kill=True)
     raise RunError(
         f"workers of engine.name=ray did not start{why} {cure}, or begin again when the machine has"
         " less to do."

@@ -1,5 +1,6 @@
 """What Ray Tune needs for a study: its environment, and the resources that it reserves."""
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,14 +30,20 @@ QUIET: Final = {
 def quiet() -> Iterator[None]:
     """Set the environment variables of Ray Tune that are not set yet, for the `with` block.
 
+    In the block, Ray Tune does not log which trials have failed either.
+
     Afterwards, a Tuner of the user's own in the same process has Ray Tune's results and checkpoints
     of the search, which it needs.
     """
     missing = {key: value for key, value in QUIET.items() if key not in os.environ}
     os.environ.update(missing)
+    log = logging.getLogger("ray.tune.tune")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
+        log.setLevel(level)
         for key in missing:
             os.environ.pop(key, None)
 

@@ -9,7 +9,6 @@ import ray
 from ray import tune
 
 from flbench.core.errors import RunError
-from flbench.core.imported import portable
 from flbench.results import metrics_file
 from flbench.tuning.callbacks import TuneCallbacks
 from flbench.tuning.deployments import of_deployment, score_at
@@ -28,6 +27,7 @@ from flbench.tuning.waits import Waits
 from flbench.tuning.worker import TrialWorker
 from flbench.workers.lost import OUT_OF_MEMORY, why_lost
 from flbench.workers.orphans import wait_for_orphans
+from flbench.workers.shipping import SealedParcel
 from flbench.workers.supervisor import Supervisor
 
 
@@ -107,7 +107,7 @@ def _train(
             rounds=settings.rounds,
             samples=shared.references,
             rests=shared.rests,
-            parcel=portable(prepared.parcel, ray.cloudpickle.dumps),
+            parcel=SealedParcel(prepared.parcel),
             resume=folder.resume_command,
         ),
         bundles(prepared.resources, Reservations),

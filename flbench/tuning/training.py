@@ -8,7 +8,8 @@ import json
 import os
 import shutil
 import time
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -72,6 +73,8 @@ class TrialTraining:
         test: Whether a trial of the search is evaluated on the test parts too, after its last
             round. A final training is in any case.
         resume: What the user calls to continue the search, for messages; None for the command.
+        opened: Function that returns a context manager, in which the configuration finds the
+            objects of the user.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class TrialTraining:
         node: str | None = None,
         test: bool = False,
         resume: str | None = None,
+        opened: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.job = job
         self._test = test or job.kind == "final"
@@ -101,7 +105,8 @@ class TrialTraining:
         self._is_whole = True
         self._write()
         try:
-            self._build(federation, fresh=before.get("params") != dict(job.params))
+            with opened():
+                self._build(federation, fresh=before.get("params") != dict(job.params))
         except UserError as error:
             self._end("failed", str(error))
 

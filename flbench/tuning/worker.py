@@ -10,7 +10,7 @@ from ray import tune
 from flbench.tuning.shared_federations import Rests
 from flbench.tuning.study import load_job
 from flbench.tuning.training import TrialTraining
-from flbench.workers.shipping import Parcel
+from flbench.workers.shipping import SealedParcel
 
 WORST = -1.0  # score of a trial without one, for the scheduler; metrics are in [0, 1]
 
@@ -32,7 +32,7 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]
         rounds: int,
         samples: Sequence[Any],
         rests: Rests,
-        parcel: Parcel,
+        parcel: SealedParcel,
         resume: str,
     ) -> None:
         """Get the samples from shared memory.
@@ -95,15 +95,15 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]
             position, rest = self._rests[job.partition_seed]
             federation = rest.with_samples(ray.get(self._samples[position]))
             node = ray.get_runtime_context().get_node_id()
-            with self._parcel.opened():
-                self._training = TrialTraining(
-                    self._study,
-                    job,
-                    federation,
-                    metric=self._metric,
-                    deployment=self._deployment,
-                    rounds=self._rounds,
-                    node=node,
-                    resume=self._resume,
-                )
+            self._training = TrialTraining(
+                self._study,
+                job,
+                federation,
+                metric=self._metric,
+                deployment=self._deployment,
+                rounds=self._rounds,
+                node=node,
+                resume=self._resume,
+                opened=self._parcel.opened,
+            )
         return self._training

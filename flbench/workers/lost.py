@@ -4,6 +4,8 @@ from typing import Any, Final
 
 import ray
 
+from flbench.core.imported import where_to_put
+
 LOST: Final[tuple[type[Exception], ...]] = (
     ray.exceptions.RayActorError,
     ray.exceptions.OutOfMemoryError,
@@ -34,13 +36,23 @@ def why_lost(error: Any) -> str:
             "Ray ended its worker process, because the memory of the machine was almost full:"
             " train fewer at the same time."
         )
-    if getattr(error, "actor_init_failed", False):
+    if could_not_begin(error):
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return f"its worker process could not begin: {lines[-1] if lines else 'no message'}"
+        reason = lines[-1].rstrip(".") if lines else "no message"
+        return f"its worker process could not begin: {reason}.{where_to_put(reason)}"
     is_node = isinstance(error, ray.exceptions.NodeDiedError | ray.exceptions.ObjectLostError)
     if is_node or any(words in text for words in _BY_NODE):
         return "its machine has ended, or cannot be reached."
     return "its worker process died: it was killed, or memory ran out."
+
+
+def could_not_begin(error: Any) -> bool:
+    """Return whether a worker process has raised an error while it began, as another one would.
+
+    Args:
+        error: An error of `LOST`.
+    """
+    return bool(getattr(error, "actor_init_failed", False))
 
 
 def unreadable(error: ray.exceptions.RayTaskError) -> str | None:
@@ -52,4 +64,5 @@ def unreadable(error: ray.exceptions.RayTaskError) -> str | None:
     if not isinstance(error.cause, ray.exceptions.RaySystemError):
         return None
     said = str(error.cause).removeprefix("System error: ").partition("\ntraceback:")[0]
-    return " ".join(said.split()) or None
+    reason = " ".join(said.split())
+    return f"{reason}.{where_to_put(reason)}" if reason else None

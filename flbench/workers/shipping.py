@@ -17,7 +17,9 @@ from flbench.core.imported import (
     TextHashes,
     check_unaltered,
     net_hashes,
+    portable,
     text_hashes,
+    where_to_put,
     with_text_hashes,
 )
 from flbench.core.registry import ALGORITHMS
@@ -73,6 +75,38 @@ class Parcel:
 
 
 NOTHING: Final = Parcel({}, {})
+
+
+class SealedParcel:
+    """A parcel that a worker process reads when it begins a training.
+
+    If it cannot be read there, the training fails with the reason. Otherwise the process would end,
+    as if it had been lost, and would be started again.
+
+    Args:
+        parcel: The parcel.
+    """
+
+    def __init__(self, parcel: Parcel) -> None:
+        self._content = cloudpickle.dumps(portable(parcel, cloudpickle.dumps))
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Return a context manager in which the configuration finds the objects.
+
+        Raises:
+            ConfigError: The process cannot read the parcel, such as an object of a module that it
+                does not find.
+        """
+        try:
+            parcel = pickle.loads(self._content)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise ConfigError(
+                f"a worker process cannot read what it is sent ({reason}).{where_to_put(reason)}"
+            ) from error
+        with parcel.opened():
+            yield
 
 
 def pack(objects: Mapping[str, Any], methods: Iterable[str] = ()) -> Parcel:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import sys
 from contextlib import contextmanager
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from flbench.config import resolve, trust
+from flbench.core import imported
 from flbench.core.errors import UserError
 from flbench.core.tree import digest
 from flbench.data import partition_files
@@ -26,6 +28,7 @@ from flbench.tuning.study import (
     write_record,
 )
 from flbench.tuning.training import TrialTraining
+from flbench.workers.shipping import Parcel, SealedParcel
 from tests.experiment import test_inputs
 from tests.support import config_of, run
 
@@ -281,6 +284,32 @@ def test_a_trial_that_the_scheduler_has_stopped_is_saved_if_all_are_kept(
     stopped.close()
 
     assert written == [1] + [1] * (keep == "all")  # the best round, and that of the stop
+
+
+class OfMissingModule:
+    """An object that a worker process cannot read."""
+
+    def __reduce__(self):
+        return __import__, ("module_of_this_process_alone",)
+
+
+def test_trial_that_cannot_read_what_it_is_sent_fails_with_the_reason(
+    study, federation, monkeypatch
+):
+    # What arrives sets the folders in which its process looks for modules.
+    monkeypatch.setattr(imported, "_sender", None)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    sealed = SealedParcel(Parcel({"model": OfMissingModule()}, {}))
+
+    training = TrialTraining(
+        study, job_of(index=9), federation, metric="accuracy", rounds=4, opened=sealed.opened
+    )
+
+    assert training.step().done
+    assert not training.has_begun
+    assert training.record["state"] == "failed"
+    assert "named 'module_of_this_process_alone'" in training.record["reason"]
+    assert "$PYTHONPATH" in training.record["reason"]
 
 
 def test_restarted_trial_resumes_from_its_checkpoint(study, federation):

@@ -10,7 +10,7 @@ import cloudpickle
 from numpy.typing import NDArray
 
 from flbench.core.errors import RunError
-from flbench.core.imported import portable
+from flbench.core.imported import portable, where_to_put
 from flbench.jobs.job import Job, Outcome, Task
 from flbench.jobs.launchers.attempts import Attempts
 from flbench.jobs.launchers.job_worker import JobWorker
@@ -134,7 +134,7 @@ class LocalProcesses:
                 # Such as a module of the user that the process cannot import: no use to try again.
                 self._end(process)
                 why = f"{type(error).__name__}: {error}"
-                outcome = Outcome(f"its process could not begin ({why}).")
+                outcome = Outcome(f"its process could not begin ({why}).{where_to_put(why)}")
             else:
                 del self._running[process]
                 self._idle.append(process)

@@ -16,7 +16,7 @@ from flbench.jobs.launchers.job_worker import JobWorker
 from flbench.jobs.launchers.shipped import Store, StoredSamples
 from flbench.jobs.samples import LoadedSamples
 from flbench.workers.cluster import cluster
-from flbench.workers.lost import why_lost
+from flbench.workers.lost import could_not_begin, why_lost
 from flbench.workers.pool import ActorPool, there
 from flbench.workers.resources import Resources
 from flbench.workers.samples import SharedSamples
@@ -122,7 +122,11 @@ class RayActors:
             if lost is not None:
                 if self._supervisor.is_over():
                     self._supervisor.check()
-                outcome = self._attempts.after_loss(job, why_lost(lost))
+                why = why_lost(lost)
+                if could_not_begin(lost):  # another process could not either
+                    outcome = Outcome(why)
+                else:
+                    outcome = self._attempts.after_loss(job, why)
                 if outcome is None:
                     self._lost.add(job, task)
                     continue
