@@ -4,6 +4,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from flbench.tracking import mlflow_store
 from tests.tracking.reading import history
 
@@ -39,6 +41,14 @@ def counts(uri: str, experiment: str, database: str | None = None) -> Counts:
         experiment: Name of the experiment.
         database: Address of its database, which is asked directly for all but the files.
     """
+    with pytest.MonkeyPatch.context() as patch:
+        # flbench has set shorter times, with which a busy machine answers too late.
+        patch.setenv(mlflow_store.TIMEOUT_VARIABLE, "120")
+        patch.setenv(mlflow_store.RETRIES_VARIABLE, "3")
+        return _counted(uri, experiment, database)
+
+
+def _counted(uri: str, experiment: str, database: str | None) -> Counts:
     store = mlflow_store.open_store(database or uri)
     server = store if database is None else mlflow_store.open_store(uri)
     found = store.client.get_experiment_by_name(experiment)
