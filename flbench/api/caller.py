@@ -1,12 +1,13 @@
 """How a run or a study speaks to whoever started it: the command line, or a program."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from flbench.core.wording import how_to_resume
-from flbench.reports.terminal import print_notes
+from flbench.reports.terminal import print_notes, told
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,14 @@ class Caller:
         """Print sentences on standard error, as `note: ...`; nothing if notes are not shown."""
         if self.shown:
             print_notes(sentences)
+
+    def during(self, doing: str) -> AbstractContextManager[None]:
+        """Return a context manager that says from time to time what is done in it.
+
+        Args:
+            doing: What is done, as the beginning of a sentence.
+        """
+        return told(doing, self.tell)
 
 
 def program(*, shown: bool, again: Sequence[str] = ()) -> Caller:

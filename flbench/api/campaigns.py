@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from flbench.api.caller import Caller
 from flbench.calls.process import preserved
@@ -13,6 +13,11 @@ from flbench.core.locked_folder import LockedFolder
 from flbench.tracking import mirror
 from flbench.tracking.mlflow_store import NamedBy
 from flbench.workers.supervisor import Supervisor
+
+CHECK: Final = "reading the data and checking the configurations"
+"""What is done before the trainings begin, for `Caller.during`."""
+REPORT: Final = "writing the report"
+MLFLOW: Final = "waiting for what is sent to MLflow"
 
 Folder = TypeVar("Folder", bound=LockedFolder)
 
@@ -79,4 +84,5 @@ def mirrored(
             caller.tell([str(error)])
             raise
         finally:
-            supervisor.write_report()
+            with caller.during(REPORT):
+                supervisor.write_report()

@@ -318,13 +318,14 @@ def start(
         KeyboardInterrupt: A stop signal has arrived.
     """
     with campaigns.supervised(caller, own[0]) as supervisor:
-        named_by = _store_named_by(asked)
-        design = design_of(asked)
-        prepare.check_cluster(design, jobs)
-        prepared = _prepared(design, jobs, caller, own, named_by, force=asked.force)
-        found = _reused(prepared, prepared.cells, asked.reuse)
-        left = [cell for cell in prepared.cells if cell.name not in found.runs]
-        _tell_cost(prepared, left, found, caller)
+        with caller.during(campaigns.CHECK):
+            named_by = _store_named_by(asked)
+            design = design_of(asked)
+            prepare.check_cluster(design, jobs)
+            prepared = _prepared(design, jobs, caller, own, named_by, force=asked.force)
+            found = _reused(prepared, prepared.cells, asked.reuse)
+            left = [cell for cell in prepared.cells if cell.name not in found.runs]
+            _tell_cost(prepared, left, found, caller)
         design = prepared.design
         methods = [design.reference or one.label for one in design.methods]
         titles = (cell.config.data.title for cell in prepared.cells)
@@ -920,11 +921,13 @@ def _carry_out(
         is_reported = False
         if finished:
             try:
-                comparison.write(folder.path)
+                with caller.during(campaigns.REPORT):
+                    comparison.write(folder.path)
                 is_reported = True
             except UserError as error:  # the trainings are worth more than their report
                 caller.tell([f"there is no report: {error}"])
-    notes = mirrors.finish()
+    with caller.during(campaigns.MLFLOW):
+        notes = mirrors.finish()
     done = {cell.method for cell in prepared.cells if cell.name not in failures}
     lost = tuple(dict.fromkeys(one.method for one in prepared.cells if one.method not in done))
     return ComparisonEnding(folder.path, sentences, finished, comparison, is_reported, notes, lost)

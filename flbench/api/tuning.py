@@ -240,10 +240,11 @@ def start(
     from flbench.workers.cluster import cluster
 
     with campaigns.supervised(caller, objects) as supervisor:
-        prepared = _prepared(layers, options, caller, objects)
-        if caller.shown:
-            with preserved():
-                caller.tell(cost.measure(prepared).sentences())
+        with caller.during(campaigns.CHECK):
+            prepared = _prepared(layers, options, caller, objects)
+            if caller.shown:
+                with preserved():
+                    caller.tell(cost.measure(prepared).sentences())
         # The cluster is checked before a folder is made.
         with (
             cluster(prepared.resources, supervisor),
@@ -367,7 +368,9 @@ def _carry_out(
     )
     with campaigns.mirrored(folder, prepared.config, supervisor, caller, named_by) as mirrors:
         run.carry_out(folder, prepared, supervisor, shown=caller.shown)
-    return StudyEnding(folder.path, mirrors.finish())
+    with caller.during(campaigns.MLFLOW):
+        notes = mirrors.finish()
+    return StudyEnding(folder.path, notes)
 
 
 def _layers_of(

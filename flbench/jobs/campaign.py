@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flbench.config.sources import Layer
+from flbench.core.errors import UserError
 from flbench.jobs import executor
 from flbench.jobs.folder import JobFolder, why_nothing_was_trained
 from flbench.jobs.job import Job, Outcome, Task
@@ -40,7 +41,10 @@ class _Campaign:
         self.progress.begin(job)
 
     def end(self, job: Job, outcome: Outcome) -> None:
-        reason = outcome.reason or why_nothing_was_trained(self.folder.run_folder(job))
+        try:
+            reason = outcome.reason or why_nothing_was_trained(self.folder.run_folder(job))
+        except UserError as error:  # somebody has changed a file of the job
+            reason = str(error)
         if reason is not None:
             self.failures[job.name] = reason
             self.folder.save_failures(self.failures)

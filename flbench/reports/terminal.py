@@ -93,6 +93,24 @@ class Silence:
             thread.join()
 
 
+@contextmanager
+def told(doing: str, tell: Callable[[Sequence[str]], None]) -> Iterator[None]:
+    """Context manager that tells every `SILENCE` seconds what is done in it.
+
+    Args:
+        doing: What is done, as the beginning of a sentence.
+        tell: Function that gets sentences for the user.
+    """
+    silence, began = Silence(), time.monotonic()
+
+    def say() -> None:
+        silence.end()
+        tell([f"{doing} ({time.monotonic() - began:.0f} s so far)."])
+
+    with silence.broken_by(say):
+        yield
+
+
 def print_notes(sentences: Sequence[str]) -> None:
     """Print sentences that the user must know on standard error, as `note: ...`."""
     for sentence in sentences:
