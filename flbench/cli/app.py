@@ -28,11 +28,14 @@ from flbench.core.errors import RunError, UserError, shortened
 from flbench.core.expected import as_flbench_errors
 from flbench.core.printable import print_warnings, printable
 from flbench.core.wording import for_command_line
+from flbench.reports.terminal import print_notes, told
 
 # Typer has its own copy of Click, without a public name for the base of its errors.
 USAGE_ERROR: Any = typer.BadParameter.__base__
 MAX_MESSAGES: Final = 20  # messages about wrong input that are printed
 MAX_LINE: Final = 800  # characters of a message; the cure, at its end, should not be cut
+IMPORTS: Final = "importing PyTorch and other libraries"
+"""What commands that train do first, for a line if that takes long."""
 NEW_OBJECTS: Final = 10_000
 """New objects after which Python searches for unreachable cycles. Importing PyTorch and Lightning
 makes almost a million objects that stay. With Python's default of 700, searching them again and
@@ -336,8 +339,9 @@ def run(
     aliases: dict[str, str],
 ) -> None:
     """Train and evaluate a method; without arguments, HFCD on scikit-learn's digits."""
-    from flbench.cli import layers
-    from flbench.cli import run as command
+    with told(IMPORTS, print_notes):
+        from flbench.cli import layers
+        from flbench.cli import run as command
 
     methods, origin, overrides = layers.methods(methods_and_overrides or [], _joined(algo))
     config = asked["config"]
@@ -816,7 +820,8 @@ def compare(
     ordinary run folder. The methods of a repetition have the same seeds.
     """
     given = locals().copy()
-    from flbench.cli import compare as command
+    with told(IMPORTS, print_notes):
+        from flbench.cli import compare as command
 
     command.called({**given.pop("asked"), **given})
 
@@ -837,7 +842,9 @@ def ablate(
 ) -> None:
     """Compare one METHOD with variants of itself, each with another value of one key."""
     from flbench.api import ablating, comparing
-    from flbench.cli import compare as command
+
+    with told(IMPORTS, print_notes):
+        from flbench.cli import compare as command
 
     own = {**asked, "values": comparing.grid_of(asked["values"] or [], "values")}
     plan = partial(ablating.ablated, **own)
@@ -889,7 +896,8 @@ def tune(
     parameters are then trained again with other seeds on other partitions, and only these final
     trainings are evaluated on the test parts.
     """
-    from flbench.cli import tune as command
+    with told(IMPORTS, print_notes):
+        from flbench.cli import tune as command
 
     command.called(
         methods_and_overrides or [],
