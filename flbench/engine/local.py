@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from flbench.client.program import LocalProgram, Statistic, Step
 from flbench.config.schema import EngineConfig
 from flbench.core.errors import RunError
-from flbench.core.imported import portable
+from flbench.core.imported import portable, where_to_put
 from flbench.core.tree import nbytes
 from flbench.core.types import Results, Samples
 from flbench.core.warned import Warned
@@ -505,18 +505,24 @@ class LocalEngine:
             self._stay_alone(f"a worker was ended {RESTARTS + 1} times while it started")
             return []
         except Exception as error:  # noqa: BLE001  # code of the user that workers cannot import
-            self._stay_alone(f"a worker could not start ({type(error).__name__}: {error})")
+            reason = f"{type(error).__name__}: {error}"
+            self._stay_alone(f"a worker could not start ({reason})", where_to_put(reason))
             return []
         return found
 
-    def _stay_alone(self, reason: str) -> None:
-        """Train in this process from now on, with a note if the user asked for more."""
+    def _stay_alone(self, reason: str, cure: str = "") -> None:
+        """Train in this process from now on, with a note if the user asked for more.
+
+        Args:
+            reason: Why no worker trains, without a full stop.
+            cure: Sentence for the user, with a blank before it.
+        """
         self._end_workers()
         self._most = 1
         if self._config.workers not in ("auto", 1):
             self._tell(
                 f"engine.workers={self._config.workers}: this process trains alone, because"
-                f" {reason}."
+                f" {reason}.{cure}"
             )
 
     def _end_workers(self) -> None:
