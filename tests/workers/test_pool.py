@@ -16,6 +16,7 @@ from tests.engine.playing import played
 from tests.support import build, config_of
 
 ray = pytest.importorskip("ray")
+lost = pytest.importorskip("flbench.workers.lost")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -150,6 +151,30 @@ def test_what_an_actor_cannot_read_is_named(nodes):
         all_ended(pool, 1)
 
     assert "Traceback" not in str(found.value)
+    assert "$PYTHONPATH" in str(found.value)
+    pool.close(kill=True)
+
+
+def test_an_actor_that_cannot_begin_is_no_loss(nodes):
+    """Another one could not begin either."""
+    if not ray.is_initialized():
+        ray.init(address=nodes.address, log_to_driver=False)
+
+    class Takes:
+        def __init__(self, thing):
+            pass
+
+    kind, thing = ray.remote(Takes), ray.put(NeedsModule())
+    pool = pools.ActorPool(lambda: kind.remote(thing), 1, {"CPU": 1}, "a cell", 60.0, print)
+    pool.submit("first", "doubled", 1)
+
+    ended = []
+    while not ended:
+        ended = pool.ended(1.0)
+
+    [error] = [one.error for one in ended]
+    assert lost.could_not_begin(error)
+    assert "named 'module_of_this_process'." in lost.why_lost(error)
     pool.close(kill=True)
 
 
