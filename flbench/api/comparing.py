@@ -90,11 +90,12 @@ class ComparisonEnding(NamedTuple):
     Attributes:
         path: Its folder.
         failures: A sentence for each cell that failed.
-        finished: Number of cells that are finished.
+        finished: Number of cells that are finished, those that have trained nothing included.
         comparison: The comparison.
         is_reported: Whether its report is in the folder.
         notes: Sentences about what was not sent to MLflow.
         lost: Labels of the methods all of whose cells failed.
+        kept: Labels of the other methods.
     """
 
     path: Path
@@ -104,6 +105,7 @@ class ComparisonEnding(NamedTuple):
     is_reported: bool
     notes: list[str]
     lost: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
 
 
 def compare(
@@ -930,7 +932,9 @@ def _carry_out(
         notes = mirrors.finish()
     done = {cell.method for cell in prepared.cells if cell.name not in failures}
     lost = tuple(dict.fromkeys(one.method for one in prepared.cells if one.method not in done))
-    return ComparisonEnding(folder.path, sentences, finished, comparison, is_reported, notes, lost)
+    return ComparisonEnding(
+        folder.path, sentences, finished, comparison, is_reported, notes, lost, tuple(sorted(done))
+    )
 
 
 def _finished(ending: ComparisonEnding, caller: Caller) -> PlannedComparison:
@@ -946,7 +950,7 @@ def _finished(ending: ComparisonEnding, caller: Caller) -> PlannedComparison:
         kept = f" The cells of the other methods are finished: fl.load({str(ending.path)!r})."
         raise RunError(
             "\n".join(ending.failures)
-            + f"\nAll cells of {', '.join(ending.lost)} failed.{kept if ending.finished else ''}"
+            + f"\nAll cells of {', '.join(ending.lost)} failed.{kept if ending.kept else ''}"
         )
     if ending.failures:
         warnings.warn("\n".join(ending.failures), UserWarning, stacklevel=4)

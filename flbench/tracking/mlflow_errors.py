@@ -62,6 +62,10 @@ _CURES: Final = {
     507: "Make room on the disk of the server",
 }
 _CREDENTIALS: Final = "Check the credentials of the store of the files, and what they permit"
+_NO_CREDENTIALS: Final = (
+    "Give them to the process that sends the files: $AWS_ACCESS_KEY_ID and $AWS_SECRET_ACCESS_KEY"
+    " for S3"
+)
 _LATER: Final = "Try again later, and look at the log of the server"
 _PACKAGES: Final = {
     "psycopg": "'psycopg[binary]'",
@@ -151,7 +155,7 @@ def explain(error: BaseException) -> Trouble:
     if "database system is starting up" in text:
         return Trouble("its database is starting", "Try again later", is_passing=True)
     if "Unable to locate credentials" in text:
-        return Trouble("there are no credentials for the store of the files", _CREDENTIALS)
+        return Trouble("there are no credentials for the store of the files", _NO_CREDENTIALS)
     if "unsupported URI" in text:
         cure = "Give a server (http://HOST:PORT) or a database (sqlite:///FILE)"
         return Trouble("MLflow has no store of this kind", cure)

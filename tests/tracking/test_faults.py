@@ -433,7 +433,7 @@ def test_read_only_database_is_named(folder, uri, capsys):
         (RuntimeError("failed with error code 507 != 200. Response body"), "507", "room"),
         (RuntimeError("failed with error code 401 != 200. Response body"), "401", "PASSWORD"),
         (RuntimeError("An error occurred (NoSuchBucket): x"), "NoSuchBucket", "Make the bucket"),
-        (RuntimeError("Unable to locate credentials"), "credentials", "permit"),
+        (RuntimeError("Unable to locate credentials"), "credentials", "AWS_SECRET"),
         (sqlite3.OperationalError("database is locked"), "another process", "Try again"),
         (sqlite3.OperationalError("attempt to write a readonly database"), "read-only", "writable"),
         (sqlite3.OperationalError("unable to open database file"), "cannot be opened", "writable"),
