@@ -4,7 +4,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -14,6 +14,9 @@ from flbench.core.errors import shortened
 from flbench.core.raised import note_of
 from flbench.reports.tables import score
 from flbench.reports.terminal import Silence, duration, open_console
+
+MORE: Final = 5.0
+"""Seconds that a line about what is done waits for the end of a round, whose line says more."""
 
 
 @contextmanager
@@ -32,7 +35,6 @@ def display(title: str, known: set[str] | None = None) -> Iterator[Callback]:
     """
     console = open_console(errors=True)
     console.print(shortened(title), soft_wrap=True)
-    current: Callback
     with warnings.catch_warnings():
         if console.is_terminal:
             columns = (
@@ -43,13 +45,14 @@ def display(title: str, known: set[str] | None = None) -> Iterator[Callback]:
                 TimeRemainingColumn(),
             )
             with Progress(*columns, console=console, transient=True) as progress:
-                current = _Bar(progress, known)
-                warnings.showwarning = _as_note(current)
-                yield current
+                bar = _Bar(progress, known)
+                warnings.showwarning = _as_note(bar)
+                yield bar
         else:
-            current = _Lines(console, known)
-            warnings.showwarning = _as_note(current)
-            yield current
+            lines = _Lines(console, known)
+            warnings.showwarning = _as_note(lines)
+            with lines.silence.broken_by(lines.say_what_is_done, MORE):
+                yield lines
 
 
 def _as_note(current: Callback) -> Any:
@@ -63,21 +66,21 @@ class _Notes(Callback):
     def __init__(self, console: Console, known: set[str] | None) -> None:
         self._notes, self._known = console, set() if known is None else known
         self._has_begun = False
-        self._silence = Silence()
+        self.silence = Silence()
 
     def on_run_start(self, run: RunView) -> None:
         self._has_begun = True
 
     def on_note(self, text: str) -> None:
         if self._has_begun or text not in self._known:
-            self._silence.end()
+            self.silence.end()
             self._notes.print(f"note: {text}", soft_wrap=True)
         if not self._has_begun:
             self._known.add(text)
 
 
 class _Lines(_Notes):
-    """Prints one line per evaluation, and one after a round if there was none for a while."""
+    """Prints one line per evaluation, and others if there was none for a while."""
 
     def __init__(self, console: Console, known: set[str] | None) -> None:
         super().__init__(console, known)
@@ -85,26 +88,40 @@ class _Lines(_Notes):
         self._start_time, self._start_round = time.monotonic(), 0
         self._first_time, self._first_round = self._start_time, 0
         self._has_warmed_up = False
+        self._doing = "reading the data and preparing the training"
+
+    def say_what_is_done(self) -> None:
+        """Print what is done, for a round, or a time before or after all of them, that is long."""
+        self.silence.end()
+        self._console.print(f"note: {self._doing}.", soft_wrap=True)
 
     def on_run_start(self, run: RunView) -> None:
         super().on_run_start(run)
         self._start_time, self._start_round = time.monotonic(), run.round
         self._has_warmed_up = False
+        self._note_round(run)
+
+    def _note_round(self, run: RunView) -> None:
+        """Note what is done after a round."""
+        self._doing = "evaluating the last round, writing the results and ending the workers"
+        if run.round < run.rounds:
+            self._doing = f"training or evaluating round {run.round + 1} of {run.rounds}"
 
     def on_round_end(self, run: RunView, metrics: Mapping[str, float]) -> None:
+        self._note_round(run)
         if not self._has_warmed_up and run.round < run.rounds:
             # The first round is slower than the others, so the estimate leaves it out.
             self._has_warmed_up = True
             self._first_time, self._first_round = time.monotonic(), run.round
         is_evaluated = run.round % run.config.evaluation_period == 0
-        if self._silence.is_long() and not is_evaluated:
+        if self.silence.is_long() and not is_evaluated:
             self._print(run, "")
 
     def on_evaluation_end(self, run: RunView, metrics: Mapping[str, float]) -> None:
         self._print(run, f"  {accuracy_text(run, metrics)}")
 
     def _print(self, run: RunView, accuracy: str) -> None:
-        self._silence.end()
+        self.silence.end()
         self._console.print(
             f"round {run.round}/{run.rounds}{accuracy}  loss {run.loss:.4f}"
             f"{self._left(run.round, run.rounds)}",

@@ -62,26 +62,31 @@ class Silence:
         """Note that a line is printed."""
         self._last = time.monotonic()
 
-    def is_long(self) -> bool:
-        """Return whether it is time for a line."""
+    def is_long(self, more: float = 0.0) -> bool:
+        """Return whether it is time for a line.
+
+        Args:
+            more: Further seconds of silence.
+        """
         now = time.monotonic()
-        return now - self._last >= max(SILENCE, SHARE * (now - self._began))
+        return now - self._last >= max(SILENCE, SHARE * (now - self._began)) + more
 
     def close(self) -> None:
         """End `broken_by` before the end of its block: nothing is printed any more."""
         self._is_over.set()
 
     @contextmanager
-    def broken_by(self, tell: Callable[[], object]) -> Iterator[None]:
+    def broken_by(self, tell: Callable[[], object], more: float = 0.0) -> Iterator[None]:
         """Context manager with a thread that ends each silence that is too long.
 
         Args:
             tell: Function that prints a line. It calls `end`.
+            more: Further seconds that the thread waits for a line.
         """
 
         def look() -> None:
             while not self._is_over.wait(LOOK):
-                if self.is_long():
+                if self.is_long(more):
                     tell()
 
         thread = Thread(target=look, daemon=True, name="silence")

@@ -182,6 +182,21 @@ def test_a_run_of_slow_rounds_prints_a_line_between_evaluations(monkeypatch):
     assert "left" in said[0]
 
 
+def test_a_run_says_what_it_does_in_a_long_round_and_before_and_after_all_rounds():
+    console = Console(file=io.StringIO(), width=200)
+    lines = progress._Lines(console, None)
+
+    for done in (None, 0, 1, 2):
+        if done is not None:
+            at = SimpleNamespace(round=done, rounds=2, loss=0.5, config=Config())
+            (lines.on_round_end if done else lines.on_run_start)(*((at, {}) if done else (at,)))
+        lines.say_what_is_done()
+
+    said = console.file.getvalue().splitlines()
+    assert [line.split()[1] for line in said] == ["reading", "training", "training", "evaluating"]
+    assert "round 2 of 2" in said[2]
+
+
 @pytest.mark.slow
 def test_run_of_several_methods_compares_them(flbench, tmp_path):
     code, out, _ = flbench("run", "--algo", "fedavg,local", *SMALL)
