@@ -112,8 +112,10 @@ class Work:
         )
         self._said: list[tuple[float, str]] = [(self._began, "the start")]
         self.printed = ""
+        self._ended = self._began
         self._threads = [
-            Thread(target=target, daemon=True) for target in (self._listen, self._read)
+            Thread(target=target, daemon=True)
+            for target in (self._listen, self._read, self._note_end)
         ]
         for thread in (*self._threads, Thread(target=self._hurry_mirror, daemon=True)):
             thread.start()
@@ -146,7 +148,7 @@ class Work:
             code = -signal.SIGKILL
         for thread in self._threads:
             thread.join(10)
-        seconds = time.monotonic() - self._began
+        seconds = self._ended - self._began  # it may have ended long before this call
         said = [*self._said, (self._began + seconds, "the end")]
         gaps = [(after[0] - one[0], one[1]) for one, after in pairwise(said)]
         silence, before = max(gaps)
@@ -178,6 +180,10 @@ class Work:
             for pid in with_descendants(self._process.pid):
                 os.kill(pid, signal.SIGKILL)
             self._process.wait()
+
+    def _note_end(self) -> None:
+        self._process.wait()
+        self._ended = time.monotonic()
 
     def _listen(self) -> None:
         assert self._process.stderr is not None
