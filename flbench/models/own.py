@@ -140,11 +140,10 @@ def _divided(
                 net.set_submodule(split.place, split.head)
             auxiliary = _outputs(deepcopy(net).train(), x, f"{what}, in training mode,")
             _check_logits(auxiliary, classes, f"{what}, in training mode,")
+            role = "its last linear layer" if config.head is None else "the value of `model.head`"
             raise ConfigError(
-                f"{what} cannot be divided at `{split.place}`, which is"
-                f" {'its last linear layer' if config.head is None else 'the value of `model.head`'}:"
-                f" {type(error).__name__}: {error}. Set `model.head` to the submodule that computes"
-                " the logits."
+                f"{what} cannot be divided at `{split.place}`, {role}: {type(error).__name__}:"
+                f" {error}. Set `model.head` to the submodule that computes the logits."
             ) from error
     features: Any = both.features
     if (
