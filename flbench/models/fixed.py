@@ -118,7 +118,7 @@ def notes(net: nn.Module) -> list[str]:
         count = len(found.modules)
         verb = "module is" if count == 1 else "modules are"
         sentences.append(
-            f"model: {count} {verb} in eval mode ({listed(found.modules)}), and so while the net is"
+            f"model: {count} {verb} in eval mode ({listed(found.modules)}), also while the net is"
             " trained: BatchNorm uses its running statistics unchanged there."
         )
     return sentences
