@@ -302,13 +302,13 @@ def shared_actors() -> Iterator[None]:
 
         open: ClassVar[dict[int, tuple[str, Shared]]] = {}  # by number of workers
 
-        def __init__(self, net: Any, federation: Any, config: Any) -> None:
+        def __init__(self, net: Any, federation: Any, config: Any, tell: Any = None) -> None:
             about = f"{digest([net_leaves(net)])} {net} {federation.partition.hash()}"
             known = self.open.get(config.workers)
             if known is None or known[0] != about:
                 if known is not None:
                     super(Shared, known[1]).close()
-                super().__init__(net, federation, config)
+                super().__init__(net, federation, config, tell)
                 self.open[config.workers] = about, self
             else:
                 vars(self).update(vars(known[1]))

@@ -32,7 +32,7 @@ from flbench.algorithms import (
     repeat,
 )
 from flbench.algorithms.shared import pairs
-from flbench.algorithms.shared.mixing import mix_latest
+from flbench.algorithms.shared.mixing import latest, mix_latest
 from flbench.algorithms.shared.prototypes import CountClasses
 from flbench.losses.similarity import unit
 
@@ -230,9 +230,8 @@ class PFedSim(Algorithm):
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         if self.is_warmup(state):
             return super().deploy(state, ids)
-        only_itself = torch.zeros(len(ids), self.setting.clients, dtype=torch.float64)
-        only_itself[torch.arange(len(ids)), ids] = 1.0
-        stored = self.mix_stored(state, only_itself, self.split()[1])
+        uploads = only(state.clients, self.split()[1])
+        stored = latest(uploads, ids, known=state.server["known"], common=state.server)
         models = {"mixture": stored | self.mixture(state, ids), "stored": stored}
         deployments = {n: Deployment(Dispatch(rows=Message(rows))) for n, rows in models.items()}
         return {"personal": deployments.pop(self.config.evaluated)} | deployments

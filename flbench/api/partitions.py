@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from flbench.api import html
@@ -25,6 +24,7 @@ from flbench.data.partition import PARTS
 from flbench.experiment import assembly
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
     from flbench.data.federation import Federation
@@ -322,19 +322,23 @@ class Partition:
         return len(self._counts)
 
     @property
-    def counts(self) -> pd.DataFrame:
+    def counts(self) -> "pd.DataFrame":
         """Training samples by client (rows, the index `client`) and class name (columns), int64."""
+        import pandas as pd
+
         index = pd.RangeIndex(self.clients, name="client")
         return pd.DataFrame(self._counts, index=index, columns=pd.Index(self.classes, name="class"))
 
     @property
-    def sizes(self) -> pd.DataFrame:
+    def sizes(self) -> "pd.DataFrame":
         """Samples of each client by part.
 
         Columns: `client` int64, `name` str (natural clients with names only), `shift` str (if
         samples are shifted), `train`,
         `validation`, `test` int64, and `classes` int64, the classes that it trains on.
         """
+        import pandas as pd
+
         names = {"name": list(self.names)} if self.names else {}
         names |= {"shift": list(self.shifts)} if self.shifts else {}
         return pd.DataFrame(

@@ -3,13 +3,13 @@
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import pandas as pd
 
 from flbench.core.errors import UserError
 from flbench.results import reading, tables
 from flbench.results.reading import VALIDATION
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 Moment = Literal["best", "last"]
@@ -115,11 +115,11 @@ class RunPlots:
             f"{self._title}: {part}, {moment} round",
         )
 
-    def _per_class(self) -> pd.DataFrame:
+    def _per_class(self) -> "pd.DataFrame":
         table = tables.read(self._run.path / "per_class.csv", tables.PER_CLASS)
         return tables.both_moments(table)
 
-    def _at(self, table: pd.DataFrame, moment: str) -> pd.DataFrame:
+    def _at(self, table: "pd.DataFrame", moment: str) -> "pd.DataFrame":
         """Return the rows of a table at a moment."""
         self._require(not table.empty)
         if moment not in ("best", "last"):

@@ -7,7 +7,6 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import pandas as pd
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -28,6 +27,8 @@ from flbench.results.reading import VALIDATION
 from flbench.results.summary import ended_after
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from flbench.experiment.trained import TrainedModel
 
 SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "rare_recall", "worst10_accuracy")
@@ -40,23 +41,23 @@ class _Tables:
         self._run = run
 
     @cached_property
-    def metrics(self) -> pd.DataFrame:
+    def metrics(self) -> "pd.DataFrame":
         return tables.metrics(self._run.rows)
 
     @cached_property
-    def per_class(self) -> pd.DataFrame:
+    def per_class(self) -> "pd.DataFrame":
         self._run.check_classes()
         table = tables.read(self._run.path / "per_class.csv", tables.PER_CLASS)
         return tables.both_moments(table)
 
     @cached_property
-    def clients(self) -> pd.DataFrame:
+    def clients(self) -> "pd.DataFrame":
         columns = tables.CLIENTS if self._run.config.has_classes else tables.TARGET_CLIENTS
         table = tables.read(self._run.path / "clients.csv", columns, optional=tables.SOMETIMES)
         return tables.both_moments(table)
 
     @cached_property
-    def new_clients(self) -> pd.DataFrame:
+    def new_clients(self) -> "pd.DataFrame":
         columns = dict(tables.NEW_CLIENTS)
         if not self._run.config.has_classes:
             del columns["classes"]
@@ -65,7 +66,7 @@ class _Tables:
         return tables.both_moments(table)
 
     @cached_property
-    def confusion(self) -> pd.DataFrame:
+    def confusion(self) -> "pd.DataFrame":
         self._run.check_classes()
         return tables.read(self._run.path / "confusion.csv", tables.CONFUSION)
 
@@ -127,7 +128,7 @@ class Run:
         return {**summary, "validation": best["validation"], "test": best["test"]}
 
     @property
-    def metrics(self) -> pd.DataFrame:
+    def metrics(self) -> "pd.DataFrame":
         """All metrics over the rounds, one per row.
 
         Columns: `round` int64, the number of rounds completed; `split` str, such as `train`,
@@ -137,7 +138,7 @@ class Run:
         return self._tables.metrics.copy()
 
     @property
-    def per_class(self) -> pd.DataFrame:
+    def per_class(self) -> "pd.DataFrame":
         """Test metrics of each class, pooled over the clients; empty for an unfinished run.
 
         Columns: `moment` str, `best` or `last` round, with equal rows if they are the same round;
@@ -150,7 +151,7 @@ class Run:
         return self._tables.per_class.copy()
 
     @property
-    def clients(self) -> pd.DataFrame:
+    def clients(self) -> "pd.DataFrame":
         """Metrics of each client's personal model; empty for an unfinished run.
 
         Columns: `moment` str, `best` or `last` round, with equal rows if they are the same round;
@@ -164,7 +165,7 @@ class Run:
         return self._tables.clients.copy()
 
     @property
-    def new_clients(self) -> pd.DataFrame:
+    def new_clients(self) -> "pd.DataFrame":
         """Metrics of each client that joins after the training (`partition.new_clients`).
 
         Columns are those of `clients` and `epochs` int64: epochs over the client's training part,
@@ -174,7 +175,7 @@ class Run:
         return self._tables.new_clients.copy()
 
     @property
-    def confusion(self) -> pd.DataFrame:
+    def confusion(self) -> "pd.DataFrame":
         """Confusion counts after the last round, summed over the clients; empty while unfinished.
 
         Columns: `split` str, `validation` or `test`; `true`, `predicted` and `count` int64. Pairs
@@ -503,8 +504,10 @@ class Run:
             html.notes(self.notes),
         )
 
-    def _moments(self) -> pd.DataFrame:
+    def _moments(self) -> "pd.DataFrame":
         """Return the main metrics at the best and at the last round, a row for each metric."""
+        import pandas as pd
+
         columns: dict[str, Mapping[str, Any]] = {}
         best_is_last = self.summary["best"]["round"] == self.summary["last"]["round"]
         for moment in ("last",) if best_is_last else ("best", "last"):

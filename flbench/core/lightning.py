@@ -6,9 +6,9 @@ SciPy's signals for speech. They take a third of the processor time of flbench's
 memory of each process, so they are imported when a metric uses them.
 """
 
-from flbench.core.deferred import deferred
+from flbench.core.deferred import deferred, uncollected
 
-with deferred("transformers", "torchvision", "scipy.signal"):
+with uncollected(), deferred("transformers", "torchvision", "scipy.signal"):
     from lightning import LightningModule, Trainer
     from lightning.fabric import Fabric
     from lightning.fabric.plugins import MixedPrecision

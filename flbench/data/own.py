@@ -7,10 +7,9 @@ are: with the same checks and the same result.
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
@@ -23,6 +22,9 @@ from flbench.data.batch_form import LABEL_COLUMNS, SAMPLE_COLUMNS
 from flbench.data.dataset import Dataset
 from flbench.data.targets import NAMES as NO_CLASSES
 from flbench.data.targets import take as take_targets
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Arrays = dict[str, NDArray[Any]]
 KEYS: Final = tuple(
@@ -115,6 +117,8 @@ class Data:
         name: str = "data",
         targets: bool | None = None,
     ) -> None:
+        import pandas as pd
+
         self.where = f"`data` ({type(x).__name__})"
         self.by_client = False
         for key, value, known in (("layout", layout, LAYOUTS), ("kind", kind, KINDS)):
@@ -209,7 +213,9 @@ class Data:
 class _Frames:
     """Tables of pandas as CSV files in memory, one for each client, or one for all samples."""
 
-    def __init__(self, frames: Mapping[str, pd.DataFrame], where: str, *, by_client: bool) -> None:
+    def __init__(
+        self, frames: "Mapping[str, pd.DataFrame]", where: str, *, by_client: bool
+    ) -> None:
         self.path = Path(where)
         self._frames, self._by_client = dict(frames), by_client
 
@@ -232,7 +238,7 @@ class _Frames:
         return ()
 
 
-def _column_of_lists(frame: pd.DataFrame) -> str | None:
+def _column_of_lists(frame: "pd.DataFrame") -> str | None:
     """Return the name of the column of a DataFrame whose cells are sequences or arrays, if any."""
     for name in frame.columns if len(frame) else ():
         if isinstance(frame[name].iloc[0], list | tuple | np.ndarray):
@@ -241,13 +247,13 @@ def _column_of_lists(frame: pd.DataFrame) -> str | None:
 
 
 def _columns_of(
-    frame: pd.DataFrame,
+    frame: "pd.DataFrame",
     column: str,
     label: str | None,
     client: str | None,
     clients: Any,
     where: str,
-) -> tuple[list[Any], pd.Series, Any]:
+) -> "tuple[list[Any], pd.Series, Any]":
     """Return the samples, labels and clients of a DataFrame with a column of sequences.
 
     Args:
@@ -356,7 +362,7 @@ def _refuse_targets(where: str, targets: bool | None) -> None:
 
 
 def _table(
-    frame: pd.DataFrame,
+    frame: "pd.DataFrame",
     label: str | None,
     client: str | None,
     drop: tuple[str, ...],
@@ -395,12 +401,14 @@ def _table(
     return replace(dataset, group_names=tuple(parts))
 
 
-def _plain(frame: pd.DataFrame, where: str) -> pd.DataFrame:
+def _plain(frame: "pd.DataFrame", where: str) -> "pd.DataFrame":
     """Return a DataFrame whose columns have texts as names, and which has no byte strings.
 
     Raises:
         DataError: The columns have names of several levels, or two columns have one name.
     """
+    import pandas as pd
+
     if isinstance(frame.columns, pd.MultiIndex):
         raise DataError(
             f"{where}: the columns have names of {frame.columns.nlevels} levels (MultiIndex). Give"
@@ -421,6 +429,8 @@ def _plain(frame: pd.DataFrame, where: str) -> pd.DataFrame:
 
 def _column_name(name: Any) -> str:
     """Return the name of a column, which can be a number or a byte string, as text."""
+    import pandas as pd
+
     if name is None or name is pd.NA or (isinstance(name, float) and name != name):
         return ""  # as in a CSV file whose header has no name for it
     return _decoded(name) if isinstance(name, bytes) else str(name)
@@ -578,6 +588,8 @@ def _check_order(x: Any, other: Any, what: str) -> None:
         other: Their labels or clients.
         what: What `other` is, as the beginning of an error message.
     """
+    import pandas as pd
+
     x = x[0] if isinstance(x, tuple | list) and x else x
     if not all(isinstance(one, pd.DataFrame | pd.Series) for one in (x, other)):
         return

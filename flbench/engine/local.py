@@ -35,7 +35,7 @@ RESTARTS: Final = 3
 """Restarts of a worker before the run fails."""
 START_SECONDS: Final = 120.0
 """Seconds that the worker which replaces another one may take until it is ready."""
-SPENT: Final = 0.5
+SPENT: Final = 0.2
 """Seconds of training in this process before workers are started. A run that ends before would gain
 nothing by them."""
 WORTH: Final = 0.02

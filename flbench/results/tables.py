@@ -2,9 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal
-
-import pandas as pd
+from typing import TYPE_CHECKING, Final, Literal
 
 from flbench.core import files
 from flbench.core.csv_text import read_cell
@@ -12,6 +10,9 @@ from flbench.core.documents import as_data_error
 from flbench.core.names import as_written
 from flbench.results.metrics_file import HEADER, Row
 from flbench.results.summary import is_share
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Moment = Literal["best", "last"]
 """The best round of a run by validation, or its last round."""
@@ -63,12 +64,14 @@ CONFUSION: Final = {"split": "str", "true": "int64", "predicted": "int64", "coun
 """Columns of `Run.confusion` with their types."""
 
 
-def metrics(rows: Sequence[Row]) -> pd.DataFrame:
+def metrics(rows: Sequence[Row]) -> "pd.DataFrame":
     """Return the rows of metrics.csv as a DataFrame."""
+    import pandas as pd
+
     return pd.DataFrame(list(rows), columns=list(HEADER)).astype(METRICS)
 
 
-def read(path: Path, columns: Mapping[str, str], optional: Sequence[str] = ()) -> pd.DataFrame:
+def read(path: Path, columns: Mapping[str, str], optional: Sequence[str] = ()) -> "pd.DataFrame":
     """Read a CSV file of a run folder.
 
     Args:
@@ -81,6 +84,8 @@ def read(path: Path, columns: Mapping[str, str], optional: Sequence[str] = ()) -
     Raises:
         DataError: The file is damaged.
     """
+    import pandas as pd
+
     if not path.is_file():
         empty = pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in columns.items()})
         return empty.drop(columns=list(optional))
@@ -109,7 +114,7 @@ def read(path: Path, columns: Mapping[str, str], optional: Sequence[str] = ()) -
         return frame
 
 
-def class_tables(path: Path) -> pd.DataFrame:
+def class_tables(path: Path) -> "pd.DataFrame":
     """Return the rows of a per_class.csv for the best and for the last round.
 
     Args:
@@ -124,7 +129,7 @@ def class_tables(path: Path) -> pd.DataFrame:
     return both_moments(table)
 
 
-def client_tables(path: Path) -> pd.DataFrame:
+def client_tables(path: Path) -> "pd.DataFrame":
     """Return the rows of a clients.csv for the best and for the last round.
 
     Args:
@@ -149,7 +154,7 @@ def client_tables(path: Path) -> pd.DataFrame:
     return both_moments(table)
 
 
-def _check(table: pd.DataFrame, key: str, counts: Sequence[str], shares: Sequence[str]) -> None:
+def _check(table: "pd.DataFrame", key: str, counts: Sequence[str], shares: Sequence[str]) -> None:
     """Raise a ValueError if a table has a number out of range, or an entry twice."""
     for name in (key, *counts):
         if len(table) and not 0 <= table[name].min() <= table[name].max() <= MOST:
@@ -162,7 +167,7 @@ def _check(table: pd.DataFrame, key: str, counts: Sequence[str], shares: Sequenc
         raise ValueError(f"a {key} is there twice")
 
 
-def both_moments(table: pd.DataFrame) -> pd.DataFrame:
+def both_moments(table: "pd.DataFrame") -> "pd.DataFrame":
     """Return a table with rows for the best and for the last round, whether or not they differ.
 
     The files of a run whose best round is its last one have rows for `last` alone.
@@ -173,6 +178,8 @@ def both_moments(table: pd.DataFrame) -> pd.DataFrame:
     >>> both_moments(pd.DataFrame({"moment": ["last"], "accuracy": [0.5]}))["moment"].tolist()
     ['best', 'last']
     """
+    import pandas as pd
+
     if len(table) == 0 or (table["moment"] == "best").any():
         return table
     return pd.concat([table.assign(moment="best"), table], ignore_index=True)

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from flbench.core import children
+from flbench.core.deferred import uncollected
 from flbench.core.errors import PrintableError
 from flbench.workers import cores
 from flbench.workers.frames import Connection, packed, readable
@@ -287,8 +288,9 @@ def serve(descriptor: int, parent: int) -> None:
     signal.setitimer(signal.ITIMER_REAL, PATIENCE, PATIENCE)  # while modules are imported
     _end_without(parent)
     orders = socket.socket(fileno=descriptor)
-    for name in PRELOADED:
-        import_module(name)
+    with uncollected():
+        for name in PRELOADED:
+            import_module(name)
     gc.collect()
     gc.freeze()  # so that workers do not copy the memory of what they never change
     signal.setitimer(signal.ITIMER_REAL, 0)

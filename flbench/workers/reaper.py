@@ -3,7 +3,8 @@
 Ray's servers end with that process. Processes that they have just started look for their servers
 for a minute and longer. This file is a program of its own, which imports the standard library
 alone: it waits for the end of its standard input, which that process holds open, and ends all
-processes of Ray whose environment has the token of the cluster.
+processes of Ray whose environment has the token of the cluster, or which write to its folders.
+Ray's agents give themselves titles, which take the place of their environment.
 """
 
 import os
@@ -32,7 +33,7 @@ def main() -> None:
     begin, silent = time.monotonic(), 0
     while silent < 3 and time.monotonic() - begin < LONGEST:  # one may be between fork and exec
         processes = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-        found = [pid for pid in processes if is_left(pid, entry)]
+        found = [pid for pid in processes if is_left(pid, entry, sys.argv[1:])]
         for pid in found:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -42,22 +43,30 @@ def main() -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def is_left(pid: int, entry: bytes) -> bool:
-    """Return whether a process is one of Ray's with an entry in its environment.
+def is_left(pid: int, entry: bytes, folders: list[str]) -> bool:
+    """Return whether a process is one of the cluster's.
 
     Args:
         pid: Id of the process.
-        entry: `NAME=VALUE`.
+        entry: `NAME=VALUE`, which only processes of the cluster have in their environment.
+        folders: Folders of the cluster, as the system names them.
     """
     try:
-        with open(f"/proc/{pid}/environ", "rb") as environment:
-            if entry not in environment.read().split(b"\0"):
-                return False
         with open(f"/proc/{pid}/cmdline", "rb") as line:
             command = line.read()
+        if not any(mark in command for mark in MARKS):
+            return False
+        with open(f"/proc/{pid}/environ", "rb") as environment:
+            if entry in environment.read().split(b"\0"):
+                return True
+        for descriptor in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):  # it was closed meanwhile
+                file = os.readlink(f"/proc/{pid}/fd/{descriptor}")
+                if any(file.startswith(f"{folder}/") for folder in folders):
+                    return True
     except OSError:  # it has ended, or belongs to another user
         return False
-    return any(mark in command for mark in MARKS)
+    return False
 
 
 if __name__ == "__main__":

@@ -195,7 +195,7 @@ class _Private:
             self._reaper = os.posix_spawn(
                 sys.executable,
                 # -I: nothing of the current folder or of $PYTHONPATH is imported.
-                [sys.executable, "-I", "-S", reaper.__file__, str(self.folder)],
+                [sys.executable, "-I", "-S", reaper.__file__, str(self.folder.resolve())],
                 os.environ,
                 file_actions=[(os.POSIX_SPAWN_DUP2, end, 0), nothing, (os.POSIX_SPAWN_DUP2, 2, 1)],
                 setpgroup=0,  # Ctrl-C is not for it

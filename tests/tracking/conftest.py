@@ -44,3 +44,9 @@ def uri(tmp_path, database) -> str:
 def _forked(monkeypatch):
     """Make the mirrors of the test forks of the test process."""
     monkeypatch.setattr(mirror, "subprocess", forked)
+
+
+@pytest.fixture
+def _patient(monkeypatch):
+    """Wait for mirrors as long as a busy machine needs; a test reads the store afterwards."""
+    monkeypatch.setattr(mirror, "EXIT_SECONDS", 120.0)

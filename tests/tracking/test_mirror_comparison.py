@@ -314,7 +314,7 @@ def test_model_whose_tag_was_lost_is_found_again(store, copied, monkeypatch):
     }
 
 
-@pytest.mark.usefixtures("_forked")
+@pytest.mark.usefixtures("_forked", "_patient")
 def test_comparison_is_sent_while_it_is_trained_and_additions_join_it(tmp_path, uri):
     out = tmp_path / "out"
     tracking = ["tracking.mlflow=true", f"tracking.uri={uri}", "tracking.experiment=mine"]
@@ -338,7 +338,7 @@ def test_comparison_is_sent_while_it_is_trained_and_additions_join_it(tmp_path, 
     assert not follow.sync(path, None)[0]  # to where its configuration says
 
 
-@pytest.mark.usefixtures("_forked")
+@pytest.mark.usefixtures("_forked", "_patient")
 def test_comparison_that_began_without_mlflow_is_sent_when_it_is_resumed(copied, uri):
     words = ["tracking.mlflow=true", f"tracking.uri={uri}"]
     assert app.main(["compare", "--resume", str(copied), "--jobs", "1", *words]) == 0

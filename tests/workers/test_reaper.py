@@ -11,7 +11,10 @@ SLEEP = "import time; time.sleep(60)"
 
 
 def test_processes_of_the_cluster_are_ended_and_no_others(tmp_path):
-    """A process of the user has the token too, and another cluster has another token."""
+    """A process of the user has the token too, and another cluster has another token.
+
+    Titles of Ray's agents take the place of their environment. Their logs are in the folder.
+    """
     environment = {**os.environ, reaper.TOKEN: "of-this-cluster"}
     (tmp_path / "cluster").mkdir()
 
@@ -19,7 +22,13 @@ def test_processes_of_the_cluster_are_ended_and_no_others(tmp_path):
         env = {**environment, reaper.TOKEN: token}
         return subprocess.Popen([sys.executable, "-I", "-S", "-c", SLEEP, *marks], env=env)
 
+    def agent(folder):
+        with (folder / "agent.log").open("w") as log:
+            command = [sys.executable, "-I", "-S", "-c", SLEEP, "ray::RuntimeEnvAgent"]
+            return subprocess.Popen(command, env={}, stdout=log)
+
     left = begin("of-this-cluster", "ray::DashboardAgent")
+    titled, titled_other = agent(tmp_path / "cluster"), agent(tmp_path)
     users, others = begin("of-this-cluster"), begin("of-another", "ray::DashboardAgent")
     program = subprocess.Popen(
         [sys.executable, "-I", "-S", reaper.__file__, str(tmp_path / "cluster")],
@@ -33,11 +42,13 @@ def test_processes_of_the_cluster_are_ended_and_no_others(tmp_path):
         program.stdin.close()
 
         assert left.wait(timeout=30) < 0
+        assert titled.wait(timeout=30) < 0
         assert program.wait(timeout=30) == 0
         assert users.poll() is None
         assert others.poll() is None
+        assert titled_other.poll() is None
         assert not (tmp_path / "cluster").exists()
     finally:
-        for process in (left, users, others, program):
+        for process in (left, titled, titled_other, users, others, program):
             process.kill()
             process.wait()

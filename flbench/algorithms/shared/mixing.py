@@ -69,6 +69,22 @@ def mix_overlap(rows: Tree, masks: Tree, weights: Tensor) -> Tree:
     return mixed
 
 
+def latest(rows: Tree, ids: Tensor, *, known: Tensor, common: Tree) -> Tree:
+    """Return the latest uploads of some clients, [R, ...] per leaf.
+
+    Args:
+        rows: Latest uploads of all clients, [N, ...] per leaf.
+        ids: Ids [R] int64 of the clients.
+        known: [N] bool, True for clients that have uploaded a model.
+        common: Model of all other clients, without a client axis.
+    """
+    found: Tree = {}
+    for name, value in rows.items():
+        some = value[ids]
+        found[name] = torch.where(broadcast(known[ids], some), some, common[name])
+    return found
+
+
 def mix_latest(rows: Tree, weights: Tensor, *, known: Tensor, common: Tree) -> Tree:
     """Return mixtures of the clients' latest uploads, as `mix` does.
 
@@ -84,15 +100,23 @@ def mix_latest(rows: Tree, weights: Tensor, *, known: Tensor, common: Tree) -> T
     Returns:
         The mixtures, [R, ...] per leaf.
     """
+    used = weights != 0
+    # Most receivers of a large federation have not met another client yet: they get one model.
+    is_single = (used.sum(dim=1) == 1) & (weights.sum(dim=1) == 1)
+    of_one = used[is_single].to(torch.uint8).argmax(dim=1)
+    others = (~is_single).nonzero()[:, 0].tolist()
     mixed: Tree = {}
     for name, value in rows.items():
-        received = []
-        for row in weights:
-            used = (row != 0) | ~row.any()  # a row of zeros uses all clients and gives zeros
-            some = value[used]
-            some = torch.where(broadcast(known[used], some), some, common[name])
-            received.append(mix({name: some}, row[None, used])[name])
-        mixed[name] = torch.cat(received)
+        target = value.new_empty(len(weights), *value.shape[1:])
+        copied = latest({name: value}, of_one, known=known, common=common)[name]
+        # The product of a row of weights and models has no -0, and x + 0 is never -0.
+        target[is_single] = copied + 0 if copied.is_floating_point() else copied
+        for receiver in others:
+            # A row of zeros uses all clients and gives zeros.
+            some = (used[receiver] | ~used[receiver].any()).nonzero()[:, 0]
+            models = latest({name: value}, some, known=known, common=common)
+            target[receiver] = mix(models, weights[receiver, some][None])[name][0]
+        mixed[name] = target
     return mixed
 
 

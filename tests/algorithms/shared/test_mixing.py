@@ -106,6 +106,20 @@ def test_a_receivers_bits_do_not_depend_on_the_other_receivers():
         assert torch.equal(alone[0], together[i])
 
 
+def test_receivers_of_one_model_get_the_bits_of_the_product():
+    tree = {"a": torch.randn(3, 4), "b": torch.randint(5, (3, 1))}
+    tree["a"][1, 0] = -0.0
+    known, common = torch.tensor([True, True, False]), {"a": torch.zeros(4), "b": tree["b"][0]}
+    filled = {name: torch.cat([tree[name][:2], common[name][None]]) for name in tree}
+    weights = torch.eye(3, dtype=torch.float64)
+
+    mixed = mix_latest(tree, weights, known=known, common=common)
+
+    for name, value in mix(filled, weights).items():
+        assert torch.equal(mixed[name], value)
+        assert not mixed[name].signbit()[value == 0].any()
+
+
 def test_pairwise_cosines_with_a_term_in_the_denominator():
     pair = {"a": torch.tensor([[3.0, 0.0], [0.0, 0.0], [4.0, 0.0]])}
 
