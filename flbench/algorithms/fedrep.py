@@ -22,7 +22,9 @@ class FedRepConfig(FedPerConfig):
     """Keys of FedRep."""
 
     head_epochs: int | None = epochs(
-        None, "training of the head in a round (default: train.local_epochs - body_epochs)"
+        None,
+        "training of the head in a round (default: train.local_epochs - body_epochs, or all of"
+        " them if the body is frozen)",
     )
     body_epochs: int = epochs(1, "training of the body in a round, after the head")
     head_batchnorm: Literal["eval", "train"] = Field(
@@ -42,7 +44,8 @@ class FedRepConfig(FedPerConfig):
 class FedRep(FedPer):
     """A client trains its head on the frozen body, then the body under the frozen head.
 
-    Source: Algorithm 1. The clients send the body and keep the head. `gm` is that of FedPer.
+    Source: Algorithm 1. The clients send the body and keep the head. `gm` is that of FedPer. If the
+    body is frozen, the head alone is trained, and no parameters are sent.
 
     Deviation: each phase has an optimizer of its own. The authors' code has one for both, so that
     the momentum of the body acts in the next head phase.
@@ -59,7 +62,8 @@ class FedRep(FedPer):
     def head_epochs(self) -> int:
         """Return the epochs of the head in a round."""
         said, rest = self.config.head_epochs, self.setting.train.local_epochs
-        return rest - self.config.body_epochs if said is None else said
+        body = self.config.body_epochs if self.shared() else 0
+        return rest - body if said is None else said
 
     def requires(self) -> list[str]:
         said = super().requires()
@@ -70,7 +74,8 @@ class FedRep(FedPer):
                 " trained in the remaining epochs. Raise it, or set `algorithm.head_epochs`."
             )
         personal = self.personal() & set(self.setting.net.parameters)
-        if not personal or len(personal) == len(self.setting.net.parameters):
+        # With a frozen body, a client trains its head alone.
+        if not personal or not (self.shared() or self.setting.net.fixed):
             said.append(
                 "the net must have personal and shared layers, because each kind is trained in a"
                 f" phase of its own; got {len(personal)} personal parameters of"
@@ -78,8 +83,14 @@ class FedRep(FedPer):
             )
         return said
 
+    def shared(self) -> frozenset[str]:
+        """Return the names of the trained parameters that all clients share."""
+        return frozenset(self.setting.net.parameters) - self.personal()
+
     def notes(self) -> list[str]:
         head, body = self.head_epochs(), self.config.body_epochs
+        if not self.shared():
+            return ["fedrep: the body is frozen, so that nothing is sent and heads alone train."]
         if head + body == self.setting.train.local_epochs:
             return []
         return [
@@ -89,12 +100,12 @@ class FedRep(FedPer):
 
     def program(self, state: State) -> LocalProgram:
         keeps, sends = self.split()
-        shared = frozenset(self.setting.net.parameters) - self.personal()
-        head = self.head_phase(self.head_epochs())
-        body = self.phase(*self.terms(), train=shared, epochs=self.config.body_epochs)
+        shared, phases = self.shared(), [self.head_phase(self.head_epochs())]
+        if shared:
+            phases.append(self.phase(*self.terms(), train=shared, epochs=self.config.body_epochs))
         # With train.batchnorm=drop the head phase would use the statistics of the seeded net.
         fresh = reestimate_batchnorm(self.setting) if self.config.head_batchnorm == "eval" else ()
-        return LocalProgram((*fresh, head, body), keeps, sends)
+        return LocalProgram((*fresh, *phases), keeps, sends)
 
     def tuning(self) -> Phase:
         return self.head_phase(self.config.finetune_epochs)

@@ -1,6 +1,6 @@
 """A run as an object: its configuration, its results as DataFrames, its pictures."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property
 from os import PathLike
@@ -375,7 +375,7 @@ class Run:
 
     def predict(
         self,
-        x: Tensor | NDArray[Any],
+        x: Tensor | NDArray[Any] | Sequence[Sequence[int]],
         client: int | str | None = None,
         *,
         deployment: str | None = None,
@@ -386,7 +386,9 @@ class Run:
 
         Args:
             x: Samples as the data set stores them: images [B, height, width] or [B, height, width,
-                channels], uint8 where the data set has uint8 images; rows of tables [B, columns].
+                channels], uint8 where the data set has uint8 images; series [B, channels, length];
+                tokens [B, length], or a list of sequences if the data have a padding id; rows of
+                tables [B, columns].
             client: Name or id of a client; see `trained`.
             deployment: Name of one of the method's models; see `trained`.
             checkpoint: The round: `best` by validation, or the `last` one.

@@ -223,9 +223,14 @@ def _cannot_hold(name: str, error: Exception, cure: str) -> UserError:
         error: What PyTorch has raised.
         cure: A sentence on what to do.
     """
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = (
+            cause.__cause__
+        )  # PyTorch's outer errors name its steps, and the first one the reason
+    first = next((line.strip() for line in str(cause).splitlines() if line.strip()), "")
     return UserError(
-        f"`{name}` cannot hold this net: {type(error).__name__}: {first.rstrip('.')}"
+        f"`{name}` cannot hold this net: {type(cause).__name__}: {first.rstrip('.')}"
         f"{user_line(error)}. {cure}"
     )
 
@@ -326,6 +331,7 @@ def _as_onnx(model: TrainedModel, card: dict[str, Any]) -> bytes:
             {
                 **torch.export.default_decompositions(),
                 torch.ops.aten._cdist_forward.default: _euclidean_distances,
+                torch.ops.aten.rrelu.default: _mean_slope,
             }
         )
         exported = torch.onnx.export(
@@ -349,6 +355,14 @@ def _euclidean_distances(a: Tensor, b: Tensor, p: float, mode: int | None) -> Te
     """Return the distances [n, m] between rows of [n, D] and [m, D], for ONNX, without `cdist`."""
     assert p == 2.0
     return (a[:, None] - b).square().sum(dim=2).sqrt()
+
+
+def _mean_slope(
+    x: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False
+) -> Tensor:
+    """Return RReLU in eval mode as a leaky ReLU, for ONNX, which has no RReLU."""
+    assert not training
+    return torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
 
 
 def _as_weights(model: TrainedModel, card: dict[str, Any]) -> bytes:

@@ -152,7 +152,7 @@ def check_method(
         listed = "; ".join(dict.fromkeys(reasons))
         raise ConfigError(
             f"`algorithm.name={algorithm.name}` cannot train {net.title} by its own training step:"
-            f" {listed}. Take another method, such as fedavg, ditto or fedper, or train the module"
+            f" {listed}. Take another method, such as fedavg, fedprox or ditto, or train the module"
             " as a net: fl.run(model=...)."
         )
 

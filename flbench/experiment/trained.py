@@ -8,7 +8,7 @@ rule.
 import csv
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ from flbench.core.printable import one_line
 from flbench.core.shapes import TokenShape
 from flbench.core.types import Batch, Outputs, Samples, State, StepContext, Tree
 from flbench.core.wording import how_to_resume, listed, setting
-from flbench.data import unlabelled
+from flbench.data import tokens, unlabelled
 from flbench.data.dataset import Dataset
 from flbench.data.federation import FEW_SAMPLES, Federation, means_of, normalization_of
 from flbench.data.partition_files import check_unchanged, data_hash
@@ -55,6 +55,8 @@ from flbench.results.reading import VALIDATION, check_run_folder, client_scores
 from flbench.results.summary import best_round
 
 Moment = Literal["best", "last"]
+RawSamples = Tensor | NDArray[Any] | Sequence[Sequence[int]]
+"""Raw samples; sequences of tokens may be a list."""
 MOMENTS: Final = ("best", "last")
 CAPTURED: Final = "deployed"  # name of the Statistic that reads a deployment's tensors
 CHUNK: Final = 512  # samples that `TrainedModel.predict` computes at once
@@ -262,7 +264,7 @@ class TrainedModel:
         """The whole model as one module: raw samples [B, ...] to scores [B, C]."""
         return nn.Sequential(self.inputs, self.net).eval()
 
-    def predict(self, x: Tensor | NDArray[Any]) -> Tensor:
+    def predict(self, x: RawSamples) -> Tensor:
         """Return the scores of raw samples; the largest score is the predicted class.
 
         The samples are normalized as in training. Equal calls have equal results, also of a net
@@ -272,7 +274,8 @@ class TrainedModel:
             x: Samples as the data set stores them: [B, height, width] or [B, height, width, 3], or
                 [B, channels, height, width], uint8 where the data set has uint8 images; series
                 [B, channels, length]; tokens [B, length], integers; rows of tables [B, columns],
-                NaN for missing values.
+                NaN for missing values. With a padding id, sequences of tokens may be shorter, and
+                a list of sequences may have several lengths.
 
         Returns:
             Scores [B, C] on the CPU.
@@ -307,7 +310,7 @@ class TrainedModel:
                 found[name] = count
         return found
 
-    def check(self, x: Tensor | NDArray[Any]) -> Tensor:
+    def check(self, x: RawSamples) -> Tensor:
         """Return raw samples [B, *raw_shape] in the type of the data set.
 
         Args:
@@ -316,8 +319,10 @@ class TrainedModel:
         Raises:
             UserError: The samples have another shape, type or range than those of the data set.
         """
-        raw = _as_tensor(x)
         shape = self.raw_shape
+        if isinstance(self.inputs.shape, TokenShape):
+            x = _filled(x, self.inputs.shape)
+        raw = _as_tensor(x)
         expected = f"[B, {', '.join(map(str, shape))}]"
         is_image = len(self.inputs.shape) == 3 and raw.dim() == 4
         if is_image and tuple(raw.shape[1:]) == self.inputs.shape:
@@ -956,7 +961,28 @@ def _normalized_by(
     return replace(model, inputs=inputs, normalization=_normalization(federation, inputs))
 
 
-def _as_tensor(x: Tensor | NDArray[Any]) -> Tensor:
+def _filled(x: RawSamples, shape: TokenShape) -> RawSamples:
+    """Return sequences of tokens that are shorter than those of the data set with padding.
+
+    Args:
+        x: Sequences, as an array or tensor [B, length], or as a list of B sequences.
+        shape: Shape of a sample. Nothing is filled up if it has no padding id.
+
+    Raises:
+        DataError: An item of a list is not a sequence of whole numbers.
+    """
+    if shape.padding is None:
+        return x
+    if isinstance(x, list | tuple) and all(isinstance(one, Sized) for one in x):
+        x = tokens.padded(x, shape.padding, "the samples")
+    raw = _as_tensor(x)
+    missing = shape[0] - raw.shape[1] if raw.dim() == 2 else 0
+    if missing <= 0:
+        return raw
+    return torch.nn.functional.pad(raw, (0, missing), value=shape.padding)
+
+
+def _as_tensor(x: RawSamples) -> Tensor:
     """Return samples as a tensor on the CPU.
 
     Raises:

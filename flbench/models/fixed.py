@@ -115,10 +115,11 @@ def notes(net: nn.Module) -> list[str]:
             " change and are sent. Call eval() of these layers, or set model.freeze, to keep them."
         )
     if found.modules:
+        count = len(found.modules)
+        verb = "module is" if count == 1 else "modules are"
         sentences.append(
-            f"model: {len(found.modules)} modules are in eval mode ({listed(found.modules)}) and"
-            " stay so while the net is trained: BatchNorm among them uses its running statistics"
-            " unchanged."
+            f"model: {count} {verb} in eval mode ({listed(found.modules)}), also while the net is"
+            " trained: BatchNorm uses its running statistics unchanged there."
         )
     return sentences
 

@@ -135,9 +135,15 @@ def _divided(
         try:
             both = split(x)
         except Exception as error:
+            # An auxiliary head, which works in training mode alone, may be the last linear layer.
+            if split.place:
+                net.set_submodule(split.place, split.head)
+            auxiliary = _outputs(deepcopy(net).train(), x, f"{what}, in training mode,")
+            _check_logits(auxiliary, classes, f"{what}, in training mode,")
+            role = "its last linear layer" if config.head is None else "the value of `model.head`"
             raise ConfigError(
-                f"{what} cannot be divided at `{split.place}`: {type(error).__name__}: {error}. Set"
-                " `model.head` to the submodule that computes the logits."
+                f"{what} cannot be divided at `{split.place}`, {role}: {type(error).__name__}:"
+                f" {error}. Set `model.head` to the submodule that computes the logits."
             ) from error
     features: Any = both.features
     if (

@@ -329,7 +329,9 @@ def _read(path: Path, key: str) -> dict[str, Tensor]:
             return dict(load_file(path))
         found: Any = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        first = (str(error).splitlines() or [""])[0]
+        # PyTorch's reason stands behind its advice to load the file without `weights_only`.
+        reason = str(error).rpartition("WeightsUnpickler error: ")[2].strip()
+        first = (reason.splitlines() or [""])[0].split(". ")[0].rstrip(".")
         raise ConfigError(
             f"{key} is not a file of weights: {type(error).__name__}: {first[:100]}.\nGive a"
             " .safetensors file, or one that torch.save(net.state_dict(), PATH) has written. A file"

@@ -145,3 +145,15 @@ def test_bytes_are_those_of_the_body(tmp_path):
     found = lenet5_bytes(tmp_path, "algorithm=fedrep", "train.local_epochs=2")
 
     assert found == (61_200 * 4 + STATISTICS,) * 2
+
+
+def test_a_frozen_body_leaves_the_head_phase():
+    """With a frozen body all clients train as with FedPer, and send nothing."""
+    keys = ("model.name=lenet5", "model.freeze=backbone", "model.cache=off")
+    built = [build(*keys, f"algorithm.name={name}") for name in ("fedrep", "fedper")]
+    one, other = (after(each, 2) for each in built)
+
+    assert one.clients.keys() == other.clients.keys()
+    assert all(torch.equal(value, other.clients[name]) for name, value in one.clients.items())
+    assert not built[0].algorithm.split()[1]
+    assert any("the body is frozen" in note for note in built[0].algorithm.notes())

@@ -145,6 +145,18 @@ class Pair(Two):
         return super().forward(x), x
 
 
+class Auxiliary(Two):
+    """A net with a second head, whose logits it returns in training mode alone."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.auxiliary = nn.Linear(shape[1] * shape[2], classes)
+
+    def forward(self, x):
+        logits = super().forward(x)
+        return (logits, self.auxiliary(x.flatten(1))) if self.training else logits
+
+
 class Whole(Two):
     """A net whose output is not floating point."""
 
@@ -157,6 +169,7 @@ class Whole(Two):
     [
         (Post, "is not that of the head `classifier`"),
         (Pair, "returns tuple"),
+        (Auxiliary, "in training mode, returns tuple"),
         (Whole, "returns torch.int64"),
         (nn.Sequential(nn.Flatten(), nn.Linear(64, 9)), r"must return logits \[2, 10\]"),
         (nn.Sequential(nn.Flatten(), nn.LazyLinear(10)), "is not initialized"),
@@ -291,7 +304,7 @@ def test_frozen_parameters_are_not_sent_and_methods_without_work_are_refused(tmp
 
     run = short(tmp_path, adapter(), "fedavg")
     assert run.summary["communication"]["up_bytes"] == 3 * 4 * 330
-    for method in ("fedbabu", "fedrep", "dfedalt"):
+    for method in ("fedbabu", "dfedalt"):
         with pytest.raises(fl.ConfigError, match="frozen") as error:
             short(tmp_path, adapter(), method)
     assert "2 parameters of the net are frozen" in str(error.value)

@@ -67,6 +67,25 @@ def test_every_method_ends_with_the_sequential_engines_bits(engine, name):
     assert_same_bits(engine, name, number=3)
 
 
+def test_random_layers_draw_the_same_with_any_number_of_workers():
+    """Dropout of all kinds, RReLU, noise, stochastic depth, and draws of NumPy and Python."""
+    keys = (*SMALL, "model.name=tests.experiment.test_code_trial:All", "algorithm.name=fedper")
+    digests = []
+    for seed, workers in enumerate((0, 1, 2)):
+        built = build(*keys)
+        torch.manual_seed(seed)
+        config = config_of(*keys, "engine.name=ray", f"engine.workers={max(workers, 1)}").engine
+        engine = RayEngine(built.net, built.federation, config) if workers else built.engine
+        state = played(built, engine, number=2)
+        digests.append(digest([state.server, state.clients]))
+        if workers:
+            engine.close()
+    other = build(*keys, "seed=1")
+    state = played(other, other.engine, number=2)
+
+    assert digests[0] == digests[1] == digests[2] != digest([state.server, state.clients])
+
+
 @pytest.mark.parametrize("trace", [True, False])
 def test_workers_follow_engine_trace(trace):
     built = build(*KEYS)

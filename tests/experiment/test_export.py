@@ -334,3 +334,43 @@ def test_a_net_that_no_program_can_hold_is_exported_as_weights(tmp_path, capfd):
     assert "def forward" not in "".join(capfd.readouterr())  # the graph that PyTorch prints
     # PyTorch leaves hooks of all modules behind, with which no net's code would be known.
     assert is_known(torch.nn.Linear(2, 2))
+
+
+class Drawing(nn.Module):
+    """A net with random layers of several kinds, and optionally an operator that ONNX lacks."""
+
+    def __init__(self):
+        super().__init__()
+        self.bessel = False
+        self.rows = nn.Linear(8, 8)
+        self.slopes = nn.RReLU()
+        self.attention = nn.MultiheadAttention(8, 2, dropout=0.2, batch_first=True)
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, x):
+        h = self.slopes(self.rows(x.flatten(1, 2)))  # [B, 8, 8]
+        h = nn.functional.dropout(self.attention(h, h, h)[0].mean(1), 0.1, self.training)
+        return self.head(torch.special.bessel_j0(h) if self.bessel else h)
+
+
+def test_nets_with_random_layers(tmp_path):
+    keys = {"partition": "iid", "progress": False, "train": {"rounds": 1, "local_epochs": 1}}
+    keys |= {"output": {"dir": tmp_path / "runs"}, "tracking": {"mlflow": False}}
+    ran = fl.run("fedavg", data="digits", model=Drawing(), **keys)
+    samples = federation_of(ran.path).dataset.x[:9, 0]
+    wanted = ran.predict(samples)
+    for suffix in ("pt2", "pt", "onnx"):
+        ran.export(tmp_path / f"m.{suffix}")
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"))
+    scores = torch.from_numpy(session.run(None, {"samples": samples})[0])
+    torch.testing.assert_close(scores, wanted, rtol=1e-4, atol=1e-5)
+    module = torch.load(tmp_path / "m.pt", weights_only=False)
+    torch.testing.assert_close(module(torch.from_numpy(samples)), wanted)
+
+    unknown = ran.trained()
+    unknown.net.net.backbone.bessel = True
+    with pytest.raises(UserError, match=r"`onnx` cannot hold this net: .*bessel_j0") as refused:
+        export.write(unknown, tmp_path / "b.onnx")
+    assert "\x1b" not in str(refused.value)

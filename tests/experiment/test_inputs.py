@@ -103,6 +103,14 @@ def test_files_are_predicted_and_wrong_samples_refused(finished, tmp_path, capsy
             model.predict(wrong)
         with pytest.raises(UserError, match="Give their ids as integers"):
             model.predict(x[:2].astype(np.float32))
+        assert torch.equal(
+            model.predict([[3, 4], [5]]), model.predict(np.int64([[3, 4, 0], [5, 0, 0]]))
+        )
+        assert torch.equal(model.predict([[3, 4]]), model.predict(np.int64([[3, 4, 0, 0, 0]])))
+        with pytest.raises(UserError, match=r"row 1 .*whole numbers"):
+            model.predict([[3, 4], ["a"]])
+        with pytest.raises(UserError, match=r"takes \[B, 5\]"):
+            model.predict([[3] * 6])
     else:
         with pytest.raises(UserError, match=r"takes \[B, 2, 12\]"):
             model.predict(wrong[:, :, :8])

@@ -124,7 +124,10 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
     assert "lacks 1 tensors of the file: 9.bias" in message(state | {"9.bias": torch.ones(1)})
     del wider["1.weight"]
     assert "lacks 1 tensors of the net: 1.weight" in message(wider)
-    assert "torch.save(net.state_dict(), PATH)" in message(Opened(tmp_path / "opened"))
+    opened = message(Opened(tmp_path / "opened"))
+    assert "torch.save(net.state_dict(), PATH)" in opened
+    assert "GLOBAL" in opened  # what PyTorch refuses to call, and not its advice to allow it
+    assert "trust" not in opened
     assert not (tmp_path / "opened").exists()
     assert "Tensor" in message(torch.ones(3))
     assert "has the keys epoch" in message({"epoch": 3})
