@@ -175,6 +175,7 @@ def both_moments(table: "pd.DataFrame") -> "pd.DataFrame":
     Args:
         table: A table with the column `moment`.
 
+    >>> import pandas as pd
     >>> both_moments(pd.DataFrame({"moment": ["last"], "accuracy": [0.5]}))["moment"].tolist()
     ['best', 'last']
     """

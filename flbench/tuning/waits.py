@@ -13,7 +13,7 @@ import ray
 from flbench.core.wording import listed
 from flbench.tuning.ray_tune import Reservations
 from flbench.workers.cluster import workers_of
-from flbench.workers.pool import NOTICE, Nodes, amounts, free, there
+from flbench.workers.pool import NOTICE, Nodes, amounts, end_of_wait, free, there
 from flbench.workers.resources import Resources
 
 LOOK: Final = 4.0
@@ -105,10 +105,7 @@ class Waits:
             self._tell(self._sentence(waiting, waited))
         if waited < self._patience:
             return None
-        return (
-            f"{self._sentence(waiting, waited)} `engine.wait_seconds`={self._patience:g} ends this"
-            " wait: start a node, or end what uses the others."
-        )
+        return f"{self._sentence(waiting, waited)} {end_of_wait(self._patience)}"
 
     def _look_at_nodes(self) -> None:
         """Tell the user of nodes that are silent, from time to time, and of those that return."""

@@ -263,10 +263,7 @@ class ActorPool:
             return
         self._stuck = now if self._stuck is None else self._stuck
         if now - self._stuck >= self._patience:
-            raise RunError(
-                f"{self._sentence(now - self._stuck)} `engine.wait_seconds`={self._patience:g} ends"
-                " this wait: start a node, or end what uses the others."
-            )
+            raise RunError(f"{self._sentence(now - self._stuck)} {end_of_wait(self._patience)}")
 
     def _sentence(self, waited: float) -> str:
         """Return a sentence about the present wait for resources."""
@@ -276,6 +273,21 @@ class ActorPool:
             f"{others}. The nodes of Ray that answer have {amounts(free(self._needs))} free of"
             f" {amounts(there(self._needs))}."
         )
+
+
+def end_of_wait(patience: float) -> str:
+    """Return a sentence about the end of a wait for resources, with what may help.
+
+    Ray counts the CPUs of a process as used from when it begins to start.
+
+    Args:
+        patience: Value of `engine.wait_seconds`.
+    """
+    return (
+        f"`engine.wait_seconds`={patience:g} ends this wait: start a node, or end what uses the"
+        " others. On a busy machine a process may take that long to start: then raise"
+        " engine.wait_seconds."
+    )
 
 
 def amounts(resources: dict[str, float]) -> str:

@@ -67,6 +67,7 @@ def test_every_method_ends_with_the_sequential_engines_bits(engine, name):
     assert_same_bits(engine, name, number=3)
 
 
+@pytest.mark.full  # it waits for CPUs that engines of other tests of the file may hold
 def test_random_layers_draw_the_same_with_any_number_of_workers():
     """Dropout of all kinds, RReLU, noise, stochastic depth, and draws of NumPy and Python."""
     keys = (*SMALL, "model.name=tests.experiment.test_code_trial:All", "algorithm.name=fedper")
