@@ -160,20 +160,13 @@ class PFedSim(Algorithm):
         u = -torch.log1p(-similarity.clamp_max(1 - LEAST))
         u[torch.arange(len(ids)), ids] = -log(LEAST)
         body = self.split()[1] - set(self.classifier())
-        return self.mix_stored(state, u / u.sum(dim=1, keepdim=True), body)
-
-    def mix_stored(self, state: State, weights: Tensor, names: frozenset[str]) -> Tree:
-        """Return mixtures of the clients' last uploads, [K, ...] each.
-
-        A client without an upload since the warm-up counts with the model of the warm-up.
-
-        Args:
-            state: The state of the run.
-            weights: [K, N], one row per mixture.
-            names: Names of the leaves that are mixed.
-        """
-        known = state.server["known"]
-        return mix_latest(only(state.clients, names), weights, known=known, common=state.server)
+        # A client without an upload since the warm-up counts with the model of the warm-up.
+        return mix_latest(
+            only(state.clients, body),
+            u / u.sum(dim=1, keepdim=True),
+            known=state.server["known"],
+            common=state.server,
+        )
 
     def aggregate(self, state: State, results: Results) -> Update:
         if self.is_warmup(state):

@@ -223,11 +223,10 @@ def _cannot_hold(name: str, error: Exception, cure: str) -> UserError:
         error: What PyTorch has raised.
         cure: A sentence on what to do.
     """
+    # PyTorch's outer errors name the steps of the export; the innermost one has the reason.
     cause: BaseException = error
     while cause.__cause__ is not None:
-        cause = (
-            cause.__cause__
-        )  # PyTorch's outer errors name its steps, and the first one the reason
+        cause = cause.__cause__
     first = next((line.strip() for line in str(cause).splitlines() if line.strip()), "")
     return UserError(
         f"`{name}` cannot hold this net: {type(cause).__name__}: {first.rstrip('.')}"

@@ -31,13 +31,16 @@ from flbench.engine.ray import RayEngine  # noqa: E402  # it needs Ray
 
 METHODS = ALGORITHMS.load()
 KEYS = (*NET, "engine.threads=1")
+RANDOM = "model.name=tests.experiment.test_code_trial:All"
+"""A net with random layers of many kinds."""
 
 
 @pytest.fixture(scope="module")
 def engine(request):
     """Two actors for all methods that train the same net: an engine knows no method."""
     built = build(*KEYS, *getattr(request, "param", ()))
-    config = config_of(*KEYS, "engine.name=ray", "engine.workers=2").engine
+    keys = (*KEYS, "engine.workers=2", *getattr(request, "param", ()))
+    config = config_of(*keys, "engine.name=ray").engine
     engine = RayEngine(built.net, built.federation, config)
     yield engine
     engine.close()
@@ -67,24 +70,19 @@ def test_every_method_ends_with_the_sequential_engines_bits(engine, name):
     assert_same_bits(engine, name, number=3)
 
 
-@pytest.mark.full  # it waits for CPUs that engines of other tests of the file may hold
-def test_random_layers_draw_the_same_with_any_number_of_workers():
+@pytest.mark.parametrize(
+    "engine", [(RANDOM, "engine.workers=1"), (RANDOM, "engine.workers=2")], indirect=True
+)
+def test_random_layers_draw_the_same_with_any_number_of_workers(engine):
     """Dropout of all kinds, RReLU, noise, stochastic depth, and draws of NumPy and Python."""
-    keys = (*SMALL, "model.name=tests.experiment.test_code_trial:All", "algorithm.name=fedper")
-    digests = []
-    for seed, workers in enumerate((0, 1, 2)):
-        built = build(*keys)
-        torch.manual_seed(seed)
-        config = config_of(*keys, "engine.name=ray", f"engine.workers={max(workers, 1)}").engine
-        engine = RayEngine(built.net, built.federation, config) if workers else built.engine
-        state = played(built, engine, number=2)
-        digests.append(digest([state.server, state.clients]))
-        if workers:
-            engine.close()
-    other = build(*keys, "seed=1")
-    state = played(other, other.engine, number=2)
+    one, other = (build(*KEYS, RANDOM, "algorithm.name=fedper", f"seed={seed}") for seed in (0, 1))
 
-    assert digests[0] == digests[1] == digests[2] != digest([state.server, state.clients])
+    states = [played(one, one.engine, number=2)]
+    torch.manual_seed(7)
+    states += [played(one, engine, number=2), played(other, other.engine, number=2)]
+
+    expected, found, another = (digest([state.server, state.clients]) for state in states)
+    assert expected == found != another
 
 
 @pytest.mark.parametrize("trace", [True, False])

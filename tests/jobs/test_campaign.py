@@ -13,6 +13,42 @@ from flbench.workers.supervisor import Supervisor
 from tests.support import SMALL, config_of
 
 
+def carried_out(jobs: list[Job], folder: ComparisonFolder) -> dict[str, str]:
+    """Train jobs of one configuration in this process, and return why some have failed."""
+    with Supervisor() as supervisor:
+        failures = campaign.carry_out(
+            jobs,
+            folder,
+            LoadedSamples(),
+            Resources(1, find_engine(jobs[0].config.engine), 0, 0, kind=CELL),
+            supervisor,
+            changed=Layer({}),
+            shown=True,
+        )
+    folder.close()
+    return failures
+
+
+def test_a_damaged_file_of_a_job_does_not_end_the_others(tmp_path, monkeypatch):
+    config = config_of(*SMALL, "train.rounds=1")
+    jobs = [Job(name, name, "", "", 0, config, {}) for name in ("first", "second")]
+    folder = ComparisonFolder.create(tmp_path, "damaged")
+    end = campaign._Campaign.end
+
+    def damage(self, job, outcome):
+        if job.name == "first":
+            (folder.run_folder(job) / "config.yaml").write_text("train: {rounds: [1]}")
+        end(self, job, outcome)
+
+    monkeypatch.setattr(campaign._Campaign, "end", damage)
+    failures = carried_out(jobs, folder)
+
+    assert [*failures] == ["first"]
+    assert "config.yaml" in failures["first"]
+    assert "`train.rounds`" in failures["first"]
+    assert folder.is_done(jobs[1])
+
+
 def test_a_job_that_a_worker_of_a_killed_driver_begins_late_is_waited_for(
     tmp_path, monkeypatch, capsys
 ):
@@ -32,17 +68,7 @@ def test_a_job_that_a_worker_of_a_killed_driver_begins_late_is_waited_for(
         return unfinished(job)
 
     monkeypatch.setattr(folder, "is_done", is_done)
-    with Supervisor() as supervisor:
-        failures = campaign.carry_out(
-            jobs,
-            folder,
-            LoadedSamples(),
-            Resources(1, find_engine(config.engine), 0, 0, kind=CELL),
-            supervisor,
-            changed=Layer({}),
-            shown=True,
-        )
-    folder.close()
+    failures = carried_out(jobs, folder)
 
     assert held
     assert not failures

@@ -103,7 +103,7 @@ def mix_latest(rows: Tree, weights: Tensor, *, known: Tensor, common: Tree) -> T
     used = weights != 0
     # Most receivers of a large federation have not met another client yet: they get one model.
     is_single = (used.sum(dim=1) == 1) & (weights.sum(dim=1) == 1)
-    of_one = used[is_single].to(torch.uint8).argmax(dim=1)
+    of_one = weights[is_single].argmax(dim=1)
     others = (~is_single).nonzero()[:, 0].tolist()
     mixed: Tree = {}
     for name, value in rows.items():
