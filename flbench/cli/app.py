@@ -4,8 +4,6 @@ Each command imports the file that carries it out when it is called, so that `fl
 not wait for PyTorch.
 """
 
-import atexit
-import gc
 import os
 import re
 import select
@@ -23,7 +21,7 @@ from flbench import __version__
 from flbench.cli import completion, suggestions
 from flbench.cli.aliases import ALIASES, DATA, with_aliases, with_options_of
 from flbench.cli.declared import Form, with_arguments_of
-from flbench.core import account, consent, files, standard_streams
+from flbench.core import account, consent, files, garbage, standard_streams
 from flbench.core.errors import RunError, UserError, shortened
 from flbench.core.expected import as_flbench_errors
 from flbench.core.printable import print_warnings, printable
@@ -36,10 +34,6 @@ MAX_MESSAGES: Final = 20  # messages about wrong input that are printed
 MAX_LINE: Final = 800  # characters of a message; the cure, at its end, should not be cut
 IMPORTS: Final = "importing PyTorch and other libraries"
 """What commands that train do first, for a line if that takes long."""
-NEW_OBJECTS: Final = 10_000
-"""New objects after which Python searches for unreachable cycles. Importing PyTorch and Lightning
-makes almost a million objects that stay. With Python's default of 700, searching them again and
-again takes a second of each command."""
 
 
 class CommandGroup(TyperGroup):
@@ -999,10 +993,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     account.complete()
     if arguments is None:  # this process has no other purpose than the command
-        gc.set_threshold(NEW_OBJECTS)
-        # When Python ends it searches all objects once more, which takes half a second and more.
-        # Frozen objects are left out. Functions that are registered first are called last.
-        atexit.register(gc.freeze)
+        garbage.own_process()
     given = sys.argv[1:] if arguments is None else arguments
     for argument in given:
         if not files.is_text(argument):

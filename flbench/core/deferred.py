@@ -1,6 +1,5 @@
-"""Imports of large packages: later, if few processes use them, and without searches for garbage."""
+"""Imports of large packages that few processes use: later, if they are used."""
 
-import gc
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -124,26 +123,6 @@ def deferred(*packages: str) -> Iterator[None]:
         sys.meta_path.remove(finder)
         for name in missing:
             finder.give_up(name)
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Within this context, Python does not search for objects that nothing reaches any more.
-
-    Imports make many objects that stay. PyTorch and Lightning make almost a million, and to search
-    them again and again takes as long as a quarter of their import.
-
-    >>> with uncollected():
-    ...     gc.isenabled()
-    False
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _is_installed(name: str) -> bool:

@@ -6,7 +6,8 @@ SciPy's signals for speech. They take a third of the processor time of flbench's
 memory of each process, so they are imported when a metric uses them.
 """
 
-from flbench.core.deferred import deferred, uncollected
+from flbench.core.deferred import deferred
+from flbench.core.garbage import uncollected
 
 with uncollected(), deferred("transformers", "torchvision", "scipy.signal"):
     from lightning import LightningModule, Trainer

@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from flbench.core import children
-from flbench.core.deferred import uncollected
 from flbench.core.errors import PrintableError
+from flbench.core.garbage import uncollected
 from flbench.workers import cores
 from flbench.workers.frames import Connection, packed, readable
 from flbench.workers.nesting import VARIABLE, reason_against_workers

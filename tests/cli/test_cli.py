@@ -24,7 +24,7 @@ from flbench.algorithms.catalogue import parameter
 from flbench.api import progress
 from flbench.cli import app
 from flbench.config.schema import Config
-from flbench.core import files
+from flbench.core import files, garbage
 from flbench.experiment import estimate, lifecycle
 from tests.support import REAL_DATA, SMALL, build, interrupted_run, write_npz
 from tests.tuning.studies import begin
@@ -91,7 +91,7 @@ def test_a_process_of_the_command_alone_searches_for_garbage_less_often(monkeypa
     finally:
         gc.set_threshold(*before)
 
-    assert (called, started) == (700, app.NEW_OBJECTS)
+    assert (called, started) == (700, garbage.NEW_OBJECTS)
     assert capsys.readouterr().out
 
 
