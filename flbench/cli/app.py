@@ -9,7 +9,7 @@ import re
 import select
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -333,30 +333,36 @@ def run(
     aliases: dict[str, str],
 ) -> None:
     """Train and evaluate a method; without arguments, HFCD on scikit-learn's digits."""
-    with told(IMPORTS, print_notes):
-        from flbench.cli import layers
-        from flbench.cli import run as command
+    words = methods_and_overrides or []
+    with ExitStack() as early:
+        if not (dry_run or print_config):
+            from flbench.cli import workers
 
-    methods, origin, overrides = layers.methods(methods_and_overrides or [], _joined(algo))
-    config = asked["config"]
-    given = layers.CommandLine(overrides, aliases, config, out, methods, origin)
-    if resume is not None:
-        command.refuse_with_resume(
-            {
-                " ".join(methods) if origin == layers.WORDS else "--algo": methods,
-                "--config": config,
-                "--out": out,
-                "--dry-run": dry_run,
-                "--print-config": print_config,
-            }
-        )
-        command.resume(resume, given.layers()[0], as_json=as_json)
-    elif print_config:
-        command.print_config(given.layers_of_each(), as_json=as_json)
-    elif dry_run:
-        command.dry_run(given.layers_of_each(), as_json=as_json)
-    else:
-        command.run(given.layers_of_each(), as_json=as_json)
+            early.enter_context(workers.prepared(workers.named(words, aliases)))
+        with told(IMPORTS, print_notes):
+            from flbench.cli import layers
+            from flbench.cli import run as command
+
+        methods, origin, overrides = layers.methods(words, _joined(algo))
+        config = asked["config"]
+        given = layers.CommandLine(overrides, aliases, config, out, methods, origin)
+        if resume is not None:
+            command.refuse_with_resume(
+                {
+                    " ".join(methods) if origin == layers.WORDS else "--algo": methods,
+                    "--config": config,
+                    "--out": out,
+                    "--dry-run": dry_run,
+                    "--print-config": print_config,
+                }
+            )
+            command.resume(resume, given.layers()[0], early, as_json=as_json)
+        elif print_config:
+            command.print_config(given.layers_of_each(), as_json=as_json)
+        elif dry_run:
+            command.dry_run(given.layers_of_each(), as_json=as_json)
+        else:
+            command.run(given.layers_of_each(), early, as_json=as_json)
 
 
 @app.command()

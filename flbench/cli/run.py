@@ -1,25 +1,21 @@
 """`flbench run`: train and evaluate one method, or several one after the other."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 from flbench.api.caller import Caller
-from flbench.cli import console
+from flbench.cli import console, workers
 from flbench.cli.show import show
 from flbench.cli.tables import estimates, partitions
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, leaves, merge
 from flbench.config.yaml_text import to_yaml
 from flbench.core.errors import PrintableError, UserError, combined
-from flbench.workers import fork_server
 
 if TYPE_CHECKING:
     from flbench.api.running import RunsEnding
-
-GPUS: Final = Path("/dev/nvidiactl")
-"""File of the driver of GPUs, on which no workers of this machine train."""
 
 
 def refuse_with_resume(options: Mapping[str, object]) -> None:
@@ -31,14 +27,17 @@ def refuse_with_resume(options: Mapping[str, object]) -> None:
         )
 
 
-def run(runs: Sequence[list[Layer]], *, as_json: bool) -> None:
+def run(runs: Sequence[list[Layer]], early: ExitStack, *, as_json: bool) -> None:
     """Train one run after the other, and print their tables, also if one of them fails.
 
     Args:
         runs: Configuration layers of each run, see `flbench.cli.layers`.
+        early: What was begun while libraries were imported. It is closed when this function has
+            begun what it needs.
         as_json: Whether to print JSON: what `flbench show --json` prints of the runs.
     """
-    with _workers(leaves(merge(runs[0])[0]) if runs else {}):
+    with workers.prepared(leaves(merge(runs[0])[0]) if runs else {}):
+        early.close()
         resolved = [resolve(layers) for layers in runs]
         from flbench.api import running
 
@@ -46,15 +45,17 @@ def run(runs: Sequence[list[Layer]], *, as_json: bool) -> None:
     _finish(ending, as_json=as_json)
 
 
-def resume(path: Path, changed: Layer, *, as_json: bool) -> None:
+def resume(path: Path, changed: Layer, early: ExitStack, *, as_json: bool) -> None:
     """Resume an interrupted run, and print its tables.
 
     Args:
         path: The run folder.
         changed: New values of keys that may change on resume.
+        early: See `run`.
         as_json: Whether to print JSON, as `run` does.
     """
-    with _workers(leaves(changed.tree)):
+    with workers.prepared(leaves(changed.tree)):
+        early.close()
         from flbench.api import running
 
         ending = running.carry_on(path, changed, Caller())
@@ -123,18 +124,6 @@ def dry_run(runs: Sequence[list[Layer]], *, as_json: bool) -> None:
         raise next(iter(refused.values()))
     if refused:
         raise combined(refused)
-
-
-def _workers(given: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """Return a context manager in which worker processes can be started soon.
-
-    Args:
-        given: Values that the user has given, by dotted key.
-    """
-    on_gpu = given.get("engine.device", "auto") != "cpu" and GPUS.exists()
-    if on_gpu or given.get("engine.name") == "ray" or given.get("engine.workers") == 1:
-        return nullcontext()
-    return fork_server.started()
 
 
 def _finish(ending: "RunsEnding", *, as_json: bool) -> None:
