@@ -43,5 +43,5 @@ def test_workers_are_prepared_before_files_are_read_and_given_up_if_a_file_needs
     if ends_early:
         assert happened == ["begins", "ends", "trains"]
     else:
-        assert happened[:3] == ["begins", "begins", "ends"]  # the second one has users until its end
+        assert happened[:3] == ["begins", "begins", "ends"]  # two users, the first ends
         assert "trains" in happened
