@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import pandas as pd
 from scipy.stats import kendalltau
+from trained_with import trained_with
 
 import flbench as fl
 from flbench.analysis.statistics import across, correct
@@ -57,12 +58,16 @@ class Setting:
         self.archive = archive
         self.is_new = self.name.endswith(NEW)
         self.config = self.name.removesuffix(NEW)
-        comparison = fl.report(archive)
+        comparison = fl.report(archive, force=self.is_new)  # which versions is said on the page
         self.has_rare = bool(comparison.leaderboard["rare_recall"].notna().any())
         others = ("rare_recall", "worst10_accuracy") if self.has_rare else ("worst10_accuracy",)
         comparisons = {
             "accuracy": comparison,
-            **{metric: fl.report(archive, metric=metric) for metric in others if not only_accuracy},
+            **{
+                metric: fl.report(archive, metric=metric, force=self.is_new)
+                for metric in others
+                if not only_accuracy
+            },
         }
         self.boards = {
             metric: each.leaderboard.set_index("method") for metric, each in comparisons.items()
@@ -287,12 +292,14 @@ def about_new(setting: Setting) -> list[str]:
         "",
         f"Partitions and seeds are those of [the other methods]({setting.config}.md). The"
         " references `local`, `fedavg` and `ft`",
-        "were searched and trained again, so that all methods of this page have one search, one"
-        " revision and one machine. The trials",
-        "of the search were drawn at random and trained to the end, with a seed and a partition"
-        " that no repetition has.",
-        "`benchmarks/new_methods.py` trains what this page shows.",
+        "were searched and trained again, so that all methods of this page have one search. The"
+        " trials of the search were drawn at",
+        "random and trained to the end, with a seed and a partition that no repetition has."
+        " `benchmarks/new_methods.py` trains what",
+        "this page shows.",
     ]
+    if versions := trained_with(setting.archive):
+        lines += ["", versions]
     if setting.untuned:
         lines += ["", f"Not tuned: {names(setting.untuned)}."]
     return lines

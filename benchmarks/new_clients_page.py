@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 import pandas as pd
 from matplotlib.figure import Figure
 from scipy.stats import kendalltau
+from trained_with import trained_with
 
 import flbench as fl
 from flbench.core.markup import in_code
@@ -32,10 +33,11 @@ class Federation:
         name: Name of its configuration.
         table: `fl.report(...).new_clients`.
         runs: Number of runs.
+        versions: What `trained_with` says of them.
     """
 
-    def __init__(self, name: str, table: pd.DataFrame, runs: int) -> None:
-        self.name, self.runs = name, runs
+    def __init__(self, name: str, table: pd.DataFrame, runs: int, versions: str) -> None:
+        self.name, self.runs, self.versions = name, runs, versions
         self.title = TITLES.get(name, name)
         self.repetitions = int(table["n"].max())
         complete = table.groupby("method")["n"].transform("min") == self.repetitions
@@ -48,9 +50,10 @@ class Federation:
     @classmethod
     def read(cls, archive: Path) -> Self:
         """Return the results in an archive that `flbench pack` wrote."""
-        comparison = fl.report(archive)
+        comparison = fl.report(archive, force=True)  # which versions is said on the page
         name = archive.name.removesuffix(".tar.xz")
-        return cls(name, comparison.new_clients, len(comparison.runs))
+        about = comparison.new_clients, len(comparison.runs), trained_with(archive)
+        return cls(name, *about)
 
     @property
     def description(self) -> str:
@@ -137,7 +140,7 @@ def picture(federations: list[Federation]) -> Figure:
         axes.set_yticks(list(places), list(one.means.index), fontsize=7)
         axes.set(xlabel="test accuracy of the new clients", title=one.title, ylim=(-1, most))
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(fontsize=7, loc="lower left", frameon=False)
+        axes.legend(fontsize=7, loc="upper left", frameon=False)
     return figure
 
 
@@ -177,6 +180,8 @@ def page(federations: list[Federation]) -> str:
             *one.lines(),
             "",
         ]
+        if one.versions:
+            lines += [one.versions, ""]
         if one.left_out:
             lines += [f"Not finished: {', '.join(map(in_code, one.left_out))}.", ""]
     return "\n".join(lines)
