@@ -1,5 +1,9 @@
 """`benchmarks/new_clients_page.py`: the sentences of the page follow from the figures."""
 
+import io
+import json
+import tarfile
+
 import pandas as pd
 import pytest
 
@@ -37,7 +41,7 @@ def federation(script):
         for method, pair in {**accuracies, "fedprox": (0.3, 0.8)}.items()
         for epochs, mean in zip((0, 5), pair, strict=True)
     ]
-    return script.Federation("har", pd.DataFrame(rows), 9)
+    return script.Federation("har", pd.DataFrame(rows), 9, "All runs have one version.")
 
 
 def test_sentences_follow_from_the_figures(federation):
@@ -57,6 +61,7 @@ def test_best_method_is_first_and_unfinished_ones_are_named(federation, script):
     rows = [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| `")]
     assert rows == [f"| `{name}`" for name in ("pfedfda", "ft", "fedper", "local")]
     assert "Not finished: `fedprox`." in page
+    assert "All runs have one version." in page
     assert "| `fedper` | 20.0 | 70.0 | -5.0 | 10.0 | 2.0 kB | 15 |" in page
 
 
@@ -64,3 +69,26 @@ def test_picture_has_a_row_for_each_method(federation, script):
     [axes] = script.picture([federation]).axes
 
     assert [label.get_text() for label in axes.get_yticklabels()] == list(federation.means.index)
+
+
+@pytest.mark.parametrize(
+    ("revisions", "expected"),
+    [
+        (["a" * 40, "a" * 40], ""),
+        (["a" * 40, None], "1 runs with revision aaaaaaaa and PyTorch 2.0; 1 runs with a copy"),
+        (["a" * 40 + "-dirty", "a" * 40], "1 runs with revision aaaaaaaa with changes and PyTorch"),
+    ],
+)
+def test_versions_are_named_if_runs_have_several(tmp_path, revisions, expected):
+    archive = tmp_path / "runs.tar.xz"
+    with tarfile.open(archive, "w:xz") as packed:
+        for number, revision in enumerate(revisions):
+            about = json.dumps({"git_revision": revision, "packages": {"torch": "2.0"}}).encode()
+            member = tarfile.TarInfo(f"runs/{number}/provenance.json")
+            member.size = len(about)
+            packed.addfile(member, io.BytesIO(about))
+
+    with benchmark_script("trained_with") as script:
+        sentence = script.trained_with(archive)
+
+    assert expected in sentence if expected else sentence == ""
