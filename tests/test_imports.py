@@ -7,6 +7,8 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).resolve().parents[1] / "flbench"
 
 HEAVY = {"lightning", "ray", "mlflow", "optuna", "matplotlib", "torchmetrics"}
@@ -49,6 +51,7 @@ def imports(file: Path, *, top_only: bool) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_heavy_libraries_are_imported_at_the_top_only_where_they_are_the_matter():
     for file in PACKAGE.rglob("*.py"):
         for name in imports(file, top_only=True):
@@ -58,6 +61,7 @@ def test_heavy_libraries_are_imported_at_the_top_only_where_they_are_the_matter(
                 assert place in MAY_IMPORT.get(library, set()), f"{place} imports {name}"
 
 
+@pytest.mark.slow
 def test_no_name_of_a_method_is_tested_outside_its_file():
     """No `if algorithm == ...` anywhere."""
     from flbench.algorithms import ALGORITHMS
@@ -80,6 +84,7 @@ def test_support_folders_are_not_packages():
         assert not (root / name / "__init__.py").exists()
 
 
+@pytest.mark.slow
 def test_the_vectorized_engine_needs_no_lightning():
     """Importing Lightning takes a second of each worker process."""
     modules = "flbench.experiment.assembly, flbench.experiment.lifecycle, flbench.tuning.worker"
@@ -91,6 +96,7 @@ def test_the_vectorized_engine_needs_no_lightning():
     assert not loaded & {"lightning", "torchmetrics", "torchvision"}
 
 
+@pytest.mark.slow
 def test_lightning_is_imported_without_packages_of_metrics_that_are_not_used():
     """TorchMetrics imports them for BERTScore, images and speech: a second of each process."""
     code = """if True:

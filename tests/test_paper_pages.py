@@ -21,6 +21,7 @@ def pages():
         yield module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -47,6 +48,7 @@ def test_every_archive_has_a_page_and_commands(pages, tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_missing_run_is_an_error_and_is_not_trained(pages, tmp_path):
     unpacked = tmp_path / "unpacked"
     shutil.unpack_archive(PAPERS / "slapfl.tar.xz", unpacked, filter="data")
@@ -60,6 +62,7 @@ def test_missing_run_is_an_error_and_is_not_trained(pages, tmp_path):
         pages.page(archive)
 
 
+@pytest.mark.slow
 def test_run_without_a_command_is_an_error(pages, tmp_path, monkeypatch):
     monkeypatch.setenv("SEEDS", "2")
 
@@ -67,6 +70,7 @@ def test_run_without_a_command_is_an_error(pages, tmp_path, monkeypatch):
         pages.page(PAPERS / "slapfl.tar.xz")
 
 
+@pytest.mark.slow
 def test_page_has_the_footnotes_of_what_it_shows(pages, tmp_path):
     [report] = pages.reports(PAPERS / "slapfl.tar.xz", tmp_path)
 
@@ -75,6 +79,7 @@ def test_page_has_the_footnotes_of_what_it_shows(pages, tmp_path):
     assert len(report.content["footnotes"]) == 3
 
 
+@pytest.mark.slow
 def test_page_of_slapfl_has_both_accuracies_of_its_runs(pages, tmp_path):
     """Both are read here from the last lines of the runs' metrics.csv."""
     [report] = pages.reports(PAPERS / "slapfl.tar.xz", tmp_path)

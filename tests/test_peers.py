@@ -70,6 +70,7 @@ def job(peers, tmp_path_factory):
     return peers["settings"].Job(setting, "", path, 2, 0, 1, 2, folder / "result.json")
 
 
+@pytest.mark.slow
 def test_bare_loop_and_flbench_do_the_same_work(peers, job, tmp_path):
     peers["bare"].run(job)
     bare = json.loads(job.result.read_text())

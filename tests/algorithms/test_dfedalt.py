@@ -117,6 +117,7 @@ def test_dfedsalt_is_dfedalt_with_a_radius():
     assert models("algorithm=dfedsalt") == models(METHOD, "algorithm.rho=0.7") != dfedalt
 
 
+@pytest.mark.slow
 def test_heads_are_never_mixed():
     """Heads differ between clients that all mix with all; bodies are the same."""
     built = build(METHOD, LENET, TWO, "algorithm.topology=complete", DOUBLE)

@@ -52,6 +52,7 @@ def after_steps(built, some: slice):
     return rounds.train(built.algorithm, built.engine, state, settings, program=part).results.kept
 
 
+@pytest.mark.slow
 def test_round_is_the_loop_of_algorithm_1():
     """The loop has full batches, three optimizers with momentum, and means over a ring.
 

@@ -21,6 +21,7 @@ def trained(built, state):
     return rounds.train(built.algorithm, built.engine, state, settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("regrow", ["gradient", "random"])
 def test_masks_keep_their_size_and_weights_are_zero_outside(regrow):
     """By layer and round, with momentum and weight decay, which must not move masked entries."""

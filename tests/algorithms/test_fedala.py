@@ -188,6 +188,7 @@ def test_evaluation_mixes_on_a_copy_and_writes_nothing(policy):
     assert torch.equal(models[0]["backbone.fc1.weight"], state.server["backbone.fc1.weight"])
 
 
+@pytest.mark.slow
 def test_evaluated_start_equals_the_plain_loops():
     keys = (EXACT, "model.name=lenet5", "train.batch_size=2048", "train.local_epochs=2")
     built, state = start(*keys, "train.optimizer.lr=0.1", "algorithm.eta=20")

@@ -174,6 +174,7 @@ def test_mixture_takes_last_uploads_stale_ones_too_and_the_common_model_before()
             assert torch.allclose(value[i], total, rtol=0, atol=1e-12), name
 
 
+@pytest.mark.slow
 def test_batchnorm_begins_as_the_common_models_and_stays_local():
     built = build(*KEYS)
     state = after(built, 1)

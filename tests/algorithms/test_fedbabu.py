@@ -20,6 +20,7 @@ from tests.algorithms.plain import (
 from tests.support import build, run
 
 
+@pytest.mark.slow
 def test_head_is_the_first_one_to_the_bit_after_training():
     """Momentum and weight decay would move a head that is in the optimizer."""
     built = build(

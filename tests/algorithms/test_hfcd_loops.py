@@ -76,6 +76,7 @@ def similarity_loss(z: Tensor, y: list[int], table: Table, bank: dict[int, Tenso
 # Each loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hard", [True, False])
 @pytest.mark.parametrize("seed", range(4))
 def test_contrast_equals_the_loop_in_value_and_gradient(seed, hard):

@@ -186,6 +186,7 @@ def test_bytes_are_w_in_the_warm_up_then_the_body_down_and_w_up():
     assert union["communication"]["up_bytes"] == traffic["up_bytes"] + 5 * 2 * 10
 
 
+@pytest.mark.slow
 def test_mixture_and_stored_model_are_both_evaluated():
     built = build(*KEYS, "train.participation=0.6")
     state = after(built, 5)

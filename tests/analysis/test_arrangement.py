@@ -101,6 +101,7 @@ def test_default_baseline_is_fedavg_whatever_its_label(tmp_path):
         arranged(tmp_path, baseline="ditto")
 
 
+@pytest.mark.slow
 def test_settings_that_all_methods_share_are_places(tmp_path):
     for alpha in ("0.1", "1"):
         matrix(tmp_path / alpha, TWO, keys=(f"partition.alpha={alpha}",))
@@ -112,6 +113,7 @@ def test_settings_that_all_methods_share_are_places(tmp_path):
     assert found.warnings == ()
 
 
+@pytest.mark.slow
 def test_label_of_a_place_leaves_out_keys_that_follow_others(tmp_path):
     for alpha, hidden in (("0.1", "8"), ("1", "16")):
         matrix(

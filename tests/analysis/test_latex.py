@@ -68,6 +68,7 @@ def test_numbers_are_those_of_the_tables(analysis):
     assert shown == np.round(clients.loc[[row[0] for row in rows], "accuracy"], 3).tolist()
 
 
+@pytest.mark.slow
 def test_long_and_wide_tables_are_divided(tmp_path):
     names = ("local", "fedavg", "ft", "fedper", "ditto", "hfcd", "pfedsim")
     for k, name in enumerate(names):

@@ -21,6 +21,8 @@ from tests.comparison.made import matrix, run_folder
 from tests.support import pictures_in_pages
 from tests.tuning import studies
 
+pytestmark = pytest.mark.slow
+
 ACCURACIES = {
     "fedavg": [0.50, 0.55, 0.48, 0.60, 0.51],
     "hfcd": [0.52, 0.53, 0.52, 0.61, 0.50],

@@ -109,6 +109,7 @@ def test_every_picture_has_a_text(source):
     assert len(found.ids) == len(set(found.ids))
 
 
+@pytest.mark.slow
 def test_names_are_escaped(tmp_path):
     run_folder(tmp_path / "a", "fedavg", 0.5, keys=("data.path=<b>x.npz",))
 
@@ -132,6 +133,7 @@ def test_same_runs_give_the_same_bytes(analysis, tmp_path):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_single_run_has_a_page_without_comparisons(tmp_path):
     run_folder(tmp_path / "a", "fedavg", 0.5)
 
@@ -222,6 +224,7 @@ def test_pictures_of_a_page_share_outlines_and_styles_and_look_the_same(analysis
     )
 
 
+@pytest.mark.slow
 def test_page_shows_one_score_of_the_classes_at_a_time(analysis):
     source = page.render(analysis)
 
@@ -240,6 +243,7 @@ def test_page_shows_one_score_of_the_classes_at_a_time(analysis):
     assert all(cell in source for cell in row)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("costs", [[0, 0, 0], [0, 5, 9], [3, 3, 3]])
 def test_pictures_of_costs_take_zero_and_equal_bytes(tmp_path, costs):
     for method, cost in zip(METHODS, costs, strict=True):
@@ -256,6 +260,7 @@ def test_pictures_of_costs_take_zero_and_equal_bytes(tmp_path, costs):
                 assert labels == ["0 B"]
 
 
+@pytest.mark.slow
 def test_long_labels_that_begin_alike_differ_in_pictures(tmp_path):
     keys = ("algorithm.share=full", "algorithm.contrast=false", "algorithm.no_pos=true")
     for k, tau in enumerate((0.1, 0.2)):
@@ -273,6 +278,7 @@ def test_long_labels_that_begin_alike_differ_in_pictures(tmp_path):
     assert {label.get_text() for label in shown} == set(labels)
 
 
+@pytest.mark.slow
 def test_heat_maps_of_many_classes_say_what_they_leave_out(tmp_path):
     for method in ("fedavg", "hfcd"):
         run_folder(tmp_path / method, method, 0.5, classes=120)

@@ -86,6 +86,7 @@ def compared(folder, draw, keys=(), **options):
     return analyse(arrange(runs.runs, notes=runs.notes, **options)), found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("draw", "words"),
     [
@@ -118,6 +119,7 @@ def test_population_is_found_in_the_partitions(tmp_path, draw, words):
     assert (row["p"] == row["paired_t"]) == (not is_fixed)
 
 
+@pytest.mark.slow
 def test_natural_clients_that_are_drawn_are_fixed_ones(tmp_path):
     """Few of the samples are shared, but the data set has the clients."""
 
@@ -147,6 +149,7 @@ def test_few_validation_samples_choose_by_chance(tmp_path):
     assert f"chosen on {fewest} validation samples" in warning
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "keys",
     [
@@ -177,6 +180,7 @@ def test_repetitions_that_share_seeds_support_no_claim(tmp_path, keys):
     assert found.pairs["corrected"].isna().all()
 
 
+@pytest.mark.slow
 def test_repetitions_of_nothing_support_no_claim(tmp_path):
     for k in range(5):
         for method, values in ACCURACIES.items():
@@ -192,6 +196,7 @@ def test_repetitions_of_nothing_support_no_claim(tmp_path):
     assert "Means over repetitions. " in f"{blocks.leaderboard_block(found, 'digits').about} "
 
 
+@pytest.mark.slow
 def test_baseline_without_claims_says_why(tmp_path):
     for k in range(5):
         for method, values in ACCURACIES.items():
@@ -204,6 +209,7 @@ def test_baseline_without_claims_says_why(tmp_path):
     assert found.populations == {"digits": "for this one seed of the training"}
 
 
+@pytest.mark.slow
 def test_equal_means_of_different_values_are_not_equal_values(tmp_path):
     values = {"fedavg": [0.625, 0.5, 0.75], "ditto": [0.5, 0.625, 0.75]}
     for k in range(3):
@@ -217,6 +223,7 @@ def test_equal_means_of_different_values_are_not_equal_values(tmp_path):
     assert "same accuracy" not in found.answer[0]
 
 
+@pytest.mark.slow
 def test_ranks_count_a_kind_of_partition_once(tmp_path):
     """Three alphas, of which two data sets share one."""
     hashes = iter(range(100))
@@ -241,6 +248,7 @@ def test_ranks_count_a_kind_of_partition_once(tmp_path):
     assert "of 2 kinds of partition" in found.answer[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arrays",
     [
@@ -263,6 +271,7 @@ def test_a_damaged_partition_leaves_its_run_out(tmp_path, arrays):
     assert any("partition.npz is damaged" in one for one in found.warnings)
 
 
+@pytest.mark.slow
 def test_many_methods_beside_a_baseline_have_a_moderated_test(tmp_path):
     rng = np.random.default_rng(3)
     names = fl.methods()["name"].tolist()[:18]
@@ -278,6 +287,7 @@ def test_many_methods_beside_a_baseline_have_a_moderated_test(tmp_path):
     assert {row[-1] for row in block.rows} == {"-"}
 
 
+@pytest.mark.slow
 def test_methods_on_different_partitions_have_one_partition_each(tmp_path):
     """They share no repetition, so nothing is compared over partitions."""
     for place, methods in (("1", ("fedavg",)), ("2", ("ditto",))):
@@ -311,6 +321,7 @@ def test_known_partitions_tell_of_the_others(tmp_path):
     pd.testing.assert_frame_equal(again.pairs, found.pairs)
 
 
+@pytest.mark.slow
 def test_differences_that_are_equal_everywhere_have_a_reason(tmp_path):
     matrix(tmp_path, {"fedavg": [0.5, 0.6, 0.7], "ditto": [0.6, 0.7, 0.8]})
 

@@ -220,6 +220,7 @@ def test_wilcoxon_with_ties_and_zeros_is_that_of_scipy(n):
         assert found == pytest.approx(stats.wilcoxon(gaps).pvalue, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_holm_by_hand():
     """Sorted 0.01, 0.02, 0.03, 0.6: 4 x 0.01, 3 x 0.02, 2 x 0.03, 1 x 0.6, made ascending."""
     assert statistics.correct([0.03, 0.01, 0.6, 0.02]) == pytest.approx([0.06, 0.04, 0.6, 0.06])

@@ -265,6 +265,7 @@ def test_scores_of_methods_classes_and_clients_are_those_of_scipy(analysis, seen
     assert analysis.client_scores.empty
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [True, False])
 def test_scores_of_a_client_are_over_repetitions_with_the_same_clients(names, tmp_path):
     fixed = {"keys": ("partition.seed=0",), "partition_hash": "a" * 64, "names": names}
@@ -288,6 +289,7 @@ def test_scores_of_a_client_are_over_repetitions_with_the_same_clients(names, tm
     assert block.rows[3][0] == (row["name"] if names else "3")
 
 
+@pytest.mark.slow
 def test_costs_of_a_target_are_medians_of_survival_times(tmp_path):
     """The table of targets beside Kaplan and Meier's estimate of statsmodels."""
     ends = {"fedavg": [0.9, 0.6, 0.7, 0.5, 0.8], "hfcd": [0.2, 0.9, 0.3, 0.1, 0.8]}
@@ -314,6 +316,7 @@ def test_costs_of_a_target_are_medians_of_survival_times(tmp_path):
         assert (row["rounds_min"], row["rounds_max"]) == (min(first), max(first))
 
 
+@pytest.mark.slow
 def test_costs_on_test_parts_need_all_evaluations(tmp_path):
     """Final trainings of a study are evaluated on test parts in the last and the best round."""
     matrix(tmp_path, {"fedavg": [0.5, 0.6, 0.65], "hfcd": [0.8, 0.85, 0.8]}, rounds=4)
@@ -327,6 +330,7 @@ def test_costs_on_test_parts_need_all_evaluations(tmp_path):
     assert set(found["split"]) == {"validation"}
 
 
+@pytest.mark.slow
 def test_columns_of_the_leaderboard_can_be_chosen(tmp_path):
     matrix(tmp_path, {"fedavg": [0.5, 0.6, 0.65], "hfcd": [0.8, 0.85, 0.8]})
     runs = collect([tmp_path]).runs
@@ -372,6 +376,7 @@ def edited(path, change):
     return path
 
 
+@pytest.mark.slow
 def test_a_score_that_a_repetition_lacks_is_left_out_everywhere(tmp_path):
     matrix(tmp_path, {"fedavg": [0.5, 0.6, 0.65], "hfcd": [0.8, 0.85, 0.8]})
     one = next(run for run in collect([tmp_path]).runs if run.config.algorithm.name == "hfcd")
@@ -393,6 +398,7 @@ def test_a_score_that_a_repetition_lacks_is_left_out_everywhere(tmp_path):
     assert source.endswith(" & - \\\\")
 
 
+@pytest.mark.slow
 def test_a_metric_without_rounds_or_named_like_a_column_is_shown(tmp_path):
     matrix(tmp_path, {"fedavg": [0.5, 0.6, 0.65], "hfcd": [0.8, 0.85, 0.8]})
     for one in collect([tmp_path]).runs:
@@ -408,6 +414,7 @@ def test_a_metric_without_rounds_or_named_like_a_column_is_shown(tmp_path):
     assert {line[block.header.index("std", 4)] for line in block.rows} == {"0.2500"}
 
 
+@pytest.mark.slow
 def test_a_baseline_reaches_the_target_that_is_its_own_mean(tmp_path):
     matrix(tmp_path, {"fedavg": [0.05] * 3, "hfcd": [0.1] * 3}, rounds=2)
 
@@ -471,6 +478,7 @@ def test_curves_end_with_the_costs_of_the_run(analysis):
     assert grows["bytes"].apply(lambda one: one.is_monotonic_increasing).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("validation", [True, False])
 def test_costs_to_a_target_are_those_of_the_first_round_that_reaches_it(validation, tmp_path):
     # The accuracies grow linearly over four rounds; the baseline ends with 0.4 in the mean.
@@ -494,6 +502,7 @@ def test_costs_to_a_target_are_those_of_the_first_round_that_reaches_it(validati
     assert table.loc["local", ["rounds", "bytes", "seconds"]].isna().all()
 
 
+@pytest.mark.slow
 def test_only_places_whose_partition_differs_get_the_corrected_test(tmp_path):
     accuracies = {"fedavg": [0.5, 0.6, 0.65], "hfcd": [0.8, 0.85, 0.8]}
     matrix(tmp_path / "a", accuracies, keys=("partition.alpha=0.1",))

@@ -154,6 +154,7 @@ def test_unknown_names_are_errors(name, message):
         fl.help(name)
 
 
+@pytest.mark.slow
 def test_it_imports_nothing_heavy_and_no_code_of_others(tmp_path):
     (tmp_path / "Trap.py").write_text("raise SystemExit('imported')")
     code = (

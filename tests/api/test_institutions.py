@@ -22,6 +22,8 @@ from flbench.reports import figures
 from flbench.testing import after, build
 from tests.support import config_of
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("Bern", "R&D Clinic", "St. Mary", "Köln")
 DROP = "data.drop=[patient,note]"
 

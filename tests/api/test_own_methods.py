@@ -223,6 +223,7 @@ class InRounds(FedAvg):
         return (*super().terms(), OfFew())
 
 
+@pytest.mark.slow
 def test_a_method_that_raises_while_costs_are_estimated_is_left_out_of_them_and_fails_by_name(
     tmp_path,
 ):

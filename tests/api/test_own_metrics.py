@@ -108,6 +108,7 @@ def test_resume_asks_for_an_object(tmp_path):
         fl.resume(path, evaluation=source, progress=False)
 
 
+@pytest.mark.slow
 def test_import_path_works_on_the_command_line(tmp_path, capsys):
     from flbench.cli import app
 

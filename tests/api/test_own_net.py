@@ -354,6 +354,7 @@ class ScaledByHidden(nn.Module):
         return self.fc(x.flatten(1)) * self.scale.item()
 
 
+@pytest.mark.slow
 def test_tensors_outside_of_the_state_dict_are_in_the_hash_of_an_object(monkeypatch):
     def hashed(*scale, recorded=None):
         torch.manual_seed(0)

@@ -521,6 +521,7 @@ def test_samples_of_clients_may_be_mixed():
     assert scores.clients["mae"].nan_to_num(-1).tolist() == [5.0, -1.0, 1.5]
 
 
+@pytest.mark.slow
 def test_outputs_that_are_not_finite_stop_the_run(tmp_path):
     class Overflow(Line):
         """The outputs of eval mode are too large once the module is trained."""

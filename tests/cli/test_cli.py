@@ -51,6 +51,7 @@ def configurations(printed: str) -> list[dict]:
     return [yaml.safe_load(part.replace("seed:seed:", "seed:", 1)) for part in parts]
 
 
+@pytest.mark.slow
 def test_help_imports_nothing_heavy():
     script = (
         "import sys; from flbench.cli.app import main; code = main(['--help']);"
@@ -119,6 +120,7 @@ def test_version(flbench):
     assert flbench("--version")[:2] == (0, "0.1.0\n")
 
 
+@pytest.mark.slow
 def test_run_without_a_terminal_prints_a_line_per_evaluation_and_a_table(flbench, tmp_path):
     code, out, err = flbench("run", *SMALL, "--out", "here")
 
@@ -278,6 +280,7 @@ def test_help_where_arguments_are_missing(flbench, arguments):
     assert not error
 
 
+@pytest.mark.slow
 def test_data_file_gives_titles_its_name(flbench, tmp_path):
     keys = (*SMALL, "algorithm=local", f"data.path={write_npz(tmp_path / 'hosp.npz', n=200)}")
 
@@ -313,6 +316,7 @@ def test_run_takes_file_option_and_overrides_in_this_order(flbench, tmp_path):
     assert lines["dir: elsewhere"] == "--out"
 
 
+@pytest.mark.slow
 def test_dry_run_trains_nothing_and_prints_sizes_and_estimates(flbench, tmp_path):
     code, out, _ = flbench("run", "--algo", "fedavg", *SMALL, "--dry-run")
 
@@ -325,6 +329,7 @@ def test_dry_run_trains_nothing_and_prints_sizes_and_estimates(flbench, tmp_path
         assert word in out
 
 
+@pytest.mark.slow
 def test_estimated_steps_are_those_of_a_round():
     built = build("algorithm=fedrep", "algorithm.head_epochs=2")
 
@@ -492,6 +497,7 @@ def test_data_of_a_missing_data_set_names_the_searched_paths(flbench):
     assert "tinyimagenet.npz" in out
 
 
+@pytest.mark.slow
 def test_data_saves_partition_and_picture(flbench, tmp_path):
     code, _, _ = flbench(
         "data", "digits", "partition.clients=5", "--save", "p.npz", "--picture", "p.png"
@@ -631,6 +637,7 @@ def test_without_rare_classes_there_is_one_note_and_no_column(flbench, tmp_path)
     assert "precision" in out
 
 
+@pytest.mark.slow
 def test_rare_classes_have_a_column(flbench, tmp_path):
     write_npz(tmp_path / "skewed.npz", n=400)
     with np.load(tmp_path / "skewed.npz") as arrays:
@@ -660,6 +667,7 @@ def test_every_example_configuration_is_valid(flbench, file):
     assert yaml.safe_load(out)["train"]["rounds"] >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_natural_hospitals_train_from_the_command_line(flbench):
     code, out, err = flbench(
@@ -675,6 +683,7 @@ def test_natural_hospitals_train_from_the_command_line(flbench):
     assert float(line[2]) > 0.6
 
 
+@pytest.mark.slow
 def test_full_disk_exits_with_1_and_leaves_no_half(flbench, tmp_path, monkeypatch):
     def full(path):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
@@ -710,6 +719,7 @@ def test_memory_that_runs_out_exits_with_1(flbench, monkeypatch):
     assert "out of memory" in error
 
 
+@pytest.mark.slow
 def test_dry_run_counts_what_the_method_trains(flbench):
     """Local-Only with a full budget trains all clients, however few take part."""
     keys = (*SMALL, "algorithm=local", "train.participation=0.4", "--dry-run")
@@ -721,6 +731,7 @@ def test_dry_run_counts_what_the_method_trains(flbench):
     assert "5 clients" in every
 
 
+@pytest.mark.slow
 def test_run_without_a_finished_training_exits_with_1_and_keeps_its_folder(flbench, tmp_path):
     code, out, error = flbench("run", *SMALL, "algorithm=fedavg", "train.optimizer.lr=1e36")
 
@@ -745,6 +756,7 @@ def test_comparison_gives_each_method_the_keys_that_it_has(flbench):
     assert "algorithm.tauu" in error
 
 
+@pytest.mark.slow
 def test_show_prints_the_good_runs_beside_a_damaged_one(flbench, tmp_path):
     flbench("run", *SMALL, "algorithm=local")
     [good] = tmp_path.glob("runs/*/*")
@@ -771,6 +783,7 @@ def test_interrupted_comparison_names_the_methods_that_did_not_start(flbench, mo
     assert "not started: fedavg, hfcd" in error
 
 
+@pytest.mark.slow
 def test_a_method_that_is_refused_does_not_stop_the_others(flbench, tmp_path):
     keys = (*SMALL, "train.rounds=1")
     code, out, error = flbench("run", *keys, "--algo", "fedavg,fedbn,local")
@@ -826,6 +839,7 @@ def test_data_topology_of_a_wrong_name_is_an_error_with_a_suggestion(flbench):
     assert "`algorithm.topology` is not a key of `algorithm` (--topology)" in error
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_ends_quietly():
     """As with `flbench --help | head -1`."""
     command = [sys.executable, "-m", "flbench", "--help"]
@@ -836,6 +850,7 @@ def test_a_closed_pipe_ends_quietly():
     assert process.returncode == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("buffered", ["", "1"])
 def test_a_full_disk_below_standard_output_is_named(buffered):
     with open("/dev/full", "w") as full:

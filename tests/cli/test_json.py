@@ -63,6 +63,7 @@ def test_digest_is_the_same_by_short_forms_and_keys(trained, tmp_path):
     assert run["weights_digest"] == by_option["weights_digest"]
 
 
+@pytest.mark.slow
 def test_dry_run_prints_configuration_partition_and_estimate():
     [entry] = document("run", "local", *TINY, "--dry-run")
 

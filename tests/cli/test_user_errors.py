@@ -240,6 +240,7 @@ def test_wrong_file_is_one_message_and_exit_code_2(case, capsys, tmp_path, monke
     assert said in " ".join(error.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

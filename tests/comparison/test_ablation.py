@@ -337,6 +337,7 @@ def test_wrong_arguments_of_python_are_named(tmp_path, method, options, said):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_holm_is_for_the_pairs_of_each_place_with_the_reference(tmp_path: Path):
     """Without training: also methods that lack a place, and one without the reference."""
     scores = {"fedavg": 0.5, "fedper": 0.7, "ditto": 0.52, "ft": 0.5}

@@ -68,6 +68,7 @@ def test_report_of_an_archive_is_that_of_the_folders(packed, reports):
     assert text.replace(f"{file}/all", str(folder)) == json.dumps(of_folders.tree(), default=str)
 
 
+@pytest.mark.slow
 def test_tuned_cells_are_named_beside_others_and_not_alone(packed, reports):
     folder, _ = packed
 
@@ -107,6 +108,7 @@ def test_what_methods_learned_is_left_out_in_one_sentence(reports):
     assert found == learned.Findings((), (learned.PACKED,))
 
 
+@pytest.mark.slow
 def test_unpacked_files_are_deleted_with_the_comparison(packed):
     _, file = packed
     found = fl.report(file)
@@ -119,6 +121,7 @@ def test_unpacked_files_are_deleted_with_the_comparison(packed):
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_unpacked_files_are_deleted_when_the_process_is_ended(packed, tmp_path):
     _, file = packed
 
@@ -200,6 +203,7 @@ def test_what_cannot_be_packed_or_read_is_refused(packed, tmp_path, capsys):
     assert archive.is_archive(tmp_path / "x.tar.xz")
 
 
+@pytest.mark.slow
 def test_archives_stand_beside_folders(packed, tmp_path):
     """A method that somebody adds stands beside the published ones."""
     _, file = packed
@@ -211,6 +215,7 @@ def test_archives_stand_beside_folders(packed, tmp_path):
     assert set(board["method"]) == {"fedavg", "hfcd", "fedavg tuned", "hfcd tuned", "ditto"}
 
 
+@pytest.mark.slow
 def test_study_without_final_trainings_is_packed_and_shown(tmp_path, capsys):
     study = studies.begin(tmp_path / "study", "fedpull", seeds=0, trials=2)  # not installed
     for k, score in enumerate((0.5, 0.6)):
@@ -233,6 +238,7 @@ def test_study_without_final_trainings_is_packed_and_shown(tmp_path, capsys):
     assert any(f"{file}/study has no finished final training" in one for one in found.warnings)
 
 
+@pytest.mark.slow
 def test_final_trainings_of_a_packed_study_are_compared_without_their_method(tmp_path):
     study = studies.begin(tmp_path / "study", "fedpull", seeds=2, trials=1)
     studies.trial(study, "fedpull", 0, 0.5)

@@ -154,6 +154,7 @@ def good(tmp_path_factory):
     return folder, fl.report(folder).leaderboard
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", BAD)
 def test_bad_run_is_left_out_by_name(case, good, tmp_path):
     folder, leaderboard = good
@@ -199,6 +200,7 @@ def test_commands_show_the_others_and_name_the_bad_one(good, tmp_path, capsys):
         assert "Traceback" not in said.err
 
 
+@pytest.mark.slow
 def test_damaged_archive_beside_another_is_left_out(good, tmp_path):
     fl.pack(good[0], tmp_path / "good.tar.xz")
     (tmp_path / "bad.tar.xz").write_bytes((tmp_path / "good.tar.xz").read_bytes()[:-50])
@@ -209,6 +211,7 @@ def test_damaged_archive_beside_another_is_left_out(good, tmp_path):
     assert any("bad.tar.xz" in sentence for sentence in found.warnings)
 
 
+@pytest.mark.slow
 def test_bad_run_of_an_archive_is_named_by_archive_and_folder(good, tmp_path):
     runs = matrix(tmp_path / "all", {"fedavg": [0.6, 0.62], "ditto": [0.9, 0.91]})
     BAD["class of 23 digits"](runs["ditto", 1])
@@ -221,6 +224,7 @@ def test_bad_run_of_an_archive_is_named_by_archive_and_folder(good, tmp_path):
     assert len(found.runs) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [["ditto"], ["fedavg", "ditto"]], ids=len)
 def test_unpacked_archive_with_bad_runs_is_deleted_with_its_report(bad, tmp_path, monkeypatch):
     """At once, and not when Python searches for unreachable cycles."""
@@ -253,6 +257,7 @@ def test_damaged_trial_is_left_out_of_a_study(finished_run, tmp_path):
         study_folder.read(study)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "header",
     [
@@ -274,6 +279,7 @@ def test_study_with_a_damaged_header_is_left_out(header, good, tmp_path):
     assert any("study.json is damaged" in sentence for sentence in found.warnings)
 
 
+@pytest.mark.slow
 def test_damaged_comparison_is_left_out(good, tmp_path):
     """Its cells are shown under the names of their methods."""
     run_folder(tmp_path / "c" / "cells" / "a", "fedavg", 0.5, repetition=0)
@@ -304,6 +310,7 @@ def hostile(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_page_of_the_board_shows_a_hostile_name_as_text(hostile, tmp_path, monkeypatch):
     with benchmark_script("board_pages") as pages:
         (tmp_path / "evil.yaml").write_text("# Board, a setting.\n")
@@ -315,6 +322,7 @@ def test_page_of_the_board_shows_a_hostile_name_as_text(hostile, tmp_path, monke
     assert "&lt;img src=x onerror=alert(1)>" in page
 
 
+@pytest.mark.slow
 def test_report_shows_hostile_names_as_text(hostile, capsys):
     found = fl.report(hostile)
     analysis = found._analysis

@@ -199,6 +199,7 @@ def test_wrong_arguments_are_named_with_a_cure(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_dry_run_prints_the_plan_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

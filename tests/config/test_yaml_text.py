@@ -12,6 +12,7 @@ def layer(**arguments):
     return Layer({"partition": {"scheme": "mine:scheme", "args": arguments}})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -59,6 +60,7 @@ def test_comments_are_aligned_with_lines_of_ordinary_length():
     assert lines[:2] == ["a: 1   # default", "bc: 2  # default"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "key"),
     [

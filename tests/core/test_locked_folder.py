@@ -19,6 +19,7 @@ class Notebook(LockedFolder):
         return f"notebook --resume {path}"
 
 
+@pytest.mark.slow
 def test_folders_of_the_same_name_are_different_and_locked(tmp_path):
     one, other = (Notebook.make(tmp_path / "all", "mine", "pages") for _ in range(2))
 

@@ -15,6 +15,7 @@ words = st.text(st.characters(exclude_categories=("Cs", "Cc", "Cn")), min_size=1
 trees = st.dictionaries(words, scalars | words | st.lists(scalars | words, max_size=3), max_size=4)
 
 
+@pytest.mark.slow
 @given(st.dictionaries(words, trees, max_size=4))
 def test_plain_values_are_those_of_pyyaml(tree):
     text = yaml.safe_dump(tree, allow_unicode=True)
@@ -91,6 +92,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_value_is_one_error_with_a_line_and_soon(case):
     began = time.process_time()
@@ -122,6 +124,7 @@ def test_aliases_count_as_often_as_they_stand():
     assert parse("a: &x [1]\nb: *x")[0] == {"a": [1], "b": [1]}
 
 
+@pytest.mark.slow
 def test_limits_are_inclusive():
     def deep(levels: int) -> str:
         return "[" * levels + "]" * levels

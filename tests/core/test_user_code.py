@@ -214,6 +214,7 @@ def test_packages_that_are_known_by_their_version_are_hashed_as_one_file():
     assert user_code.siblings("torch.nn") == {}
 
 
+@pytest.mark.slow
 def test_versions_of_packages_are_those_of_the_modules_and_their_imports():
     import pydantic
 
@@ -321,6 +322,7 @@ def test_code_without_a_text_is_known_by_its_bytecode():
     assert defined("def part(): return 1") != defined("def part(): return 2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["code", "attribute"])
 def test_code_and_attributes_of_a_net_count_and_those_of_pytorch_do_not(place, monkeypatch):
     cell = (

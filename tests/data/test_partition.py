@@ -208,6 +208,7 @@ def test_dirichlet_of_a_tiny_alpha_gives_everything_to_one(alpha):
         assert np.array_equal(shares, dirichlet(1e-300, 5, np.random.default_rng(seed)))
 
 
+@pytest.mark.slow
 def test_dirichlet_variance_follows_alpha():
     rng = generator(0, "partition")
     shares = np.stack([dirichlet(0.5, 4, rng) for _ in range(20_000)])
@@ -331,6 +332,7 @@ def test_dirichlet_is_the_plain_loop(y, clients, alpha):
     assert [rows.tolist() for rows in found] == plain
 
 
+@pytest.mark.slow
 @given(labels_of_few_classes, st.integers(1, 12), st.integers(1, 10))
 def test_pathological_is_the_plain_loop(y, clients, count):
     config = PartitionConfig(classes_per_client=count)
@@ -353,6 +355,7 @@ def test_natural_clients_have_their_groups_in_order(groups):
     assert [rows.tolist() for rows in assigned] == plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["dirichlet", "pathological", "natural", "iid"])
 def test_thousands_of_classes_and_clients_take_seconds(scheme):
     n = 3_000

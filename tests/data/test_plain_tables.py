@@ -135,6 +135,7 @@ def test_all_other_tables_are_left_to_the_general_reader(folder, content, monkey
     assert outcome(plain=True) == outcome(plain=False)
 
 
+@pytest.mark.slow
 def test_a_large_table_of_numbers_takes_a_few_times_its_memory(folder, monkeypatch):
     draw = np.random.default_rng(0)
     values = draw.integers(0, 1000, (20_000, 12))

@@ -39,6 +39,7 @@ def page_faults(what: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 def test_equal_steps_need_no_new_memory():
     kept, usual = page_faults("keep"), page_faults("usual")

@@ -21,6 +21,7 @@ def uncopied(monkeypatch):
     monkeypatch.setattr(memory, "writable_copy", refuse)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["ditto", "fedavg"])
 def test_estimate_copies_no_rows_of_all_clients(method, uncopied):
     built = build(f"algorithm={method}", *KEYS)
@@ -31,6 +32,7 @@ def test_estimate_copies_no_rows_of_all_clients(method, uncopied):
     assert found.total >= found.training + found.evaluate > 0
 
 
+@pytest.mark.slow
 def test_all_clients_of_a_small_federation_are_evaluated_for_the_estimate(monkeypatch):
     """One client, before anything is traced or stacked, says nothing of the others."""
     built = build("algorithm=ditto", *KEYS)
@@ -47,6 +49,7 @@ def test_all_clients_of_a_small_federation_are_evaluated_for_the_estimate(monkey
     assert max(evaluated) == 12
 
 
+@pytest.mark.slow
 def test_memory_of_workers_is_a_part_of_the_estimate(monkeypatch):
     monkeypatch.delenv(nesting.XDIST, raising=False)
     monkeypatch.setattr(local.cores, "available", lambda: 64)

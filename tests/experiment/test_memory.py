@@ -57,6 +57,7 @@ def test_one_client_gets_a_copy_too(tmp_path):
     assert given["w"].abs().sum() > 0
 
 
+@pytest.mark.slow
 def test_mapped_rows_take_no_memory_of_the_process(tmp_path):
     given = {"w": torch.ones(1).expand(256, 2**18)}  # 256 MiB if copied
     before = anonymous()
@@ -156,6 +157,7 @@ def test_results_of_blocks_are_those_blocks_one_after_the_other(limit, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_results_above_the_limit_take_no_memory_of_the_process(tmp_path):
     rows = ClientRows(256, Storage(0.1, tmp_path))
     before = anonymous()

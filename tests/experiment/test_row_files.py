@@ -132,6 +132,7 @@ def test_a_checkpoint_in_a_single_file_is_continued(tmp_path):
     assert bits(checkpoint.load(path, "hash")[0]) == bits(loaded)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [([1],), ([1, 2], [2]), (range(12), range(12), range(12))])
 def test_a_crash_at_any_moment_leaves_the_old_or_the_new_checkpoint(rounds, tmp_path, monkeypatch):
     folder, moments = tmp_path / "checkpoints", []

@@ -41,6 +41,7 @@ def measured(monkeypatch):
     return give
 
 
+@pytest.mark.slow
 def test_short_trainings_have_the_sequential_engine_and_nothing_is_measured(case, measured):
     asked = measured(1.0, sequential=9.0, vectorized=1.0)
     assert choose([case], 19, 1, asked=False) == shared_engine.EngineChoice("sequential")
@@ -49,6 +50,7 @@ def test_short_trainings_have_the_sequential_engine_and_nothing_is_measured(case
     assert choose([case], 1, 1, asked=True).name == "vectorized"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("vectorized", "name", "block"), [(4.0, "vectorized", CLIENTS), (4.9, "sequential", None)]
 )
@@ -59,6 +61,7 @@ def test_the_vectorized_engine_must_be_clearly_faster(case, measured, vectorized
     assert f"{5.0 / vectorized:.2g} times" in choice.note
 
 
+@pytest.mark.slow
 def test_seconds_of_all_cases_decide_together(case, measured, monkeypatch):
     totals = iter([10.0, 1.0, 1.0, 8.0])
     measured(100.0, sequential=0.0, vectorized=0.0)
@@ -68,6 +71,7 @@ def test_seconds_of_all_cases_decide_together(case, measured, monkeypatch):
     assert choose([case, case], 9, 1, asked=False).name == "sequential"  # 11 against 9 seconds
 
 
+@pytest.mark.slow
 def test_what_the_vectorized_engine_cannot_train_is_said(case, measured):
     measured(100.0, sequential=1.0, vectorized=ConfigError("no vmap"))
     choice = choose([case], 9, 1, asked=False)
@@ -75,11 +79,13 @@ def test_what_the_vectorized_engine_cannot_train_is_said(case, measured):
     assert "cannot train hfcd" in choice.note
 
 
+@pytest.mark.slow
 def test_methods_that_diverge_are_left_out(case, measured):
     measured(100.0, sequential=RunError("diverged"), vectorized=1.0)
     assert choose([case], 9, 1, asked=False) == shared_engine.EngineChoice("sequential")
 
 
+@pytest.mark.slow
 def test_costs_are_those_of_the_chosen_engine(case, measured):
     config, samples = case
     measured(100.0, sequential=0.0, vectorized=0.0)

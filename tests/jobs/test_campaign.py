@@ -1,5 +1,7 @@
 """A campaign with a folder: its jobs are trained in their run folders, here in this process."""
 
+import pytest
+
 from flbench.comparison.folder import ComparisonFolder
 from flbench.config.sources import Layer
 from flbench.core import files
@@ -29,6 +31,7 @@ def carried_out(jobs: list[Job], folder: ComparisonFolder) -> dict[str, str]:
     return failures
 
 
+@pytest.mark.slow
 def test_a_damaged_file_of_a_job_does_not_end_the_others(tmp_path, monkeypatch):
     config = config_of(*SMALL, "train.rounds=1")
     jobs = [Job(name, name, "", "", 0, config, {}) for name in ("first", "second")]
@@ -49,6 +52,7 @@ def test_a_damaged_file_of_a_job_does_not_end_the_others(tmp_path, monkeypatch):
     assert folder.is_done(jobs[1])
 
 
+@pytest.mark.slow
 def test_a_job_that_a_worker_of_a_killed_driver_begins_late_is_waited_for(
     tmp_path, monkeypatch, capsys
 ):

@@ -127,6 +127,7 @@ def test_normalization_that_is_frozen_by_halves_is_noted():
     assert not any("running statistics change" in note for note in fixed.notes(made(user_net())))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keys", "sentences"),
     [

@@ -68,6 +68,7 @@ def short(out, **model):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix", ["", "module.", "backbone"])
 def test_file_gives_all_but_a_head_of_other_classes(tmp_path, prefix):
     net, seeded = small(), start()
@@ -160,6 +161,7 @@ def hub(tmp_path, monkeypatch):
     return tmp_path / "checkpoints"
 
 
+@pytest.mark.slow
 def test_weights_of_torchvision_by_name(hub):
     from torchvision.models import MobileNet_V3_Small_Weights, mobilenet_v3_small
 
@@ -182,6 +184,7 @@ def test_weights_of_torchvision_by_name(hub):
         start(shape=SHAPE, name=SMALL, weights="IMAGENET1K_V11")
 
 
+@pytest.mark.slow
 def test_nets_of_timm_by_name(tmp_path, monkeypatch):
     timm = pytest.importorskip("timm")
     donor, name = timm.create_model("test_resnet"), "timm:test_resnet"

@@ -65,6 +65,7 @@ def assert_equal_models(one: Path, other: Path) -> None:
             assert torch.allclose(value, second[name], rtol=0, atol=TINY), name
 
 
+@pytest.mark.slow
 def test_every_run_is_loaded_with_its_tables(old):
     paths = runs_below(old)
     parts = [path.relative_to(old).parts[0] for path in paths]
@@ -103,6 +104,7 @@ def test_models_predict_what_the_run_has_measured(old):
             assert row["accuracy"] == pytest.approx(hits, abs=TINY)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_ends_as_one_that_was_not_interrupted(copied, tmp_path):
     [config] = copied("interrupted").rglob("config.yaml")
     path = config.parent
@@ -116,6 +118,7 @@ def test_an_interrupted_run_ends_as_one_that_was_not_interrupted(copied, tmp_pat
     assert_equal_models(path, twin.path)
 
 
+@pytest.mark.slow
 def test_a_study_is_read_and_needs_nothing_more(copied):
     path = copied("study")
     study = fl.load(path)
@@ -130,6 +133,7 @@ def test_a_study_is_read_and_needs_nothing_more(copied):
     assert (path / "study.md").is_file()
 
 
+@pytest.mark.slow
 def test_a_comparison_is_reported_from_its_folder_its_cells_and_its_archive(old, copied):
     cells = runs_below(old / "comparison")
     means = {
@@ -145,6 +149,7 @@ def test_a_comparison_is_reported_from_its_folder_its_cells_and_its_archive(old,
     assert {*found[0].cells["state"]} == {"finished"}
 
 
+@pytest.mark.slow
 def test_a_comparison_trains_the_cell_that_it_lacks(old, copied):
     path = copied("comparison")
     lost = fl.load(path).cells["path"].iloc[-1]
@@ -176,6 +181,7 @@ def test_a_papers_table_is_reported_from_its_runs(old, copied, tmp_path, monkeyp
     assert {path.relative_to(tmp_path): summary_of(path) for path in paths} == before
 
 
+@pytest.mark.slow
 @pytest.mark.mlflow
 @needs("mlflow")
 def test_folders_are_sent_to_mlflow_once(copied, tmp_path):

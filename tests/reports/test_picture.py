@@ -57,6 +57,7 @@ def place_labels(figure) -> list:
     return [text.get_window_extent(canvas.get_renderer()) for text in labels]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["png", "svg"])
 def test_names_are_no_formulas(form, recwarn):
     for name, figure in drawn().items():
@@ -76,6 +77,7 @@ def test_powers_of_ten_stay_formulas():
     assert all(text.get_parse_math() for text in shown)
 
 
+@pytest.mark.slow
 def test_legend_has_names_that_begin_with_an_underscore():
     legend = drawn()["curves"].axes[0].get_legend()
 
@@ -83,6 +85,7 @@ def test_legend_has_names_that_begin_with_an_underscore():
     assert "_under" in [text.get_text().strip() for text in legend.get_texts()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [
@@ -101,6 +104,7 @@ def test_names_of_classes_do_not_overlap(names):
         assert all(left.x1 < right.x0 + 1 for left, right in pairwise(boxes))
 
 
+@pytest.mark.slow
 def test_labels_of_many_classes_are_left_out_at_equal_distances():
     names = [f"class {k}" for k in range(100)]
     figure = figures.classes(names, {"recall": np.ones(100)}, "title", "x")

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from flbench.analysis import text
 from flbench.analysis.arrangement import arrange
 from flbench.analysis.tables import analyse
@@ -27,6 +29,7 @@ class Sent:
         pass
 
 
+@pytest.mark.slow
 def test_all_tables_of_a_tested_comparison_are_shown(tmp_path):
     """Columns of text are text, and all other cells are numbers or empty."""
     matrix(tmp_path / "runs", {"fedavg": [0.5, 0.6, 0.65], "local": [0.8, 0.85, 0.8]})

@@ -350,6 +350,7 @@ def test_resumed_run_sends_nothing_to_the_address_of_its_folder(tmp_path, capsys
     assert f"nothing is sent to MLflow: {uri}" in said
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own", "_forked")
 @pytest.mark.parametrize("mlflow", ["auto", "true"])
 def test_resumed_study_sends_nothing_to_the_address_of_its_folder(
@@ -389,6 +390,7 @@ def test_run_sends_no_credentials_to_the_address_of_a_file(tmp_path, capsys):
     assert uri in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own")
 @pytest.mark.parametrize("is_planted", ["experiment", "run"])
 def test_local_database_does_not_lead_to_a_server(is_planted, tmp_path, uri):
@@ -457,6 +459,7 @@ def test_local_database_of_a_folder_keeps_files_below_itself(planted, tmp_path):
         assert own_one.experiment("mine")  # whom the user names may keep files anywhere
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planted", ["experiment", "run", "link", "moved"])
 def test_database_of_the_current_folder_keeps_files_in_folders_of_mlflow(
     planted, tmp_path, monkeypatch, capsys

@@ -69,6 +69,7 @@ def test_sentences_name_counts_times_and_what_asha_stops():
     assert "b not measured" in " ".join(replace(PLAN, measured=("a",)).sentences())
 
 
+@pytest.mark.slow
 def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
@@ -81,6 +82,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_methods_beyond_the_time_for_measuring_have_the_mean(monkeypatch):
     monkeypatch.setattr(estimate, "MEASURING", 0.0)
     state, threads = torch.get_rng_state(), torch.get_num_threads()

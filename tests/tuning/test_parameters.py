@@ -56,6 +56,7 @@ PARAMETERS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @NO_CLOCK
 @given(PARAMETERS, QUANTILES)
 def test_at_gives_a_plain_value_that_the_parameter_holds(parameter, quantile):
@@ -179,6 +180,7 @@ def test_a_number_with_an_exponent_is_a_number_though_yaml_reads_a_text():
     assert of(fixed="1e2").grid() == (100.0,)
 
 
+@pytest.mark.slow
 @NO_CLOCK
 @given(PARAMETERS)
 def test_tree_reads_back_as_the_same_parameter(parameter):

@@ -97,6 +97,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(
 OWN = "evaluation.metrics.{}.source=tests.api.own_parts:{}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["right", "right_mean", "right_worst10"])
 def test_metric_of_the_users_own_can_score_trials(begin, metric):
     _, prepared = begin("fedavg", more=(OWN.format("right", "accuracy"),), metric=metric)
@@ -118,6 +119,7 @@ def test_metric_that_cannot_be_maximized_is_refused(begin, metric, said):
         begin("fedavg", more=more, metric=metric)
 
 
+@pytest.mark.slow
 def test_methods_are_compared_on_the_same(begin):
     _, prepared = begin("hfcd", "fedavg", trials=3, seeds=2)
 
@@ -129,6 +131,7 @@ def test_methods_are_compared_on_the_same(begin):
     assert any("fewer than 3 seeds" in note for note in prepared.notes)
 
 
+@pytest.mark.slow
 def test_study_json_has_spaces_and_defaults(begin):
     folder, prepared = begin("hfcd", more=("algorithm.tau=0.25",))
 
@@ -142,6 +145,7 @@ def test_study_json_has_spaces_and_defaults(begin):
     assert any("algorithm.tau" in note for note in prepared.notes)
 
 
+@pytest.mark.slow
 def test_reopened_study_is_the_one_that_was_begun(begin):
     folder, first = begin(
         "fedcpmd", trials=5, search="optuna", concurrent=2, more=("model=lenet5",)
@@ -159,6 +163,7 @@ def test_reopened_study_is_the_one_that_was_begun(begin):
     assert len({repr(sampler.propose([], 2)) for sampler in samplers}) == 1
 
 
+@pytest.mark.slow
 def test_reopened_study_joins_no_cluster_that_a_folder_of_others_names(begin, monkeypatch):
     folder, _ = begin("fedavg", trials=1, concurrent=1, address="192.0.2.1:6379")
     assert prepare.reopen(folder, {}).resources.address == "192.0.2.1:6379"
@@ -171,6 +176,7 @@ def test_reopened_study_joins_no_cluster_that_a_folder_of_others_names(begin, mo
     assert again.resources.address == "192.0.2.1:6379"
 
 
+@pytest.mark.slow
 def test_reopened_study_keeps_its_deployment(begin):
     folder, first = begin("ft", "fedbabu", deployment="noft")
     header = json.loads((folder.path / "study.json").read_text())
@@ -179,6 +185,7 @@ def test_reopened_study_keeps_its_deployment(begin):
     assert prepare.reopen(folder, {}).settings == first.settings
 
 
+@pytest.mark.slow
 def test_reopened_study_asks_for_its_metric_again(begin):
     metrics = {METRICS: {"right": lambda confusion: accuracy(confusion)}}
     with offered(metrics):
@@ -189,6 +196,7 @@ def test_reopened_study_asks_for_its_metric_again(begin):
         prepare.reopen(folder, {})
 
 
+@pytest.mark.slow
 def test_study_of_an_earlier_version_compares_the_personal_models(begin):
     folder, _ = begin("fedavg")
     file = folder.path / "study.json"
@@ -204,6 +212,7 @@ def hashes(partitions):
     return {seed: one.partition.hash() for seed, one in partitions.items()}
 
 
+@pytest.mark.slow
 def test_final_trainings_have_the_partitions_of_the_next_seeds(begin, federation_of):
     folder, first = begin("fedavg", more=("partition.seed=4",), seeds=2)
 
@@ -236,6 +245,7 @@ def federation_of():
     return made
 
 
+@pytest.mark.slow
 def test_final_trainings_share_the_partition_where_there_is_no_other(begin, federation_of):
     folder, asked = begin("fedavg", seeds=2, vary="training")
     assert not asked.partitions
@@ -250,6 +260,7 @@ def test_final_trainings_share_the_partition_where_there_is_no_other(begin, fede
     assert not prepare.reopen(other, {}).partitions
 
 
+@pytest.mark.slow
 def test_study_of_an_earlier_version_is_resumed_with_one_partition(begin):
     folder, _ = begin("fedavg", seeds=2, vary="training")
     file = folder.path / "study.json"
@@ -267,6 +278,7 @@ def test_study_of_an_earlier_version_is_resumed_with_one_partition(begin):
     assert job_from_record(old).partition_seed is None
 
 
+@pytest.mark.slow
 def test_study_on_a_cluster_is_resumed_with_the_trials_at_once_that_it_had(begin):
     folder, first = begin("fedavg", address="10.0.0.1:6379", concurrent=5)
 
@@ -276,6 +288,7 @@ def test_study_on_a_cluster_is_resumed_with_the_trials_at_once_that_it_had(begin
     assert (again.resources.address, again.resources.concurrent) == ("10.0.0.1:6379", 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -322,6 +335,7 @@ def test_cores_are_dealt_to_trials_and_to_their_workers(monkeypatch):
     assert (on_gpu.engine.device, on_gpu.gpus) == ("cuda", 1.0)
 
 
+@pytest.mark.slow
 def test_secret_of_an_address_is_in_no_file_of_a_study(begin):
     address = "http://ann:s3cret@127.0.0.1:9"
 
@@ -335,6 +349,7 @@ def test_secret_of_an_address_is_in_no_file_of_a_study(begin):
     assert "s3cret" not in repr(prepared)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("asked", "named"), [((), False), (("engine.name=sequential",), True)])
 def test_all_methods_have_the_engine_that_the_study_chose(begin, monkeypatch, asked, named):
     chosen = shared_engine.EngineChoice("vectorized", 7, "engine: vectorized (measured).")
@@ -357,6 +372,7 @@ def test_the_engine_of_a_study_can_be_left_to_it(begin):
     assert prepared.notes[-1].startswith(f"engine: {config.engine.name}")
 
 
+@pytest.mark.slow
 def test_study_is_not_resumed_on_other_samples_with_the_same_labels(begin):
     folder, _ = begin("fedavg")
     file = folder.path / "partition.json"

@@ -169,6 +169,7 @@ ENTRIES = st.dictionaries(KEYS, VALUES, min_size=1, max_size=3) | VALUES
 PATHS = st.sampled_from(["algorithm.tau", "algorithm.x", "train.clip", "train", "", ".", "data.a"])
 
 
+@pytest.mark.slow
 @NO_CLOCK
 @given(st.dictionaries(PATHS, ENTRIES, max_size=3) | VALUES)
 def test_any_tree_is_a_space_or_an_error_of_the_user(entries):

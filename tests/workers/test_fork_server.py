@@ -32,6 +32,7 @@ def _server():
     monkeypatch.undo()
 
 
+@pytest.mark.slow
 def test_an_object_that_a_worker_cannot_read_is_the_reason_why_it_does_not_begin():
     with (
         LocalProcess(list, Elsewhere()) as process,
@@ -69,6 +70,7 @@ time.sleep(100)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [0.0, 0.3])
 def test_the_server_ends_at_once_with_its_parent_also_while_it_imports(delay):
     parent = subprocess.Popen(

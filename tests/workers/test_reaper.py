@@ -5,11 +5,14 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from flbench.workers import reaper
 
 SLEEP = "import time; time.sleep(60)"
 
 
+@pytest.mark.slow
 def test_processes_of_the_cluster_are_ended_and_no_others(tmp_path):
     """A process of the user has the token too, and another cluster has another token.
 

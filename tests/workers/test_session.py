@@ -279,6 +279,7 @@ def test_variables_do_not_open_a_cluster_to_others(variable, tmp_path, monkeypat
     assert ray_constants.ENABLE_RAY_CLUSTER
 
 
+@pytest.mark.slow
 def test_folder_of_a_killed_process_is_deleted_by_the_next(tmp_path, monkeypatch):
     monkeypatch.setattr(session, "_place", lambda: str(tmp_path))
     code = (
@@ -457,6 +458,7 @@ class TestClusterOfAnotherUser:
         assert os.environ.get("RAY_AUTH_TOKEN") == before
 
 
+@pytest.mark.slow
 def test_portable_object_finds_its_module_in_another_process(tmp_path, monkeypatch):
     (tmp_path / "module_beside.py").write_text("class Own:\n    answer = 42\n")
     monkeypatch.chdir(tmp_path)
@@ -473,6 +475,7 @@ def test_portable_object_finds_its_module_in_another_process(tmp_path, monkeypat
     assert done.stdout == b"42\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("position", ["first", "last"])
 def test_another_process_searches_folders_in_the_order_of_this_one(tmp_path, monkeypatch, position):
     """Two folders have a file of the same name; the current folder is searched last of all."""

@@ -96,6 +96,7 @@ def test_process_that_is_blocked_ends_after_a_signal(begin, tmp_path, number, bo
     assert seconds < 10
 
 
+@pytest.mark.slow
 def test_termination_within_ray_ends_the_process_at_once(begin, tmp_path):
     """Ray's library would end it soon, without a message, when its servers have the signal too."""
     process = begin(WITHIN)
@@ -127,6 +128,7 @@ SERVERS_ARE_ASKED = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [LEAVES_RAY, SERVERS_ARE_ASKED])
 def test_termination_is_as_quick_while_servers_are_watched(begin, server, body):
     """The main thread may be outside of Ray, and the supervisor's thread may be busy."""
@@ -182,6 +184,7 @@ def test_report_that_does_not_end_is_left_unwritten(begin):
     assert seconds < 10
 
 
+@pytest.mark.slow
 def test_main_thread_that_returns_ends_by_itself(begin, tmp_path):
     """The process is not ended while the main thread writes the report."""
     body = """
@@ -204,6 +207,7 @@ def test_main_thread_that_returns_ends_by_itself(begin, tmp_path):
     assert (tmp_path / "report").exists()
 
 
+@pytest.mark.slow
 def test_error_of_ray_after_the_loss_of_a_server_is_told_as_the_loss(begin, server):
     body = """
     print("begun", flush=True)
