@@ -1,6 +1,7 @@
-"""`python -m flbench` is the command `flbench`."""
+"""The command `flbench`, which is also `python -m flbench`."""
 
 import os
+import signal
 import sys
 from contextlib import suppress
 
@@ -11,6 +12,12 @@ with suppress(OSError):  # the current folder was deleted
     if sys.path[0] == os.getcwd() != os.path.dirname(os.path.dirname(__file__)):
         del sys.path[0]
 
+# Ctrl-C ends the imports without a traceback; from then on `main` says what happened. Whoever has
+# started this process may have told it to ignore Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 from flbench.cli.app import main
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

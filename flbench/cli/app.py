@@ -7,9 +7,10 @@ not wait for PyTorch.
 import os
 import re
 import select
+import signal
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -186,6 +187,31 @@ def _exit_codes() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
+@contextmanager
+def _importing() -> Iterator[None]:
+    """Context manager for imports of PyTorch, which tells the user if they take long.
+
+    Ctrl-C ends the process at once: an exception in the middle of PyTorch's start would abort it
+    with a message of its libraries, and nothing is there yet that could be saved.
+    """
+    ends = garbage.Process.is_own and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if ends:
+        signal.signal(signal.SIGINT, _end_at_once)
+    try:
+        with told(IMPORTS, print_notes):
+            yield
+    finally:
+        if ends:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _end_at_once(*_: object) -> None:
+    """End this process as after Ctrl-C."""
+    with suppress(OSError):
+        os.write(2, b"interrupted\n")
+    os._exit(130)
+
+
 def _discard_output() -> None:
     """Discard what Python would write to standard output when it ends, which would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -336,10 +362,11 @@ def run(
     words = methods_and_overrides or []
     with ExitStack() as early:
         if not (dry_run or print_config):
-            from flbench.cli import workers
+            from flbench.cli import early_workers
 
-            early.enter_context(workers.prepared(workers.named(words, aliases)))
-        with told(IMPORTS, print_notes):
+            given_texts = early_workers.texts_of_keys(words, aliases)
+            early.enter_context(early_workers.prepared(given_texts))
+        with _importing():
             from flbench.cli import layers
             from flbench.cli import run as command
 
@@ -820,7 +847,7 @@ def compare(
     ordinary run folder. The methods of a repetition have the same seeds.
     """
     given = locals().copy()
-    with told(IMPORTS, print_notes):
+    with _importing():
         from flbench.cli import compare as command
 
     command.called({**given.pop("asked"), **given})
@@ -843,7 +870,7 @@ def ablate(
     """Compare one METHOD with variants of itself, each with another value of one key."""
     from flbench.api import ablating, comparing
 
-    with told(IMPORTS, print_notes):
+    with _importing():
         from flbench.cli import compare as command
 
     own = {**asked, "values": comparing.grid_of(asked["values"] or [], "values")}
@@ -896,7 +923,7 @@ def tune(
     parameters are then trained again with other seeds on other partitions, and only these final
     trainings are evaluated on the test parts.
     """
-    with told(IMPORTS, print_notes):
+    with _importing():
         from flbench.cli import tune as command
 
     command.called(
@@ -1000,6 +1027,8 @@ def main(arguments: list[str] | None = None) -> int:
     account.complete()
     if arguments is None:  # this process has no other purpose than the command
         garbage.own_process()
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see `flbench/__main__.py`
+            signal.signal(signal.SIGINT, signal.default_int_handler)
     given = sys.argv[1:] if arguments is None else arguments
     for argument in given:
         if not files.is_text(argument):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flbench.api.caller import Caller
-from flbench.cli import console, workers
+from flbench.cli import console, early_workers
 from flbench.cli.show import show
 from flbench.cli.tables import estimates, partitions
 from flbench.config.resolve import resolve
@@ -32,11 +32,11 @@ def run(runs: Sequence[list[Layer]], early: ExitStack, *, as_json: bool) -> None
 
     Args:
         runs: Configuration layers of each run, see `flbench.cli.layers`.
-        early: What was begun while libraries were imported. It is closed when this function has
-            begun what it needs.
+        early: Context of the workers that were prepared before the configuration was read. It is
+            closed as soon as this function knows whether the runs need workers.
         as_json: Whether to print JSON: what `flbench show --json` prints of the runs.
     """
-    with workers.prepared(leaves(merge(runs[0])[0]) if runs else {}):
+    with early_workers.prepared(leaves(merge(runs[0])[0]) if runs else {}):
         early.close()
         resolved = [resolve(layers) for layers in runs]
         from flbench.api import running
@@ -54,7 +54,7 @@ def resume(path: Path, changed: Layer, early: ExitStack, *, as_json: bool) -> No
         early: See `run`.
         as_json: Whether to print JSON, as `run` does.
     """
-    with workers.prepared(leaves(changed.tree)):
+    with early_workers.prepared(leaves(changed.tree)):
         early.close()
         from flbench.api import running
 

@@ -1,7 +1,6 @@
-"""How often Python searches for garbage: for objects that only refer to each other.
+"""When Python searches for garbage, that is, for unreachable objects that refer to each other.
 
-PyTorch and Lightning consist of almost a million objects that stay. To search them again and again
-takes a second of each command.
+PyTorch and Lightning consist of almost a million objects that stay, which each search visits.
 """
 
 import atexit
@@ -14,12 +13,23 @@ NEW_OBJECTS: Final = 10_000
 """New objects after which a process of flbench alone searches; Python's default is 700."""
 
 
+class Process:
+    """This process.
+
+    Attributes:
+        is_own: Whether it has no other purpose than flbench.
+    """
+
+    is_own = False
+
+
 def own_process() -> None:
     """Let this process, which has no other purpose than flbench, search less often from now on.
 
-    What `uncollected` contexts import is left out of all searches, and so is everything when Python
-    ends, where it would search all objects once more.
+    At the end of each `uncollected` context, all objects of the process are left out of later
+    searches, and so are they when Python ends, where it would search all of them once more.
     """
+    Process.is_own = True
     gc.set_threshold(NEW_OBJECTS)
     atexit.register(gc.freeze)  # functions that are registered first are called last
 
@@ -28,8 +38,8 @@ def own_process() -> None:
 def uncollected() -> Iterator[None]:
     """Within this context, Python does not search for garbage.
 
-    Imports make many objects that stay. PyTorch and Lightning make almost a million, and to search
-    them again and again takes as long as a quarter of their import.
+    To search what PyTorch and Lightning consist of again and again takes as long as a quarter of
+    their import.
 
     >>> with uncollected():
     ...     gc.isenabled()
@@ -40,7 +50,7 @@ def uncollected() -> Iterator[None]:
     try:
         yield
     finally:
-        if gc.get_threshold()[0] == NEW_OBJECTS:  # the process is flbench's own
+        if Process.is_own:
             gc.freeze()
         if was_enabled:
             gc.enable()

@@ -71,6 +71,7 @@ class _Dropping:
 def _open_null(descriptor: int) -> None:
     """Let a descriptor stand for the null device."""
     null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, descriptor)  # child processes inherit it
     if null != descriptor:
+        os.dup2(null, descriptor)
         os.close(null)
+    os.set_inheritable(descriptor, True)  # for child processes

@@ -206,7 +206,7 @@ class Federation:
         """Return normalized samples, augmented if noise keys are given; tokens as int64.
 
         Args:
-            rows: Rows [B] of the data set.
+            rows: Rows [B] of the data set, one-dimensional, int32 or int64.
             dtype: Floating-point type of inputs that are not tokens.
             keys: Noise keys [B] int64 for the augmentation; None for no augmentation.
 

@@ -141,8 +141,8 @@ class _Shared:
 def started() -> Iterator[None]:
     """Context manager that starts the server at once, and ends it with the last of its users.
 
-    The server imports PyTorch while this process reads its data. Nothing happens if this process
-    has one core, or may start no workers.
+    The server imports PyTorch while this process imports its own libraries and reads its data.
+    Nothing happens if this process has one core, or may start no workers.
     """
     _use()
     if cores.available() > 1 and reason_against_workers() is None:
@@ -291,8 +291,8 @@ def serve(descriptor: int, parent: int) -> None:
     with uncollected():
         for name in PRELOADED:
             import_module(name)
-    # So that workers do not copy the memory of what they never change. To search for garbage before
-    # that takes half a second and finds little.
+    # Workers do not copy the memory of frozen objects. No search for garbage comes first, because
+    # imports leave little.
     gc.freeze()
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)

@@ -9,17 +9,23 @@ PROGRAM = """
 import gc
 from flbench.core import garbage
 
-if {owned}:
-    garbage.own_process()
+{before}
 with garbage.uncollected():
     kept = [[] for _ in range(100_000)]
 print(gc.get_freeze_count(), gc.isenabled())
 """
 
 
-@pytest.mark.parametrize("owned", [True, False])
-def test_only_a_process_of_flbench_leaves_imported_objects_out_of_searches(owned):
-    code = PROGRAM.format(owned=owned)
+@pytest.mark.parametrize(
+    ("before", "owned"),
+    [
+        ("garbage.own_process()", True),
+        ("", False),
+        ("gc.set_threshold(garbage.NEW_OBJECTS)", False),  # a user's own setting
+    ],
+)
+def test_only_a_process_of_flbench_leaves_imported_objects_out_of_searches(before, owned):
+    code = PROGRAM.format(before=before)
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 

@@ -16,7 +16,7 @@ with open(name, "w") as file:
     print("out")
     for _ in range(2):
         print("a message", file=sys.stderr, flush=True)
-    file.write(str(file.fileno() > 2))
+    file.write(str(file.fileno() > 2 and all(map(os.get_inheritable, range(3)))))
 sys.exit(7)
 """
 

@@ -19,19 +19,21 @@ def prepared(given: Mapping[str, Any]) -> AbstractContextManager[None]:
         given: Values that the user has given, or their texts, by dotted key.
     """
     on_gpu = given.get("engine.device", "auto") != "cpu" and GPUS.exists()
-    if on_gpu or given.get("engine.name") == "ray" or str(given.get("engine.workers")) == "1":
+    if on_gpu or given.get("engine.name") == "ray" or given.get("engine.workers") in (1, "1"):
         return nullcontext()
     return fork_server.started()
 
 
-def named(words: Sequence[str], aliases: Mapping[str, str]) -> dict[str, str]:
-    """Return the texts of the keys that a command line names, before any file is read.
+def texts_of_keys(words: Sequence[str], aliases: Mapping[str, str]) -> dict[str, str]:
+    """Return the texts of the keys that a command line names, before anything else is imported.
+
+    They are a first guess, which need not know all forms: the configuration decides later.
 
     Args:
         words: Words `key=value`, and others.
         aliases: Texts of the options that stand for keys, by the name of the option.
 
-    >>> named(["hfcd", "engine.workers=1"], {"rounds": "2"})
+    >>> texts_of_keys(["hfcd", "engine.workers=1"], {"rounds": "2"})
     {'engine.workers': '1', 'train.rounds': '2'}
     """
     pairs = (word.partition("=") for word in words)
