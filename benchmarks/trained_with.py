@@ -26,5 +26,5 @@ def trained_with(archive: Path) -> str:
     parts = [f"{count} runs with {versions}" for versions, count in found.most_common()]
     return (
         f"The runs were not all trained with the same code: {'; '.join(parts)}. Equal"
-        " configurations may differ by rounding, and seconds are those of different machines."
+        " configurations may differ by rounding, and seconds may be those of different machines."
     )
