@@ -1,4 +1,4 @@
-"""Writes the pages of the five papers from the raw results: one per archive.
+"""Writes the pages of the papers from the raw results: one per archive.
 
 usage: python benchmarks/paper_pages.py [--pack OUT_DIR] [FOLDER] (default: docs/papers)
 
@@ -29,7 +29,7 @@ from typing import Any, Final
 
 import pandas as pd
 import yaml
-from scipy.stats import kendalltau
+from scipy.stats import kendalltau, rankdata
 
 import flbench as fl
 from flbench.analysis import statistics
@@ -351,15 +351,7 @@ def differences(name: str, made: Sequence[Report]) -> list[str]:
             page += [f"### {heading}", *about, grid(DIFFERENCE_HEADER, lines)]
     if page:
         page = ["## Differences", DIFFERENCES, *page]
-    order = [line for column in every for line in rank_correlation(column)]
-    if order:
-        page += [
-            "## Order of the other methods",
-            "Kendall's tau between the published and the measured numbers of a column, with its"
-            " p-value: 1 for the same order, -1 for the opposite one.",
-            grid(("table", "column", "rows", "Kendall's tau", "p"), order),
-        ]
-    return page
+    return page + orders(every)
 
 
 def own_to_all(column: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
@@ -478,17 +470,44 @@ def overlap(run: Path) -> float:
     return float(clients["test_size"].sum() / clients["train_size"].sum())
 
 
-def rank_correlation(column: Sequence[Cell]) -> list[tuple[str, ...]]:
-    """Return the line of a column's rank correlation with the published numbers, if it has one.
+def orders(every: Sequence[Sequence[Cell]]) -> list[str]:
+    """Return the section on the published and the measured order of the rows.
 
-    Rows of the paper's method do not count.
+    It has the columns with enough rows that have a published number. Rows of the paper's method do
+    not count.
+
+    Args:
+        every: Columns with measured values.
     """
-    ranked = [cell for cell in column if not is_own(cell) and cell["published"] is not None]
-    if len(ranked) < RANKED_FROM:
+    others = ([cell for cell in column if not is_own(cell)] for column in every)
+    all_ranked = [[cell for cell in cells if cell["published"] is not None] for cells in others]
+    compared = [cells for cells in all_ranked if len(cells) >= RANKED_FROM]
+    if not compared:
         return []
-    tau = kendalltau(*([cell[key] for cell in ranked] for key in ("published", "measured")))
-    numbers = f"{tau.statistic:.2f}", f"{tau.pvalue:.2g}"
-    return [(*place(ranked[0]), str(len(ranked)), *numbers)]
+    has_own_row = any(is_own(cell) for column in every for cell in column)
+    correlations = []
+    ranks: dict[str, dict[str, str]] = {}
+    for cells in compared:
+        values = [[cell[key] for cell in cells] for key in ("published", "measured")]
+        tau = kendalltau(*values)
+        numbers = f"{tau.statistic:.2f}", f"{tau.pvalue:.2g}"
+        correlations.append((*place(cells[0]), str(len(cells)), *numbers))
+        pairs = zip(*(rankdata([-value for value in v], "min") for v in values), strict=True)
+        for cell, (published, measured) in zip(cells, pairs, strict=True):
+            ranks.setdefault(cell["row"], {})[", ".join(place(cell))] = f"{published} / {measured}"
+    header = [", ".join(place(cells[0])) for cells in compared]
+    return [
+        f"## Order of the {'other ' if has_own_row else ''}methods",
+        "Kendall's tau between the published and the measured numbers of a column, with its"
+        " p-value: 1 for the same order, -1 for the opposite one.",
+        grid(("table", "column", "rows", "Kendall's tau", "p"), correlations),
+        "Published and measured rank in a column; the highest number has rank 1. Neighbouring"
+        " ranks say little, because many numbers lie within each other's spread.",
+        grid(
+            ("row", *header),
+            [(row, *(of_row.get(title, "-") for title in header)) for row, of_row in ranks.items()],
+        ),
+    ]
 
 
 def claims(made: Sequence[Report], *, decided_only: bool) -> list[str]:

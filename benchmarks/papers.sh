@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Measures claims of the five papers, at a stated fraction of their scale. The variable SEEDS is the
-# number of seeds (default 3; HFCD always has 10).
+# Measures claims of the five papers and the leaderboard of PFLlib, at a stated fraction of their
+# scale. The variable SEEDS is the number of seeds (default 3; HFCD always has 10).
 # What is finished is not trained again; the same command resumes what was interrupted.
 # With --print nothing is trained: each line of the output is the name of a paper in this script and
 # a command that measures tables of it.
@@ -15,7 +15,7 @@ mkdir -p "$2"
 out=$(cd "$2" && pwd)
 shift 2
 papers=("$@")
-[ ${#papers[@]} -eq 0 ] && papers=(slapfl fedcpmd hfcd fedpc fedpc-cifar100 dfedhp dfedhp-cifar100 fedcpmd-long hfcd-long)
+[ ${#papers[@]} -eq 0 ] && papers=(slapfl fedcpmd hfcd fedpc fedpc-cifar100 dfedhp dfedhp-cifar100 fedcpmd-long hfcd-long pfllib)
 cd "$data" # so that reports name no folder of this machine
 
 # reproduce PAPER [ARGUMENT ...]
@@ -93,6 +93,9 @@ for paper in "${papers[@]}"; do
       rows="FedProto,MOON,HFCD share=full"
       measure_long hfcd --table curves-cifar100 --algos "FedAvg,$rows" "${scale[@]}"
       measure_long hfcd --table curves-emnist --algos "$rows" "${scale[@]}" ;;
-    *) echo "there is no \`$paper\`: slapfl, fedcpmd, hfcd, fedpc, fedpc-cifar100, dfedhp, dfedhp-cifar100, fedcpmd-long, hfcd-long" >&2 && exit 2 ;;
+    # 10 of 20 clients, 2,000 samples of Fashion-MNIST and 3,000 of CIFAR-100, 20 of 2,000 rounds with
+    # four times the learning rate.
+    pfllib) measure pfllib sequential --table leaderboard ;;
+    *) echo "there is no \`$paper\`: slapfl, fedcpmd, hfcd, fedpc, fedpc-cifar100, dfedhp, dfedhp-cifar100, fedcpmd-long, hfcd-long, pfllib" >&2 && exit 2 ;;
   esac
 done

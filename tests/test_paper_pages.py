@@ -1,4 +1,4 @@
-"""The pages of the five papers, which `benchmarks/paper_pages.py` makes from archives of runs."""
+"""The pages of the papers, which `benchmarks/paper_pages.py` makes from archives of runs."""
 
 import re
 import shutil
@@ -127,6 +127,38 @@ def test_interval_uses_the_mean_ratio_of_test_to_training_samples_over_seeds(pag
     half = t.ppf(0.975, 2) * stdev(gaps) * (1 / 3 + (1 / 4 + 1 / 2 + 1 / 2) / 3) ** 0.5
     assert (mean, seeds) == ("+2.33", "3")
     assert interval == f"{7 / 3 - half:+.2f} to {7 / 3 + half:+.2f}"
+
+
+def test_orders_are_ranks_from_the_highest_number_without_the_papers_own_rows(pages):
+    """Two equal numbers share a rank; a row without a published number has none."""
+    published = [10, 20, 30, 40, 50, 60, 70, 70, 99, None]
+    measured = [2, 1, 3, 4, 5, 6, 7, 8, 99, 50]
+    column = [
+        {
+            "table": "1",
+            "column": "easy",
+            "substitute": None,
+            "paper": "P",
+            "row": f"M{i}",
+            "algorithm": "p" if p == 99 else f"m{i}",
+            "published": p,
+            "measured": m,
+        }
+        for i, (p, m) in enumerate(zip(published, measured, strict=True))
+    ]
+
+    heading, _, correlations, _, ranks = pages.orders([column, column[:4]])
+    [without_own, *_] = pages.orders([column[:8]])
+
+    assert heading == "## Order of the other methods"
+    assert without_own == "## Order of the methods"
+    # Of 28 pairs, one is reversed, and one is a tie of the published numbers.
+    assert f"| 1 | easy | 8 | {25 / (27 * 28) ** 0.5:.2f} |" in correlations
+    assert ranks.splitlines()[0] == "| row | 1, easy |"
+    assert ranks.splitlines()[2:] == [
+        *("| M0 | 8 / 7 |", "| M1 | 7 / 8 |", "| M2 | 6 / 6 |", "| M3 | 5 / 5 |"),
+        *("| M4 | 4 / 4 |", "| M5 | 3 / 3 |", "| M6 | 1 / 2 |", "| M7 | 1 / 1 |"),
+    ]
 
 
 @pytest.mark.parametrize("name", ["index", "fedcpmd"])

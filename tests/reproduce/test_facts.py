@@ -72,13 +72,15 @@ def test_every_cell_of_a_method_that_exists_is_a_configuration(name, scale, monk
 
 @pytest.mark.parametrize("name", PAPERS)
 @pytest.mark.slow
-def test_small_scale_changes_no_more_than_counts(name, monkeypatch):
+def test_small_scale_changes_no_more_than_counts_and_learning_rates(name, monkeypatch):
     monkeypatch.setattr(catalogue, "is_available", lambda config: True)
     allowed = (
         *("partition.clients", "partition.samples", "partition.samples_per_client"),
         *("train.rounds", "train.participation", "train.batch_size", "evaluation.common.limit"),
         *("model.classifier", "algorithm.k_p"),
     )
+    if name == "pfllib":  # its learning rate is for 2,000 rounds
+        allowed += ("train.optimizer.lr", "algorithm.alpha")
 
     made = plan.make(ReproduceRequest(name, tables="all", seeds=1))
 
