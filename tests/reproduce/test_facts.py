@@ -5,12 +5,15 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from pydantic import ValidationError
 
+from flbench.algorithms import Setting
 from flbench.config.resolve import resolve
 from flbench.config.sources import from_file, from_overrides
 from flbench.data import catalogue, known_sets
+from flbench.models.base import build, describe
 from flbench.reproduce import cells, library, plan, verdicts
 from flbench.reproduce.request import ReproduceRequest
 from flbench.reproduce.schema import PaperFacts
@@ -68,6 +71,38 @@ def test_every_cell_of_a_method_that_exists_is_a_configuration(name, scale, monk
         if scale == "small":
             assert rounds <= full.get("train.rounds", rounds) <= 2000
             assert job.config.partition.clients <= 11
+
+
+@pytest.mark.parametrize("scale", ["small", "full"])
+@pytest.mark.parametrize("name", PAPERS)
+@pytest.mark.slow
+def test_every_method_accepts_the_setting_of_its_paper(name, scale, monkeypatch):
+    """With colour images of 32 by 32 pixels, and ten classes."""
+    monkeypatch.setattr(catalogue, "is_available", lambda config: True)
+    made = plan.make(ReproduceRequest(name, tables="all", scale=scale, seeds=1))
+    configs = [job.config for job in made.jobs.values()]
+    distinct = {repr((c.algorithm, c.train, c.model, c.partition.clients)): c for c in configs}
+
+    refused = {}
+    for config in distinct.values():
+        count = config.partition.clients
+        net = build(config.model, (3, 32, 32), 10, seed=0)
+        setting = Setting(
+            seed=0,
+            rounds=config.train.rounds,
+            train=config.train,
+            clients=count,
+            sizes=torch.full((count,), 100),
+            classes=10,
+            net=describe(net, (3, 32, 32)),
+            model=config.model.name,
+        )
+        method = plan.ALGORITHMS[config.algorithm.name]
+        if unmet := method(config.algorithm, setting).requires():
+            refused[config.algorithm.name] = unmet
+
+    assert distinct
+    assert refused == {}
 
 
 @pytest.mark.parametrize("name", PAPERS)
