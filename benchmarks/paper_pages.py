@@ -54,6 +54,17 @@ FURTHER_PAIRS: Final = {
         ("4", "FedPC gm=nearest_proto", "FedAvg"),
         ("4", "FedPC gm=nearest_proto", "FedNH"),
     ],
+    "pfllib": [
+        *(("leaderboard", "GPFL", other) for other in ("FedRep", "FedRoD", "FedPer")),
+        *(("leaderboard", "FedCP", other) for other in ("FedRoD", "FedRep", "Ditto")),
+        *(
+            ("leaderboard", personalized, "FedAvg")
+            for personalized in (
+                *("Per-FedAvg", "pFedMe", "Ditto", "APFL", "FedFomo", "FedAMP", "FedALA", "FedPer"),
+                *("FedRep", "FedRoD", "FedBABU", "FedCP", "GPFL", "FedDBE", "FedProto"),
+            )
+        ),
+    ],
 }
 """Further differences on the page of an archive: table, row, and the row that is subtracted."""
 RANKED_FROM: Final = 8

@@ -161,7 +161,7 @@ def test_orders_are_ranks_from_the_highest_number_without_the_papers_own_rows(pa
     ]
 
 
-@pytest.mark.parametrize("name", ["index", "fedcpmd"])
+@pytest.mark.parametrize("name", ["index", "fedcpmd", "pfllib"])
 def test_differences_in_the_text_are_on_a_measured_page(name):
     """A difference with its interval, such as `-2.4 (-15.6 to 10.8)`, of either sign.
 

@@ -289,7 +289,15 @@ def _about(lines: Sequence[MeasuredCell]) -> str:
             rows.setdefault(_what(line), []).append(line.planned.cell.row)
     if len(rows) <= 1:
         return "".join(f"Measured: {what}." for what in rows)
-    return " ".join(f"Measured for {', '.join(labels)}: {what}." for what, labels in rows.items())
+    return " ".join(f"Measured for {_names(labels)}: {what}." for what, labels in rows.items())
+
+
+def _names(rows: Sequence[str]) -> str:
+    """Return the names of rows; what `ROW, METRIC` have in common is said once."""
+    metrics = {row.partition(", ")[2] for row in rows}
+    if len(rows) == 1 or metrics == {""} or len(metrics) > 1:
+        return ", ".join(rows)
+    return f"the rows `..., {metrics.pop()}`"
 
 
 def _what(line: MeasuredCell) -> str:
