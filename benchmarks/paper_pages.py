@@ -489,13 +489,17 @@ def orders(every: Sequence[Sequence[Cell]]) -> list[str]:
 
     Args:
         every: Columns with measured values.
+
+    Returns:
+        Headings, paragraphs and tables; none if no column has `RANKED_FROM` such rows.
     """
     others = ([cell for cell in column if not is_own(cell)] for column in every)
     all_ranked = [[cell for cell in cells if cell["published"] is not None] for cells in others]
     compared = [cells for cells in all_ranked if len(cells) >= RANKED_FROM]
     if not compared:
         return []
-    has_own_row = any(is_own(cell) for column in every for cell in column)
+    places = {place(cells[0]) for cells in compared}
+    has_own_row = any(is_own(cell) and place(cell) in places for c in every for cell in c)
     correlations = []
     ranks: dict[str, dict[str, str]] = {}
     for cells in compared:

@@ -94,7 +94,7 @@ for paper in "${papers[@]}"; do
       measure_long hfcd --table curves-cifar100 --algos "FedAvg,$rows" "${scale[@]}"
       measure_long hfcd --table curves-emnist --algos "$rows" "${scale[@]}" ;;
     # 10 of 20 clients, 2,000 samples of Fashion-MNIST and 3,000 of CIFAR-100, 20 of 2,000 rounds with
-    # four times the learning rate.
+    # four times the learning rate; every second round is evaluated.
     pfllib) measure pfllib sequential --table leaderboard ;;
     *) echo "there is no \`$paper\`: slapfl, fedcpmd, hfcd, fedpc, fedpc-cifar100, dfedhp, dfedhp-cifar100, fedcpmd-long, hfcd-long, pfllib" >&2 && exit 2 ;;
   esac

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -289,15 +290,26 @@ def _about(lines: Sequence[MeasuredCell]) -> str:
             rows.setdefault(_what(line), []).append(line.planned.cell.row)
     if len(rows) <= 1:
         return "".join(f"Measured: {what}." for what in rows)
-    return " ".join(f"Measured for {_names(labels)}: {what}." for what, labels in rows.items())
+    return " ".join(
+        f"Measured for {_names(labels, among=[*chain(*rows.values())])}: {what}."
+        for what, labels in rows.items()
+    )
 
 
-def _names(rows: Sequence[str]) -> str:
-    """Return the names of rows; what `ROW, METRIC` have in common is said once."""
-    metrics = {row.partition(", ")[2] for row in rows}
-    if len(rows) == 1 or metrics == {""} or len(metrics) > 1:
-        return ", ".join(rows)
-    return f"the rows `..., {metrics.pop()}`"
+def _names(rows: Sequence[str], among: Sequence[str]) -> str:
+    """Return the names of rows, or what distinguishes them.
+
+    Rows `ROW, METRIC` with the same `METRIC` are named by it, if no other row ends so.
+
+    Args:
+        rows: Names of the rows.
+        among: Names of all rows, these included.
+    """
+    ending = ", " + rows[0].partition(", ")[2]
+    alike = [row for row in among if row.endswith(ending)]
+    if len(rows) > 1 and ending != ", " and alike == list(rows):
+        return f"the rows `...{ending}`"
+    return ", ".join(rows)
 
 
 def _what(line: MeasuredCell) -> str:

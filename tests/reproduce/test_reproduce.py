@@ -402,6 +402,9 @@ def test_best_test_round_of_pfllib_is_printed_beside_the_last_one(reproduce, tmp
 
     assert code == 0, err
     assert "best test rounds" in out
+    [text] = (tmp_path / "reproduce").glob("pfllib-*.md")
+    assert "Measured for FedAvg, FedDBE: correct" in text.read_text("utf-8")
+    assert "Measured for the rows `..., last round`: correct" in text.read_text("utf-8")
     [file] = (tmp_path / "reproduce").glob("pfllib-*.json")
     tree = json.loads(file.read_text())
     folders = {path.name: path for path in runs(tmp_path)}
