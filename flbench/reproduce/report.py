@@ -297,9 +297,10 @@ def _about(lines: Sequence[MeasuredCell]) -> str:
 
 
 def _names(rows: Sequence[str], among: Sequence[str]) -> str:
-    """Return the names of rows, or what distinguishes them.
+    """Return the names of rows as a list, or their common ending.
 
-    Rows `ROW, METRIC` with the same `METRIC` are named by it, if no other row ends so.
+    The ending, such as that of `FedAvg, last round` and `Ditto, last round`, is enough if no other
+    row has it.
 
     Args:
         rows: Names of the rows.
