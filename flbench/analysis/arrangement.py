@@ -891,15 +891,10 @@ def _check_metrics(runs: Sequence[StoredRun], metric: str, others: Sequence[str]
         )
     for run in runs:
         names = _metric_names(run)
-        ranking = [
-            name
-            for name in names
-            if name not in SPREADS
-            if run.has_rare_classes or not name.startswith("rare_")
-        ]
+        ranking = [name for name in names if name not in SPREADS]
         if metric in SPREADS and metric in names:
             raise UserError(f"`{metric}` ranks no methods: neither more nor less of it is better.")
-        if metric in names and metric.startswith("rare_"):
+        if metric.startswith("rare_") and not run.has_rare_classes:
             raise UserError(
                 f"{run.path} has no rare class, so `{metric}` ranks no methods. Classes are rare"
                 " by `evaluation.rare` if they have few training samples and the classes are not"
