@@ -52,7 +52,7 @@ class RunPlots:
         rows = self._at(self._per_class(), moment).sort_values("train_support", ascending=False)
         return figures.classes(
             [
-                f"{name} (rare)" if rare and self._run.has_rare_classes else name
+                f"{name} (rare)" if rare else name
                 for name, rare in zip(rows["name"], rows["rare"], strict=True)
             ],
             {"recall": rows["recall"].tolist(), "F1": rows["f1"].tolist()},

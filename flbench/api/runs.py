@@ -459,11 +459,6 @@ class Run:
         """Method and data set."""
         return f"{self.summary['algorithm']} on {self.summary['dataset']}"
 
-    @property
-    def has_rare_classes(self) -> bool:
-        """Whether tables show rare-class metrics; see `flbench.results.reading.Run`."""
-        return self._run.has_rare_classes
-
     def __reduce__(self) -> tuple[type["Run"], tuple[Path]]:
         return Run, (self.path,)
 
@@ -514,10 +509,7 @@ class Run:
             for split in ("validation", "test"):
                 found = self.summary[moment][split]
                 columns[f"{split}, {moment} round ({self.summary[moment]['round']})"] = found
-        rare = {"rare_recall"} if not self.has_rare_classes else set()
-        names = [
-            name for name in (*SHOWN, *RANKING_TITLES, *PROBABILITY_TITLES) if name not in rare
-        ]
+        names = [*SHOWN, *RANKING_TITLES, *PROBABILITY_TITLES]
         if not self.config.has_classes:
             own = self.config.evaluation.metrics or {}
             names = [f"{name}{suffix}" for name in own for suffix in ("", *SUFFIXES)]

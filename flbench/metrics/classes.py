@@ -28,29 +28,31 @@ def rare_classes(counts: Tensor, rule: Literal["lowest", "share"]) -> tuple[list
 
     Returns:
         The ids in ascending order, and notes on degenerate cases: balanced classes, among which
-        none is rare (see `are_balanced`; the ids are those that the rule picks nevertheless), ties,
-        and classes without samples.
+        none is rare (see `are_balanced`), ties, and classes without samples.
 
     >>> rare_classes(torch.tensor([50, 3, 40, 60, 70]), "lowest")
     ([1], [])
     >>> rare_classes(torch.tensor([50, 3, 40, 3, 70]), "lowest")[0]
     [1, 3]
+    >>> rare_classes(torch.tensor([50, 45, 40, 60, 55]), "lowest")[0]  # balanced
+    []
     """
     classes = len(counts)
+    balanced = are_balanced(counts.tolist())
     if rule == "share":
         found = torch.nonzero(counts < RARE_SHARE * counts.sum()).flatten().tolist()
         note = {0: "no class has", classes: "all classes have"}
         notes = [f"{note[len(found)]} under 5 % of all samples"] if len(found) in note else []
-        if found and are_balanced(counts.tolist()):
-            notes = [_no_rare_class(counts)]
+        if found and balanced:
+            found, notes = [], [_no_rare_class(counts)]
         return found, [f"rare classes: {text}." for text in notes + _without_samples(found, counts)]
+    if balanced:
+        return [], [f"rare classes: {_no_rare_class(counts)}."]
     number = -(-classes // 5)  # ceil(0.2 C)
     quantile = counts.sort().values[number - 1]
     found = torch.nonzero((counts <= quantile) & (counts < counts.max())).flatten().tolist()
     notes = []
-    if are_balanced(counts.tolist()):
-        notes.append(_no_rare_class(counts))
-    elif len(found) > number:
+    if len(found) > number:
         notes.append(
             f"{len(found)} of {classes} classes count as rare, more than a fifth, because classes"
             " are equally frequent"
@@ -64,7 +66,7 @@ def _no_rare_class(counts: Tensor) -> str:
     each = f"{most:,}" if least == most else f"{least:,} to {most:,}"
     return (
         f"there is no rare class, because classes are about equally frequent ({each} training"
-        " samples each); tables leave rare-class metrics out"
+        " samples each), so there are no metrics of rare classes"
     )
 
 

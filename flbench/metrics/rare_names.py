@@ -1,10 +1,10 @@
 """Balanced classes and the names of rare-class metrics, for modules that must not load PyTorch."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 NAMES: Final = ("rare_recall", "rare_f1")
-"""Metrics that mean little for balanced classes; see `flbench.metrics.classes.are_balanced`."""
+"""Metrics of the rare classes, which a run without rare classes does not have."""
 BALANCED: Final = 1.5  # largest imbalance ratio of a balanced set, as in the data sets of KEEL
 
 
@@ -21,16 +21,3 @@ def are_balanced(counts: Sequence[int]) -> bool:
     (True, False)
     """
     return max(counts) <= BALANCED * min(counts)
-
-
-def has_rare(classes: Iterable[Mapping[str, str]]) -> bool:
-    """Return whether per_class.csv marks rare classes of a data set that is not balanced.
-
-    Args:
-        classes: Its rows by column. Without any for the last round, True is returned.
-    """
-    lines = [line for line in classes if line["moment"] == "last"]
-    if not lines:
-        return True
-    marked = any(line["rare"] == "1" for line in lines)
-    return marked and not are_balanced([int(line["train_support"]) for line in lines])

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from flbench.config.sources import leaves
 from flbench.metrics import ranking_names
-from flbench.metrics.rare_names import NAMES as RARE_METRICS
 from flbench.reports import figures, tables
 from flbench.results.reading import StoredRun, client_scores
 
@@ -25,12 +24,7 @@ def render(run: StoredRun) -> str:
     moments = [(name, split) for name in ("best", "last") for split in ("validation", "test")]
     return _template().render(
         summary=summary,
-        metrics=[
-            row
-            for row in _metrics(summary, moments)
-            if run.has_rare_classes or row[0].rpartition(" ")[2] not in RARE_METRICS
-        ],
-        rare=run.has_rare_classes,
+        metrics=_metrics(summary, moments),
         moments=moments,
         cohort=tables.cohort_block(summary["cohort"]) if "cohort" in summary else None,
         joining=tables.new_clients_block(summary, "best", run.config.client_metric),

@@ -6,7 +6,6 @@ from typing import Any, Final
 
 from flbench.config.sources import leaves
 from flbench.core.documents import read_json
-from flbench.metrics.rare_names import NAMES as RARE_METRICS
 from flbench.results.differences import PARTITION, SAMPLES, SOURCE, differences
 from flbench.results.reading import StoredRun
 
@@ -90,13 +89,13 @@ def _origin(run: StoredRun) -> dict[str, Any]:
 
 
 def _results(run: StoredRun) -> dict[str, Any]:
-    """Return metrics and costs of a run by name; those of rare classes only if there are some."""
+    """Return metrics and costs of a run by name."""
     best = run.summary["best"]
     found = {
         f"{split}.{name}": value
         for split in ("validation", "test")
         for name, value in best[split].items()
-        if isinstance(value, int | float) and (run.has_rare_classes or name not in RARE_METRICS)
+        if isinstance(value, int | float)
     }
     sent = run.summary["communication"]
     found |= {"best_round": best["round"]} | {name: sent[name] for name in COSTS}

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import torch
 
 from flbench.config.resolve import read as read_config
 from flbench.config.schema import Config
@@ -20,8 +19,7 @@ from flbench.core.names import as_written
 from flbench.core.wording import how_to_resume
 from flbench.data.npz_files import read_arrays
 from flbench.metrics import probability_names, ranking_names
-from flbench.metrics.classes import rare_classes
-from flbench.metrics.rare_names import are_balanced, has_rare
+from flbench.metrics.rare_names import are_balanced
 from flbench.results import metrics_file
 from flbench.results.metrics_file import Row
 from flbench.results.summary import (
@@ -98,8 +96,6 @@ class StoredRun:
             targets are not classes.
         finished: Whether the folder has a summary.json.
         clients: Rows of clients.csv by column, if the clients have names; otherwise empty.
-        train_counts: Training samples [C] by class over all clients of an unfinished run, from
-            partition.npz; None if the folder has no such file, and for a finished run.
         data_hash: SHA-256 (hex) of the samples and labels of the data set, from partition.json (see
             `partition_files.data_hash`); None for a run of a version that did not write it.
     """
@@ -111,7 +107,6 @@ class StoredRun:
     classes: list[dict[str, str]]
     finished: bool
     clients: list[dict[str, str]] = field(default_factory=list)
-    train_counts: list[int] | None = None
     data_hash: str | None = None
 
     def check_classes(self) -> None:
@@ -210,18 +205,13 @@ class StoredRun:
 
     @property
     def has_rare_classes(self) -> bool:
-        """Whether tables show rare-class metrics; true while the classes are not known.
+        """Whether per_class.csv marks rare classes of a data set that is not balanced.
 
-        They are left out if no class is marked as rare, and for balanced classes, which
-        `evaluation.rare` tells apart by a few samples.
+        A run marks none of a balanced one; archives of the board have marks of balanced classes.
         """
-        if not self.config.has_classes:
-            return False
-        if self.classes or not self.train_counts:
-            return has_rare(self.classes)
-        counts = torch.tensor(self.train_counts)
-        marked = bool(rare_classes(counts, self.config.evaluation.rare)[0])
-        return marked and not are_balanced(self.train_counts)
+        lines = [line for line in self.classes if line["moment"] == "last"]
+        marked = any(line["rare"] == "1" for line in lines)
+        return marked and not are_balanced([int(line["train_support"]) for line in lines])
 
 
 def check_run_folder(path: Path) -> None:
@@ -270,10 +260,8 @@ def read(path: Path) -> StoredRun:
     rows = metrics_file.read(path / "metrics.csv")
     data = _data_hash(path)
     if not is_finished(path):
-        so_far, counts = _so_far(config, rows), _train_counts(path)
-        return StoredRun(
-            path, config, so_far, rows, [], finished=False, train_counts=counts, data_hash=data
-        )
+        so_far = _so_far(config, rows)
+        return StoredRun(path, config, so_far, rows, [], finished=False, data_hash=data)
     classes, clients = read_tables(path, config)
     file = path / "summary.json"
     try:
@@ -321,17 +309,6 @@ def _data_hash(path: Path) -> str | None:
     file = path / "partition.json"
     found = read_json(file).get("data") if file.is_file() else None
     return None if found is None else str(found)
-
-
-def _train_counts(path: Path) -> list[int] | None:
-    """Return the training samples [C] by class over all clients; None without a partition.npz."""
-    file = path / "partition.npz"
-    counts = read_counts(file)
-    if counts is None:
-        if not file.is_file():
-            return None
-        raise DataError(f"{file} is damaged: {NO_COUNTS} Start the run again.")
-    return [int(count) for count in counts.sum(axis=0)]
 
 
 def read_counts(file: Path) -> "NDArray[np.int64] | None":

@@ -1,6 +1,5 @@
 """Sending one run folder to MLflow."""
 
-import csv
 import fcntl
 import re
 from collections.abc import Iterator, Mapping
@@ -10,11 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from flbench.core import files
 from flbench.core.documents import as_data_error, read_json, read_yaml, unix_milliseconds
 from flbench.core.errors import DataError
 from flbench.core.printable import printable
-from flbench.metrics import rare_names
 from flbench.tracking import (
     mlflow_errors,
     mlflow_files,
@@ -242,28 +239,15 @@ def send_folder(run: MlflowRun, folder: Path, kept: KeptErrors, *, is_over: bool
 def summary_metrics(folder: Path) -> dict[str, float]:
     """Return the metrics of a folder's summary.json by their names in MLflow; {} without one.
 
-    Those of rare classes are left out if the classes are about equally frequent, as in the tables.
-
     Raises:
-        DataError: summary.json or per_class.csv is damaged.
+        DataError: summary.json is damaged.
     """
-    file, classes = folder / "summary.json", folder / "per_class.csv"
+    file = folder / "summary.json"
     summary = read_json(file)
     if not summary:
         return {}
     with as_data_error(file):
-        found = mlflow_names.summary_metrics(summary)
-    if not classes.is_file():
-        return found
-    with as_data_error(classes), classes.open(newline="", encoding="utf-8") as lines:
-        files.check_regular(classes, files.LARGEST)
-        if rare_names.has_rare(csv.DictReader(lines)):
-            return found
-    return {
-        name: value
-        for name, value in found.items()
-        if name.rpartition("/")[2] not in rare_names.NAMES
-    }
+        return mlflow_names.summary_metrics(summary)
 
 
 def end_time(folder: Path, started: int) -> int:

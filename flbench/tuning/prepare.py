@@ -18,7 +18,8 @@ from flbench.data import partition_files
 from flbench.data.federation import Federation
 from flbench.experiment import assembly, own_metrics, provenance, shared_engine
 from flbench.experiment.found import find_engine
-from flbench.metrics import ranking_names
+from flbench.metrics import ranking_names, rare_names
+from flbench.metrics.classes import rare_classes
 from flbench.metrics.own import SUFFIXES
 from flbench.results.study_folder import PERSONAL
 from flbench.tuning import deployments, final_partitions, fitting, library
@@ -271,6 +272,13 @@ def load(config: Config, metric: str) -> Federation:
             f"{setting('metric', metric)} is for data with two classes, and"
             f" `{federation.dataset.name}` has {federation.classes}. Choose another metric, such as"
             " accuracy or balanced_accuracy."
+        )
+    counts = federation.counts.sum(dim=0)
+    if metric in rare_names.NAMES and not rare_classes(counts, config.evaluation.rare)[0]:
+        raise ConfigError(
+            f"{setting('metric', metric)} is for data with rare classes, and"
+            f" `{federation.dataset.name}` has none by evaluation.rare={config.evaluation.rare}."
+            " Choose another metric, such as balanced_accuracy."
         )
     for one in own_metrics.make(config.evaluation, federation.classes):
         if one.is_loss and metric in (one.name, *(f"{one.name}{suffix}" for suffix in SUFFIXES)):

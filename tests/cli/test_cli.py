@@ -19,6 +19,7 @@ import yaml
 from pydantic import Field, PositiveInt, create_model
 from rich.console import Console
 
+import flbench as fl
 from flbench.algorithms import ALGORITHMS
 from flbench.algorithms.catalogue import parameter
 from flbench.api import progress
@@ -26,6 +27,7 @@ from flbench.cli import app
 from flbench.config.schema import Config
 from flbench.core import files, garbage
 from flbench.experiment import estimate, lifecycle
+from flbench.tracking import mirror_run
 from tests.support import REAL_DATA, SMALL, build, interrupted_run, write_npz
 from tests.tuning.studies import begin
 
@@ -519,7 +521,7 @@ def test_show_prints_tables_of_finished_and_interrupted_runs(flbench, tmp_path):
     code, out, _ = flbench("show", str(folder))
     assert code == 0
     assert "unfinished" in out
-    assert "rare" not in out  # the digits are balanced, which partition.npz tells
+    assert "rare" not in out  # the digits are balanced
 
     flbench("run", "--resume", str(folder))
     code, out, _ = flbench("show", str(folder))
@@ -630,8 +632,10 @@ def test_without_rare_classes_there_is_one_note_and_no_column(flbench, tmp_path)
         assert "rare_recall" not in file.read_text()
         summary = json.loads((file.parent / "summary.json").read_text())
         assert sum("no rare class" in note for note in summary["notes"]) == 1
-        assert "rare,confusable" in (file.parent / "per_class.csv").read_text().splitlines()[0]
-        assert "test,personal,rare_recall," in (file.parent / "metrics.csv").read_text()
+        assert "rare_" not in (file.parent / "summary.json").read_text()
+        assert "rare_" not in (file.parent / "metrics.csv").read_text()
+        assert set(fl.load(file.parent).per_class["rare"]) == {False}
+        assert not any("rare_" in name for name in mirror_run.summary_metrics(file.parent))
     code, out, _ = flbench("show", str(file.parent))
     assert code == 0
     assert not re.search(r"rare([ -]class|_recall|_f1)|\brare\b", out)

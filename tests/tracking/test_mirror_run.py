@@ -1,6 +1,5 @@
 """A run folder in MLflow: everything there, nothing twice."""
 
-import csv
 import fcntl
 import json
 import os
@@ -15,7 +14,7 @@ from flbench.config.sources import leaves
 from flbench.core.errors import DataError, UserError
 from flbench.results import metrics_file
 from flbench.results.metrics_file import Row
-from flbench.tracking import follow, mirror_run, mlflow_names
+from flbench.tracking import follow, mlflow_names
 from tests.installed import needs
 from tests.support import interrupted_run, run
 from tests.tracking.reading import counts, entries, history, only
@@ -351,28 +350,3 @@ def test_error_about_damaged_metrics_names_the_line(store, copied):
 )
 def test_names_of_figures(row, name):
     assert mlflow_names.metric_name(row) == name
-
-
-@pytest.mark.parametrize("is_balanced", [True, False])
-def test_metrics_of_rare_classes_are_sent_unless_classes_are_balanced(
-    tmp_path, finished_run, is_balanced
-):
-    folder = tmp_path / "run"
-    shutil.copytree(finished_run, folder)
-    with (folder / "per_class.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    for row in rows:
-        rare = row["class"] in ("0", "1")
-        row["rare"] = str(int(rare))
-        row["train_support"] = "10" if rare and not is_balanced else "60"
-    with (folder / "per_class.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
-    best = json.loads((folder / "summary.json").read_text())["best"]["test"]
-
-    found = mirror_run.summary_metrics(folder)
-
-    assert "rare_recall" in best
-    assert ("best/test/rare_recall" in found) != is_balanced
-    assert found["best/test/accuracy"] == best["accuracy"]

@@ -52,6 +52,7 @@ def begin(tmp_path):
         (("--algo", "fedafg"), "fedavg"),
         (("--algo", "fedavg", "--metric", "accuracies"), "`accuracy`"),
         (("--algo", "fedavg", "--metric", "confusable_f1"), "evaluation.confusable"),
+        (("--algo", "fedavg", "--metric", "rare_recall"), "evaluation.rare=lowest"),
         (("--algo", "fedavg", "--metric", "auroc"), "two classes, and `digits` has 10"),
         (("--algo", "fedavg", "--deployment", "noft"), "It has: personal."),
         (("--algo", "fedavg", "train.early_stopping.patience=3"), "trials have equal budgets"),

@@ -61,11 +61,14 @@ def print_runs(runs: Sequence[StoredRun]) -> None:
 def _comparison(runs: Sequence[StoredRun], apart: Differences) -> Table:
     """Return a table of the test metrics at each run's best round by validation accuracy.
 
-    Without rare classes there is no column of the rare-class recall.
+    There is a column of the rare-class recall if a run has it.
     """
     tests = [run.summary["best"]["test"] for run in runs]
-    rare = any(run.has_rare_classes for run in runs)
-    shown = {name: title for name, title in METRICS.items() if rare or name not in RARE_METRICS}
+    shown = {
+        name: title
+        for name, title in METRICS.items()
+        if name not in RARE_METRICS or any(name in test for test in tests)
+    }
     others = [run.config for run in runs if not run.config.has_classes]
     if len(others) == len(runs):
         shown = {}
@@ -139,8 +142,6 @@ def _print_details(run: StoredRun) -> None:
     for moment, split in columns:
         table.add_column(f"{split}, {moment} round ({summary[moment]['round']})", justify="right")
     for name in names:
-        if name in RARE_METRICS and not run.has_rare_classes:
-            continue
         cells = [summary[moment][split].get(name) for moment, split in columns]
         # A dict holds the metrics of another model than the evaluated one.
         if not any(isinstance(cell, dict) for cell in cells):
@@ -153,17 +154,16 @@ def _print_details(run: StoredRun) -> None:
         block(clients)
     classes = [entry for entry in run.classes if entry["moment"] == "last"]
     if classes:
-        groups = [("rare", run.has_rare_classes), ("confusable", True)]
         shown, about = shown_classes(classes)
-        console.print(_per_class(shown, [name for name, exists in groups if exists]))
+        console.print(_per_class(shown))
         if about:
             console.print(about)
 
 
-def _per_class(classes: Sequence[Mapping[str, str]], groups: Sequence[str]) -> Table:
+def _per_class(classes: Sequence[Mapping[str, str]]) -> Table:
     """Return a table of lines of per_class.csv; groups without any class have no column."""
     table = titled_table("Classes, last round, test")
-    groups = [key for key in groups if any(line[key] == "1" for line in classes)]
+    groups = [key for key in ("rare", "confusable") if any(line[key] == "1" for line in classes)]
     for title in ("class", "train", "test", "precision", "recall", "F1", *groups):
         table.add_column(title, justify="left" if title == "class" else "right")
     for entry in classes:
