@@ -182,6 +182,12 @@ class Arrangement:
         return tuple(dict.fromkeys([self.metric, *(self.chosen or (*BEYOND, *PRICES))]))
 
     @property
+    def tested(self) -> tuple[str, ...]:
+        """Metrics in which methods are tested: `metric`, and those that the user has named."""
+        named = (name for name in self.chosen if name not in (*PRICES, *SPREADS))
+        return tuple(dict.fromkeys([self.metric, *named]))
+
+    @property
     def measured(self) -> str:
         """Which models are compared, after which round."""
         first = self.entries[0]
@@ -289,7 +295,8 @@ def arrange(
             f"{did_you_mean(str(baseline).lower(), order)}"
         )
     _check_metrics(finished, metric, chosen)
-    warnings += [*_about_missing(entries, order), *_about_direction(finished, metric), *notes]
+    warnings += _about_missing(entries, order)
+    warnings += [*_about_direction(finished, [metric, *chosen]), *notes]
     warnings += _about_rare(finished, chosen)
     beside = baseline or (reference if reference in order else None)
     if beside is not None:
@@ -794,8 +801,8 @@ def _about_collapsed(at_place: Mapping[str, Sequence[Entry]], metric: str) -> li
     return sentences
 
 
-def _about_direction(runs: Sequence[StoredRun], metric: str) -> list[str]:
-    """Return a sentence if a metric of the user's own ranks the methods.
+def _about_direction(runs: Sequence[StoredRun], metrics: Sequence[str]) -> list[str]:
+    """Return a sentence for each metric of the user's own in which methods are tested.
 
     Whether its small values are good is known to its code only, which a report does not need.
     """
@@ -805,11 +812,11 @@ def _about_direction(runs: Sequence[StoredRun], metric: str) -> list[str]:
         for name in run.config.evaluation.metrics or {}
         for suffix in ("", *SUFFIXES)
     }
-    if metric not in own:
-        return []
     return [
         f"`{metric}` is a metric of your own, and the report takes larger values for better ones."
         " If smaller values are better, ranks and verdicts mean the opposite: report its negative."
+        for metric in metrics
+        if metric in own
     ]
 
 

@@ -56,7 +56,7 @@ def of_place(analysis: Analysis, place: str) -> list[Block]:
     """Return the tables of one place that the report shows as Markdown."""
     found = [
         leaderboard_block(analysis, place),
-        pairs_block(analysis, place),
+        *pairs_blocks(analysis, place),
         scores_block(analysis, place),
         *targets_blocks(analysis, place),
         classes_block(analysis, place),
@@ -209,9 +209,26 @@ def _about_leaderboard(
         )
 
 
-def pairs_block(analysis: Analysis, place: str) -> Block | None:
-    """Return the differences between every two methods of a place; None for a single method."""
-    rows = analysis.pairs[analysis.pairs["place"] == place]
+def pairs_blocks(analysis: Analysis, place: str) -> list[Block]:
+    """Return the differences between every two methods of a place, a table for each metric."""
+    found = (pairs_block(analysis, place, metric) for metric in analysis.comparison.tested)
+    return [block for block in found if block is not None]
+
+
+def pairs_block(analysis: Analysis, place: str, metric: str | None = None) -> Block | None:
+    """Return the differences between every two methods of a place.
+
+    Args:
+        analysis: The tables.
+        place: Label of the place.
+        metric: One of the metrics that are tested; None for the one that ranks.
+
+    Returns:
+        The table; None for a single method, and for a metric that no two methods have.
+    """
+    metric = metric or analysis.comparison.metric
+    mine = (analysis.pairs["place"] == place) & (analysis.pairs["metric"] == metric)
+    rows = analysis.pairs[mine]
     if not len(rows):
         return None
     # For fixed clients the test that decides is this one already.
@@ -231,7 +248,7 @@ def pairs_block(analysis: Analysis, place: str) -> Block | None:
         for row in records(rows)
     ]
     return Block(
-        f"{one_line(place)}: differences in {analysis.comparison.metric}",
+        f"{one_line(place)}: differences in {metric}",
         (
             *("difference", "mean (95 % interval)", "runs", "p", "p (Holm)"),
             *(["p (other samples)"] if has_other else []),

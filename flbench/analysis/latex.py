@@ -99,8 +99,7 @@ def _blocks(analysis: Analysis, name: str) -> Iterator[Block]:
         if name == "scores":
             yield blocks.scores_block(analysis, place)
         elif name == "pairs":
-            if (pairs := blocks.pairs_block(analysis, place)) is not None:
-                yield pairs
+            yield from blocks.pairs_blocks(analysis, place)
         elif name == "targets":
             yield from blocks.targets_blocks(analysis, place)
         elif name == "classes":
@@ -250,7 +249,7 @@ def _like_best(analysis: Analysis, place: str, best: str) -> set[str]:
     """Return the methods that a test does not tell apart from the best one of a place."""
     return {
         row["second"] if row["first"] == best else row["first"]
-        for row in records(analysis.pairs, place)
+        for row in records(analysis.ranking_pairs, place)
         if best in (row["first"], row["second"]) and row["verdict"] == "no significant difference"
     }
 
@@ -259,7 +258,7 @@ def _unlike_reference(analysis: Analysis, place: str) -> set[str]:
     """Return the methods that differ significantly from the reference in a place."""
     return {
         row["first"]
-        for row in records(analysis.pairs, place)
+        for row in records(analysis.ranking_pairs, place)
         if row["verdict"] in ("better", "worse")
     }
 

@@ -343,7 +343,7 @@ def content(analysis: Analysis, drawings: Drawings, shared: "Shared") -> dict[st
                 "name": one_line(place),
                 "id": f"place-{k + 1}",
                 "leaderboard": blocks.leaderboard_block(analysis, place),
-                "pairs": blocks.pairs_block(analysis, place),
+                "pairs": blocks.pairs_blocks(analysis, place),
                 "scores": blocks.scores_block(analysis, place),
                 "targets": blocks.targets_blocks(analysis, place),
                 "spread": blocks.client_spread_block(analysis, place),

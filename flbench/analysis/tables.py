@@ -20,6 +20,7 @@ from flbench.analysis import answer, new_clients, progress, scores, statistics
 from flbench.analysis.arrangement import PRICES, Arrangement, Entry, Pair
 from flbench.analysis.sampling import Sampling
 from flbench.analysis.statistics import Across, Difference
+from flbench.metrics.probability_names import LESS_IS_BETTER
 from flbench.results.summary import SHARES
 
 CLASS_SCORES: Final = {"recall": "recall", "precision": "precision", "f1": "F1"}
@@ -38,8 +39,8 @@ LEADERBOARD: Final = (
 )
 """Columns of the leaderboard that are followed by the other metrics, costs and `better_than`."""
 PAIRS: Final = (
-    *("place", "first", "second", "n", "difference", "low", "high", "test", "p", "p_holm"),
-    *("paired_t",),
+    *("place", "metric", "first", "second", "n", "difference", "low", "high", "test", "p"),
+    *("p_holm", "paired_t"),
     *("corrected", "wilcoxon", "probability", "verdict", "needed", "needed_low", "needed_high"),
     *("floor",),
 )
@@ -73,14 +74,16 @@ class Analysis:
         scores: A row for each method of each place and each of its test metrics, `bytes` and
             `seconds`: the number `n` of repetitions that have it, `mean`, standard deviation `std`,
             and the 95 % interval `low`, `high` of the mean.
-        pairs: A row for every two methods of a place; see `statistics.Difference`. With a reference
-            there are only the pairs with it, and it is the second method. `p` is the p-value of the
-            `test` that decides, one of TESTS, for the population of `Sampling.population`; NaN
-            where the repetitions support no claim. `p_holm` is `p` after the correction for all
-            pairs of the place, and decides the verdict. `corrected` is the p-value of the corrected
-            resampled t-test, whose claim holds for other samples of the same kind; NaN on one
-            partition. `needed`, `needed_low`, `needed_high` and `floor`: see
-            `statistics.Repetitions`; NaN for significant differences and moderated tests.
+        pairs: A row for each metric of `Arrangement.tested` and every two methods of a place; see
+            `statistics.Difference`. With a reference there are only the pairs with it, and it is
+            the second method. `p` is the p-value of the `test` that decides, one of TESTS, for the
+            population of `Sampling.population`; NaN where the repetitions support no claim.
+            `p_holm` is `p` after the correction for all pairs of the place in this metric, and
+            decides the verdict: a method is `better` with more of the metric, and with less of one
+            such as `nll`. `corrected` is the p-value of the corrected resampled t-test, whose claim
+            holds for other samples of the same kind; NaN on one partition. `needed`, `needed_low`,
+            `needed_high` and `floor`: see `statistics.Repetitions`; NaN for significant differences
+            and moderated tests.
         classes: A row for each class and method of a place: means over repetitions; `n` is the
             number of repetitions with test samples of the class, over which recall and F1 are
             means; `holders` is the number of clients with training samples of the class;
@@ -141,6 +144,11 @@ class Analysis:
     answer: tuple[str, ...]
     train_counts: Mapping[tuple[str, int], NDArray[np.int64]]
 
+    @property
+    def ranking_pairs(self) -> pd.DataFrame:
+        """The rows of `pairs` of the metric that ranks."""
+        return self.pairs[self.pairs["metric"] == self.comparison.metric]
+
 
 def analyse(comparison: Arrangement) -> Analysis:
     """Return the tables of a comparison.
@@ -149,10 +157,16 @@ def analyse(comparison: Arrangement) -> Analysis:
         DataError: A file of a run is damaged.
     """
     pairs = pd.DataFrame(
-        [row for place in comparison.places for row in _pair_rows(comparison, place)],
+        [
+            row
+            for place in comparison.places
+            for metric in comparison.tested
+            for row in _pair_rows(comparison, place, metric)
+        ],
         columns=list(PAIRS),
     )
-    leaderboard = _leaderboard(comparison, pairs)
+    ranking = pairs[pairs["metric"] == comparison.metric]
+    leaderboard = _leaderboard(comparison, ranking)
     clients = _clients(comparison)
     across = statistics.across(
         {
@@ -168,7 +182,7 @@ def analyse(comparison: Arrangement) -> Analysis:
     )
     curves = progress.curves_of(comparison)
     targets = progress.targets_of(comparison, curves)
-    said = answer.sentences(comparison, leaderboard, pairs, across)
+    said = answer.sentences(comparison, leaderboard, ranking, across)
     return Analysis(
         comparison=comparison,
         leaderboard=leaderboard,
@@ -205,13 +219,15 @@ def _families(comparison: Arrangement, methods: Sequence[str]) -> Sequence[Seque
     return [[*combinations(methods, 2)]]
 
 
-def _pair_rows(comparison: Arrangement, place: str) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of PAIRS of one place: pairs of methods that share repetitions."""
-    sampling = comparison.sampling_at(place)
+def _pair_rows(comparison: Arrangement, place: str, metric: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of PAIRS of one place and metric: pairs of methods that share repetitions."""
+    sampling, sign = comparison.sampling_at(place), -1 if metric in LESS_IS_BETTER else 1
     values = {
-        method: _values(mine, comparison.metric)
+        method: _values(mine, metric)
         for method in comparison.methods
-        if (mine := comparison.at(place, method))
+        if (
+            mine := [one for one in comparison.at(place, method) if not np.isnan(one.score(metric))]
+        )
     }
     for pairs in _families(comparison, list(values)):
         gaps: dict[Pair, Difference] = {}
@@ -222,15 +238,15 @@ def _pair_rows(comparison: Arrangement, place: str) -> Iterator[tuple[Any, ...]]
         test, p = _tested(gaps, sampling)
         corrected, count = statistics.correct(p), int(np.count_nonzero(~np.isnan(p)))
         for (pair, gap), one, holm in zip(gaps.items(), p, corrected, strict=True):
-            said = statistics.verdict(gap.mean, holm)
+            said = statistics.verdict(sign * gap.mean, holm)
             # The moderated test knows the variance of a difference better than its repetitions do.
             is_open = said == "no significant difference" and test != MODERATED
             needed = statistics.repetitions(gap, count) if is_open else None
             yield (
-                *(place, *pair, gap.n, gap.mean, gap.low, gap.high),
+                *(place, metric, *pair, gap.n, gap.mean, gap.low, gap.high),
                 *("" if np.isnan(one) else test, one, holm, gap.paired_t),
                 _for_other_samples(gap, sampling),
-                *(gap.wilcoxon, gap.probability, said),
+                *(gap.wilcoxon, gap.probability if sign > 0 else 1 - gap.probability, said),
                 *((nan,) * 4 if needed is None else astuple(needed)),
             )
 

@@ -93,19 +93,21 @@ class Comparison:
 
     @property
     def pairs(self) -> pd.DataFrame:
-        """A row for every two methods of a place. If `report` was given a baseline, a row for each
-        other method, and the baseline is the second one. Of an ablation, a row for each variant,
-        and the full method is the second one.
+        """A row for every two methods of a place and each metric that `report` was given. With a
+        baseline, a row for each other method, and the baseline is the second one. Of an ablation, a
+        row for each variant, and the full method is the second one.
 
-        Columns: `place`, `first`, `second`, `n`; `difference` of the metric, first minus second,
-        with its 95 % interval `low`, `high`; `p`, the p-value of the `test` that decides, NaN where
-        the repetitions support no claim; `p_holm`, which is `p` corrected for all rows of the
-        place and decides the `verdict`; the p-values of tests by name: `paired_t`, `corrected`
-        (corrected resampled t-test, for other samples of the same kind), `wilcoxon`; `probability`,
-        the share of repetitions in which the first method is better. For differences that are not
-        significant: `needed`, the number of repetitions to see the difference with a probability of
-        80 %, with the ends `needed_low` and `needed_high` of an 80 % interval, NaN for more than
-        1,000; and `floor`, the difference below which no number of repetitions suffices.
+        Columns: `place`, `metric`, `first`, `second`, `n`; `difference` of the metric, first minus
+        second, with its 95 % interval `low`, `high`; `p`, the p-value of the `test` that decides,
+        NaN where the repetitions support no claim; `p_holm`, which is `p` corrected for all rows of
+        the place and metric and decides the `verdict`; the p-values of tests by name: `paired_t`,
+        `corrected` (corrected resampled t-test, for other samples of the same kind), `wilcoxon`;
+        `probability`, the share of repetitions in which the first method is better. For differences
+        that are not significant: `needed`, the number of repetitions to see the difference with a
+        probability of 80 %, with the ends `needed_low` and `needed_high` of an 80 % interval, NaN
+        for more than 1,000; and `floor`, the difference below which no number of repetitions
+        suffices. `bytes`, `seconds` and metrics of which neither more nor less is better are not
+        tested.
         """
         return self._analysis.pairs.copy()
 
@@ -243,16 +245,16 @@ class Comparison:
         With a baseline there are the differences from it too, and with targets their costs.
         """
         analysis, comparison = self._analysis, self._analysis.comparison
-        found: list[Block | None] = []
+        found: list[Block] = []
         for place in comparison.places:
             found.append(blocks.leaderboard_block(analysis, place))
             if comparison.reference is not None:
-                found.append(blocks.pairs_block(analysis, place))
+                found += blocks.pairs_blocks(analysis, place)
             if comparison.targets:
                 found += blocks.targets_blocks(analysis, place)
         if analysis.across is not None:
             found.append(blocks.ranks_block(analysis))
-        return [block for block in found if block is not None]
+        return found
 
     def tree(self) -> dict[str, Any]:
         """Return the whole report as values of JSON."""

@@ -466,6 +466,31 @@ def test_pairs_are_those_of_scipy(analysis, seen, folders):
 
 
 @pytest.mark.slow
+def test_each_named_metric_is_tested_as_if_it_were_the_first(analysis, folders):
+    runs = [reading.read(path) for path in folders.values()]
+
+    found = analyse(arrange(runs, metric="accuracy,macro_f1,bytes")).pairs
+    alone = analyse(arrange(runs, metric="macro_f1")).pairs
+
+    pd.testing.assert_frame_equal(found, pd.concat([analysis.pairs, alone], ignore_index=True))
+
+
+def test_less_of_a_loss_is_better(tmp_path):
+    matrix(tmp_path, {"fedavg": [0.1, 0.12, 0.11], "hfcd": [0.8, 0.9, 0.85]})
+    runs = collect([tmp_path]).runs
+    for one in runs:
+        test = one.summary["best"]["test"]
+        test["nll"] = 1 - test["accuracy"]
+
+    pairs = analyse(arrange(runs, metric="accuracy,nll")).pairs.set_index("metric")
+
+    same = ["verdict", "probability"]
+    assert pairs.loc["accuracy", same].tolist() == pairs.loc["nll", same].tolist() == ["worse", 0]
+    columns = ["difference", "p_holm"]
+    assert (pairs[columns].product(axis=1) < 0).to_dict() == {"accuracy": True, "nll": False}
+
+
+@pytest.mark.slow
 def test_curves_end_with_the_costs_of_the_run(analysis):
     last = analysis.curves.query("split == 'test' and round == 2")
 
