@@ -37,6 +37,8 @@ def sentences(
         comparison with a reference, a sentence for each place about the others beside it, and one
         about the bytes.
     """
+    if comparison.leading:
+        leaderboard = leaderboard[leaderboard["method"].isin(comparison.leading)]
     places = [
         (place, leaderboard[leaderboard["place"] == place], pairs[pairs["place"] == place])
         for place in comparison.places
@@ -240,7 +242,7 @@ def _at_place(
     if not others:
         one = f"{where}, {best} has a {what} of {value} ({_runs(int(row['n']))})."
         return one, _upper(_price(costs, [best], comparison.baseline))
-    like = [str(name) for name in rows.loc[rows["rank"] == 1, "method"] if name != best]
+    like = [str(name) for name in rows.loc[rows["rank"] == row["rank"], "method"] if name != best]
     opening = f"{where}, {_like(best, like)} has the largest {what}, {value}"
     if rows["mean"].max() > row["mean"] and not np.isnan(row["rank"]):
         opening += " (of the methods that have all repetitions)"

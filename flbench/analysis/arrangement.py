@@ -38,7 +38,6 @@ from flbench.results.left_out import LeftOut
 from flbench.results.reading import StoredRun
 from flbench.results.study_folder import PERSONAL, StoredStudy
 from flbench.results.summary import SHARES
-from flbench.results.tables import Moment
 
 SECTIONS: Final = ("data.", "partition.", "shift.", "model.", "train.")
 ALONE: Final = (*("engine.precision", "evaluation.every", "evaluation.rare", "evaluation.metrics"),)
@@ -78,7 +77,6 @@ class Entry:
             seeds and partition.
         run: The run.
         folder: The run folder as users know it.
-        moment: Round whose metrics are compared: `best` by validation, or `last`.
         deployment: Name of the deployment whose metrics are compared.
     """
 
@@ -87,13 +85,21 @@ class Entry:
     repetition: int
     run: StoredRun
     folder: str
-    moment: Moment = "best"
     deployment: str = PERSONAL
 
     @property
     def test(self) -> Mapping[str, Any]:
-        """Test metrics of the run."""
-        found: Mapping[str, Any] = self.run.summary[self.moment]["test"]
+        """Test metrics of the run at its best round by validation."""
+        return self._test("best")
+
+    def last(self, name: str) -> float:
+        """Return a test metric after the last round; NaN if the run does not have it."""
+        value = self._test("last").get(name)
+        return float(value) if isinstance(value, int | float) else nan
+
+    def _test(self, moment: str) -> Mapping[str, Any]:
+        """Return the test metrics of the deployment at the best or the last round."""
+        found: Mapping[str, Any] = self.run.summary[moment]["test"]
         # The metrics of another deployment are in a dict of its name.
         return found if self.deployment == PERSONAL else found.get(self.deployment, {})
 
@@ -137,8 +143,7 @@ class Arrangement:
         repetitions: Largest number of repetitions of a method in a place.
         vary: What differs between repetitions.
         metric: Test metric that ranks the methods.
-        baseline: Method with which the others are compared: in the recall of the classes, and by
-            the target of the costs.
+        baseline: Method with which the others are compared in the recall of the classes.
         warnings: Sentences about what limits the comparison.
         apart: Why the runs are not comparable, if `force` compares them nevertheless; or None.
         samplings: How the repetitions of each place were drawn; of a place that is missing, only
@@ -154,6 +159,8 @@ class Arrangement:
         chosen: What the user has named for the columns of the leaderboards besides `metric`;
             empty for BEYOND and PRICES.
         targets: Values of the metric whose costs the user asks for; empty for those of the runs.
+        leading: Methods that the answer is about: of a study the methods with the parameters that
+            won the search; empty for all methods.
     """
 
     entries: tuple[Entry, ...]
@@ -172,6 +179,7 @@ class Arrangement:
     reference: str | None = None
     chosen: tuple[str, ...] = ()
     targets: tuple[float, ...] = ()
+    leading: tuple[str, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -190,18 +198,16 @@ class Arrangement:
     @property
     def measured(self) -> str:
         """Which models are compared, after which round."""
-        first = self.entries[0]
-        if first.moment == "best":
-            return (
-                "the models that are deployed to the clients, at the best round by validation"
-                " accuracy, or at the last round without validation parts"
-            )
+        deployment = self.entries[0].deployment
         models = (
             "the models that are deployed to the clients"
-            if first.deployment == PERSONAL
-            else f"the deployment `{first.deployment}`"
+            if deployment == PERSONAL
+            else f"the deployment `{deployment}`"
         )
-        return f"{models}, after the last round"
+        return (
+            f"{models}, at the best round by validation accuracy, or at the last round without"
+            " validation parts"
+        )
 
     def at(self, place: str, method: str | None = None) -> list[Entry]:
         """Return the entries of a place, of one method or of all, ordered by repetition."""
@@ -337,10 +343,10 @@ def of_study(study: StoredStudy) -> Arrangement | None:
 
     The default and the tuned parameters of a method are two methods, `METHOD` and `METHOD tuned`.
     The repetitions are the seeds, each with a partition of its own or all on that of the search.
-    Metrics are those of the study's deployment after the last round, as in the search. Two kinds of
-    questions are tested: what tuning changes for each method, a test by itself; and how the tuned
-    methods differ, whose p-values are corrected together. Where the default parameters have won the
-    search, they are the tuned ones too.
+    Metrics are those of the study's deployment. Two kinds of questions are tested: what tuning
+    changes for each method, a test by itself; and how the tuned methods differ, whose p-values are
+    corrected together. Where the default parameters have won the search, they are the tuned ones
+    too.
 
     Args:
         study: The study. Final trainings that are damaged, or that lack the study's metric, are
@@ -361,7 +367,7 @@ def of_study(study: StoredStudy) -> Arrangement | None:
     # Names within the study, whose folder may be moved.
     folders = {run.path: "/".join(run.path.parts[-3:]) for run in found.values()}
     entries = [
-        Entry(label, place, seeds.index(seed), run, folders[run.path], "last", deployment)
+        Entry(label, place, seeds.index(seed), run, folders[run.path], deployment)
         for (label, seed), run in found.items()
     ]
     entries = [entry for entry in entries if _is_number(entry.test.get(header.metric))]
@@ -371,6 +377,7 @@ def of_study(study: StoredStudy) -> Arrangement | None:
     tuned = {name: f"{name} tuned" for name in study.methods}
     gains = [(tuned[name], name) for name in tuned if {tuned[name], name} <= {*methods}]
     best = [name if study.default_has_won(name) else tuned[name] for name in tuned]
+    leading = tuple(name for name in best if name in methods)
     has_partitions = len({entry.run.summary["partition_hash"] for entry in entries}) > 1
     vary: Vary = "both" if has_partitions else "training"
     runs = [entry.run for entry in entries]
@@ -381,7 +388,7 @@ def of_study(study: StoredStudy) -> Arrangement | None:
         repetitions=max(_counts(entries).values()),
         vary=vary,
         metric=header.metric,
-        baseline=_baseline(entries),
+        baseline=_baseline([one for one in entries if one.method in leading] or entries),
         warnings=(
             *left_out.sentences,
             *_about_versions(runs),
@@ -390,8 +397,9 @@ def of_study(study: StoredStudy) -> Arrangement | None:
         samplings={place: sampling_of(runs, vary, len({one.repetition for one in entries}))},
         families=(
             *((gain,) for gain in gains),
-            tuple(combinations([one for one in best if one in methods], 2)),
+            tuple(combinations(leading, 2)),
         ),
+        leading=leading,
         corrected_for="for all pairs of tuned methods (the gain of a method is one test)",
     )
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from flbench.analysis.progress import COSTS, given_targets
+from flbench.analysis.progress import COSTS
 from flbench.analysis.scores import DECILES
 from flbench.analysis.statistics import CLAIM_FROM, MOST_NEEDED
 from flbench.analysis.tables import (
@@ -72,10 +72,12 @@ def leaderboard_block(analysis: Analysis, place: str) -> Block:
     rows = analysis.leaderboard[analysis.leaderboard["place"] == place]
     has_groups = bool((rows["groups"] != "").any())
     has_std = bool(rows["std"].notna().any())
+    has_last = bool(analysis.comparison.leading)
     metric, *others = shown_columns(analysis, place)
     means = complete_scores(analysis, place)
     columns = ["rank", "method", f"{heading_of(metric)} (95 % interval)"]
     columns += ["std"] if has_std else []
+    columns += ["last round"] if has_last else []
     columns += ["runs"]
     columns += ["groups"] if has_groups else []
     columns += map(heading_of, others)
@@ -87,6 +89,7 @@ def leaderboard_block(analysis: Analysis, place: str) -> Block:
                 "-" if np.isnan(row["rank"]) else str(row["rank"]),
                 *(one_line(row["method"]), interval(row)),
                 *([number(row["std"])] if has_std else []),
+                *([number(row["last"])] if has_last else []),
                 str(row["n"]),
                 *([row["groups"]] if has_groups else []),
                 *(_mean_text(name, means.get((row["method"], name))) for name in others),
@@ -341,7 +344,7 @@ def _targets_block(analysis: Analysis, place: str, split: str, rows: pd.DataFram
     ]
     metric = f"{split} {heading_of(analysis.comparison.metric)}"
     what = f"a {metric} of {targets[0]:.4g}" if is_one else f"values of {metric}"
-    about = [_about_target(analysis, place)]
+    about = [_about_target(analysis)]
     curves = analysis.curves[analysis.curves["place"] == place]
     often = int(np.diff(np.unique(curves.loc[curves["split"] == split, "round"])).max(initial=1))
     every = f"Each run is evaluated every {often} rounds. " if often > 1 else ""
@@ -373,22 +376,12 @@ def _cost(row: Mapping[str, Any], what: str) -> str:
     return shown(row[what]) if low == high else f"{shown(row[what])} ({low} to {high})"
 
 
-def _about_target(analysis: Analysis, place: str) -> str:
+def _about_target(analysis: Analysis) -> str:
     """Return where the target of a place comes from."""
-    comparison = analysis.comparison
-    if comparison.targets:
-        return (
-            "The user has named the targets."
-            if len(comparison.targets) > 1
-            else ("The user has named the target.")
-        )
-    if given_targets(comparison, place):
+    targets = analysis.comparison.targets
+    if not targets:
         return "The target is evaluation.target_accuracy."
-    count = len(comparison.at(place, comparison.baseline))
-    return (
-        f"The target is what the baseline {one_line(comparison.baseline)} has at the end of its"
-        f" {'run' if count == 1 else f'{count} runs, in the mean'}."
-    )
+    return f"The user has named the target{'s' if len(targets) > 1 else ''}."
 
 
 def classes_block(analysis: Analysis, place: str, score: str = "recall", digits: int = 4) -> Block:

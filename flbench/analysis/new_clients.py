@@ -55,7 +55,7 @@ def _value(entry: Entry, epochs: int, name: str) -> float:
     if name in ("received_bytes", "steps"):
         about = entry.run.summary.get("new_clients", {}).get(name, {})
         return float(about.get(str(epochs), nan))
-    test = entry.run.summary[entry.moment]["test"]
+    test = entry.run.summary["best"]["test"]
     found = test.get(f"{'seen' if name == 'seen' else 'new'}@{epochs}", {})
     metric = entry.run.config.client_metric
     key = {"gap": f"gap_{metric}", "worst10": "worst10_accuracy"}.get(name, metric)

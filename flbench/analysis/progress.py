@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from math import inf, isinf, nan
-from statistics import fmean, median
+from statistics import median
 from typing import Any, Final
 
 import numpy as np
@@ -21,7 +21,6 @@ TARGETS: Final = (
     *(f"least_{cost}" for cost in COSTS),
 )
 SPLITS: Final = ("validation", "test")
-ROUNDING: Final = 1e-12  # largest relative error of a mean of values
 
 
 def curves_of(comparison: Arrangement) -> pd.DataFrame:
@@ -66,7 +65,7 @@ def targets_of(comparison: Arrangement, curves: pd.DataFrame) -> pd.DataFrame:
                 continue  # some runs have no validation part
             if split == "test" and not _rounds_of(at_place, "validation") <= _rounds_of(mine):
                 continue  # final trainings of a study have test metrics of one or two rounds
-            for target in _targets(comparison, place, mine):
+            for target in given_targets(comparison, place):
                 rows += [
                     (place, split, target, method, *_costs(mine, target, method, mine_of_method))
                     for method in comparison.methods
@@ -92,9 +91,7 @@ def _costs(
     """Return the columns of TARGETS from `share` on."""
     own = [entry.repetition for entry in entries]
     curve = curves[curves["method"] == method]
-    # A target that is a mean may differ from an equal value by a rounding error.
-    limit = target - ROUNDING * abs(target)
-    above = curve[curve["value"] >= limit].drop_duplicates("repetition")
+    above = curve[curve["value"] >= target].drop_duplicates("repetition")
     first = above.set_index("repetition").reindex(own)
     last = curve.drop_duplicates("repetition", keep="last").set_index("repetition")
     medians, ends, least = [], [], []
@@ -119,21 +116,6 @@ def given_targets(comparison: Arrangement, place: str) -> tuple[float, ...]:
     known = [target for target in wanted if target is not None]
     is_one = len(wanted) == 1 and comparison.metric == "accuracy"
     return tuple(known) if is_one else ()
-
-
-def _targets(comparison: Arrangement, place: str, curves: pd.DataFrame) -> tuple[float, ...]:
-    """Return the targets of a place: those given, or what the baseline has at its end, in the mean.
-
-    Args:
-        comparison: The runs.
-        place: Label of the place.
-        curves: Its curves of one split, by round.
-    """
-    if given := given_targets(comparison, place):
-        return given
-    mine = curves[curves["method"] == comparison.baseline]
-    last = mine.drop_duplicates("repetition", keep="last")["value"]
-    return (fmean(last),) if len(last) else ()
 
 
 def target_sentences(comparison: Arrangement, targets: pd.DataFrame) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 All metrics are those of the models that are deployed to the clients, on their test parts, at the
 best round by validation; without validation parts at the last round. For a study they are those of
-its deployment after the last round.
+its deployment.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ LOCAL: Final = "local"  # name of the method without any communication
 FINE_TUNED: Final = "ft"  # name of fine-tuned FedAvg
 LEADERBOARD: Final = (
     *("place", "method", "n", "mean", "std", "low", "high", "iqm", "iqm_low", "iqm_high", "rank"),
-    "groups",
+    *("groups", "last"),
 )
 """Columns of the leaderboard that are followed by the other metrics, costs and `better_than`."""
 PAIRS: Final = (
@@ -68,9 +68,10 @@ class Analysis:
             repetitions of the place, because its mean is over others; such methods are the last
             ones, unless none has all repetitions; `groups`: methods without a common
             letter differ significantly; a method that was not tested has none, nor has any if only
-            some pairs are tested; means of the other columns of `Arrangement.columns`, and always
-            of `bytes` (of all clients and rounds, set-up included) and `seconds` (training and
-            evaluation); `better_than`: tuple of methods that this one is significantly better than.
+            some pairs are tested; `last`: mean of the metric after the last round; means of the
+            other columns of `Arrangement.columns`, and always of `bytes` (of all clients and
+            rounds, set-up included) and `seconds` (training and evaluation); `better_than`: tuple
+            of methods that this one is significantly better than.
         scores: A row for each method of each place and each of its test metrics, `bytes` and
             `seconds`: the number `n` of repetitions that have it, `mean`, standard deviation `std`,
             and the 95 % interval `low`, `high` of the mean.
@@ -116,7 +117,7 @@ class Analysis:
             and `seconds`. The seconds of a run are shared out evenly over its rounds.
         targets: Rounds, bytes and seconds until a method reaches a target of a place, by `split`:
             `validation` where all runs have it, and `test`. The target is the one that was asked
-            for, `evaluation.target_accuracy`, or what the baseline has at the end of its runs.
+            for, or `evaluation.target_accuracy`; without either there are no rows.
             `reached` of the `n` repetitions reach it, which is `share`. `rounds`, `bytes` and
             `seconds` are medians over all repetitions; one that does not reach the target is
             censored at its end and counts as later than all others. Where half of them or more do
@@ -314,7 +315,7 @@ def _leaderboard(comparison: Arrangement, pairs: pd.DataFrame) -> pd.DataFrame:
                     1 + sum(level[other] > level[method] for other in ranked)
                     if method in ranked
                     else nan,
-                    letters[method],
+                    *(letters[method], fmean(one.last(comparison.metric) for one in entries)),
                     *(fmean(_values(entries, name).values()) for name in others),
                     tuple(name for name in order if name in better[method]),
                 )
@@ -334,9 +335,7 @@ def _classes(comparison: Arrangement) -> pd.DataFrame:
         parts = []
         holders: dict[int, NDArray[np.int64]] = {}  # [C] by repetition
         for entry in entries:
-            table = entry.run.class_table(entry.moment).assign(
-                method=entry.method, repetition=entry.repetition
-            )
+            table = entry.run.class_table().assign(method=entry.method, repetition=entry.repetition)
             table["rare"] &= entry.run.has_rare_classes
             parts.append(table)
             if (counts := entry.run.client_counts) is not None:
@@ -397,7 +396,7 @@ def _recall_gaps(rows: pd.DataFrame, baseline: str) -> pd.DataFrame:
 def _clients(comparison: Arrangement) -> pd.DataFrame:
     frames = []
     for entry in comparison.entries:
-        table, counts = entry.run.client_table(entry.moment), entry.run.client_counts
+        table, counts = entry.run.client_table(), entry.run.client_counts
         frames.append(
             table.assign(
                 place=entry.place,

@@ -76,7 +76,8 @@ class Comparison:
         repetitions; interquartile mean `iqm` with
         `iqm_low` and `iqm_high`; `rank`, 1 for the largest mean, NaN for a method that lacks
         repetitions; `groups`, letters: two methods
-        without a common letter differ significantly; means of the other metrics that `report` was
+        without a common letter differ significantly; `last`, the mean of the metric after the last
+        round; means of the other metrics that `report` was
         given (`rare_recall`, `macro_f1` and `worst10_accuracy` by default), and of the `bytes` and
         `seconds` of a run; `better_than`, a tuple of the methods that are significantly worse.
         """
@@ -190,8 +191,8 @@ class Comparison:
         of the runs or more do so; `least_rounds`, `least_bytes` and `least_seconds` are then the
         costs that the median exceeds. `rounds_min`, `rounds_max` and the like: smallest and largest
         cost of the runs that reach it. The targets are those that `report` was given,
-        `evaluation.target_accuracy` if all runs of the place have the same, otherwise the mean of
-        the baseline at the end of its runs.
+        otherwise `evaluation.target_accuracy` if all runs of the place have the same. Without any
+        there are no rows.
         """
         return self._analysis.targets.copy()
 
@@ -294,11 +295,11 @@ def report(
             which `bytes` and `seconds` can be.
         target: Value of the metric, or several ones in a list or between commas, whose costs are
             wanted: rounds, bytes and seconds until a method reaches it (default:
-            `evaluation.target_accuracy`, or what the baseline has at its end).
+            `evaluation.target_accuracy`, if the runs have it).
         baseline: Method with which each of the others is compared: no other pair is tested, a
-            sentence says which methods are better, the recall of classes has differences from it,
-            and its results are the target of the costs. By default all pairs are tested, and
-            classes and costs have FedAvg if it is there, otherwise the first method.
+            sentence says which methods are better, and the recall of classes has differences from
+            it. By default all pairs are tested, and classes have FedAvg if it is there, otherwise
+            the first method.
         force: Whether to compare runs that are not comparable, with a warning that says why.
 
     Returns:

@@ -127,8 +127,9 @@ class Study:
 
         Columns: `method` str; `variant` str, `default` or `tuned` parameters; `seed` and
         `partition_seed` int64, those of the training and of the partition; `trial` int64, the trial
-        whose parameters it has; `validation.METRIC` and `test.METRIC` float64, after the last
-        round; `up_bytes`, `down_bytes`, `peer_bytes` and `setup_bytes` int64 and `seconds` float64
+        whose parameters it has; `validation.METRIC` and `test.METRIC` float64, at the best round by
+        validation, and `last.validation.METRIC` and `last.test.METRIC`, after the last round;
+        `up_bytes`, `down_bytes`, `peer_bytes` and `setup_bytes` int64 and `seconds` float64
         of the whole run; `path` str, which `fl.load` reads. If the default parameters won the
         search, the method has no tuned rows.
         """
@@ -137,7 +138,10 @@ class Study:
             if final.run is None:
                 continue
             summary = final.run.summary
-            last = {split: summary["last"][split] for split in ("validation", "test")}
+            best, last = (
+                {split: summary[moment][split] for split in ("validation", "test")}
+                for moment in ("best", "last")
+            )
             rows.append(
                 {
                     "method": final.trial.method,
@@ -145,7 +149,11 @@ class Study:
                     "seed": final.trial.seed,
                     "partition_seed": final.run.config.partition_seed,
                     "trial": final.trial.index,
-                    **{key: value for key, value in leaves(last).items() if "@" not in key},
+                    **{
+                        key: value
+                        for key, value in leaves({**best, "last": last}).items()
+                        if "@" not in key
+                    },
                     **{name: summary["communication"][name] for name in list(FINALS)[5:9]},
                     "seconds": summary["seconds"]["total"],
                     "path": str(final.path),

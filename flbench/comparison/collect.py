@@ -159,9 +159,9 @@ def _about_study(study: StoredStudy) -> str:
     shared = f"The final trainings of {study.path.name} share one partition. " if is_one else ""
     return (
         f"{shared}The page of the study {study.path.name} compares {header.metric} of the"
-        f" deployment `{header.deployment}` after the last round; this report compares the"
-        " deployed personal models at the best round by validation accuracy, and corrects for all"
-        " pairs of its methods, so the figures of the two differ."
+        f" deployment `{header.deployment}`, and tests the gain of each method and the pairs of"
+        " tuned methods; this report compares the deployed personal models, and corrects for all"
+        " pairs of its methods."
     )
 
 

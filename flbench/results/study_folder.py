@@ -172,7 +172,7 @@ class Final:
     run: reading.StoredRun | None
 
     def metric(self, split: str, name: str, deployment: str = PERSONAL) -> float | None:
-        """Return a metric after the last round.
+        """Return a metric at the best round by validation.
 
         Args:
             split: "validation" or "test".
@@ -182,7 +182,7 @@ class Final:
         Returns:
             The value; None if the training is unfinished, or its summary lacks the metric.
         """
-        metrics = {} if self.run is None else self.run.summary["last"][split]
+        metrics = {} if self.run is None else self.run.summary["best"][split]
         if deployment != PERSONAL:  # the metrics of another deployment are in a dict of its name
             metrics = metrics.get(deployment, {})
         value = metrics.get(name)
@@ -262,7 +262,7 @@ class StoredStudy:
     def values(
         self, method: str, variant: Variant, name: str, *, split: str = "test"
     ) -> dict[int, float]:
-        """Return a metric of a method's final trainings after the last round, by seed.
+        """Return a metric of a method's final trainings at their best rounds, by seed.
 
         It is that of the study's deployment.
         """

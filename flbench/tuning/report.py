@@ -105,7 +105,8 @@ class StudyReport:
             "budget": f"{count(header.trials, 'trial')} of {count(header.rounds, 'round')} for"
             f" each method, then {count(header.seeds, 'final training')} of the defaults and of the"
             f" winner, {self._what_varies}",
-            "metric": f"{answer.words(header.metric)} of {models}, after the last round",
+            "metric": f"{answer.words(header.metric)} of {models}: of trials after the last round,"
+            " of final trainings at the best round by validation accuracy",
             "search": f"{header.search}, scheduler {header.scheduler}, seed {header.seed}",
             "begun": header.created,
             "git revision": header.git_revision or "-",
@@ -133,7 +134,8 @@ class StudyReport:
             " rounds, on the same partition and with the same cohorts. Trial 0 has the method's"
             " default hyper-parameters. Trials are scored on validation parts only, after the last"
             " round, and the best finished trial wins. Test parts are used in final trainings only,"
-            f" {self._what_varies}; test metrics are those of the last round.{early}"
+            f" {self._what_varies}; test metrics are those of the best round by validation"
+            f" accuracy, and the column `last round` has the means after the last round.{early}"
         )
 
     @property

