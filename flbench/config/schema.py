@@ -173,8 +173,8 @@ class DataConfig(Strict):
 
     name: str = Field(
         "digits",
-        description="data set; `flbench data` lists those that flbench knows; hf:NAME is one of"
-        " Hugging Face's package `datasets`",
+        description="data set; `flbench data` lists those that flbench knows; hf:OWNER/NAME is"
+        " one of Hugging Face's package `datasets`",
     )
     root: UserPath = Field(
         Path("data"), description="folder in which NAME.npz, NAME.zip or NAME/ is searched"
@@ -210,7 +210,7 @@ class DataConfig(Strict):
     client: str | None = Field(
         None,
         description="images: `folder` reads CLIENT/CLASS/*, with a natural client in each folder"
-        " (partition.scheme=natural); hf:NAME: column of the natural client",
+        " (partition.scheme=natural); hf:OWNER/NAME: column of the natural client",
     )
     source: str | None = Field(
         None,

@@ -285,8 +285,8 @@ def _check_client(config: DataConfig) -> None:
     if config.client not in (None, "folder"):
         raise DataError(
             f"`data.client={config.client}` names a column, which data of Hugging Face"
-            " (data.name=hf:NAME) have. Set data.client=folder for images CLIENT/CLASS/*, or leave"
-            f" it out.{did_you_mean(str(config.client), ['folder'])}"
+            " (data.name=hf:OWNER/NAME) have. Set data.client=folder for images CLIENT/CLASS/*,"
+            f" or leave it out.{did_you_mean(str(config.client), ['folder'])}"
         )
 
 

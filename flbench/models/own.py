@@ -98,6 +98,7 @@ def _weighted(
 ) -> nn.Module:
     """Return the user's net with the weights that all clients start from."""
     args, weights = deepcopy(config.args or {}), config.weights
+    pretrained.check_arguments(source, args)
     if pretrained.is_timm(source) and len(shape) == 3:
         args.setdefault("in_chans", config.channels or shape[0])
     if weights is None or not pretrained.is_named(source, weights):

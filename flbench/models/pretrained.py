@@ -25,6 +25,8 @@ NESTED: Final = ("state_dict", "model_state_dict", "model", "net")
 """Keys of a checkpoint under which its state dict may be."""
 COUNTER: Final = "num_batches_tracked"
 """Buffer of a BatchNorm that files of old versions of PyTorch do not have."""
+LOADING: Final = ("checkpoint_path", "cache_dir")
+"""Arguments of timm for files, beside those whose names begin with `pretrained`."""
 SHOWN: Final = 4  # names in a message
 SIZES: Final = (32, 64, 128, 224)
 """Heights and widths at which a net is tried that does not accept the images of the data."""
@@ -141,6 +143,25 @@ def build(
 def is_timm(source: Any) -> bool:
     """Return whether a function makes a net of timm; see `flbench.core.imported.find`."""
     return isinstance(source, partial) and source.func.__module__.partition(".")[0] == "timm"
+
+
+def check_arguments(source: Any, args: Mapping[str, Any]) -> None:
+    """Raise a ConfigError if an argument of a net of timm names weights, or a file of them.
+
+    `model.weights` names them: their hash is recorded, and nothing but tensors is read.
+
+    Args:
+        source: The function or class that makes the net.
+        args: `model.args`.
+    """
+    code = source.func if is_timm(source) else source
+    is_of_timm = str(getattr(code, "__module__", "")).partition(".")[0] == "timm"
+    for name in args if is_of_timm else ():
+        if name in LOADING or name.startswith("pretrained"):
+            raise ConfigError(
+                f"`model.args.{name}`: the weights of nets of timm are named by `model.weights`:"
+                f" {DEFAULT}, or a file. Leave this argument out."
+            )
 
 
 def replace_head(net: nn.Module, head: str | None, classes: int, what: str) -> str:

@@ -195,6 +195,13 @@ def test_nets_of_timm_by_name(tmp_path, monkeypatch):
     assert net_leaves(grey)["backbone.conv1.0.weight"].shape[1] == 1
     with pytest.raises(ConfigError, match="Did you mean `test_resnet`"):
         start(shape=SHAPE, name="timm:test_resnett")
+    torch.save(Opened(tmp_path / "opened"), tmp_path / "theirs.pth")
+    file = str(tmp_path / "theirs.pth")
+    for args in ({"checkpoint_path": file}, {"pretrained": True}, {"pretrained_cfg": "a1_in1k"}):
+        for net in (name, "timm.models.resnet:resnet18"):
+            with pytest.raises(ConfigError, match=r"model\.args\.\w+.*model\.weights"):
+                start(shape=SHAPE, name=net, args=args)
+    assert not (tmp_path / "opened").exists()
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
