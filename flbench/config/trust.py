@@ -52,8 +52,6 @@ SPACE: Final = ("choice", "fixed")
 """Words of a search space below a key."""
 HASHED: Final = frozenset({"model", "algorithm", "partition", "terms", "metrics"})
 """Sections whose `sha256` is that of the source that the section names."""
-KNOWN_NETS: Final = ("torch.nn.", "torchvision.models.")
-"""Modules of layers and nets, with a dot at the end, that need no trust."""
 LARGEST: Final = 100_000
 """Largest number of bytes of a record."""
 
@@ -93,9 +91,7 @@ def _is_known(code: NamedCode) -> bool:
     """Return whether code is a net of PyTorch or torchvision, or the Ray cluster of this user."""
     if _is_address(code):
         return code.path == os.environ.get("RAY_ADDRESS")
-    module, _, name = code.path.rpartition(":")
-    is_net = f"{module}.".startswith(KNOWN_NETS) and name.isidentifier()
-    return is_net and code.key.endswith(("model", "model.name"))
+    return imported.names_net(code.path) and code.key.endswith(("model", "model.name"))
 
 
 def _is_address(code: NamedCode) -> bool:
@@ -244,8 +240,14 @@ def _is_path(text: str, key: tuple[str, ...]) -> bool:
 
 def _is_there(code: NamedCode) -> bool:
     """Return whether code can run. The import of a module that Python does not find says so."""
-    module = None if _is_address(code) else _module(code.path)
-    if module is None:
+    if _is_address(code):
+        return True
+    try:
+        imported.place_of(code.path)
+    except ConfigError:
+        return False
+    module = _module(code.path)
+    if module is None:  # a file that is not there
         return True
     top = module.partition(".")[0]
     return top in sys.modules or user_code.spec_of(top) is not None

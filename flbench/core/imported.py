@@ -34,6 +34,9 @@ NO_PARTS: Final = frozenset(
 parts, and their code is not hashed.
 """
 
+NETS: Final = ("torch.nn.", "torchvision.models.")
+"""Modules, with a dot at the end, of which only layers and nets can be named; see `names_net`."""
+
 MAKERS: Final = {"timm": ("create_model", "flbench[pretrained]")}
 """Packages whose nets have names, by the function that makes a net, and what installs them.
 
@@ -72,6 +75,7 @@ def find(path: str) -> Any:
     """
     name = path.rpartition(":")[2]
     search_here()
+    place_of(path)
     module_name = module_of(path)
     if module_name.partition(".")[0] in (*sys.stdlib_module_names, OBJECT):
         raise ConfigError(
@@ -111,6 +115,11 @@ def find(path: str) -> Any:
         if name.partition(".")[0] not in names:
             raise ConfigError(f"`{path}`: timm has no net `{name}`.{did_you_mean(name, names)}")
         return functools.partial(getattr(found, MAKERS[module_name][0]), name)
+    if names_net(path) and name in dir(found) and not _is_net(getattr(found, name)):
+        raise ConfigError(
+            f"`{path}` is neither a layer of torch.nn nor a net of torchvision.models"
+            " (torchvision.models.list_models()). Name one, or code of a module of your own."
+        )
     for part in name.split("."):
         known = dir(found)
         if part not in known:
@@ -203,6 +212,59 @@ def here() -> str:
 def search_here() -> None:
     """Append the current folder to `sys.path`, unless it is searched already."""
     search(here())  # the command `flbench` does not search it, `python -m` does
+
+
+def place_of(path: str) -> tuple[str, bool]:
+    """Return the module or the file that an import path names, and whether it is a file.
+
+    What ends in `.py` is a file; dotted identifiers are a module; nothing else is an import path.
+
+    Args:
+        path: `package.module:name` or `FILE.py:name`.
+
+    Raises:
+        ConfigError: It is neither.
+
+    >>> place_of("package.module:name"), place_of("torch.nn./../theirs/nets.py:Net")
+    (('package.module', False), ('torch.nn./../theirs/nets.py', True))
+    """
+    place = path.rpartition(":")[0] or path
+    is_file = place.endswith(".py")
+    if not is_file and not _is_dotted(place):
+        raise ConfigError(
+            f"`{path}` is no import path. Write `package.module:name`, or `FILE.py:name`."
+        )
+    return place, is_file
+
+
+def _is_dotted(place: str) -> bool:
+    """Return whether a text is the name of a module: identifiers with dots between them."""
+    return all(part.isidentifier() for part in place.split("."))
+
+
+def names_net(path: str) -> bool:
+    """Return whether an import path names something of `torch.nn` or `torchvision.models`.
+
+    `find` accepts only their layers and nets under such a path.
+
+    Args:
+        path: `package.module:name` or `FILE.py:name`.
+    """
+    try:
+        place, is_file = place_of(path)
+    except ConfigError:
+        return False
+    name = path.rpartition(":")[2]
+    return not is_file and f"{place}.".startswith(NETS) and name.isidentifier()
+
+
+def _is_net(found: Any) -> bool:
+    """Return whether an object is a class of layers of `NETS`, or makes a net of torchvision."""
+    if isinstance(found, type):
+        return issubclass(found, nn.Module) and f"{found.__module__}.".startswith(NETS)
+    from torchvision import models
+
+    return any(found is models.get_model_builder(one) for one in models.list_models())
 
 
 def module_of(path: str) -> str:
@@ -385,6 +447,8 @@ def path_of(thing: Any) -> str | None:
     """
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or module == "__main__":
+        return None
+    if not _is_dotted(module):  # a module that was loaded from a file such as `my-nets.py`
         return None
     found: Any = sys.modules.get(module)
     for part in name.split("."):

@@ -1,6 +1,7 @@
 """Folders and archives of strangers: reading them runs no code, and training from them asks."""
 
 import json
+import re
 import shutil
 import sys
 import tarfile
@@ -16,6 +17,7 @@ from flbench.analysis import learned
 from flbench.cli.app import main
 from flbench.comparison import archive
 from flbench.config import trust
+from flbench.core import imported
 from flbench.core.errors import ConfigError
 from flbench.core.printable import is_printable
 from flbench.testing import run
@@ -64,6 +66,7 @@ def naming(path: str) -> dict[str, dict]:
         "shell command": {"model": {"name": "subprocess:run", "lightning": True, "args": SHELL}},
         "net": {"model": {"name": path}},
         "net of a file": {"model": {"name": f"{path.partition(':')[0]}.py:Net"}},
+        "file behind a library": {"model": {"name": f"torch.nn./../{path.replace(':', '.py:')}"}},
         "LightningModule": {"model": {"name": path, "lightning": True}},
         "data": {"data": {"name": "digits", "source": path}},
         "scheme": {"partition": {"scheme": path}},
@@ -478,5 +481,35 @@ def test_nets_of_pytorch_and_torchvision_need_no_trust():
         assert trust.named_code({"model": {"name": path}}) == []
         assert trust.named_code({"model": path}) == []
         assert len(trust.named_code({"data": {"source": path}})) == 1
-    for path in ("torchvision.models._api:sys.modules", "torchvision.modelsx:net", "torch:load"):
+    for path in (
+        "torchvision.models._api:sys.modules",
+        "torchvision.modelsx:net",
+        "torch:load",
+        "torch.nn./../theirs/evil.py:Net",
+        "torchvision.models./../theirs/evil.py:Net",
+        "torch.nn.modules/evil:Net",
+    ):
         assert len(trust.named_code({"model": {"name": path}})) == 1
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "torch.nn.modules/evil:Net",
+        "torch.nn./../theirs/evil:Net",
+        "../theirs/evil:Net",
+        "theirs evil:Net",
+        "torchvision.models:get_model",
+        "torchvision.models:list_models",
+        "torchvision.models.utils:load_state_dict_from_url",
+        "torchvision.models._api:BUILTIN_MODELS",
+        "torchvision.models._api:WeightsEnum",
+        "torchvision.models.resnet:partial",
+        "torch.nn:functional",
+        "torch.nn.modules.module:OrderedDict",
+    ],
+)
+def test_a_name_of_a_library_is_that_of_a_net(path, own):
+    """Also where nobody is asked, because the library needs no trust."""
+    with pytest.raises(ConfigError, match=re.escape(path)):
+        imported.find(path)
