@@ -11,6 +11,18 @@ The import of this package is light. A name of the interface, or a subpackage su
 `flbench.algorithms`, loads PyTorch and other libraries when it is first used.
 """
 
+import os.path
+import sys
+
+# `python -m flbench` searches the current folder first: a file `typing.py` in it would be imported
+# instead of Python's own module. A checkout that is not installed is found there.
+if (
+    sys.argv[:1] == ["-m"]
+    and not sys.flags.safe_path
+    and sys.path[0] != os.path.dirname(os.path.dirname(__file__))
+):
+    del sys.path[0]
+
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final

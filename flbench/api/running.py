@@ -67,8 +67,8 @@ def run(
     Ctrl-C, or an interrupt of a notebook's kernel, saves the run and raises KeyboardInterrupt,
     whose message names the call of `fl.resume` that continues it. After the call PyTorch's threads,
     random generators, signal handlers and warnings are as before it. Functions given by an import
-    path `package.module:name` are searched in the current folder too, which therefore stays at the
-    end of `sys.path`, so that imports within them work later.
+    path `package.module:name` are searched in the current folder too. If they are there, it stays
+    at the end of `sys.path`, so that imports within them work later.
 
     Args:
         algorithm: The method: its name, or a dict with `name` and keys of the method, such as

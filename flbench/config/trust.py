@@ -113,7 +113,6 @@ def check(file: Path, *trees: Any, is_input: bool = False) -> None:
         ConfigError: The source of a part differs from the hash in the file; or this user's flbench
             has not written the file, and the user has not allowed its code to run.
     """
-    imported.search_here()
     named = [one for one in named_code(trees) if _is_there(one)]
     for one in named:
         _check_sha256(one)
@@ -151,7 +150,6 @@ def record(*trees: Any) -> None:
     named = named_code(trees)
     if not named:
         return
-    imported.search_here()
     modules = _sources(named)
     if modules or all(map(_is_address, named)):
         _write(_digest(trees), named, modules)

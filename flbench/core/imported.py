@@ -21,6 +21,8 @@ from torch import nn
 from flbench.core import consent, given, user_code
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.given import OBJECT
+from flbench.core.installed import is_installed
+from flbench.core.user_code import here
 
 NO_PARTS: Final = frozenset(
     (
@@ -48,7 +50,6 @@ MAKERS: Final = {"timm": ("create_model", "flbench[pretrained]")}
 _first: dict[str, tuple[Any, str]] = {}
 
 _searched: dict[str, None] = {}  # folders that `search` got, in their order
-_sender: str | None = None  # current folder of the process that this one works for
 
 _text_hashes: ContextVar[Mapping[int, "TextHashes | None"] | None] = ContextVar(
     "text_hashes", default=None
@@ -58,8 +59,10 @@ _text_hashes: ContextVar[Mapping[int, "TextHashes | None"] | None] = ContextVar(
 def find(path: str) -> Any:
     """Return the object at an import path. The current folder is searched after `sys.path`.
 
-    The folder stays at the end of `sys.path`, for imports within functions of the module. A path
-    from a file is imported only if `flbench.config.trust` has found it there and asked about it.
+    If the module is there, the folder is appended to `sys.path` and stays there, for imports within
+    functions of the module. Otherwise Python does not search it: an optional import of a library
+    would find files of strangers. A path from a file is imported only if `flbench.config.trust` has
+    found it there and asked about it.
 
     Args:
         path: `package.module:name`, with dots in `name` for an attribute of an object. The file of
@@ -74,7 +77,6 @@ def find(path: str) -> Any:
     'resnet18'
     """
     name = path.rpartition(":")[2]
-    search_here()
     place_of(path)
     module_name = module_of(path)
     if module_name.partition(".")[0] in (*sys.stdlib_module_names, OBJECT):
@@ -87,6 +89,9 @@ def find(path: str) -> Any:
             f"`{path}` is code that a file names, and you have not allowed it. Code can do all that"
             " you can do. Read it, and if you trust it, add --run-code (in Python: trust=True)."
         )
+    folder = user_code.folder_of(module_name.partition(".")[0])
+    if folder is not None and not is_installed(folder) and module_name not in MAKERS:
+        search(str(folder))
     dtype = torch.get_default_dtype()
     try:
         found: Any = importlib.import_module(module_name)
@@ -201,19 +206,6 @@ def where_to_put(reason: str) -> str:
     )
 
 
-def here() -> str:
-    """Return the current folder; in a worker process that of the process which it works for.
-
-    Ray starts workers, and trials of Ray Tune, in folders of its own.
-    """
-    return _sender or os.getcwd()
-
-
-def search_here() -> None:
-    """Append the current folder to `sys.path`, unless it is searched already."""
-    search(here())  # the command `flbench` does not search it, `python -m` does
-
-
 def place_of(path: str) -> tuple[str, bool]:
     """Return the module or the file that an import path names, and whether it is a file.
 
@@ -271,7 +263,7 @@ def module_of(path: str) -> str:
     """Return the name of the module of an import path.
 
     For a file in the current folder, or below it, that is the name by which it is imported from
-    there. The folder of any other file is appended to `sys.path`.
+    there, and for any other file the name by which it is imported from its folder.
 
     Args:
         path: `package.module:name` or `FILE.py:name`.
@@ -299,7 +291,7 @@ def module_of(path: str) -> str:
                 f"`{path}`: `{file.name}` cannot be imported. Rename the file: the name of a module"
                 " has letters, digits and underscores alone."
             )
-        search(str(file.parent))
+        user_code.named_folders.setdefault(str(file.parent))
     name = ".".join(parts)
     known = user_code.file_of(name)
     if known is None or known.resolve() != file:
@@ -311,9 +303,13 @@ def module_of(path: str) -> str:
 
 
 def search(folder: str) -> None:
-    """Append a folder to `sys.path`, unless it is searched already."""
+    """Let Python search a folder last, unless it does already.
+
+    Args:
+        folder: Folder with modules of the user, without symbolic links.
+    """
     _searched.setdefault(folder)
-    if folder not in sys.path and not ("" in sys.path and folder == os.getcwd()):
+    if folder not in map(os.path.realpath, sys.path):
         sys.path.append(folder)
 
 
@@ -342,7 +338,7 @@ def portable(thing: Any, dumps: Callable[[Any], bytes]) -> Any:
     """
     folders = [os.path.abspath(one) for one in sys.path if os.path.isdir(one or ".")]
     early = [one for one in dict.fromkeys(folders) if is_searched_early(one)]
-    late = [one for one in dict.fromkeys([*folders, *_searched, here()]) if one not in early]
+    late = [one for one in dict.fromkeys([*folders, *_searched]) if one not in early]
     return _Portable((early, late, here()), dumps(thing))
 
 
@@ -367,8 +363,7 @@ class _Portable:
 
 def _arrived(folders: _Folders, content: bytes) -> Any:
     """Return the object that another process has sent."""
-    global _sender
-    early, late, _sender = folders
+    early, late, user_code.sender = folders
     own = [one for one in sys.path if os.path.abspath(one) not in (*early, *late)]
     if sys.path != (order := [*early, *own, *late]):
         sys.path[:] = order

@@ -12,13 +12,14 @@ import hashlib
 import inspect
 import json
 import linecache
+import os
 import sys
 import textwrap
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, lru_cache, partial
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import distributions, entry_points, packages_distributions, version
 from itertools import chain, count
 from pathlib import Path
@@ -58,6 +59,9 @@ CHANGING: Final = frozenset(
 MAPPINGS: Final = (dict, OrderedDict, defaultdict, MappingProxyType)
 GLOBALS: Final = ("LOAD_GLOBAL", "LOAD_NAME")
 """Instructions that look up a name in the module."""
+
+sender: str | None = None  # current folder of the process that this one works for
+named_folders: dict[str, None] = {}  # folders of files that were named by their paths
 
 
 def siblings(name: str, thing: Any = None) -> dict[str, Path]:
@@ -141,7 +145,7 @@ def versions(names: Iterable[str]) -> dict[str, str]:
         return {}
     owners = _owners()
     found = {owner for top in tops for owner in owners.get(top, ())}
-    folders = {folder for top in tops - owners.keys() if (folder := _folder(top)) is not None}
+    folders = {folder for top in tops - owners.keys() if (folder := folder_of(top)) is not None}
     for folder, name in _editable() if folders else ():  # its metadata may list no modules
         found |= {name} if any(one.is_relative_to(folder) for one in folders) else set()
     for group in POINTS:
@@ -238,7 +242,7 @@ def is_of_package(thing: Any) -> bool:
     top = _module_of(_code_of(thing)).partition(".")[0]
     if top in (OURS, *PUBLIC, *sys.stdlib_module_names):
         return True
-    folder = None if top in ("", "__main__") else _folder(top)
+    folder = None if top in ("", "__main__") else folder_of(top)
     return folder is not None and is_installed(folder)
 
 
@@ -325,10 +329,10 @@ def is_own(name: str, of: str) -> bool:
         return False
     if top == other:
         return True
-    folder = _folder(top)
+    folder = folder_of(top)
     if folder is None or is_installed(folder):
         return False
-    return folder == _folder(other) or top not in _owners()
+    return folder == folder_of(other) or top not in _owners()
 
 
 @cache
@@ -482,8 +486,19 @@ def _called_import(call: ast.Call) -> str | None:
     return value if isinstance(value, str) and value.strip(".") else None
 
 
+def here() -> str:
+    """Return the current folder; in a worker process that of the process which it works for.
+
+    Ray starts workers, and trials of Ray Tune, in folders of its own.
+    """
+    return sender or os.getcwd()
+
+
 def spec_of(name: str) -> ModuleSpec | None:
-    """Return where Python finds a module; None if there is none. Nothing is imported.
+    """Return where a module is; None if there is none. Nothing is imported.
+
+    The current folder and those of files that are named by their paths come last. Python itself
+    does not search them before `flbench.core.imported.find` imports a module of them.
 
     Args:
         name: Name of the module.
@@ -499,7 +514,7 @@ def spec_of(name: str) -> ModuleSpec | None:
             continue
         if spec is not None:
             return spec
-    return None
+    return None if above else PathFinder.find_spec(name, [sender or "", *named_folders])
 
 
 def _places(name: str) -> list[str]:
@@ -524,7 +539,7 @@ def file_of(name: str) -> Path | None:
     return None if file is None else Path(file)
 
 
-def _folder(top: str) -> Path | None:
+def folder_of(top: str) -> Path | None:
     """Return the folder that has a module or package of the top level; None if there is none."""
     if top == "__main__" and file_of(top) is None:  # a notebook
         return Path.cwd().resolve()

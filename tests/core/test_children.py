@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import flbench
 from flbench.bench import measure
 from flbench.config.schema import TrackingConfig
 from flbench.tracking import mirror, mlflow_ui
@@ -80,4 +82,18 @@ def test_child_does_not_import_from_the_current_folder(start, module, place, tmp
     )
 
     assert command[0] == sys.executable
+    assert not place.exists()
+
+
+@pytest.mark.slow
+def test_the_command_by_python_m_imports_nothing_of_the_current_folder(place, monkeypatch):
+    for name in ("typing", "signal", "collections", "tabulate"):
+        Path(f"{name}.py").write_text(ATTACK.format(place=str(place)))
+    monkeypatch.setenv("PYTHONPATH", str(Path(flbench.__file__).parents[1]), prepend=":")
+
+    done = subprocess.run(
+        [sys.executable, "-m", "flbench", "--version"], check=True, capture_output=True, text=True
+    )
+
+    assert done.stdout.strip() == flbench.__version__
     assert not place.exists()

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from flbench.config import resolve, trust
-from flbench.core import imported
+from flbench.core import user_code
 from flbench.core.errors import UserError
 from flbench.core.tree import digest
 from flbench.data import partition_files
@@ -297,7 +297,7 @@ def test_trial_that_cannot_read_what_it_is_sent_fails_with_the_reason(
     study, federation, monkeypatch
 ):
     # What arrives sets the folders in which its process looks for modules.
-    monkeypatch.setattr(imported, "_sender", None)
+    monkeypatch.setattr(user_code, "sender", None)
     monkeypatch.setattr(sys, "path", [*sys.path])
     sealed = SealedParcel(Parcel({"model": OfMissingModule()}, {}))
 

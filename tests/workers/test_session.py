@@ -460,13 +460,18 @@ class TestClusterOfAnotherUser:
 
 @pytest.mark.slow
 def test_portable_object_finds_its_module_in_another_process(tmp_path, monkeypatch):
-    (tmp_path / "module_beside.py").write_text("class Own:\n    answer = 42\n")
+    """So does a module that it imports in a function."""
+    (tmp_path / "module_beside.py").write_text(
+        "class Own:\n    def answer(self):\n        from module_later import x; return x\n"
+    )
+    later = tmp_path / "module_later.py"
+    later.write_text("x = 42\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     own = imported.find("module_beside:Own")()
     content = pickle.dumps(imported.portable(own, pickle.dumps))
     sys.modules.pop("module_beside")
-    code = "import pickle, sys; print(pickle.loads(sys.stdin.buffer.read()).answer)"
+    code = "import pickle, sys; print(pickle.loads(sys.stdin.buffer.read()).answer())"
 
     done = subprocess.run(
         [sys.executable, "-P", "-c", code], cwd="/", input=content, capture_output=True, check=True
@@ -482,6 +487,7 @@ def test_another_process_searches_folders_in_the_order_of_this_one(tmp_path, mon
     for folder in ("given", "current"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "twice.py").write_text(f"class Own:\n    place = {folder!r}\n")
+    (tmp_path / "current" / "planted.py").touch()
     monkeypatch.chdir(tmp_path / "current")
     kept, given = list(sys.path), str(tmp_path / "given")
     monkeypatch.setattr(sys, "path", [given, *kept] if position == "first" else [*kept, given])
@@ -491,7 +497,8 @@ def test_another_process_searches_folders_in_the_order_of_this_one(tmp_path, mon
     sys.modules.pop("twice")
     code = (
         "import pickle, sys; own = pickle.loads(sys.stdin.buffer.read())\n"
-        "from flbench.core import imported; import os\n"
+        "from flbench.core import imported; import importlib.util, os\n"
+        "assert importlib.util.find_spec('planted') is None\n"
         "early = [one for one in sys.path if imported.is_searched_early(one)]\n"
         f"print(own.place, imported.here(), os.getcwd(), {given!r} in early)"
     )
