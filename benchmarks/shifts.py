@@ -21,7 +21,7 @@ import numpy as np
 from sklearn.metrics import adjusted_rand_score
 
 import flbench as fl
-from flbench.experiment import trained
+from flbench.results import learned
 
 GROUPS: Final = 4
 CLIENTS: Final = 16
@@ -87,7 +87,7 @@ def trained_once(case: str, data: Path, out: Path, seed: int, start: int) -> Sta
         progress=False,
         shift=shift,
     )
-    (table, *_), _ = trained.learned(run.path)
+    table = learned.read(run.path, 10)[0]
     clusters = np.asarray(table.values).argmax(axis=0)  # [clusters, N] -> [N]
     rows = run.metrics
     losses = rows[(rows["split"] == "train") & (rows["metric"] == "loss")]

@@ -390,7 +390,8 @@ class Algorithm:
     def learned(self, state: State) -> tuple[Learned, ...]:
         """Return what the method has learned besides the models, for the report of a comparison.
 
-        It is called once, after the last round. The default is nothing.
+        It is called once, after the last round, and the run writes the result to learned.json. The
+        default is nothing.
 
         Args:
             state: State after the last round, with all leaves of the clients.

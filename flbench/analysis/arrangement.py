@@ -126,11 +126,6 @@ class Entry:
             return nan
         return float(value) if isinstance(value, int | float) else nan
 
-    @property
-    def is_packed(self) -> bool:
-        """Whether the run comes from an archive, which has no checkpoints."""
-        return self.folder != str(self.run.path)
-
 
 @dataclass(frozen=True)
 class Arrangement:

@@ -516,7 +516,7 @@ def learned(analysis: Analysis, place: str, one: Learned) -> Figure:
 
 
 def _table(one: LearnedTable, names: dict[str, list[str]]) -> Figure:
-    values = one.values.numpy()
+    values = np.asarray(one.values)
     rows, columns = values.shape
     deep = min(8.0, max(1.6, 1.3 + 0.2 * rows))
     wide = min(_width.get(), 2.6 + 0.22 * columns + 0.1 * max(map(len, one.labels), default=0))
@@ -531,12 +531,12 @@ def _table(one: LearnedTable, names: dict[str, list[str]]) -> Figure:
     image = axes.imshow(
         np.ma.masked_invalid(values), aspect="auto", interpolation="nearest", **style
     )
-    column_names = list(one.labels) or names.get(one.columns, [])
+    column_names = [short(name, 40) for name in one.labels] or names.get(one.columns, [])
     for axis, label, count, own in (
         (axes.yaxis, one.rows, rows, names.get(one.rows, [])),
         (axes.xaxis, one.columns, columns, column_names),
     ):
-        axis.set_label_text(label)
+        axis.set_label_text(short(label, 40))
         axis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
         if len(own) == count <= MOST_LABELS:
             axis.set_ticks(range(count), own, fontsize=7)
@@ -547,13 +547,8 @@ def _table(one: LearnedTable, names: dict[str, list[str]]) -> Figure:
 
 
 def _points(one: LearnedPoints, names: dict[str, list[str]]) -> Figure:
-    from sklearn.decomposition import PCA  # its import is slow
-
-    values = one.values.double().numpy()
-    flat = np.zeros((len(values), 2))
-    if min(values.shape) > 1:
-        flat = PCA(2, svd_solver="full").fit_transform(values)
-    classes, is_shared = one.classes.numpy(), one.is_shared.numpy()
+    flat, classes = np.asarray(one.values), np.asarray(one.classes)
+    is_shared = np.asarray(one.is_shared)
     figure = _figure(5.6)
     axes = figure.add_subplot()
     colours = colormaps["turbo"](np.linspace(0.05, 0.95, max(2, len(names["class"]))))[classes]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from zlib import crc32
 
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.analysis import blocks, figures, learned, new_client_blocks, text
+from flbench.analysis import blocks, figures, new_client_blocks, text
 from flbench.analysis.arrangement import Arrangement
 from flbench.analysis.tables import CLASS_SCORES, Analysis
 from flbench.config.resolve import resolve
@@ -22,6 +22,7 @@ from flbench.core.errors import UserError
 from flbench.core.printable import one_line
 from flbench.reports import figures as encoding
 from flbench.reports.tables import Block
+from flbench.results import learned
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -81,41 +82,39 @@ class Drawings:
 
     Attributes:
         places: The pictures of each place, by place.
-        missing: Sentences on what methods learned but cannot be shown, by place.
         across: The pictures over all places; empty for a single place.
     """
 
     places: dict[str, tuple[Drawn, ...]]
-    missing: dict[str, tuple[str, ...]]
     across: tuple[Drawn, ...]
 
 
 def draw(analysis: Analysis) -> Drawings:
     """Draw all pictures of a comparison, which the page and the files show."""
-    found = {
-        place: learned.read(analysis.comparison, place) for place in analysis.comparison.places
-    }
     return Drawings(
         {
-            place: (*drawn(analysis, place), *_drawn_learned(analysis, place, findings))
-            for place, findings in found.items()
+            place: (*drawn(analysis, place), *_drawn_learned(analysis, place))
+            for place in analysis.comparison.places
         },
-        {place: findings.missing for place, findings in found.items()},
         tuple(drawn_across(analysis)),
     )
 
 
-def _drawn_learned(analysis: Analysis, place: str, findings: learned.Findings) -> Iterator[Drawn]:
-    """Yield pictures of what the methods of a place have learned."""
-    for method, one in findings.items:
-        yield Drawn(
-            f"learned-{analysis.comparison.methods.index(method) + 1}-{_slug(one.name)}",
-            f"What {one_line(method)} learned: {one.name}",
-            f"{one.about} In the first repetition, after the last round.",
-            _warned(figures.learned(analysis, place, one), analysis.comparison),
-            is_learned=True,
-            is_map=True,  # the colours of classes would be too dark if they were inverted
-        )
+def _drawn_learned(analysis: Analysis, place: str) -> Iterator[Drawn]:
+    """Yield pictures of what the methods of a place have learned, each in its first repetition."""
+    comparison = analysis.comparison
+    for number, method in enumerate(comparison.methods, 1):
+        for entry in comparison.at(place, method)[:1]:
+            classes = entry.run.class_table(entry.moment)["class"].nunique()
+            for one in learned.read(entry.run.path, classes):
+                yield Drawn(
+                    f"learned-{number}-{_slug(one.name)}",
+                    f"What {one_line(method)} learned: {one_line(one.name)}",
+                    f"{one_line(one.about)} In the first repetition, after the last round.",
+                    _warned(figures.learned(analysis, place, one), comparison),
+                    is_learned=True,
+                    is_map=True,  # the colours of classes would be too dark if they were inverted
+                )
 
 
 def drawn(analysis: Analysis, place: str, only: Sequence[str] = ()) -> Iterator[Drawn]:
@@ -356,7 +355,6 @@ def content(analysis: Analysis, drawings: Drawings, shared: "Shared") -> dict[st
                 "pictures": {
                     one.name: placed(one, f"p{k + 1}", shared) for one in drawings.places[place]
                 },
-                "missing": drawings.missing.get(place, ()),
             }
             for k, place in enumerate(comparison.places)
         ],

@@ -39,7 +39,7 @@ SUFFIX: Final = ".tar.xz"
 KEPT: Final = (
     *("config.yaml", "summary.json", "metrics.csv", "per_class.csv", "clients.csv"),
     *("confusion.csv", "new_clients.csv", "partition.json", "partition.npz", "predictions.csv"),
-    *("provenance.json", "study.json", "trial.json"),
+    *("learned.json", "provenance.json", "study.json", "trial.json"),
 )
 """Files of the folders of runs, studies and trials that an archive has. Checkpoints and pages are
 left out."""

@@ -1,13 +1,16 @@
 """What a method has learned besides models, as data for reports: tables and points.
 
-Methods return these types and reports draw them. They belong to neither, because methods import
-nothing of reports.
+Methods return these types, a run writes them to its folder, and reports draw them. They belong to
+none of these, because methods import nothing of reports.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Tensor
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 
 @dataclass(frozen=True)
@@ -17,23 +20,25 @@ class LearnedTable:
     Attributes:
         name: Short name, a part of the names of files.
         about: One sentence or two: what rows, columns and values are.
-        values: [R, Q], NaN where there is no value.
+        values: [R, Q], NaN where there is no value: a tensor, or an array if it is read from a run.
         rows: What the R rows are: `class`, `client`, `group`, `layer` or another word.
         columns: What the Q columns are, as `rows`.
         labels: Names of the columns, if they are neither classes nor clients; () for numbers.
         limits: Smallest and largest value that there can be; None for those of `values`.
     """
 
+    kind: ClassVar = "table"
+
     name: str
     about: str
-    values: Tensor
+    values: "ArrayLike"
     rows: str
     columns: str
     labels: tuple[str, ...] = ()
     limits: tuple[float, float] | None = None
 
     @classmethod
-    def of_groups(cls, name: str, about: str, group: Tensor, groups: int) -> "LearnedTable":
+    def of_groups(cls, name: str, about: str, group: "ArrayLike", groups: int) -> "LearnedTable":
         """Return the table of the groups of clients: 1 where a client is in a group, otherwise 0.
 
         Args:
@@ -42,8 +47,8 @@ class LearnedTable:
             group: Group [N] of each client, counted from 0.
             groups: Number of groups.
         """
-        members = group == torch.arange(groups)[:, None]  # [groups, N]
-        return cls(name, about, members.double(), "group", "client", limits=(0.0, 1.0))
+        members = np.asarray(group) == np.arange(groups)[:, None]  # [groups, N]
+        return cls(name, about, members.astype(float), "group", "client", limits=(0.0, 1.0))
 
 
 @dataclass(frozen=True)
@@ -53,16 +58,19 @@ class LearnedPoints:
     Attributes:
         name: Short name, a part of the names of files.
         about: One sentence or two: what a point is.
-        values: [P, D], the points.
+        values: [P, D], the points: a tensor; or an array [P, 2] of their first two principal
+            components if it is read from a run.
         classes: [P] int64, the class of each point.
         is_shared: [P] bool: the points of the server, or of a group; the others are of clients.
     """
 
+    kind: ClassVar = "points"
+
     name: str
     about: str
-    values: Tensor
-    classes: Tensor
-    is_shared: Tensor
+    values: "ArrayLike"
+    classes: "ArrayLike"
+    is_shared: "ArrayLike"
 
 
 Learned = LearnedTable | LearnedPoints

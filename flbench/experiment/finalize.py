@@ -8,14 +8,14 @@ from torch import Tensor
 from flbench.config.schema import Config
 from flbench.core.tree import digest
 from flbench.core.types import State
-from flbench.experiment import checkpoint
+from flbench.experiment import checkpoint, rounds
 from flbench.experiment.assembly import Experiment
 from flbench.experiment.evaluate import positive_class
 from flbench.experiment.loop import FederatedLoop
 from flbench.experiment.new_clients import NewClients
 from flbench.experiment.run_folder import RunFolder
 from flbench.reports import page
-from flbench.results import reading
+from flbench.results import learned, reading
 from flbench.results.summary import (
     Summary,
     cohort_accuracy,
@@ -72,6 +72,7 @@ def write(experiment: Experiment, loop: FederatedLoop, state: State) -> Summary:
     with seconds.measure("write"):
         for name, header, rows in evaluator.judge.tables(evaluations):
             folder.write_table(name, header, rows)
+        _write_learned(folder, experiment, state)
     summary = _summary(experiment, loop, state, weights, engine)
     if about_new is not None:
         summary["new_clients"] = about_new
@@ -225,6 +226,16 @@ def _failure_notes(summary: Summary) -> list[str]:
         if summary[key]:
             notes.append(f"{summary[key]} of {total} client trainings {what}.")
     return notes
+
+
+def _write_learned(folder: RunFolder, experiment: Experiment, state: State) -> None:
+    """Write what the method has learned besides the models, if it has learned anything."""
+    draw = rounds.settings_of(experiment.algorithm, state).draw
+    with rounds.seeded_method(experiment.algorithm, draw, 4):
+        found = experiment.algorithm.learned(state)
+        text = learned.text_of(found)
+    if found:
+        folder.write(learned.NAME, text)
 
 
 def _write_predictions(

@@ -32,7 +32,6 @@ from flbench.config.schema import Config, EngineConfig
 from flbench.core import files, shapes
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import DataError, UserError, did_you_mean
-from flbench.core.learned import Learned
 from flbench.core.printable import one_line
 from flbench.core.shapes import TokenShape
 from flbench.core.types import Batch, Outputs, Samples, State, StepContext, Tree
@@ -430,7 +429,7 @@ def load(
             f"there is no checkpoint {checkpoint!r}.{did_you_mean(str(checkpoint), MOMENTS)}"
             " Choose best or last."
         )
-    with _built(path, None) as experiment:
+    with _built(path) as experiment:
         state = _read_state(experiment, path, checkpoint)
         name, ids = _choose(experiment, state, path, client, deployment)
         tell = warn or (lambda sentence: None)
@@ -438,38 +437,14 @@ def load(
         return _load(experiment, state, path, client, name, ids, checkpoint, tell, normalize_by)
 
 
-def learned(
-    path: Path, federation: Federation | None = None
-) -> tuple[tuple[Learned, ...], Federation]:
-    """Return what the method of a run has learned besides the models, and the samples of the run.
-
-    The data set of the run must be there and unchanged. The number of threads of PyTorch is left as
-    it was.
-
-    Args:
-        path: The run folder. Its last round counts.
-        federation: The samples of the run, if they are already loaded; None to load them.
-
-    Returns:
-        The result of `Algorithm.learned`, and the samples, for another run with the same ones.
-
-    Raises:
-        UserError: The path is not a run folder, or has no checkpoint, or its data are not there.
-        DataError: A file is damaged, or the data differ from those of the run.
-    """
-    with _built(path, federation) as experiment:
-        state = _read_state(experiment, path, "last")
-        return experiment.algorithm.learned(state), experiment.federation
-
-
 @contextmanager
-def _built(path: Path, federation: Federation | None) -> Iterator[Experiment]:
+def _built(path: Path) -> Iterator[Experiment]:
     """Return a context manager for the experiment of a run, whose data are those of the run."""
     check_run_folder(path)
     threads = torch.get_num_threads()
     config, _ = resolve_written(path / "config.yaml")
     engine = _on_this_machine(config.engine)
-    experiment = build(config, federation, tried=False, engine=engine, folder=path)
+    experiment = build(config, tried=False, engine=engine, folder=path)
     try:
         samples = experiment.federation
         check_unchanged(path, samples.partition, samples.dataset, "Restore the old files.")
@@ -559,7 +534,7 @@ def _on_this_machine(config: EngineConfig) -> EngineConfig:
     return config.altered(device=device)
 
 
-def check_checkpoint(path: Path) -> Path:
+def _checkpoint(path: Path) -> Path:
     """Return the checkpoint of the last round of a run.
 
     Raises:
@@ -590,7 +565,7 @@ def _read_state(experiment: Experiment, path: Path, moment: Moment) -> State:
     config_hash = experiment.config.hash()
     # The run may have been copied from another machine, into a folder that cannot be written to.
     storage = replace(experiment.storage, folder=Path(gettempdir()))
-    state = checkpoint.read(check_checkpoint(path), config_hash, storage).state
+    state = checkpoint.read(_checkpoint(path), config_hash, storage).state
     if moment == "last":
         return state
     best = best_round(metrics_file.read(path / "metrics.csv"), experiment.config.evaluation.best)

@@ -26,6 +26,7 @@ RUN_FILES: Final = (
     "new_clients.csv",
     "per_class.csv",
     "confusion.csv",
+    "learned.json",
     "predictions.csv",
 )
 TABLES: Final = ("per_class.csv", "clients.csv")

@@ -11,7 +11,6 @@ from time import sleep
 import pytest
 
 import flbench as fl
-from flbench.analysis import learned
 from flbench.cli import app
 from flbench.comparison import archive
 from flbench.comparison.collect import collect
@@ -98,14 +97,6 @@ def test_archive_has_no_path_of_the_machine_and_the_same_bytes_again(packed, tmp
             assert b"/home/me" not in content, member.name
             assert str(tmp_path.parent).encode() not in content, member.name
         assert "all/tuned/comparison.json" in members.getnames()
-
-
-def test_what_methods_learned_is_left_out_in_one_sentence(reports):
-    comparison = reports[1]._analysis.comparison
-
-    found = learned.read(comparison, comparison.places[0])
-
-    assert found == learned.Findings((), (learned.PACKED,))
 
 
 @pytest.mark.slow
@@ -265,7 +256,6 @@ def test_final_trainings_of_a_packed_study_are_compared_without_their_method(tmp
     assert of_archive.runs["path"].tolist() == [
         f"{file}/study/finals/fedpull/default-seed{seed}" for seed in (1, 2)
     ]
-    assert learned.read(of_archive._analysis.comparison, "digits") == learned.Findings()
 
 
 def test_archive_in_the_place_of_a_run_folder_is_refused_with_what_reads_it(packed, capsys):

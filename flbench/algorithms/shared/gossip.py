@@ -16,7 +16,7 @@ from flbench.algorithms.base import Algorithm, Deployment, Joining
 from flbench.algorithms.shared.generation import Generation, HypernetworkConfig
 from flbench.algorithms.shared.memory import Copy
 from flbench.algorithms.shared.mixing import mix
-from flbench.algorithms.shared.pairs import too_large
+from flbench.algorithms.shared.pairs import SHOWN, too_large
 from flbench.algorithms.shared.prefixes import prefixed
 from flbench.algorithms.shared.topology import (
     Links,
@@ -201,10 +201,10 @@ class Gossip(Algorithm):
 
     def learned(self, state: State) -> tuple[Learned, ...]:
         """Return the mixing weights of the last round, the topology."""
-        if state.round == 0:
+        clients = self.setting.clients
+        if state.round == 0 or clients > SHOWN:
             return ()
         before = replace(state, round=state.round - 1)
-        clients = self.setting.clients
         ids = self.cohort(before, Draw(self.setting.seed, (before.round,), clients))
         weights = torch.full((clients, clients), torch.nan, dtype=torch.float64)
         links = self.links(before, ids)  # [K, K]

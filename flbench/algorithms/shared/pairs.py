@@ -14,7 +14,7 @@ from flbench.core.storage import memory_of_machine
 
 DENSE: Final = 64
 """Largest number of clients of matrices that are never stored by entries."""
-SHOWN: Final = 2_000
+SHOWN: Final = 1_000
 """Largest number of clients whose matrix is a table of a report."""
 
 
