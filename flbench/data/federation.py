@@ -33,7 +33,6 @@ CROP_PADDING: Final = 4  # pixels on each side
 MOST_SHOWN: Final = 4  # channels or columns that a note lists
 MOST_CLIENTS: Final = 6  # clients that a note lists
 MAX_BYTES: Final = 16 * 2**30
-NO_WIDTH: Final = 1e-8  # standard deviations and ranges up to this one count as 0
 FEW_SAMPLES: Final = 10  # training samples whose mean and standard deviation are uncertain
 NO_SHIFT: Final = ShiftConfig()
 PIECE: Final = 2**25  # bytes of float64 in which sums over pixels are computed
@@ -393,7 +392,7 @@ def build(
         notes.append(_about_tokens(dataset))
     elif isinstance(data.normalize, GivenNormalization):
         offset, width = _given(data.normalize, x.shape[1], dataset)
-        scale = _inverse(width, least=0.0)
+        scale = _inverse(width)
         notes.append(_normalization_note(offset, width, "given", dataset))
     elif data.normalize == "none":
         offset, scale = (
@@ -644,9 +643,19 @@ def normalization_of(
     Returns:
         Offset and factor by channel or column; the factor is 0 exactly where all values are equal.
     """
+    mean, deviation = _moments(x, rows, dataset)
+    return mean.astype(np.float32), _inverse(deviation)
+
+
+def _moments(
+    x: NDArray[Any], rows: Indices, dataset: Dataset
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return mean and standard deviation of samples by channel or column; see `normalization_of`.
+
+    The sums are over differences from one of the values. So they are exactly 0 for equal values,
+    and rounding is small beside the standard deviation in any unit.
+    """
     axes, shape = dataset.within_channel, dataset.by_channel
-    # The sums are over differences from one of the values. So they are exactly 0 for equal values,
-    # and rounding is small beside the standard deviation in any unit.
     # One value of each channel, [channels, 1, ...], or the row of a table.
     first = x[rows[0]].astype(np.float64)[(slice(None), *(slice(1),) * (x.ndim - 2))]
     count = 0
@@ -656,13 +665,8 @@ def normalization_of(
         count += piece.size // piece.shape[1]
         total += piece.sum(axis=axes)
         squares += np.square(piece, out=piece).sum(axis=axes)
-    deviation = np.sqrt(squares / count - (total / count) ** 2)
-    factor = np.zeros_like(deviation)
-    np.divide(1.0, deviation, out=factor, where=deviation > 0)
-    # A deviation below the smallest normal number of float32 would have an infinite factor.
-    factor = np.minimum(factor, np.finfo(np.float32).max)
-    offset = first + (total / count).reshape(shape)
-    return offset.astype(np.float32), factor.reshape(shape).astype(np.float32)
+    deviation = np.sqrt(np.maximum(squares / count - (total / count) ** 2, 0.0))
+    return first + (total / count).reshape(shape), deviation.reshape(shape)
 
 
 def means_of(x: NDArray[Any]) -> NDArray[np.float64]:
@@ -690,7 +694,7 @@ def _called(partition: ClientParts, clients: NDArray[np.int64]) -> str:
 def _normalization(
     x: NDArray[Any], train: Indices, kind: str, dataset: Dataset
 ) -> tuple[NDArray[np.float32], NDArray[Any]]:
-    """Return offset and width of the normalization (x - offset) / width; width 0 counts as 1.
+    """Return offset and width of the normalization (x - offset) / width; see `_inverse`.
 
     Args:
         x: All samples.
@@ -704,20 +708,12 @@ def _normalization(
         return np.zeros((1, 1, 1), dtype=np.float32), np.full(
             (1, 1, 1), dataset.scale, dtype=np.float64
         )
-    axes, shape = dataset.within_channel, dataset.by_channel
     if kind == "unit":
+        axes, shape = dataset.within_channel, dataset.by_channel
         low, high = (find(x[train], axis=axes).reshape(shape) for find in (np.min, np.max))
         return low, high - low
-    count = 0
-    total, squares = 0.0, 0.0
-    for rows in np.array_split(train, _pieces(x, len(train))):
-        piece = x[rows].astype(np.float64)
-        count += piece.size // (piece.shape[1] if piece.ndim > 1 else 1)
-        total = total + piece.sum(axis=axes)
-        squares = squares + np.square(piece, out=piece).sum(axis=axes)
-    mean = np.asarray(total / count)
-    deviation = np.sqrt(np.maximum(np.asarray(squares / count) - mean**2, 0.0))
-    return mean.reshape(shape).astype(np.float32), deviation.reshape(shape)
+    mean, deviation = _moments(x, train, dataset)
+    return mean.astype(np.float32), deviation
 
 
 def _given(
@@ -805,10 +801,15 @@ def _listed(values: NDArray[np.float64]) -> str:
     return shown + (f", ... ({len(values)} in all)" if len(values) > MOST_SHOWN else "")
 
 
-def _inverse(width: NDArray[Any], least: float = NO_WIDTH) -> NDArray[np.float32]:
-    """Return 1 / width, or 1 where a channel or column is constant (a width up to `least`)."""
-    is_wide = width > least
-    return np.where(is_wide, 1.0 / np.where(is_wide, width, 1.0), 1.0).astype(np.float32)
+def _inverse(width: NDArray[Any]) -> NDArray[np.float32]:
+    """Return the factor 1 / width, and 0 where a channel or column has one value (width 0).
+
+    Training samples do not say how wide such a channel or column is, so its inputs are 0.
+    """
+    factor = np.zeros(width.shape)
+    np.divide(1.0, width, out=factor, where=width > 0)
+    # A width below the smallest normal number of float32 would have an infinite factor.
+    return np.minimum(factor, np.finfo(np.float32).max).astype(np.float32)
 
 
 def augment(x: Tensor, keys: Tensor, kinds: Sequence[str]) -> Tensor:

@@ -194,9 +194,8 @@ class Normalization:
     Attributes:
         mean: Mean of each channel or column, in the units of the raw samples (pixels of uint8
             images are not divided by 255 first).
-        std: Standard deviation, or the width of the range with `data.normalize=unit`; 1 for a
-            constant channel or column, or infinity with `data.normalize=client`, so that the input
-            is 0.
+        std: Standard deviation, or the width of the range with `data.normalize=unit`; infinity for
+            a channel or column of one value, so that the input is 0.
         axis: What the arrays are indexed by: `channel`, or `column`: a column of the net's input;
             `none` for tokens, which are not normalized.
         columns: Names of the net's input columns; `NAME=WORD` for a column of words. Empty for

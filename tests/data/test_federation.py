@@ -4,6 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from sklearn.preprocessing import StandardScaler
 from torchvision.transforms import Normalize
 
 from flbench.config.schema import DataConfig, PartitionConfig
@@ -113,7 +114,31 @@ def test_note_of_a_constant_column_gives_no_deviation(normalize):
 
     [values] = re.findall("(?:standard deviation|largest values) (.*), ", made.notes[-1])
     assert float(values) == {"standard": 0, "unit": 5}[normalize]
-    assert made.scale.flatten()[0] == 1
+    assert made.scale.flatten()[0] == 0
+
+
+def test_standard_normalization_is_that_of_scikit_learn_and_constant_columns_are_zero():
+    """One value in all training parts leaves no scale, whatever a validation row has."""
+    rng = np.random.default_rng(0)
+    x = np.empty((500, 150))
+    x[:, :100] = 10 ** rng.uniform(0, 7, 100)
+    x[:, 0] = 1670.889
+    x[:, 100:] = rng.normal(size=(500, 50)) * 10 ** rng.uniform(-3, 3, 50) + rng.uniform(-9, 9, 50)
+    data, config = table(x, np.zeros(500)), PartitionConfig(scheme="iid", clients=1)
+    rows = build(data, DataConfig(), config, 0).partition.parts
+    data.x[rows["validation"][0][0], :100] *= 1.001
+
+    made = build(data, DataConfig(), config, 0)
+
+    scaler = StandardScaler().fit(data.x[rows["train"][0]].astype(float))
+    found = made.inputs(np.arange(500), torch.float64).numpy()
+    np.testing.assert_allclose(
+        found[:, 100:], scaler.transform(data.x.astype(float))[:, 100:], atol=2e-4
+    )
+    assert not found[:, :100].any()
+    own = build(data, DataConfig(normalize="client"), config, 0)
+    assert torch.equal(own.scale[0], made.scale)
+    assert torch.equal(own.offset[0], made.offset)
 
 
 def hospitals() -> tuple[np.ndarray, Dataset]:
