@@ -33,6 +33,7 @@ CROP_PADDING: Final = 4  # pixels on each side
 MOST_SHOWN: Final = 4  # channels or columns that a note lists
 MOST_CLIENTS: Final = 6  # clients that a note lists
 MAX_BYTES: Final = 16 * 2**30
+MOST_UNIT: Final = 16.0  # images with larger values are not in units of [0, 1]
 FEW_SAMPLES: Final = 10  # training samples whose mean and standard deviation are uncertain
 NO_SHIFT: Final = ShiftConfig()
 PIECE: Final = 2**25  # bytes of float64 in which sums over pixels are computed
@@ -391,7 +392,7 @@ def build(
         offset, scale = np.zeros(1, np.float32), np.ones(1, np.float32)
         notes.append(_about_tokens(dataset))
     elif isinstance(data.normalize, GivenNormalization):
-        offset, width = _given(data.normalize, x.shape[1], dataset)
+        offset, width = _given(data.normalize, x, dataset)
         scale = _inverse(width)
         notes.append(_normalization_note(offset, width, "given", dataset))
     elif data.normalize == "none":
@@ -717,18 +718,20 @@ def _normalization(
 
 
 def _given(
-    given: GivenNormalization, width: int, dataset: Dataset
+    given: GivenNormalization, x: NDArray[Any], dataset: Dataset
 ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
     """Return offset and width of the normalization by the user's numbers, in the units of `x`.
 
     Args:
         given: Mean and standard deviation; of pixels scaled to [0, 1].
-        width: Number of channels, or of columns after words became columns.
+        x: All samples, after words became columns.
         dataset: The data set.
 
     Raises:
-        DataError: There are neither one number nor as many as channels or columns.
+        DataError: There are neither one number nor as many as channels or columns, or the numbers
+            are in units of [0, 255] and the images in [0, 1], or the other way round.
     """
+    width = x.shape[1]
     each = "column" if dataset.is_table else "channel"
     for name, values in (("mean", given.mean), ("std", given.std)):
         if len(values) not in (1, width):
@@ -736,6 +739,18 @@ def _given(
                 f"`data.normalize.{name}` has {len(values)} numbers, and the inputs of"
                 f" `{dataset.name}` have {width} {each}{'s' * (width > 1)}. Give one number for"
                 f" all, or one for each {each}."
+            )
+    if dataset.kind == "images":
+        most = max(*given.mean, *given.std)
+        low, high = (0.0, 1.0) if dataset.is_pixels else (float(x.min()), float(x.max()))
+        of = dataset.scale if dataset.is_pixels else 255.0
+        is_too_small = high > MOST_UNIT and most <= 1 and any(given.mean)
+        if low >= 0 and (high <= 1 < most or is_too_small):
+            have = "are scaled to [0, 1]" if dataset.is_pixels else f"lie in [{low:g}, {high:g}]"
+            raise DataError(
+                f"`data.normalize` has the mean {list(given.mean)} and std {list(given.std)}, but"
+                f" the values of `{dataset.name}` {have}."
+                f" {'Divide' if most > 1 else 'Multiply'} both by {of:g}."
             )
     shape = dataset.by_channel
     unit = dataset.scale if dataset.is_pixels else 1.0

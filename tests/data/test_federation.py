@@ -62,6 +62,35 @@ def test_given_numbers_normalize_pixels_as_transforms_of_pytorch_do():
         build(data, wrong, PartitionConfig(scheme="iid", clients=2), 0)
 
 
+@pytest.mark.parametrize(
+    ("factor", "mean", "std", "is_right"),
+    [
+        (None, 0.485, 0.229, True),
+        (None, 123.675, 58.395, False),
+        (None, 0.0, 255.0, False),
+        (1 / 255, 0.485, 0.229, True),
+        (1 / 255, 123.675, 58.395, False),
+        (1.0, 123.675, 58.395, True),
+        (1.0, 0.485, 0.229, False),
+    ],
+)
+def test_given_numbers_must_be_in_the_units_of_the_images(factor, mean, std, is_right):
+    """Pixels of uint8 are in [0, 1] then; floating-point images stay as they are."""
+    x = np.random.default_rng(0).integers(0, 256, size=(40, 3, 4, 4), dtype=np.uint8)
+    x = x if factor is None else (x * factor).astype(np.float32)
+    data = Dataset("rgb", x, np.arange(40) % 2, ("a", "b"), train=40)
+    given = DataConfig(normalize={"mean": (mean,), "std": (std,)})
+
+    def made():
+        return build(data, given, PartitionConfig(scheme="iid", clients=2), 0)
+
+    if is_right:
+        assert abs(float(made().inputs(np.arange(40), torch.float32).mean())) < 1
+    else:
+        with pytest.raises(DataError, match=r"data\.normalize.* by 255"):
+            made()
+
+
 def test_given_numbers_normalize_columns_also_by_one_number_for_all():
     x = np.random.default_rng(0).normal(size=(40, 3)) + 7
     given = DataConfig(normalize={"mean": (7,), "std": (1e-9, 2, 4)})
