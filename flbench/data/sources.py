@@ -205,6 +205,8 @@ def _checked(
         )
     notes = notes_on_names(dataset.classes, "class")
     notes += notes_on_names(dataset.group_names, "client")
+    for column, words in zip(dataset.columns, dataset.words, strict=False):
+        notes += notes_on_names(words, "word", f" of the column `{column}`")
     return replace(dataset, notes=(*dataset.notes, *notes))
 
 

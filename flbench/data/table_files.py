@@ -1,8 +1,9 @@
 """Reading of tables: a folder or .zip file with one CSV file per client, all with the same header.
 
 Columns other than the label have numbers or words. Words become categories, which are one-hot
-encoded later, when the training parts are known. An empty field, `?`, `NA` or `NaN` is a missing
-value; it is imputed later, from the client's training part. The label is the last column, the
+encoded later, when the training parts are known. An empty field, `?`, or what pandas reads as
+missing, such as `NA`, `N/A` or `NaN`, is a missing value; it is imputed later, from the client's
+training part. The label is the last column, the
 column `data.label=COLUMN`, or the result of a rule such as `data.label="num > 0"`. The columns of
 `data.drop` are left out before anything else is read.
 """
@@ -25,7 +26,11 @@ from flbench.data import plain_tables, row_numbers
 from flbench.data.dataset import Dataset
 from flbench.data.labels import NUMBER, number_texts
 
-MISSING: Final = frozenset({"", "?", "na", "nan", "null", "none"})
+MISSING: Final = frozenset(
+    {"", "?", "na", "nan", "null", "none", "n/a", "#n/a", "#na", "#n/a n/a", "<na>", "-nan"}
+    | {"1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan"}
+)
+"""Missing values in lower case: `?`, and those of pandas."""
 MAX_WORDS: Final = 1_000  # of one column
 FEW_WORDS: Final = 10  # a column with more words must have, on average, two values for each
 CONTINUOUS: Final = 20  # a label with more values must have, on average, two rows for each
@@ -33,8 +38,11 @@ LARGEST: Final = float(np.finfo(np.float32).max)
 RULE: Final = re.compile(r"(?P<column>.*)(?P<sign>>=|<=|==|>|<)(?P<bound>.*)", re.DOTALL)
 UNNAMED: Final = re.compile(r"(Unnamed: \d+(_level_\d+)?)?")  # as pandas names such columns
 SEPARATORS: Final = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
-DECIMAL_COMMA: Final = re.compile(r"[-+]?\d+,\d+", re.ASCII)
-NO_LABEL: Final = MISSING | {"-nan", "+nan", "<na>", "n/a", "#n/a", "#na"}
+FORMATTED: Final = re.compile(
+    r"[-+(]?[$€£]? ?(\d{1,3}([ '.,\u00a0\u202f]\d{3})+|\d+)([.,]\d+)? ?[%$€£]?\)?", re.ASCII
+)
+"""Numbers as spreadsheets show them: with separators of thousands, a decimal comma, `%` or `$`."""
+NO_LABEL: Final = MISSING | {"+nan"}
 
 
 @dataclass(frozen=True)
@@ -124,6 +132,8 @@ def read(
         rows, lines = _rows(content, where)
         everywhere |= dict.fromkeys(rows[0])
         _check_fields(rows, lines, where, drop)
+        if key == "data.drop":  # a file; a DataFrame has names of its own
+            _check_header(rows[0], where)
         _check_widths(rows, lines, where)
         rows = _without(rows, drop)
         header = header or rows[0]
@@ -286,6 +296,7 @@ def _plain(
         table = plain_tables.read(content, MISSING, lambda text: _number(text) is not None, place)
         if table is None or any(map(UNNAMED.fullmatch, table.header)):
             return None
+        _check_header(table.header, where)
         if header and table.header != header:
             return None
         column, rule = _label_column(table.header, label, where, (), "")
@@ -409,6 +420,29 @@ def _check_fields(rows: list[list[str]], lines: list[int], where: str, drop: Seq
         )
 
 
+def _check_header(header: list[str], where: str) -> None:
+    """Raise a DataError if the names of the columns are the values of a first row.
+
+    All of them are numbers then, or all but that of the label. Numbers that rise or fall from
+    column to column, such as years or wavelengths, are names.
+    """
+    values = [value for name in header if (value := _number(name)) is not None]
+    if len(values) < max(1, len(header) - 1):
+        return
+    steps = np.diff(values if len(values) < len(header) else values[:-1])
+    is_sorted = bool((steps > 0).all() or (steps < 0).all())
+    is_even = len(steps) > 1 and bool((steps == steps[0]).all())
+    counts = values[0] in (0, 1) and bool((steps == 1).all())
+    if is_sorted and (len(steps) > 3 or is_even or counts):
+        return
+    raise DataError(
+        f"{where}, line 1 has no names of columns, but the numbers of a row:"
+        f" {shortened(', '.join(header), 80)}. Add a line with names above it, such as"
+        f" {','.join(f'x{k + 1}' for k in range(min(2, len(header) - 1)))},...,label; or, if these"
+        " are names, add a letter to each."
+    )
+
+
 def _label_column(
     header: list[str], label: str | None, where: str, drop: Sequence[str], key: str
 ) -> tuple[int, Rule | None]:
@@ -495,8 +529,8 @@ def _number_words(
         The words of each column; empty for columns of numbers.
 
     Raises:
-        DataError: A column has both numbers and words, or so many words that they are no
-            categories.
+        DataError: A column has both numbers and words, numbers as spreadsheets show them, or so
+            many words that they are no categories.
     """
     rows = sum(len(table.x) for table in features)
     found: list[tuple[str, ...]] = []
@@ -506,12 +540,7 @@ def _number_words(
         found.append(words)
         if not words:
             continue
-        if all(map(DECIMAL_COMMA.fullmatch, words)):
-            raise DataError(
-                f"{path}: the column `{column}` has numbers with a comma, such as {words[0]!r}."
-                " Write decimal points, and no separators of thousands; or, if they are categories,"
-                " write them without the comma."
-            )
+        _check_no_formatted(features, k, column, texts)
         _check_words_alone(features, k, column)
         if _are_too_many(words, texts, rows):
             # All such columns in one message, so that the user leaves them out at once.
@@ -555,6 +584,26 @@ def _free_texts(
         if _are_too_many(list(set(texts)), texts, rows):
             found.append(column)
     return found
+
+
+def _check_no_formatted(
+    features: list[Features], k: int, column: str, texts: Sequence[str]
+) -> None:
+    """Raise a DataError if most texts of column k are numbers as spreadsheets show them."""
+    numbers = {text for text in set(texts) if FORMATTED.fullmatch(text)}
+    if 2 * sum(text in numbers for text in texts) <= len(texts):
+        return
+    where, line, text = next(
+        (table.where, table.lines[row], text)
+        for table in features
+        for row, text in table.words.get(k, {}).items()
+        if text in numbers
+    )
+    raise DataError(
+        f"{where}, line {line}, column `{column}`: {text!r} is a number as a spreadsheet shows it."
+        " Write decimal points, and no separators of thousands, percent signs or currencies (format"
+        " `General` in a spreadsheet); or, if these are categories, add a letter to each."
+    )
 
 
 def _check_words_alone(features: list[Features], k: int, column: str) -> None:

@@ -1157,6 +1157,90 @@ def test_tables_of_other_forms_are_refused_with_the_cure(tmp_path, table, cure):
         load(write_zip(tmp_path / "x.zip", {"a.csv": table}))
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["1,050.50", "2,300.25", "1,999.00"],
+        ["1.200,50", "980,00", "1.000.000,00"],
+        ["45%", "7.5%", "100 %"],
+        ["$1,050", "($20.50)", "3 €"],
+        ["980.5", "1,050.50", "12"],
+        ["1 050", "2 300", ""],
+    ],
+)
+def test_numbers_as_spreadsheets_show_them_are_refused_with_their_row(tmp_path, values):
+    rows = [f'"{value}",{k},{k % 2}' for k, value in enumerate(values * 2)]
+    file = write_zip(tmp_path / "x.zip", {"a.csv": "\n".join(["a,b,y", *rows]).encode()})
+    line = 2 + next(k for k, value in enumerate(values) if not value.replace(".", "").isdigit())
+
+    with pytest.raises(DataError, match=f"a.csv, line {line}, column `a`.*decimal points"):
+        load(file)
+
+
+def test_words_may_have_digits_and_signs(tmp_path):
+    rows = [f"{word},{k % 2}" for k, word in enumerate(["5%", "low", "high", "12.5.2020"] * 5)]
+    file = write_zip(tmp_path / "x.zip", {"a.csv": "\n".join(["a,y", *rows]).encode()})
+
+    assert load(file).words == (("12.5.2020", "5%", "high", "low"),)
+
+
+@pytest.mark.parametrize("column", ["1.5", "word"])
+def test_missing_values_are_those_of_pandas(tmp_path, column):
+    from pandas._libs.parsers import STR_NA_VALUES
+
+    values = [*sorted(STR_NA_VALUES), *[column] * 4]
+    content = "\n".join(["a,b,y", *(f"{v},{k},{k % 2}" for k, v in enumerate(values))]).encode()
+
+    data = load(write_zip(tmp_path / "x.zip", {"a.csv": content}))
+
+    assert np.array_equal(np.isnan(data.x[:, 0]), pd.read_csv(BytesIO(content))["a"].isna())
+
+
+@pytest.mark.parametrize("header", ["sex,y", "y,sex"])
+def test_names_that_differ_by_case_alone_are_noted(tmp_path, header):
+    """Classes, and words of a column. Letters of an alphabet are classes of their own."""
+    rows = {"sex,y": ["Male,0", "male,1", "Female,0"], "y,sex": ["0,Male", "1,male", "1,Female"]}
+    content = "\n".join([header, *rows[header] * 3]).encode()
+
+    data = load(write_zip(tmp_path / "x.zip", {"a.csv": content}))
+
+    assert len([note for note in data.notes if "'Male' and 'male'" in note]) == 1
+    letters = content.replace(b"Male", b"A").replace(b"male", b"a").replace(b"FeA", b"b")
+    assert load(write_zip(tmp_path / "y.zip", {"a.csv": letters})).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("header", "is_row"),
+    [
+        ("5.1,3.5,1.4,0", True),
+        ("5.1,3.5,1.4,setosa", True),
+        ("63,1,yes", True),
+        ("0.5,0", True),
+        ("-3e2,7,7.5,1", True),
+        ("0,1,2,label", False),
+        ("0,1,2,3", False),
+        ("2018,2019,2020,label", False),
+        ("400.5,402.1,403.3,404,406.5,label", False),
+        ("age,1.5,2,y", False),
+    ],
+)
+def test_first_row_of_a_table_without_a_header_is_not_lost(tmp_path, header, is_row):
+    rows = [",".join(map(str, [*range(k, k + header.count(",")), k % 2])) for k in range(6)]
+    file = write_zip(tmp_path / "x.zip", {"a.csv": "\n".join([header, *rows]).encode()})
+
+    if is_row:
+        with pytest.raises(DataError, match=r"a\.csv, line 1 has no names"):
+            load(file)
+    else:
+        assert ",".join(load(file).columns) == header.rpartition(",")[0]
+
+
+def test_columns_of_a_frame_may_have_numbers_as_names():
+    frame = pd.DataFrame({2020: [1.5, 2, 3, 4], 7: [1, 5, 3, 2], 3: [0, 1, 0, 1]})
+
+    assert Data(frame).dataset.columns == ("2020", "7")
+
+
 N = 24
 
 
