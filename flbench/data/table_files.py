@@ -1,10 +1,10 @@
-"""Reading of tables: a folder or .zip file with one CSV file per client, all with the same header.
+"""Reading of tables: a folder or .zip file with one CSV file per client.
 
-Columns other than the label have numbers or words. Words become categories, which are one-hot
-encoded later, when the training parts are known. An empty field, `?`, or what pandas reads as
-missing, such as `NA`, `N/A` or `NaN`, is a missing value; it is imputed later, from the client's
-training part. The label is the last column, the
-column `data.label=COLUMN`, or the result of a rule such as `data.label="num > 0"`. The columns of
+All files have the same columns, in any order. Columns other than the label have numbers or words.
+Words become categories, which are one-hot encoded later, when the training parts are known. An
+empty field, `?`, or what pandas reads as missing, such as `NA`, `N/A` or `NaN`, is a missing value;
+it is imputed later, from the client's training part. The label is the last column, the column
+`data.label=COLUMN`, or the result of a rule such as `data.label="num > 0"`. The columns of
 `data.drop` are left out before anything else is read.
 """
 
@@ -38,6 +38,7 @@ LARGEST: Final = float(np.finfo(np.float32).max)
 RULE: Final = re.compile(r"(?P<column>.*)(?P<sign>>=|<=|==|>|<)(?P<bound>.*)", re.DOTALL)
 UNNAMED: Final = re.compile(r"(Unnamed: \d+(_level_\d+)?)?")  # as pandas names such columns
 SEPARATORS: Final = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+SPREADSHEET: Final = re.compile(r"sep=.\r?\n", re.IGNORECASE)  # says how fields are separated
 FORMATTED: Final = re.compile(
     r"[-+(]?[$€£]? ?(\d{1,3}([ '.,\u00a0\u202f]\d{3})+|\d+)([.,]\d+)? ?[%$€£]?\)?", re.ASCII
 )
@@ -137,6 +138,10 @@ def read(
         _check_widths(rows, lines, where)
         rows = _without(rows, drop)
         header = header or rows[0]
+        if rows[0] != header and sorted(rows[0]) == sorted(header):
+            _check_last(rows[0], header, label, where, files[0])
+            order = [rows[0].index(column) for column in header]
+            rows = [[row[k] for k in order] for row in rows]
         if rows[0] != header:
             raise DataError(
                 f"{where} has the columns {rows[0]}, but {files[0]} has {header}. Use the same"
@@ -320,13 +325,18 @@ def _plain(
 def _rows(content: bytes, where: str) -> tuple[list[list[str]], list[int]]:
     """Return the rows of a CSV file, the header first, and the line in which each begins.
 
-    Empty lines are left out. A quoted field can extend over several lines.
+    Empty lines are left out, as is a first line such as `sep=,`, which is for spreadsheets. A
+    quoted field can extend over several lines.
     """
     rows: list[list[str]] = []
     lines: list[int] = []
     line = 1
     try:
-        reader = csv.reader(io.StringIO(content.decode("utf-8-sig")), strict=True)
+        text = content.decode("utf-8-sig")
+        reader = csv.reader(io.StringIO(text), strict=True)
+        if SPREADSHEET.match(text):
+            next(reader)
+            line = 2
         for row in reader:
             if row:
                 rows.append([cell.strip() for cell in row])
@@ -417,6 +427,17 @@ def _check_fields(rows: list[list[str]], lines: list[int], where: str, drop: Seq
         raise DataError(
             f"{where}: the columns {first} and {second} have the same name, `{twice}`. Rename or"
             " remove one of them."
+        )
+
+
+def _check_last(
+    columns: list[str], header: list[str], label: str | None, where: str, first: str
+) -> None:
+    """Raise a DataError if the label is the last column, and that is not the same in two tables."""
+    if label is None and columns[-1] != header[-1]:
+        raise DataError(
+            f"{where} has the last column `{columns[-1]}`, and {first} `{header[-1]}`, so it is not"
+            " clear which one has the label. Set data.label to its column."
         )
 
 

@@ -1139,7 +1139,7 @@ TABLE = b"a,b,y\n1.5,2,0\n2.5,4,1\n3.5,3,0\n"
         (TABLE.replace(b",", b";"), "to_csv"),
         (TABLE.replace(b",", b"\t"), "to_csv"),
         (b"a;b;y\n1,5;2;0\n2,5;3;1\n", "decimal="),
-        (b"sep=;\na;b;y\n1,5;2;0\n", "semicolons"),
+        (b"sep=;\na;b;y\n1,5;2;0\n", "`a;b;y`.* semicolons"),
         (b'a,b,y\n"1,5",2,0\n"1,5",4,1\n"2,5",3,0\n"2,5",9,0\n', "decimal points"),
         (TABLE.replace(b"\n", b",\n"), "Remove it from all lines"),
         (TABLE.replace(b"\n", b",\n").replace(b"y,", b"y"), "comma at the end of the lines"),
@@ -1239,6 +1239,36 @@ def test_columns_of_a_frame_may_have_numbers_as_names():
     frame = pd.DataFrame({2020: [1.5, 2, 3, 4], 7: [1, 5, 3, 2], 3: [0, 1, 0, 1]})
 
     assert Data(frame).dataset.columns == ("2020", "7")
+
+
+@pytest.mark.parametrize("label", [None, "ill", "ill > 0"])
+def test_columns_in_another_order_are_read_by_name(tmp_path, label):
+    entries = {**WARDS, "south.csv": b"bp,age,ill\n2,60,2\n3,70,0\n"}
+
+    data = load(write_zip(tmp_path / "x.zip", entries), label=label)
+
+    expected = load(write_zip(tmp_path / "y.zip", WARDS), label=label)
+    assert data.columns == expected.columns
+    assert data_hash(data) == data_hash(expected)
+
+
+def test_last_column_of_tables_in_another_order_is_no_label(tmp_path):
+    file = write_zip(tmp_path / "x.zip", {**WARDS, "south.csv": b"ill,age,bp\n2,60,2\n0,70,3\n"})
+
+    with pytest.raises(DataError, match=r"data\.label"):
+        load(file)
+    assert load(file, label="ill").x[3:].tolist() == [[60, 2], [70, 3]]
+
+
+@pytest.mark.parametrize("line", [b"sep=,\n", b"\xef\xbb\xbfSEP=,\r\n"])
+def test_separator_line_of_spreadsheets_is_no_row(tmp_path, line):
+    entries = {name: line + content for name, content in WARDS.items()}
+
+    data = load(write_zip(tmp_path / "x.zip", entries))
+
+    assert data_hash(data) == data_hash(load(write_zip(tmp_path / "y.zip", WARDS)))
+    with pytest.raises(DataError, match="line 5 has 2 fields"):
+        load(write_zip(tmp_path / "z.zip", {"a.csv": line + b"a,b,y\n1,2,0\n2,3,1\n2,3\n"}))
 
 
 N = 24
