@@ -522,8 +522,7 @@ def data_of(items: Sequence[str], layers: Sequence[Layer]) -> dict[str, dict[str
             )
         section = _named(item, Path(str(folder or "data")))
         label = _label(section)
-        if label in found:
-            raise ConfigError(f"{setting('data')}: `{label}` is named twice. Name it once.")
+        _check_label(label, section, found)
         found[label] = section
     return found
 
@@ -547,6 +546,19 @@ def _label(section: Mapping[str, Any]) -> str:
     return str(section.get("name", "data"))
 
 
+def _check_label(label: str, section: Mapping[str, Any], sets: Mapping[str, Any]) -> None:
+    """Raise a ConfigError if a data set, or another one of the same label, has been named."""
+    if label not in sets:
+        return
+    if sets[label] == section:
+        raise ConfigError(f"{setting('data')}: `{label}` is named twice. Name it once.")
+    both = " and ".join(str(one.get("path", label)) for one in (sets[label], section))
+    raise ConfigError(
+        f"{setting('data')}: {both} have the same name, `{label}`, by which results tell data sets"
+        " apart. Rename one of the two."
+    )
+
+
 def _data_sets(data: Any) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """Return the sections of an argument `data`, and the objects in it, by label of the data set.
 
@@ -564,8 +576,7 @@ def _data_sets(data: Any) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
         label = _label(section) if several else ""
         while label in sets and is_own(entry):
             label = f"{label} again"
-        if label in sets:
-            raise ConfigError(f"`data`: `{label}` is named twice. Name it once.")
+        _check_label(label, section, sets)
         sets[label] = section
         if "data" in found:
             objects[label] = found["data"]

@@ -76,8 +76,9 @@ def run(
             import path `package.module:Class`, or given as the class itself.
         config: YAML file with the values that differ from the defaults.
         seed: Seed of all randomness.
-        data: Section `data`, or data of your own: arrays `(x, y)`, a DataFrame, a torch Dataset,
-            data loaders, or a function that returns one of them; see `fl.Data`.
+        data: Section `data`, a `pathlib.Path` of a file or folder, or data of your own: arrays
+            `(x, y)`, a DataFrame, a torch Dataset, data loaders, or a function that returns one of
+            them; see `fl.Data`.
         partition: Section `partition`, or an object such as `fl.Dirichlet(alpha=0.1, clients=20)`,
             or a scheme of your own: a function (see `fl.Scheme`), or the positions of each
             client's samples.

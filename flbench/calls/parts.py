@@ -4,6 +4,7 @@ These are methods, data, partition schemes, nets, loss terms and metrics.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,7 +47,9 @@ def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     data, model = plain.get("data"), plain.get("model")
     if (method := plain.get("algorithm")) is not None:
         plain["algorithm"] = _method(method)
-    if is_own(data):
+    if isinstance(data, PathLike):
+        plain["data"] = {"path": fspath(data)}
+    elif is_own(data):
         path = imported.path_of(data) if callable(data) else None
         if path is not None:
             plain["data"] = {"source": path}

@@ -6,6 +6,7 @@ are: with the same checks and the same result.
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -319,7 +320,7 @@ def is_own(value: Any) -> bool:
             isinstance(item, np.ndarray | torch.Tensor) or _is_hugging_face(item)
             for item in value.values()
         )
-    return value is not None and not isinstance(value, str)
+    return value is not None and not isinstance(value, str | PathLike)
 
 
 def _refuse(where: str, what: str, **arguments: Any) -> None:

@@ -28,6 +28,14 @@ def short(out, data, **keys):
     return fl.run("fedavg", data=data, output={"dir": out}, progress=False, **keys)
 
 
+def test_a_path_is_the_file_or_folder_of_the_data(tmp_path):
+    np.savez(tmp_path / "x.npz", train_images=X, train_labels=Y)
+
+    found = fl.partition(tmp_path / "x.npz", FEW)
+
+    assert found.hash == fl.partition({"path": str(tmp_path / "x.npz")}, FEW).hash
+
+
 class Pairs(Dataset):
     """A map-style data set of given pairs."""
 

@@ -177,6 +177,7 @@ def test_a_changed_key_is_refused_by_its_name(
         (["local", "--grid", "seed=1,2"], "--seeds"),
         (["local", "--grid", "algorithm.tau=1,2"], "none of local has the key `algorithm.tau`"),
         (["local", "--data", "digits,digits"], "`digits` is named twice"),
+        (["local", "--data", "a/wards.csv,b/wards.csv"], "b/wards.csv have the same name"),
         (["local", "--data", "digits", "--dataset", "digits"], "both name the data"),
         (["local", "--data", "no_such.zip"], "no_such.zip"),
         (["local", "--tuned", "no_such"], "no_such"),
