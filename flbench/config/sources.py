@@ -46,7 +46,8 @@ def from_file(path: Path) -> Layer:
     """Read a configuration from a YAML file.
 
     Only plain values are accepted; tags that create Python objects are refused. A section without
-    keys, such as a line `train:` with nothing below it, has its defaults.
+    keys, such as a line `train:` with nothing below it, has its defaults. A key at the top level
+    may be dotted, such as `train.rounds: 5`.
 
     Args:
         path: The file.
@@ -75,11 +76,36 @@ def from_file(path: Path) -> Layer:
         return Layer({})
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} must contain keys with values, like `seed: 1`.")
+    origins = {dotted: f"{path}:{line}" for dotted, line in lines.items()}
+    if any("." in key for key in tree):
+        tree, given = _without_dots(tree, origins)
+        origins = given | {key: place for key, place in origins.items() if key in given}
     _drop_empty_sections(tree, Config)
     if (found := wrong_word(tree, text, lines)) is not None:
         raise ConfigError(f"{path}:{lines.get(found[0], 1)}: `{found[0]}` {found[1]}")
-    origins = {dotted: f"{path}:{line}" for dotted, line in lines.items()}
     return Layer(_expand_names(tree, origins), origins)
+
+
+def _without_dots(
+    tree: Mapping[str, Any], places: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return values with sections in the place of dotted keys, and the origins of the values.
+
+    Args:
+        tree: The values; keys at the top level, such as `train.rounds`, may be dotted.
+        places: File and line of each key by its dotted path.
+
+    Raises:
+        ConfigError: A value is given twice, or a key has a value and is a section.
+    """
+    layers: list[Layer] = []
+    for key, value in tree.items():
+        layer = from_values({key: value}, places[key])
+        for name in leaves(layer.tree):
+            if any(has_value(other.tree, name) for other in layers):
+                raise ConfigError(f"`{name}` is given twice ({places[key]}). Give it once.")
+        layers.append(layer)
+    return merge(layers)
 
 
 def _drop_empty_sections(tree: dict[str, Any], schema: type[BaseModel]) -> None:

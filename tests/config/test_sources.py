@@ -32,6 +32,32 @@ def test_yaml_key_that_stands_twice_is_refused(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "train.rounds: 5\ntrain.optimizer.lr: 0.5\nalgorithm: ditto\nalgorithm.lam: 2\n",
+        "train:\n  rounds: 5\ntrain.optimizer:\n  lr: 0.5\nalgorithm.lam: 2\nalgorithm: ditto\n",
+    ],
+)
+def test_yaml_keys_of_the_top_level_may_be_dotted(tmp_path, text):
+    nested = tmp_path / "nested.yaml"
+    nested.write_text(
+        "algorithm: {name: ditto, lam: 2}\ntrain: {rounds: 5, optimizer: {lr: 0.5}}\n"
+    )
+    dotted = tmp_path / "dotted.yaml"
+    dotted.write_text(text)
+
+    layer = from_file(dotted)
+
+    assert layer.tree == from_file(nested).tree
+    for key, line in (("algorithm.lam", "algorithm.lam"), ("train.rounds", "rounds:")):
+        number = next(k for k, one in enumerate(text.splitlines(), 1) if line in one)
+        assert layer.origins[key] == f"{dotted}:{number}"
+    said = refused(tmp_path, "train.rounds: 1\ntrain:\n  rounds: 2\n")
+    assert "`train.rounds` is given twice" in said
+    assert "x.yaml:2" in said
+
+
 def test_yaml_syntax_error_names_the_line(tmp_path):
     assert "x.yaml:3" in refused(tmp_path, "seed: 1\ntrain: [\n")
 
