@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal, Self, get_args
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     SerializeAsAny,
@@ -99,7 +100,13 @@ def _none_if_empty(names: Freeze) -> Freeze:
     return names or "none"
 
 
-Columns = Annotated[tuple[StrictStr, ...], AfterValidator(_in_one_order)]
+def _column(name: object) -> object:
+    """Return the name of a column, which YAML and Python may give as a number, as text."""
+    return str(name) if type(name) in (int, float) else name
+
+
+Column = Annotated[StrictStr, BeforeValidator(_column)]
+Columns = Annotated[tuple[Column, ...], AfterValidator(_in_one_order)]
 
 
 class GivenNormalization(Strict):
@@ -235,7 +242,7 @@ class DataConfig(Strict):
         description="augmentation of training images: crop (after padding by 4 pixels), flip (left"
         " and right)",
     )
-    label: str | None = Field(
+    label: Column | None = Field(
         None,
         description="tables: column of the label (default: the last), or a rule such as `num > 0`",
     )

@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from flbench.config.schema import DataConfig, PartitionConfig
+from flbench.config.sources import from_overrides
 from flbench.core.errors import DataError
 from flbench.data import (
     archive,
@@ -1351,6 +1352,15 @@ def test_dropped_columns_are_as_if_the_files_had_not_had_them(tmp_path):
         Data(frame, drop="id")
     with pytest.raises(DataError, match="`drop` cannot be used with data without named columns"):
         Data(np.zeros((4, 2)), [0, 1, 0, 1], drop=["id"])
+
+
+def test_a_column_whose_name_is_a_number_can_be_dropped(tmp_path):
+    file = write_zip(tmp_path / "x.zip", {"a.csv": b"a,2020,7,y\n1,2,0,3\n2,3,1,4\n2.5,3,0,3\n"})
+
+    data = load(file, drop=[2020, "y"], label=7)
+
+    assert (data.columns, data.y.tolist()) == (("a",), [0, 1, 0])
+    assert DataConfig(**from_overrides(["data.drop=[2020]"]).tree["data"]).drop == ("2020",)
 
 
 def test_columns_can_be_dropped_of_named_columns_alone(tmp_path):
