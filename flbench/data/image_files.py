@@ -110,10 +110,26 @@ def _placed(archive: Archive) -> list[tuple[str, str, str]]:
 
     The folders of the parts are called `train` and `test`; if no image lies in `train`, they can
     also be called `Training` and `Testing`, in upper or lower case.
+
+    Raises:
+        DataError: There are several folders of one part, such as those of several hospitals.
     """
     images = [(PurePosixPath(entry).parts, entry) for entry in archive.names if is_image(entry)]
     images = [(parts, entry) for parts, entry in images if len(parts) >= 3]
     exact = {"train": "train", "test": "test"}
+    for part in exact:
+        folders = sorted(
+            {parts[:-2] for parts, _ in images if PARTS.get(parts[-3].lower()) == part}
+        )
+        above = {folder[:-1] for folder in folders}
+        if len(above) > 1:
+            raise DataError(
+                f"{archive.path} has several folders of a {part} part, such as"
+                f" {'/'.join(folders[0])} and {'/'.join(folders[-1])}. If they are clients, move"
+                " their images to CLIENT/CLASS/* and set data.client=folder (the samples of each"
+                " client are split by partition.split). If not, move all to one folder"
+                f" {part}/CLASS/*."
+            )
     by_name = [
         (exact[parts[-3]], parts[-2], entry) for parts, entry in images if parts[-3] in exact
     ]
@@ -193,7 +209,8 @@ def _client_folders(archive: Archive) -> list[tuple[str, str, str]]:
     if parts := {image.parts[-3] for image in images if image.parts[-3].lower() in PART_FOLDERS}:
         raise DataError(
             f"{archive.path}: {wanted}, but the folder {min(parts)} has the name of a part of the"
-            " data. Leave data.client out, or rename the folder."
+            " data. Move the images of each client to CLIENT/CLASS/* (the samples of each client"
+            " are split by partition.split); without clients, leave data.client out."
         )
     return [(image.parts[-3], image.parts[-2], str(image)) for image in images]
 

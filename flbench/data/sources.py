@@ -233,12 +233,20 @@ def _read(path: Path, config: DataConfig) -> Dataset:
         )
     check_format(path)
     with Archive(path) as archive:
-        is_table = any(entry.lower().endswith(".csv") for entry in archive.names)
-        if is_table and not image_files.has_images(archive):
+        tables = [entry for entry in archive.names if entry.lower().endswith(".csv")]
+        if tables and not image_files.has_images(archive):
             if image_files.has_class_folders(archive):
                 raise DataError(
                     f"{path} has CSV tables and images in class folders, so it could be read as"
                     " either. Keep one of the two, or move the images to train/CLASS/*."
+                )
+            images = [entry for entry in archive.names if image_files.is_image(entry)]
+            if len(images) > len(tables):
+                raise DataError(
+                    f"{path} has {len(images):,} images, such as {images[0]}, beside the table"
+                    f" {tables[0]}, and the labels of images are not read from a table. Move the"
+                    " images to folders of their classes, CLASS/*, without the table; or, for the"
+                    " table alone, remove the images."
                 )
             _check_no_client_folders(config, str(path))
             return table_files.read(archive, name, config.label, config.drop)

@@ -427,6 +427,31 @@ def test_class_folders_without_parts_belong_to_the_train_part(tmp_path, top, fol
     assert data.x[:, 0, 1, 1].tolist() == [100, 120, 140, 0, 20, 40]
 
 
+@pytest.mark.parametrize("name", ["train", "Training"])
+def test_train_folders_of_several_hospitals_are_not_put_together(tmp_path, name):
+    entries = {k.replace("train/", f"{name}/"): content for k, content in images().items()}
+    several = {
+        f"{top}/{k}": content for k, content in entries.items() for top in ("north", "south")
+    }
+    load(write_zip(tmp_path / "one.zip", {f"north/{k}": c for k, c in entries.items()}))
+
+    with pytest.raises(DataError, match=r"north/.* and south/.*data\.client=folder"):
+        load(write_zip(tmp_path / "x.zip", several))
+    with pytest.raises(DataError, match="CLIENT/CLASS"):
+        load(write_zip(tmp_path / "x.zip", several), client="folder")
+
+
+def test_images_beside_a_table_of_their_labels_are_not_left_out(tmp_path):
+    pictures = {f"images/{k}.png": picture(k) for k in range(4)}
+    rows = "".join(f"{k},{k % 2}\n" for k in range(4)).encode()
+
+    with pytest.raises(DataError, match=r"4 images.*labels\.csv"):
+        load(write_zip(tmp_path / "x.zip", {**pictures, "labels.csv": b"file,label\n" + rows}))
+    plot = load(write_zip(tmp_path / "y.zip", {**WARDS, "plot.png": picture(1)}))
+    assert plot.is_table
+    assert any("plot.png" in note for note in plot.notes)
+
+
 @pytest.mark.parametrize("part", ["val", "valid", "validation"])
 def test_note_says_that_images_of_a_validation_part_are_not_used(tmp_path, part):
     beside = {f"{part}/a/{k}.png": picture(k) for k in range(2)}
