@@ -26,7 +26,7 @@ from flbench.data.federation import Federation
 from flbench.data.schemes import Indices
 from flbench.engine.base import STACKED_SIZE, STATISTIC_BATCH, Engine, RoundSettings
 from flbench.experiment.communication import apply_masks
-from flbench.experiment.rounds import check_rows, named
+from flbench.experiment.rounds import deployments
 from flbench.metrics.own import OwnMetric
 from flbench.metrics.ranking import Margins
 from flbench.results.metrics_file import Row
@@ -1129,12 +1129,9 @@ class Evaluator:
         Raises:
             DivergedError: A model has weights that are not finite.
         """
-        seen = named(state)
 
         def dispatched(some: Tensor) -> Dispatch:
-            found = self.algorithm.deploy(seen, some)[name].dispatch
-            check_rows(self.algorithm, "deploy", found, len(some))
-            return apply_masks(found)
+            return apply_masks(deployments(self.algorithm, state, some)[name].dispatch)
 
         transforms = tuple(step for step in then if isinstance(step, Transform))
         program = LocalProgram((*self._steps(deployment), *transforms), keeps)
@@ -1190,7 +1187,7 @@ class Evaluator:
         Engines ask for the dispatch of the clients that they evaluate next. A dispatch for a whole
         block would need the memory of one or more models for each client.
         """
-        return self.algorithm.deploy(named(state), torch.tensor([0]))
+        return deployments(self.algorithm, state, torch.tensor([0]))
 
     def _blocks(self, most: int, clients: Tensor | None = None) -> Iterator[Tensor]:
         clients = torch.arange(self.federation.clients) if clients is None else clients

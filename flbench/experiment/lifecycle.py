@@ -258,7 +258,8 @@ def _run_to_end(
                 state = loop.run(state)
             except LostWorkersError as error:
                 raise RunError(f"{error} Resume with: {folder.resume_command}") from error
-            loop.progress.summary = finalize.write(experiment, loop, state)
+            with own_methods.named(experiment.algorithm.config):
+                loop.progress.summary = finalize.write(experiment, loop, state)
             callbacks.on_run_end(loop.view)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):

@@ -342,7 +342,7 @@ class FederatedLoop:
         with self.seconds.measure("evaluate"), interrupts.allowed():
             common = self._is_common_evaluation_due(state.round)
             settings = self.evaluation_settings(state)
-            with rounds.seeded_method(self.algorithm, settings.draw, 1):
+            with own_methods.named(self.algorithm.config):
                 evaluation = self.evaluator.evaluate(state, settings, common=common)
             rows = self.evaluator.judge.rows(evaluation)
         self.last = evaluation
@@ -355,8 +355,7 @@ class FederatedLoop:
 
     def evaluation_settings(self, state: State) -> RoundSettings:
         """Return the settings of the round that led to `state`, to evaluate its models."""
-        before = replace(state, round=state.round - 1)
-        return rounds.settings_of(self.algorithm, before)
+        return rounds.evaluation_settings(self.algorithm, state)
 
     def save(self, name: str, state: State) -> None:
         """Write a checkpoint of a state.
@@ -466,7 +465,7 @@ class FederatedLoop:
             return
         with self.seconds.measure("evaluate"), interrupts.allowed():
             settings = self.evaluation_settings(state)
-            with rounds.seeded_method(self.algorithm, settings.draw, 1):
+            with own_methods.named(self.algorithm.config):
                 self.last = self.evaluator.evaluate(state, settings, common=True)
             rows = self.evaluator.judge.rows(self.last)
         self.folder.add_metrics([row for row in rows if row[:4] not in there])
@@ -504,8 +503,8 @@ class FederatedLoop:
         cohort = self.config.train.participation * self.evaluator.federation.clients
         if most is not None and most < cohort:
             return ()
-        deployments = self.algorithm.deploy(rounds.named(state), torch.tensor([0]))
-        first = next(iter(deployments.values()))
+        models = rounds.deployments(self.algorithm, state, torch.tensor([0]))
+        first = next(iter(models.values()))
         return (
             *self.evaluator.recalibration_steps(first),
             *self.evaluator.part_statistics(first),

@@ -36,7 +36,7 @@ from flbench.experiment.rounds import (
     check_kept,
     check_rows,
     check_update,
-    named,
+    deployments,
     seeded_method,
     training_state,
     visible_to_server,
@@ -314,7 +314,7 @@ class NewClients:
             DivergedError: A model that is not trained further has weights that are not finite.
         """
         evaluator, algorithm = self._evaluator, self.algorithm
-        name, deployment = next(iter(algorithm.deploy(named(state), ids[:1]).items()))
+        name, deployment = next(iter(deployments(algorithm, state, ids[:1]).items()))
         program = algorithm.program(replace(state, clients={}))
         seen = visible_to_server(state, program)
         steps, in_round = self._steps(deployment, program, epochs, state)
@@ -326,8 +326,7 @@ class NewClients:
             steps = (*estimate, *steps)
 
         def dispatched(some: Tensor) -> Dispatch:
-            found = algorithm.deploy(named(state), some)[name].dispatch
-            check_rows(algorithm, "deploy", found, len(some))
+            found = deployments(algorithm, state, some)[name].dispatch
             if in_round:
                 found = over(algorithm.dispatch(seen, some), found)
             return apply_masks(meter.counted(some, found))

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, is_of_user
+from flbench.algorithms.base import Algorithm, Deployment, is_of_user
 from flbench.client.program import LocalProgram, Phase, Step
 from flbench.core.errors import ConfigError, UnknownNameError, did_you_mean
 from flbench.core.rng import Draw, seeded
@@ -110,6 +110,16 @@ def settings_of(algorithm: Algorithm, state: State, *, setup: bool = False) -> R
     return RoundSettings(setting.train, Draw(setting.seed, key, setting.clients), factor)
 
 
+def evaluation_settings(algorithm: Algorithm, state: State) -> RoundSettings:
+    """Return the settings of the round that led to a state, to evaluate its models.
+
+    Args:
+        algorithm: The method.
+        state: State after a round, or before the first one.
+    """
+    return settings_of(algorithm, replace(state, round=max(0, state.round - 1)))
+
+
 @contextmanager
 def seeded_method(algorithm: Algorithm, draw: Draw, *part: int) -> Iterator[None]:
     """Return a context manager in which the code of a user's method draws from the run's seed.
@@ -126,6 +136,47 @@ def seeded_method(algorithm: Algorithm, draw: Draw, *part: int) -> Iterator[None
         if is_of_user(algorithm):  # no client has this number
             stack.enter_context(seeded(draw.module_seed(draw.clients, *part)))
         yield
+
+
+def deployments(algorithm: Algorithm, state: State, ids: Tensor) -> dict[str, Deployment]:
+    """Return what `Algorithm.deploy` gives to some clients, which is the same in each call.
+
+    What code of the user draws begins at a seed of the round; what it draws for a client's row of
+    the dispatch begins at a seed of the round and the client. So a model depends neither on the
+    calls before nor on the clients that it is computed together with.
+
+    Args:
+        algorithm: The method.
+        state: State after a round.
+        ids: Ids [K] of the clients.
+
+    Raises:
+        ConfigError: A dispatch does not have a row for each client.
+        MethodError: The user's code raised an exception.
+    """
+    draw = evaluation_settings(algorithm, state).draw
+
+    def found(some: Tensor, *part: int) -> dict[str, Deployment]:
+        with seeded_method(algorithm, draw, 1, *part):
+            models = dict(algorithm.deploy(named(state), some))
+        for model in models.values():
+            check_rows(algorithm, "deploy", model.dispatch, len(some))
+        return models
+
+    models = found(ids)
+    if not is_of_user(algorithm) or not any(one.dispatch.rows.values for one in models.values()):
+        return models
+    alone = [found(one, int(one)) for one in ids.split(1)]
+    for name, model in models.items():
+        rows = [one[name].dispatch.rows for one in alone]
+        joined = Message(_joined([one.values for one in rows]), _joined([one.mask for one in rows]))
+        models[name] = replace(model, dispatch=replace(model.dispatch, rows=joined))
+    return models
+
+
+def _joined(rows: list[Tree]) -> Tree:
+    """Return trees [1, ...] of one client each as one tree [K, ...]."""
+    return {name: torch.cat([one[name] for one in rows]) for name in rows[0]}
 
 
 def training_state(algorithm: Algorithm, start: State) -> State:

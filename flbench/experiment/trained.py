@@ -42,7 +42,7 @@ from flbench.data.federation import FEW_SAMPLES, Federation, means_of, normaliza
 from flbench.data.partition_files import check_unchanged, data_hash
 from flbench.data.unlabelled import Layout
 from flbench.engine.base import find_device
-from flbench.experiment import checkpoint, rounds
+from flbench.experiment import checkpoint, own_methods, rounds
 from flbench.experiment.assembly import Experiment, build
 from flbench.experiment.evaluate import BLOCK, SCALARS
 from flbench.metrics import probability_names, ranking_names
@@ -447,7 +447,8 @@ def _built(path: Path) -> Iterator[Experiment]:
     try:
         samples = experiment.federation
         check_unchanged(path, samples.partition, samples.dataset, "Restore the old files.")
-        yield experiment
+        with own_methods.named(experiment.algorithm.config):
+            yield experiment
     finally:
         experiment.engine.close()
         torch.set_num_threads(threads)
@@ -594,7 +595,7 @@ def _choose(
         UserError: There is no such client or model.
     """
     method, clients = experiment.config.algorithm.name, experiment.federation.clients
-    deployments = experiment.algorithm.deploy(state, torch.tensor([0]))
+    deployments = rounds.deployments(experiment.algorithm, state, torch.tensor([0]))
     names = experiment.federation.partition.names
     which = listed(map(one_line, names), 5) if names else f"0 to {clients - 1}"
     if client is not None and not 0 <= client < clients:
@@ -658,8 +659,8 @@ def _load(
 ) -> TrainedModel:
     """Return the model that a deployment gives to the client `ids` [1]."""
     evaluator = experiment.evaluator(warn)
-    deployment = experiment.algorithm.deploy(state, torch.tensor([0]))[name]
-    settings = rounds.settings_of(experiment.algorithm, replace(state, round=state.round - 1))
+    deployment = rounds.deployments(experiment.algorithm, state, torch.tensor([0]))[name]
+    settings = rounds.evaluation_settings(experiment.algorithm, state)
     known = experiment.algorithm.setting.net.fixed
     capture = _Capture(deployment.weights, deployment.predict is not None, known)
     statistic = Statistic(CAPTURED, _count, finish=capture, samples=Samples("train", limit=1))

@@ -8,19 +8,31 @@ import warnings
 from dataclasses import dataclass
 
 import cloudpickle
+import pandas as pd
 import pytest
+import torch
 from pydantic import Field, create_model
 
 import flbench as fl
-from flbench.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig, Communication, Paper
+from flbench.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmConfig,
+    Communication,
+    Deployment,
+    Paper,
+)
 from flbench.algorithms.fedavg import FedAvg, FedAvgConfig
 from flbench.api import tuning
 from flbench.api.caller import Caller
 from flbench.config.resolve import resolve, resolve_written
 from flbench.config.sources import from_overrides, from_values
 from flbench.core import imported
-from flbench.core.errors import ConfigError
+from flbench.core.errors import ConfigError, MethodError
+from flbench.core.tree import digest
+from flbench.core.types import Dispatch, Message
 from flbench.experiment import lifecycle, own_methods, trained
+from flbench.experiment.assembly import load_federation
 from flbench.experiment.code_trial import CodeTrial
 from flbench.workers.shipping import pack
 from tests.support import SMALL
@@ -329,3 +341,84 @@ def test_failed_cells_are_a_warning_and_a_method_without_any_is_an_error(
         warnings.simplefilter("ignore")
         report = fl.report(comparison.path)
     assert any("local: 1 of 2 cells failed" in one for one in report.warnings)
+
+
+class Noisy(FedAvg):
+    """Deploys the global model with noise that all clients share."""
+
+    paper = Paper("Noisy", "nobody", "invented")
+    communication = Communication(down="w", up="w", keeps="nothing")
+    own = False
+
+    def deploy(self, state, ids):
+        parameters = {name: state.server[name] for name in self.setting.net.parameters}
+        if not self.own:
+            noisy = {name: w + 0.2 * torch.randn_like(w) for name, w in parameters.items()}
+            return {"personal": Deployment(Dispatch(shared=Message(noisy)))}
+        noisy = {n: w + 0.2 * torch.randn(len(ids), *w.shape) for n, w in parameters.items()}
+        return {"personal": Deployment(Dispatch(rows=Message(noisy)))}
+
+
+class NoisyRows(Noisy):
+    """Deploys the global model with noise of each client's own."""
+
+    own = True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [Noisy, NoisyRows])
+def test_models_that_a_method_draws_are_the_same_wherever_they_are_computed(method, tmp_path):
+    keys = KEYS | {"train": {"rounds": 3, "optimizer": {"lr": 0.1}}}
+    runs = []
+    for engine in ("sequential", "vectorized"):
+        torch.manual_seed(len(runs))  # what the process has drawn before
+        output = {"dir": tmp_path / engine, "predictions": True}
+        keys |= {"output": output, "engine": {"name": engine, "threads": 1}}
+        runs.append(fl.run(method, **keys))
+    tables = [
+        [pd.read_csv(run.path / f"{n}.csv") for n in ("clients", "predictions")] for run in runs
+    ]
+    clients, predictions = tables[0]
+    assert all(map(pd.DataFrame.equals, tables[0], tables[1]))
+
+    last = clients[clients["moment"] == "last"].set_index("client")
+    right = predictions["true"] == predictions["predicted"]
+    shares = right.groupby(predictions["client"]).mean()
+    assert shares.to_dict() == pytest.approx(last["accuracy"][shares.index].to_dict())
+    best = runs[0].clients.query("moment == 'best'")["accuracy"].mean()
+    assert best == pytest.approx(runs[0].summary["best"]["test"]["accuracy_mean"], abs=1e-6)
+    x = load_federation(resolve_written(runs[0].path / "config.yaml")[0]).dataset.x
+    digests = []
+    for _ in range(2):
+        models = [trained.load(runs[0].path, k, checkpoint="last") for k in range(3)]
+        digests.append(digest(model.net.net.state_dict() for model in models))
+    assert digests == [runs[0].digest] * 2
+    for k, mine in predictions.groupby("client"):
+        scores = models[k].predict(x[mine["sample"]])
+        assert scores.argmax(dim=1).tolist() == mine["predicted"].tolist()
+    first = dict(models[0].net.net.named_parameters())
+    differ = [not torch.equal(w, first[n]) for n, w in models[1].net.net.named_parameters()]
+    assert all(differ) if method.own else not any(differ)
+
+
+class LastRaises(FedAvg):
+    """Deploys nothing after the last evaluation."""
+
+    paper = Paper("LastRaises", "nobody", "invented")
+    communication = Communication(down="w", up="w", keeps="nothing")
+    is_over = False
+
+    def deploy(self, state, ids):
+        if self.is_over:
+            raise KeyError("no such leaf")
+        return super().deploy(state, ids)
+
+
+class AfterEvaluation(fl.Callback):
+    def on_evaluation_end(self, run, metrics):
+        LastRaises.is_over = True
+
+
+def test_an_exception_after_the_last_round_names_the_line_of_the_method(tmp_path):
+    with pytest.raises(MethodError, match="test_own_methods"):
+        fl.run(LastRaises, callbacks=[AfterEvaluation()], output={"dir": tmp_path}, **KEYS)
