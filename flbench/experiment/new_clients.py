@@ -23,6 +23,7 @@ from torch import Tensor
 
 from flbench.algorithms.base import Deployment, Joining
 from flbench.client.program import GradFn, GradientHook, LocalProgram, Phase, Step
+from flbench.config.schema import ScheduleConfig
 from flbench.core.errors import DivergedError
 from flbench.core.rng import Draw
 from flbench.core.tree import put_, take
@@ -81,11 +82,20 @@ class NewClients:
 
     def __init__(self, experiment: Experiment, warn: Callable[[str], None]) -> None:
         federation = experiment.federation.with_new_clients()
-        setting = replace(
-            experiment.algorithm.setting, clients=federation.clients, sizes=federation.sizes
-        )
-        self.algorithm = type(experiment.algorithm)(experiment.algorithm.config, setting)
         self._config = experiment.config.evaluation.adapt
+        # No learning rate is scaled here, neither by an engine nor by a method.
+        setting = replace(
+            experiment.algorithm.setting,
+            clients=federation.clients,
+            sizes=federation.sizes,
+            train=experiment.algorithm.setting.train.altered(schedule=ScheduleConfig()),
+        )
+        made = partial(type(experiment.algorithm), experiment.algorithm.config)
+        self.algorithm = self._adapting = made(setting)
+        if (lr := self._config.finetune_lr) is not None:
+            optimizer = setting.train.optimizer.altered(lr=lr)
+            train = setting.train.altered(optimizer=optimizer)
+            self._adapting = made(replace(setting, train=train))
         self._trained = experiment.federation.clients  # M
         self._warn = warn
         everyone = replace(
@@ -313,7 +323,7 @@ class NewClients:
         Raises:
             DivergedError: A model that is not trained further has weights that are not finite.
         """
-        evaluator, algorithm = self._evaluator, self.algorithm
+        evaluator, algorithm = self._evaluator, self._adapting
         name, deployment = next(iter(deployments(algorithm, state, ids[:1]).items()))
         program = algorithm.program(replace(state, clients={}))
         seen = visible_to_server(state, program)
@@ -388,9 +398,21 @@ class NewClients:
         if not epochs:
             return tuple(step for step in tuning if not _has_length(step)), False
         if any(map(_has_length, tuning)):
-            return self._scaled(tuning, frozenset(), epochs, state), False
+            return self._scaled(self._at_rate(tuning), frozenset(), epochs, state), False
         keeps = program.keeps if self._config.train == "own" else frozenset()
         return self._scaled(program.steps, keeps, epochs, state), True
+
+    def _at_rate(self, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+        """Return the steps of a fine-tuning, with `evaluation.adapt.finetune_lr` in all phases."""
+        lr = self._config.finetune_lr
+        if lr is None:
+            return steps
+        return tuple(
+            replace(step, optimizer=step.optimizer.altered(lr=lr))
+            if isinstance(step, Phase)
+            else step
+            for step in steps
+        )
 
     def _scaled(
         self, steps: tuple[Step, ...], own: frozenset[str], epochs: int, state: State
@@ -427,9 +449,6 @@ class NewClients:
                 phase = replace(phase, train=trained[step])
             elif restricts and phase.gradient is not None:  # the hook may read all its leaves
                 phase = replace(phase, gradient=HoldOthers(phase.gradient, trained[step]))
-            lr = self._config.finetune_lr
-            if lr is not None and phase.optimizer.lr == setting.train.optimizer.lr:
-                phase = replace(phase, optimizer=phase.optimizer.model_copy(update={"lr": lr}))
             found.append(phase)
         return tuple(found)
 

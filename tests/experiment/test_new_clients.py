@@ -273,3 +273,66 @@ def test_new_clients_of_fedcpmd_vote_and_get_the_layers_of_their_cluster():
                 mixed = torch.einsum("m,m...->...", sizes / sizes.sum(), rows) if mine else body
                 wanted = body if number == chosen[client] else mixed.to(body.dtype)
                 assert torch.allclose(grown.clients[name][client], wanted, atol=1e-6), name
+
+
+PERSONAL = ("model.name=mlp", "evaluation.adapt.finetune_epochs=[2]")
+
+
+def confusions(built, state):
+    """The predictions of all clients' models after two epochs, by group."""
+    clients = NewClients(built, pytest.fail)
+    found = clients.evaluate(state)
+    clients.close()
+    return {
+        who: {key: scores.confusion for key, scores in model.evaluation.local.items()}
+        for (who, _), model in found.items()
+    }
+
+
+def assert_equal(first, second):
+    for who, scores in first.items():
+        for key, confusion in scores.items():
+            assert torch.equal(confusion, second[who][key])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("algorithm.name=perfedavg", "algorithm.alpha=0.1"),
+        ("algorithm.name=feddbe", "algorithm.mu=0.5", "evaluation.adapt.train=all"),
+        ("algorithm.name=pfedme", "train.optimizer.lr=0.005"),
+        ("algorithm.name=ditto", "train.optimizer.lr=0.1"),
+    ],
+)
+def test_a_schedule_does_not_scale_what_new_clients_train(keys):
+    built = [
+        build(
+            *NEW[:2], *PERSONAL, *keys, f"train.schedule.name={name}", "train.optimizer.momentum=0"
+        )
+        for name in ("constant", "cosine", "exponential")
+    ]
+    state = after(built[0], 3)
+
+    expected, *found = (confusions(one, state) for one in built)
+    for one in found:
+        assert_equal(one, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("keys", "key"),
+    [
+        (("algorithm.name=perfedavg", "algorithm.alpha=0.02"), "algorithm.alpha=0.3"),
+        (("algorithm.name=ft", "algorithm.finetune_lr=0.02"), "algorithm.finetune_lr=0.3"),
+    ],
+)
+def test_the_rate_of_adaptation_is_that_of_a_methods_own_fine_tuning(keys, key):
+    plain = build(*NEW[:2], *PERSONAL, *keys)
+    given = build(*NEW[:2], *PERSONAL, *keys, "evaluation.adapt.finetune_lr=0.3")
+    state = after(plain, 1)
+
+    found = confusions(given, state)
+    assert_equal(found, confusions(build(*NEW[:2], *PERSONAL, *keys, key), state))
+    part = ("personal", "test")
+    assert not torch.equal(found["new"][part], confusions(plain, state)["new"][part])
