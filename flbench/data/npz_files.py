@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from flbench.core.errors import DataError, did_you_mean
 from flbench.data import labels as labels_of
-from flbench.data import row_numbers
+from flbench.data import pixels, row_numbers
 from flbench.data.archive import DAMAGED, open_zip
 from flbench.data.dataset import NO_CLASSES, Dataset
 
@@ -130,6 +130,14 @@ def from_arrays(
                 f"{path}: `{part}_images` are {x.dtype}, but `train_images` {images[0].dtype}. Save"
                 " both in one type and one range of values."
             )
+        if x.ndim == 4 and images and len(x) and len(images[0]):
+            there, here = pixels.range_of(images[0]), pixels.range_of(x)
+            if pixels.has_other_units(here, there):
+                raise DataError(
+                    f"{path}: `{part}_images` have values in [{here[0]:g}, {here[1]:g}], but"
+                    f" `train_images` in [{there[0]:g}, {there[1]:g}]. Save both in one type and"
+                    " one range of values."
+                )
         images.append(x)
         groups.append(arrays.get(f"{part}_groups"))
     if not len(images[0]):

@@ -71,8 +71,8 @@ class Data:
         client: Tables and Hugging Face: column with the natural client.
         drop: Tables: columns that are left out, such as identifiers.
         layout: Where the channels of images are: `channels_last`, `channels_first`, or `auto`: the
-            axis that has 1 or 3 entries. Tensors [n, C, H, W] have the channels first. Series have
-            them first unless it says otherwise.
+            axis that has 1 or 3 entries. Tensors have the channels first if both axes, or none,
+            have 1 or 3 entries. Series have them first unless it says otherwise.
         kind: What the samples are: `images`, `series`, `table`, `tokens`, or `auto`: what axes and
             type say.
         padding: Tokens: id that fills up shorter sequences. With it, `x` may have sequences of
@@ -505,9 +505,14 @@ def _in_order(classes: Any) -> list[Any]:
 
 
 def _first_channels(x: Any) -> dict[str, Any]:
-    """Return the layout of a batch of images if it is a tensor."""
+    """Return the layout of a batch of images if it is a tensor that has the channels first."""
     is_images = isinstance(x, torch.Tensor) and x.ndim == 4
-    return {"layout": "channels_first"} if is_images else {}
+    return {"layout": "channels_first"} if is_images and not _has_last_channels(x.shape) else {}
+
+
+def _has_last_channels(shape: Sequence[int]) -> bool:
+    """Return whether only the last of the axes [..., ., ., .] can be that of 1 or 3 channels."""
+    return shape[-1] in npz_files.CHANNELS and shape[-3] not in npz_files.CHANNELS
 
 
 def _names_of(classes: Any) -> dict[str, Any]:
@@ -546,9 +551,9 @@ def _stacked(
         if k == 0:
             x = np.empty((count, *sample.shape), dtype=sample.dtype)
             if sample.ndim == 3:
-                is_tensor = isinstance(pair[0], torch.Tensor)
-                if is_tensor or is_image:
-                    found["layout"] = "channels_first" if is_tensor else "channels_last"
+                is_first = isinstance(pair[0], torch.Tensor) and not _has_last_channels(x.shape)
+                if is_first or is_image:
+                    found["layout"] = "channels_first" if is_first else "channels_last"
         if padding is not None:
             sequences.append(sample)
         elif sample.shape != x.shape[1:] or sample.dtype != x.dtype:

@@ -3,7 +3,9 @@
 Files, images in memory and the images of a prediction are read by these functions alone.
 """
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from numpy.typing import NDArray
 
 from flbench.data.archive import DAMAGED
 
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
 
 ORIENTATION: Final = 0x0112  # EXIF tag
 GREY: Final = ("LA", "La")
+SCALES: Final = ((0.0, 1.0), (-1.0, 1.0), (0.0, 255.0))  # ranges in which images are stored
+FAR: Final = 100  # images whose largest values differ by this factor have other units
 INDEXED: Final = ("1", "P", "PA", "CMYK")  # modes whose numbers are no colours or grey levels
 
 
@@ -77,6 +81,37 @@ def as_seen(image: "Image") -> tuple["Image", bool]:
     elif not is_transparent and image.has_transparency_data:  # an alpha channel of 255 everywhere
         solid = solid.convert("L" if solid.mode in GREY else "RGB")
     return solid, is_transparent
+
+
+def range_of(x: NDArray[Any]) -> tuple[float, float]:
+    """Return the smallest and the largest value of images [n, ...], at least one."""
+    return float(x.min()), float(x.max())
+
+
+def has_other_units(found: tuple[float, float], known: tuple[float, float]) -> bool:
+    """Return whether the range of images shows that they have other units than known ones.
+
+    It does if they leave the scale of the known ones, [0, 1], [-1, 1] or [0, 255], by half its
+    width, or if the largest absolute values differ by a factor of 100. Images of zeros have any
+    units.
+
+    Args:
+        found: Range of the images.
+        known: Range of the known ones.
+
+    >>> has_other_units((0, 255), (0, 1)), has_other_units((0, 1), (0, 250))
+    (True, True)
+    >>> has_other_units((-0.1, 1.1), (0, 1)), has_other_units((0, 3), (0, 250))
+    (False, False)
+    """
+    for low, high in SCALES:
+        if low <= known[0] and known[1] <= high:
+            margin = (high - low) / 2
+            if found[0] < low - margin or found[1] > high + margin:
+                return True
+            break
+    size, other = (max(abs(low), abs(high)) for low, high in (found, known))
+    return size > 0 and other > 0 and not 1 / FAR <= size / other <= FAR
 
 
 def notes(transparent: int) -> tuple[str, ...]:

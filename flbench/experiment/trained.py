@@ -36,7 +36,7 @@ from flbench.core.printable import one_line
 from flbench.core.shapes import TokenShape
 from flbench.core.types import Batch, Outputs, Samples, State, StepContext, Tree
 from flbench.core.wording import how_to_resume, listed, setting
-from flbench.data import tokens, unlabelled
+from flbench.data import pixels, tokens, unlabelled
 from flbench.data.dataset import Dataset
 from flbench.data.federation import FEW_SAMPLES, Federation, means_of, normalization_of
 from flbench.data.partition_files import check_unchanged, data_hash
@@ -222,6 +222,8 @@ class TrainedModel:
         columns: Names of the columns of the table; empty for images.
         words: Words of each column of the table; empty tuples for columns of numbers.
         largest: Largest value of uint8 images; None for other data.
+        range: Smallest and largest value of the images that the normalization is computed from, if
+            they are in floating point; None for other data.
         layout: The same about samples, to read them from files.
         card: What the model is: method, client, metrics, hashes, classes, inputs; JSON values.
     """
@@ -233,6 +235,7 @@ class TrainedModel:
     columns: tuple[str, ...]
     words: tuple[tuple[str, ...], ...]
     largest: float | None
+    range: tuple[float, float] | None
     layout: Layout
     card: dict[str, Any]
 
@@ -322,8 +325,8 @@ class TrainedModel:
             x = _filled(x, self.inputs.shape)
         raw = _as_tensor(x)
         expected = f"[B, {', '.join(map(str, shape))}]"
-        is_image = len(self.inputs.shape) == 3 and raw.dim() == 4
-        if is_image and tuple(raw.shape[1:]) == self.inputs.shape:
+        is_image = len(self.inputs.shape) == 3
+        if raw.dim() == 4 and tuple(raw.shape[1:]) == self.inputs.shape:
             raw = raw.permute(0, 2, 3, 1) if len(shape) == 3 else raw[:, 0]
         if self.inputs.shape[:1] == (1,) and raw.dim() == 4 and raw.shape[1:] == (*shape, 1):
             raw = raw[..., 0]
@@ -336,8 +339,22 @@ class TrainedModel:
         if isinstance(self.inputs.shape, TokenShape):
             return self._checked_tokens(raw, self.inputs.shape.vocabulary)
         if self.largest is None:
+            if is_image and not raw.is_floating_point():
+                raise UserError(
+                    f"the samples have the type {_name(raw.dtype)}, but `{self.card['dataset']}`"
+                    f" has images in floating point{self._within}. Give them in that type and in"
+                    " these units: the model normalizes them."
+                )
             raw = raw.to(torch.float32)
             self._check_finite(raw)
+            if self.range is not None and raw.numel():
+                found = pixels.range_of(raw.numpy())
+                if pixels.has_other_units(found, self.range):
+                    raise UserError(
+                        f"the samples have values in [{found[0]:g}, {found[1]:g}], but the images"
+                        f" of `{self.card['dataset']}` are{self._within}. Give them in these units:"
+                        " the model normalizes them."
+                    )
             return raw
         if raw.is_floating_point():
             raise UserError(
@@ -352,6 +369,11 @@ class TrainedModel:
                 " range."
             )
         return raw.to(torch.uint8)
+
+    @property
+    def _within(self) -> str:
+        """` in [LOW, HIGH]`, the range of images in floating point, if it is known."""
+        return "" if self.range is None else f" in [{self.range[0]:g}, {self.range[1]:g}]"
 
     def _checked_tokens(self, raw: Tensor, vocabulary: int) -> Tensor:
         """Return tokens as int64; raise a UserError for one that is not in the vocabulary."""
@@ -709,6 +731,7 @@ def _load(
         columns=_columns(dataset),
         words=dataset.words if dataset.is_table else (),
         largest=dataset.scale if dataset.is_pixels else None,
+        range=_range(experiment.federation, client) if normalize_by is None else None,
         layout=Layout(
             experiment.federation.shape if not dataset.is_table else (dataset.x.shape[1],),
             dataset.is_pixels,
@@ -883,6 +906,21 @@ def _inputs(federation: Federation, client: int | None, dtype: torch.dtype) -> R
     )
 
 
+def _range(federation: Federation, client: int | None) -> tuple[float, float] | None:
+    """Return the range of the training images in floating point; None for other samples.
+
+    With `data.normalize=client`, they are those of the client.
+    """
+    dataset = federation.dataset
+    if dataset.kind != "images" or dataset.is_pixels:
+        return None
+    parts = federation.partition.parts["train"]
+    if federation.owner is not None and client is not None:
+        parts = [parts[client]]
+    ranges = [pixels.range_of(federation.x[rows].numpy()) for rows in parts if len(rows)]
+    return min(low for low, _ in ranges), max(high for _, high in ranges)
+
+
 def _normalized_by(
     model: TrainedModel,
     samples: Path | Tensor | NDArray[Any],
@@ -933,7 +971,13 @@ def _normalized_by(
         torch.from_numpy(value).to(model.inputs.offset.dtype) for value in (offset, scale)
     )
     inputs.fill = None if fill is None else torch.from_numpy(fill)
-    return replace(model, inputs=inputs, normalization=_normalization(federation, inputs))
+    is_image = model.largest is None and len(federation.shape) == 3
+    return replace(
+        model,
+        inputs=inputs,
+        normalization=_normalization(federation, inputs),
+        range=pixels.range_of(raw.numpy()) if is_image else None,
+    )
 
 
 def _filled(x: RawSamples, shape: TokenShape) -> RawSamples:
@@ -1038,6 +1082,8 @@ def _card(
     }
     if model.largest is not None:
         inputs["range"] = [0, model.largest]
+    elif model.range is not None:
+        inputs["range"] = list(model.range)
     if isinstance(model.inputs.shape, TokenShape):
         dataset = federation.dataset
         inputs |= {"vocabulary": dataset.vocabulary, "padding": dataset.padding}

@@ -112,6 +112,25 @@ def test_forms_of_the_same_samples(kind):
     assert data_hash(found) == data_hash(expected)
 
 
+@pytest.mark.parametrize("shape", [(4, 6, 5, 3), (4, 3, 6, 5), (4, 6, 5, 1)])
+def test_a_tensor_is_read_as_the_array_of_its_numbers(shape):
+    x, y = np.random.default_rng(0).random(shape).astype(np.float32), [0, 1, 0, 1]
+    expected = fl.Data(x, y).dataset.x
+
+    tensor = torch.from_numpy(x)
+    pairs = torch.utils.data.TensorDataset(tensor, torch.tensor(y))
+    for found in (fl.Data(tensor, y), fl.Data(pairs), fl.Data((tensor, y), test=(tensor, y))):
+        assert np.array_equal(found.dataset.x[:4], expected)
+
+
+@pytest.mark.parametrize("factor", [255, 1 / 255])
+def test_a_test_part_in_other_units_is_refused(factor):
+    x, y = np.random.default_rng(0).random((6, 4, 4)), [0, 1] * 3
+    assert len(fl.Data(x, y, test=(1.2 * x - 0.1, y)).dataset.x) == 12
+    with pytest.raises(fl.DataError, match="`test_images`"):
+        fl.Data(x, y, test=(factor * x, y))
+
+
 def test_tensors_and_layout_say_where_channels_are():
     x = np.arange(2 * 3 * 5 * 3, dtype=np.float32).reshape(2, 3, 5, 3)
 

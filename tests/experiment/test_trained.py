@@ -353,6 +353,27 @@ def test_other_samples_are_refused(finished_run, shape, dtype, words):
         trained.load(finished_run, 0).predict(np.zeros(shape, dtype))
 
 
+@pytest.mark.parametrize("largest", [1, 255])
+def test_images_of_another_type_or_range_than_those_of_the_training_are_refused(largest, tmp_path):
+    x = np.random.default_rng(0).integers(0, 256, (60, 8, 8)).astype(np.float32) * (largest / 255)
+    keys = {"partition.clients": 2, "train.rounds": 1, "model.name": "mlp", "progress": False}
+    trainee = fl.run("fedavg", data=(x, np.arange(60) % 2), output={"dir": tmp_path}, **keys)
+    scores = trainee.predict(x[:3], 0)
+
+    assert trainee.trained(0).card["input"]["range"] == [float(x.min()), float(x.max())]
+    others = [
+        np.uint8(x[:3]),
+        np.int64(x[:3]),
+        np.float32(x[:3] * (255 if largest == 1 else 1 / 255)),
+    ]
+    for other in others:
+        with pytest.raises(UserError, match=r"data.*floating point|values in"):
+            trainee.predict(other, 0)
+    assert torch.equal(trainee.predict(torch.from_numpy(x[:3, None]), 0), scores)
+    np.savez(tmp_path / "new.npz", images=np.uint8(x[:3]))
+    assert app.main(["predict", str(trainee.path), "--client", "0", str(tmp_path / "new.npz")]) == 2
+
+
 def test_pixels_out_of_range_are_refused(finished_run):
     with pytest.raises(UserError, match=r"\[0, 200\].*\[0, 16\]"):
         trained.load(finished_run, 0).predict(np.array([[[0, 200] * 4] * 8]))
