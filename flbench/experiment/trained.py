@@ -39,6 +39,7 @@ from flbench.core.wording import how_to_resume, listed, setting
 from flbench.data import pixels, tokens, unlabelled
 from flbench.data.dataset import Dataset
 from flbench.data.federation import FEW_SAMPLES, Federation, means_of, normalization_of
+from flbench.data.partition import ClientParts
 from flbench.data.partition_files import check_unchanged, data_hash
 from flbench.data.unlabelled import Layout
 from flbench.engine.base import find_device
@@ -431,8 +432,9 @@ def load(
             by which the method is evaluated, or, without a client, for `gm`.
         checkpoint: `best`: the round with the best validation accuracy, by which runs are compared;
             `last`: the last round that was saved.
-        warn: Function that is called with a sentence if fine-tuning diverges, or if the samples of
-            `normalize_by` are few, have a column or channel with one value, or unknown words.
+        warn: Function that is called with a sentence if fine-tuning diverges, if the samples of the
+            client are shifted, or if those of `normalize_by` are few, have a column or channel with
+            one value, or unknown words.
         normalize_by: For the global model of a run with `data.normalize=client`: samples of a new
             client [n, ...], or a file of them, by whose statistics the model normalizes, and fills
             missing values, as those of its training part.
@@ -748,6 +750,8 @@ def _load(
     if normalize_by is not None:
         model = _normalized_by(model, normalize_by, experiment.federation, warn)
     model.card.update(_card(experiment, state, path, client, name, moment, model))
+    if shift := model.card["input"].get("shift"):
+        warn(shift)
     return model
 
 
@@ -1084,6 +1088,8 @@ def _card(
         inputs["range"] = [0, model.largest]
     elif model.range is not None:
         inputs["range"] = list(model.range)
+    if client is not None and (shift := _shift_of(partition, client)):
+        inputs["shift"] = shift
     if isinstance(model.inputs.shape, TokenShape):
         dataset = federation.dataset
         inputs |= {"vocabulary": dataset.vocabulary, "padding": dataset.padding}
@@ -1137,6 +1143,20 @@ def _card(
         "partition_hash": partition.hash(),
         "config_hash": config.hash(),
     }
+
+
+def _shift_of(partition: ClientParts, client: int) -> str:
+    """Return a sentence about the shift of a client's samples, which models do not apply."""
+    if partition.shifts:
+        what = f"are shifted ({partition.shifts[client]})"
+    elif partition.transformed:
+        what = "are transformed by the partition scheme"
+    else:
+        return ""
+    return (
+        f"the samples of client {partition.called(client)} {what}: its model takes samples that"
+        " have been changed in this way, and predicts classes as the client has them."
+    )
 
 
 def _about_gaps(client: int | None, *, by_client: bool, has_words: bool) -> dict[str, str]:

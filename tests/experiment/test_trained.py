@@ -374,6 +374,27 @@ def test_images_of_another_type_or_range_than_those_of_the_training_are_refused(
     assert app.main(["predict", str(trainee.path), "--client", "0", str(tmp_path / "new.npz")]) == 2
 
 
+def test_the_model_of_a_client_with_a_shift_says_that_it_takes_shifted_samples(tmp_path):
+    keys = (
+        *SMALL,
+        "algorithm=fedavg",
+        "shift.rotation=[0,90]",
+        "shift.labels=true",
+        "output.predictions=true",
+    )
+    path, _ = run(tmp_path, *keys)
+    federation, notes = federation_of(path), []
+    model = trained.load(path, 1, checkpoint="last", warn=notes.append)
+
+    rows = [row for row in read(path, "predictions.csv") if row["client"] == "1"]
+    shifted = federation.x[[int(row["sample"]) for row in rows]][:, 0]
+    predicted = model.predict(shifted).argmax(dim=1)
+    assert predicted.tolist() == [int(row["predicted"]) for row in rows]
+    assert notes == [model.card["input"]["shift"]]
+    assert federation.partition.shifts[1] in notes[0]
+    assert "shift" not in trained.load(path, warn=pytest.fail).card["input"]
+
+
 def test_pixels_out_of_range_are_refused(finished_run):
     with pytest.raises(UserError, match=r"\[0, 200\].*\[0, 16\]"):
         trained.load(finished_run, 0).predict(np.array([[[0, 200] * 4] * 8]))
