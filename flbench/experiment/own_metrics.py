@@ -50,6 +50,13 @@ def make(config: EvaluationConfig, classes: int | None) -> tuple[OwnMetric, ...]
             cells = torch.arange(classes * classes).reshape(classes, classes)
             # The matrix is not symmetric.
             _try(metric, 1 + cells % 3 + 2 * torch.eye(classes, dtype=torch.int64))
+            if metric.needs_scores(classes):
+                raise ConfigError(
+                    f"`evaluation.metrics.{name}`: {type(metric.function).__name__} needs scores,"
+                    " and metrics get predicted classes. flbench computes `auroc` and"
+                    " `average_precision` of two classes itself, and further metrics of predicted"
+                    " probabilities with evaluation.probabilities=true. Leave the metric out."
+                )
         whose = f"`evaluation.metrics.{name}`"
         now = imported.unchanged_sha256(metric.function, entry.source, entry.sha256, whose, CURE)
         metrics.append(replace(metric, sha256=now))

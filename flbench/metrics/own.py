@@ -1,6 +1,7 @@
 """Metrics of the user's own: functions of a confusion matrix, or metrics of torchmetrics."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from math import isnan, nan
 from numbers import Real
@@ -101,12 +102,35 @@ class OwnMetric:
             return self.function(confusion.clone())
         counts, classes = confusion.flatten(), len(confusion)
         cells = torch.arange(classes * classes).repeat_interleave(counts)  # one entry per sample
+        return self._of_samples(cells % classes, cells // classes)
+
+    def _of_samples(self, predicted: Tensor, true: Tensor) -> Any:
+        """Return what a metric of torchmetrics returns for samples [n]."""
         metric: Any = self.function
         metric.reset()
-        metric.update(cells % classes, cells // classes)
+        metric.update(predicted, true)
         value = metric.compute()
         metric.reset()
         return value
+
+    def needs_scores(self, classes: int) -> bool:
+        """Return whether a metric of torchmetrics has other values for scores than for classes.
+
+        Args:
+            classes: Number of classes C.
+        """
+        kinds = (kind.__module__ for kind in type(self.function).__mro__)
+        if not any(kind.startswith("torchmetrics.classification") for kind in kinds):
+            return False
+        true = torch.arange(16 * classes) % classes  # [n]
+        random = torch.rand(len(true), classes, generator=torch.Generator().manual_seed(0))
+        scores = random / random.sum(dim=1, keepdim=True)  # [n, C]
+        expected = self._of_samples(scores.argmax(dim=1), true)
+        for given in (scores, scores[:, 1]):
+            with suppress(Exception):  # a metric of two classes takes one of both
+                found = self._of_samples(given, true)
+                return not torch.allclose(found, expected, equal_nan=True)
+        return False
 
 
 def _mean(values: Tensor) -> float:

@@ -7,10 +7,29 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from sklearn.metrics import cohen_kappa_score
-from torchmetrics.classification import MulticlassAUROC, MulticlassCohenKappa
+from sklearn.metrics import (
+    cohen_kappa_score,
+    confusion_matrix,
+    f1_score,
+    matthews_corrcoef,
+    mean_absolute_error,
+)
+from torchmetrics import AUROC, MeanAbsoluteError
+from torchmetrics.classification import (
+    BinaryAUROC,
+    BinaryAveragePrecision,
+    BinaryCalibrationError,
+    BinaryF1Score,
+    BinaryMatthewsCorrCoef,
+    MulticlassAccuracy,
+    MulticlassAUROC,
+    MulticlassCohenKappa,
+)
 
 import flbench as fl
+from flbench.config.schema import EvaluationConfig
+from flbench.core.given import METRICS, offered
+from flbench.experiment import own_metrics
 from flbench.metrics.own import OwnMetric
 from tests.api.own_parts import accuracy, error_rate
 
@@ -131,6 +150,7 @@ def test_import_path_works_on_the_command_line(tmp_path, capsys):
         ({"bad": lambda confusion: confusion[11, 0]}, "raised IndexError"),
         ({"text": lambda confusion: "high"}, "must return a finite number"),
         ({"auc": MulticlassAUROC(num_classes=10)}, "metrics that need scores cannot"),
+        ({"top": MulticlassAccuracy(num_classes=10, top_k=3)}, "top_k|scores"),
         ({"word": "kappa"}, r"`evaluation\.metrics\.word`: `kappa` is not an import path"),
     ],
 )
@@ -138,6 +158,41 @@ def test_what_is_not_a_metric_is_refused_before_a_run(tmp_path, metrics, words):
     with pytest.raises(fl.ConfigError, match=words):
         short(tmp_path, metrics)
     assert not list(tmp_path.glob("*/*/metrics.csv"))
+
+
+NEED_SCORES = [
+    BinaryAUROC(),
+    AUROC(task="binary"),
+    BinaryF1Score(threshold=0.3),
+    BinaryAveragePrecision(),
+    BinaryCalibrationError(),
+]
+
+
+@pytest.mark.parametrize("metric", NEED_SCORES)
+def test_a_metric_that_needs_scores_is_refused_for_two_classes(metric):
+    """Of predicted classes, the AUROC of good scores is that of a single threshold."""
+    refused = pytest.raises(fl.ConfigError, match=r"`evaluation\.metrics\.own`.*scores")
+    with offered({METRICS: {"own": metric}}), refused:
+        own_metrics.make(EvaluationConfig(metrics={"own": {"source": "object"}}), 2)
+
+
+@pytest.mark.parametrize(
+    ("metric", "reference"),
+    [
+        (BinaryF1Score(), f1_score),
+        (BinaryMatthewsCorrCoef(), matthews_corrcoef),
+        (MulticlassCohenKappa(num_classes=2), cohen_kappa_score),
+        (MeanAbsoluteError(), mean_absolute_error),
+    ],
+)
+def test_a_metric_of_two_classes_has_the_value_of_the_predictions(metric, reference):
+    true, predicted = np.random.default_rng(0).integers(0, 2, (2, 50))
+    confusion = torch.from_numpy(confusion_matrix(true, predicted))
+    with offered({METRICS: {"own": metric}}):
+        [own] = own_metrics.make(EvaluationConfig(metrics={"own": {"source": "object"}}), 2)
+
+    assert own(confusion) == pytest.approx(reference(true, predicted))
 
 
 def with_noise(confusion):
