@@ -11,6 +11,7 @@ from flbench.callbacks.early_stopping import EarlyStopping
 from flbench.callbacks.run_view import RunView
 from flbench.config.schema import Config
 from flbench.core.errors import CallbackError, ConfigError, RunError, UserError
+from flbench.metrics.own import OwnMetric
 
 
 class CallbackList:
@@ -34,7 +35,9 @@ class CallbackList:
     def __bool__(self) -> bool:
         return bool(self._callbacks)
 
-    def prepare(self, config: Config, parts: Sequence[str]) -> None:
+    def prepare(
+        self, config: Config, parts: Sequence[str], metrics: Sequence[OwnMetric] = ()
+    ) -> None:
         """Put the callback of `train.early_stopping` first, and ask all whether they can work.
 
         It is called once for a run.
@@ -42,6 +45,7 @@ class CallbackList:
         Args:
             config: The complete configuration of the run.
             parts: Those of `validation`, `test` and `common` that have samples.
+            metrics: Metrics of the user.
 
         Raises:
             ConfigError: A callback cannot. The message has one line for each reason.
@@ -49,6 +53,9 @@ class CallbackList:
         own = EarlyStopping.of(config.train.early_stopping)
         if own is not None:
             self._callbacks = _named([own, *self._callbacks.values()])
+        for callback in self._callbacks.values():
+            if isinstance(callback, EarlyStopping):
+                callback.metrics = tuple(metrics)
         unmet = [
             sentence
             for name, callback in self._callbacks.items()

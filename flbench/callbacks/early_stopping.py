@@ -7,10 +7,17 @@ from flbench.callbacks.base import Callback
 from flbench.callbacks.run_view import RunView
 from flbench.config.schema import Config, EarlyStoppingConfig
 from flbench.core.errors import ConfigError, did_you_mean
-from flbench.metrics.own import SUFFIXES
+from flbench.metrics import probability_names, ranking_names
+from flbench.metrics.own import SUFFIXES, OwnMetric
+from flbench.results.summary import SHARES
 
 SPLITS: Final = ("train", "log", "server", "validation", "test", "common")
 DEFAULT_METRIC: Final = EarlyStoppingConfig().metric
+LESS_IS_BETTER: Final = frozenset({"loss", *probability_names.LESS_IS_BETTER})
+MORE_IS_BETTER: Final = (
+    SHARES
+    | {"accuracy_group_mean", *ranking_names.NAMES_WITH_MEANS, *probability_names.NAMES_WITH_MEANS}
+) - LESS_IS_BETTER
 
 
 class EarlyStopping(Callback):
@@ -25,13 +32,17 @@ class EarlyStopping(Callback):
             `validation/personal/accuracy`, or `train/loss` where there is no protocol.
         patience: Number of values without an improvement after which the run stops, at least 1.
         min_delta: An improvement is a change by more than this, at least 0.
-        mode: Whether a larger value (`max`) or a smaller one (`min`) is better.
+        mode: Whether a larger value (`max`) or a smaller one (`min`) is better; None for what is
+            known of the metric: accuracies and losses of flbench, and metrics of your own, say it.
+
+    Attributes:
+        metrics: Metrics of the user, for their modes; `CallbackList.prepare` sets them.
 
     Raises:
         ConfigError: An argument is out of its range.
 
     >>> stop = EarlyStopping(patience=5)
-    >>> EarlyStopping("train/loss", patience=3, mode="min").metric
+    >>> EarlyStopping("train/loss", patience=3).metric
     'train/loss'
     """
 
@@ -41,7 +52,7 @@ class EarlyStopping(Callback):
         *,
         patience: int = 5,
         min_delta: float = 0.0,
-        mode: Literal["max", "min"] = "max",
+        mode: Literal["max", "min"] | None = None,
     ) -> None:
         if not isinstance(patience, int) or patience < 1:
             raise ConfigError(
@@ -49,11 +60,13 @@ class EarlyStopping(Callback):
             )
         if not min_delta >= 0:
             raise ConfigError(f"EarlyStopping: `min_delta` must be at least 0, got {min_delta}.")
-        if mode not in ("max", "min"):
+        if mode not in ("max", "min", None):
             raise ConfigError(f"EarlyStopping: `mode` must be max or min, got {mode!r}.")
         self.metric, self.patience, self.min_delta, self.mode = metric, patience, min_delta, mode
+        self.metrics: tuple[OwnMetric, ...] = ()
         self._place = "EarlyStopping"
         self._is_resumed = False
+        self._mode = mode
         self._forget()
 
     @classmethod
@@ -81,7 +94,7 @@ class EarlyStopping(Callback):
                 f"{self._place}: the metric `{self.metric}` is never computed, because there is no"
                 f" {what} (partition.split={list(config.partition.split)},"
                 f" partition.pool={config.partition.pool}). Choose another metric, such as"
-                " train/loss with mode=min, or change the partition.",
+                " train/loss, or change the partition.",
             )
         best, own = config.evaluation.best, config.evaluation.metrics or {}
         known = {f"{name}{end}" for name in own for end in ("", *SUFFIXES)}
@@ -93,9 +106,27 @@ class EarlyStopping(Callback):
             return (
                 f"{self._place}: the metric `{self.metric}` is never computed, because the targets"
                 f" of the run are not classes. They are judged by {', '.join(own)}. Watch"
-                f" validation/personal/{best.column} with mode={best.mode}.",
+                f" validation/personal/{best.column}.",
+            )
+        self._mode = self.mode or self._known_mode()
+        if self._mode is None:
+            name = self.metric.rpartition("/")[2]
+            hint = did_you_mean(name, LESS_IS_BETTER | MORE_IS_BETTER)
+            return (
+                f"{self._place}: it is not known whether larger values of the metric"
+                f" `{self.metric}` are better.{hint} Set mode to max or min.",
             )
         return ()
+
+    def _known_mode(self) -> Literal["max", "min"] | None:
+        """Return which values of the metric are better, as far as its name or the user says it."""
+        split, name = self.metric.partition("/")[0], self.metric.rpartition("/")[2]
+        for one in self.metrics:
+            if name in (one.name, *(f"{one.name}{end}" for end in SUFFIXES)):
+                return one.direction
+        if name in LESS_IS_BETTER or (split == "log" and name.endswith("loss")):
+            return "min"
+        return "max" if name in MORE_IS_BETTER else None
 
     def _forget(self) -> None:
         """Forget the values of the metric so far."""
@@ -162,6 +193,6 @@ class EarlyStopping(Callback):
     def _is_better(self, value: float) -> bool:
         if self._best is None:
             return value == value  # not NaN
-        if self.mode == "max":
+        if self._mode == "max":
             return value > self._best + self.min_delta
         return value < self._best - self.min_delta

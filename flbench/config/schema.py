@@ -753,8 +753,10 @@ class EarlyStoppingConfig(Strict):
     min_delta: float = Field(
         0.0, ge=0, description="an improvement is a change of the metric by more than this"
     )
-    mode: Literal["max", "min"] = Field(
-        "max", description="whether a larger or a smaller value is better"
+    mode: Literal["max", "min"] | None = Field(
+        None,
+        description="whether a larger or a smaller value is better (default: what is known of the"
+        " metric)",
     )
 
 

@@ -98,7 +98,7 @@ def run(
         experiment = build(config, samples, tell=told.on_note)
         experiment = _with_workers(experiment, told, is_alone=is_alone)
         stack.callback(experiment.engine.close)
-        told.prepare(experiment.config, _parts(experiment))
+        told.prepare(experiment.config, _parts(experiment), experiment.judge.metrics)
         for sentence in experiment.messages():
             told.on_note(sentence)
         config, federation = experiment.config, experiment.federation
@@ -200,7 +200,7 @@ def resume(
         experiment = _with_workers(experiment, told, is_alone=is_alone)
         stack.callback(experiment.engine.close)
         _check_data(experiment, path, has_samples=federation is None)
-        told.prepare(experiment.config, _parts(experiment))
+        told.prepare(experiment.config, _parts(experiment), experiment.judge.metrics)
         for sentence in own_methods.notes(config):
             told.on_note(sentence)
         if not folder.checkpoint("last").exists():

@@ -90,11 +90,20 @@ class OwnMetric:
         }
 
     @property
+    def direction(self) -> Literal["max", "min"] | None:
+        """Whether larger or smaller values are better; None if `higher_is_better` is None.
+
+        Larger values of a function without this attribute are better.
+        """
+        if self.mode is not None:
+            return self.mode
+        is_larger = getattr(self.function, "higher_is_better", True)
+        return None if is_larger is None else "max" if is_larger else "min"
+
+    @property
     def is_loss(self) -> bool:
         """Whether smaller values are better."""
-        if self.mode is not None:
-            return self.mode == "min"
-        return getattr(self.function, "higher_is_better", None) is False
+        return self.direction == "min"
 
     def _value(self, confusion: Tensor) -> Any:
         """Return what the function returns for a confusion matrix."""

@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from torchmetrics import MeanSquaredError
 
 from flbench.callbacks import CallbackList, EarlyStopping
 from flbench.cli import app
@@ -10,7 +11,9 @@ from flbench.config.schema import Config, EarlyStoppingConfig
 from flbench.config.sources import Layer
 from flbench.core.errors import ConfigError
 from flbench.experiment import lifecycle
+from flbench.metrics.own import OwnMetric
 from flbench.results import metrics_file
+from tests.api.own_parts import error_rate
 from tests.callbacks.support import QUICK, CrashAfter, CrashError, config, only_run, run_with
 from tests.forks import Fork
 from tests.support import SMALL, Silent, hash_of_the_first_keys, reproducible, summary_of
@@ -126,6 +129,69 @@ def test_an_object_can_serve_several_runs(tmp_path):
     assert reproducible(runs[0]) == reproducible(runs[1])
 
 
+def kappa(confusion):
+    """Not called."""
+
+
+class Unknown:
+    """A metric like those of torchmetrics that say nothing."""
+
+    higher_is_better = None
+
+
+@pytest.mark.parametrize(
+    ("metric", "mode"),
+    [
+        ("validation/personal/accuracy", "max"),
+        ("validation/personal/auroc_macro_mean", "max"),
+        ("validation/personal/ece", "min"),
+        ("validation/personal/nll_mean", "min"),
+        ("train/loss", "min"),
+        ("log/val_loss", "min"),
+        ("log/accuracy", "max"),
+        ("validation/personal/rate_worst10", "min"),
+        ("validation/personal/kappa", "max"),
+        ("validation/personal/mse_mean", "min"),
+        ("validation/personal/unknown", None),
+        ("validation/personal/client_std", None),
+        ("server/clusters", None),
+        ("log/norm", None),
+    ],
+)
+def test_the_mode_follows_the_metric(metric, mode):
+    functions = {
+        "rate": error_rate,
+        "kappa": kappa,
+        "mse": MeanSquaredError(),
+        "unknown": Unknown(),
+    }
+    metrics = [OwnMetric(name, function, "object") for name, function in functions.items()]
+    given, _ = config("runs")
+
+    def told(callback):
+        CallbackList([callback]).prepare(given, ["validation", "test"], metrics)
+        callback.load_state_dict({"best": 0.5, "best_round": 1, "waited": 0})
+        return {value for value in (0.4, 0.6) if callback._is_better(value)}
+
+    for asked, better in (("max", {0.6}), ("min", {0.4})):
+        assert told(EarlyStopping(metric, mode=asked)) == better
+        if mode == asked:
+            assert told(EarlyStopping(metric)) == better
+    if mode is None:
+        with pytest.raises(ConfigError, match="max or min"):
+            told(EarlyStopping(metric))
+
+
+@pytest.mark.slow
+def test_a_run_that_watches_its_loss_trains_as_long_as_the_loss_falls(tmp_path):
+    keys = ("train.early_stopping.metric=train/loss", "train.early_stopping.patience=2")
+    path, summary = run_with(tmp_path, [], "train.rounds=6", "train.optimizer.lr=0.01", *keys)
+
+    losses = [row.value for row in metrics_file.read(path / "metrics.csv") if row.metric == "loss"]
+    assert losses == sorted(losses, reverse=True)
+    assert "stopped" not in summary
+
+
 def test_off_by_default():
     assert EarlyStopping.of(EarlyStoppingConfig()) is None
     found = EarlyStopping.of(EarlyStoppingConfig(patience=2, mode="min", metric="train/loss"))
@@ -165,7 +231,7 @@ def test_metric_that_is_never_computed_is_refused_before_the_run(tmp_path, metri
 )
 def test_metric_that_the_first_evaluation_lacks_is_refused_then(tmp_path, metric, message):
     with pytest.raises(ConfigError, match=rf"was not computed in the first 2 rounds.*{message}"):
-        run_with(tmp_path, [EarlyStopping(metric)], "train.rounds=6")
+        run_with(tmp_path, [EarlyStopping(metric, mode="max")], "train.rounds=6")
 
 
 @pytest.mark.slow
