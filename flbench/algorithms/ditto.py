@@ -35,6 +35,7 @@ from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.algorithms.shared.memory import Copy
 from flbench.algorithms.shared.personal_model import PersonalModel, V, personal_model
 from flbench.algorithms.shared.prefixes import prefixed
+from flbench.core.selection import smallest_index
 from flbench.losses import CrossEntropy, Proximal
 from flbench.losses.cross_entropy import sum_cross_entropy
 
@@ -207,7 +208,7 @@ class TakeBest:
     def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
         """Return these leaves."""
         losses = torch.stack([ctx[f"try{k}.loss"] for k in range(self.count)])  # [count]
-        best = losses.argmin()
+        best = smallest_index(losses, info.lr.dtype)
         taken: Tree = {"choice": best}
         for name in self.names:
             results = torch.stack([leaves[f"try{k}.{name}"] for k in range(self.count)])

@@ -31,10 +31,12 @@ from flbench.algorithms.shared.hypernetwork import Write
 from flbench.algorithms.shared.mixing import mix
 from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
 from flbench.algorithms.shared.sparse import packed
+from flbench.core.selection import largest
 
 CRITICAL = "critical."  # prefix of a mask M_i, bool, of the shape of the parameter
 CUSTOM = "custom."  # prefix of c_i at the critical entries, zero elsewhere
 BITS = "critical_bits"  # the masks of all parameters, packed, as they are sent
+UNCHANGED = 16  # machine epsilons of the largest change in the net, at most: no change
 BLOCK = 2**21  # bytes of packed masks per client that are unpacked at once
 
 
@@ -69,15 +71,16 @@ class FedCAC(Algorithm):
     All other entries, BatchNorm statistics among them, are those of w. A client that never took
     part has no critical entry.
 
-    Readings. A mask is made of the last local training alone. Entries with the score of the k-th
-    largest are critical too, so there may be more than k. If that score is at most 1e-10, the
-    entries with a score above 1e-20 are critical, as in the authors' code; there, a parameter of
-    zeros becomes critical as a whole, and here not at all. The denominator of O_ij is that of
-    client i. `beta` is a share of the rounds, because the authors' 100 belongs to their number of
-    rounds. Deviation: the paper asks all clients in every round; here O and thr are over the
-    cohort, t counts rounds of the run, and an absent client keeps M_i and c_i, and starts its next
-    round with the newest w. A client without critical entries has no partners and is not counted in
-    thr. The server sends w before the round and the critical entries of c_i after it.
+    Readings. A mask is made of the last local training alone. Of scores that differ by rounding
+    alone, the first positions are critical. An entry that has not changed is not critical, and
+    neither is one whose change is rounding (a bias before BatchNorm, whose gradient is zero), so
+    there may be fewer than k; in the authors' code, which takes all scores above 1e-20 where the
+    k-th is at most 1e-10, a parameter of zeros becomes critical as a whole. The denominator of O_ij
+    is that of client i. `beta` is a share of the rounds, because the authors' 100 belongs to their
+    number of rounds. Deviation: the paper asks all clients in every round; here O and thr are over
+    the cohort, t counts rounds of the run, and an absent client keeps M_i and c_i, and starts its
+    next round with the newest w. A client without critical entries has no partners and is not
+    counted in thr. The server sends w before the round and the critical entries of c_i after it.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedCACConfig
@@ -226,15 +229,20 @@ class FindCritical:
     def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
         """Return the masks, as leaves and packed, and the trained values until the reply comes."""
         began = Composed(self.names)(start, ctx)
-        masks = {name: self._mask(leaves[name], began[name]) for name in self.names}
+        changes = {name: leaves[name] - began[name] for name in self.names}
+        most = torch.stack([change.abs().amax() for change in changes.values()]).amax()
+        still = UNCHANGED * torch.finfo(most.dtype).eps * most
+        masks = {
+            name: self._mask(leaves[name], torch.where(change.abs() > still, change, 0.0))
+            for name, change in changes.items()
+        }
         values = {name: torch.where(masks[name], leaves[name], 0.0) for name in self.names}
         bits = {BITS: packed(list(masks.values()))}
         return prefixed(CRITICAL, masks) | prefixed(CUSTOM, values) | bits
 
-    def _mask(self, theta: Tensor, began: Tensor) -> Tensor:
-        score = ((theta - began) * theta).abs()
-        k = int(self.tau * score.numel())
-        if k == 0:
-            return torch.zeros_like(score, dtype=torch.bool)
-        least = score.flatten().topk(k).values[-1]
-        return torch.where(least <= 1e-10, score > 1e-20, score >= least)
+    def _mask(self, theta: Tensor, change: Tensor) -> Tensor:
+        """Return the critical entries of one parameter, bool."""
+        score = (change * theta).abs().flatten()
+        k = int(self.tau * len(score))
+        found = largest(score, k) & (score > 0) if k else torch.zeros_like(score, dtype=torch.bool)
+        return found.reshape(theta.shape)

@@ -48,6 +48,7 @@ from flbench.algorithms.shared.election import (
 )
 from flbench.algorithms.shared.mixing import mix, pairwise_cosines
 from flbench.algorithms.shared.shift import REDUCE, Distance, Gaussian, Shift, shift_scores
+from flbench.core.selection import smallest_index
 
 Layers = tuple[LayerSpec, ...]
 Mixing = Literal["similarity", "raw", "mean"]
@@ -534,7 +535,7 @@ def elected(server: Tree) -> Tensor:
     """
     votes, scores = server["votes"], server["score_sums"]
     most = votes == votes.amax(dim=1, keepdim=True)  # [N, L]
-    best = torch.where(most, scores, torch.inf).argmin(dim=1)  # [N]
+    best = smallest_index(torch.where(most, scores, torch.inf), torch.float32)  # [N]
     classifier = votes.shape[1] - 1
     return torch.where(votes.any(dim=1), best, classifier)
 

@@ -46,6 +46,7 @@ from flbench.algorithms.shared.mixing import mix
 from flbench.algorithms.shared.prefixes import prefixed, stripped
 from flbench.algorithms.shared.prototypes import NearestPrototype
 from flbench.algorithms.shared.simplex import simplex, softmax_among
+from flbench.core.selection import smallest_index
 from flbench.losses import ClassPull, CrossEntropy, PrototypeL2, class_pull
 from flbench.losses.cross_entropy import sum_cross_entropy
 from flbench.losses.similarity import EPSILON, class_sums
@@ -65,6 +66,7 @@ VARIANCE = 0.9  # share of the variance that the principal components reach
 MOST_COMPONENTS = 32
 MOST_GROUPS = 10  # largest number of groups that groups=auto tries
 KMEANS_STARTS = 10
+EQUAL_SILHOUETTES = 1e-9  # silhouettes that differ by less are equal
 SAME_POINT = 1e-9  # relative to the largest entry: points that differ by less are one point
 
 Fill = Literal["zero", "class_mean"]
@@ -325,7 +327,7 @@ class FedPc(Algorithm):
         table, held = results.sent.values["prototypes"], results.sent.mask["prototypes"]
         vectors = client_vectors(table, held, self.config.fill)  # [K, C D]
         centres = [vectors[labels == j].mean(dim=0) for j in range(int(labels.max()) + 1)]
-        # A group without members is as far as the first one, which argmin prefers.
+        # A group without members is as far as the first one, which comes first.
         centres += [centres[0]] * (len(state.server[CENTRES]) - len(centres))
         entries = {CENTRES: torch.stack(centres)}
         if self.config.fill == "class_mean":
@@ -352,7 +354,7 @@ class FedPc(Algorithm):
         held = results.sent.mask["prototypes"][:, :, None]
         own = torch.where(held, results.sent.values["prototypes"].double(), state.server[MEANS])
         distance = torch.cdist(own.flatten(1), state.server[CENTRES])  # [K, J]
-        groups = state.server["groups"].index_copy(0, results.ids, distance.argmin(dim=1))
+        groups = state.server["groups"].index_copy(0, results.ids, smallest_index(distance))
         return Update({"groups": groups})
 
     def _average_groups(self, state: State, results: Results) -> Update:
@@ -714,7 +716,7 @@ def principal_components(vectors: Tensor, components: int | None = None) -> Poin
     most = min(components or MOST_COMPONENTS, count - 1, width)
     pca = PCA(most, svd_solver="full").fit(centred.numpy())
     if components is None:
-        reached = np.cumsum(pca.explained_variance_ratio_) >= VARIANCE
+        reached = np.cumsum(pca.explained_variance_ratio_) >= VARIANCE - SAME_POINT
         components = int(reached.argmax()) + 1 if reached.any() else most
     points: Points = pca.transform(centred.numpy())[:, :components]
     return points
@@ -767,7 +769,7 @@ def best_silhouette(points: Points, most: int, seed: int) -> Labels:
     for groups in range(2, min(most, _distinct(points), len(points) - 1) + 1):
         labels = kmeans(points, groups, seed)
         score = float(silhouette_score(points, labels)) if labels.any() else -np.inf
-        if score > best_score:
+        if score > best_score + EQUAL_SILHOUETTES:
             best, best_score = labels, score
     return best
 

@@ -39,6 +39,7 @@ from flbench.algorithms.shared.linear_head import LinearHead, unmet
 from flbench.algorithms.shared.memory import PARTICIPATED
 from flbench.algorithms.shared.personal_model import PersonalModel, V, personal_model
 from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
+from flbench.core.selection import smallest_index
 from flbench.losses import CrossEntropy, Proximal
 
 ENDPOINTS = "simplex.weight"  # W_1, ..., W_M [M, C, D]
@@ -369,7 +370,7 @@ def principal_components(rows: Tensor, count: int) -> Tensor:
     """
     centred = rows - rows.mean(dim=0)
     left, sizes, loadings = torch.linalg.svd(centred, full_matrices=False)
-    largest = loadings.gather(1, loadings.abs().argmax(dim=1, keepdim=True))[:, 0]
+    largest = loadings.gather(1, smallest_index(-loadings.abs(), torch.float32)[:, None])[:, 0]
     found = left * sizes * torch.where(largest < 0, -1.0, 1.0)  # [K, min(K, P)]
     result = rows.new_zeros(len(rows), count)
     used = min(count, found.shape[1])

@@ -34,6 +34,7 @@ from flbench.algorithms import (
     weighted_mean,
 )
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
+from flbench.core.selection import smallest_index
 from flbench.losses.cross_entropy import sum_cross_entropy
 
 
@@ -206,6 +207,6 @@ class Choose:
         """Return the leaves of the model and `choice` [] int32."""
         losses = torch.stack([ctx[f"model{j}.loss"] for j in range(self.clusters)])  # [clusters]
         # A model whose loss overflows is chosen by no client.
-        best = torch.where(losses.isfinite(), losses, torch.inf).argmin()
+        best = smallest_index(torch.where(losses.isfinite(), losses, torch.inf), info.lr.dtype)
         chosen = {name: ctx[f"model.{name}"][best] for name in self.names}
         return chosen | {"choice": best.to(torch.int32)}

@@ -27,6 +27,7 @@ from flbench.algorithms import (
 )
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.algorithms.shared.simplex import softmax_among
+from flbench.core.selection import largest
 
 SHARE = "knn_share"  # lambda [], a leaf that a program writes before an evaluation
 STORE, CHOICE = "store", "choice"  # Statistics: the datastore, and the samples that lambda fits
@@ -165,8 +166,10 @@ class Mixture:
 
         distance = torch.cdist(queries, keys, compute_mode="donot_use_mm_for_euclid_dist")
         distance = torch.where(real, distance, torch.inf)  # [B, R]
-        nearest, index = distance.sort(dim=1, stable=True)
-        nearest, index = nearest[:, : self.neighbours], index[:, : self.neighbours]  # [B, k]
+        neighbours = min(self.neighbours, len(keys))
+        chosen = largest(-distance, neighbours, context.out.features.dtype)
+        nearest, index = torch.where(chosen, distance, torch.inf).sort(dim=1, stable=True)
+        nearest, index = nearest[:, :neighbours], index[:, :neighbours]  # [B, k]
         if self.kernel == "squared":
             nearest = nearest.square() / queries.shape[1]
         weights = softmax_among(-nearest / self.sigma, nearest.isfinite(), dim=1)

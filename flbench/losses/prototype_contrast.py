@@ -6,6 +6,7 @@ from math import log
 import torch
 from torch import Tensor
 
+from flbench.core.selection import largest
 from flbench.core.types import StepContext
 from flbench.losses.similarity import NEVER, cosines, masked_mean
 
@@ -79,5 +80,4 @@ class PrototypeContrast:
         if self.top is None:
             return others & (similarity > self.threshold)
         masked = torch.where(others, similarity, NEVER)
-        chosen = masked.topk(min(self.top, len(present) - 1), dim=1).indices  # [C, top]
-        return others & (chosen[:, :, None] == classes).any(dim=1)  # [C, top, C] -> [C, C]
+        return others & largest(masked, min(self.top, len(present) - 1))

@@ -26,18 +26,18 @@ NET = (*BACKBONE, *HEAD)
 
 
 def slow_mask(theta, began, tau):
-    """For each parameter, the flat positions of its critical entries."""
+    """For each parameter, the flat positions of its critical entries, of equal ones the first."""
+    most = max(float((theta[name] - began[name]).abs().max()) for name in NET)
     found = set()
     for name in NET:
-        scores = [
-            abs(float((a - b) * a))
-            for a, b in zip(theta[name].flatten(), began[name].flatten(), strict=True)
-        ]
-        k = int(tau * len(scores))
-        if k:
-            least = sorted(scores)[-k]
-            rule = (lambda s: s > 1e-20) if least <= 1e-10 else (lambda s, least=least: s >= least)
-            found |= {(name, j) for j, score in enumerate(scores) if rule(score)}
+        changes, values = (theta[name] - began[name]).flatten(), theta[name].flatten()
+        still = 16 * torch.finfo(values.dtype).eps * most
+        ranked = sorted(
+            (-abs(float(change * value)), j)
+            for j, (change, value) in enumerate(zip(changes, values, strict=True))
+            if abs(float(change)) > still
+        )
+        found |= {(name, j) for score, j in ranked[: int(tau * len(values))] if score < 0}
     return found
 
 
@@ -139,9 +139,12 @@ def test_scores_of_ties_and_zeros():
         start = {"w": before} | none
         return find({"w": torch.tensor(theta)}, start, {}, None)["critical.w"].tolist()
 
-    assert mask([2.0, 2.0, 1.0, 0.0], [1.0, 1.0, 0.0, 5.0], 0.25) == [True, True, False, False]
+    assert mask([2.0, 2.0, 1.0, 0.0], [1.0, 1.0, 0.0, 5.0], 0.5) == [True, True, False, False]
+    assert mask([2.0, 2.0, 1.0, 0.0], [1.0, 1.0, 0.0, 5.0], 0.25) == [True, False, False, False]
+    assert mask([2.0, 2.0 + 1e-6, 1.0, 0.0], [1.0, 1.0, 0.0, 5.0], 0.25).index(True) == 0
     assert mask([0.0, 0.0], [0.0, 0.0], 1.0) == [False, False]
-    assert mask([1e-6, 3.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0], 1.0) == [True, True, False, False]
+    assert mask([1e-3, 3.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0], 1.0) == [True, True, False, False]
+    assert mask([1e-8, 3.0, 0.5, 0.0], [0.0, 0.0, 0.5, 0.0], 1.0) == [False, True, False, False]
 
 
 @pytest.mark.slow

@@ -201,6 +201,17 @@ def test_components_are_those_of_scikit_learn():
     assert not few[:, 3:].any()
 
 
+def test_signs_of_components_do_not_depend_on_rounding():
+    """Of two classes, the rows of the head change by the same values with opposite signs."""
+    rows = torch.randn(6, 10, generator=torch.Generator().manual_seed(0))
+    rows = torch.cat([rows, -rows], dim=1).double()
+    expected = principal_components(rows, 3)
+    for seed in range(10):
+        noise = torch.randn(rows.shape, generator=torch.Generator().manual_seed(seed)).double()
+        found = principal_components(rows * (1 + 1e-7 * noise), 3)
+        assert torch.allclose(found, expected, rtol=0, atol=1e-5), seed
+
+
 def test_projection_is_the_nearest_point():
     rows = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)).double()
     for size in (0.01, 0.7, 3.0):

@@ -148,6 +148,11 @@ def test_special_neighbours():
     far, _ = predicted([[1e6, 0.0]], keys, labels, share=1.0, neighbours=4)
     assert float(far.sum()) == pytest.approx(1)  # exp(-d) alone would be 0 / 0
 
+    # Of neighbours at the same distance but for rounding, the first ones in the store vote.
+    near = [[0.0, 3 + 1e-15], [3, 0], [0, -3], [-3 - 1e-15, 0]]
+    first, _ = predicted([[0.0, 0]], near, [1, 1, 2, 2], share=1.0, neighbours=2)
+    assert first[0].tolist() == [0, 1, 0]
+
     padding = [[0.0, 0], [float("nan"), float("nan")]]
     few, _ = predicted([[1.0, 1]], padding, [2, 0], share=1.0, neighbours=2, real=[1, 0])
     assert few[0].tolist() == [0, 0, 1]
