@@ -848,7 +848,8 @@ class EngineConfig(Strict):
         "sequential",
         description="sequential: one client after the other; vectorized: blocks of clients at"
         " once; ray: clients distributed over worker processes; auto: the fastest one in a few"
-        " measured steps",
+        " measured steps; without a name, a run on a GPU is vectorized where clients can be"
+        " stacked",
     )
     workers: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         "auto",

@@ -331,9 +331,18 @@ def build(
             the method gives.
     """
     _check_resolved(config)
+    used = engine or config.engine
+    build_with = partial(_built, config, tried=tried, folder=folder, tell=tell)
     with own_methods.named(config.algorithm):
-        used = engine or config.engine
-        return _built(config, federation, used, tried=tried, folder=folder, tell=tell)
+        if not engine_choice.stacks_unasked(used):
+            return build_with(federation, used)
+        federation = load_federation(config) if federation is None else federation
+        try:
+            return build_with(federation, used.altered(name="vectorized"))
+        except ConfigError as refusal:
+            built = build_with(federation, used.altered(name="sequential"))
+            note = f"engine: sequential, because clients cannot be stacked: {refusal}"
+            return replace(built, notes=(*built.notes, note))
 
 
 def _built(

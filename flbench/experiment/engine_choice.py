@@ -1,4 +1,4 @@
-"""Choice of the engine for `engine.name=auto`, by measuring a few steps of each engine."""
+"""Choice of the engine: by the device without a name, by measured steps for `auto`."""
 
 import time
 from collections.abc import Callable
@@ -12,10 +12,11 @@ from torch import Tensor
 
 from flbench.algorithms.base import Algorithm
 from flbench.client.program import LocalProgram, Phase, shortened
+from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError, RunError
 from flbench.core.types import State
 from flbench.data import batches
-from flbench.engine.base import Engine
+from flbench.engine.base import Engine, find_device
 from flbench.experiment.rounds import settings_of, train, visible_to_server
 
 # Steps of each client in the two measurements that separate the time of a step from the time that
@@ -40,6 +41,18 @@ class Candidate:
     name: str
     round: float
     total: float
+
+
+def stacks_unasked(asked: EngineConfig) -> bool:
+    """Return whether the vectorized engine is tried because none is named and there is a GPU.
+
+    One client at a time leaves most of a GPU idle.
+
+    Args:
+        asked: Section `engine` as the user asked for it.
+    """
+    is_named = "name" in asked.model_fields_set
+    return not is_named and find_device(asked.device).type == "cuda"
 
 
 def choose(

@@ -1,11 +1,15 @@
 """What the user asked for, and what a run finds out beside it."""
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from flbench.config.resolve import resolve
-from flbench.config.sources import from_overrides, leaves
+from flbench.config.sources import from_overrides, from_values, leaves
 from flbench.core.errors import UserError
-from flbench.experiment import assembly
+from flbench.core.given import offered
+from flbench.experiment import assembly, engine_choice
 from tests.support import SMALL
 
 pytestmark = pytest.mark.slow
@@ -66,3 +70,35 @@ def test_found_hash_is_compared_with_the_recorded_one(asked, built):
         values = {section: getattr(complete, section).altered(**{key: "0" * 64})}
         with pytest.raises(UserError, match="0" * 64):
             assembly.build(complete.altered(**values))
+
+
+class Draws(nn.Module):
+    """A net that cannot be stacked: it draws from NumPy's generator."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.fc(x.flatten(1) * (1 + 0.01 * np.random.rand()))
+
+
+@pytest.mark.parametrize(
+    ("device", "net", "named", "expected"),
+    [
+        ("cuda", None, (), "vectorized"),
+        ("cuda", None, ("engine.name=sequential",), "sequential"),
+        ("cuda", Draws, (), "sequential"),
+        ("cpu", None, (), "sequential"),
+    ],
+)
+def test_without_a_name_a_gpu_trains_stacked_clients(monkeypatch, device, net, named, expected):
+    """The engines themselves are on the CPU here."""
+    monkeypatch.setattr(engine_choice, "find_device", lambda name: torch.device(device))
+    keys = ["algorithm=fedavg", *named]
+    with offered({"model": net()} if net else {}):
+        own = [from_values({"model": {"name": "object"}}, "test")] if net else []
+        built = assembly.build(resolve([from_overrides([*SMALL, *keys]), *own])[0])
+
+    assert built.config.engine.name == expected
+    assert sum(note.startswith("engine:") for note in built.notes) == (net is not None)
