@@ -216,9 +216,9 @@ class _StackedPhase:
         elif phase.optimizer.nesterov:
             # On a GPU PyTorch adds momentum to gradients in place; they may share memory.
             gradients = {name: value.clone() for name, value in gradients.items()}
-        trained = [stack.leaves.stacked[name][:count] for name in self._names]
+        trained = [stack.leaves.stacked[name][:count] for name in gradients]
         with torch.no_grad():
-            self._optimizer.step(trained, [gradients[name] for name in self._names])
+            self._optimizer.step(trained, list(gradients.values()))
             for name, value in buffers.items():
                 stack.leaves.stacked[name][:count] = value
             if phase.project is not None:
@@ -250,8 +250,9 @@ class _StackedPhase:
             count: The number of clients that take the step.
 
         Returns:
-            Gradients, losses, buffers after the step, and the tensors of each recorded Statistic,
-            [count, ...] each.
+            Gradients of the leaves that the loss uses (PyTorch leaves others as they are, also with
+            weight decay), losses, buffers after the step, and the tensors of each recorded
+            Statistic, [count, ...] each.
         """
         compute = self._gradients if self._phase.gradient is None else self._hook_gradients
         x, y, mask, key = batch
@@ -297,10 +298,8 @@ class _StackedPhase:
         finally:
             stacked.update(all_rows)
         of_sum = torch.autograd.grad(loss.sum(), list(trained.values()), allow_unused=True)
-        gradients = {
-            name: torch.zeros_like(value) if gradient is None else gradient
-            for (name, value), gradient in zip(trained.items(), of_sum, strict=True)
-        }
+        pairs = zip(trained, of_sum, strict=True)
+        gradients = {name: gradient for name, gradient in pairs if gradient is not None}
         return gradients, loss.detach(), buffers, recorded
 
     def _client_loss(
@@ -432,7 +431,7 @@ class StackedOptimizer:
         """Update the leaves [count, ...] of the first clients in place.
 
         Args:
-            leaves: The trained leaves, in the same order in each step.
+            leaves: The trained leaves that have a gradient, the same ones in each step.
             gradients: Their gradients [count, ...].
         """
         if self._name == "sgd":

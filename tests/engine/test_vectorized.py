@@ -4,18 +4,24 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from torch import nn
 
 from flbench.client.program import LocalProgram, Phase, Statistic, Transform
+from flbench.config.resolve import resolve
 from flbench.config.schema import OptimizerConfig, TrainConfig
+from flbench.config.sources import from_overrides, from_values
 from flbench.core.errors import ConfigError
+from flbench.core.given import offered
 from flbench.core.rng import Draw
 from flbench.core.types import Dispatch, Message, Samples
 from flbench.engine import stacked_training
 from flbench.engine.base import RoundSettings
 from flbench.engine.padding import exclude_padding
 from flbench.engine.stacked_tree import StackedTree
+from flbench.experiment import assembly
 from flbench.losses import CrossEntropy, Proximal
-from tests.support import build, config_of
+from flbench.testing import after
+from tests.support import SMALL, build, config_of
 
 TINY = 1e-9
 # A bias before BatchNorm has no gradient but rounding noise, which Adam blows up.
@@ -493,3 +499,40 @@ def test_whole_numbers_of_clients_with_different_sizes_are_refused(engines):
 def test_layers_whose_statistics_cannot_be_stacked_are_refused(layer):
     with pytest.raises(ConfigError, match=r"engine\.name=sequential"):
         exclude_padding(torch.nn.Sequential(layer))
+
+
+class Odd(nn.Module):
+    """Convolutions with biases behind each other, and a parameter that no loss uses."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(64, 64, bias=False)
+        self.unused = nn.Parameter(torch.ones(3))
+        self.convs = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.ConvTranspose2d(4, 2, 3))
+        self.fc = nn.Linear(2 * 64, 10)
+
+    def forward(self, x):
+        return self.fc(self.convs(self.first(x.flatten(1)).reshape(-1, 1, 8, 8)).flatten(1).relu())
+
+
+def odd(*keys):
+    """The weights of FedAvg after two rounds, of both engines."""
+    found = []
+    for name in ("sequential", "vectorized"):
+        overrides = from_overrides([*SMALL, "algorithm=fedavg", f"engine.name={name}", *keys])
+        with offered({"model": Odd()}):
+            config = resolve([overrides, from_values({"model": {"name": "object"}}, "test")])[0]
+            found.append(after(assembly.build(config), 2).server)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_a_parameter_that_the_loss_does_not_use_stays(kind):
+    """PyTorch's optimizers leave it, also with weight decay and momentum."""
+    keys = ("train.optimizer.weight_decay=0.1", "engine.precision=64-true")
+    one, many = odd(f"train.optimizer.name={kind}", *keys)
+
+    assert torch.equal(many["backbone.unused"], torch.ones(3).double())
+    assert_close(one, many, ADAM)
