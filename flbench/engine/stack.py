@@ -3,18 +3,19 @@
 Axes: K clients of the block, S samples of a client in a step.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from traceback import walk_tb
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from flbench.client.forward import call, make_step_context, mode
 from flbench.client.program import Statistic, Transform, merge_context
@@ -77,14 +78,50 @@ class StackEnvironment:
         As in Lightning Fabric, new tensors have the type of the weights by default, so that code of
         the user draws the same numbers with `torch.rand` as in the sequential engine.
         """
-        kind, before = self.autocast or torch.bfloat16, torch.get_default_dtype()
+        before = torch.get_default_dtype()
         if self.may_draw:
             torch.set_default_dtype(self.dtype)
         try:
-            with torch.autocast(self.device.type, kind, enabled=self.autocast is not None):
+            if self.autocast is None:
                 yield
+            else:
+                with torch.autocast(self.device.type, self.autocast), CastConvolutions():
+                    yield
         finally:
             torch.set_default_dtype(before)
+
+
+class CastConvolutions(TorchFunctionMode):
+    """Casts what convolutions get to the type of autocast.
+
+    Autocast itself does that after `torch.vmap` has taken a convolution apart, and PyTorch compares
+    the types of input and bias before.
+    """
+
+    CONVOLUTIONS: ClassVar = frozenset(
+        getattr(torch, f"conv{kind}{n}d") for kind in ("", "_transpose") for n in (1, 2, 3)
+    )
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Collection[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call a function of PyTorch."""
+        kwargs = kwargs or {}
+        if func in self.CONVOLUTIONS:
+            args = tuple(_cast(value) for value in args)
+            kwargs = {name: _cast(value) for name, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+
+def _cast(value: Any) -> Any:
+    """Return a floating-point tensor in the type of autocast; other values as they are."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return value
+    return value.to(torch.get_autocast_dtype(value.device.type))
 
 
 class Stack:

@@ -536,3 +536,12 @@ def test_a_parameter_that_the_loss_does_not_use_stays(kind):
 
     assert torch.equal(many["backbone.unused"], torch.ones(3).double())
     assert_close(one, many, ADAM)
+
+
+@pytest.mark.slow
+def test_bf16_convolutions_with_a_bias_are_those_of_the_sequential_engine():
+    one, many = odd("engine.precision=bf16-mixed")
+    plain, _ = odd()
+
+    assert_close(one, many, 2e-4)
+    assert not all(torch.equal(value, plain[name]) for name, value in many.items())
