@@ -348,8 +348,10 @@ def check_update(update: Update, state: State, clients: int) -> None:
     """
     unchanged = state.server.keys() - update.server.keys()
     for name in sorted(update.server.keys() - state.server.keys()):
-        # A method may add entries, but one that is called almost like an old one is a mistake.
-        if near := did_you_mean(name, unchanged):
+        # A method may add entries, numbered ones too (`center_2`), but one that is otherwise called
+        # almost like an old one is a mistake.
+        others = [one for one in unchanged if _without_digits(one) != _without_digits(name)]
+        if near := did_you_mean(name, others):
             raise UnknownNameError(
                 f"the update names `{name}`, which the server's tree does not have, and leaves an"
                 f" entry of a similar name as it is.{near} Give a new entry another name."
@@ -367,6 +369,11 @@ def check_update(update: Update, state: State, clients: int) -> None:
                 f"`{name}` of the reply has the shape {list(value.shape)}. A reply to {clients}"
                 f" clients must have the shape {wanted}: a row for each client of `results.ids`."
             )
+
+
+def _without_digits(name: str) -> str:
+    """Return a name without its digits."""
+    return "".join(letter for letter in name if not letter.isdigit())
 
 
 def check_programs(algorithm: Algorithm, start: State) -> None:

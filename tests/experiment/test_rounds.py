@@ -399,3 +399,14 @@ def test_seeded_net_is_free_until_the_server_changes_it(built):
 
     assert second.costs["down_bytes"] == 0
     assert third.costs["down_bytes"] == N * 4 * built.algorithm.setting.net.size
+
+
+def test_numbered_entries_of_the_server_may_be_added_and_misspelt_ones_not():
+    server = {name: torch.zeros(2) for name in ("center_0", "center_1", "weights")}
+    state = State(0, 0, 0, server, {}, torch.zeros(3))
+
+    rounds.check_update(
+        Update({name: torch.ones(2) for name in ("center_1", "center_2")}), state, 3
+    )
+    with pytest.raises(UnknownNameError, match="`weigths`"):
+        rounds.check_update(Update({"weigths": torch.ones(2)}), state, 3)
