@@ -18,6 +18,7 @@ from flbench.algorithms import (
     OptimizerConfig,
     Paper,
     Phase,
+    Results,
     Samples,
     State,
     Statistic,
@@ -27,7 +28,7 @@ from flbench.algorithms import (
     Tree,
     repeat,
 )
-from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
+from flbench.algorithms.shared.batchnorm import reestimate_batchnorm, trained_in_train_mode
 from flbench.algorithms.shared.memory import LastModel
 from flbench.algorithms.shared.prefixes import prefixed_names
 from flbench.losses import CrossEntropy
@@ -175,6 +176,11 @@ class FedAla(Algorithm):
             learn,
             Transform(WriteMixed(names)),
         )
+
+    def weights(self, results: Results) -> Tensor:
+        """Return the weight of each client of the cohort, 0 if its model took no step."""
+        trained = trained_in_train_mode(self.setting, results)
+        return torch.where(trained, super().weights(results), 0.0)
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         deployments = super().deploy(state, ids)

@@ -30,7 +30,7 @@ from flbench.algorithms import (
     only,
 )
 from flbench.algorithms.shared import pairs, prototypes
-from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
+from flbench.algorithms.shared.batchnorm import reestimate_batchnorm, trained_in_train_mode
 from flbench.algorithms.shared.mixing import mix
 from flbench.algorithms.shared.prototypes import ClassSums
 from flbench.losses import CrossEntropy, PrototypeL2
@@ -88,8 +88,8 @@ class FedPAC(Algorithm):
     that nobody in the cohort holds keeps its prototype, where their code stops. Their nets stay in
     eval mode after an evaluation; here the body is trained in train mode, and the head in eval
     mode. Optimizers of `train.optimizer`, one per phase. v has the factor 1 / n, so that a client
-    with one sample has v = 0 and counts as exact. A client without an optimizer step enters neither
-    mean, but its head may be mixed.
+    with one sample has v = 0 and counts as exact. A client whose body took no optimizer step (one
+    sample with BatchNorm) enters neither mean, but its head may be mixed.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedPACConfig
@@ -156,6 +156,11 @@ class FedPAC(Algorithm):
         body = super().dispatch(state, ids).shared.values
         table = prototypes.table(state.server)
         return Dispatch(Message(only(body, self.split()[1]) | table.values, table.mask))
+
+    def weights(self, results: Results) -> Tensor:
+        """Return the weight of each client of the cohort, 0 if its body took no step."""
+        trained = trained_in_train_mode(self.setting, results)
+        return torch.where(trained, super().weights(results), 0.0)
 
     def aggregate(self, state: State, results: Results) -> Update:
         sent, weights = results.sent.values, self.weights(results)

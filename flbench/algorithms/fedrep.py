@@ -3,7 +3,9 @@
 from dataclasses import replace
 from typing import ClassVar, Literal
 
+import torch
 from pydantic import Field
+from torch import Tensor
 
 from flbench.algorithms import (
     ALGORITHMS,
@@ -11,11 +13,12 @@ from flbench.algorithms import (
     LocalProgram,
     Paper,
     Phase,
+    Results,
     State,
     epochs,
 )
 from flbench.algorithms.fedper import FedPer, FedPerConfig
-from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
+from flbench.algorithms.shared.batchnorm import reestimate_batchnorm, trained_in_train_mode
 
 
 class FedRepConfig(FedPerConfig):
@@ -106,6 +109,11 @@ class FedRep(FedPer):
         # With train.batchnorm=drop the head phase would use the statistics of the seeded net.
         fresh = reestimate_batchnorm(self.setting) if self.config.head_batchnorm == "eval" else ()
         return LocalProgram((*fresh, *phases), keeps, sends)
+
+    def weights(self, results: Results) -> Tensor:
+        """Return the weight of each client of the cohort, 0 if its body took no step."""
+        trained = trained_in_train_mode(self.setting, results)
+        return torch.where(trained, super().weights(results), 0.0)
 
     def tuning(self) -> Phase:
         return self.head_phase(self.config.finetune_epochs)

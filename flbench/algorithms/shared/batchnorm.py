@@ -1,11 +1,13 @@
-"""BatchNorm statistics for steps that run the net in eval mode, with `train.batchnorm=drop`."""
+"""BatchNorm and steps that run the net in eval mode."""
 
 from collections.abc import Callable
+
+from torch import Tensor
 
 from flbench.algorithms.base import Setting
 from flbench.client.batchnorm import recalibrate
 from flbench.client.program import Step
-from flbench.core.types import Tree
+from flbench.core.types import Results, Tree
 
 
 def reestimate_batchnorm(
@@ -21,3 +23,19 @@ def reestimate_batchnorm(
         weights: (leaves, ctx) -> what the net is called with; None calls it with the leaves.
     """
     return recalibrate(setting.net, weights) if setting.train.batchnorm == "drop" else ()
+
+
+def trained_in_train_mode(setting: Setting, results: Results) -> Tensor:
+    """Return [K] bool: whether clients took an optimizer step with the net in train mode.
+
+    BatchNorm cannot train on a batch of one sample in train mode. A client with one sample may have
+    taken all its steps in a phase in eval mode, such as that of the head.
+
+    Args:
+        setting: What the method knows of the experiment.
+        results: Results of the round.
+    """
+    trained = results.steps > 0
+    if not setting.net.statistics:
+        return trained
+    return trained & (setting.sizes[results.ids] > 1) & (setting.train.batch_size > 1)
