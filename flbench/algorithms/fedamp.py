@@ -41,6 +41,8 @@ HEURISTIC_SIGMA = 25.0
 class FedAMPConfig(AlgorithmConfig):
     """Keys of FedAMP."""
 
+    agg_weights: ClassVar[Literal["samples"]] = "samples"  # no key: nothing is averaged
+
     similarity: Literal["distance", "cosine"] = Field(
         "distance",
         description="what the mixtures follow: squared distances of the models (FedAMP), or cosines"
@@ -104,9 +106,12 @@ class FedAMP(Algorithm):
     of small nets, whose mixtures would be uniform; the default is therefore the mean squared
     distance of the last uploads, computed in each round. The mean of the first uploads, kept, would
     soon be too small: distances grow, and each client would be left alone after a few rounds.
-    alpha_t = alpha_1 decay^floor(t / decay_every), as in other code. Because lambda / alpha_t grows
-    without bound, alpha_t does not fall below `train.optimizer.lr` lambda, where one step moves the
-    model to its mixture.
+    alpha_t = alpha_1 decay^floor(t / decay_every), as in other code. A step of SGD multiplies the
+    distance to the mixture by 1 - `train.optimizer.lr` lambda / alpha_t. Because lambda / alpha_t
+    grows without bound, alpha_t does not fall below `train.optimizer.lr` lambda, where one step
+    moves the model to its mixture. With `pull` times the learning rate above 1, alpha_t is alpha_1
+    in all rounds, and each step overshoots the mixture; from 2 on the distance does not shrink,
+    which is refused.
 
     Readings. Training starts at u_i: with the paper's values, 1000 steps from w_i would keep 99 %
     of w_i. Other code starts at w_i (`start=own`), or evaluates u_i. xi is used as printed, though
@@ -126,12 +131,23 @@ class FedAMP(Algorithm):
     communication = Communication(down="a mixture, as large as w", up="w", keeps="w")
 
     def requires(self) -> list[str]:
-        clients = self.setting.clients
+        clients, pull, lr = self.setting.clients, self.config.pull, self.setting.train.optimizer.lr
+        if self.is_sgd and lr * pull >= 2:
+            return [
+                f"algorithm.pull={pull:g} times train.optimizer.lr={lr:g} is 2 or more: each step"
+                " overshoots the mixture by the distance to it or more, so that models do not come"
+                f" nearer to it. Choose algorithm.pull below {2 / lr:g}."
+            ]
         return too_large(
             f"the weights and similarities of all pairs of {clients:,} clients",
             4 * clients**2,
             "Choose fewer clients (partition.clients).",
         )
+
+    @property
+    def is_sgd(self) -> bool:
+        """Whether the pull of a step is the learning rate times its gradient."""
+        return self.setting.train.optimizer.name == "sgd" and not self.setting.own_optimizer
 
     def decayed(self, completed: int) -> float:
         """Return alpha_t / alpha_1 in the round after so many completed rounds."""
@@ -140,18 +156,16 @@ class FedAMP(Algorithm):
 
     def notes(self) -> list[str]:
         c, lr = self.config, self.setting.train.optimizer.lr
-        is_sgd = self.setting.train.optimizer.name == "sgd" and not self.setting.own_optimizer
-        if is_sgd and lr * c.pull >= 2:
+        if self.is_sgd and lr * c.pull > 1:
             return [
-                f"fedamp: algorithm.pull={c.pull:g} times train.optimizer.lr={lr:g} is 2 or more: a"
-                " step overshoots the mixture by the distance to it or more, and training diverges."
-                f" Choose algorithm.pull below {2 / lr:g}."
+                f"fedamp: algorithm.pull={c.pull:g} times train.optimizer.lr={lr:g} is above 1:"
+                " each step overshoots the mixture, and algorithm.decay has no effect."
             ]
         last = self.setting.rounds - 1
         if lr * c.pull > c.decay ** (last // c.decay_every):
             return [
                 f"fedamp: algorithm.decay={c.decay:g} would pull models beyond their mixtures by"
-                f" round {last + 1}; alpha stays at train.optimizer.lr * lambda."
+                f" round {last + 1}; alpha does not fall below train.optimizer.lr * lambda."
             ]
         return []
 

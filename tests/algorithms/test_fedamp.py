@@ -5,6 +5,7 @@ from math import exp, sqrt
 import pytest
 import torch
 
+from flbench.core.errors import ConfigError
 from flbench.core.types import Results
 from flbench.testing import after
 from tests.algorithms.loops import (
@@ -214,7 +215,7 @@ def test_statistics_of_batchnorm_are_mixed_with_weights_from_parameters(similari
             assert torch.allclose(found[name][i], expected, rtol=0, atol=1e-12), name
 
 
-def test_alpha_does_not_fall_below_a_pull_of_one_step_and_a_larger_one_is_noted():
+def test_alpha_does_not_fall_below_a_pull_of_one_step_and_twice_as_large_ones_are_refused():
     keys = ("algorithm=fedamp", "algorithm.pull=0.5", "train.optimizer.lr=0.1", "train.rounds=200")
     built = build(*keys)
 
@@ -222,13 +223,16 @@ def test_alpha_does_not_fall_below_a_pull_of_one_step_and_a_larger_one_is_noted(
     assert pulls[0] == pulls[29] == 0.5
     assert pulls[30] == pytest.approx(5)
     assert pulls[60] == pulls[199] == pytest.approx(10)
-    assert any("alpha stays" in note for note in built.algorithm.notes())
+    assert built.algorithm.notes()
     assert not build(*keys, "algorithm.decay=1").algorithm.notes()
-    [note] = build(*keys, "algorithm.pull=20").algorithm.notes()
-    assert "algorithm.pull=20 times train.optimizer.lr=0.1 is 2 or more" in note
-    for other in ("algorithm.pull=19", "train.optimizer.name=adam"):  # Adam's steps have length lr
-        [note] = build(*keys, "algorithm.pull=20", other).algorithm.notes()
-        assert "diverges" not in note
+    with pytest.raises(ConfigError, match=r"algorithm\.pull"):
+        build(*keys, "algorithm.pull=20")
+    build(*keys, "algorithm.pull=20", "train.optimizer.name=adam")  # its steps have length lr
+    near = build(*keys, "algorithm.pull=19").algorithm
+    assert [19 / near.decayed(t) for t in range(200)] == [19] * 200
+    assert near.notes()
+    with pytest.raises(ConfigError, match=r"algorithm\.agg_weights"):  # nothing is averaged
+        build(*keys, "algorithm.agg_weights=uniform")
 
 
 @pytest.mark.slow
