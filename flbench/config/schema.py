@@ -534,7 +534,10 @@ class LoraConfig(Strict):
     """Section `model.lora`: low-rank adapters by the package PEFT."""
 
     rank: int | None = Field(
-        None, ge=1, description="rank of the adapters, which the head trains with (null: none)"
+        None,
+        ge=1,
+        description="rank of the adapters, which the head trains with, at most that of a layer's"
+        " weight (null: none)",
     )
     alpha: float = Field(8.0, gt=0, description="numerator of the adapters' factor alpha / rank")
     targets: tuple[StrictStr, ...] = Field(

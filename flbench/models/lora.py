@@ -2,7 +2,8 @@
 
 The weight W of a layer becomes W + alpha / rank * B A, with A [rank, inputs] drawn at random and
 B [outputs, rank] zero, so that the net begins as the function that it was. A and B of the adapted
-layers and the head are trained; all else is frozen.
+layers and the head are trained; all else is frozen. A rank above that of W, which would add nothing
+but numbers, is cut to it: the smaller of the numbers of inputs and outputs.
 """
 
 import re
@@ -113,8 +114,11 @@ def inject(net: nn.Module, config: ModelConfig, head: str | None = "head") -> No
             ' not installed: pip install "flbench[lora]"'
         ) from error
     trained = [name for name, one in net.named_parameters() if one.requires_grad]
+    rank, ranks = config.lora.rank or 1, _full_ranks(net, names)
     added = LoraConfig(
-        r=config.lora.rank or 1,
+        r=rank,
+        # PEFT matches these patterns with the ends of names.
+        rank_pattern={rf"\A{re.escape(name)}": full for name, full in ranks.items() if full < rank},
         lora_alpha=config.lora.alpha,  # type: ignore[arg-type] # any number
         lora_dropout=config.lora.dropout,
         target_modules="|".join(map(re.escape, names)),
@@ -174,6 +178,12 @@ def _targets(net: nn.Module, config: ModelConfig, head: str | None) -> list[str]
             )
         chosen += [name for name in found if name not in chosen]
     return chosen
+
+
+def _full_ranks(net: nn.Module, names: list[str]) -> dict[str, int]:
+    """Return the largest rank that the weight of each layer, as a matrix, can have."""
+    weights = {name: net.get_parameter(f"{name}.weight") for name in names}
+    return {name: min(len(one), one[0].numel()) for name, one in weights.items()}
 
 
 def _can_have_adapter(module: nn.Module) -> bool:

@@ -192,3 +192,21 @@ def test_factors_of_a_net_without_adapters_are_refused_with_the_key():
     assert spec.adapters == ()
     with pytest.raises(ConfigError, match=r"`lora_A`.*`model\.lora\.rank=8`"):
         spec.names("lora_A")
+
+
+def test_rank_is_at_most_that_of_the_weight():
+    layers = (
+        nn.Flatten(),
+        nn.Linear(64, 40),
+        nn.Linear(40, 6),
+        nn.Linear(6, 10),
+        nn.Linear(10, 10),
+    )
+    net = made(nn.Sequential(*layers), rank=30)
+
+    shapes = {name: tuple(one.shape) for name, one in net.named_parameters() if one.requires_grad}
+    factors = {
+        name: [shapes[f"backbone.{name}.lora_{part}.default.weight"] for part in "AB"]
+        for name in (1, 2, 3)
+    }
+    assert factors == {1: [(30, 64), (40, 30)], 2: [(6, 40), (6, 6)], 3: [(6, 6), (10, 6)]}
