@@ -85,13 +85,15 @@ class FedAS(Algorithm):
     paper. In its first participation a client aligns to the features of the initial net. The loss
     of the alignment is not divided by the number of classes in a batch. F_i is the sum over
     batches, as in that code: it grows with the number of batches and falls with their size, and it
-    is smallest for clients whose training has converged. Deviations: the aligned body is in train
-    mode, where the code's is in eval mode from the second round on; batches of the alignment have
-    `train.batch_size` samples (both are 16 in the authors' command); heads are not sent, because
-    nobody reads them. Alignment has no momentum, weight decay or clipping. F_i is computed in a
-    phase with a learning rate of 0: the logged training loss and number of steps are over the
-    phases of alignment, training and F_i. Identity: with `align_lr=0 fisher=false` the weights are
-    those of FedPer.
+    is smallest for clients whose training has converged. Its batches are drawn like those of the
+    training, with `train.batch_size` samples and the last one as `train.last_batch` has it; in the
+    code they are the client's samples in order, 16 at a time, without the last batch. Deviations:
+    the aligned body is in train mode, where the code's is in eval mode from the second round on;
+    batches of the alignment have `train.batch_size` samples (both are 16 in the authors' command);
+    heads are not sent, because nobody reads them. Alignment has no momentum, weight decay or
+    clipping. F_i is computed in a phase with a learning rate of 0: the logged training loss and
+    number of steps are over the phases of alignment, training and F_i. Identity: with `align_lr=0
+    fisher=false` the weights are those of FedPer.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedASConfig
@@ -257,5 +259,5 @@ class SquaredGradient:
 
 
 def write_fisher(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
-    """Write F_i [] float64 into the leaf that is sent."""
-    return {FISHER: ctx["trace.sum"]}
+    """Write F_i [] into the leaf that is sent, in the type of the weights."""
+    return {FISHER: ctx["trace.sum"].to(info.lr.dtype)}

@@ -169,4 +169,4 @@ def test_alignment_is_the_bias_of_class_means_and_the_variance():
 @pytest.mark.slow
 def test_bytes_are_those_of_the_body_and_a_number(tmp_path):
     body = 4 * (62_050 - 850) + STATISTICS
-    assert lenet5_bytes(tmp_path, "algorithm=fedas") == (body + 8, body)
+    assert lenet5_bytes(tmp_path, "algorithm=fedas") == (body + 4, body)
