@@ -81,6 +81,7 @@ class FedCAC(Algorithm):
     the cohort, t counts rounds of the run, and an absent client keeps M_i and c_i, and starts its
     next round with the newest w. A client without critical entries has no partners and is not
     counted in thr. The server sends w before the round and the critical entries of c_i after it.
+    The authors' code ends with a fine-tuning of a copy of each client's model; here there is none.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedCACConfig

@@ -91,9 +91,10 @@ class FedCP(Algorithm):
     hold the body near the received one, and a smaller one learns faster. With gates near 1/2 the
     personal head moves by about a quarter of a plain head's step at the same learning rate.
 
-    Gradients of cross entropy sum to zero over the classes, so that the column sums of W_i never
-    change: with one linear head and without weight decay, v_i is one constant vector for all
-    clients and rounds, and the condition has no information on the client.
+    Gradients of cross entropy sum to zero over the classes, so that under SGD the column sums of
+    W_i never change, but for the factor of weight decay, which the length of v_i does not know: v_i
+    is one constant vector for all clients and rounds, and the condition has no information on the
+    client.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedCPConfig

@@ -104,8 +104,9 @@ class Floco(Algorithm):
     weight of the head that nothing reads; here it is not sent. tau is a share of the rounds. The
     set-up has an optimizer and batches of its own, and the Flower baseline uses the last round
     instead. A client whose training diverges in the set-up stays at the centre. Floco+ adds lam (v
-    - w) to the gradient; the code adds lam v - w, and trains and evaluates v_i outside the region,
-    at the centre, which the Flower baseline of the same authors mended. Both passes see the same
+    - w) to the gradient; the code adds lam v - w, trains v_i with points of the whole simplex in
+    all rounds, and evaluates it at the centre, which the Flower baseline of the same authors
+    mended. Both passes see the same
     batches, with points of their own; the code draws the batches of the second pass anew. W_m has
     alpha_m times the gradient of the head, so that a step moves the head at alpha by sum_m
     alpha_m^2 of a plain head's step, 2 / (M + 1) on average before the set-up: many endpoints need

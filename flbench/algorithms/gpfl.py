@@ -92,19 +92,19 @@ class GPFL(Algorithm):
     with the newest shared parts and the client's q_i. There is no global model.
 
     Readings. The authors' code is taken, which made the printed numbers; the paper differs in
-    places. Cosines are logits without a scale, so that the second term stays above ln(1 + (C - 1)
-    exp(-1 - 1 / (C - 1))) and the loss is never near 0. The third is the norm of the whole batch's
-    differences [B, D], neither squared nor divided by B (paper: per sample): `magnitude=
-    mean_square`. Conditional inputs are those of the client's own G after its last training, zero
-    before it; in the paper they come from the received G (`condition=global`). The paper's
-    poster also divides q_i by C, gives CoV the features as an input, and has norms that are not
-    squared in the term of nu. In the code nu is weight decay, on the parameters of LN too; as a
-    term of the loss it is the same for SGD. It is in the logged loss, and
-    `train.optimizer.weight_decay` acts on top. The factors and offsets of features that CoV makes
-    differ between clients from the second round on, so that the shared body needs more rounds than
-    under FedPer. Deviations: their loaders drop the
-    last batch, also where classes are counted and where models are tested. There, conditional
-    inputs of absent clients follow the newest G; here they stay. Embeddings are drawn from N(0, 1).
+    places. Cosines are logits without a scale, so that the second term is at least ln(1 + (C - 1)
+    exp(-2)), which a client of one class can come near to (0.797 with ten classes), and the loss is
+    never near 0. The third is the norm of the whole batch's differences [B, D], neither squared nor
+    divided by B; with `magnitude=mean_square` it is their mean square. Conditional inputs are those
+    of the client's own G after its last training, zero before it; in the paper they come from the
+    received G (`condition=global`). The paper's poster also divides q_i by C, gives CoV the
+    features as an input, and has norms that are not squared in the term of nu. In the code nu is
+    weight decay, on the parameters of LN too; as a term of the loss it is the same for SGD. It is
+    in the logged loss, and `train.optimizer.weight_decay` acts on top. The factors and offsets of
+    features that CoV makes differ between clients from the second round on, so that the shared body
+    needs more rounds than under FedPer. Deviations: their loaders drop the last batch, also where
+    classes are counted and where models are tested. There, conditional inputs of absent clients
+    follow the newest G; here they stay. Embeddings are drawn from N(0, 1).
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = GPFLConfig

@@ -91,14 +91,16 @@ class PFedFDA(Algorithm):
 
     Readings. The authors collect features during all local epochs, so that copies of a sample are
     in both folds and beta is too large; here they are those of the trained body, once, as the paper
-    describes. Their solver (L-BFGS, ten iterations) can stop where clipping has no gradient; here
-    beta is the best point of a grid of step 0.05 and then of one of step 0.01 around it by the sum
-    of both folds' mean cross entropies, of equal ones (to 1e-9) that with the smallest sum, then
-    that with the smaller beta_mu. The folds are drawn by turns in each class; classes of one
-    sample are left out of them. In a fold, a class without samples has the global mu. Without folds
-    beta = 0, the global Gaussians. Their covariance has 1e-4 added to every entry; here it has not.
-    The two factors are those of their commands; the paper presents one (`betas=one`) as a cheaper
-    variant. A covariance is charged as its lower triangle.
+    describes. They, too, mean to replace class means of at most two samples in an evaluation, but
+    the test in their code is always true, so that each class that a client holds has its own mean.
+    Their solver (L-BFGS, ten iterations) can stop where clipping has no gradient; here beta is the
+    best point of a grid of step 0.05 and then of one of step 0.01 around it by the sum of both
+    folds' mean cross entropies, of equal ones (to 1e-9) that with the smallest sum, then that with
+    the smaller beta_mu. The folds are drawn by turns in each class; classes of one sample are left
+    out of them. In a fold, a class without samples has the global mu. Without folds beta = 0, the
+    global Gaussians. Their covariance has 1e-4 added to every entry; here it has not. The two
+    factors are those of their commands; the paper presents one (`betas=one`) as a cheaper variant.
+    A covariance is charged as its lower triangle.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = PFedFDAConfig

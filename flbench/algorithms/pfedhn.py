@@ -127,10 +127,11 @@ class PFedHN(Algorithm):
     same phi; its gradient is the mean over them (`agg_weights=samples` weights it), while g_v_i is
     that of the client alone, undivided. One norm over both is clipped (`server_clip`), after the
     mean. A mean moves phi less than K rounds of one client would, so the default of `server_lr` is
-    the paper's 0.01 times K, at most 0.1. Absent clients' embeddings wait. In the authors' code,
-    momentum and weight decay move them in every round (`dense_embedding`). The mean of phi's
-    gradients leaves out clients that made no step; their embeddings and the momentum of these wait,
-    too, and a round in which no client made a step leaves the server as it was.
+    the paper's 0.01 times K, at most 0.1, also with personal heads, for which the paper takes 0.05.
+    Absent clients' embeddings wait. In the authors' code, momentum and weight decay move them in
+    every round (`dense_embedding`). The mean of phi's gradients leaves out clients that made no
+    step; their embeddings and the momentum of these wait, too, and a round in which no client made
+    a step leaves the server as it was.
 
     The local optimizer and its clipping are those of `train.*`, as with all methods; the authors
     take lr 0.005, momentum 0.9, weight decay 5e-5, clip 50 and batches of 64, and 5,000 rounds of
