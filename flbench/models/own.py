@@ -67,6 +67,10 @@ def make(config: OwnModelConfig, shape: tuple[int, ...], classes: int | None) ->
     if classes is None:
         raise needs_classes(config.name)
     net = _weighted(source, config, shape, classes, what)
+    for module in net.modules():
+        # Adam, clipping and stacks of clients need dense gradients, whose values are the same.
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            module.sparse = False
     _check_leaves(net, what)
     _check_functions(source if isinstance(source, nn.Module) else net, what)
     pretrained.with_channels(net, config.channels, shape, what)

@@ -489,3 +489,39 @@ def test_a_layer_that_a_net_makes_while_it_trains_is_refused(tmp_path, make, is_
     with pytest.raises(fl.ConfigError, match=r"makes `.*late` while it trains.*__init__"):
         short(tmp_path, MadeLate(make), "fedavg")
     assert not [*tmp_path.glob("*/*/metrics.csv")]
+
+
+class Sparse(nn.Module):
+    """Words whose embeddings ask for sparse gradients, or not."""
+
+    def __init__(self, sparse):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(20, 6, sparse=sparse)
+        self.fc = nn.Linear(6, 4)
+
+    def forward(self, x):
+        return self.fc(self.words(x.long()).mean(dim=1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "train"),
+    [("fedavg", {"optimizer": {"name": "adam"}}), ("fedavg", {"clip": 1.0}), ("pfedme", {})],
+)
+def test_sparse_embeddings_train_as_others(tmp_path, method, train):
+    x = np.random.default_rng(0).integers(0, 20, (90, 5))
+    digests = [
+        fl.run(
+            method,
+            model=Sparse(sparse),
+            data=(x, x[:, 0] % 4),
+            partition={"clients": 3},
+            train={"rounds": 1, "local_epochs": 1, **train},
+            engine={"threads": 1, "workers": 1},
+            output={"dir": tmp_path},
+            progress=False,
+        ).summary["weights_digest"]
+        for sparse in (True, False)
+    ]
+    assert digests[0] == digests[1]
