@@ -56,9 +56,11 @@ class LockedFolder:
             RunError: The disk is full or failed.
         """
         now = datetime.now().strftime("%Y%m%d-%H%M%S")
-        path = parent / f"{name}-{now}-{secrets.token_hex(2)}"
+        path = parent
         try:
-            (path / inside).mkdir(parents=True)
+            parent.mkdir(parents=True, exist_ok=True)
+            path = _new_folder(parent, f"{name}-{now}")
+            (path / inside).mkdir()
             probe = path / ".writable"
             probe.touch()
             probe.unlink()
@@ -124,3 +126,14 @@ class LockedFolder:
                 f"{self.path / name} could not be written ({error.strerror or error})."
                 f" The files written before are intact. Make space or repair the disk, then {cure}"
             ) from error
+
+
+def _new_folder(parent: Path, beginning: str) -> Path:
+    """Make the folder `parent/beginning-xxxx/`, and draw again while another process has it."""
+    while True:
+        path = parent / f"{beginning}-{secrets.token_hex(2)}"
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path

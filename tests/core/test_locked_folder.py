@@ -1,10 +1,13 @@
 """The base of run folders and study folders."""
 
 import errno
+from datetime import datetime
+from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 
-from flbench.core import files
+from flbench.core import files, locked_folder
 from flbench.core.errors import RunError, UserError
 from flbench.core.locked_folder import LockedFolder
 from flbench.core.wording import for_command_line
@@ -34,6 +37,30 @@ def test_folders_of_the_same_name_are_different_and_locked(tmp_path):
     again.lock()
     again.close()
     other.close()
+
+
+@pytest.mark.slow
+def test_folders_of_processes_that_start_in_the_same_second_are_different(tmp_path, monkeypatch):
+    class Clock:
+        @staticmethod
+        def now():
+            return datetime(2026, 1, 1)
+
+    monkeypatch.setattr(locked_folder, "datetime", Clock)
+
+    def make_all(where):
+        made = [Notebook.make(tmp_path, "mine", "pages") for _ in range(400)]
+        Path(where).write_text("\n".join(one.path.name for one in made))
+
+    lists = [tmp_path / "one.txt", tmp_path / "other.txt"]
+    processes = [get_context("fork").Process(target=make_all, args=(one,)) for one in lists]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    names = [name for one in lists for name in one.read_text().splitlines()]
+
+    assert len(set(names)) == len(names) == 800
 
 
 def test_folder_that_cannot_be_made_names_the_option(tmp_path):
