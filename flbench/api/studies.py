@@ -25,6 +25,7 @@ TRIALS: Final = {
     "trial": "int64",
     "state": "str",
     "score": "float64",
+    "loss": "float64",
     "round": "int64",
     "rounds": "int64",
     "seconds": "float64",
@@ -98,7 +99,8 @@ class Study:
 
         Columns: `method` str; `trial` int64, its number; `state` str, `finished`, `stopped` (by the
         scheduler), `running`, `diverged` or `failed`; `score` float64, the validation metric at the
-        last evaluation; `round` and `rounds` int64, those done and those asked for; `seconds`
+        last evaluation; `loss` float64, the validation loss after the last round, which decides
+        between equal scores; `round` and `rounds` int64, those done and those asked for; `seconds`
         float64; a column for each hyper-parameter by its dotted key, missing where the method does
         not have it; `attempts` int64; `reason` str, why it failed.
         """
@@ -109,6 +111,7 @@ class Study:
                 "trial": trial.index,
                 "state": trial.state,
                 "score": trial.score,
+                "loss": trial.loss,
                 "round": trial.round,
                 "rounds": trial.rounds,
                 "seconds": (trial.seconds or {}).get("total"),
@@ -222,7 +225,7 @@ class Study:
         return found.rename(columns=names)[list(VERDICTS)].astype(VERDICTS)
 
     def best(self, method: str) -> Trial:
-        """Return the best finished trial of a method.
+        """Return the best finished trial of a method; of equal scores, that of the smallest loss.
 
         `study.best("hfcd").params` are its hyper-parameters by their dotted keys, which
         `fl.run("hfcd", **study.best("hfcd").params)` trains again.

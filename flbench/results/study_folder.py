@@ -7,7 +7,7 @@ yet is left out.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -34,6 +34,9 @@ Content = TypeVar("Content")
 
 STATES: tuple[State, ...] = ("finished", "stopped", "running", "diverged", "failed")
 VARIANTS: tuple[Variant, ...] = ("default", "tuned")
+
+DIGITS = 9
+"""Decimal places to which two scores are compared: sums in another order differ below them."""
 
 PERSONAL = "personal"
 """Name of the deployment that scores a trial unless the user names another one."""
@@ -89,6 +92,7 @@ class Header:
         methods: Entry of each method by its name, in the order of the command line.
         vary: What differs between final trainings: `both`, the seed of the training and the
             partition, or `training`.
+        validation: Number of validation samples of all clients; 0 if it is not known.
     """
 
     id: Name
@@ -109,6 +113,7 @@ class Header:
     # A study of an earlier version has no entry for these.
     deployment: Name = PERSONAL
     vary: Name = "training"
+    validation: Count = 0
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,8 @@ class Trial:
         rounds: Number of rounds that were asked for.
         score: Validation metric of the study at the last evaluation; None before the first
             evaluation and where the metric is not finite.
+        loss: Validation loss, the mean of -log p of the true class, at the last evaluation; None
+            before the last round, unless `evaluation.probabilities` is set.
         seconds: Seconds that were spent, by purpose (train, evaluate, total).
         started: ISO time at which the trial began.
         ended: ISO time at which the trial ended; None while it runs.
@@ -155,6 +162,7 @@ class Trial:
     attempts: Count = 1
     node: Name | None = None
     of: Count | None = None
+    loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -276,14 +284,18 @@ class StoredStudy:
 def best_trial(trials: Sequence[Trial]) -> Trial | None:
     """Return the finished trial with the highest score.
 
-    The lowest number wins a tie. None if no finished trial has a score.
+    Of trials whose scores are equal but for rounding, the one with the smallest validation loss
+    wins, and then the one with the lowest number. None if no finished trial has a score.
     """
     scored = [
-        (trial.score, -trial.index, trial)
+        (-round(score, DIGITS), inf if (loss := _finite(trial.loss)) is None else loss, trial.index)
         for trial in trials
-        if trial.state == "finished" and trial.score is not None
+        if trial.state == "finished" and (score := _finite(trial.score)) is not None
     ]
-    return max(scored, key=lambda item: item[:2])[2] if scored else None
+    if not scored:
+        return None
+    index = min(scored)[-1]
+    return next(trial for trial in trials if trial.index == index)
 
 
 def is_study(path: Path) -> bool:
@@ -354,8 +366,12 @@ def read_trial(file: Path) -> Trial:
         raise _misplaced(
             folder, f"kind {trial.kind!r} with variant {trial.variant!r} cannot be in {kind}/"
         )
-    has_score = trial.score is not None and isfinite(trial.score)
-    return trial if has_score else replace(trial, score=None)
+    return replace(trial, score=_finite(trial.score), loss=_finite(trial.loss))
+
+
+def _finite(value: float | None) -> float | None:
+    """Return a number; None for one that is not finite."""
+    return value if value is not None and isfinite(value) else None
 
 
 def _misplaced(folder: Path, reason: str) -> DataError:

@@ -12,6 +12,7 @@ from flbench.tuning.samplers import Observation, Sampler
 from flbench.tuning.study import Record, TrainingJob, job_from_record
 
 ENDS: Final = ("finished", "stopped", "diverged", "failed")
+FACTOR: Final = 3  # successive halving continues one trial in three
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,12 @@ class SearchSettings:
 
     @property
     def grace(self) -> int:
-        """Rounds before successive halving may stop a trial: a ninth of all rounds, rounded up to
+        """Rounds before successive halving may stop a trial: a third of all rounds, rounded up to
         an evaluation.
+
+        Methods whose terms need some rounds to take effect are not judged before that.
         """
-        return self.every * -(-max(1, self.rounds // 9) // self.every)
+        return self.every * -(-self.rounds // (FACTOR * self.every))
 
 
 class StudyPlan:

@@ -433,6 +433,7 @@ def _described(prepared: PreparedStudy) -> Record:
         "scheme": config.partition.title,
         "partition_hash": prepared.federation.partition.hash(),
         "seed": config.seed,
+        "validation": sum(map(len, prepared.federation.partition.parts["validation"])),
         **{key: asked[key] for key in ("metric", "deployment", "search", "scheduler")},
         **{key: asked[key] for key in ("trials", "seeds")},
         "vary": request.vary if prepared.partitions else "training",

@@ -8,7 +8,7 @@ from functools import cached_property
 from flbench.analysis import answer, arrangement
 from flbench.analysis.statistics import CLAIM_FROM
 from flbench.analysis.tables import Analysis, analyse
-from flbench.results.study_folder import PERSONAL, StoredStudy
+from flbench.results.study_folder import DIGITS, PERSONAL, StoredStudy
 from flbench.tuning.axes import Axis, axes_of
 from flbench.tuning.deployments import of_deployment
 from flbench.tuning.importance import Importance, importance
@@ -133,7 +133,8 @@ class StudyReport:
             "Equal budget: each method has the same number of trials with the same number of"
             " rounds, on the same partition and with the same cohorts. Trial 0 has the method's"
             " default hyper-parameters. Trials are scored on validation parts only, after the last"
-            " round, and the best finished trial wins. Test parts are used in final trainings only,"
+            " round, and the best finished trial wins; the validation loss decides between equal"
+            " scores. Test parts are used in final trainings only,"
             f" {self._what_varies}; test metrics are those of the best round by validation"
             f" accuracy, and the column `last round` has the means after the last round.{early}"
         )
@@ -168,7 +169,7 @@ class StudyReport:
         elif seeds < CLAIM_FROM:
             notes.append("Two seeds: too few for an interval, and no difference is claimed.")
         for method in study.methods:
-            notes += self._stale(method)
+            notes += [*self._stale(method), *self._undecided(method)]
         if self.analysis is not None:
             notes += self.analysis.comparison.warnings
         return notes
@@ -185,6 +186,30 @@ class StudyReport:
         return [
             f"{method}: trial {number} is the best one, but the final trainings use trial"
             f" {numbers}."
+        ]
+
+    def _undecided(self, method: str) -> list[str]:
+        """Return a note if scores do not tell trials apart."""
+        header, trials = self.study.header, self.study.trials_of(method)
+        scores = [round(trial.score, DIGITS) for trial in trials if trial.score is not None]
+        won = self.study.winner(method)
+        if won is None or won.score is None or len(scores) == 1:
+            return []
+        if len(set(scores)) == 1:
+            return [
+                f"{method}: the validation {self.metric} is {won.score:.4f} in each of"
+                f" {len(scores)} trials, so the search has compared their losses alone. Search by"
+                " another metric (--metric), or with more rounds (--rounds) or validation samples"
+                " (partition.split)."
+            ]
+        sample = 1 / header.validation if header.validation else 0.0
+        done = [t.score for t in trials if t.state == "finished" and t.score is not None]
+        near = sum(round(won.score - score - sample, DIGITS) <= 0 for score in done)
+        if near == 1:
+            return []
+        return [
+            f"{method}: {near} trials within one validation sample ({sample:.4f}) of the best"
+            f" validation {self.metric}; the validation loss decides between equal scores."
         ]
 
 

@@ -9,9 +9,9 @@ import numpy as np
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, PopulationBasedTraining
 from ray.tune.schedulers.trial_scheduler import TrialScheduler
 
+from flbench.tuning.plan import FACTOR
 from flbench.tuning.study import TrainingJob
 
-FACTOR: Final = 3  # successive halving continues one trial in three
 QUANTILE: Final = 0.25  # share of a population that copies states, and share that is copied
 
 

@@ -69,6 +69,7 @@ class TrainingJob:
             "round": 0,
             "rounds": rounds,
             "score": None,
+            "loss": None,
             "seconds": {},
             "started": now(),
             "ended": None,

@@ -24,7 +24,7 @@ from flbench.tuning import study_figures, tables
 from flbench.tuning.failures import find_failures
 from flbench.tuning.report import StudyReport
 
-STATE = ("method", "index", "state", "reason", "round", "rounds", "score", "winner")
+STATE = ("method", "index", "state", "reason", "round", "rounds", "score", "loss", "winner")
 SECONDS = ("train", "evaluate", "total")
 LAST = ("attempts", "node", "started", "ended")
 PICTURES = ("leaders",)

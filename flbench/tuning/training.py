@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +25,8 @@ from flbench.core.errors import DivergedError, RunError, UserError
 from flbench.core.types import State
 from flbench.data.federation import Federation
 from flbench.experiment import assembly, checkpoint, finalize, own_methods, provenance
+from flbench.experiment.evaluate import Evaluator
+from flbench.experiment.judging import ClassJudge
 from flbench.experiment.run_folder import RunFolder
 from flbench.results import metrics_file
 from flbench.results.study_folder import PERSONAL
@@ -41,6 +43,7 @@ from flbench.tuning.study import (
 )
 
 OF_PARTITION: Final = ("seed", "clients", "sha256")  # keys that a partition itself determines
+LOSS: Final = "nll"
 SAVED: Final = "trial.safetensors"  # a checkpoint that another trial can load
 
 
@@ -243,6 +246,9 @@ class TrialTraining:
         if until == rounds and self._test:
             # Test parts are evaluated only once, after the last round, also for the best round.
             self._loop.evaluator = built.evaluator(self._loop.callbacks.on_note)
+        elif until == rounds:
+            # The validation loss decides between trials whose scores are equal.
+            self._loop.evaluator = _with_loss(self._loop.evaluator)
         self._is_whole = False  # until the state of a round belongs to the lines of metrics.csv
         self._state = self._loop.run(state, until)
         self._is_whole = True
@@ -277,8 +283,17 @@ class TrialTraining:
         self._record |= {
             "round": self._state.round,
             "score": score_of(running, self._metric, self._deployment, rounds),
+            "loss": score_of(running, LOSS, self._deployment, rounds),
             "seconds": {key: round(value, 3) for key, value in vars(self._seconds).items()},
         }
+
+
+def _with_loss(evaluator: Evaluator) -> Evaluator:
+    """Return an evaluator that computes the metrics of probabilities too, the loss among them."""
+    config, judge = evaluator.config.altered(probabilities=True), evaluator.judge
+    if isinstance(judge, ClassJudge):
+        judge = replace(judge, has_probabilities=True)
+    return replace(evaluator, config=config, judge=judge, kept={})
 
 
 def configuration(study: Path, job: TrainingJob) -> tuple[Config, dict[str, str]]:

@@ -22,6 +22,26 @@ def test_winner_is_the_best_finished_trial(tmp_path):
     assert found.winner("fedavg").index == 0
 
 
+@pytest.mark.parametrize(
+    ("losses", "wanted"),
+    [
+        ((0.4, 0.3, 0.35, 0.1), 1),
+        ((0.4, 0.3, 0.3, 0.1), 1),
+        ((None, None, 0.9, 0.1), 2),
+        ((None, float("nan"), None, 0.1), 0),
+    ],
+)
+def test_the_loss_and_then_the_number_decide_between_equal_scores(tmp_path, losses, wanted):
+    study = begin(tmp_path / "study", "hfcd")
+    scores = (0.7, 0.1 + 0.2 + 0.4, 0.7, 0.69)  # two sums that are equal but for rounding
+    for index, (score, loss) in enumerate(zip(scores, losses, strict=True)):
+        trial(study, "hfcd", index, score, loss=loss)
+
+    found = study_folder.read(study)
+
+    assert found.winner("hfcd").index == wanted
+
+
 @pytest.mark.parametrize("score", [None, float("nan"), float("-inf"), float("inf")])
 def test_trial_without_a_finite_score_never_wins(tmp_path, score):
     study = begin(tmp_path / "study", "hfcd")

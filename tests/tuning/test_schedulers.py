@@ -3,7 +3,9 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
+from flbench.tuning.plan import SearchSettings
 from flbench.tuning.schedulers import FACTOR, EarlierScore, HalvingByMethod
 from flbench.tuning.study import TrainingJob
 
@@ -57,6 +59,29 @@ def test_halving_stops_what_a_slow_reference_stops():
     wanted = reference(results, (1, 3, 9))
     assert stopped - {"a0"} == wanted - {"a0"}
     assert wanted
+
+
+@pytest.mark.parametrize(
+    ("rounds", "every", "rungs"),
+    [(12, 1, (4,)), (12, 5, (5,)), (10, 1, (4,)), (15, 1, (5,)), (27, 2, (10,)), (2, 2, ())],
+)
+def test_first_rung_is_at_a_third_of_the_rounds(rounds, every, rungs):
+    settings = SearchSettings("accuracy", "personal", "asha", rounds, every, 0)
+    jobs = jobs_of("a", count=10)
+    scheduler = HalvingByMethod(jobs, rounds=rounds, grace=settings.grace)
+    evaluated = [*range(every, rounds, every), rounds]
+
+    reached = {}
+    for k in range(1, 10):
+        for done in evaluated:
+            reached[k] = done
+            if report(scheduler, f"a{k}", done, 1 - k / 10) == "STOP":
+                break
+
+    # The best one comes first: no other one is in the best third.
+    last = rungs[0] if rungs else rounds
+    assert list(reached.values()) == [rounds] + [last] * 8
+    assert all(3 * rung >= rounds for rung in rungs)
 
 
 def test_methods_do_not_stop_each_other():

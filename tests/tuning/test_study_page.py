@@ -13,7 +13,8 @@ import flbench as fl
 from flbench.cli.app import main
 from flbench.core.errors import UserError
 from flbench.results import study_folder
-from flbench.tuning import study_figures, tables
+from flbench.tracking.study_folder import best_folder, trial_folders
+from flbench.tuning import plan, study_figures, tables
 from flbench.tuning import study_page as results_of
 from flbench.tuning.failures import find_failures
 from flbench.tuning.report import StudyReport
@@ -403,6 +404,50 @@ def test_study_without_seeds_notes_that_nothing_was_tested(tmp_path):
 
     assert "test parts were not evaluated" in said
     assert "Two seeds" not in said
+
+
+def test_one_trial_wins_everywhere(tmp_path):
+    """The best of equal scores by loss is the winner of the search, the page, MLflow and fl."""
+    folder = begin(tmp_path / "study", "hfcd", seeds=0, trials=4)
+    losses = (0.4, 0.5, 0.3, 0.1)
+    records = [
+        trial(folder, "hfcd", k, score, loss=losses[k], params=DEFAULTS | {"algorithm.tau": 1 + k})
+        for k, score in enumerate((0.8, 0.8, 0.8, 0.7))
+    ]
+
+    results_of.write(folder)
+
+    assert plan.winner(records).index == 2
+    assert fl.Study(folder).best("hfcd").index == 2
+    assert fl.Study(folder).trials["loss"].tolist() == list(losses)
+    assert json.loads(texts(folder)["results.json"])["methods"]["hfcd"]["winner"]["index"] == 2
+    with (folder / "trials.csv").open() as file:
+        assert [line["index"] for line in csv.DictReader(file) if line["winner"] == "1"] == ["2"]
+    [best] = [row["best"] for row in rows(tables.parameters(report_of(folder), "hfcd"))][:1]
+    assert float(best) == 3
+    assert best_folder(trial_folders(folder / "trials" / "hfcd")[0]).trial.index == 2
+
+
+@pytest.mark.parametrize(
+    ("scores", "states", "counts"),
+    [
+        ((0.9, 0.9, 0.895, 0.889), "fffs", ["3"]),
+        ((0.9, 0.8, 0.7, 0.6), "ffff", []),
+        ((0.0, 0.0, 0.0, 0.0), "fffs", ["4"]),
+        ((0.9, 0.9, 0.9, 0.2), "fffs", ["3"]),
+        ((0.5,), "f", []),
+    ],
+)
+def test_trials_that_the_score_does_not_tell_apart_are_counted(tmp_path, scores, states, counts):
+    folder = begin(tmp_path / "study", "hfcd", seeds=0, trials=len(scores), validation=200)
+    names = {"f": "finished", "s": "stopped"}
+    for k, (score, state) in enumerate(zip(scores, states, strict=True)):
+        trial(folder, "hfcd", k, score, state=names[state])
+
+    said = [note for note in report_of(folder).notes if note.startswith("hfcd:")]
+
+    assert [re.search(r"(\d+) trials", note)[1] for note in said] == counts
+    assert ["--metric" in note for note in said] == [len(set(scores)) == 1] * len(said)
 
 
 @pytest.mark.parametrize(("seeds", "verdict"), [(2, "no claim"), (3, "worse")])

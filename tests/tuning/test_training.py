@@ -18,6 +18,7 @@ from flbench.core.errors import UserError
 from flbench.core.tree import digest
 from flbench.data import partition_files
 from flbench.experiment import assembly, checkpoint
+from flbench.metrics import probability_names
 from flbench.results import metrics_file
 from flbench.results.summary import best_round
 from flbench.tuning.study import (
@@ -92,17 +93,22 @@ def weights(study, job):
 
 
 def test_trial_trains_as_a_run_with_its_parameters(study, federation, tmp_path):
+    """Its last evaluation has the metrics of probabilities too, for the loss of the trial."""
     job = job_of("fedproto")
 
     trained(study, job, federation)
 
-    path, _ = run(tmp_path / "runs", "algorithm=fedproto", *ITEMS, "train.optimizer.lr=0.1")
+    items = (*ITEMS, "train.optimizer.lr=0.1", "evaluation.probabilities=true")
+    path, _ = run(tmp_path / "runs", "algorithm=fedproto", *items)
     wanted = [
         row
         for row in metrics_file.read(path / "metrics.csv")
         if row.split in ("validation", "train", "server", "setup")
+        and (row.round == 4 or row.metric not in probability_names.NAMES_WITH_MEANS)
     ]
     assert metrics_file.read(study / job.name / "metrics.csv") == wanted
+    [loss] = [row.value for row in wanted if row[2:4] == ("personal", "nll")]
+    assert read_record(study, job)["loss"] == loss
 
 
 class Dropping(nn.Module):
