@@ -95,11 +95,15 @@ def _cell(column: str, text: str) -> str | float | None:
 def send_checkpoints(run: MlflowRun, folder: Path) -> None:
     """Send the checkpoints of the last and the best round, each with all of its files.
 
-    A checkpoint above 500 MB is not sent; the tag `checkpoint.NAME` says so.
+    A checkpoint above 500 MB is not sent, nor is that of the best round if it is the last one; the
+    tag `checkpoint.NAME` says so.
     """
-    for name in ("last", "best"):
-        file = folder / "checkpoints" / f"{name}.safetensors"
+    last, best = (folder / "checkpoints" / f"{name}.safetensors" for name in ("last", "best"))
+    for name, file in (("last", last), ("best", best)):
         if not file.is_file():
+            continue
+        if file == best and last.is_file() and digest_of(last) == digest_of(best):
+            run.set_tags({"checkpoint.best": f"it is checkpoints/{last.name}"})
             continue
         parts = [file]
         with suppress(DataError):  # what cannot be read is sent as it is

@@ -305,6 +305,26 @@ def test_run_that_another_process_continues_is_running(store, copied):
     assert only(store, path).info.status == "KILLED"
 
 
+@pytest.mark.parametrize("kind", ["link", "copy", "another"])
+def test_two_checkpoints_with_one_content_are_sent_once(store, copied, kind):
+    path = copied(f"checkpoints-{kind}")
+    folder = path / "checkpoints"
+    last, best = folder / "last.safetensors", folder / "best.safetensors"
+    best.unlink(missing_ok=True)
+    if kind == "link":
+        best.hardlink_to(last)
+    else:
+        best.write_bytes(last.read_bytes() + (b"1" if kind == "another" else b""))
+
+    follow.sync(path, store.uri)
+
+    entry = only(store, path)
+    there = {item.path for item in store.client.list_artifacts(entry.info.run_id, "checkpoints")}
+    both = {"checkpoints/last.safetensors", "checkpoints/best.safetensors"}
+    assert both & there == (both if kind == "another" else {"checkpoints/last.safetensors"})
+    assert ("checkpoint.best" in entry.data.tags) == (kind != "another")
+
+
 def test_too_large_a_checkpoint_is_noted(store, copied, monkeypatch):
     path = copied("large")
     monkeypatch.setattr("flbench.tracking.mlflow_files.MAX_CHECKPOINT_BYTES", 10)
