@@ -109,7 +109,7 @@ def _address(uri: str | None, named_by: NamedBy) -> str:
     """Return the address of the store; see `address`."""
     in_environment = os.environ.get(ADDRESS_VARIABLE)
     if not uri:
-        return in_environment or f"sqlite:///{Path.cwd() / 'mlflow' / 'flbench.db'}"
+        return in_environment or _of_file(Path.cwd() / "mlflow" / "flbench.db")
     if named_by != "user" and in_environment and addresses.is_same(uri, in_environment):
         return in_environment
     found = _completed(uri, in_environment)
@@ -184,9 +184,31 @@ def _any_credentials() -> bool:
 
 
 def database_file(uri: str) -> Path | None:
-    """Return the file of an SQLite database; None for any other store."""
-    scheme, _, path = uri.partition(":///")
+    """Return the file of an SQLite database; None for any other store.
+
+    >>> database_file("sqlite:////a%3Fb/flbench.db?timeout=5").as_posix()
+    '/a?b/flbench.db'
+    """
+    scheme, _, rest = uri.partition(":///")
+    path = unquote(rest.partition("?")[0])
     return Path(path) if scheme.split("+")[0] == "sqlite" and path else None
+
+
+def _of_file(file: Path) -> str:
+    """Return the address of an SQLite database; `?`, `#` and `%` of the path are encoded."""
+    path = str(file)
+    for character in "%?#":
+        path = path.replace(character, f"%{ord(character):02X}")
+    return f"sqlite:///{path}"
+
+
+def for_mlflow(uri: str) -> str:
+    """Return the address that MLflow gets.
+
+    MLflow does not decode the path of `sqlite:` where it makes the folder of a database, and would
+    make another one. With the name of the driver it makes none; flbench makes the right one.
+    """
+    return uri.replace("sqlite:", "sqlite+pysqlite:", 1) if "%" in uri else uri
 
 
 def artifact_location(uri: str) -> str | None:
@@ -405,7 +427,7 @@ def open_store(uri: str, named_by: NamedBy = "user") -> Store:
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     _check_answers(uri)
     with _exclusive(uri):
-        client = MlflowClient(tracking_uri=uri)
+        client = MlflowClient(tracking_uri=for_mlflow(uri))
         client.search_experiments(max_results=1)  # makes the tables
     return Store(client, uri, named_by)
 

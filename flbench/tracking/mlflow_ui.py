@@ -222,7 +222,9 @@ def _start_server(
     artifacts = mlflow_store.artifact_location(address)
     if artifacts is not None:
         command += ["--default-artifact-root", artifacts]
-    environment = SERVER_ENVIRONMENT | {"MLFLOW_BACKEND_STORE_URI": address}
+    environment = SERVER_ENVIRONMENT | {
+        "MLFLOW_BACKEND_STORE_URI": mlflow_store.for_mlflow(address)
+    }
     if guard is not None:
         folder, password = guard
         command += ["--app-name", mlflow_app.NAME]

@@ -9,9 +9,12 @@ import tempfile
 from contextlib import ExitStack, closing, suppress
 from hashlib import sha256
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import pytest
 
+from flbench.core import addresses
 from flbench.core.errors import UserError
 from flbench.tracking import mlflow_errors, mlflow_store
 from tests.tracking.forked import CONTEXT
@@ -164,3 +167,37 @@ def test_three_processes_may_be_the_first_at_once(tmp_path):
     assert [process.exitcode for process in processes] == [0, 0, 0]
     found = mlflow_store.open_store(uri).client.search_experiments(filter_string="name = 'e'")
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("name", ["a?b=1", "100%41", "a#b", "a b", "50%", "a+b&c;d"])
+def test_a_database_lies_in_the_working_folder_whatever_its_name(name, tmp_path, monkeypatch):
+    folder = tmp_path / name
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+    uri = mlflow_store.address(None, "folder")
+
+    assert mlflow_store.database_file(uri) == folder / "mlflow" / "flbench.db"
+    assert addresses.is_of_this_machine(uri)
+    location = urlsplit(mlflow_store.artifact_location(uri))
+    assert Path(url2pathname(location.path)) == folder / "mlflow" / "artifacts"
+
+
+@HERE
+@pytest.mark.slow
+def test_nothing_is_written_beside_a_working_folder_with_any_name(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    folder = tmp_path / "a?b=1 100%41#c"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+    store = mlflow_store.open_store(mlflow_store.address(None), "nobody")
+    run = store.client.create_run(store.experiment("e"))
+    store.client.log_text(run.info.run_id, "content", "file.txt")
+
+    with closing(sqlite3.connect(folder / "mlflow" / "flbench.db")) as database:
+        assert database.execute("SELECT run_uuid FROM runs").fetchall() == [(run.info.run_id,)]
+    [file] = folder.glob("mlflow/artifacts/*/artifacts/file.txt")
+    assert file.read_text() == "content"
+    assert list(tmp_path.iterdir()) == [folder]
+    store.check_artifacts(run.info.artifact_uri)  # it is below the folder of the database
