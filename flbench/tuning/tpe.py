@@ -13,7 +13,8 @@ from flbench.tuning.search_space import Space
 
 LEAST, MOST, SHARE = 4, 10, 3
 """One trial in SHARE is random, with at least LEAST and at most MOST random trials."""
-CANDIDATES: Final = 24  # Optuna's default, set explicitly because proposals depend on it
+CANDIDATES: Final = 24
+"""Optuna's default. It is given to Optuna, as all that proposals depend on."""
 
 
 class OptunaSampler:
@@ -63,6 +64,9 @@ class OptunaSampler:
             seed=int(stream.integers(2**31)),
             n_startup_trials=1,  # RandomSampler draws the random trials, Optuna only modelled ones
             n_ei_candidates=CANDIDATES,
+            multivariate=True,  # parameters that all trials have are drawn together
+            group=False,
+            constant_liar=True,  # the trials of a batch differ
         )
         study = self.optuna.create_study(direction="maximize", sampler=tpe)
         study.add_trials([self._to_optuna(observation) for observation in history])

@@ -59,6 +59,25 @@ def test_first_trials_are_those_of_the_random_search():
     assert not any(params in random for params in found[6:])
 
 
+def test_proposals_do_not_depend_on_defaults_of_optuna(monkeypatch):
+    """They are those of a multivariate TPE, asked for by Optuna's own interface."""
+    history = search(OptunaSampler(SPACE, DEFAULTS, 0, 12), 12, 12)
+    found = OptunaSampler(SPACE, DEFAULTS, 0, 12).propose(history, 3)
+    tpe = optuna.samplers.TPESampler
+
+    class Other(tpe):
+        def __init__(self, *, multivariate=False, constant_liar=False, **given):
+            super().__init__(multivariate=multivariate, constant_liar=constant_liar, **given)
+
+    def proposals(sampler):
+        monkeypatch.setattr(optuna.samplers, "TPESampler", sampler)
+        return OptunaSampler(SPACE, DEFAULTS, 0, 12).propose(history, 3)
+
+    assert proposals(Other) == found
+    assert proposals(lambda **given: tpe(**given | {"multivariate": True})) == found
+    assert proposals(lambda **given: tpe(**given | {"multivariate": False})) != found
+
+
 @pytest.mark.slow
 def test_learns_where_random_does_not():
     """After 40 trials the best is nearer to the top than random's, on average over ten seeds."""
