@@ -207,10 +207,12 @@ class StudyEnding(NamedTuple):
     Attributes:
         path: The study folder.
         notes: Sentences about what was not sent to MLflow.
+        resume: Command that trains again what has failed because its worker did; None if nothing.
     """
 
     path: Path
     notes: list[str]
+    resume: str | None = None
 
 
 def start(
@@ -322,6 +324,7 @@ def carry_on(
         supervisor.note = campaigns.note(folder)
         prepared = prepare.reopen(folder, resources)
         prepared = replace(prepared, parcel=pack(objects, prepared.configs))
+        run.begin_again(folder)
         if run.is_over(folder, prepared):
             # The process may have been killed before it wrote the report.
             study_page.write(folder.path)
@@ -331,10 +334,15 @@ def carry_on(
             return _carry_out(folder, prepared, supervisor, caller, "folder")
 
 
-def failure(path: Path) -> str | None:
-    """Return why a study, or a method of it, has no result; None if all methods have one."""
+def failure(ending: StudyEnding) -> str | None:
+    """Return why a study, or a method of it, has no result; None if all methods have one.
+
+    The last line says how to go on, if what failed may be trained again.
+    """
+    path = ending.path
     reason = search_failure(study_folder.read(path))
-    return reason and f"{path}: {reason} All reasons are in {path / 'study.md'}."
+    again = f"\nResume with: {ending.resume}" if ending.resume else ""
+    return reason and f"{path}: {reason} All reasons are in {path / 'study.md'}.{again}"
 
 
 def _store_named_by(prepared: "PreparedStudy") -> NamedBy:
@@ -370,7 +378,7 @@ def _carry_out(
         run.carry_out(folder, prepared, supervisor, shown=caller.shown)
     with caller.during(campaigns.MLFLOW):
         notes = mirrors.finish()
-    return StudyEnding(folder.path, notes)
+    return StudyEnding(folder.path, notes, run.how_to_resume(folder, prepared))
 
 
 def _layers_of(
@@ -402,6 +410,6 @@ def _finished(ending: StudyEnding, caller: Caller) -> Study:
         RunError: No trial of a method has a score.
     """
     caller.tell(ending.notes)
-    if reason := failure(ending.path):
+    if reason := failure(ending):
         raise RunError(reason)
     return Study(ending.path)

@@ -105,5 +105,5 @@ def _finish(ending: "StudyEnding", *, as_json: bool) -> None:
 
     show([ending.path], as_json=as_json)
     console.notes(ending.notes)
-    if reason := tuning.failure(ending.path):
+    if reason := tuning.failure(ending):
         raise RunError(reason)

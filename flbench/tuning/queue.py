@@ -86,7 +86,8 @@ class JobQueue(Searcher):  # type: ignore[misc]
         """Write the record of an ended trial; state and reason of its worker take precedence."""
         record = self._record(trial_id) | {"attempts": self._attempts[trial_id]}
         if record["state"] not in ENDS:
-            record |= {"state": state, "reason": reason, "ended": now()}
+            lost = state == "failed"
+            record |= {"state": state, "reason": reason, "ended": now(), "lost": lost}
         write_record(self._study, self.jobs[trial_id], record)
         self._plan.end(record)
         self.remove_leftovers()

@@ -14,7 +14,7 @@ from flbench.tuning.callbacks import TuneCallbacks
 from flbench.tuning.deployments import of_deployment, score_at
 from flbench.tuning.leftovers import remove_copies
 from flbench.tuning.perturbing import perturbed
-from flbench.tuning.plan import ENDS, SearchSettings, StudyPlan
+from flbench.tuning.plan import ENDS, SearchSettings, StudyPlan, winner
 from flbench.tuning.prepare import PreparedStudy
 from flbench.tuning.progress_table import ProgressTable
 from flbench.tuning.queue import JobQueue
@@ -22,7 +22,13 @@ from flbench.tuning.ray_tune import Reservations, bundles, quiet
 from flbench.tuning.schedulers import EarlierScore, HalvingByMethod, population
 from flbench.tuning.search_space import Space
 from flbench.tuning.shared_federations import SharedFederations
-from flbench.tuning.study import Record, StudyFolder, TrainingJob, job_from_record
+from flbench.tuning.study import (
+    Record,
+    StudyFolder,
+    TrainingJob,
+    job_from_record,
+    write_record,
+)
 from flbench.tuning.waits import Waits
 from flbench.tuning.worker import TrialWorker
 from flbench.workers.lost import OUT_OF_MEMORY, why_lost
@@ -34,6 +40,53 @@ from flbench.workers.supervisor import Supervisor
 def is_over(folder: StudyFolder, prepared: PreparedStudy) -> bool:
     """Whether every training of a study has ended."""
     return StudyPlan(prepared.samplers(), prepared.budget, folder.records()).is_over()
+
+
+def begin_again(folder: StudyFolder) -> None:
+    """Let trainings of a resumed study begin again that have failed because their worker did.
+
+    Trials of the search do so if their method has no winner. Otherwise another trial could win
+    after the final trainings of the winner.
+    """
+    for record in _lost(folder):
+        again = {"state": "running", "reason": None, "ended": None, "lost": False}
+        write_record(folder.path, job_from_record(record), record | again)
+
+
+def how_to_resume(folder: StudyFolder, prepared: PreparedStudy) -> str | None:
+    """Return the command that trains again what has failed because its worker did; None if nothing.
+
+    It has half as many trainings at once if memory was the reason.
+    """
+    reasons = [str(record["reason"]) for record in _lost(folder)]
+    if not reasons:
+        return None
+    if not any("memory" in reason for reason in reasons):
+        return folder.resume_command
+    return _with_fewer(folder, prepared)
+
+
+def _with_fewer(folder: StudyFolder, prepared: PreparedStudy) -> str:
+    """Return the command that resumes a study with half as many trainings at once, at least one."""
+    command, fewer = folder.resume_command, max(1, prepared.resources.concurrent // 2)
+    if command.endswith(")"):  # a call of fl.resume
+        return f"{command[:-1]}, concurrent={fewer})"
+    return f"{command} --concurrent {fewer}"
+
+
+def _lost(folder: StudyFolder) -> list[Record]:
+    """Return the records of the trainings that `begin_again` lets begin again."""
+    records = list(folder.records())
+    search = [record for record in records if record["kind"] == "search"]
+    won = {
+        method: winner([record for record in search if record["method"] == method])
+        for method in {record["method"] for record in records}
+    }
+    return [
+        record
+        for record in records
+        if record.get("lost") and (record["kind"] == "final" or won[record["method"]] is None)
+    ]
 
 
 def carry_out(
@@ -139,7 +192,7 @@ def _train(
                 if len(losses) > prepared.resources.retries:
                     raise RunError(
                         f"a trial failed: {losses[-1]} This happened {len(losses)} times. Resume"
-                        f" with: {folder.resume_command}"
+                        f" with: {_with_fewer(folder, prepared)}"
                     ) from error
                 progress.note(
                     f"a trial failed: {losses[-1]} All trials that have begun continue from their"

@@ -57,6 +57,9 @@ class TrainingJob:
     def record(self, rounds: int) -> Record:
         """Return the content of trial.json for a training that begins now.
 
+        `lost` is true of a training that has failed because its worker did, for the last time: a
+        resumed study may train it again.
+
         Args:
             rounds: Number of rounds of a complete trial.
         """
@@ -70,6 +73,7 @@ class TrainingJob:
             "rounds": rounds,
             "score": None,
             "loss": None,
+            "lost": False,
             "seconds": {},
             "started": now(),
             "ended": None,

@@ -1,10 +1,13 @@
 """How Ray Tune hears of trials, and what is written of those whose worker failed."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from flbench.tuning import run
 from flbench.tuning.plan import Budget, StudyPlan
 from flbench.tuning.queue import JobQueue
-from flbench.tuning.study import read_record, write_record
+from flbench.tuning.study import StudyFolder, read_record, write_record
 from tests.tuning.test_plan import Counting
 
 
@@ -68,6 +71,44 @@ def test_trial_whose_worker_fails_for_good_is_failed_with_the_reason(queue, wrot
     assert (record["attempts"], record["rounds"]) == (2, 4)
     assert queue.ended == [record]
     assert queue.plan.ended() == [record]
+
+
+@pytest.mark.parametrize(
+    ("reasons", "states", "wanted"),
+    [
+        (["the memory of the machine was full"] * 2, ["running", "running"], "--concurrent 3"),
+        (["its machine has ended", "no space left"], ["running", "running"], ""),
+        (["no space left", None], ["failed", "finished"], None),
+    ],
+)
+def test_a_resumed_study_trains_again_what_it_has_lost(tmp_path, reasons, states, wanted):
+    """With half as many at once after a lack of memory; never where a method has a winner."""
+    (tmp_path / "study.json").write_text("{}")
+    plan = StudyPlan({"a": Counting()}, Budget(2, 0, 0, 7))
+    made = JobQueue(
+        tmp_path, plan, lambda job: True, lambda record: None, rounds=4, is_over=lambda: False
+    )
+    for name, reason in zip("xy", reasons, strict=True):
+        made.suggest(name)
+        job = made.jobs[name]
+        if reason is None:
+            write_record(tmp_path, job, job.record(4) | {"state": "finished", "score": 0.5})
+        made.on_trial_complete(name, None, error=reason is not None)
+        if reason is not None:
+            made.record_reason(name, reason)
+    folder = StudyFolder(tmp_path)
+    prepared = SimpleNamespace(resources=SimpleNamespace(concurrent=7))
+
+    command = run.how_to_resume(folder, prepared)
+    run.begin_again(folder)
+
+    assert command == (
+        wanted if wanted is None else f"flbench tune --resume {tmp_path} {wanted}".strip()
+    )
+    assert [record["state"] for record in folder.records()] == states
+    resumed = StudyPlan({"a": Counting()}, Budget(2, 0, 0, 7), folder.records())
+    assert resumed.is_over() == (wanted is None)
+    assert run.how_to_resume(folder, prepared) is None
 
 
 def test_worker_that_fails_because_the_study_stops_is_not_a_failure(queue):
