@@ -16,7 +16,7 @@ from flbench.core.errors import ConfigError, UserError
 from flbench.core.numbers import check_whole
 from flbench.core.wording import setting
 from flbench.experiment import assembly, shared_engine
-from flbench.experiment.found import Found, find_engine
+from flbench.experiment.found import Found, find_engine, find_engine_there, on_this_machine
 from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
 from flbench.jobs.job import Job
 from flbench.jobs.samples import LoadedSamples
@@ -67,8 +67,8 @@ class PreparedComparison:
         Args:
             address: Address of a running cluster, or `local` for this machine.
         """
-        asked = self.cells[0].config.engine.altered(address=address)
-        resources = _resources(asked, self.resources.concurrent, len(self.cells))
+        engine = _found(self.cells[0].config.engine.altered(address=address))
+        resources = _resources(engine, self.resources.concurrent, len(self.cells))
         return replace(self, resources=resources)
 
 
@@ -100,15 +100,19 @@ def with_fastest_engine(
     firsts = [cell for cell in prepared.cells if not cell.repetition]
     # One method of each place comes first: nets and data decide more than methods.
     order = {cell.place: cell for cell in reversed(firsts)}.values()
-    choice = shared_engine.choose(
-        (
-            (cell.config, partial(samples.federation, cell))
-            for cell in (*order, *(cell for cell in firsts if cell not in order))
-        ),
-        len(prepared.cells),
-        prepared.resources.concurrent,
-        asked=named == "auto",
-    )
+    resources = prepared.resources
+    if is_elsewhere(resources.address) and resources.gpus:
+        choice = shared_engine.of_cluster(asked=named == "auto")
+    else:
+        choice = shared_engine.choose(
+            (
+                (cell.config, partial(samples.federation, cell))
+                for cell in (*order, *(cell for cell in firsts if cell not in order))
+            ),
+            len(prepared.cells),
+            prepared.resources.concurrent,
+            asked=named == "auto",
+        )
     if choice.note is not None:
         chosen = {"engine.name": choice.name, "engine.block": choice.block}
         design = _with_engine(design, chosen)
@@ -144,7 +148,7 @@ def prepare(
     design, left_out = plan.without_invalid(design)
     cells = plan.cells(design)
     optional = {one.label for one in design.methods if one.is_optional}
-    engine = find_engine(cells[0].config.engine)
+    engine = _found(cells[0].config.engine)
     notes: dict[str, None] = {}
     if design.seeds < 3:
         notes[
@@ -160,7 +164,10 @@ def prepare(
         federation = samples.federation(cell)
         try:
             # Building with the simplest engine shows whether the method accepts it.
-            simple = cell.config.engine.altered(name="sequential")
+            asked = cell.config.engine
+            simple = asked.altered(name="sequential")
+            if is_elsewhere(asked.address):  # on a device that this process may lack
+                simple = on_this_machine(simple.altered(device=engine.device))
             experiment = assembly.build(cell.config, federation, engine=simple)
         except UserError as error:
             if cell.method in optional:
@@ -175,7 +182,8 @@ def prepare(
                 " the metrics of the runs."
             ] = None
             continue
-        built[place] = experiment.found
+        used = experiment.found.engine.altered(precision=asked.precision)
+        built[place] = replace(experiment.found, engine=used)
         notes |= dict.fromkeys(experiment.notes)
     if errors:
         raise ConfigError("\n".join(errors))
@@ -246,6 +254,13 @@ def check_cluster(design: Design, jobs: int | None) -> None:
             f"{setting('address', address)} needs {setting('jobs')}, the number of cells that are"
             " trained at the same time: it cannot be derived from the cores of this machine."
         )
+
+
+def _found(asked: EngineConfig) -> EngineConfig:
+    """Return the section `engine` with the device on which cells are trained."""
+    if is_elsewhere(asked.address):
+        return find_engine_there(asked, asked.address, setting("address"))
+    return find_engine(asked)
 
 
 def _resources(engine: EngineConfig, jobs: int | None, cells: int) -> Resources:

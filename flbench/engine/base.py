@@ -1,6 +1,7 @@
 """The interface of an engine, and what all engines share: device, precision, results."""
 
 import os
+import platform
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -15,6 +16,7 @@ from flbench.core.rng import Draw
 from flbench.core.storage import Layout, Storage, layout_of
 from flbench.core.types import Dispatch, Message, Results, Tree
 from flbench.engine.allocation import keep_freed_memory
+from flbench.workers.nesting import has_gpu_of_ray
 
 STACKED_SIZE = 2**17
 """Scalars of the largest net whose models are stacked; larger ones gain nothing by it."""
@@ -195,9 +197,14 @@ def find_device(name: str) -> torch.device:
     """Return the device that `engine.device` names; `auto` is the first GPU, or else the CPU.
 
     Raises:
-        ConfigError: PyTorch does not see that GPU.
+        ConfigError: PyTorch does not see that GPU, or the one that Ray has assigned to this worker.
     """
     gpus = torch.cuda.device_count()
+    if name != "cpu" and not gpus and has_gpu_of_ray():
+        raise ConfigError(
+            f"`engine.device`={name}: Ray has assigned a GPU on {platform.node()}, and PyTorch sees"
+            " none there. Use cpu, or install a PyTorch there that sees it."
+        )
     if name == "auto":
         return torch.device("cuda" if gpus else "cpu")
     device = torch.device(name)

@@ -24,9 +24,9 @@ from flbench.engine.base import (
     LostWorkersError,
     RoundSettings,
     concatenate_results,
-    open_device,
 )
 from flbench.engine.worker import Worker, arguments, assign, in_order, unpacked, warn_again
+from flbench.workers.cluster import device_there
 from flbench.workers.lost import could_not_begin, why_lost
 from flbench.workers.nesting import is_ray_worker
 from flbench.workers.pool import ActorPool, Ended
@@ -57,9 +57,9 @@ class RayEngine:
         tell: Function that gets notes while the actors start; None keeps them until `tell_by`.
 
     Raises:
-        ConfigError: No cluster answers at `engine.address`, it has too few CPUs or GPUs, or the
-            device cannot compute in that precision.
-        RunError: No actor starts in time; see `START_SECONDS`.
+        ConfigError: No cluster answers at `engine.address`, or it has too few CPUs or GPUs.
+        RunError: No actor starts in time, see `START_SECONDS`; or the device of a worker does not
+            exist or cannot compute in that precision.
     """
 
     def __init__(
@@ -69,8 +69,6 @@ class RayEngine:
         config: EngineConfig,
         tell: Callable[[str], None] | None = None,
     ) -> None:
-        on_gpu = open_device(config).type == "cuda"
-        self._is_on_gpu = on_gpu
         self._sizes = federation.sizes
         self._notes: list[str] = []  # until somebody hears them
         self._tell = tell or self._notes.append
@@ -78,6 +76,8 @@ class RayEngine:
         self._used = 0
         self._owns_ray = connect(config.address)
         try:
+            # The workers check that the device exists; this process need not have it.
+            on_gpu = self._is_on_gpu = device_there(config.device, config.address) == "cuda"
             self._pool = self._started(net, federation, config, on_gpu=on_gpu)
         except (ConfigError, RunError):
             self.close()

@@ -41,7 +41,7 @@ from flbench.experiment.code_trial import CodeTrial
 from flbench.experiment.evaluate import PARTS, Evaluator, Judge, NetTraits, positive_class
 from flbench.experiment.evaluation_tables import ClassGroups
 from flbench.experiment.features import Cached
-from flbench.experiment.found import Found, find_engine
+from flbench.experiment.found import Found, find_engine, on_this_machine
 from flbench.experiment.judging import ClassJudge
 from flbench.experiment.loop import FederatedLoop, Seconds
 from flbench.experiment.notes import configuration_notes
@@ -436,7 +436,9 @@ def _built(
         about_module, module = step()
     start = training_state(algorithm, before)
     has_own_net = isinstance(asked.model, OwnModelConfig)
-    trial = CodeTrial(used, algorithm, net, has_own_net, federation, start)
+    # Ray's workers may have a GPU that this process lacks.
+    here = on_this_machine(used) if used.name == "ray" else used
+    trial = CodeTrial(here, algorithm, net, has_own_net, federation, start)
     about_code: list[str] = []
     if tried:
 
@@ -459,7 +461,7 @@ def _built(
     ]
     shown = None
     if tried:
-        shown = features.cached(config, net, federation, find_engine(asked_engine))
+        shown = features.cached(config, net, federation, here)
         notes += [shown] if isinstance(shown, str) else [] if shown is None else [shown.note]
     given = (shown.net, shown.federation) if isinstance(shown, Cached) else (net, federation)
     reason = None

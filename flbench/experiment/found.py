@@ -4,10 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import torch
+
 from flbench.config.schema import BestConfig, Config, EngineConfig
 from flbench.core.errors import ConfigError
 from flbench.engine.base import find_device
 from flbench.workers import cores
+from flbench.workers.nesting import is_ray_worker
+from flbench.workers.resources import is_elsewhere
 
 THREADS_PER_CORE: Final = 16
 
@@ -78,13 +82,14 @@ class Found:
 
 
 def find_engine(asked: EngineConfig) -> EngineConfig:
-    """Return the section `engine` with the device of this machine.
+    """Return the section `engine` with the device that trains: that of the workers of Ray, if any.
 
     Args:
         asked: The section as the user asked for it.
 
     Raises:
-        ConfigError: The device does not exist, or there are far more threads than cores.
+        ConfigError: The device does not exist, no cluster answers, or there are far more threads
+            than cores.
     """
     there = cores.available()
     if asked.threads > THREADS_PER_CORE * there:
@@ -93,4 +98,47 @@ def find_engine(asked: EngineConfig) -> EngineConfig:
             f" may use {there} core{'s' * (there > 1)}. Leave it out, or set it to at most"
             f" {THREADS_PER_CORE * there}."
         )
+    if asked.name == "ray" and (is_elsewhere(asked.address) or is_ray_worker()):
+        return find_engine_there(asked, asked.address, "`engine.address`")
     return asked.altered(device=str(find_device(asked.device)))
+
+
+def find_engine_there(asked: EngineConfig, address: str | None, key: str) -> EngineConfig:
+    """Return the section `engine` with the device of the nodes of a Ray cluster.
+
+    Args:
+        asked: The section as the user asked for it.
+        address: Address of the cluster; it is not used if this process is connected to one.
+        key: The key or option of the address, as error messages write it.
+
+    Raises:
+        ConfigError: No cluster answers at the address, or Ray is not installed.
+    """
+    try:
+        from flbench.workers.cluster import device_there  # importing Ray takes a second
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{key} needs the package `ray`, which is not installed: pip install 'flbench[tune]'"
+        ) from error
+    return asked.altered(device=device_there(asked.device, address, key))
+
+
+def on_this_machine(config: EngineConfig) -> EngineConfig:
+    """Return the section `engine` with an engine of this process, on a device that it has.
+
+    On CPUs it gives the same bits as the engine of the configuration. A GPU that this machine lacks
+    is replaced by the CPU, with a precision that CPUs have.
+
+    Args:
+        config: Section `engine`.
+    """
+    # On CPUs the results of Ray are those of the sequential engine.
+    if config.name in ("ray", "auto"):
+        config = config.altered(name="sequential", workers="auto", address=None)
+    device = config.device
+    if device.startswith("cuda") and torch.cuda.device_count() <= int(device[5:] or 0):
+        device = "cpu"
+    is_on_cpu = config.device != "cpu" and find_device(device).type == "cpu"
+    if is_on_cpu and config.precision in ("tf32", "16-mixed"):
+        config = config.altered(precision="32-true")
+    return config.altered(device=device)

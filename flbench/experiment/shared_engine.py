@@ -16,7 +16,7 @@ from flbench.engine.base import Engine
 from flbench.experiment import assembly, engine_choice, estimate, own_methods
 from flbench.experiment.code_trial import CodeTrial
 from flbench.experiment.estimate import Estimate
-from flbench.experiment.found import find_engine
+from flbench.experiment.found import find_engine, on_this_machine
 from flbench.experiment.rounds import training_state
 
 SHORT: Final = 20.0
@@ -111,6 +111,27 @@ def choose(
     return EngineChoice(name, block if name == "vectorized" else None, times)
 
 
+def of_cluster(*, asked: bool) -> EngineChoice:
+    """Return the engine for the GPUs of another machine, which cannot be measured in this process.
+
+    Args:
+        asked: Whether the user asks for the choice (`engine.name=auto`).
+
+    Raises:
+        ConfigError: The user asks for it.
+    """
+    if asked:
+        raise ConfigError(
+            "`engine.name=auto`: the GPUs of a cluster cannot be measured from this machine. Name"
+            " an engine, such as engine.name=vectorized."
+        )
+    return EngineChoice(
+        "sequential",
+        note="engine: sequential. On the GPUs of the cluster engine.name=vectorized is often"
+        " faster; they cannot be measured from this machine.",
+    )
+
+
 def estimated(config: Config, federation: Federation) -> Estimate:
     """Estimate the costs of a training with its engine before it begins.
 
@@ -126,13 +147,14 @@ def estimated(config: Config, federation: Federation) -> Estimate:
         MethodError: The code of a user's method raised an exception.
         RunError: The models diverge in the first steps.
     """
-    simple = config.engine.altered(name="sequential", block=None)
+    engine = on_this_machine(config.engine)  # the training may have a GPU of another machine
+    simple = engine.altered(name="sequential", block=None)
     built = assembly.build(config, federation, engine=simple)
     with closing(built.engine), own_methods.named(config.algorithm):
         found = estimate.measure(built)
         if config.engine.name != "vectorized":
             return found
-        make = partial(_engine, config.engine, *built.given)
+        make = partial(_engine, engine, *built.given)
         state = training_state(built.algorithm, built.sketch())
         fast = engine_choice.measured("vectorized", built.algorithm, state, make)
     training = config.train.rounds * fast.round

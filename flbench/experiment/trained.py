@@ -28,7 +28,7 @@ from flbench.algorithms.base import Deployment
 from flbench.client.forward import apply
 from flbench.client.program import Statistic
 from flbench.config.resolve import resolve_written
-from flbench.config.schema import Config, EngineConfig
+from flbench.config.schema import Config
 from flbench.core import files, shapes
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import DataError, UserError, did_you_mean
@@ -42,10 +42,10 @@ from flbench.data.federation import FEW_SAMPLES, Federation, means_of, normaliza
 from flbench.data.partition import ClientParts
 from flbench.data.partition_files import check_unchanged, data_hash
 from flbench.data.unlabelled import Layout
-from flbench.engine.base import find_device
 from flbench.experiment import checkpoint, own_methods, rounds
 from flbench.experiment.assembly import Experiment, build
 from flbench.experiment.evaluate import BLOCK, SCALARS
+from flbench.experiment.found import on_this_machine
 from flbench.metrics import probability_names, ranking_names
 from flbench.models.base import net_leaves
 from flbench.models.lightning_net import LightningNet
@@ -466,7 +466,7 @@ def _built(path: Path) -> Iterator[Experiment]:
     check_run_folder(path)
     threads = torch.get_num_threads()
     config, _ = resolve_written(path / "config.yaml")
-    engine = _on_this_machine(config.engine)
+    engine = on_this_machine(config.engine)
     experiment = build(config, tried=False, engine=engine, folder=path)
     try:
         samples = experiment.federation
@@ -540,22 +540,6 @@ def _numbers_of(name: str) -> set[int]:
     [3, 7]
     """
     return {int(digits) for digits in re.findall("[0-9]{1,11}", name)}
-
-
-def _on_this_machine(config: EngineConfig) -> EngineConfig:
-    """Return the section `engine` with an engine of this process that gives the same bits.
-
-    A run on a GPU that this machine lacks is read on the CPU.
-    """
-    # On CPUs the results of Ray are those of the sequential engine.
-    if config.name in ("ray", "auto"):
-        config = config.altered(name="sequential", workers="auto", address=None)
-    device = config.device
-    if device.startswith("cuda") and torch.cuda.device_count() <= int(device[5:] or 0):
-        device = "cpu"
-    if find_device(device).type == "cpu" and config.precision in ("tf32", "16-mixed"):
-        config = config.altered(precision="32-true")
-    return config.altered(device=device)
 
 
 def _checkpoint(path: Path) -> Path:

@@ -7,7 +7,13 @@ from typing import Any, Final
 
 from flbench.config import trust
 from flbench.config.resolve import resolve, resolve_written
-from flbench.config.schema import Config, OwnAlgorithmConfig, OwnModelConfig, OwnTermConfig
+from flbench.config.schema import (
+    Config,
+    EngineConfig,
+    OwnAlgorithmConfig,
+    OwnModelConfig,
+    OwnTermConfig,
+)
 from flbench.config.sources import Layer
 from flbench.config.yaml_text import to_yaml
 from flbench.core import files
@@ -17,7 +23,7 @@ from flbench.core.wording import setting
 from flbench.data import partition_files
 from flbench.data.federation import Federation
 from flbench.experiment import assembly, own_metrics, provenance, shared_engine
-from flbench.experiment.found import find_engine
+from flbench.experiment.found import find_engine, find_engine_there, on_this_machine
 from flbench.metrics import ranking_names, rare_names
 from flbench.metrics.classes import rare_classes
 from flbench.metrics.own import SUFFIXES
@@ -37,7 +43,7 @@ from flbench.tuning.samplers import Sampler
 from flbench.tuning.search_methods import sampler
 from flbench.tuning.search_space import Space
 from flbench.tuning.study import Record, StudyFolder, now
-from flbench.workers.resources import Resources
+from flbench.workers.resources import Resources, is_elsewhere
 from flbench.workers.shipping import NOTHING, Parcel
 
 KEPT = (
@@ -174,7 +180,7 @@ def prepare(
         notes += fit_notes
         _check_own_optimizer(spaces[method], config)
     federation = load(config, request.metric)
-    engine = find_engine(config.engine)
+    engine = _found(request, config.engine)
     origin = resolved[request.methods[0]][1].get("engine.name", "default")
     is_named = engine.name != "auto" and origin != "default"
     if not is_named:
@@ -219,12 +225,15 @@ def _with_fastest_engine(prepared: PreparedStudy, *, asked: bool) -> PreparedStu
         asked: Whether the user asks for the choice.
     """
     request = prepared.request
-    choice = shared_engine.choose(
-        ((config, lambda: prepared.federation) for config in prepared.configs.values()),
-        len(request.methods) * (request.trials + request.seeds),
-        prepared.resources.concurrent,
-        asked=asked,
-    )
+    if is_elsewhere(request.address) and prepared.resources.gpus:
+        choice = shared_engine.of_cluster(asked=asked)
+    else:
+        choice = shared_engine.choose(
+            ((config, lambda: prepared.federation) for config in prepared.configs.values()),
+            len(request.methods) * (request.trials + request.seeds),
+            prepared.resources.concurrent,
+            asked=asked,
+        )
     engine = prepared.resources.engine.altered(name=choice.name, block=choice.block)
     where = {"engine.name": ORIGIN, "engine.block": ORIGIN} if choice.note is not None else {}
     return replace(
@@ -234,6 +243,15 @@ def _with_fastest_engine(prepared: PreparedStudy, *, asked: bool) -> PreparedStu
         origins={method: places | where for method, places in prepared.origins.items()},
         notes=(*prepared.notes, *([] if choice.note is None else [choice.note])),
     )
+
+
+def _found(request: TuneRequest, asked: EngineConfig) -> EngineConfig:
+    """Return the section `engine` with the device on which trials are trained."""
+    if not is_elsewhere(request.address):
+        return find_engine(asked)
+    if asked.device == "auto" and request.gpus is not None:
+        return asked.altered(device="cuda" if request.gpus else "cpu")
+    return find_engine_there(asked, request.address, setting("address"))
 
 
 def load(config: Config, metric: str) -> Federation:
@@ -304,7 +322,8 @@ def complete(
         UserError: The method does not accept the configuration, or lacks the deployment.
     """
     # Building with the simplest engine shows whether the method accepts the configuration.
-    built = assembly.build(config, federation, engine=config.engine.altered(name="sequential"))
+    engine = on_this_machine(resources.engine.altered(name="sequential"))
+    built = assembly.build(config, federation, engine=engine)
     deployments.check(deployment, built)
     # The complete configuration has the seed of the partition, which all training seeds share.
     return replace(built.found, engine=resources.engine).complete(config), built.notes
@@ -402,7 +421,8 @@ def reopen(folder: StudyFolder, changed: dict[str, Any], parcel: Parcel = NOTHIN
     for config in configs.values():
         if _has_own_parts(config):
             # Compares the hashes here: in a trial, a difference would count as its failure.
-            assembly.build(config, federation, engine=config.engine.altered(name="sequential"))
+            simple = on_this_machine(config.engine.altered(name="sequential"))
+            assembly.build(config, federation, engine=simple)
     return PreparedStudy(
         request,
         configs,

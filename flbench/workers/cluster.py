@@ -56,6 +56,29 @@ def workers_of(resources: Resources) -> int:
     return max(1, min(resources.cpus, int(ray.cluster_resources().get(key, 0))))
 
 
+def device_there(device: str, address: str | None, key: str = "`engine.address`") -> str:
+    """Return the device of trainings on the nodes of a cluster, which this process need not have.
+
+    Ray assigns GPUs to worker processes. Each sees its own as the first, and checks that it exists.
+
+    Args:
+        device: `engine.device`; `auto` is a GPU if a node has one.
+        address: Address of the cluster; it is not used if this process is connected to one.
+        key: The key or option of the address, as error messages write it.
+
+    Raises:
+        ConfigError: No cluster answers at the address.
+    """
+    if device != "auto":
+        return device.partition(":")[0]
+    owns = connect(address, key=key)
+    try:
+        return "cuda" if ray.cluster_resources().get("GPU") else "cpu"
+    finally:
+        if owns:
+            disconnect()
+
+
 def _servers() -> list[Server]:
     """Return the servers that this process calls: the cluster's and that of its node."""
     context = ray.get_runtime_context()

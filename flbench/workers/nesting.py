@@ -34,3 +34,8 @@ def is_ray_worker() -> bool:
         return False
     context = ray.get_runtime_context()
     return bool(context.worker.mode == ray.WORKER_MODE)
+
+
+def has_gpu_of_ray() -> bool:
+    """Return whether this process is a worker to which Ray has assigned a GPU or a part."""
+    return is_ray_worker() and bool(sys.modules["ray"].get_gpu_ids())

@@ -132,7 +132,7 @@ def test_wrong_keys_are_refused_before_a_trial_starts(cluster, key, message, tmp
         ({"train": {"early_stopping": {"patience": 2}}}, "scheduler of the Tuner stops trials"),
         ({"algorithm": "fedavg"}, "takes the method as its first argument"),
         ({"deployment": "head"}, "no deployment of this name"),
-        ({"gpus_per_trial": 0.5}, "trials train on the CPU"),
+        ({"gpus_per_trial": 0.5, "engine": {"device": "cpu"}}, "trials train on the CPU"),
     ],
 )
 def test_wrong_arguments_are_refused(keys, message):

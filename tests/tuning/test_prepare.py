@@ -166,7 +166,7 @@ def test_reopened_study_is_the_one_that_was_begun(begin):
 
 @pytest.mark.slow
 def test_reopened_study_joins_no_cluster_that_a_folder_of_others_names(begin, monkeypatch):
-    folder, _ = begin("fedavg", trials=1, concurrent=1, address="192.0.2.1:6379")
+    folder, _ = begin("fedavg", trials=1, concurrent=1, gpus=0, address="192.0.2.1:6379")
     assert prepare.reopen(folder, {}).resources.address == "192.0.2.1:6379"
     monkeypatch.setattr(trust, "_recorded", lambda digest: None)  # that of another user
 
@@ -281,7 +281,7 @@ def test_study_of_an_earlier_version_is_resumed_with_one_partition(begin):
 
 @pytest.mark.slow
 def test_study_on_a_cluster_is_resumed_with_the_trials_at_once_that_it_had(begin):
-    folder, first = begin("fedavg", address="10.0.0.1:6379", concurrent=5)
+    folder, first = begin("fedavg", gpus=0, address="10.0.0.1:6379", concurrent=5)
 
     again = prepare.reopen(folder, {})
 

@@ -5,6 +5,7 @@ The trainings run on the CPU, or not at all; each process records the GPUs that 
 
 import json
 import os
+import platform
 import sys
 import time
 from collections import Counter
@@ -13,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
+import flbench as fl
 from flbench.config.schema import EngineConfig
-from flbench.core.errors import ConfigError
+from flbench.core.errors import ConfigError, RunError
 from flbench.jobs import executor
 from flbench.jobs.job import Job, Outcome, Task
 from flbench.jobs.samples import LoadedSamples
@@ -41,6 +42,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 DEVICES = 2
 CPU = EngineConfig(name="sequential", device="cpu", threads=1)
+CONNECTED = "127.0.0.1:1"  # an address that is not used: this process is connected to a cluster
+SHORT = {"data": "digits", "train": {"rounds": 1}, "progress": False}
 PATIENCE = 120.0  # seconds to wait for the others
 LONGER = 1.0  # seconds in which a process that must not start would be seen
 
@@ -108,6 +111,13 @@ class RecordingActor:
     def train(self, task, samples, rest, partition):
         with recorded(self.folder, task.path.name, self.together):
             return Outcome(None)
+
+
+class RecordingWorker:
+    """Stands for the worker of an engine: it has no engine."""
+
+    def __init__(self, samples, rest):
+        pass
 
 
 class Cells:
@@ -196,9 +206,9 @@ def test_cells_have_a_gpu_each(two_devices, supervisor, tmp_path, monkeypatch):
 
 
 def test_workers_of_an_engine_have_a_gpu_each(two_devices, monkeypatch):
-    monkeypatch.setattr(ray_engine, "open_device", lambda config: torch.device("cuda"))
+    monkeypatch.setattr(ray_engine, "Worker", RecordingWorker)
     built = build(*SMALL)
-    config = config_of(*SMALL, "engine.name=ray", "engine.workers=auto", "engine.device=cpu").engine
+    config = config_of(*SMALL, "engine.name=ray", "engine.workers=auto").engine
     engine = ray_engine.RayEngine(built.net, built.federation, config)
     try:
         found = ray.get(
@@ -214,6 +224,51 @@ def test_workers_of_an_engine_have_a_gpu_each(two_devices, monkeypatch):
     assert len(found) == DEVICES
     assert sorted(visible for _, visible in found) == ["0", "1"]
     assert all([str(gpu) for gpu in gpus] == [visible] for gpus, visible in found)
+
+
+@pytest.mark.parametrize(
+    ("keys", "share", "expected"),
+    [
+        ([], None, ("cuda", 1.0)),
+        ([], 0.25, ("cuda", 0.25)),
+        ([], 0, ("cpu", 0.0)),
+        (["engine.device=cuda:1", "engine.precision=tf32"], None, ("cuda", 1.0)),
+        (["engine.device=cpu"], None, ("cpu", 0.0)),
+    ],
+)
+def test_a_study_of_a_machine_without_a_gpu_has_those_of_its_cluster(
+    two_devices, keys, share, expected
+):
+    asked = TuneRequest(("fedavg",), trials=1, seeds=0, concurrent=2, gpus=share, address=CONNECTED)
+
+    prepared = prepare.prepare(asked, layers_of("fedavg", more=["engine.name=vectorized", *keys]))
+
+    device, gpus = expected
+    assert (prepared.resources.engine.device, prepared.resources.gpus) == (device, gpus)
+    assert prepared.config.engine.device == device
+
+
+def test_a_worker_says_that_the_gpu_of_its_node_is_not_there(two_devices, tmp_path):
+    """The submitting process refuses nothing, and the worker does not train on a CPU instead."""
+    engine = {"name": "ray", "workers": 1, "address": CONNECTED, "precision": "tf32"}
+
+    with pytest.raises(RunError) as error:
+        fl.run("fedavg", **SHORT, engine=engine, output={"dir": tmp_path})
+
+    for named in ("`engine.device`", platform.node()):
+        assert named in str(error.value)
+
+
+def test_a_cell_says_that_the_gpu_of_its_node_is_not_there(two_devices, tmp_path):
+    engine = {"precision": "tf32"}
+
+    with pytest.raises(RunError) as error:
+        fl.compare(
+            "local", **SHORT, engine=engine, seeds=1, jobs=1, address=CONNECTED, out=tmp_path
+        )
+
+    for named in ("`engine.device`", platform.node()):
+        assert named in str(error.value)
 
 
 @pytest.mark.parametrize(
