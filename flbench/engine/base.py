@@ -134,7 +134,7 @@ class Engine(Protocol):
         """Return measurements of the engine itself, for `summary.json`; shares are in [0, 1]."""
 
     def close(self) -> None:
-        """Release processes and connections. The engine is not used afterwards."""
+        """Release processes and connections. `run` opens them again, where it needs them."""
 
 
 class ClientRows:

@@ -69,19 +69,28 @@ class RayEngine:
         config: EngineConfig,
         tell: Callable[[str], None] | None = None,
     ) -> None:
+        self._given = net, federation, config
         self._sizes = federation.sizes
         self._notes: list[str] = []  # until somebody hears them
         self._tell = tell or self._notes.append
         self._pool: ActorPool | None = None
+        self._owns_ray = False
         self._used = 0
-        self._owns_ray = connect(config.address)
-        try:
-            # The workers check that the device exists; this process need not have it.
-            on_gpu = self._is_on_gpu = device_there(config.device, config.address) == "cuda"
-            self._pool = self._started(net, federation, config, on_gpu=on_gpu)
-        except (ConfigError, RunError):
-            self.close()
-            raise
+        self._opened()
+
+    def _opened(self) -> ActorPool:
+        """Return the actors; start them if there are none, as after `close`."""
+        if self._pool is None:
+            net, federation, config = self._given
+            self._owns_ray = connect(config.address)
+            try:
+                # The workers check that the device exists; this process need not have it.
+                on_gpu = self._is_on_gpu = device_there(config.device, config.address) == "cuda"
+                self._pool = self._started(net, federation, config, on_gpu=on_gpu)
+            except (ConfigError, RunError):
+                self.close()
+                raise
+        return self._pool
 
     def _started(
         self, net: nn.Module, federation: Federation, config: EngineConfig, *, on_gpu: bool
@@ -114,6 +123,7 @@ class RayEngine:
         """
         for note in self._notes:
             tell(note)
+        self._tell = tell
         if self._pool is not None:
             self._pool.tell = tell
 
@@ -142,7 +152,7 @@ class RayEngine:
         observe: tuple[Step, ...],
     ) -> Results:
         """Train clients that may be stacked together."""
-        pool = self._open_pool()
+        pool = self._opened()
         pool.fill()  # an actor that was lost may find a free core by now
         pool.ended(0)
         self._used = max(1, len(pool.ready))
@@ -190,12 +200,7 @@ class RayEngine:
 
     def actors(self) -> list[Any]:
         """Return the actors that are ready."""
-        return self._open_pool().ready
-
-    def _open_pool(self) -> ActorPool:
-        if self._pool is None:
-            raise RuntimeError("the engine is closed")
-        return self._pool
+        return self._opened().ready
 
     def block(self, batch_size: int) -> int | None:
         """Return None: each actor decides how many clients it stacks."""
@@ -212,12 +217,13 @@ class RayEngine:
         return {"workers": self._used}
 
     def close(self) -> None:
-        """End the actors, and the cluster if this engine started it."""
+        """End the actors, and the cluster if this engine started it; `run` starts them again."""
         if self._pool is not None:
             self._pool.close(kill=True)
         self._pool = None
         if self._owns_ray:
             disconnect()
+            self._owns_ray = False
 
 
 def _workers(config: EngineConfig, tell: Callable[[str], None], *, on_gpu: bool) -> int:

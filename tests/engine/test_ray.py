@@ -12,22 +12,25 @@ import torch
 from flbench.algorithms import ALGORITHMS
 from flbench.cli import app
 from flbench.client.program import LocalProgram, Statistic
+from flbench.config.resolve import resolve
+from flbench.config.sources import from_overrides
 from flbench.core.errors import ConfigError, RunError
 from flbench.core.tree import digest
 from flbench.core.types import Dispatch, Samples
 from flbench.engine.base import IN_MEMORY
 from flbench.engine.worker import Worker
-from flbench.experiment import rounds
+from flbench.experiment import lifecycle, rounds
 from flbench.testing.setting import NET
 from tests.algorithms.test_contract import KINDS
 from tests.engine.playing import played
 from tests.engine.test_vectorized import REDUCE, Count
-from tests.support import SMALL, build, config_of, run, summary_of_run
+from tests.support import SMALL, Silent, build, config_of, run, summary_of_run
 
 pytestmark = pytest.mark.slow
 
 ray = pytest.importorskip("ray")
 from flbench.engine.ray import RayEngine  # noqa: E402  # it needs Ray
+from flbench.workers.session import connect, disconnect  # noqa: E402
 
 METHODS = ALGORITHMS.load()
 KEYS = (*NET, "engine.threads=1")
@@ -205,6 +208,26 @@ class TestWithoutAClusterOfTheTests:
         assert code == 1
         assert "Ray did not start on this machine: The current node timed out" in error
         assert "Traceback" not in error
+
+    def test_a_callback_reads_the_weights_of_a_run_with_clients_that_join(self, tmp_path):
+        """The engine of the run is closed while the new clients are evaluated."""
+
+        class Reading(Silent):
+            def on_run_end(self, run):
+                found.append(digest([run.weights(0)]))
+
+        found: list[str] = []
+        keys = (*SMALL, "algorithm=fedavg", "model.name=mlp", "train.rounds=1")
+        keys = (*keys, "partition.new_clients=2", f"output.dir={tmp_path}")
+        connect(None, cpus=1)
+        try:
+            for name in ("sequential", "ray"):
+                asked, origins = resolve([from_overrides([*keys, f"engine.name={name}"])])
+                lifecycle.run(asked, origins, [Reading()])
+        finally:
+            disconnect()
+
+        assert found[0] == found[1]
 
     @pytest.mark.full
     def test_two_nodes_give_the_same_digest(self):
