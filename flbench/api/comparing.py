@@ -283,13 +283,17 @@ def resume(path: Path, *, progress: bool = True, **keys: Any) -> PlannedComparis
                 " Leave it out, or start a new comparison. `methods` and `seeds` can be added to."
             )
     sets, own_data = _data_sets(keys.pop("data", None))
+    if sets and not own_data:
+        raise ConfigError(
+            f"`data`: {path} keeps its data sets. Leave it out, or start a new comparison. Only"
+            " data that are objects without an import path are given again."
+        )
     given, objects = parts.split(parts.with_model(parts.without_methods(keys)))
     for section in ("partition", "model"):  # the comparison knows their section
         if section in objects:
             del given[section]
     layers, own = _methods(methods, None, given)
-    data = {} if own_data else sets
-    asked = Asked(layers, own, data, seeds=seeds, force=force, reuse=reuse)
+    asked = Asked(layers, own, {}, seeds=seeds, force=force, reuse=reuse)
     caller = program(shown=progress, again=_again(keys, objects, own_data))
     ending = carry_on(path, asked, jobs, caller=caller, own=(objects, own_data))
     return _finished(ending, caller)
@@ -464,7 +468,7 @@ def design_of(asked: Asked) -> Design:
     options: dict[str, Any] = {
         "seeds": asked.seeds,
         "vary": asked.vary,
-        "tuned": None if asked.tuned is None else str(asked.tuned),
+        "tuned": None if asked.tuned is None else str(asked.tuned.absolute()),
         "untuned": untuned,
         "reference": asked.reference,
         "grid": {key: tuple(listed(key, values)) for key, values in (asked.grid or {}).items()},

@@ -535,8 +535,8 @@ def report(
         typer.Option(
             "--out",
             metavar="FOLDER",
-            help="Folder of the report (default: that of the comparison, FOLDER/report for a"
-            " study, otherwise report).",
+            help="Folder of the report (default: that of the comparison; FOLDER/report for a"
+            " study, and for a comparison with other options; otherwise report).",
             show_default=False,
         ),
     ] = None,

@@ -1,6 +1,7 @@
 """`flbench report`: the report of finished runs."""
 
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,8 +24,8 @@ def report(
 
     Args:
         paths: Folders of runs, comparisons and studies, or folders above them.
-        out: Folder of the report; by default that of the comparison, the folder `report` of the
-            study, or `report` in the current folder.
+        out: Folder of the report; by default that of the comparison, the folder `report` of a
+            study or, with further arguments, of a comparison, or `report` in the current folder.
         asked: Further arguments of `flbench.api.reporting.report`.
         as_json: Whether to print the report as JSON.
 
@@ -37,7 +38,9 @@ def report(
     if missing := [path for path in paths if not path.exists()]:
         raise UserError(f"{missing[0]} does not exist.")
     found = reporting.report(list(paths), **asked)
-    folder = found.write(_folder(paths) if out is None else out)
+    defaults = signature(reporting.report).parameters
+    is_own = all(value in (None, defaults[name].default) for name, value in asked.items())
+    folder = found.write(_folder(paths, is_own=is_own) if out is None else out)
     print_report(found, folder, as_json=as_json)
 
 
@@ -78,11 +81,17 @@ def print_report(found: "Comparison", folder: Path, *, as_json: bool) -> None:
     console.line(f"report: {folder / 'report.html'}")
 
 
-def _folder(paths: Sequence[Path]) -> Path:
-    """Return the folder of the report if the user names none."""
+def _folder(paths: Sequence[Path], *, is_own: bool) -> Path:
+    """Return the folder of the report if the user names none.
+
+    Args:
+        paths: What is reported.
+        is_own: Whether the report is the one that a comparison has written itself. Others, such as
+            one by another metric, do not take its place.
+    """
     if len(paths) != 1 or not paths[0].is_dir():
         return FOLDER
     path = paths[0]
     if (path / "comparison.json").is_file():
-        return path
+        return path if is_own else path / FOLDER
     return path / FOLDER if study_folder.is_study(path) else FOLDER

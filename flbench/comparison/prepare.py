@@ -198,6 +198,7 @@ def prepare(
     if not force:
         tuned.check(design, cells, built, samples)
     notes |= dict.fromkeys(_about_partitions(design, cells, samples))
+    notes |= dict.fromkeys(tuned.about_missing(design))
     repeated = (*about_left_out, *tuned.sentences(design, cells, built, samples))
     notes |= dict.fromkeys(repeated)
     resources = _resources(engine, jobs, len(cells))

@@ -101,6 +101,16 @@ def sentences(
     ]
 
 
+def about_missing(design: Design) -> list[str]:
+    """Return a sentence if the study that has found the parameters is not in its place any more."""
+    if design.tuned is None or _study(design) is not None:
+        return []
+    return [
+        f"{design.tuned}, the study that has found the parameters, is not there: its setting is not"
+        " compared with that of the comparison."
+    ]
+
+
 def _study(design: Design) -> StoredStudy | None:
     """Return the study whose parameters a comparison has; None if it cannot be read any more."""
     if design.tuned is None or not study_folder.is_study(Path(design.tuned)):

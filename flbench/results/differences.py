@@ -12,6 +12,8 @@ SECTIONS: Final = ("data.", "partition.", "shift.", "model.", "train.")
 ALONE: Final = ("seed", "engine.precision", "evaluation.rare")
 WITHOUT: Final = ("data.root", "data.name", "data.path", "partition.path")  # where files are
 DATA, PARTITION, SAMPLES = "data", "partition", "samples"
+SEEDS: Final = ("seed", "partition.seed")
+"""Keys in which repetitions differ, over which `flbench report` compares methods."""
 SOURCE: Final = "algorithm.source"
 """Where a method that is not flbench's own is imported from. Runs of one source, which has a hash,
 do not differ by it."""
@@ -55,10 +57,10 @@ class Differences:
                 " the beginning of their SHA-256 in partition.json). Train the runs on one copy of"
                 " the data."
             )
-        if self.setting:
+        if setting := [name for name in self.setting if name not in SEEDS]:
             sentences.append(
-                f"the runs differ in {', '.join(self.setting)}, so they are not comparable:"
-                " differences between rows need not come from the methods. Compare runs that agree."
+                f"the runs differ in {', '.join(setting)}: those with different values are not"
+                " comparable. `flbench report` compares methods where the values are equal."
             )
         if self.tuned:
             sentences.append(

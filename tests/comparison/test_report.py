@@ -153,8 +153,12 @@ def test_comparison_folder_gets_the_report(tmp_path):
     (tmp_path / "comparison.json").write_text("{}")
 
     assert app.main(["report", str(tmp_path)]) == 0
+    own = (tmp_path / "report.json").read_bytes()
+    assert app.main(["report", str(tmp_path), "--metric", "macro_f1"]) == 0
 
-    assert (tmp_path / "report.md").is_file()
+    assert (tmp_path / "report.json").read_bytes() == own
+    other = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert (json.loads(own)["metric"], other["metric"]) == ("accuracy", "macro_f1")
 
 
 def test_study_compares_its_final_trainings(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -117,7 +118,9 @@ def test_a_study_without_its_trials_or_gone_is_no_error(study, tmp_path):
 
     [sentence, _] = notes(design(tmp_path / "bare", ("train.rounds", 4)))
     assert "train.rounds: 1 there, 4 here" in sentence
-    assert notes(design(tmp_path / "gone")) == ()
+    gone = prepare(design(tmp_path / "gone"), LoadedSamples(), 1)
+    assert gone.repeated == ()
+    assert any(str(tmp_path / "gone") in note for note in gone.notes)
     assert tuned.sentences(replace(design(study), tuned=None), [], {}, LoadedSamples()) == []
     assert len(cells(design(study))) == 2
 
@@ -139,6 +142,16 @@ def test_repetitions_begin_after_the_search_unless_a_seed_is_given(study, given,
 
     config = cells(one)[0].config
     assert (config.seed, config.partition_seed) == seeds
+
+
+@pytest.mark.slow
+def test_the_place_of_the_study_is_kept_for_other_folders(study, monkeypatch):
+    monkeypatch.chdir(study.parent)
+    layer = from_values({"algorithm.name": "fedavg"}, "test")
+
+    one = comparing.design_of(comparing.Asked({"fedavg": [layer]}, tuned=Path(study.name)))
+
+    assert one.tuned == str(study)
 
 
 @pytest.mark.slow
@@ -181,6 +194,8 @@ def test_the_report_repeats_what_the_command_says(study, tmp_path):
         assert told in (found.path / "report.md").read_text()
     report = fl.report(found.path)
     assert set(report.leaderboard["method"]) == {"fedavg tuned", "local"}
+    with pytest.raises(ConfigError, match="`data`"):
+        fl.resume(found.path, data="usps", progress=False)
     again = fl.resume(found.path, progress=False)  # what has begun is not refused
     assert again.cells["state"].eq("finished").all()
     assert again.cells["seed"].tolist() == [1, 1]
