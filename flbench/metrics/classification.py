@@ -58,8 +58,8 @@ def pooled(
         - `accuracy`: accuracy over all samples.
         - `accuracy_mean`: mean of the clients' accuracies, over clients with samples.
         - `balanced_accuracy` and `macro_f1`: over all samples.
-        - `rare_recall`, `rare_f1`, `confusable_f1`: means over those classes of the group that
-          occur.
+        - `rare_recall`, `rare_precision`, `rare_f1`, `confusable_f1`: means over those classes of
+          the group that occur.
         - `worst10_accuracy`: mean accuracy of the worst tenth of the clients, at least of one.
         - `client_std`: population standard deviation of the clients' accuracies.
         - `NAME`, `NAME_mean` and `NAME_worst10` of each metric of the user's own: over all samples,
@@ -83,6 +83,7 @@ def pooled(
         "balanced_accuracy": _mean(scores["recall"][occurs]),
         "macro_f1": _mean(scores["f1"][seen]),
         "rare_recall": _mean(_of_present(scores["recall"], rare, occurs)),
+        "rare_precision": _mean(_of_present(scores["precision"], rare, occurs)),
         "rare_f1": _mean(_of_present(scores["f1"], rare, occurs)),
         "confusable_f1": _mean(_of_present(scores["f1"], confusable, occurs)),
         "worst10_accuracy": _mean(worst),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-NAMES: Final = ("rare_recall", "rare_f1")
+NAMES: Final = ("rare_recall", "rare_precision", "rare_f1")
 """Metrics of the rare classes, which a run without rare classes does not have."""
 BALANCED: Final = 1.5  # largest imbalance ratio of a balanced set, as in the data sets of KEEL
 

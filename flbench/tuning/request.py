@@ -14,7 +14,7 @@ from flbench.core.numbers import check_whole
 from flbench.core.wording import setting
 from flbench.jobs import repetitions
 from flbench.jobs.repetitions import Vary
-from flbench.metrics import ranking_names
+from flbench.metrics import ranking_names, rare_names
 from flbench.metrics.own import SUFFIXES
 from flbench.results.study_folder import PERSONAL
 from flbench.workers import cores
@@ -24,7 +24,7 @@ Search = Literal["random", "grid", "optuna"]
 Scheduler = Literal["asha", "pbt", "none"]
 METRICS: Final = (
     *("accuracy", "accuracy_mean", "balanced_accuracy", "macro_f1"),
-    *("rare_recall", "rare_f1", "confusable_f1", "worst10_accuracy"),
+    *(*rare_names.NAMES, "confusable_f1", "worst10_accuracy"),
     *ranking_names.NAMES_WITH_MEANS,
 )
 NO_VARY: Final = {"partition": "Final trainings with one seed of the training support no claim."}

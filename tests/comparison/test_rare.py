@@ -39,11 +39,12 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(folders):
-    """Mean over the seeds of recall and F1 of class 0, from the predictions, by method."""
-    found = {"rare_recall": {}, "rare_f1": {}}
+    """Mean over the seeds of the scores of class 0, from the predictions, by method."""
+    found = {"rare_recall": {}, "rare_precision": {}, "rare_f1": {}}
     for method in METHODS:
         tables = [pd.read_csv(folders[method, seed] / "predictions.csv") for seed in SEEDS]
-        for name, score in (("recall", metrics.recall_score), ("f1", metrics.f1_score)):
+        for name in ("recall", "precision", "f1"):
+            score = getattr(metrics, f"{name}_score")
             found[f"rare_{name}"][method] = np.mean(
                 [
                     score(one["true"], one["predicted"], labels=[0], average="macro")
@@ -57,7 +58,7 @@ def means(board):
     return dict(zip(board["method"], board["mean"], strict=True))
 
 
-@pytest.mark.parametrize("metric", ["rare_recall", "rare_f1"])
+@pytest.mark.parametrize("metric", ["rare_recall", "rare_precision", "rare_f1"])
 def test_report_ranks_by_rare_classes(metric, folders, expected):
     found = fl.report(list(folders.values()), metric=metric)
 

@@ -81,6 +81,7 @@ def test_pooled_metrics_equal_scikit_learns(seed):
 
     flat, guessed = y.ravel(), guess.ravel()
     recall = sk.recall_score(flat, guessed, labels=range(5), average=None, zero_division=0)
+    precision = sk.precision_score(flat, guessed, labels=range(5), average=None, zero_division=0)
     f1 = sk.f1_score(flat, guessed, labels=range(5), average=None, zero_division=0)
     clients = (y == guess).mean(axis=1)
     expected = {
@@ -89,6 +90,7 @@ def test_pooled_metrics_equal_scikit_learns(seed):
         "balanced_accuracy": recall[:4].mean(),
         "macro_f1": sk.f1_score(flat, guessed, average="macro", zero_division=0),
         "rare_recall": recall[[0, 2]].mean(),
+        "rare_precision": precision[[0, 2]].mean(),
         "rare_f1": f1[[0, 2]].mean(),
         "confusable_f1": f1[1],
         "worst10_accuracy": clients.min(),
