@@ -24,7 +24,7 @@ from flbench.comparison.folder import MARKER, TUNING, ComparisonFolder, design_i
 from flbench.comparison.plan import DEFAULTS, Design, LabelledLayer
 from flbench.comparison.prepare import PreparedComparison
 from flbench.config.resolve import resolve
-from flbench.config.sources import Layer, from_text, from_values, leaves, merge
+from flbench.config.sources import Layer, folder_of, from_text, from_values, is_line, leaves, merge
 from flbench.config.trust import check as check_code
 from flbench.config.typed import items_of
 from flbench.core.addresses import redact
@@ -48,6 +48,8 @@ from flbench.workers.supervisor import Supervisor
 
 FILES: Final = (".npz", ".zip", ".csv", ".tsv", ".parquet")  # ends of a data set's name in --data
 RESUMED: Final = "flbench compare --resume"  # origin of values that changed on resume
+OUT: Final = Path("comparisons")
+"""Folder for the folders of comparisons, unless another one is given."""
 DATA: Final = ("name", "path", "source")  # keys of `data` that say which data set it is
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -241,7 +243,7 @@ def call(
     with run_code(values["trust"]):
         ending = start(
             asked,
-            Path("comparisons") if out is None else out,
+            OUT if out is None else out,
             values["jobs"],
             command=(f"fl.{name}({text})",),
             caller=caller,
@@ -312,7 +314,7 @@ def start(
 
     Args:
         asked: What the user asked for.
-        out: Folder for the folders of comparisons.
+        out: Folder for the folders of comparisons; with `OUT`, `output.dir` if the user gave it.
         jobs: Cells at the same time; None for one per core.
         command: What the user called, for comparison.json.
         caller: Who gets progress and notes.
@@ -333,6 +335,7 @@ def start(
             left = [cell for cell in prepared.cells if cell.name not in found.runs]
             _tell_cost(prepared, left, found, caller)
         design = prepared.design
+        out = folder_of(out, OUT, design.base)
         methods = [design.reference or one.label for one in design.methods]
         titles = (cell.config.data.title for cell in prepared.cells)
         names = [*dict.fromkeys(methods[:3]), *dict.fromkeys(titles)]
@@ -690,16 +693,11 @@ def _check_data(base: Layer) -> None:
     """Raise a ConfigError if the data are given twice. A configuration file may name others."""
     for key in (f"data.{name}" for name in DATA):
         place = base.origins.get(key)
-        if place is not None and not _is_file(place):
+        if place is not None and not is_line(place):
             raise ConfigError(
                 f"{setting('data')} and `{key}` ({place}) both name the data. Leave one of the two"
                 " out."
             )
-
-
-def _is_file(origin: str) -> bool:
-    """Whether an origin is a line of a file."""
-    return re.search(r":\d+$", origin) is not None
 
 
 def _tuned(
@@ -736,7 +734,7 @@ def _tuned(
             continue
         for key in won.params:
             place = method.layer.origins.get(key, base.origins.get(key, ""))
-            if place and not _is_file(place) and not place.startswith("default"):
+            if place and not is_line(place) and not place.startswith("default"):
                 raise ConfigError(
                     f"{setting('tuned', str(path))} and {place} both give `{key}` of"
                     f" {method.label}. Leave one of the two out."

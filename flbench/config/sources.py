@@ -1,5 +1,6 @@
 """Layers of configuration values, read from YAML files or from `key=value` overrides."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -197,6 +198,28 @@ def from_values(values: Mapping[str, Any], origin: str) -> Layer:
         origins = dict.fromkeys((str(dotted), *leaves(tree)), origin)
         layers.append(Layer(_expand_names(tree, origins), origins))
     return Layer(*merge(layers))
+
+
+def is_line(origin: str) -> bool:
+    """Return whether an origin is a line of a file."""
+    return re.search(r":\d+$", origin) is not None
+
+
+def folder_of(out: Path, usual: Path, layer: Layer) -> Path:
+    """Return the folder for a study or a comparison: `output.dir` if it is given in place of `out`.
+
+    Args:
+        out: The folder that was asked for.
+        usual: The folder if none was asked for.
+        layer: Configuration values. A file names the folder of other runs, so its value is not it.
+
+    >>> layer = from_overrides(["output.dir=results"])
+    >>> [folder_of(Path(out), Path("studies"), layer).name for out in ("studies", "mine")]
+    ['results', 'mine']
+    """
+    origin = layer.origins.get("output.dir", "default")
+    given = out == usual and origin != "default" and not is_line(origin)
+    return Path(value_at(layer.tree, "output.dir")).expanduser() if given else out
 
 
 def leaves(

@@ -14,7 +14,7 @@ from flbench.config.schema import (
     OwnModelConfig,
     OwnTermConfig,
 )
-from flbench.config.sources import Layer
+from flbench.config.sources import Layer, folder_of
 from flbench.config.yaml_text import to_yaml
 from flbench.core import files
 from flbench.core.addresses import redact
@@ -345,7 +345,9 @@ def create(prepared: PreparedStudy, command: Sequence[str]) -> StudyFolder:
     for each in _described(prepared)["methods"].values():
         trust.record(each["space_tree"])
     name = f"{'-'.join(request.methods[:3])}-{files.short_name(federation.dataset.name)}"
-    folder = StudyFolder.create(request.out, name)
+    first = request.methods[0]
+    given = Layer(prepared.configs[first].tree(), prepared.origins[first])
+    folder = StudyFolder.create(folder_of(request.out, TuneRequest.out, given), name)
     for method, config in prepared.configs.items():
         tree = config.tree()
         folder.write(f"methods/{method}.yaml", to_yaml(tree, prepared.origins[method]))

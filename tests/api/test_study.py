@@ -222,11 +222,13 @@ def test_study_in_this_process(tmp_path, capfd):
         concurrent=1,
         scheduler="none",
         partition=partition,
-        out=tmp_path,
+        output={"dir": tmp_path},  # for `out`
         progress=False,
         **given | {"train": train},
     )
     shown = capfd.readouterr()
+
+    assert study.path.parent == tmp_path
 
     assert "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS" not in os.environ  # a Tuner of one's own has them
     assert study.trials["state"].tolist() == ["finished"]

@@ -225,10 +225,11 @@ def test_what_varies_between_repetitions(tmp_path: Path, vary: str):
         data=["digits", fl.Data((x, y))],
         partition={"clients": 3, "samples": 60},
         train={"rounds": 1, "local_epochs": 1},
-        out=tmp_path,
+        output={"dir": tmp_path},  # for `out`
         jobs=1,
         progress=False,
     )
+    assert found.path.parent == tmp_path
     cells = found.cells
     assert set(cells["state"]) == {"finished"}
     for _, rows in cells.groupby("data"):
