@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 
 from flbench.core.errors import DataError
 from flbench.core.raised import calling, user_line
@@ -219,13 +219,21 @@ def _batches(loader: DataLoader[Any], where: str) -> Iterator[Any]:
     """Yield the batches of a loader without shuffling and without workers, drawn once."""
     try:
         with seeded(SEED):
-            if isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:
+            if isinstance(loader.dataset, IterableDataset):
                 yield from loader
                 return
+            if loader.batch_size is None:
+                if loader.batch_sampler is not None:
+                    drawn = [int(k) for batch in loader.batch_sampler for k in batch]
+                    _check_drawn(drawn, getattr(loader.batch_sampler, "sampler", None), where)
+                yield from loader
+                return
+            drawn = [int(k) for k in loader.sampler]
+            _check_drawn(drawn, loader.sampler, where)
             yield from DataLoader(
                 loader.dataset,
                 batch_size=loader.batch_size,
-                sampler=sorted({int(k) for k in loader.sampler}),
+                sampler=sorted(drawn),
                 collate_fn=loader.collate_fn,
             )
     except DataError:
@@ -235,6 +243,17 @@ def _batches(loader: DataLoader[Any], where: str) -> Iterator[Any]:
             f"{where} cannot be read: {type(error).__name__}: {error}{user_line(error)}. Correct"
             " the data set or the loader."
         ) from error
+
+
+def _check_drawn(drawn: Sequence[int], sampler: Any, where: str) -> None:
+    """Raise a DataError if a sampler weights samples, or draws some of them several times."""
+    if isinstance(sampler, WeightedRandomSampler) or len(set(drawn)) < len(drawn):
+        name = "its batch sampler" if sampler is None else type(sampler).__name__
+        raise DataError(
+            f"{where}: {name} draws samples by weights or several times, and flbench reads each"
+            " sample once and draws the batches itself, so that this would have no effect. Give a"
+            " loader without it; where classes are imbalanced, weight them in the loss."
+        )
 
 
 def _values(values: Any, what: str) -> NDArray[Any]:

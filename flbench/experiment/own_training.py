@@ -7,11 +7,12 @@ need something else, such as an optimizer of their own, are refused with the rea
 in the method's programs, so this holds for methods of other packages too.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
+from inspect import signature
 from typing import Any, Final
 
 import torch
@@ -334,6 +335,8 @@ def _try_phase(
         The module after the step.
     """
     module, batch = _on_a_copy(net, phase, config, federation, rows)
+    if federation.dataset.extras:
+        _refuse_further_values(module.net, batch, tuple(federation.dataset.extras))
     with _seeded(config, federation):
         optimizer = module.configure_optimizers()
         module.begin_phase()
@@ -354,6 +357,44 @@ def _try_phase(
         module.end_phase()
         module.advance_to_the_end()
     return module
+
+
+def _refuse_further_values(net: LightningNet, batch: Batch, extras: Sequence[str | int]) -> None:
+    """Let a step refuse a `forward` that gets further values of the batch, such as a mask.
+
+    Evaluations call `forward` with the samples alone.
+
+    Args:
+        net: The net of the step, which is changed.
+        batch: The batch of the step.
+        extras: Keys of the further values.
+
+    Raises:
+        ConfigError: An argument of `forward` has the name of one of the values.
+    """
+    forward = net.module.forward
+    error = ConfigError(
+        f"{net.title}.forward gets further values of a batch ({', '.join(map(str, extras))}) beside"
+        " the samples, and evaluations call it with the samples alone: they would judge another"
+        " model. Compute these values in forward, or make them a part of the samples."
+    )
+    if set(extras) & {*signature(forward).parameters}:
+        raise error
+
+    @wraps(forward)
+    def checked(*args: Any, **named: Any) -> Any:
+        values = [value for value in (*args, *named.values()) if isinstance(value, Tensor)]
+        # A module may compute its outputs from the labels too while it is trained.
+        if not all(_is_same(value, batch.y) for value in values[1:]):
+            raise error
+        return forward(*args, **named)
+
+    net.module.forward = checked
+
+
+def _is_same(value: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors have the same shape and the same numbers."""
+    return value.shape == other.shape and bool((value == other).all())
 
 
 def _seeded(config: Config, federation: Federation) -> AbstractContextManager[None]:

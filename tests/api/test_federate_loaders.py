@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 import flbench as fl
 from flbench.config.schema import PartitionConfig
@@ -82,10 +89,10 @@ def loaders(form):
     return [DataLoader(Items(size, form), batch_size=16, shuffle=True) for size in SIZES]
 
 
-def trained(out, data, form, method="fedavg", **keys):
+def trained(out, data, form, method="fedavg", module=None, **keys):
     torch.manual_seed(0)
     return fl.federate(
-        Lit(form),
+        module or Lit(form),
         data,
         method,
         train={"rounds": 2, "local_epochs": 2, "batch_size": 8},
@@ -199,3 +206,82 @@ def test_what_cannot_be_read_is_an_error(data, words):
     with pytest.raises(fl.DataError) as error:
         fl.Data(data)
     assert [word for word in words if word not in str(error.value)] == [], str(error.value)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"sampler": WeightedRandomSampler(torch.arange(1.0, 41.0), 180)},
+        {"sampler": WeightedRandomSampler(torch.arange(1.0, 41.0), 40, replacement=False)},
+        {"sampler": RandomSampler(range(40), replacement=True)},
+        {"batch_sampler": BatchSampler(WeightedRandomSampler(torch.ones(40), 180), 8, False)},
+        {"batch_sampler": [[0, 1], [1, 2]]},
+    ],
+)
+def test_a_sampler_that_weights_or_repeats_samples_is_refused(keys):
+    with pytest.raises(fl.DataError, match=r"^here: .*(weights|several times)"):
+        read(DataLoader(Items(40, "pair"), **keys), "here")
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"sampler": SubsetRandomSampler(range(5, 25))},
+        {"batch_sampler": BatchSampler(SubsetRandomSampler(range(5, 25)), 8, False)},
+    ],
+)
+def test_a_sampler_that_takes_each_sample_once_chooses_the_samples(keys):
+    items = Items(40, "pair")
+    found = read(DataLoader(items, **keys), "here").arrays["train_images"]
+
+    assert sorted(found[:, 0].tolist()) == sorted(items.x[5:25, 0].tolist())
+
+
+class Weighted(Lit):
+    """A module whose outputs depend on a further value of the batch, or on the labels."""
+
+    def __init__(self, form, call):
+        super().__init__(form)
+        self.call = call
+
+    def forward(self, x, mask=None):
+        if mask is None:
+            return self.fc(x)
+        return self.fc(x * (mask if mask.ndim == 2 else mask[:, None]))
+
+    def training_step(self, batch, batch_idx):
+        x, y, more = (
+            batch if self.form == "triple" else map(batch.get, ("image", "label", "weight"))
+        )
+        return nn.functional.cross_entropy(self.call(self, x, y, more), y)
+
+
+class Named(Weighted):
+    def forward(self, image, weight=None):
+        return super().forward(image, weight)
+
+
+@pytest.mark.parametrize(
+    ("kind", "form", "call"),
+    [
+        (Weighted, "triple", lambda net, x, y, more: net(x, more)),
+        (Weighted, "dict", lambda net, x, y, more: net(x, mask=more > 0)),
+        (Weighted, "dict", lambda net, x, y, more: net.forward(x, more[:, None].expand(-1, 6))),
+        (Named, "dict", lambda net, x, y, more: Weighted.forward(net, x, more)),
+    ],
+)
+def test_a_module_that_is_evaluated_without_what_it_is_trained_with_is_refused(
+    tmp_path, kind, form, call
+):
+    with pytest.raises(fl.ConfigError, match=r"\.forward gets further values.*samples alone"):
+        trained(tmp_path, loaders(form), form, module=kind(form, call))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "call", [lambda net, x, y, more: net(x, y), lambda net, x, y, more: net(2 * x)]
+)
+def test_a_forward_may_get_the_labels_or_other_samples_in_training(tmp_path, call):
+    run = trained(tmp_path, loaders("triple"), "triple", module=Weighted("triple", call))
+    assert run.finished
