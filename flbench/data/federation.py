@@ -235,8 +235,13 @@ class Federation:
         form = self.dataset.form
         if form is None:
             return x, y
-        extras: dict[str | int, Tensor] = {}
+        extras: dict[str | int, Tensor | list[str]] = {}
         for key, values in self.dataset.extras.items():
+            if (
+                values.dtype.kind == "U"
+            ):  # texts, such as names of files, which loaders give as lists
+                extras[key] = values[rows].tolist()
+                continue
             found = torch.from_numpy(values[rows]).to(x.device)
             extras[key] = found.to(dtype) if found.is_floating_point() else found
         return form.packed(x, y, extras)

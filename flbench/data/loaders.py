@@ -262,8 +262,8 @@ def _values(values: Any, what: str) -> NDArray[Any]:
     array = np.asarray(found)
     if array.ndim == 0 or array.dtype == object:
         raise DataError(
-            f"{what} is of type {type(values).__name__}. It must be a tensor with one value for"
-            " each sample."
+            f"{what} is of type {type(values).__name__}. It must be a tensor, or a list of texts,"
+            " with one value for each sample."
         )
     return array
 

@@ -41,6 +41,7 @@ class Items(Dataset):
             "pair": (x, y),
             "triple": (x, y, x[0]),
             "dict": {"weight": x[0], "label": y, "image": x},
+            "text": (x, y, str(float(x[0]))),
         }[self.form]
 
 
@@ -60,6 +61,8 @@ class Lit(lightning.LightningModule):
             assert list(batch) == ["weight", "label", "image"]
             batch = (batch["image"], batch["label"], batch["weight"])
         x, y, *weight = batch
+        if self.form == "text":
+            weight = [torch.tensor([float(text) for text in weight[0]])]
         if weight:  # inputs are normalized, which is a linear map
             pair = torch.stack([x[:, 0], weight[0]])
             self.log("correlation", torch.corrcoef(pair)[0, 1], batch_size=len(x))
@@ -111,10 +114,12 @@ def test_batches_have_the_form_of_the_loaders(tmp_path):
     clients = np.repeat(["a", "b"], SIZES)
     arrays = fl.Data(x, y, clients=clients)
     expected = trained(tmp_path, arrays, "pair", partition="natural")
-    runs = {form: trained(tmp_path, loaders(form), form) for form in ("pair", "triple", "dict")}
+    runs = {
+        form: trained(tmp_path, loaders(form), form) for form in ("pair", "triple", "dict", "text")
+    }
 
     assert {run.digest for run in runs.values()} == {expected.digest}
-    for form in ("triple", "dict"):
+    for form in ("triple", "dict", "text"):
         logged = runs[form].metrics.query("metric == 'correlation'")["value"]
         assert logged.tolist() == pytest.approx([1.0, 1.0], abs=1e-6)
     # Further values count in the hash of the data.
