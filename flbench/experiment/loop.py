@@ -27,6 +27,7 @@ from flbench.experiment.evaluate import Evaluation, Evaluator
 from flbench.experiment.evaluation_tables import group_rows
 from flbench.experiment.interrupts import Interrupts
 from flbench.experiment.run_folder import RunFolder
+from flbench.reports.terminal import told
 from flbench.results.metrics_file import Row
 from flbench.results.summary import RunningSummary
 
@@ -210,7 +211,9 @@ class FederatedLoop:
                     interrupts.check()
             except (KeyboardInterrupt, LostWorkersError):
                 # An interrupted round has changed nothing, so `state` is still the state before it.
-                self.save("last", state)
+                saving = f"saving the state of round {state.round} to {self.folder.path}"
+                with told(saving, lambda said: self.callbacks.on_note(*said)):
+                    self.save("last", state)
                 raise
         return state
 

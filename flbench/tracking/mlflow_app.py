@@ -6,6 +6,7 @@ accounts in a database and needs further packages.
 
 import base64
 import binascii
+import hashlib
 import hmac
 import os
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -15,8 +16,10 @@ from typing import Any, Final
 NAME: Final = "flbench"
 """Name under which MLflow's command line finds this application."""
 PASSWORD_VARIABLE: Final = "FLBENCH_UI_PASSWORD"
-OPEN: Final = "/health"
-"""Path that needs no password. It only says that the server runs."""
+
+PROOF: Final = "flbench-ui"
+"""Header of an answer to a request without the password, by which one who knows the password
+recognizes this server."""
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -38,6 +41,11 @@ def register(folder: Path) -> None:
     (about / "entry_points.txt").write_text(f"[mlflow.app]\n{NAME} = {__name__}:create\n")
 
 
+def proof(password: str) -> str:
+    """Return the value of the header `PROOF`: a hash of the password, which is random."""
+    return hashlib.sha256(f"{NAME} {password}".encode()).hexdigest()
+
+
 def create() -> Application:
     """Return MLflow's application behind the password of $FLBENCH_UI_PASSWORD."""
     from mlflow.server.fastapi_app import app
@@ -57,17 +65,18 @@ class Guarded:
 
     def __init__(self, inside: Application, password: str) -> None:
         self._inside, self._password = inside, password.encode()
+        self._proof = proof(password).encode()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer a request."""
         kind = scope["type"]
-        is_open = kind == "lifespan" or (kind == "http" and scope["path"] == OPEN)
-        if is_open or self._is_authorized(scope):
+        if kind == "lifespan" or self._is_authorized(scope):
             await self._inside(scope, receive, send)
         elif kind == "http":
             text = b"Give the password that `flbench ui` printed; any user name is accepted.\n"
             headers = [
                 (b"www-authenticate", b'Basic realm="flbench ui", charset="UTF-8"'),
+                (PROOF.encode(), self._proof),
                 (b"content-type", b"text/plain; charset=utf-8"),
                 (b"content-length", str(len(text)).encode()),
             ]

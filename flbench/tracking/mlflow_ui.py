@@ -10,16 +10,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.client import HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
-from urllib.error import URLError
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 from flbench.core import children
 from flbench.core.addresses import HTTP, redact_address, without_user
 from flbench.core.errors import RunError, UserError
+from flbench.reports.terminal import print_notes, told
 from flbench.tracking import mlflow_app, mlflow_errors, mlflow_store, mlflow_view
 from flbench.tracking.mirror_comparison import COMPARISON_TAG
 from flbench.tracking.mirror_study import STUDY_TAG
@@ -66,7 +68,8 @@ def serve(uri: str | None, port: int, write: Callable[[str], None]) -> None:
         )
     _refuse_taken_port(port)
     try:
-        mlflow_store.open_store(address, mlflow_store.who_names(uri, "user"))
+        with told("opening the store of MLflow", print_notes):
+            mlflow_store.open_store(address, mlflow_store.who_names(uri, "user"))
     except mlflow_errors.connection_errors() as error:
         raise UserError(mlflow_errors.explain(error).sentence(shown)) from error
     # A shell makes a command that it starts in the background ignore Ctrl-C.
@@ -77,9 +80,12 @@ def serve(uri: str | None, port: int, write: Callable[[str], None]) -> None:
         server = _start_server(address, port, (folder, password))
         try:
             page = f"http://{HOST}:{port}"
-            _wait_until_ready(server, page)
+            # Until it answers, the port may belong to another user, who must not get the password.
+            with told(f"MLflow's server is starting at {page}", print_notes):
+                _wait_until_ready(server, page, mlflow_app.proof(password))
             write(f"MLflow shows {shown}\n")
-            _write_links(address, page, write)
+            with told("reading what the store has", print_notes):
+                _write_links(address, page, write)
             write(f"The browser asks for a user name, {USER}, and a password: {password}\n")
             write("Ctrl-C ends it.\n")
             server.wait()
@@ -242,8 +248,14 @@ def _start_server(
     )
 
 
-def _wait_until_ready(server: "subprocess.Popen[bytes]", page: str) -> None:
-    """Wait until the server answers.
+def _wait_until_ready(server: "subprocess.Popen[bytes]", page: str, proof: str | None) -> None:
+    """Wait until the server answers, and not another process that has taken its port.
+
+    Args:
+        server: The server.
+        page: Address of its pages.
+        proof: What it answers without the password; see `mlflow_app.proof`. None for a server that
+            has no password.
 
     Raises:
         RunError: The server has ended, or does not answer in time.
@@ -251,12 +263,19 @@ def _wait_until_ready(server: "subprocess.Popen[bytes]", page: str) -> None:
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end and server.poll() is None:
         try:
-            with urlopen(f"{page}/health", timeout=2) as answer:
-                if answer.status == 200:
+            with urlopen(page, timeout=2):
+                if proof is None:
                     return
-        except (URLError, OSError):
-            time.sleep(0.2)
-    raise RunError("MLflow's server does not start. `python -m mlflow server` prints the reason.")
+        except HTTPError as error:
+            if proof is not None and error.headers.get(mlflow_app.PROOF) == proof:
+                return
+        except (OSError, HTTPException):  # a server of others may not speak HTTP
+            pass
+        time.sleep(0.2)
+    raise RunError(
+        "MLflow's server does not start. Another process may use its port: choose another with"
+        " --port N. Otherwise `python -m mlflow server` prints the reason."
+    )
 
 
 def _stop_server(server: "subprocess.Popen[Any]") -> None:

@@ -30,11 +30,13 @@ from flbench.experiment.found import find_engine
 from flbench.experiment.rounds import settings_of
 from flbench.experiment.run_folder import RunFolder
 from flbench.losses import CrossEntropy
+from flbench.reports import terminal
 from flbench.results import reading
 from flbench.testing import after
 from tests.forks import Fork
 from tests.support import (
     SMALL,
+    Interrupting,
     Silent,
     build,
     config_of,
@@ -420,6 +422,31 @@ def test_interrupt_ends_after_saving_and_resume_ends_like_the_straight_run(tmp_p
 
     assert summary_of(folder)["weights_digest"] == summary["weights_digest"]
     assert (folder / "metrics.csv").read_bytes() == (straight / "metrics.csv").read_bytes()
+
+
+def test_a_long_save_after_an_interrupt_is_no_silent_wait(tmp_path, monkeypatch):
+    notes, save = [], RunFolder.save_state
+
+    class Noting(Interrupting):
+        def on_note(self, text):
+            notes.append(text)
+
+    def save_slowly(*given):
+        time.sleep(0.2)
+        save(*given)
+
+    monkeypatch.setattr(terminal, "SILENCE", 0.05)
+    monkeypatch.setattr(terminal, "LOOK", 0.01)
+    monkeypatch.setattr(RunFolder, "save_state", save_slowly)
+    config, origins = resolve([from_overrides([*SMALL, f"output.dir={tmp_path}"])])
+
+    with pytest.raises(KeyboardInterrupt):
+        lifecycle.run(config, origins, [Noting()])
+
+    [folder] = tmp_path.glob("*/*")
+    *before, last = [note for note in notes if str(folder) in note]
+    assert before  # while it saves
+    assert "--resume" in last
 
 
 def test_interrupt_in_the_middle_of_training_discards_only_that_round(tmp_path, monkeypatch):

@@ -9,7 +9,9 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -17,9 +19,18 @@ import pytest
 
 from flbench.cli import app
 from flbench.config.schema import TrackingConfig
-from flbench.core.errors import ConfigError
+from flbench.core.errors import ConfigError, RunError
+from flbench.reports import terminal
 from flbench.results import metrics_file
-from flbench.tracking import follow, mirror, mirror_run, mlflow_names, mlflow_store, mlflow_ui
+from flbench.tracking import (
+    follow,
+    mirror,
+    mirror_run,
+    mlflow_app,
+    mlflow_names,
+    mlflow_store,
+    mlflow_ui,
+)
 from tests.forks import Fork
 from tests.installed import needs
 from tests.support import SMALL, run
@@ -71,7 +82,7 @@ def server(folder: Path, port: int) -> Iterator[str]:
     uri = f"http://127.0.0.1:{port}"
     process = mlflow_ui._start_server(f"sqlite:///{folder}/server.db", port)
     try:
-        mlflow_ui._wait_until_ready(process, uri)
+        mlflow_ui._wait_until_ready(process, uri, None)
         yield uri
     finally:
         mlflow_ui._stop_server(process)
@@ -219,10 +230,9 @@ def test_ui_serves_the_store_until_it_is_interrupted(finished, tmp_path, uri):
         wait(lambda: "Ctrl-C" in process.out or not process.is_running())
         text = process.out
         said = text.splitlines()
-        with urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as answer:
-            healthy = answer.status == 200
         password = text.partition("password: ")[2].split()[0]
-        for path in ("", "health/../", "ajax-api/2.0/mlflow/experiments/get?experiment_id=1"):
+        query = "ajax-api/2.0/mlflow/experiments/get?experiment_id=1"
+        for path in ("", "health", "health/../", query):
             assert status_of(f"http://127.0.0.1:{port}/{path}", None) == 401
             assert status_of(f"http://127.0.0.1:{port}/{path}", "wrong") == 401
             if ".." not in path:
@@ -234,7 +244,6 @@ def test_ui_serves_the_store_until_it_is_interrupted(finished, tmp_path, uri):
     finally:
         process.kill()
 
-    assert healthy
     assert code == 0
     first = next(line for line in said if "http" in line)
     assert f"http://127.0.0.1:{port}/#/experiments?" in first
@@ -244,6 +253,40 @@ def test_ui_serves_the_store_until_it_is_interrupted(finished, tmp_path, uri):
     check_comparison(mlflow_store.open_store(uri), paths)
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_ui_gives_its_password_to_no_other_server_at_its_port(uri, monkeypatch, capsys):
+    """Another user listens first. The server of this user ends after a while, as it cannot."""
+    asked, said, others = [], [], []
+
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.headers)
+            self.send_response(401 if len(asked) % 2 else 200)
+            self.send_header(mlflow_app.PROOF, mlflow_app.proof(""))
+            self.end_headers()
+
+    def start(address, port, guard):
+        others.append(HTTPServer(("127.0.0.1", port), Other))
+        Thread(target=others[0].serve_forever, daemon=True).start()
+        return subprocess.Popen(["sleep", "2"], start_new_session=True)
+
+    mlflow_store.open_store(uri)
+    port = free_port()
+    monkeypatch.setattr(mlflow_ui, "_start_server", start)
+    monkeypatch.setattr(mlflow_ui.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(terminal, "SILENCE", 0.0)
+    monkeypatch.setattr(terminal, "LOOK", 0.2)
+
+    with pytest.raises(RunError, match="--port"):
+        mlflow_ui.serve(uri, port, said.append)
+    others[0].shutdown()
+    others[0].server_close()
+
+    assert len(asked) > 1
+    assert not any("authorization" in headers for headers in asked)
+    assert not said
+    assert f"http://127.0.0.1:{port} (1 s so far)" in capsys.readouterr().err  # no wait is silent
 
 
 def status_of(page: str, password: str | None, content: bytes | None = None) -> int:
