@@ -68,6 +68,14 @@ class Paper:
     venue: str
     doi: str | None = None
 
+    @property
+    def citation(self) -> str:
+        """The publication in one line."""
+        if self.authors == "-":  # a reference line, which has no publication
+            return f"{self.title} ({self.venue})."
+        doi = f", doi {self.doi}" if self.doi else ""
+        return f"{self.authors}: {self.title}. {self.venue}{doi}."
+
 
 @dataclass(frozen=True)
 class Communication:

@@ -10,15 +10,11 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final, cast
 from zlib import crc32
 
-from flbench.algorithms.registry import ALGORITHMS
 from flbench.analysis import blocks, figures, new_client_blocks, text
 from flbench.analysis.arrangement import Arrangement
 from flbench.analysis.tables import CLASS_SCORES, Analysis
-from flbench.config.resolve import resolve
-from flbench.config.schema import Config
-from flbench.config.sources import from_values, leaves
+from flbench.config.sources import leaves
 from flbench.core.documents import read_json
-from flbench.core.errors import UserError
 from flbench.core.printable import one_line
 from flbench.reports import figures as encoding
 from flbench.reports.tables import Block
@@ -105,7 +101,7 @@ def _drawn_learned(analysis: Analysis, place: str) -> Iterator[Drawn]:
     comparison = analysis.comparison
     for number, method in enumerate(comparison.methods, 1):
         for entry in comparison.at(place, method)[:1]:
-            classes = entry.run.class_table(entry.moment)["class"].nunique()
+            classes = entry.run.class_table("best")["class"].nunique()
             for one in learned.read(entry.run.path, classes):
                 yield Drawn(
                     f"learned-{number}-{_slug(one.name)}",
@@ -453,42 +449,22 @@ def _how(comparison: Arrangement) -> dict[str, Any]:
     keys = dict.fromkeys(key for tree in trees for key in tree)
     methods = [entry.method for entry in comparison.entries]
     settings = {key: values_by_method(trees, methods, key) for key in keys}
-    configs = [entry.run.config for entry in comparison.entries]
-    defaults = [_defaults(one.algorithm.name, one.model.name) for one in configs]
-    changed = {
-        key: shown
-        for key, shown in settings.items()
-        if any(
-            key in tree and tree[key] != default.get(key)
-            for tree, default in zip(trees, defaults, strict=True)
-        )
-    }
+    summaries = [entry.run.summary for entry in comparison.entries]
+    changed = {key for summary in summaries for key in summary.get("changed", ())}
     origins: dict[str, dict[str, None]] = {}
     for entry in comparison.entries:
         file = entry.run.path / "provenance.json"
         for key, value in leaves(read_json(file) if file.is_file() else {}).items():
             if key not in ("started", "command"):
                 origins.setdefault(key, {})["none" if value == [] else _shown(value)] = None
-    names = dict.fromkeys(entry.run.config.algorithm.name for entry in comparison.entries)
+    papers = {one["algorithm"]: one_line(one["paper"]) for one in summaries if "paper" in one}
     return {
-        "changed": changed,
+        "changed": {key: shown for key, shown in settings.items() if key in changed},
         "settings": settings,
         "origins": {key: " | ".join(values) for key, values in origins.items()},
-        "papers": {name: _paper(name) for name in names},
+        "papers": papers,
         "runs": _runs_block(comparison),
     }
-
-
-def _defaults(method: str, net: str) -> dict[str, Any]:
-    """Return the default values of a configuration with this method and net."""
-    own = {"model": {"name": net}}
-    if ALGORITHMS.installed(method) is not None:
-        own["algorithm"] = {"name": method}
-    try:
-        found, _ = resolve([from_values(own, "defaults")])
-    except UserError:  # a method or net of the user's own, whose code is not imported
-        found = Config()
-    return leaves(found.tree())
 
 
 def values_by_method(trees: Sequence[Mapping[str, Any]], methods: Sequence[str], key: str) -> str:
@@ -526,18 +502,6 @@ def values_by_method(trees: Sequence[Mapping[str, Any]], methods: Sequence[str],
 
 def _shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _paper(method: str) -> str:
-    """Return the publication of a method; "" for one that no installed package registers."""
-    found = ALGORITHMS.installed(method)
-    if found is None:
-        return ""
-    paper = found.paper
-    if paper.authors == "-":  # a reference line, which has no publication
-        return f"{paper.title} ({paper.venue})."
-    doi = f", doi {paper.doi}" if paper.doi else ""
-    return f"{paper.authors}: {paper.title}. {paper.venue}{doi}."
 
 
 def _slug(name: str) -> str:

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from flbench.data.partition import PARTS
+from flbench.data.dataset import PARTS
 from flbench.results.reading import Samples, StoredRun
 
 Vary = Literal["nothing", "training", "partition", "both"]

@@ -19,8 +19,8 @@ from flbench.core.errors import ConfigError, DataError, UserError, did_you_mean
 from flbench.core.given import offered
 from flbench.core.wording import setting
 from flbench.data import catalogue, partition_files
+from flbench.data.dataset import PARTS
 from flbench.data.npz_files import read_arrays
-from flbench.data.partition import PARTS
 from flbench.experiment import assembly
 
 if TYPE_CHECKING:

@@ -7,20 +7,15 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from numpy.typing import NDArray
-from torch import Tensor, nn
-
 from flbench.api import html
-from flbench.api.partitions import Partition
 from flbench.api.plots import RunPlots
 from flbench.calls import arguments
-from flbench.calls.process import preserved
 from flbench.config.schema import Config
 from flbench.core.consent import run_code
 from flbench.core.errors import UserError, did_you_mean
 from flbench.core.given import offered
+from flbench.core.metric_names import SUFFIXES
 from flbench.core.printable import warn
-from flbench.metrics.own import SUFFIXES
 from flbench.reports.tables import PROBABILITY_TITLES, RANKING_TITLES, score, size
 from flbench.results import reading, tables
 from flbench.results.reading import VALIDATION
@@ -28,7 +23,10 @@ from flbench.results.summary import ended_after
 
 if TYPE_CHECKING:
     import pandas as pd
+    from numpy.typing import NDArray
+    from torch import Tensor, nn
 
+    from flbench.api.partitions import Partition
     from flbench.experiment.trained import TrainedModel
 
 SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "rare_recall", "worst10_accuracy")
@@ -187,8 +185,10 @@ class Run:
         return self._tables.confusion.copy()
 
     @cached_property
-    def partition(self) -> Partition:
+    def partition(self) -> "Partition":
         """The samples of every client."""
+        from flbench.api.partitions import Partition  # it imports PyTorch
+
         return Partition.read(self.path / "partition.npz")
 
     @property
@@ -207,7 +207,7 @@ class Run:
         *,
         deployment: str | None = None,
         checkpoint: Literal["best", "last"] = "best",
-        normalize_by: Tensor | NDArray[Any] | str | PathLike[str] | None = None,
+        normalize_by: "Tensor | NDArray[Any] | str | PathLike[str] | None" = None,
     ) -> "TrainedModel":
         """Return a model of the run with its normalization, classes and card.
 
@@ -241,6 +241,8 @@ class Run:
         if isinstance(given, str | PathLike):
             given = arguments.path_of(given, "normalize_by")
         notes: list[str] = []
+        from flbench.calls.process import preserved  # it imports PyTorch
+
         with run_code(self._trust), preserved(), offered(self._objects):
             model = trained.load(self.path, client, deployment, checkpoint, notes.append, given)
         if notes:
@@ -255,7 +257,7 @@ class Run:
         *,
         deployment: str | None = None,
         checkpoint: Literal["best", "last"] = "best",
-    ) -> nn.Module:
+    ) -> "nn.Module":
         """Return a copy of the net of a client, or of the global one, in eval mode on the CPU.
 
         It maps normalized inputs [B, ...] to scores [B, C], or to the outputs [B, ...] of a module
@@ -356,7 +358,7 @@ class Run:
         *,
         mode: Literal["max", "min"] | None = None,
         checkpoint: Literal["best", "last"] = "best",
-    ) -> nn.Module:
+    ) -> "nn.Module":
         """Return a copy of the net of the client that is the best by a validation score.
 
         It is `model(client=best_client(...))`. The score is that of the client's own validation
@@ -375,13 +377,13 @@ class Run:
 
     def predict(
         self,
-        x: Tensor | NDArray[Any] | Sequence[Sequence[int]],
+        x: "Tensor | NDArray[Any] | Sequence[Sequence[int]]",
         client: int | str | None = None,
         *,
         deployment: str | None = None,
         checkpoint: Literal["best", "last"] = "best",
-        normalize_by: Tensor | NDArray[Any] | str | PathLike[str] | None = None,
-    ) -> Tensor:
+        normalize_by: "Tensor | NDArray[Any] | str | PathLike[str] | None" = None,
+    ) -> "Tensor":
         """Return the scores of raw samples, which are normalized as in training.
 
         Args:
@@ -414,7 +416,7 @@ class Run:
         format: str | None = None,
         deployment: str | None = None,
         checkpoint: Literal["best", "last"] = "best",
-        normalize_by: Tensor | NDArray[Any] | str | PathLike[str] | None = None,
+        normalize_by: "Tensor | NDArray[Any] | str | PathLike[str] | None" = None,
         overwrite: bool = False,
     ) -> Path:
         """Write a model to a file that loads and predicts without flbench, as `flbench export`.

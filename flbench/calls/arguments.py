@@ -9,11 +9,10 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 
-from flbench.algorithms import ALGORITHMS
-from flbench.config import trust
 from flbench.config.schema import Config
 from flbench.config.sources import NAMED_SECTIONS, Layer, from_file, from_values
 from flbench.core.errors import ConfigError, UserError
+from flbench.core.registry import ALGORITHMS
 
 DEFAULTS: Final = {"tracking": {"mlflow": False}}
 """Defaults in which a call from Python differs from the command line: see `fl.run`."""
@@ -59,6 +58,8 @@ def layers(
     if config is not None:
         file = path_of(config, "config")
         found.append(from_file(file))
+        from flbench.config import trust  # it imports PyTorch
+
         trust.check(file, found[-1].tree, is_input=True)
     return [*found, from_values(given, origin)]
 

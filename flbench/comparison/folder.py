@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from flbench.comparison import plan
 from flbench.comparison.plan import Design
-from flbench.config import trust
 from flbench.core.addresses import redact_address
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import DataError
@@ -88,6 +86,8 @@ class ComparisonFolder(JobFolder):
         entries = [vars(CellEntry.of(cell)) for cell in cells]
         content = {"format": FORMAT, **about, **tree, "cells": entries}
         self.write(MARKER, json.dumps(content, indent=1) + "\n")
+        from flbench.config import trust  # it imports PyTorch
+
         trust.record(design_in(read_json(self.path / MARKER)))
 
 
@@ -140,14 +140,9 @@ def read_cells(path: Path) -> list[CellEntry]:
         path: Folder of the comparison.
 
     Raises:
-        UserError: The path is not the folder of a comparison, or an earlier version has written it
-            and it names code that may not run.
+        UserError: The path is not the folder of a comparison.
         DataError: comparison.json is damaged.
     """
-    design, _ = read_design(path)
-    entries = read_json(path / MARKER).get("cells")
-    if entries is None:  # written by an earlier version, without what is read here
-        trust.check(path / MARKER, design_in(read_json(path / MARKER)))
-        return [CellEntry.of(cell) for cell in plan.cells(design)]
+    read_design(path)
     with as_data_error(path / MARKER):
-        return [CellEntry(**entry) for entry in entries]
+        return [CellEntry(**entry) for entry in read_json(path / MARKER)["cells"]]

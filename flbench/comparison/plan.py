@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Final, Self
 
-from flbench.algorithms import ALGORITHMS
 from flbench.config.resolve import as_data, resolve
 from flbench.config.schema import CHECKPOINT_SECONDS, Config
 from flbench.config.sources import Layer, from_values, merge
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.numbers import check_whole
+from flbench.core.registry import ALGORITHMS
 from flbench.core.wording import setting
 from flbench.jobs import repetitions
 from flbench.jobs.job import Job

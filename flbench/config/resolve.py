@@ -7,7 +7,6 @@ from typing import Any, TypeVar, cast, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError, create_model
 
-from flbench.config import trust
 from flbench.config.schema import (
     UNRECORDED,
     AlgorithmConfig,
@@ -20,11 +19,11 @@ from flbench.config.schema import (
     WrittenAlgorithmConfig,
     WrittenConfig,
     WrittenModelConfig,
+    WrittenOwnAlgorithmConfig,
     WrittenTermConfig,
 )
-from flbench.config.sources import NAMED_SECTIONS, Layer, from_file, leaves, merge
+from flbench.config.sources import NAMED_SECTIONS, Layer, from_file, from_values, leaves, merge
 from flbench.config.yaml_text import unreadable
-from flbench.core import imported
 from flbench.core.addresses import MASK, redact
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.given import OBJECT
@@ -61,10 +60,10 @@ def resolve(layers: Sequence[Layer]) -> tuple[Config, dict[str, str]]:
 def read(path: Path) -> WrittenConfig:
     """Read a configuration that flbench has written, as data.
 
-    No module is imported except flbench's own, so that the results of a run can be read where its
-    method, net, loss terms, metrics or scheme is not installed. The keys of methods, nets and
-    terms of other packages are taken as they are written. Nothing can be built from the result:
-    `resolve_written` makes a configuration for that.
+    No module of a method, net, loss term, metric or scheme is imported, so that the results of a
+    run can be read where these are not installed, and without PyTorch. The keys of methods, nets
+    and terms are taken as they are written. Nothing can be built from the result: `resolve_written`
+    makes a configuration for that.
 
     Args:
         path: The file.
@@ -104,6 +103,8 @@ def resolve_written(path: Path, *above: Layer) -> tuple[Config, dict[str, str]]:
         ConfigError: The method, the net or a loss term is not installed, keys are wrong, or the
             file names code that may not run; see `flbench.config.trust`.
     """
+    from flbench.config import trust  # it imports PyTorch
+
     layer = from_file(path)
     trust.check(path, layer.tree)
     algorithm = layer.tree.get("algorithm")
@@ -115,6 +116,17 @@ def resolve_written(path: Path, *above: Layer) -> tuple[Config, dict[str, str]]:
         if missing := _not_installed(path):
             raise ConfigError("\n".join(missing)) from error
         raise
+
+
+def changed(config: Config) -> list[str]:
+    """Return the dotted keys whose values differ from the defaults of their method and net.
+
+    Args:
+        config: A configuration whose method is installed or registered.
+    """
+    names = {"algorithm.name": config.algorithm.name, "model.name": config.model.name}
+    defaults = leaves(resolve([from_values(names, "defaults")])[0].tree())
+    return [key for key, value in leaves(config.tree()).items() if value != defaults.get(key)]
 
 
 def _not_installed(path: Path) -> list[str]:
@@ -154,7 +166,7 @@ def _checked(
     Args:
         layers: The layers.
         base: Class of the configuration, to which the keys of method and net are added. With
-            `WrittenConfig`, no package but flbench is imported.
+            `WrittenConfig`, keys of methods, nets and terms are taken as they are.
         is_from_file: Whether the layers are one file that flbench has written, which therefore can
             be read again.
     """
@@ -228,15 +240,17 @@ def _with_source(kind: type[AlgorithmConfig]) -> type[AlgorithmConfig]:
 def _method(written: bool, section: dict[str, Any]) -> Kind:
     """Return the class of the keys of a method; see `_term`.
 
-    Unless only flbench's own classes are searched, a name that is an import path becomes that under
-    which the method is registered, and the section gets the place that a method which is not
-    flbench's own is imported from.
+    Unless the section is read as data, a name that is an import path becomes that under which the
+    method is registered, and the section gets the place that a method which is not flbench's own is
+    imported from.
     """
     name, source = str(section["name"]), section.get("source")
     if written:
-        found = ALGORITHMS.built_in(name)
-        return WrittenAlgorithmConfig if found is None else cast(Kind, found.Config)
+        own = section.keys() & {"source", "sha256"}
+        return WrittenOwnAlgorithmConfig if own else WrittenAlgorithmConfig
     if ":" in name:
+        from flbench.core import imported  # it imports PyTorch
+
         name = ALGORITHMS.adopt(imported.find(name), name)
         section["name"] = name
     found = ALGORITHMS.find(name, None if source is None else str(source))
@@ -253,19 +267,17 @@ def _net(written: bool, section: dict[str, Any]) -> Kind:
     name = str(section["name"])
     if ":" in name or name == OBJECT:
         return OwnModelConfig
-    found = MODELS.built_in(name) if written else MODELS.find(name)
-    return WrittenModelConfig if found is None else cast(Kind, found.Config)
+    return WrittenModelConfig if written else cast(Kind, MODELS.find(name).Config)
 
 
 def _term(written: bool, name: str) -> type[TermConfig]:
     """Return the class of the keys of a loss term.
 
     Args:
-        written: Whether only flbench's own classes are searched, so that nothing is imported.
+        written: Whether the configuration is read as data: then nothing is imported.
         name: Name of the term.
     """
-    found = TERMS.built_in(name) if written else TERMS.find(name)
-    return WrittenTermConfig if found is None else cast(type[TermConfig], found.Config)
+    return WrittenTermConfig if written else cast(type[TermConfig], TERMS.find(name).Config)
 
 
 def _select(

@@ -644,15 +644,19 @@ UNRECORDED: Final = "unrecorded"
 """Value of `algorithm.sha256` for a run whose config.yaml was written without the key."""
 
 
-class WrittenAlgorithmConfig(OwnAlgorithmConfig):
-    """Section `algorithm` of a method of another package, read without its code."""
+class WrittenAlgorithmConfig(AlgorithmConfig):
+    """Section `algorithm` of a configuration that is read as data, without the method's code."""
 
     model_config = ConfigDict(extra="allow")
     agg_weights: Any = "samples"
 
 
+class WrittenOwnAlgorithmConfig(OwnAlgorithmConfig, WrittenAlgorithmConfig):
+    """The same of a method that is not flbench's own."""
+
+
 class WrittenModelConfig(ModelConfig):
-    """Section `model` of a net of another package, read without its code."""
+    """Section `model` of a configuration that is read as data, without the net's code."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -780,7 +784,7 @@ class TermConfig(Strict):
 
 
 class WrittenTermConfig(TermConfig):
-    """An entry of `train.terms` of a loss term of another package, read without its code."""
+    """An entry of `train.terms` of a configuration that is read as data, without its code."""
 
     model_config = ConfigDict(extra="allow")
     weight: Any = 1.0

@@ -4,6 +4,8 @@ from typing import Final
 
 from flbench.core.errors import ConfigError
 
+SUFFIXES: Final = ("_mean", "_worst10")
+"""What `OwnMetric.pooled` adds to the name: mean over clients, and mean of the worst tenth."""
 _REFUSED: Final = frozenset(',"')
 
 

@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flbench.core import imported
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.given import OBJECT
 
@@ -87,6 +86,8 @@ class Registry(dict[str, T]):
             # A class is usually registered by the module of its name: one import instead of all.
             importlib.import_module(f"{self.package}.{name}")
         if name not in self and source is not None and ":" in source:
+            from flbench.core import imported  # it imports PyTorch
+
             self.adopt(imported.find(source), source, name)
         if name not in self:
             self.load()
@@ -138,6 +139,8 @@ class Registry(dict[str, T]):
         """
         if not self.is_own(thing):
             return None
+        from flbench.core import imported
+
         path = imported.path_of(thing)
         return path if path is not None and imported.is_importable(path) else OBJECT
 
@@ -202,6 +205,8 @@ class Registry(dict[str, T]):
             found = self.get(given)
             name = given
         else:
+            from flbench.core import imported
+
             found = imported.find(given) if isinstance(given, str) else given
             path = given if isinstance(given, str) else getattr(given, "__name__", repr(given))
             name = self.adopt(found, path)

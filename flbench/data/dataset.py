@@ -4,7 +4,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,8 @@ Kind = Literal["images", "series", "table", "tokens"]
 """What samples are: images [channels, height, width], series [channels, length], rows of tables
 [columns], or sequences of tokens [length], whole numbers that the net looks up."""
 
+PARTS: Final = ("train", "validation", "test")
+"""The parts of a client's samples."""
 MAX_CLASSES = 10_000
 NO_CLASSES = (
     "If they are not classes, give them in Python:"

@@ -21,9 +21,9 @@ from flbench.core.errors import DataError
 from flbench.core.rng import Draw, generator, uniform
 from flbench.core.shapes import TokenShape
 from flbench.core.types import Samples
-from flbench.data.dataset import Dataset
+from flbench.data.dataset import PARTS, Dataset
 from flbench.data.new_clients import hold_out, joined
-from flbench.data.partition import PARTS, ClientParts
+from flbench.data.partition import ClientParts
 from flbench.data.partitioning import make_partition, split_client
 from flbench.data.schemes import Indices
 from flbench.data.shift import apply as apply_shift

@@ -16,8 +16,8 @@ from flbench.config.schema import PartitionConfig
 from flbench.core.errors import ConfigError
 from flbench.core.rng import generator
 from flbench.core.wording import listed
-from flbench.data.dataset import Dataset
-from flbench.data.partition import PARTS, ClientParts
+from flbench.data.dataset import PARTS, Dataset
+from flbench.data.partition import ClientParts
 from flbench.data.partitioning import TRIES, repair, split_rows
 from flbench.data.schemes import SCHEMES, Indices
 

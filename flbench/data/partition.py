@@ -3,19 +3,18 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flbench.core.printable import one_line
-from flbench.data.dataset import Dataset
+from flbench.data.dataset import PARTS, Dataset
 from flbench.data.schemes import Indices
 
 Transform = Callable[[NDArray[Any], Indices, int, np.random.Generator], tuple[Any, Any]]
 """Function from the samples [n, ...] and the classes [n] of a client, the client's id and a random
 generator to samples and classes of the same shapes."""
-PARTS: Final = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from flbench.core import files
 from flbench.core.documents import read_json
 from flbench.core.errors import DataError
 from flbench.core.wording import command_or_call
-from flbench.data.dataset import Dataset
+from flbench.data.dataset import PARTS, Dataset
 from flbench.data.npz_files import read_arrays
-from flbench.data.partition import PARTS, ClientParts, label_hash
+from flbench.data.partition import ClientParts, label_hash
 
 
 def encode(

@@ -16,8 +16,8 @@ from flbench.config.schema import PartitionConfig
 from flbench.core.errors import ConfigError
 from flbench.core.rng import generator
 from flbench.data import own_schemes, partition_files
-from flbench.data.dataset import Dataset
-from flbench.data.partition import PARTS, ClientParts, Transform, label_hash
+from flbench.data.dataset import PARTS, Dataset
+from flbench.data.partition import ClientParts, Transform, label_hash
 from flbench.data.schemes import (
     SCHEMES,
     Indices,

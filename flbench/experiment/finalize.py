@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from flbench.config.resolve import changed
 from flbench.config.schema import Config
 from flbench.core.tree import digest
 from flbench.core.types import State
@@ -172,6 +173,8 @@ def _summary(
         "algorithm": config.algorithm.name,
         "dataset": experiment.federation.dataset.name,
         "model": config.model.name,
+        "paper": experiment.algorithm.paper.citation,
+        "changed": changed(config),
         "seed": config.seed,
         "rounds": config.train.rounds,
         "clients": experiment.federation.clients,

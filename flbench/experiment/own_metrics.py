@@ -11,12 +11,13 @@ from torch import Tensor
 from flbench.config.schema import EvaluationConfig, OwnMetricConfig
 from flbench.core import given, imported
 from flbench.core.errors import ConfigError
+from flbench.core.metric_names import SUFFIXES
 from flbench.core.raised import calling
 from flbench.core.remembered import changes, remembered
 from flbench.metrics import ranking_names
 from flbench.metrics.classification import per_client, pooled
 from flbench.metrics.confusion import ConfusionCounts
-from flbench.metrics.own import SUFFIXES, OwnMetric
+from flbench.metrics.own import OwnMetric
 from flbench.results.reading import VALIDATION
 
 OTHERS: Final = (

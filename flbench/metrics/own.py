@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import isnan, nan
 from numbers import Real
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,9 +13,6 @@ from torch import Tensor
 from flbench.core.errors import ConfigError
 from flbench.core.raised import calling
 from flbench.core.rng import seeded
-
-SUFFIXES: Final = ("_mean", "_worst10")
-"""What `OwnMetric.pooled` adds to the name: mean over clients, and mean of the worst tenth."""
 
 
 @dataclass(frozen=True, eq=False)  # metrics of torchmetrics have no constant hash

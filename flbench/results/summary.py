@@ -25,7 +25,8 @@ SHARES: Final = frozenset(
 Summary = dict[str, Any]
 """The content of summary.json, or a part of it.
 
-- `algorithm`, `dataset`, `model`, `seed`, `rounds`, `clients`: what was run.
+- `algorithm`, `dataset`, `model`, `seed`, `rounds`, `clients`: what was run; `paper`: the
+  publication of the method; `changed`: the keys of the configuration that differ from the defaults.
 - `partition_hash`, `config_hash`, `weights_digest`: SHA-256 (hex); the digest covers the weights of
   all clients' models after the last round.
 - `last`, `best`: metrics of two rounds, see `metrics_at`; `best_by` says how the best round was
@@ -128,6 +129,8 @@ class _Finished(_Part):
     weights_digest: Name = "-"
     best_by: Name = "-"
     positive_class: Sentence = "-"
+    paper: Sentence = "-"
+    changed: list[Name] = []
     notes: list[Sentence] = []
     engine: dict[str, Any] = {}
     target: _Target | None = None

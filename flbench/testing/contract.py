@@ -24,7 +24,8 @@ from flbench.config.sources import Layer, from_overrides
 from flbench.core.errors import ConfigError
 from flbench.core.tree import is_finite
 from flbench.core.types import Dispatch, Message, State
-from flbench.data.partition import PARTS, ClientParts
+from flbench.data.dataset import PARTS
+from flbench.data.partition import ClientParts
 from flbench.experiment import assembly, checkpoint, lifecycle, rounds
 from flbench.experiment.communication import apply_mask, apply_masks
 from flbench.experiment.new_clients import NewClients

@@ -20,9 +20,8 @@ from flbench.core.errors import DataError, UserError
 from flbench.core.printable import one_line
 from flbench.core.wording import in_shell
 from flbench.tracking import mlflow_errors, mlflow_store
-from flbench.tracking.mirror import NOT_SENT, REFUSED
 from flbench.tracking.mirror_comparison import CellMirror, ComparisonMirror
-from flbench.tracking.mirror_run import Outcome, RunMirror
+from flbench.tracking.mirror_run import NOT_SENT, REFUSED, Outcome, RunMirror
 from flbench.tracking.mirror_study import StudyMirror
 from flbench.tracking.mlflow_run import SentCounts
 from flbench.tracking.mlflow_store import NamedBy, Store

@@ -21,13 +21,11 @@ from flbench.core.addresses import redact_address
 from flbench.core.errors import ConfigError
 from flbench.core.wording import in_shell
 from flbench.tracking import mlflow_store
-from flbench.tracking.mirror_run import Outcome
+from flbench.tracking.mirror_run import NOT_SENT, REFUSED, Outcome
 from flbench.tracking.mlflow_store import NamedBy
 
 LOG: Final = "mlflow.log"
 """File in the mirrored folder with the messages of the mirror process."""
-NOT_SENT: Final = "not sent: "  # begins a message if the store or a file store cannot be used
-REFUSED: Final = "refused: "  # begins a message if the user must repair something
 EXIT_SECONDS: Final = 10.0
 """Seconds that a command waits for its mirrors before it exits."""
 

@@ -25,6 +25,8 @@ from flbench.tracking.mlflow_uploads import NotStoredError, Uploads
 
 Outcome = Literal["finished", "failed", "killed", "unknown"]
 """How the process that wrote a folder ended. `flbench sync` does not know it."""
+NOT_SENT: Final = "not sent: "  # begins a message if the store or a file store cannot be used
+REFUSED: Final = "refused: "  # begins a message if the user must repair something
 MLFLOW_STATUS: Final = {"failed": "FAILED", "killed": "KILLED", "unknown": "KILLED"}
 
 

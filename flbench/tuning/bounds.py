@@ -5,8 +5,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from flbench.algorithms import ALGORITHMS
 from flbench.config.schema import Config
+from flbench.core.registry import ALGORITHMS
 
 
 def bounds(path: str, method: str) -> tuple[float | None, float | None]:

@@ -70,15 +70,6 @@ def check(name: str, experiment: Experiment) -> None:
     )
 
 
-def of_deployment(metric: str, deployment: str) -> str:
-    """Return the name of a metric and of its deployment as text; `personal` is left out.
-
-    >>> of_deployment("macro F1", "personal"), of_deployment("macro F1", "noft")
-    ('macro F1', 'macro F1 of noft')
-    """
-    return metric if deployment == PERSONAL else f"{metric} of {deployment}"
-
-
 def score_at(
     rows: list[Row], number: int, metric: str, deployment: str, rounds: int
 ) -> float | None:

@@ -19,6 +19,7 @@ from flbench.config.yaml_text import to_yaml
 from flbench.core import files
 from flbench.core.addresses import redact
 from flbench.core.errors import ConfigError, DataError, UserError
+from flbench.core.metric_names import SUFFIXES
 from flbench.core.wording import setting
 from flbench.data import partition_files
 from flbench.data.federation import Federation
@@ -26,7 +27,6 @@ from flbench.experiment import assembly, own_metrics, provenance, shared_engine
 from flbench.experiment.found import find_engine, find_engine_there, on_this_machine
 from flbench.metrics import ranking_names, rare_names
 from flbench.metrics.classes import rare_classes
-from flbench.metrics.own import SUFFIXES
 from flbench.results.study_folder import PERSONAL
 from flbench.tuning import deployments, final_partitions, fitting, library
 from flbench.tuning.final_partitions import Partitions

@@ -10,8 +10,8 @@ from flbench.analysis.statistics import CLAIM_FROM
 from flbench.analysis.tables import Analysis, analyse
 from flbench.results.study_folder import DIGITS, PERSONAL, StoredStudy
 from flbench.tuning.axes import Axis, axes_of
-from flbench.tuning.deployments import of_deployment
 from flbench.tuning.importance import Importance, importance
+from flbench.tuning.reported import of_deployment
 
 GAINS = {
     "better": "tuning helped {}",

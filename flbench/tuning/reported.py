@@ -60,3 +60,12 @@ def reported(
         "evaluate_seconds": seconds.get("evaluate", 0.0),
         "seconds": seconds.get("total", 0.0),
     }
+
+
+def of_deployment(metric: str, deployment: str) -> str:
+    """Return the name of a metric and of its deployment as text; `personal` is left out.
+
+    >>> of_deployment("macro F1", "personal"), of_deployment("macro F1", "noft")
+    ('macro F1', 'macro F1 of noft')
+    """
+    return metric if deployment == PERSONAL else f"{metric} of {deployment}"

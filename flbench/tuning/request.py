@@ -10,12 +10,12 @@ from flbench.config.resolve import resolve
 from flbench.config.schema import CHECKPOINT_SECONDS, EngineConfig, EvaluationConfig
 from flbench.config.sources import Layer
 from flbench.core.errors import ConfigError, did_you_mean
+from flbench.core.metric_names import SUFFIXES
 from flbench.core.numbers import check_whole
 from flbench.core.wording import setting
 from flbench.jobs import repetitions
 from flbench.jobs.repetitions import Vary
 from flbench.metrics import ranking_names, rare_names
-from flbench.metrics.own import SUFFIXES
 from flbench.results.study_folder import PERSONAL
 from flbench.workers import cores
 from flbench.workers.resources import Resources

@@ -11,7 +11,7 @@ from ray import tune
 from flbench.core.errors import RunError
 from flbench.results import metrics_file
 from flbench.tuning.callbacks import TuneCallbacks
-from flbench.tuning.deployments import of_deployment, score_at
+from flbench.tuning.deployments import score_at
 from flbench.tuning.leftovers import remove_copies
 from flbench.tuning.perturbing import perturbed
 from flbench.tuning.plan import ENDS, SearchSettings, StudyPlan, winner
@@ -19,6 +19,7 @@ from flbench.tuning.prepare import PreparedStudy
 from flbench.tuning.progress_table import ProgressTable
 from flbench.tuning.queue import JobQueue
 from flbench.tuning.ray_tune import Reservations, bundles, quiet
+from flbench.tuning.reported import of_deployment
 from flbench.tuning.schedulers import EarlierScore, HalvingByMethod, population
 from flbench.tuning.search_space import Space
 from flbench.tuning.shared_federations import SharedFederations

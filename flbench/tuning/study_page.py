@@ -137,7 +137,7 @@ def page(report: StudyReport) -> str:
     found: dict[str, Any] = {"about": "", "places": [], "ranks": None, "across": {}}
     if report.analysis is not None:
         place = study.header.dataset
-        drawings = Drawings({place: tuple(drawn(report.analysis, place, PICTURES))}, {}, ())
+        drawings = Drawings({place: tuple(drawn(report.analysis, place, PICTURES))}, ())
         found = comparison_page.content(report.analysis, drawings, shared)
     return comparison_page.template("tuning/study_page.html").render(
         shared=shared,

@@ -16,8 +16,8 @@ from torch.utils.data import (
 
 import flbench as fl
 from flbench.config.schema import PartitionConfig
+from flbench.data.dataset import PARTS
 from flbench.data.loaders import read
-from flbench.data.partition import PARTS
 from flbench.data.partitioning import make_partition
 
 SIZES = (40, 60)

@@ -66,6 +66,7 @@ for command in (
     ["sync", *named, "--uri", "sqlite:///mlflow.db"],
 ):
     assert main(command) == 0, command
+    assert "torch" not in sys.modules, command
 main(["show", *pickled])
 main(["report", *pickled])
 main(["sync", *pickled, "--uri", "sqlite:///mlflow.db"])

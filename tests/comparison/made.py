@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from flbench.config.resolve import resolve
+from flbench.config.resolve import changed, resolve
 from flbench.config.sources import from_overrides
 from flbench.config.yaml_text import to_yaml
 from flbench.core.csv_text import csv_text
+from flbench.core.registry import ALGORITHMS
 from flbench.results import metrics_file
 from flbench.results.metrics_file import Row
 
@@ -128,6 +129,8 @@ def run_folder(
         moment["test"]["rare_recall"] = accuracy / 2
     summary = {
         "algorithm": method,
+        "paper": ALGORITHMS.find(method).paper.citation,
+        "changed": changed(config),
         "dataset": config.data.title,
         "model": "mlp",
         "seed": repetition,

@@ -75,6 +75,36 @@ def test_parts_of_packages_that_are_not_installed_are_data(written):
     assert found.algorithm.tau == 2.0
 
 
+NETS = [name for name in MODELS.load() if "pretrained" not in name]
+TERM = "train.terms=[{name: focal, gamma: 1.5}, label_smoothing]"
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        *((f"algorithm={one}", TERM) for one in ALGORITHMS.load()),
+        *((f"model={one}",) for one in NETS),
+    ],
+    ids=str,
+)
+def test_a_configuration_is_the_same_as_data(keys, tmp_path):
+    config, origins = resolving.resolve([from_overrides(keys)])
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(config.tree(), origins))
+
+    found = resolving.read(file)
+
+    assert found.tree() == config.tree()
+    assert found.hash() == config.hash()
+
+
+def test_keys_that_differ_from_the_defaults_of_method_and_net_are_known():
+    keys = ("algorithm=hfcd", "model=lenet5", "algorithm.tau=2", "train.rounds=3", "seed=0")
+    config, _ = resolving.resolve([from_overrides(keys)])
+
+    assert resolving.changed(config) == ["algorithm.tau", "train.rounds"]
+
+
 def test_a_part_that_is_registered_is_read_like_one_that_is_not(written, monkeypatch):
     """What a folder says does not depend on the version of the package that is installed."""
     path, config = written

@@ -5,10 +5,9 @@ import pytest
 
 from flbench.config.schema import DataConfig, PartitionConfig
 from flbench.core.errors import ConfigError
-from flbench.data.dataset import Dataset
+from flbench.data.dataset import PARTS, Dataset
 from flbench.data.federation import build
 from flbench.data.new_clients import hold_out
-from flbench.data.partition import PARTS
 from flbench.data.partitioning import make_partition
 from flbench.data.sources import digits
 

@@ -14,8 +14,7 @@ from flbench.config.schema import Config, DataConfig, PartitionConfig, ShiftConf
 from flbench.core.errors import ConfigError
 from flbench.core.given import offered
 from flbench.data import federation, shift
-from flbench.data.dataset import Dataset
-from flbench.data.partition import PARTS
+from flbench.data.dataset import PARTS, Dataset
 from flbench.data.sources import digits
 from tests.support import config_of, run
 

@@ -9,7 +9,7 @@ from PIL import Image
 from flbench.config.schema import DataConfig, PartitionConfig, TextConfig
 from flbench.core.errors import DataError
 from flbench.data import sources, unlabelled
-from flbench.data.partition import PARTS
+from flbench.data.dataset import PARTS
 from flbench.data.partitioning import make_partition
 from flbench.data.unlabelled import Layout
 from tests.support import REAL_DATA

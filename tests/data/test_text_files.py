@@ -6,7 +6,7 @@ import pytest
 from flbench.config.schema import DataConfig, PartitionConfig, TextConfig
 from flbench.core.errors import ConfigError, DataError
 from flbench.data import sources
-from flbench.data.partition import PARTS
+from flbench.data.dataset import PARTS
 from flbench.data.partitioning import make_partition
 
 LINES = {"anna": "to be or not to be, that is the question.\n" * 4, "bo": "a\tb c" * 20, "c": "hi"}
