@@ -1,8 +1,8 @@
 """Sending the folder of a comparison to MLflow as a tree of runs: comparison, methods, cells.
 
 MLflow's tables fold the lower runs. Therefore a method's run also has the mean metrics of its
-finished cells, and the run of the comparison has the mean accuracy of each method beside the files
-of the report.
+finished cells, and the run of the comparison has the figures of the report's leaderboard, such as
+`accuracy/METHOD` and `macro_f1/METHOD`, beside the files of the report.
 """
 
 import json
@@ -35,7 +35,7 @@ TABLES: Final = (
     "targets",
 )
 """Tables of the report that MLflow's pages show as tables; the curves are those of the cells."""
-ACCURACY: Final = "best/test/accuracy"
+BEST: Final = "best/test/"
 LONGEST: Final = 500  # characters of a parameter or a tag
 
 
@@ -74,7 +74,7 @@ class ComparisonMirror(TreeMirror):
             experiment=experiment or self._experiment_name(),
         )
         self._sent_versions: dict[str, tuple[Any, ...]] = {}
-        self._sent_means: dict[str, tuple[int, dict[str, float]]] = {}
+        self._sent_means: dict[str, tuple[int, dict[str, dict[str, float]]]] = {}
 
     def _send_tree(self, root: MlflowRun, unfinished: str) -> None:
         failures = read_failures(self._folder)
@@ -97,8 +97,8 @@ class ComparisonMirror(TreeMirror):
         root: MlflowRun,
         failures: Mapping[str, str],
         unfinished: str,
-    ) -> dict[str, float]:
-        """Send a method with its cells, and return the mean metrics of those that are finished.
+    ) -> dict[str, dict[str, float]]:
+        """Send a method with its cells, and return the means of those that are finished.
 
         Args:
             method: Label of the method.
@@ -106,6 +106,9 @@ class ComparisonMirror(TreeMirror):
             root: Run of the comparison.
             failures: Reasons of the cells that failed, by their names.
             unfinished: MLflow's status of what is not over.
+
+        Returns:
+            See `_means`; an empty dict before all cells are over.
         """
         methods = list(dict.fromkeys(cell.method for cell in self._cells))
         run, tags = self._method_run(method, methods.index(method), "method", root)
@@ -118,30 +121,28 @@ class ComparisonMirror(TreeMirror):
             return {}
         finished = [cell for cell in cells if self._is_finished(cell, failures)]
         is_over = all(cell in finished or cell.name in failures for cell in cells)
-        known, means = self._sent_means.get(method, (0, {}))
+        none: dict[str, dict[str, float]] = {}
+        known, means = self._sent_means.get(method, (0, none))
         # MLflow cannot delete a mean of fewer cells, so it is sent when no cell is left. One that
         # changes, because repetitions are added, is the later one in its curve.
         if is_over and len(finished) > known:
             with self._collect_errors():
                 means = self._means(finished)
-            run.log_metrics(means, len(finished))
+            run.log_metrics(_with_places(means), len(finished))
             self._sent_means[method] = len(finished), means
         self._set_status(run, _status(cells, finished, failures, unfinished))
         return means
 
-    def _means(self, finished: Sequence[CellEntry]) -> dict[str, float]:
-        """Return the mean metrics of a method's cells.
+    def _means(self, finished: Sequence[CellEntry]) -> dict[str, dict[str, float]]:
+        """Return the mean metrics of a method's cells: of all as "", and of each place by its name.
 
-        With several places, they are means over all of them, and the accuracy in each place.
+        A comparison of one place has those of all alone.
         """
-        means = mean_metrics([self._path(cell) for cell in finished])
-        if not self._has_places():
-            return means
-        for place in dict.fromkeys(cell.place for cell in finished):
-            mine = [cell for cell in finished if cell.place == place]
-            found = mean_metrics([self._path(cell) for cell in mine]).get(ACCURACY)
-            if found is not None:
-                means |= mlflow_names.flatten("places", {place: found})
+        means = {"": mean_metrics([self._path(cell) for cell in finished])}
+        if self._has_places():
+            for place in dict.fromkeys(cell.place for cell in finished):
+                mine = [self._path(cell) for cell in finished if cell.place == place]
+                means[place] = mean_metrics(mine)
         return means
 
     def _send_cell(
@@ -214,20 +215,27 @@ class ComparisonMirror(TreeMirror):
     def _send_root(
         self,
         root: MlflowRun,
-        means: Mapping[str, Mapping[str, float]],
+        means: Mapping[str, Mapping[str, Mapping[str, float]]],
         failures: Mapping[str, str],
         unfinished: str,
     ) -> None:
         """Send the report, the means of the methods, and the state of the whole comparison."""
         finished = [cell for cell in self._cells if self._is_finished(cell, failures)]
-        accuracies = {
-            method: {"mean": found[ACCURACY], **_of_places(found)}
-            if self._has_places()
-            else found[ACCURACY]
-            for method, found in means.items()
-            if ACCURACY in found
-        }
-        shown = mlflow_names.flatten("accuracy", accuracies)
+        metrics, shown = ["accuracy"], {}
+        with self._collect_errors():
+            metrics = self._metrics_of_report()
+        for name in metrics:
+            values = {
+                method: {
+                    place or "mean": of_place[BEST + name]
+                    for place, of_place in found.items()
+                    if BEST + name in of_place
+                }
+                for method, found in means.items()
+            }
+            if not self._has_places():
+                values = {method: found["mean"] for method, found in values.items() if found}
+            shown |= mlflow_names.flatten(name, values)
         root.log_metrics(shown, len(finished))
         if unfinished != "RUNNING":  # the report is written at the end
             with self._collect_errors():
@@ -246,8 +254,21 @@ class ComparisonMirror(TreeMirror):
             }
         )
         self._set_status(root, _status(self._cells, finished, failures, unfinished))
-        accuracies_shown = [name for name in shown if "/mean" in name] or list(shown)
-        self._set_views(root, self._views(means, accuracies_shown))
+        first = [name for name in shown if name.startswith(f"{metrics[0]}/")]
+        first = [name for name in first if "/mean" in name] or first
+        names = {name for found in means.values() for name in _with_places(found)}
+        self._set_views(root, self._views(names, first, metrics[0]))
+
+    def _metrics_of_report(self) -> list[str]:
+        """Return the metrics of the report: that which ranks the methods, and those beside it.
+
+        Before the report is written, it is the accuracy alone.
+        """
+        file = self._folder / "report.json"
+        report = read_json(file)
+        with as_data_error(file):
+            rows = report.get("leaderboard") or [{}]
+            return list(dict.fromkeys([str(report.get("metric") or "accuracy"), *rows[0]]))
 
     def _send_report(self, root: MlflowRun) -> None:
         """Send the files of the report, as far as they are written."""
@@ -296,20 +317,18 @@ class ComparisonMirror(TreeMirror):
             return next(iter(found.values()))
         return json.dumps(found) if found else None
 
-    def _views(
-        self, means: Mapping[str, Mapping[str, float]], accuracies: Sequence[str]
-    ) -> dict[str, str]:
+    def _views(self, names: Collection[str], shown: Sequence[str], metric: str) -> dict[str, str]:
         """Return the views of the comparison's runs, of its methods, and of its cells.
 
         Args:
-            means: Means of each method.
-            accuracies: Metrics of the root, the accuracy of each method.
+            names: Names of the methods' metrics.
+            shown: Metrics of the root, a value for each method.
+            metric: Metric that ranks the methods.
         """
-        names = {name for found in means.values() for name in found}
         return {
-            "": mlflow_view.comparison_view(self._id, accuracies, names),
-            "methods": mlflow_view.compared_methods_view(self._id, names),
-            "cells": mlflow_view.cells_view(self._id, names),
+            "": mlflow_view.comparison_view(self._id, shown, names, metric),
+            "methods": mlflow_view.compared_methods_view(self._id, names, metric),
+            "cells": mlflow_view.cells_view(self._id, names, metric),
         }
 
     def _path(self, cell: CellEntry) -> Path:
@@ -375,13 +394,11 @@ def _status(
     return "FAILED" if is_over else unfinished
 
 
-def _of_places(means: Mapping[str, float]) -> dict[str, float]:
-    """Return the accuracies in the places among the means of a method."""
-    return {
-        name.removeprefix("places/"): value
-        for name, value in means.items()
-        if name.startswith("places/")
-    }
+def _with_places(means: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Return the means over all cells of a method, and its accuracy in each place."""
+    accuracy = f"{BEST}accuracy"
+    places = {name: found[accuracy] for name, found in means.items() if name and accuracy in found}
+    return {**means.get("", {}), **mlflow_names.flatten("places", places)}
 
 
 def _digest(value: object) -> str:

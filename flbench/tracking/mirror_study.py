@@ -1,8 +1,10 @@
 """Sending a study folder to MLflow as a tree of runs: study, methods, trials, final trainings.
 
-MLflow's tables fold the lower runs. Therefore a method's run also has the curve and the parameters
-of its best trial and the mean metrics of its final trainings, and the study's run has all of these
-of the best method. They are sent when the search is over, because MLflow cannot delete them.
+MLflow's tables fold the lower runs. Therefore a method has two runs with the names of its two rows
+in the report: `METHOD` has the curve and the parameters of the default trial and the mean metrics
+of the final trainings with these parameters, and `METHOD tuned` those of the best trial, unless the
+default trial is the best one. The study's run has all of these of the best method. They are sent
+when the search is over, because MLflow cannot delete them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,12 +14,12 @@ from typing import Any, Final
 
 from flbench.core.documents import as_data_error, read_json, read_yaml
 from flbench.results.metrics_file import Row
-from flbench.results.study_folder import read_header
+from flbench.results.study_folder import PERSONAL, read_header
 from flbench.tracking import mirror_run, mlflow_files, mlflow_metrics, mlflow_names, mlflow_view
 from flbench.tracking.mirror_tree import TreeMirror
 from flbench.tracking.mlflow_run import MlflowRun
 from flbench.tracking.mlflow_store import Store
-from flbench.tracking.parent_runs import mean_final_metrics, send_best_trial, send_scores
+from flbench.tracking.parent_runs import mean_final_metrics, send_scores, send_trial
 from flbench.tracking.study_folder import TrialFolder, best_folder, trial_folders
 
 STUDY_TAG: Final = "flbench.study"
@@ -47,13 +49,15 @@ class SentMethod:
         parameters: Searched parameters that every trial has. A chart would leave out the trials
             that lack one, because of its condition.
         best: The best trial; None while it is not known.
-        means: Mean metrics of the final trainings; see `mean_final_metrics`.
+        label: `METHOD tuned`, or METHOD if the default trial is the best one.
+        means: Mean metrics of the final trainings with the best parameters.
         is_over: Whether nothing of the method is left to train.
     """
 
     name: str
     parameters: frozenset[str]
     best: TrialFolder | None
+    label: str
     means: Mapping[str, float]
     is_over: bool
 
@@ -112,14 +116,14 @@ class StudyMirror(TreeMirror):
 
         Nothing is sent while a method's best trial is not known.
         """
-        found = [(method.best, method.means) for method in methods if method.best is not None]
+        found = [(method.best, method) for method in methods if method.best is not None]
         if not found or len(found) < len(methods):
             return
-        best, means = max(found, key=lambda pair: pair[0].trial.score or 0.0)
+        best, method = max(found, key=lambda pair: pair[0].trial.score or 0.0)
         with self._collect_errors():
-            send_best_trial(root, best, self._configuration(best))
-        root.log_metrics(means)
-        root.set_tags({"best_method": best.trial.method})
+            send_trial(root, best, self._configuration(best))
+        root.log_metrics(method.means)
+        root.set_tags({"best_method": method.label, "best_trial": best.path.name})
 
     def _send_method(self, method: str, root: MlflowRun, unfinished: str) -> SentMethod:
         """Send a method with its trials and final trainings.
@@ -131,6 +135,7 @@ class StudyMirror(TreeMirror):
         """
         number = list(self._header.methods).index(method)
         run, _ = self._method_run(method, number, "algorithm", root)
+        runs = [run]
         trials, trial_errors = trial_folders(self._folder / "trials" / method)
         finals, final_errors = trial_folders(self._folder / "finals" / method)
         self._kept.errors += [*trial_errors, *final_errors]
@@ -155,22 +160,41 @@ class StudyMirror(TreeMirror):
         is_over_without = has_ended and (bool(finals) or unfinished != "RUNNING")
         is_searched = not trial_errors and (is_tuned or is_over_without)
         best = best_folder(trials) if is_searched else None
-        means: Mapping[str, float] = {}
+        label, means = method, {}
         with self._collect_errors():
-            if best is not None:
-                send_best_trial(run, best, self._configuration(best))
-            means = mean_final_metrics(finals, best, self._header.seeds)
+            means = mean_final_metrics(finals, "default", self._header.seeds)
             run.log_metrics(means)
+            default = best_folder([folder for folder in trials if folder.trial.index == 0])
+            if is_searched and default is not None:
+                send_trial(run, default, self._configuration(default))
+            if best is not None:
+                run.set_tags({"best_trial": best.path.name})
+            if best is not None and best.trial.index:
+                label = f"{method} tuned"
+                tuned = self._tuned_run(method, number, root)
+                runs.append(tuned)
+                send_trial(tuned, best, self._configuration(best))
+                means = mean_final_metrics(finals, "tuned", self._header.seeds)
+                tuned.log_metrics(means)
         for picture in self._pictures(f"{method}-parallel.png"):
             run.upload_file(picture, PICTURES)
         # Without a best trial nothing is trained again. If the default parameters are the best,
         # they are trained once.
         variants = 0 if best is None else 1 if best.trial.index == 0 else 2
         is_over = is_searched and len(finals_over) >= self._header.seeds * variants
-        self._set_status(run, "FINISHED" if is_over else unfinished)
+        for one in runs:
+            self._set_status(one, "FINISHED" if is_over else unfinished)
         searched = frozenset(self._header.methods[method].defaults)
         shared = searched.intersection(*(folder.trial.params for folder in trials))
-        return SentMethod(method, shared, best, means, is_over)
+        return SentMethod(method, shared, best, label, means, is_over)
+
+    def _tuned_run(self, method: str, number: int, root: MlflowRun) -> MlflowRun:
+        """Return the run of a method's best parameters, with a colour of its own."""
+        colours = mlflow_view.COLOURS
+        colour = colours[(len(self._header.methods) + number) % len(colours)]
+        tags = {"algorithm": method, "variant": "tuned", mlflow_view.COLOUR_TAG: colour}
+        label = f"{method} tuned"
+        return self._run(f"methods/{label}", label, root.id, "method", tags)
 
     def _send_trial(self, folder: TrialFolder, parent: MlflowRun, unfinished: str) -> None:
         """Send a trial or a final training, if its folder has changed since the last time."""
@@ -231,9 +255,11 @@ class StudyMirror(TreeMirror):
         """Return the views of the study's runs, of its methods, and of each method's trials."""
         searched = {name for method in self._header.methods.values() for name in method.defaults}
         names = {name for sent in methods for name in sent.means}
+        deployment = self._header.deployment
+        ranked = "/".join(filter(PERSONAL.__ne__, (deployment, self._header.metric)))
         views = {
-            "": mlflow_view.study_view(self._id, searched, names),
-            "methods": mlflow_view.methods_view(self._id, names),
+            "": mlflow_view.study_view(self._id, searched, names, ranked),
+            "methods": mlflow_view.methods_view(self._id, names, ranked),
         }
         for sent in methods:
             views[sent.name] = mlflow_view.trials_view(self._id, sent.name, sent.parameters)

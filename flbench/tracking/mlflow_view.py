@@ -20,9 +20,9 @@ VIEW_TAG_PREFIX: Final = "mlflow.sharedViewState."
 RUNS_VIEW: Final = "flbench"
 LATEST_VIEW: Final = "flbench-latest"
 COLUMN_WIDTH: Final = 190
-METRICS: Final = ("accuracy", "balanced_accuracy", "rare_recall", "worst10_accuracy")
+ACCURACY: Final = "accuracy"
+METRICS: Final = (ACCURACY, "balanced_accuracy", "rare_recall", "worst10_accuracy")
 BEST: Final = "best"  # metrics at the best round by validation, which tables of runs show
-FINAL: Final = "final"  # metrics at the last round, which a study's report compares
 SECONDS: Final = "cost/seconds/total"
 LEARNING_RATE: Final = "train.optimizer.lr"
 TRAINING_PAGE: Final = "workflowType=machine_learning"
@@ -57,7 +57,7 @@ def runs_view(names: Collection[str] = ()) -> str:
             with two classes have columns only if they are among them.
     """
     query = "tags.`kind` = 'run'"
-    return _view(query, _metrics(BEST, names), tags=("model", "seed"), sort=_accuracy(BEST))
+    return _view(query, _metrics(names), tags=("model", "seed"), sort=_order())
 
 
 def latest_view(runs: Sequence[Any]) -> str:
@@ -70,7 +70,7 @@ def latest_view(runs: Sequence[Any]) -> str:
     found = [set(run.data.metrics) for run in runs]
     # MLflow leaves a run without one of the metrics out of the parallel coordinates.
     shared = set.intersection(*found)
-    metrics = [name for name in (*_metrics(BEST, shared), SECONDS) if name in shared]
+    metrics = [name for name in (*_metrics(shared), SECONDS) if name in shared]
     # The accuracy comes last, because the last axis colours the lines.
     chart = parallel_coordinates(["algorithm.name"], metrics[::-1])
     sections = [
@@ -80,38 +80,45 @@ def latest_view(runs: Sequence[Any]) -> str:
     ]
     tags = ("algorithm", "model", "seed")
     query = f"attributes.run_id IN ({ids})"
-    return _view(query, metrics, tags=tags, sort=_accuracy(BEST), sections=sections)
+    return _view(query, metrics, tags=tags, sort=_order(), sections=sections)
 
 
-def study_view(study: str, parameters: Iterable[str], names: Collection[str] = ()) -> str:
+def study_view(
+    study: str,
+    parameters: Iterable[str],
+    names: Collection[str] = (),
+    metric: str = ACCURACY,
+) -> str:
     """Return the view of a study: its tree of runs with scores, parameters and test metrics.
 
     Args:
         study: Id of the study.
         parameters: Dotted paths of the parameters that were searched.
         names: Names of the methods' metrics that have one value.
+        metric: Metric of the search, which stands first.
     """
-    metrics = ("score", *_metrics(FINAL, names))
+    metrics = ("score", *_metrics(names, metric))
     # MLflow shows a tree only if the table is sorted by time. A view cannot unfold the tree.
     sort = "attributes.start_time"
     return _view(_in_study(study), metrics, sorted(parameters), ("state",), sort)
 
 
-def methods_view(study: str, names: Collection[str]) -> str:
-    """Return the view of a study's methods: final test metrics, highest accuracy first.
+def methods_view(study: str, names: Collection[str], metric: str = ACCURACY) -> str:
+    """Return the view of a study's methods: test metrics, the best one by `metric` first.
 
     Args:
         study: Id of the study.
         names: Names of the methods' metrics that have one value.
+        metric: Metric of the search.
     """
     query = f"{_in_study(study)} AND tags.`kind` = 'method'"
-    metrics = _metrics(FINAL, names)
+    metrics = _metrics(names, metric)
     sections = [
         Section("Means of the seeds", bars(metrics)),
         Section("validation"),
         *folded([*names, "score", "search/score", "train/loss"]),
     ]
-    return _view(query, (*metrics, "score"), sort=_accuracy(FINAL), sections=sections)
+    return _view(query, (*metrics, "score"), sort=_order(metric), sections=sections)
 
 
 def trials_view(study: str, method: str, parameters: Iterable[str]) -> str:
@@ -135,46 +142,51 @@ def trials_view(study: str, method: str, parameters: Iterable[str]) -> str:
     return _view(query, ("score",), axes, ("state",), "metrics.`score`", sections)
 
 
-def comparison_view(comparison: str, accuracies: Sequence[str], names: Collection[str]) -> str:
+def comparison_view(
+    comparison: str, shown: Sequence[str], names: Collection[str], metric: str = ACCURACY
+) -> str:
     """Return the view of a comparison: its tree of runs with test metrics and costs.
 
     Args:
         comparison: Id of the comparison.
-        accuracies: Metrics of the comparison's run, which is all that the folded tree shows.
+        shown: Metrics of the comparison's run, which is all that the folded tree shows.
         names: Names of the methods' metrics that have one value.
+        metric: Metric that ranks the methods.
     """
     # MLflow shows a tree only if the table is sorted by time.
     sort = "attributes.start_time"
     tags = ("method", "setting", "seed", "state")
-    metrics = (*accuracies, *_metrics(BEST, names))
+    metrics = (*shown, *_metrics(names, metric))
     return _view(_in_comparison(comparison), metrics, tags=tags, sort=sort)
 
 
-def compared_methods_view(comparison: str, names: Collection[str]) -> str:
-    """Return the view of a comparison's methods: means of test metrics, highest accuracy first.
+def compared_methods_view(comparison: str, names: Collection[str], metric: str = ACCURACY) -> str:
+    """Return the view of a comparison's methods: means of test metrics, the best method first.
 
     Args:
         comparison: Id of the comparison.
         names: Names of the methods' metrics that have one value.
+        metric: Metric that ranks the methods.
     """
     query = f"{_in_comparison(comparison)} AND tags.`kind` = 'method'"
-    metrics = (*_metrics(BEST, names), SECONDS)
+    metrics = (*_metrics(names, metric), SECONDS)
     sections = [Section("Means of the cells", bars(metrics)), *folded(names)]
-    return _view(query, metrics, sort=_accuracy(BEST), sections=sections)
+    return _view(query, metrics, sort=_order(metric), sections=sections)
 
 
-def cells_view(comparison: str, names: Collection[str]) -> str:
-    """Return the view of a comparison's cells: test metrics, highest accuracy first, and curves.
+def cells_view(comparison: str, names: Collection[str], metric: str = ACCURACY) -> str:
+    """Return the view of a comparison's cells: test metrics, the best cell first, and curves.
 
     Args:
         comparison: Id of the comparison.
         names: Names of the methods' metrics that have one value.
+        metric: Metric that ranks the methods.
     """
     query = f"{_in_comparison(comparison)} AND tags.`kind` = 'cell'"
-    metrics = (*_metrics(BEST, names), SECONDS)
+    metrics = (*_metrics(names, metric), SECONDS)
     tags = ("method", "setting", "seed", "state")
     sections = [Section("validation"), Section("test"), *folded([*names, "train/loss"])]
-    return _view(query, metrics, tags=tags, sort=_accuracy(BEST), sections=sections)
+    return _view(query, metrics, tags=tags, sort=_order(metric), sections=sections)
 
 
 def page(experiment: str, view: str, *, charts: bool = False) -> str:
@@ -189,23 +201,25 @@ def page(experiment: str, view: str, *, charts: bool = False) -> str:
     return f"#/experiments/{experiment}/runs?viewStateShareKey={quote(view)}&{TRAINING_PAGE}{mode}"
 
 
-def _metrics(moment: str, names: Collection[str]) -> tuple[str, ...]:
-    """Return the names of the test metrics of a round, and of the bytes that were sent.
+def _metrics(names: Collection[str], first: str = ACCURACY) -> tuple[str, ...]:
+    """Return the names of the test metrics of the best round, and of the bytes that were sent.
 
     Args:
-        moment: `best` or `final`.
         names: Names of the metrics that runs have, as far as they are known. Those for two classes
             are returned only if they are among them, and so are those of rare classes if any name
             is known.
+        first: The metric that comes first.
     """
-    rare = {name for name in rare_names.NAMES if names and f"{moment}/test/{name}" not in names}
-    ranked = [name for name in ranking_names.NAMES if f"{moment}/test/{name}" in names]
-    tests = (f"{moment}/test/{name}" for name in (*METRICS, *ranked) if name not in rare)
-    return *tests, "cost/up_bytes", "cost/down_bytes"
+    rare = {name for name in rare_names.NAMES if names and f"{BEST}/test/{name}" not in names}
+    ranked = [name for name in ranking_names.NAMES if f"{BEST}/test/{name}" in names]
+    tests = [name for name in (*METRICS, *ranked) if name not in rare]
+    if not names or f"{BEST}/test/{first}" in names:
+        tests = [*dict.fromkeys((first, *tests))]
+    return *(f"{BEST}/test/{name}" for name in tests), "cost/up_bytes", "cost/down_bytes"
 
 
-def _accuracy(moment: str) -> str:
-    return f"metrics.`{moment}/test/accuracy`"
+def _order(metric: str = ACCURACY) -> str:
+    return f"metrics.`{BEST}/test/{metric}`"
 
 
 def _in_comparison(comparison: str) -> str:

@@ -7,7 +7,7 @@ first.
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from flbench.results.study_folder import VARIANTS
+from flbench.results.study_folder import Variant
 from flbench.tracking import mlflow_metrics, mlflow_names
 from flbench.tracking.mlflow_run import MetricPoint, MlflowRun
 from flbench.tracking.study_folder import TrialFolder, mean_metrics
@@ -36,50 +36,40 @@ def send_scores(run: MlflowRun, trials: Sequence[TrialFolder]) -> None:
         run.log_points(points, {SCORED_TAG: " ".join(sorted(names))})
 
 
-def send_best_trial(run: MlflowRun, best: TrialFolder, config: Mapping[str, Any]) -> None:
-    """Send parameters, score and curve of the best trial to a run above it.
+def send_trial(run: MlflowRun, folder: TrialFolder, config: Mapping[str, Any]) -> None:
+    """Send parameters, score and curve of a finished trial to a run above it.
 
     MLflow cannot delete a curve. If the run has the curve of another trial, it keeps that one.
 
     Args:
         run: Run of the method or of the study.
-        best: The best trial.
+        folder: The trial.
         config: Configuration of the trial.
     """
-    trial = best.trial
+    trial = folder.trial
     searched = {name: mlflow_names.text(value) for name, value in trial.params.items()}
     run.log_parameters({**mlflow_names.parameters(config), **searched})
     run.log_metrics({"score": trial.score or 0.0}, trial.round)
-    name = f"{trial.method} {best.path.name}"
+    name = f"{trial.method} {folder.path.name}"
     if run.tags.get(CURVE_TAG, name) == name:
-        mlflow_metrics.send(run, best.path / "metrics.csv", is_over=True)
-        run.set_tags({CURVE_TAG: name, "best_trial": best.path.name})
+        mlflow_metrics.send(run, folder.path / "metrics.csv", is_over=True)
+        run.set_tags({CURVE_TAG: name})
 
 
 def mean_final_metrics(
-    finals: Sequence[TrialFolder], best: TrialFolder | None, seeds: int
+    finals: Sequence[TrialFolder], variant: Variant, seeds: int
 ) -> dict[str, float]:
-    """Return the mean metrics of a method's final trainings, for the run of the method.
-
-    Metrics of the default parameters get the prefix `default/`. The means of a variant are part of
-    it when all of its final trainings are finished.
+    """Return the mean metrics of a method's final trainings, when all of them are finished.
 
     Args:
         finals: Final trainings of the method.
-        best: The best trial; None while it is not known.
+        variant: `default` or `tuned` parameters.
         seeds: Number of final trainings of each variant.
     """
-    means = {}
-    for variant in VARIANTS:
-        finished = [
-            final
-            for final in finals
-            if final.trial.variant == variant and final.trial.state == "finished"
-        ]
-        if finished and len(finished) == seeds:
-            means[variant] = mean_metrics([final.path for final in finished])
-    if best is not None and best.trial.index == 0 and "default" in means:
-        # The default parameters won: their final trainings are those of the tuned parameters.
-        means.setdefault("tuned", means["default"])
-    default = means.get("default", {})
-    return means.get("tuned", {}) | {f"default/{name}": value for name, value in default.items()}
+    finished = [
+        final
+        for final in finals
+        if final.trial.variant == variant and final.trial.state == "finished"
+    ]
+    complete = bool(finished) and len(finished) == seeds
+    return mean_metrics([final.path for final in finished]) if complete else {}

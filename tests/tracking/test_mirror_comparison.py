@@ -114,6 +114,28 @@ def test_methods_have_the_means_of_their_cells_and_the_comparison_their_accuraci
         assert whole[""].data.metrics[f"accuracy/{method}"] == mean
 
 
+def test_comparison_has_the_figures_of_its_leaderboard(store, copied):
+    """Those of the metric that ranks the methods, and of each other one that the report has."""
+    runs = [str(path) for path in (copied / "cells").iterdir()]
+    report = fl.report(runs, metric="macro_f1,balanced_accuracy,bytes")
+    report.write(copied)
+    follow.sync(copied, store.uri)
+
+    found = runs_of(store, copied)[""]
+
+    board = report.leaderboard.set_index("method")
+    columns = {"macro_f1": "mean", "balanced_accuracy": "balanced_accuracy"}
+    assert found.data.metrics == {
+        f"{name}/{method}": pytest.approx(board.loc[method, column])
+        for name, column in columns.items()
+        for method in METHODS
+    }
+    tags = store.client.get_experiment(found.info.experiment_id).tags
+    for part in ("methods", "cells"):
+        view = tags[mlflow_view.VIEW_TAG_PREFIX + mlflow_view.view_name(copied.name, part)]
+        assert json.loads(view)["orderByKey"] == "metrics.`best/test/macro_f1`"
+
+
 def test_comparison_has_report_tables_design_and_hashes(store, whole, trained):
     root, cell = whole[""], whole["cells/local-digits-seed1"]
 
@@ -214,7 +236,8 @@ def test_links_open_views_of_the_tree_the_methods_and_the_cells(store, whole, tr
     # The folded tree shows the comparison alone, which has these metrics.
     first = json.loads(tags[mlflow_view.VIEW_TAG_PREFIX + trained.name])["selectedColumns"][:2]
     assert first == [f"metrics.`accuracy/{name}`" for name in METHODS]
-    assert whole[""].data.metrics.keys() == {f"accuracy/{name}" for name in METHODS}
+    shown = ("accuracy", "macro_f1", "worst10_accuracy")
+    assert whole[""].data.metrics.keys() == {f"{key}/{name}" for key in shown for name in METHODS}
 
 
 def test_points_of_models_repeat_those_of_curves(store, whole):

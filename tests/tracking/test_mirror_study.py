@@ -10,8 +10,9 @@ import pytest
 
 from flbench.core.errors import DataError, UserError
 from flbench.metrics import ranking_names
-from flbench.results import metrics_file
+from flbench.results import metrics_file, study_folder
 from flbench.tracking import follow, mlflow_names, mlflow_view
+from flbench.tuning.report import StudyReport
 from tests.installed import needs
 from tests.support import run
 from tests.tracking import study
@@ -83,7 +84,7 @@ def test_every_part_of_a_study_is_a_run_below_its_own(whole):
 
     wanted = {"": None}
     for method in METHODS:
-        wanted[f"methods/{method}"] = ""
+        wanted |= {f"methods/{method}": "", f"methods/{method} tuned": ""}
         for index in range(len(study.TRIALS)):
             wanted[f"trials/{method}/{index:03d}"] = f"methods/{method}"
         for seed in range(1, study.SEEDS + 1):
@@ -121,24 +122,33 @@ def test_trial_has_what_was_searched_and_its_score(whole):
 
 
 def test_trial_and_method_have_no_curve_of_a_test(whole):
-    for key in ("trials/local/001", "methods/local", ""):
+    for key in ("trials/local/001", "methods/local", "methods/local tuned", ""):
         curves = {name for name, step, _ in history(whole.store, whole.by_key[key]) if step}
         assert curves
         assert not [name for name in curves if name.startswith(("test/", "common/"))]
 
 
-def test_method_has_parameters_and_curve_of_its_best_trial(whole):
-    found = whole.by_key["methods/fedavg"]
-    rows = metrics_file.read(whole.path / "trials" / "fedavg" / "001" / "metrics.csv")
+@pytest.mark.parametrize(("key", "trial"), [("fedavg", "000"), ("fedavg tuned", "001")])
+def test_methods_have_parameters_and_curve_of_the_default_and_of_the_best_trial(whole, key, trial):
+    found = whole.by_key[f"methods/{key}"]
+    rows = metrics_file.read(whole.path / "trials" / "fedavg" / trial / "metrics.csv")
 
-    assert found.data.params["train.optimizer.lr"] == "0.02"
+    assert found.info.run_name == key
+    assert found.data.params["train.optimizer.lr"] == {"000": "0.01", "001": "0.02"}[trial]
     assert found.data.params["algorithm.name"] == "fedavg"
-    assert found.data.tags["best_trial"] == "001"
+    assert found.data.metrics["score"] == {"000": 0.6, "001": 0.8}[trial]
     points = history(whole.store, found)
     wanted = {
         (mlflow_names.metric_name(row), row.round, mlflow_names.rounded(row.value)) for row in rows
     }
     assert wanted <= set(points)
+
+
+def test_method_has_the_scores_of_its_trials(whole):
+    found = whole.by_key["methods/fedavg"]
+
+    assert found.data.tags["best_trial"] == "001"
+    points = history(whole.store, found)
     scores = sorted((step, value) for name, step, value in points if name == "search/score")
     assert scores == [(0, 0.6), (1, 0.8), (2, 0.9)]
 
@@ -146,7 +156,7 @@ def test_method_has_parameters_and_curve_of_its_best_trial(whole):
 def test_study_has_those_of_the_best_method(whole):
     found = whole.by_key[""]
 
-    assert found.data.tags["best_method"] == "local"
+    assert found.data.tags["best_method"] == "local tuned"
     assert found.data.params["algorithm.name"] == "local"
     assert found.data.params["trials"] == str(len(study.TRIALS))
     there = {item.path for item in whole.store.client.list_artifacts(found.info.run_id)}
@@ -154,11 +164,10 @@ def test_study_has_those_of_the_best_method(whole):
 
 
 def test_study_has_the_test_metrics_of_the_best_method(whole):
-    found, best = whole.by_key[""].data.metrics, whole.by_key["methods/local"].data.metrics
+    found, best = whole.by_key[""].data.metrics, whole.by_key["methods/local tuned"].data.metrics
 
-    names = {name for name in best if name.startswith(("final/", "best/", "cost/", "default/"))}
+    names = {name for name in best if name.startswith(("final/", "best/", "cost/"))}
     assert "final/test/accuracy" in names
-    assert "default/final/test/accuracy" in names
     assert {name: found[name] for name in names} == {name: best[name] for name in names}
 
 
@@ -184,30 +193,39 @@ def test_study_of_any_name_is_found_again(store, runs, tmp_path, name):
     second, _ = follow.sync(path, store.uri)
 
     found = entries(store, "flbench.study", mlflow_names.identifier(name))
-    assert first.runs == len(found) == 1 + len(METHODS) * (1 + len(study.TRIALS))
+    assert first.runs == len(found) == 1 + len(METHODS) * (2 + len(study.TRIALS))
     assert not second
     tags = store.client.get_experiment(found[0].info.experiment_id).tags
     key = mlflow_view.view_name(mlflow_names.identifier(name), "methods")
     query = json.loads(tags[mlflow_view.VIEW_TAG_PREFIX + key])["searchFilter"]
     shown = store.client.search_runs([found[0].info.experiment_id], query)
-    assert sorted(run.data.tags["algorithm"] for run in shown) == sorted(METHODS)
+    assert sorted(run.data.tags["algorithm"] for run in shown) == sorted(2 * METHODS)
 
 
 def test_method_has_the_mean_over_its_seeds(store, made):
+    """The runs of a method have the names and the means of the rows of the study's report."""
     mirrored = made()
-    values = (0.25, 0.75)
-    for seed, value in enumerate(values, start=1):
-        file = mirrored.path / "finals" / "local" / f"tuned-seed{seed}" / "summary.json"
-        summary = json.loads(file.read_text())
-        summary["best"]["test"]["accuracy"] = value
-        study.write(file, summary)
+    for variant, values in (("default", (0.125, 0.375)), ("tuned", (0.5, 0.75))):
+        for seed, value in enumerate(values, start=1):
+            file = mirrored.path / "finals" / "local" / f"{variant}-seed{seed}" / "summary.json"
+            summary = json.loads(file.read_text())
+            for moment in ("best", "last"):
+                summary[moment]["test"]["accuracy"] = value
+            study.write(file, summary)
 
     mirrored.sync()
 
-    found = mirrored.by_key["methods/local"].data.metrics
-    default = mirrored.by_key["finals/local/default-seed1"].data.metrics
-    assert found["best/test/accuracy"] == 0.5
-    assert found["default/best/test/accuracy"] == default["best/test/accuracy"]
+    board = StudyReport(study_folder.read(mirrored.path)).analysis.leaderboard
+    means = dict(zip(board["method"], board["mean"], strict=True))
+    assert (means["local"], means["local tuned"]) == (0.25, 0.625)
+    for label, mean in means.items():
+        [found] = [
+            run.data.metrics
+            for key, run in mirrored.by_key.items()
+            if key.startswith("methods/") and run.info.run_name == label
+        ]
+        assert found["best/test/accuracy"] == found["final/test/accuracy"]
+        assert found["best/test/accuracy"] == pytest.approx(mean)
 
 
 def test_final_training_is_a_whole_run(whole):
@@ -287,7 +305,7 @@ def test_parameters_that_a_scheduler_changed_stand_in_a_tag(made):
 def views(whole):
     """The study's view of all its runs, of its methods, and of the trials of `local`."""
     experiment = whole.store.client.get_experiment(whole.by_key[""].info.experiment_id)
-    names = (whole.id, f"{whole.id}-methods", f"{whole.id}-local")
+    names = [mlflow_view.view_name(whole.id, part) for part in ("", "methods", "local")]
     return [json.loads(experiment.tags[mlflow_view.VIEW_TAG_PREFIX + name]) for name in names]
 
 
@@ -303,13 +321,18 @@ def test_study_has_a_view_with_its_search(whole):
             assert column.removeprefix("metrics.").strip("`") in known
 
 
-def test_views_of_a_study_use_the_last_round_as_its_report_does(whole):
-    view, methods, _ = views(whole)
+def test_columns_order_and_charts_of_a_study_begin_with_its_metric(whole, made):
+    mirrored = made()
+    about = json.loads((mirrored.path / "study.json").read_text())
+    study.write(mirrored.path / "study.json", about | {"metric": "macro_f1"})
+    mirrored.sync()
 
-    assert methods["orderByKey"] == "metrics.`final/test/accuracy`"
-    columns = view["selectedColumns"] + methods["selectedColumns"]
-    assert "metrics.`final/test/accuracy`" in columns
-    assert not [column for column in columns if "best/" in column]
+    for found, metric in ((whole, "accuracy"), (mirrored, "macro_f1")):
+        wanted = f"best/test/{metric}"
+        view, methods, _ = views(found)
+        assert methods["orderByKey"] == f"metrics.`{wanted}`"
+        assert methods["selectedColumns"][0] == view["selectedColumns"][1] == f"metrics.`{wanted}`"
+        assert methods["compareRunCharts"][0]["metricKey"] == wanted
 
 
 def test_trials_are_drawn_over_their_learning_rate_and_score(whole):
@@ -451,22 +474,20 @@ def test_views_have_columns_of_rare_classes_where_runs_have_them(has_rare):
 @pytest.mark.parametrize("ranked", [(), ("auroc",), ("average_precision", "auroc")])
 def test_views_have_columns_of_ranking_metrics_where_runs_have_them(ranked):
     names = {"best/test/accuracy", "final/test/accuracy", "best/test/auroc_mean"}
-    names |= {f"{moment}/test/{name}" for moment in ("best", "final") for name in ranked}
+    names |= {f"best/test/{name}" for name in ranked}
     run = SimpleNamespace(
         info=SimpleNamespace(run_id="r"), data=SimpleNamespace(metrics=dict.fromkeys(names, 0.5))
     )
-    views = {
-        "best": [mlflow_view.runs_view(names), mlflow_view.latest_view([run])],
-        "final": [mlflow_view.study_view("s", (), names), mlflow_view.methods_view("s", names)],
-    }
 
-    for moment, texts in views.items():
-        for text in texts:
-            columns = json.loads(text)["selectedColumns"]
-            assert f"metrics.`{moment}/test/accuracy`" in columns
-            shown = {
-                name for name in ranking_names.NAMES if f"metrics.`{moment}/test/{name}`" in columns
-            }
-            assert shown == set(ranked)
+    for view in (
+        mlflow_view.runs_view(names),
+        mlflow_view.latest_view([run]),
+        mlflow_view.study_view("s", (), names),
+        mlflow_view.methods_view("s", names),
+    ):
+        columns = json.loads(view)["selectedColumns"]
+        assert "metrics.`best/test/accuracy`" in columns
+        shown = {name for name in ranking_names.NAMES if f"metrics.`best/test/{name}`" in columns}
+        assert shown == set(ranked)
     without = SimpleNamespace(info=run.info, data=SimpleNamespace(metrics={"best/test/accuracy"}))
     assert "auroc" not in mlflow_view.latest_view([run, without])
