@@ -98,12 +98,17 @@ def test_a_resumed_study_trains_again_what_it_has_lost(tmp_path, reasons, states
             made.record_reason(name, reason)
     folder = StudyFolder(tmp_path)
     prepared = SimpleNamespace(resources=SimpleNamespace(concurrent=7))
+    in_python = StudyFolder(tmp_path, "fl.resume('a')")
 
+    called = run.how_to_resume(in_python, prepared)
     command = run.how_to_resume(folder, prepared)
     run.begin_again(folder)
 
     assert command == (
         wanted if wanted is None else f"flbench tune --resume {tmp_path} {wanted}".strip()
+    )
+    assert called == (
+        wanted if wanted is None else f"fl.resume('a'{', concurrent=3' if wanted else ''})"
     )
     assert [record["state"] for record in folder.records()] == states
     resumed = StudyPlan({"a": Counting()}, Budget(2, 0, 0, 7), folder.records())

@@ -97,7 +97,8 @@ def assert_is_what_a_plain_loop_finds(study: Path, trials: int, concurrent: int,
                 assert weights_in(study / name) == weights_in(run)
                 values = (record[key] for key in ("params", "state", "score", "round"))
                 history.append(Observation(*values))
-        best = max(history, key=lambda trial: trial.score)
+        losses = [record_of(study, f"trials/{method}/{k:03}")["loss"] for k in range(trials)]
+        best, _ = min(zip(history, losses, strict=True), key=lambda pair: (-pair[0].score, pair[1]))
         for variant, params in (("default", history[0].params), ("tuned", best.params)):
             name = f"finals/{method}/{variant}-seed1"
             assert record_of(study, name)["params"] == params
