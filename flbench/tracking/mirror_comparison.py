@@ -221,21 +221,20 @@ class ComparisonMirror(TreeMirror):
     ) -> None:
         """Send the report, the means of the methods, and the state of the whole comparison."""
         finished = [cell for cell in self._cells if self._is_finished(cell, failures)]
-        metrics, shown = ["accuracy"], {}
+        metrics = ["accuracy"]
         with self._collect_errors():
             metrics = self._metrics_of_report()
+        shown: dict[str, float] = {}
         for name in metrics:
-            values = {
-                method: {
+            for method, found in means.items():
+                values = {
                     place or "mean": of_place[BEST + name]
                     for place, of_place in found.items()
                     if BEST + name in of_place
                 }
-                for method, found in means.items()
-            }
-            if not self._has_places():
-                values = {method: found["mean"] for method, found in values.items() if found}
-            shown |= mlflow_names.flatten(name, values)
+                if values:
+                    value = values if self._has_places() else values["mean"]
+                    shown |= mlflow_names.flatten(name, {method: value})
         root.log_metrics(shown, len(finished))
         if unfinished != "RUNNING":  # the report is written at the end
             with self._collect_errors():

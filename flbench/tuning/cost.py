@@ -9,8 +9,8 @@ from flbench.jobs import estimate
 from flbench.jobs.repetitions import Vary
 from flbench.reports.tables import size
 from flbench.reports.terminal import duration
+from flbench.tuning.plan import FACTOR
 from flbench.tuning.prepare import PreparedStudy
-from flbench.tuning.schedulers import FACTOR
 
 SHARES: Final = ("epochs", "batch_size", "participation", "rounds")
 """Ends of keys that change what a round costs."""

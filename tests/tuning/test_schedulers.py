@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from flbench.tuning.plan import SearchSettings
-from flbench.tuning.schedulers import FACTOR, EarlierScore, HalvingByMethod
+from flbench.tuning.plan import FACTOR, SearchSettings
+from flbench.tuning.schedulers import EarlierScore, HalvingByMethod
 from flbench.tuning.study import TrainingJob
 
 
