@@ -250,6 +250,12 @@ class DataConfig(Strict):
         (),
         description="tables with named columns: columns that are left out, such as identifiers",
     )
+    group: Column | None = Field(
+        None,
+        description="tables: column, and NPZ: array, of what several samples come from, such as a"
+        " patient or a device; samples of one group stay in one part of a client (training,"
+        " validation or test), and the column is no input",
+    )
 
     @property
     def image_size(self) -> tuple[int, int] | None:
@@ -1128,7 +1134,7 @@ class OutputConfig(Strict):
     )
 
 
-LATER: Final = ("client", "drop", "kind", "arrays", "padding", "resize", "text")
+LATER: Final = ("client", "drop", "group", "kind", "arrays", "padding", "resize", "text")
 """Keys of the section `data` that count for the hash only if they differ from their defaults."""
 
 

@@ -64,6 +64,9 @@ class Dataset:
         extras: Further values of each sample, [n, ...] by their key in `form`.
         validation: Number of samples at the end of the train part that the user has chosen for
             validation parts of clients; 0 if all validation parts are drawn.
+        blocks: Number of the group (`data.group`) of each sample, such as its patient, [n] int64.
+            Samples of one group stay in one part of a client. None without groups.
+        blocks_of: Name of the column or array that has the groups.
     """
 
     name: str
@@ -88,6 +91,8 @@ class Dataset:
     form: BatchForm | None = None
     extras: Mapping[str | int, NDArray[Any]] = field(default_factory=dict)
     validation: int = 0
+    blocks: NDArray[np.int64] | None = None
+    blocks_of: str = ""
 
     @property
     def truth(self) -> NDArray[Any]:

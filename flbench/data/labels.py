@@ -11,6 +11,7 @@ tables, arrays, NPZ files and folders:
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from math import isfinite
 from typing import Any, Final
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from flbench.core.errors import DataError, shortened
 from flbench.core.wording import listed
-from flbench.data.dataset import check_labels, check_names, check_one_each
+from flbench.data.dataset import Dataset, check_labels, check_names, check_one_each
 
 NUMBER: Final = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 CODE: Final = re.compile(r"[-+]?0\d", re.ASCII)  # begins like a code with leading zeros
@@ -188,6 +189,38 @@ def as_texts(array: NDArray[Any], what: str, item: str) -> list[str]:
             )
         texts.append(text)
     return texts
+
+
+def with_blocks(dataset: Dataset, groups: NDArray[Any], name: str, what: str) -> Dataset:
+    """Return a data set whose samples of one group stay in one part of a client.
+
+    Args:
+        dataset: The data set.
+        groups: Group of each sample, [n] names or numbers; or of the samples of the train part
+            alone, if each other sample is a group of its own.
+        name: Name of the column or array that has them.
+        what: What they are, as the beginning of an error message.
+
+    Raises:
+        DataError: A group is missing, there is another number of groups than samples, or all
+            samples have the same group or each has one of its own.
+    """
+    texts = as_texts(groups, what, "group")
+    n = len(dataset.y)
+    if len(texts) not in (n, dataset.train):
+        raise DataError(
+            f"{what} has {len(texts):,} groups for {n:,} samples. Give one group for each sample."
+        )
+    found, blocks = np.unique(texts, return_inverse=True)
+    if len(found) in (1, len(texts)):
+        have = "one value" if len(found) == 1 else "another value"
+        raise DataError(
+            f"{what} has {have} in each of {len(texts):,} samples, so it has no groups to keep"
+            " together. Leave data.group out, or name what several samples come from."
+        )
+    alone = np.arange(len(found), len(found) + n - len(texts))
+    blocks = np.concatenate([blocks.astype(np.int64), alone])
+    return replace(dataset, blocks=blocks, blocks_of=name)
 
 
 def _whole(y: NDArray[Any]) -> NDArray[Any]:

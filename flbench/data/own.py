@@ -70,6 +70,9 @@ class Data:
             such as `num > 0`.
         client: Tables and Hugging Face: column with the natural client.
         drop: Tables: columns that are left out, such as identifiers.
+        group: What several samples come from, such as their patient; samples of one group stay in
+            one part of a client. Tables: its column, which is no input. Arrays: names or numbers
+            [n].
         layout: Where the channels of images are: `channels_last`, `channels_first`, or `auto`: the
             axis that has 1 or 3 entries. Tensors have the channels first if both axes, or none,
             have 1 or 3 entries. Series have them first unless it says otherwise.
@@ -111,6 +114,7 @@ class Data:
         label: str | int | None = None,
         client: str | int | None = None,
         drop: Sequence[str | int] = (),
+        group: Any = None,
         layout: str = "auto",
         kind: str = "auto",
         padding: int | None = None,
@@ -141,17 +145,17 @@ class Data:
         if isinstance(x, pd.DataFrame) and y is None:
             _refuse_targets(self.where, targets)
             self._refuse_for_tables(kind, test, clients, classes, padding, vocabulary)
-            self.dataset = _table(x, label, client, drop, name, self.where)
+            self.dataset = _table(x, label, client, drop, name, self.where, group)
             return
         if loaded is not None:
-            _refuse(self.where, "data loaders", test=test, clients=clients)
+            _refuse(self.where, "data loaders", test=test, clients=clients, group=group)
             arrays = loaded.arrays
         else:
             arrays = _arrays(x, y, label, client, self.where, padding)
         if "frame" in arrays:
             _refuse_targets(self.where, targets)
             self._refuse_for_tables(kind, test, clients, classes, padding, vocabulary)
-            self.dataset = _table(arrays["frame"], label, client, drop, name, self.where)
+            self.dataset = _table(arrays["frame"], label, client, drop, name, self.where, group)
             return
         _refuse(self.where, "data without named columns", drop=drop or None)
         if test is not None:
@@ -178,6 +182,15 @@ class Data:
         dataset = npz_files.from_arrays(usable, self.where, name, layout, kind)
         notes = (*dataset.notes, *pixels.notes(arrays.get("transparent", 0)))
         dataset = replace(dataset, targets=found, notes=notes)
+        if group is not None:
+            what = f"{self.where}, `group`"
+            if isinstance(group, str | int):
+                raise DataError(
+                    f"{what} names the column {group!r}, and these data have no named columns. Give"
+                    " a name or number for each sample, [n]."
+                )
+            _check_order(x, group, what)
+            dataset = labels_of.with_blocks(dataset, _array(group, what), "group", what)
         self.dataset = loaded.added_to(dataset) if loaded else dataset
         self.by_client = loaded is not None and "train_groups" in loaded.arrays
         if dataset.kind == "tokens":
@@ -369,9 +382,17 @@ def _table(
     drop: tuple[str, ...],
     name: str,
     where: str,
+    group: Any = None,
 ) -> Dataset:
     """Return the data set of a DataFrame, read as CSV files with one file for each client."""
     frame = _plain(frame, where)
+    if group is not None and not isinstance(group, str | int):
+        raise DataError(f"{where}: `group` must be the name of a column, got {type(group)}.")
+    group = None if group is None else _column_name(group)
+    if group is not None and group == client:
+        raise DataError(
+            f"{where}: `group` and `client` name the same column, `{client}`. Name two columns."
+        )
     if client is not None and client == label:
         raise DataError(
             f"{where}: `label` and `client` name the same column, `{label}`. Name two columns."
@@ -382,7 +403,7 @@ def _table(
             raise DataError(f"{where} has no column `{client}`, which `client` names.{hint}")
         ids = frame[client].to_numpy(dtype=object)
         labels_of.as_texts(ids, f"{where}, column `{client}`", "client")
-    left = [name for name in frame.columns if name not in (*drop, client)]
+    left = [name for name in frame.columns if name not in (*drop, client, group)]
     column = left[-1] if label is None and left else label
     if column in frame.columns and frame[column].isna().any():
         row = int(np.flatnonzero(frame[column].isna())[0])
@@ -396,7 +417,7 @@ def _table(
     else:
         parts, frames = {}, {"table.csv": frame}
     tables = _Frames(frames, where, by_client=client is not None)
-    dataset = table_files.read(tables, name, label, drop, "drop")
+    dataset = table_files.read(tables, name, label, drop, "drop", group)
     if client is None:
         return replace(dataset, groups=None, group_names=())
     return replace(dataset, group_names=tuple(parts))

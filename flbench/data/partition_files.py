@@ -33,8 +33,8 @@ def encode(
         test) with one entry per sample, and `train_counts` [N, C]. The bytes of the JSON file:
         `format`, the `hash` of the partition, the hash of the `labels`, the name of the `dataset`
         and the hash of its `data`, the names of the `classes`, the number of `clients`, the
-        `samples` of each client by part, the `client_names` of natural clients, the section
-        `partition` as `config`, and `notes`.
+        `samples` of each client by part, the `client_names` of natural clients, the column `group`
+        whose rows stay together, the section `partition` as `config`, and `notes`.
     """
     index = np.concatenate([indices for part in PARTS for indices in partition.parts[part]])
     sizes = {name: [len(indices) for indices in partition.parts[name]] for name in PARTS}
@@ -60,6 +60,7 @@ def encode(
         "client_names": list(partition.names),
         **({"shifts": list(partition.shifts)} if partition.shifts else {}),
         **({"transformed": partition.transformed} if partition.transformed else {}),
+        **({"group": dataset.blocks_of} if dataset.blocks is not None else {}),
         "config": config.model_dump(mode="json"),
         "notes": list(partition.notes),
     }
@@ -86,6 +87,8 @@ def data_hash(dataset: Dataset) -> str:
         sha.update(f"validation {dataset.validation}".encode())
     if dataset.kind == "tokens":
         sha.update(repr((dataset.vocabulary, dataset.tokens, dataset.padding)).encode())
+    if dataset.blocks is not None:
+        sha.update(f"blocks {dataset.blocks_of}".encode() + dataset.blocks.tobytes())
     if any(dataset.words):
         sha.update(repr(dataset.words).encode())
     return sha.hexdigest()

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from flbench.config.schema import PartitionConfig
-from flbench.core.errors import ConfigError
+from flbench.core.errors import ConfigError, DataError
 from flbench.core.rng import generator
 from flbench.data import own_schemes, partition_files
 from flbench.data.dataset import PARTS, Dataset
@@ -63,6 +63,7 @@ def make_partition(dataset: Dataset, config: PartitionConfig, seed: int) -> Clie
                 f"`partition.clients`={config.clients}, but the saved partition {config.path} has"
                 f" {loaded.clients} clients. Leave partition.clients out."
             )
+        _check_blocks(loaded, dataset, config)
         return loaded
     pool, notes = _pool(dataset, config, seed)
     transform: Transform | None = None
@@ -77,7 +78,7 @@ def make_partition(dataset: Dataset, config: PartitionConfig, seed: int) -> Clie
             split_rows(rows, dataset, config.split, generator(seed, "split", client))
             for client, rows in enumerate(assigned)
         ]
-        notes += _about_validation(dataset, split)
+        notes += [*_about_validation(dataset, split), *_about_blocks(dataset, split)]
     else:
         split = [
             split_by_position(rows, dataset.starts[rows], dataset.span, config.split)
@@ -98,7 +99,8 @@ def split_rows(
     """Split a client's samples; those that the user has chosen are its validation part.
 
     The others are then split into training and test part in the ratio of the first and the third
-    share. A client of which all samples are chosen is split like one that has none of them.
+    share. A client of which all samples are chosen is split like one that has none of them. Samples
+    of one group (`Dataset.blocks`) stay in one part; see `split_blocks`.
 
     Args:
         rows: Ascending rows [n] of the client's samples.
@@ -109,6 +111,8 @@ def split_rows(
     Returns:
         The ascending rows of the three parts.
     """
+    if dataset.blocks is not None:
+        return split_blocks(rows, dataset.y[rows], dataset.blocks[rows], ratios, rng)
     is_chosen = (rows >= dataset.train - dataset.validation) & (rows < dataset.train)
     others = rows[~is_chosen]
     if not dataset.validation or not len(others):
@@ -304,6 +308,85 @@ def repair(
                 heapreplace(largest, (size + 1, donor))
             moved += 1
     return [np.array(indices, dtype=np.int64) for indices in samples], moved, len(small)
+
+
+def split_blocks(
+    indices: Indices,
+    y: Indices,
+    blocks: Indices,
+    ratios: tuple[float, float, float],
+    rng: np.random.Generator,
+) -> tuple[Indices, Indices, Indices]:
+    """Split a client's samples into parts that have no group in common.
+
+    The groups are split as `split_client` splits samples, and each part has one of three groups or
+    more. The class of a group is the one that most of its samples have, and the first of several.
+
+    Args:
+        indices: Rows [n] of the client's samples.
+        y: Labels [n] of these samples.
+        blocks: Groups [n] of these samples.
+        ratios: Shares of the groups for train, validation and test, which sum to 1.
+        rng: Random generator.
+
+    Returns:
+        The ascending rows of the three parts.
+
+    >>> blocks, y = np.array([7, 7, 7, 8, 8, 9]), np.zeros(6, dtype=int)
+    >>> parts = split_blocks(np.arange(6), y, blocks, (0.6, 0.2, 0.2), np.random.default_rng(0))
+    >>> sorted(len(set(blocks[part])) for part in parts)
+    [1, 1, 1]
+    """
+    names, owner = np.unique(blocks, return_inverse=True)
+    counts = np.zeros((len(names), int(y.max(initial=0)) + 1), dtype=np.int64)
+    np.add.at(counts, (owner, y), 1)
+    parts = list(split_client(np.arange(len(names)), counts.argmax(axis=1), ratios, rng))
+    for k, ratio in enumerate(ratios):
+        largest = int(np.argmax([len(part) for part in parts]))
+        if ratio and not len(parts[k]) and len(parts[largest]) > 1:
+            parts[largest], parts[k] = parts[largest][:-1], parts[largest][-1:]
+    train, validation, test = (np.sort(indices[np.isin(owner, part)]) for part in parts)
+    return train, validation, test
+
+
+def _about_blocks(dataset: Dataset, split: list[tuple[Indices, Indices, Indices]]) -> list[str]:
+    """Return a note about groups of samples that stay in one part of a client."""
+    if dataset.blocks is None:
+        return []
+    sizes = np.array([[len(part) for part in client] for client in split])  # [N, 3]
+    shares = ", ".join(f"{share:.2f}" for share in sizes.sum(axis=0) / max(1, sizes.sum()))
+    owned = [np.unique(dataset.blocks[np.concatenate(client)]) for client in split]
+    _, owners = np.unique(np.concatenate(owned), return_counts=True)
+    without = [
+        f"{int((sizes[:, k] == 0).sum())} of {len(split)} clients have too few groups for a {part}"
+        " part"
+        for k, part in enumerate(PARTS)
+        if (sizes[:, k] == 0).any()
+    ]
+    if (owners > 1).any():
+        without.append(
+            f"{int((owners > 1).sum()):,} groups are at more than one client, since"
+            " partition.scheme does not keep them together"
+        )
+    return [
+        f"partition: samples with the same `{dataset.blocks_of}` are in one part of a client"
+        f" (data.group): {len(owners):,} groups; the parts have {shares} of the samples."
+        + "".join(f" {one[0].upper()}{one[1:]}." for one in without)
+    ]
+
+
+def _check_blocks(partition: ClientParts, dataset: Dataset, config: PartitionConfig) -> None:
+    """Raise a DataError if a client of a saved partition has a group in several parts."""
+    if dataset.blocks is None:
+        return
+    for client in range(partition.clients):
+        found = [np.unique(dataset.blocks[partition.parts[part][client]]) for part in PARTS]
+        if len(np.unique(np.concatenate(found))) < sum(map(len, found)):
+            raise DataError(
+                f"the partition {config.path} has samples with the same `{dataset.blocks_of}`"
+                f" (data.group) in several parts of client {partition.called(client)}. Make it with"
+                " data.group, or leave data.group out."
+            )
 
 
 def split_by_position(

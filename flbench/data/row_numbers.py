@@ -11,6 +11,13 @@ FEWEST: Final = 3  # rows for which consecutive numbers are no coincidence
 FEWEST_WIDE: Final = 9  # steps for which other even steps than 1 are none
 FEWEST_SHUFFLED: Final = 10  # rows for which consecutive numbers in any order are no coincidence
 IDENTIFIER: Final = re.compile(r"(.*[\W_])?(id|ids|idx|index|nr|no|row|rownum|uid)", re.IGNORECASE)
+FEWEST_GROUPS: Final = 8  # different values of a column that looks like patients or devices
+SOURCE: Final = re.compile(
+    r"(.*[\W_])?(id|ids|uid|pid|mrn|((patient|subject|person|participant|proband|user|writer|speaker"
+    r"|device|sensor|animal)s?([\W_]*(id|ids|uid|nr|no|num|number|code|name|key))?))[\W_]*",
+    re.IGNORECASE,
+)
+"""Names of columns of what several rows come from."""
 MOST_SHOWN: Final = 4
 
 
@@ -55,6 +62,34 @@ def notes(
         f"data: {subject} the rows, and the net gets {feature}: where rows are sorted by class or"
         f" client, the net predicts classes from row numbers. {cure.format(each=each)}",
     )
+
+
+def note_of_repeated(x: NDArray[Any], columns: Sequence[str], key: str) -> tuple[str, ...]:
+    """Return a note about columns that look like what several rows come from, such as a patient.
+
+    Such a column has the name of an identifier, at least eight different whole numbers or words,
+    and on average two rows or more for each.
+
+    Args:
+        x: Values [n, columns]; whole numbers for words, NaN for missing ones.
+        columns: Names of the columns.
+        key: Name of the setting by which columns are left out.
+
+    >>> x = np.repeat(np.arange(8.0), 2)[:, None]
+    >>> len(note_of_repeated(x, ["patient_id"], "drop")), note_of_repeated(x, ["age"], "drop")
+    (1, ())
+    """
+    for k, name in enumerate(columns):
+        values = x[:, k]
+        if not SOURCE.fullmatch(name) or not _are_whole(values):
+            continue
+        if FEWEST_GROUPS <= len(np.unique(values)) <= len(values) / 2:
+            return (
+                f"data: several rows have the same `{name}`. If they come from one patient, person"
+                " or device, a client is tested on those that it has trained on: keep them together"
+                f" by data.group={name}; or leave the column out by {key}.",
+            )
+    return ()
 
 
 def _numbers_rows(values: NDArray[Any], ends: NDArray[np.int64], name: str) -> bool:

@@ -20,6 +20,7 @@ from flbench.data import (
     har_files,
     hugging_face,
     image_files,
+    labels,
     leaf_files,
     npz_files,
     table_files,
@@ -51,8 +52,19 @@ def load(config: DataConfig) -> Dataset:
 
     Raises:
         DataError: The data set is not found (the message names the expected files) or cannot be
-            read or downloaded.
+            read or downloaded, or it cannot have the groups of `data.group`.
     """
+    dataset = _load(config)
+    if config.group is not None and dataset.blocks is None:
+        raise DataError(
+            f"`data.group={config.group}` names a column of tables or an array of NPZ files, and"
+            f" `{dataset.name}` has neither. Leave it out."
+        )
+    return dataset
+
+
+def _load(config: DataConfig) -> Dataset:
+    """Load a data set; see `load`."""
     if config.source is not None:
         return _own(config)
     if config.path is not None:
@@ -69,6 +81,7 @@ def load(config: DataConfig) -> Dataset:
             label=config.label,
             client=config.client,
             drop=config.drop,
+            group=config.group,
             padding=config.padding,
         )
         return _checked(found.dataset, f"`{config.name}`", config)
@@ -151,12 +164,14 @@ def _own(config: DataConfig) -> Dataset:
             kind=config.kind,
             label=config.label,
             drop=config.drop,
+            group=config.group,
             padding=config.padding,
         )
-    elif config.drop:
+    elif config.drop or config.group is not None:
+        key = "drop" if config.drop else "group"
         raise DataError(
-            f"`data.drop={list(config.drop)}` is for files and tables, and the data of this run are"
-            " an fl.Data. Give the columns to it: fl.Data(frame, drop=[...])."
+            f"`data.{key}` is for files and tables, and the data of this run are an fl.Data. Give"
+            f" it to fl.Data: fl.Data(frame, {key}=...)."
         )
     dataset = _checked(found.dataset, found.where, config)
     sha256 = data_hash(dataset)
@@ -216,13 +231,14 @@ def _read(path: Path, config: DataConfig) -> Dataset:
     if path.suffix == ".npz":
         _check_no_client_folders(config, str(path))
         _check_no_label(config, str(path))
-        return npz_files.read(path, name, config.layout, config.kind, config.arrays.renamed())
+        found = npz_files.read(path, name, config.layout, config.kind, config.arrays.renamed())
+        return found if config.group is None else _with_array(found, path, config.group)
     _check_no_layout(config, str(path))
     if path.is_file() and path.suffix.lower() == ".csv":
         _check_no_client_folders(config, str(path))
         # One file names no clients.
         return replace(
-            table_files.read(SingleFile(path), name, config.label, config.drop),
+            table_files.read(SingleFile(path), name, config.label, config.drop, group=config.group),
             groups=None,
             group_names=(),
         )
@@ -249,7 +265,7 @@ def _read(path: Path, config: DataConfig) -> Dataset:
                     " table alone, remove the images."
                 )
             _check_no_client_folders(config, str(path))
-            return table_files.read(archive, name, config.label, config.drop)
+            return table_files.read(archive, name, config.label, config.drop, group=config.group)
         _check_no_label(config, str(path))
         if config.client is None and not any(map(image_files.is_image, archive.names)):
             if har_files.is_har(archive):
@@ -261,6 +277,17 @@ def _read(path: Path, config: DataConfig) -> Dataset:
                 return text_files.read(archive, name, config.text)
         by_client = config.client == "folder"
         return image_files.read(archive, name, by_client=by_client, size=config.image_size)
+
+
+def _with_array(dataset: Dataset, path: Path, name: str) -> Dataset:
+    """Return a data set with the groups that an array of its NPZ file has."""
+    arrays = npz_files.read_arrays(path, names=[name])
+    if name not in arrays:
+        raise DataError(
+            f"{path} has no array `{name}`, which `data.group` names. Save one with a value for"
+            " each sample."
+        )
+    return labels.with_blocks(dataset, arrays[name], name, f"{path}: `{name}`")
 
 
 def _check_plain(config: DataConfig, what: str) -> None:

@@ -24,7 +24,7 @@ from flbench.core.errors import DataError, did_you_mean, shortened
 from flbench.core.wording import listed, names_setting
 from flbench.data import plain_tables, row_numbers
 from flbench.data.dataset import Dataset
-from flbench.data.labels import NUMBER, number_texts
+from flbench.data.labels import NUMBER, number_texts, with_blocks
 
 MISSING: Final = frozenset(
     {"", "?", "na", "nan", "null", "none", "n/a", "#n/a", "#na", "#n/a n/a", "<na>", "-nan"}
@@ -100,7 +100,12 @@ class Tables(Protocol):
 
 
 def read(
-    archive: Tables, name: str, label: str | None, drop: Sequence[str] = (), key: str = "data.drop"
+    archive: Tables,
+    name: str,
+    label: str | None,
+    drop: Sequence[str] = (),
+    key: str = "data.drop",
+    group: str | None = None,
 ) -> Dataset:
     """Read the tables of all clients, in the order of their file names.
 
@@ -112,6 +117,8 @@ def read(
         label: Column of the label, or a rule on a column; None for the last column that is left.
         drop: Columns that are left out, whatever they contain. At least one table has each of them.
         key: What error messages call `drop`.
+        group: Column of what several rows come from, such as a patient, which is no feature; see
+            `Dataset.blocks`.
 
     Raises:
         DataError: A table cannot be used; the message names file, line and column.
@@ -120,15 +127,20 @@ def read(
     header: list[str] = []
     features: list[Features] = []
     labels, groups = [], []
+    blocks: list[str] = []
     everywhere: dict[str, None] = {}  # columns of all tables, in their order
-    for group, entry in enumerate(files):
+    for client, entry in enumerate(files):
         where = archive.place(entry)
         content = archive.read(entry)
-        if not drop and (plain := _plain(content, header, label, where)) is not None:
+        if (
+            not drop
+            and group is None
+            and (plain := _plain(content, header, label, where)) is not None
+        ):
             header, column, found, texts = plain
             features.append(found)
             labels += texts
-            groups += [group] * len(texts)
+            groups += [client] * len(texts)
             continue
         rows, lines = _rows(content, where)
         everywhere |= dict.fromkeys(rows[0])
@@ -136,7 +148,9 @@ def read(
         if key == "data.drop":  # a file; a DataFrame has names of its own
             _check_header(rows[0], where)
         _check_widths(rows, lines, where)
-        rows = _without(rows, drop)
+        if group is not None:
+            blocks += _blocks(rows, lines, group, label, where)
+        rows = _without(rows, drop if group is None else (*drop, group))
         header = header or rows[0]
         if rows[0] != header and sorted(rows[0]) == sorted(header):
             _check_last(rows[0], header, label, where, files[0])
@@ -153,7 +167,7 @@ def read(
         labels += [
             _apply(rule, text, where, line) for line, text in zip(lines[1:], texts, strict=True)
         ]
-        groups += [group] * len(texts)
+        groups += [client] * len(texts)
     if unknown := [name for name in drop if name not in everywhere]:
         hint = did_you_mean(unknown[0], everywhere) or f" Columns: {', '.join(everywhere)}."
         raise DataError(
@@ -185,7 +199,7 @@ def read(
     sizes = [len(table.x) for table in features]
     x = features.pop().x if len(features) == 1 else np.concatenate([table.x for table in features])
     are_numbers = [k for k, found in enumerate(words) if not found]
-    return Dataset(
+    dataset = Dataset(
         name,
         x.astype(np.float32),
         y,
@@ -205,8 +219,12 @@ def read(
                 sizes,
                 f"Leave {{each}} out by {key} unless it is a measurement.",
             ),
+            *(row_numbers.note_of_repeated(x, columns, key) if group is None else ()),
         ),
     )
+    if group is None:
+        return dataset
+    return with_blocks(dataset, np.array(blocks), group, f"{archive.path}, column `{group}`")
 
 
 def read_features(
@@ -382,6 +400,32 @@ def _without(rows: list[list[str]], drop: Sequence[str]) -> list[list[str]]:
         return rows
     kept = [k for k, name in enumerate(rows[0]) if name not in drop]
     return [[row[k] for k in kept] for row in rows]
+
+
+def _blocks(
+    rows: list[list[str]], lines: list[int], group: str, label: str | None, where: str
+) -> list[str]:
+    """Return the group of each row of a table, whose header comes first."""
+    header = rows[0]
+    if group not in header:
+        hint = did_you_mean(group, header) or f" Columns: {', '.join(header)}."
+        raise DataError(
+            f"`data.group` names the column `{shortened(group, 60)}`, which {where} does not have."
+            f"{hint}"
+        )
+    rule = None if label is None else RULE.fullmatch(label)
+    if group in (label, rule and rule["column"].strip()):
+        raise DataError(
+            f"`data.group` names the column `{group}`, which has the label. Name two columns."
+        )
+    place = header.index(group)
+    for row, line in zip(rows[1:], lines[1:], strict=True):
+        if row[place].lower() in MISSING:
+            raise DataError(
+                f"{where}, line {line} has no group in column `{group}`, got {row[place]!r}. Fill"
+                " it in, or remove the row."
+            )
+    return [row[place] for row in rows[1:]]
 
 
 def _check_fields(rows: list[list[str]], lines: list[int], where: str, drop: Sequence[str]) -> None:
@@ -570,7 +614,8 @@ def _number_words(
                 f"{path}: the column `{column}` has {len(words):,} different words in"
                 f" {len(texts):,} values, such as {shortened(words[0], 60)!r}, too many for"
                 " categories. Leave identifiers and free text out by"
-                f" {names_setting(key, every)}, or replace the words by at most {MAX_WORDS:,}"
+                f" {names_setting(key, every)} (what several rows come from, such as a patient, can"
+                f" be data.group), or replace the words by at most {MAX_WORDS:,}"
                 " categories or by numbers."
             )
         number = {word: position for position, word in enumerate(words)}
