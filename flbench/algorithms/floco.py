@@ -371,6 +371,9 @@ def principal_components(rows: Tensor, count: int) -> Tensor:
     """
     centred = rows - rows.mean(dim=0)
     left, sizes, loadings = torch.linalg.svd(centred, full_matrices=False)
+    # A component whose size is rounding does not exist (the bound of `torch.linalg.matrix_rank`).
+    least = max(rows.shape) * torch.finfo(rows.dtype).eps * sizes[0]
+    sizes = torch.where(sizes > least, sizes, 0.0)
     largest = loadings.gather(1, smallest_index(-loadings.abs(), torch.float32)[:, None])[:, 0]
     found = left * sizes * torch.where(largest < 0, -1.0, 1.0)  # [K, min(K, P)]
     result = rows.new_zeros(len(rows), count)
