@@ -107,7 +107,8 @@ def check(file: Path, *trees: Any, is_input: bool = False) -> None:
         trees: What the file contains.
         is_input: Whether the user writes and edits the file, as the one of `--config`. Once the
             user has allowed its code, file and code may be edited, as long as the file names the
-            same files, all of them belong to the user, and nobody else can write to them.
+            same files, and they, what they import beside them and their folders belong to the user,
+            and nobody else can write to them.
 
     Raises:
         ConfigError: The source of a part differs from the hash in the file; or this user's flbench
@@ -299,8 +300,12 @@ def _is_written(trees: Sequence[Any], named: Sequence[NamedCode]) -> bool:
 
 
 def _is_known_input(file: Path, named: Sequence[NamedCode]) -> bool:
-    """Return whether the user has allowed the code of a file that the user edits."""
+    """Return whether the user has allowed the code of a file that the user edits.
+
+    The files that the code imports beside it count too.
+    """
     sources = [_file(one.path) for one in named if not _is_address(one)]
+    sources += map(user_code.file_of, _sources(named))
     return _recorded(_digest_of_input(file, named)) is not None and all(
         source is not None and _is_private(source) for source in (file, *sources)
     )
@@ -314,13 +319,14 @@ def _digest_of_input(file: Path, named: Sequence[NamedCode]) -> str:
 
 
 def _is_private(file: Path) -> bool:
-    """Return whether a file belongs to this user, and nobody else can write to it."""
+    """Return whether a file and its folder belong to this user, and nobody else can write there."""
     try:
-        status = file.stat()
+        found = [one.stat() for one in (file, file.parent, file.resolve().parent)]
     except OSError:
         return False
-    return not hasattr(os, "getuid") or (
-        status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return not hasattr(os, "getuid") or all(
+        one.st_uid in (0, os.getuid()) and not one.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        for one in found
     )
 
 

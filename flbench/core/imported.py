@@ -10,9 +10,15 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import (
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    SourceFileLoader,
+)
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, Final
 
 import torch
@@ -44,6 +50,8 @@ MAKERS: Final = {"timm": ("create_model", "flbench[pretrained]")}
 
 `timm:NAME` stands for `timm.create_model(NAME)`, unless the package has an attribute NAME.
 """
+
+_OURS: Final = Path(__file__).resolve().parents[1]
 
 # Name of a module -> (its spec, SHA-256 of its file when flbench first used it). A module that is
 # imported anew or reloaded has another spec.
@@ -303,14 +311,35 @@ def module_of(path: str) -> str:
 
 
 def search(folder: str) -> None:
-    """Let Python search a folder last, unless it does already.
+    """Let Python search a folder last, unless it does already, and load the sources there.
 
     Args:
         folder: Folder with modules of the user, without symbolic links.
     """
-    _searched.setdefault(folder)
+    if folder not in _searched:
+        _searched[folder] = None
+        if _finder not in sys.path_hooks:
+            sys.path_hooks.insert(0, _finder)
+        sys.path_importer_cache.clear()  # Python's own finders load bytecode
     if folder not in map(os.path.realpath, sys.path):
         sys.path.append(folder)
+
+
+class _SourceLoader(SourceFileLoader):
+    """Compiles the source of a module, which is what is hashed, and reads no bytecode beside it."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def _finder(folder: str) -> FileFinder:
+    """Return what finds modules in a folder of the user's own code; see `sys.path_hooks`."""
+    place = Path(folder).resolve()
+    is_other = is_installed(place) or place.is_relative_to(_OURS)
+    if is_other or not any(place.is_relative_to(one) for one in _searched):
+        raise ImportError(f"{folder} has no code of the user")
+    extensions = (ExtensionFileLoader, EXTENSION_SUFFIXES)
+    return FileFinder(folder, extensions, (_SourceLoader, SOURCE_SUFFIXES))
 
 
 def is_searched_early(folder: str) -> bool:
@@ -339,11 +368,12 @@ def portable(thing: Any, dumps: Callable[[Any], bytes]) -> Any:
     folders = [os.path.abspath(one) for one in sys.path if os.path.isdir(one or ".")]
     early = [one for one in dict.fromkeys(folders) if is_searched_early(one)]
     late = [one for one in dict.fromkeys([*folders, *_searched]) if one not in early]
-    return _Portable((early, late, here()), dumps(thing))
+    return _Portable((early, late, list(_searched), here()), dumps(thing))
 
 
-_Folders = tuple[list[str], list[str], str]
-"""Folders that are searched before and after Python's own modules, and the current folder."""
+_Folders = tuple[list[str], list[str], list[str], str]
+"""Folders that are searched before and after Python's own modules, those among them whose modules
+are loaded from their sources, and the current folder."""
 
 
 class _Portable:
@@ -363,10 +393,12 @@ class _Portable:
 
 def _arrived(folders: _Folders, content: bytes) -> Any:
     """Return the object that another process has sent."""
-    early, late, user_code.sender = folders
+    early, late, searched, user_code.sender = folders
     own = [one for one in sys.path if os.path.abspath(one) not in (*early, *late)]
     if sys.path != (order := [*early, *own, *late]):
         sys.path[:] = order
+    for folder in searched:
+        search(folder)
     return pickle.loads(content)
 
 

@@ -306,6 +306,9 @@ def test_own_folders_need_no_option_until_something_changes(own, tmp_path, monke
 
 
 def test_a_file_that_the_user_edits_is_allowed_once(own, tmp_path, capsys):
+    beside = Path(f"beside_{own}.py")
+    beside.touch()
+    Path(f"{own}.py").write_text(f"import beside_{own}\n{Path(f'{own}.py').read_text()}")
     Path("mine.yaml").write_text(f"model: {{name: '{own}:Net'}}\n")
     command = ["run", "--print-config", "--config", "mine.yaml"]
 
@@ -315,8 +318,12 @@ def test_a_file_that_the_user_edits_is_allowed_once(own, tmp_path, capsys):
     module = Path(f"{own}.py")
     module.write_text(module.read_text() + "# edited\n")
     assert main(command) == 0
-    module.chmod(0o666)  # anybody can write to it
-    assert main(command) == 2
+    for place in (module, beside, tmp_path):
+        mode = place.stat().st_mode
+        place.chmod(mode | 0o022)  # anybody can write to it
+        assert main(command) == 2, place
+        place.chmod(mode)
+    assert main(command) == 0
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,34 @@ def test_bytecode_of_an_earlier_version_says_nothing_if_the_loader_does_not_use_
         imported.source_sha256(PATH)
 
 
+def test_code_is_loaded_from_its_source_and_not_from_bytecode_beside_it(tmp_path, monkeypatch):
+    """Also the modules that it imports, at once and in a function; bytecode alone is no module."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "bytes_pack").mkdir()
+    names = ("bytes_own", "bytes_beside", "bytes_later", "bytes_pack/part", "bytes_alone")
+    for name in names:
+        file = tmp_path / f"{name}.py"
+        file.write_text("x = f = lambda: 'of the bytecode'\n")
+        mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+        py_compile.compile(str(file), invalidation_mode=mode)
+        file.write_text("def x():\n    return 'of the source'\n")
+    file.unlink()
+    py_compile.compile(str(tmp_path / "bytes_later.py"), str(tmp_path / "bytes_alone.pyc"))
+    (tmp_path / "bytes_own.py").write_text(
+        "from bytes_beside import x\n"
+        "from bytes_pack.part import x as y\n"
+        "def f():\n    from bytes_later import x as z\n    return {x(), y(), z()}\n"
+    )
+    try:
+        assert imported.find("bytes_own:f")() == {"of the source"}
+        with pytest.raises(ConfigError):
+            imported.find("bytes_alone:x")
+    finally:
+        for name in names:
+            sys.modules.pop(name.replace("/", "."), None)
+
+
 def test_a_module_without_a_file_is_not_checked(monkeypatch):
     module = ModuleType("in_memory")
     module.x = [1]

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import py_compile
 import socket
 import subprocess
 import sys
@@ -460,11 +461,13 @@ class TestClusterOfAnotherUser:
 
 @pytest.mark.slow
 def test_portable_object_finds_its_module_in_another_process(tmp_path, monkeypatch):
-    """So does a module that it imports in a function."""
+    """So does a module that it imports in a function, and bytecode does not replace a source."""
     (tmp_path / "module_beside.py").write_text(
         "class Own:\n    def answer(self):\n        from module_later import x; return x\n"
     )
     later = tmp_path / "module_later.py"
+    later.write_text("x = 7\n")
+    py_compile.compile(str(later), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
     later.write_text("x = 42\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
