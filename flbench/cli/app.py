@@ -22,7 +22,7 @@ from flbench import __version__
 from flbench.cli import completion, suggestions
 from flbench.cli.aliases import ALIASES, DATA, with_aliases, with_options_of
 from flbench.cli.declared import Form, with_arguments_of
-from flbench.core import account, consent, files, garbage, standard_streams
+from flbench.core import account, consent, files, garbage, pytorch, standard_streams
 from flbench.core.errors import RunError, UserError, shortened
 from flbench.core.expected import as_flbench_errors
 from flbench.core.printable import print_warnings, printable
@@ -191,6 +191,8 @@ def _exit_codes() -> Iterator[None]:
 def _importing() -> Iterator[None]:
     """Context manager for imports of PyTorch, which tells the user if they take long.
 
+    Every command that needs PyTorch imports the file that carries it out in this context.
+
     Ctrl-C ends the process at once: an exception in the middle of PyTorch's start would abort it
     with a message of its libraries, and nothing is there yet that could be saved.
     """
@@ -199,6 +201,7 @@ def _importing() -> Iterator[None]:
         signal.signal(signal.SIGINT, _end_at_once)
     try:
         with told(IMPORTS, print_notes):
+            pytorch.load()
             yield
     finally:
         if ends:
@@ -406,7 +409,8 @@ def algos(
     as_json: AsJson = False,
 ) -> None:
     """List the methods, or describe one: paper, hyper-parameters, communication, client state."""
-    from flbench.cli import algos as command
+    with _importing():
+        from flbench.cli import algos as command
 
     command.algos(name, as_json=as_json)
 
@@ -463,7 +467,8 @@ def data(
 
     With --topology: show the communication graph of a decentralized method.
     """
-    from flbench.cli import data as command
+    with _importing():
+        from flbench.cli import data as command
 
     command.data(
         name_and_overrides or [],
@@ -605,7 +610,8 @@ def export(
     asked: dict[str, Any],
 ) -> None:
     """Write a model of a run to a file that loads and predicts without flbench."""
-    from flbench.cli import models as command
+    with _importing():
+        from flbench.cli import models as command
 
     command.export(path, out, asked, is_global=is_global, as_json=as_json)
 
@@ -639,7 +645,8 @@ def predict(
     asked: dict[str, Any],
 ) -> None:
     """Predict the classes of samples in files with a model of a run."""
-    from flbench.cli import models as command
+    with _importing():
+        from flbench.cli import models as command
 
     command.predict(path, inputs, out, asked, is_global=is_global, as_json=as_json)
 
@@ -687,7 +694,8 @@ def bench(
     aliases: dict[str, str],
 ) -> None:
     """Measure the speed of engines beside a bare PyTorch loop over the same batches."""
-    from flbench.cli import bench as command
+    with _importing():
+        from flbench.cli import bench as command
 
     command.bench(
         (_joined(engines) or "sequential,vectorized").split(","),
@@ -775,7 +783,8 @@ def reproduce(
 
     The same command resumes an interrupted run, and reuses the runs that are finished.
     """
-    from flbench.cli import reproduce as command
+    with _importing():
+        from flbench.cli import reproduce as command
 
     command.reproduce(
         paper_and_overrides or [],
@@ -868,9 +877,8 @@ def ablate(
     aliases: dict[str, str],
 ) -> None:
     """Compare one METHOD with variants of itself, each with another value of one key."""
-    from flbench.api import ablating, comparing
-
     with _importing():
+        from flbench.api import ablating, comparing
         from flbench.cli import compare as command
 
     own = {**asked, "values": comparing.grid_of(asked["values"] or [], "values")}
@@ -960,7 +968,8 @@ def new_method(
     as_json: AsJson = False,
 ) -> None:
     """Write a package with a method that works, its search space, its tests and a README."""
-    from flbench.cli import new_method as command
+    with _importing():
+        from flbench.cli import new_method as command
 
     command.new_method(name, folder, as_json=as_json)
 

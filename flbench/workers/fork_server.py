@@ -29,7 +29,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final, Self
 
-from flbench.core import children
+from flbench.core import children, pytorch
 from flbench.core.errors import PrintableError
 from flbench.core.garbage import uncollected
 from flbench.workers import cores
@@ -289,6 +289,7 @@ def serve(descriptor: int, parent: int) -> None:
     _end_without(parent)
     orders = socket.socket(fileno=descriptor)
     with uncollected():
+        pytorch.load()
         for name in PRELOADED:
             import_module(name)
     # Workers do not copy the memory of frozen objects. No search for garbage comes first, because
