@@ -41,7 +41,7 @@ HEURISTIC_SIGMA = 25.0
 class FedAMPConfig(AlgorithmConfig):
     """Keys of FedAMP."""
 
-    agg_weights: ClassVar[Literal["samples"]] = "samples"  # no key: nothing is averaged
+    agg_weights: ClassVar[Literal["samples"]] = "samples"  # type: ignore[misc]  # no key: nothing is averaged
 
     similarity: Literal["distance", "cosine"] = Field(
         "distance",

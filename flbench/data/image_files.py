@@ -141,10 +141,10 @@ def _placed(archive: Archive) -> list[tuple[str, str, str]]:
         if parts[-3].lower() in PARTS
     ]
     for part in exact:
-        folders = sorted({of[-3] for of, _ in images if PARTS.get(of[-3].lower()) == part})
-        if len(folders) > 1:
+        names = sorted({of[-3] for of, _ in images if PARTS.get(of[-3].lower()) == part})
+        if len(names) > 1:
             raise DataError(
-                f"{archive.path}: the folders {' and '.join(folders)} both have the name of the"
+                f"{archive.path}: the folders {' and '.join(names)} both have the name of the"
                 f" {part} part. Rename the one that is not."
             )
     return found

@@ -166,7 +166,7 @@ def deployments(algorithm: Algorithm, state: State, ids: Tensor) -> dict[str, De
     models = found(ids)
     if not is_of_user(algorithm) or not any(one.dispatch.rows.values for one in models.values()):
         return models
-    alone = [found(one, int(one)) for one in ids.split(1)]
+    alone = [found(one, int(one)) for one in torch.split(ids, 1)]
     for name, model in models.items():
         rows = [one[name].dispatch.rows for one in alone]
         joined = Message(_joined([one.values for one in rows]), _joined([one.mask for one in rows]))

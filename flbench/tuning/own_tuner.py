@@ -125,10 +125,10 @@ def trainable(
     with as_flbench_errors(), preserved(), offered(objects):
         federation = prepare.load(asked, "accuracy")
         if gpus_per_trial and asked.engine.device != "cpu":  # of the cluster that the Tuner uses
-            engine = asked.engine.altered(device="cuda")
+            used = asked.engine.altered(device="cuda")
         else:
-            engine = find_engine(asked.engine)
-        resources = resources_of(TuneRequest((method,), gpus=gpus_per_trial), engine)
+            used = find_engine(asked.engine)
+        resources = resources_of(TuneRequest((method,), gpus=gpus_per_trial), used)
         complete, _ = prepare.complete(asked, federation, resources, deployment)
     # A checkpoint after each round is not needed: each report has one.
     output = complete.output.altered(checkpoint_every=complete.train.rounds)
