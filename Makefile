@@ -6,14 +6,19 @@ WORKERS := --numprocesses auto --dist worksteal
 # Python and pytest keep what they compiled, so that a second run starts sooner.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test test-all test-faults test-servers lint types unit docs clean
+.PHONY: demo quick test uses contract test-all test-faults test-servers lint types unit docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/flbench run --algo hfcd,fedavg,fedproto,local --config configs/demo.yaml
 
 # Mypy uses one core, so the tests begin as soon as the lint is through.
 test: $(VENV)/installed
+	+$(MAKE) --no-print-directory uses
 	+$(MAKE) --no-print-directory --jobs=2 lint types unit
+
+# What users do, from the command to the numbers, and the commands of the README.
+uses: $(VENV)/installed
+	$(BIN)/pytest --numprocesses 2 --dist loadfile -m "not docs" tests/uses
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -29,15 +34,19 @@ LATER := --ignore tests/faults --ignore tests/servers
 
 # The loop of a developer: no test that trains for more than a few steps or starts a process.
 quick: $(VENV)/installed
-	$(BIN)/pytest --numprocesses logical --dist worksteal $(LATER) -m "not slow and not full"
+	$(BIN)/pytest --numprocesses logical --dist worksteal $(LATER) -m "not slow and not full and not docs"
 
 # The examples in the docstrings of public names are tests too.
 unit: $(VENV)/installed
-	$(BIN)/pytest $(WORKERS) $(LATER) --doctest-modules -m "not full" tests flbench
+	$(BIN)/pytest $(WORKERS) $(LATER) --ignore tests/uses --doctest-modules -m "not full" tests flbench
+
+# What every method keeps; with `ATEN_CPU_CAPABILITY=avx2` or `default`, on other kernels of PyTorch.
+contract: $(VENV)/installed
+	$(BIN)/pytest $(WORKERS) -m "not full" tests/algorithms/test_contract.py
 
 # Every method at every crash point, under every BatchNorm policy, ...
 test-all: lint types $(VENV)/installed
-	$(BIN)/pytest $(WORKERS) $(LATER) --doctest-modules tests flbench
+	$(BIN)/pytest $(WORKERS) $(LATER) --doctest-modules -m "not docs" tests flbench
 
 # Malformed inputs, kills and lost servers, drawn from a seed: FLBENCH_FAULTS_SEED=7 make test-faults
 # draws others.
@@ -48,8 +57,10 @@ test-faults: $(VENV)/installed
 test-servers: $(VENV)/installed
 	$(BIN)/python -m tests.servers
 
-# The site, in site/. Nothing is downloaded; the variable silences an advertisement of the theme.
+# The site, in site/, after the commands that its pages print. Nothing is downloaded; the variable
+# silences an advertisement of the theme.
 docs: $(VENV)/installed
+	$(BIN)/pytest -n0 -m docs tests/uses
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html, or: $(BIN)/python -m http.server --directory site"
 
