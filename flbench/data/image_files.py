@@ -118,14 +118,12 @@ def _placed(archive: Archive) -> list[tuple[str, str, str]]:
     images = [(parts, entry) for parts, entry in images if len(parts) >= 3]
     exact = {"train": "train", "test": "test"}
     for part in exact:
-        folders = sorted(
-            {parts[:-2] for parts, _ in images if PARTS.get(parts[-3].lower()) == part}
-        )
-        above = {folder[:-1] for folder in folders}
+        places = sorted({parts[:-2] for parts, _ in images if PARTS.get(parts[-3].lower()) == part})
+        above = {place[:-1] for place in places}
         if len(above) > 1:
             raise DataError(
                 f"{archive.path} has several folders of a {part} part, such as"
-                f" {'/'.join(folders[0])} and {'/'.join(folders[-1])}. If they are clients, move"
+                f" {'/'.join(places[0])} and {'/'.join(places[-1])}. If they are clients, move"
                 " their images to CLIENT/CLASS/* and set data.client=folder (the samples of each"
                 " client are split by partition.split). If not, move all to one folder"
                 f" {part}/CLASS/*."
