@@ -199,8 +199,12 @@ def check_labels(
         y.dtype.kind == "f" and bool(np.isfinite(y).all()) and np.array_equal(y, np.round(y))
     )
     if not is_whole:
+        got = str(y.dtype)
+        if y.dtype.kind == "f":
+            bad = int(np.flatnonzero(y != np.round(np.nan_to_num(y, posinf=0)))[0])
+            got = f"{y[bad]} at position {bad}"
         raise DataError(
-            f"{what} must be whole numbers, the class of each sample, got {y.dtype}. {NO_CLASSES}"
+            f"{what} must be whole numbers, the class of each sample, got {got}. {NO_CLASSES}"
         )
     limit = MAX_CLASSES if classes is None else classes
     if len(y) and (y.min() < 0 or y.max() >= limit):

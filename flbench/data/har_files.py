@@ -8,18 +8,21 @@ data set.
 """
 
 import re
+from math import nan
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flbench.core.errors import DataError
+from flbench.core.errors import DataError, shortened
 from flbench.data.archive import Archive
 from flbench.data.dataset import Dataset
 
 SIGNAL: Final = re.compile(
     r"(?P<top>.*?)(?P<part>train|test)/Inertial Signals/(?P<signal>\w+)_(?P=part)\.txt"
 )
+
+LARGEST: Final = 10**9  # number of a class or a person
 
 
 def is_har(archive: Archive) -> bool:
@@ -49,10 +52,8 @@ def read(archive: Archive, name: str) -> Dataset:
     labels: list[NDArray[np.int64]] = []
     persons: list[NDArray[np.int64]] = []
     for part in parts:
-        y = _numbers(archive, f"{top}{part}/y_{part}.txt").astype(np.int64).reshape(-1)
-        persons.append(
-            _numbers(archive, f"{top}{part}/subject_{part}.txt").astype(np.int64).reshape(-1)
-        )
+        y = _whole_numbers(archive, f"{top}{part}/y_{part}.txt")
+        persons.append(_whole_numbers(archive, f"{top}{part}/subject_{part}.txt"))
         windows = [
             _numbers(archive, f"{top}{part}/Inertial Signals/{signal}_{part}.txt")
             for signal in signals
@@ -88,21 +89,46 @@ def read(archive: Archive, name: str) -> Dataset:
     )
 
 
-def _numbers(archive: Archive, entry: str) -> NDArray[np.float32]:
-    """Return the rows of numbers of a file that are separated by blanks, [n, columns]."""
+def _lines(archive: Archive, entry: str) -> list[str]:
+    """Return the lines of a file that are not empty."""
     if entry not in archive.names:
         raise DataError(
             f"{archive.path} has no `{entry}`, which UCI HAR has. Extract the data set again."
         )
+    lines = archive.read(entry).decode("ascii", "replace").splitlines()
+    found = [line for line in lines if line.strip()]
+    if not found:
+        raise DataError(f"{archive.place(entry)} has no rows. Extract the data set again.")
+    return found
+
+
+def _whole_numbers(archive: Archive, entry: str) -> NDArray[np.int64]:
+    """Return the numbers [n] of classes or persons in a file with one in each row."""
+    found = []
+    for row, line in enumerate(_lines(archive, entry), 1):
+        try:
+            number = float(line)
+        except ValueError:
+            number = nan
+        if not (number.is_integer() and 0 <= number <= LARGEST):
+            raise DataError(
+                f"{archive.place(entry)}: row {row} must be a whole number in [0, {LARGEST:,}], got"
+                f" {shortened(line.strip(), 40)!r}. Extract the data set again."
+            )
+        found.append(int(number))
+    return np.array(found, dtype=np.int64)
+
+
+def _numbers(archive: Archive, entry: str) -> NDArray[np.float32]:
+    """Return the rows of numbers of a file that are separated by blanks, [n, columns]."""
     try:
-        lines = archive.read(entry).decode("ascii").splitlines()
-        rows: NDArray[Any] = np.loadtxt(lines, dtype=np.float32, ndmin=2)
+        rows: NDArray[Any] = np.loadtxt(_lines(archive, entry), dtype=np.float32, ndmin=2)
     except ValueError as error:
         raise DataError(
             f"{archive.place(entry)} has no rows of numbers ({error}). Extract the data set again."
         ) from error
-    if not np.isfinite(rows).all():
-        raise DataError(f"{archive.place(entry)} has numbers that are not finite. Replace them.")
+    if not np.isfinite(rows).all() or not rows.size:
+        raise DataError(f"{archive.place(entry)} has no numbers, or some that are not finite.")
     return rows
 
 

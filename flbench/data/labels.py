@@ -180,6 +180,8 @@ def as_texts(array: NDArray[Any], what: str, item: str) -> list[str]:
     """
     texts = []
     flat = array.reshape(-1)
+    if flat.dtype.kind not in "USObiufmM":
+        raise DataError(f"{what} must be texts or numbers, one for each sample, got {flat.dtype}.")
     for k, value in enumerate((flat if flat.dtype.kind in "USO" else flat.astype(str)).tolist()):
         text = None if _is_missing(value) else _text(value)
         if text is None or NOT_GIVEN.fullmatch(text.strip()):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flbench.core.errors import DataError
+from flbench.core.errors import DataError, shortened
 from flbench.data import labels as labels_of
 from flbench.data.archive import Archive
 from flbench.data.dataset import Dataset
@@ -65,7 +65,7 @@ def read(archive: Archive, name: str, vocabulary: str) -> Dataset:
         return _texts(name, x, y, groups, vocabulary, where, shared)
     try:
         numbers: NDArray[Any] = np.array(x, dtype=np.float32)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise DataError(
             f"{where}: samples are neither texts nor lists of equally many numbers ({error})."
         ) from error
@@ -77,6 +77,13 @@ def read(archive: Archive, name: str, vocabulary: str) -> Dataset:
     side = isqrt(numbers.shape[1])
     if side > 1 and side * side == numbers.shape[1]:
         numbers = numbers.reshape(-1, 1, side, side)
+    for k, label in enumerate(y):
+        if not isinstance(label, str | int | float):
+            raise DataError(
+                f"{where}: the label of sample {k} (counted from 0), of the user"
+                f" `{shared['group_names'][groups[k]]}`, is {shortened(repr(label), 40)}. It must"
+                " be a number or a text."
+            )
     names, (classes,), notes = labels_of.number_classes({"y": np.array(y)}, where, None)
     shared["notes"] = (*shared["notes"], *notes)
     return Dataset(name, numbers, classes, tuple(names), **shared)
@@ -87,13 +94,17 @@ def _users(content: bytes, where: str) -> list[tuple[str, list[Any], list[Any]]]
     try:
         tree = json.loads(content)
         users, data = tree["users"], tree["user_data"]
-        found = [(str(user), list(data[user]["x"]), list(data[user]["y"])) for user in users]
+        found = [(str(user), data[user]["x"], data[user]["y"]) for user in users]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise DataError(
             f"{where} is not a file of LEAF ({type(error).__name__}: {error}). It must have `users`"
             " and `user_data` with `x` and `y` of each user."
         ) from error
+    if len({user for user, _, _ in found}) < len(found):
+        raise DataError(f"{where}: `users` names a user twice. Make the file again.")
     for user, x, y in found:
+        if not (isinstance(x, list) and isinstance(y, list)):
+            raise DataError(f"{where}: `x` and `y` of the user `{user}` are not two lists.")
         if len(x) != len(y):
             raise DataError(
                 f"{where}: the user `{user}` has {len(x)} samples `x` and {len(y)} labels `y`. Make"

@@ -64,7 +64,7 @@ def test_har_with_a_missing_or_damaged_file_is_refused(har):
     with pytest.raises(DataError, match=r"y_train\.txt 2 rows"):
         load(folder)
     labels.write_text("walking\n")
-    with pytest.raises(DataError, match=r"y_train\.txt has no rows of numbers"):
+    with pytest.raises(DataError, match=r"y_train\.txt: row 1 "):
         load(folder)
     labels.unlink()
     with pytest.raises(DataError, match=r"has no `.*y_train\.txt`"):
@@ -168,3 +168,64 @@ def test_images_of_domains_are_resized_to_one_size(tmp_path):
     np.savez(tmp_path / "x.npz", train_images=data.x, train_labels=data.y)
     with pytest.raises(DataError, match=r"`data\.resize=5` is for image files"):
         load(tmp_path / "x.npz", resize=5)
+
+
+@pytest.mark.parametrize("value", ["1.5", "1e30", "-3", "nan", "2 3", "x", "9" * 400])
+@pytest.mark.parametrize("name", ["y_train.txt", "subject_test.txt"])
+def test_har_takes_whole_numbers_of_classes_and_persons_alone(name, value, har):
+    folder = har[0]
+    [file] = folder.rglob(name)
+    rows = file.read_text().splitlines()
+    rows[2] = value
+    file.write_text("\n".join(rows))
+
+    with pytest.raises(DataError, match=f"{name}: row 3 "):
+        load(folder)
+
+
+def test_har_without_rows_is_refused(har):
+    for file in har[0].rglob("*_t*.txt"):
+        file.write_text("\n")
+
+    with pytest.raises(DataError, match="_t"):
+        load(har[0])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("y", value) for value in ([[0], [1, 2]], [{}, 1], [None, 1], [0, 1.5], [1e30, 0])),
+        *(("x", value) for value in ([[10**400], [1]], [[1], [2, 3]], [{}, {}], [[None], [1]])),
+        *((key, value) for key in "xy" for value in ("ab", {"a": 1, "b": 2}, 7)),
+    ],
+    ids=str,
+)
+def test_hostile_files_of_leaf_are_refused_by_name(key, value, tmp_path):
+    mine = {"x": [[1.0], [2.0]], "y": [0, 1]}
+    tree = {"users": ["one"], "user_data": {"one": mine}}
+    (tmp_path / "all_data.json").write_text(json.dumps(tree))
+    assert len(load(tmp_path).y) == 2
+
+    mine[key] = value
+    (tmp_path / "all_data.json").write_text(json.dumps(tree))
+    with pytest.raises(DataError, match=tmp_path.name):
+        load(tmp_path)
+
+
+def test_a_user_of_leaf_is_named_once(tmp_path):
+    user = {"x": [[1.0], [2.0]], "y": [0, 1]}
+    tree = {"users": ["one", "one"], "user_data": {"one": user}}
+    (tmp_path / "all_data.json").write_text(json.dumps(tree))
+
+    with pytest.raises(DataError, match=r"all_data\.json"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["V8", [("a", int)], complex], ids=str)
+@pytest.mark.parametrize("name", ["train_groups", "train_labels"])
+def test_arrays_of_other_types_than_texts_and_numbers_are_refused(name, dtype, tmp_path):
+    arrays = {"train_images": np.zeros((6, 4, 4), np.uint8), "train_labels": np.arange(6) % 2}
+    np.savez(tmp_path / "data.npz", **(arrays | {name: np.zeros(6, dtype=dtype)}))
+
+    with pytest.raises(DataError, match=r"data\.npz"):
+        load(tmp_path / "data.npz")
