@@ -82,6 +82,7 @@ class Seen:
         self.sent = sent
 
     def look(self):
+        assert "torch" in sys.modules  # imported before the worker's first task, at `/`
         import colorsys
         import wave
 
