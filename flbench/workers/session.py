@@ -24,6 +24,7 @@ from typing import Any, Final
 
 import ray
 from ray._private import worker
+from ray._raylet import GcsClient
 from ray.job_config import JobConfig
 
 from flbench.core import files, hosts
@@ -298,6 +299,8 @@ class _Job(JobConfig):  # type: ignore[misc]
 def _find(key: str) -> str:
     """Return the address of the cluster of this user that runs on this machine.
 
+    Clusters that flbench has started for one process have a token that other processes lack.
+
     Raises:
         ConfigError: There is none.
     """
@@ -313,9 +316,10 @@ def _find(key: str) -> str:
     others = set()
     for candidate in (*candidates, *sorted(find_gcs_addresses())):
         owners = _owners(candidate)
-        if owners == {os.getuid()} or (not owners and candidate in candidates):
+        is_mine = owners == {os.getuid()} and _refusal(candidate) is None
+        if is_mine or (not owners and candidate in candidates):
             return str(candidate)
-        others |= owners
+        others |= owners - {os.getuid()}
     whose = f" There is one of {_names(others)}, which is not used." if others else ""
     raise ConfigError(
         f"{key}: no Ray cluster of this user runs on this machine.{whose} Start one with"
@@ -351,6 +355,24 @@ def _check(address: str, key: str) -> None:
             f"{key}: the Ray cluster at {address} belongs to {_names(others)}, who could execute"
             " code as you. Start one of your own with `ray start --head`, or leave it out."
         )
+    if "://" not in address and (refusal := _refusal(address)) is not None:
+        raise ConfigError(
+            f"{key}: no Ray cluster accepts this process at {address} ({refusal}). Set"
+            " RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH as they were when it was started, or leave it"
+            " out."
+        )
+
+
+def _refusal(address: str) -> Exception | None:
+    """Return why no cluster at HOST:PORT accepts this process, such as its token; None if one does.
+
+    `ray.init` would try again for minutes.
+    """
+    try:
+        GcsClient(address=address, cluster_id=None)
+    except ray.exceptions.RayError as error:
+        return error
+    return None
 
 
 def _host_and_port(address: str) -> tuple[str, str | None]:

@@ -197,6 +197,33 @@ class TestLocalCluster:
             assert link.endswith(" (deleted)")
             assert os.stat(f"/proc/{pid}/fd/{number}").st_mode & 0o077 == 0, link
 
+    def test_it_is_joined_by_no_other_process(self, cluster, tmp_path):
+        """Neither by its address nor by `auto`, and without a long wait."""
+        address = ray.get_runtime_context().gcs_address
+        code = (
+            "from ray._private import services\n"
+            f"services.find_gcs_addresses = lambda: [{address!r}]\n"
+            "from flbench.core.errors import ConfigError\n"
+            "from flbench.workers import session\n"
+            f"for one in ('auto', {address!r}):\n"
+            "    try: session.connect(one)\n"
+            "    except ConfigError as error: print(error)\n"
+        )
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**kept, "RAY_TMPDIR": str(tmp_path)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+        auto, explicit = done.stdout.splitlines()
+        assert "`ray start --head`" in auto
+        assert "RAY_AUTH_TOKEN_PATH" in explicit
+
     def test_call_without_the_token_is_refused(self, cluster):
         address = ray.get_runtime_context().gcs_address
         code = (
@@ -381,6 +408,7 @@ class TestClusterOfAnotherUser:
         calls = []
         monkeypatch.setattr(ray, "init", lambda **options: calls.append(options))
         monkeypatch.setattr(ray, "is_initialized", lambda: False)
+        monkeypatch.setattr(session, "_refusal", lambda address: None)
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
         return calls
 
