@@ -24,7 +24,6 @@ from typing import Any, Final
 
 import ray
 from ray._private import worker
-from ray._raylet import GcsClient
 from ray.job_config import JobConfig
 
 from flbench.core import files, hosts
@@ -363,15 +362,18 @@ def _check(address: str, key: str) -> None:
         )
 
 
-def _refusal(address: str) -> Exception | None:
+def _refusal(address: str) -> str | None:
     """Return why no cluster at HOST:PORT accepts this process, such as its token; None if one does.
 
     `ray.init` would try again for minutes.
     """
+    from ray import _raylet
+
+    library: Any = _raylet  # compiled, without types
     try:
-        GcsClient(address=address, cluster_id=None)
+        library.GcsClient(address=address, cluster_id=None)
     except ray.exceptions.RayError as error:
-        return error
+        return str(error)
     return None
 
 
