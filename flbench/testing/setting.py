@@ -103,8 +103,9 @@ def summary_of(path: Path) -> dict[str, Any]:
 
 
 def reproducible(summary: dict[str, Any]) -> dict[str, Any]:
-    """Return a summary without times and the machine, which differ between equal runs."""
-    return {key: value for key, value in summary.items() if key not in ("seconds", "engine")}
+    """Return a summary without times, machine and changed keys, which differ between equal runs."""
+    left_out = ("seconds", "engine", "changed")
+    return {key: value for key, value in summary.items() if key not in left_out}
 
 
 def played(

@@ -102,8 +102,7 @@ def test_key_of_the_configuration_does_what_the_callback_does(tmp_path):
     lifecycle.resume(folder, Layer({}))
     configured = summary_of(folder)
 
-    for key in ("config_hash", "changed"):
-        assert configured.pop(key) != asked.pop(key)
+    assert configured.pop("config_hash") != asked.pop("config_hash")
     assert reproducible(configured) == reproducible(asked)
     assert configured["stopped"]["round"] == 5
     with pytest.raises(ConfigError, match=r"`train.early_stopping.patience` was 4"):
