@@ -16,7 +16,7 @@ from flbench.core.errors import ConfigError, UserError
 from flbench.core.numbers import check_whole
 from flbench.core.wording import setting
 from flbench.experiment import assembly, shared_engine
-from flbench.experiment.found import Found, find_engine, find_engine_there, on_this_machine
+from flbench.experiment.found import Found, find_engine, on_this_machine
 from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
 from flbench.jobs.job import Job
 from flbench.jobs.samples import LoadedSamples
@@ -67,7 +67,8 @@ class PreparedComparison:
         Args:
             address: Address of a running cluster, or `local` for this machine.
         """
-        engine = _found(self.cells[0].config.engine.altered(address=address))
+        asked = self.cells[0].config.engine.altered(address=address)
+        engine = find_engine(asked, address, setting("address"))
         resources = _resources(engine, self.resources.concurrent, len(self.cells))
         return replace(self, resources=resources)
 
@@ -148,7 +149,8 @@ def prepare(
     design, left_out = plan.without_invalid(design)
     cells = plan.cells(design)
     optional = {one.label for one in design.methods if one.is_optional}
-    engine = _found(cells[0].config.engine)
+    first = cells[0].config.engine
+    engine = find_engine(first, first.address, setting("address"))
     notes: dict[str, None] = {}
     if design.seeds < 3:
         notes[
@@ -165,10 +167,8 @@ def prepare(
         try:
             # Building with the simplest engine shows whether the method accepts it.
             asked = cell.config.engine
-            simple = asked.altered(name="sequential")
-            if is_elsewhere(asked.address):  # on a device that this process may lack
-                simple = on_this_machine(simple.altered(device=engine.device))
-            experiment = assembly.build(cell.config, federation, engine=simple)
+            simple = asked.altered(name="sequential", device=engine.device)
+            experiment = assembly.build(cell.config, federation, engine=on_this_machine(simple))
         except UserError as error:
             if cell.method in optional:
                 left_out.setdefault(cell.method, str(error))
@@ -255,13 +255,6 @@ def check_cluster(design: Design, jobs: int | None) -> None:
             f"{setting('address', address)} needs {setting('jobs')}, the number of cells that are"
             " trained at the same time: it cannot be derived from the cores of this machine."
         )
-
-
-def _found(asked: EngineConfig) -> EngineConfig:
-    """Return the section `engine` with the device on which cells are trained."""
-    if is_elsewhere(asked.address):
-        return find_engine_there(asked, asked.address, setting("address"))
-    return find_engine(asked)
 
 
 def _resources(engine: EngineConfig, jobs: int | None, cells: int) -> Resources:

@@ -81,16 +81,33 @@ class Found:
         )
 
 
-def find_engine(asked: EngineConfig) -> EngineConfig:
-    """Return the section `engine` with the device that trains: that of the workers of Ray, if any.
+def find_engine(
+    asked: EngineConfig, address: str | None = None, key: str = "`engine.address`"
+) -> EngineConfig:
+    """Return the section `engine` with the device that trains: that of this machine, or of a node.
 
     Args:
-        asked: The section as the user asked for it.
+        asked: The section as the user asked for it. With `engine.name=ray` the workers train.
+        address: Address of a Ray cluster on whose nodes whole trainings run; None for none. It is
+            not used if this process is connected to a cluster.
+        key: The key or option of the address, as error messages write it.
 
     Raises:
-        ConfigError: The device does not exist, no cluster answers, or there are far more threads
-            than cores.
+        ConfigError: The device does not exist, no cluster answers, Ray is not installed, or there
+            are far more threads than cores.
     """
+    has_workers = asked.name == "ray"
+    if has_workers and not is_elsewhere(address):
+        address = asked.address
+    if is_elsewhere(address) or (has_workers and is_ray_worker()):
+        try:
+            from flbench.workers.cluster import device_there  # importing Ray takes a second
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"{key} needs the package `ray`, which is not installed:"
+                " pip install 'flbench[tune]'"
+            ) from error
+        return asked.altered(device=device_there(asked.device, address, key))
     there = cores.available()
     if asked.threads > THREADS_PER_CORE * there:
         raise ConfigError(
@@ -98,29 +115,7 @@ def find_engine(asked: EngineConfig) -> EngineConfig:
             f" may use {there} core{'s' * (there > 1)}. Leave it out, or set it to at most"
             f" {THREADS_PER_CORE * there}."
         )
-    if asked.name == "ray" and (is_elsewhere(asked.address) or is_ray_worker()):
-        return find_engine_there(asked, asked.address, "`engine.address`")
     return asked.altered(device=str(find_device(asked.device)))
-
-
-def find_engine_there(asked: EngineConfig, address: str | None, key: str) -> EngineConfig:
-    """Return the section `engine` with the device of the nodes of a Ray cluster.
-
-    Args:
-        asked: The section as the user asked for it.
-        address: Address of the cluster; it is not used if this process is connected to one.
-        key: The key or option of the address, as error messages write it.
-
-    Raises:
-        ConfigError: No cluster answers at the address, or Ray is not installed.
-    """
-    try:
-        from flbench.workers.cluster import device_there  # importing Ray takes a second
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{key} needs the package `ray`, which is not installed: pip install 'flbench[tune]'"
-        ) from error
-    return asked.altered(device=device_there(asked.device, address, key))
 
 
 def on_this_machine(config: EngineConfig) -> EngineConfig:

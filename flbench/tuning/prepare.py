@@ -24,7 +24,7 @@ from flbench.core.wording import setting
 from flbench.data import partition_files
 from flbench.data.federation import Federation
 from flbench.experiment import assembly, own_metrics, provenance, shared_engine
-from flbench.experiment.found import find_engine, find_engine_there, on_this_machine
+from flbench.experiment.found import find_engine, on_this_machine
 from flbench.metrics import ranking_names, rare_names
 from flbench.metrics.classes import rare_classes
 from flbench.results.study_folder import PERSONAL
@@ -247,11 +247,9 @@ def _with_fastest_engine(prepared: PreparedStudy, *, asked: bool) -> PreparedStu
 
 def _found(request: TuneRequest, asked: EngineConfig) -> EngineConfig:
     """Return the section `engine` with the device on which trials are trained."""
-    if not is_elsewhere(request.address):
-        return find_engine(asked)
-    if asked.device == "auto" and request.gpus is not None:
-        return asked.altered(device="cuda" if request.gpus else "cpu")
-    return find_engine_there(asked, request.address, setting("address"))
+    if is_elsewhere(request.address) and asked.device == "auto" and request.gpus is not None:
+        asked = asked.altered(device="cuda" if request.gpus else "cpu")
+    return find_engine(asked, request.address, setting("address"))
 
 
 def load(config: Config, metric: str) -> Federation:
