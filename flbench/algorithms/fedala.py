@@ -28,7 +28,7 @@ from flbench.algorithms import (
     Tree,
     repeat,
 )
-from flbench.algorithms.shared.batchnorm import reestimate_batchnorm, trained_in_train_mode
+from flbench.algorithms.shared.batchnorm import reestimate_batchnorm, weights_of_trained
 from flbench.algorithms.shared.memory import LastModel
 from flbench.algorithms.shared.prefixes import prefixed_names
 from flbench.losses import CrossEntropy
@@ -179,8 +179,7 @@ class FedAla(Algorithm):
 
     def weights(self, results: Results) -> Tensor:
         """Return the weight of each client of the cohort, 0 if its model took no step."""
-        trained = trained_in_train_mode(self.setting, results)
-        return torch.where(trained, super().weights(results), 0.0)
+        return weights_of_trained(super().weights(results), self.setting, results)
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         deployments = super().deploy(state, ids)

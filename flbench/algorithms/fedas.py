@@ -28,7 +28,7 @@ from flbench.algorithms import (
     epochs,
     only,
 )
-from flbench.algorithms.shared.batchnorm import reestimate_batchnorm, trained_in_train_mode
+from flbench.algorithms.shared.batchnorm import reestimate_batchnorm, weights_of_trained
 from flbench.algorithms.shared.gradients import summed_gradient
 from flbench.algorithms.shared.memory import PARTICIPATED, LastModel
 from flbench.algorithms.shared.prefixes import stripped
@@ -167,8 +167,7 @@ class FedAS(Algorithm):
 
     def weights(self, results: Results) -> Tensor:
         """Return the weight of each client's body, [K] float64: F_i, or that of `agg_weights`."""
-        trained = trained_in_train_mode(self.setting, results)
-        weights = torch.where(trained, super().weights(results), 0.0)
+        weights = weights_of_trained(super().weights(results), self.setting, results)
         if not self.config.fisher:
             return weights
         traces = torch.where(weights > 0, results.sent.values[FISHER].double(), 0.0)

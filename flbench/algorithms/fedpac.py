@@ -30,7 +30,7 @@ from flbench.algorithms import (
     only,
 )
 from flbench.algorithms.shared import pairs, prototypes
-from flbench.algorithms.shared.batchnorm import reestimate_batchnorm, trained_in_train_mode
+from flbench.algorithms.shared.batchnorm import reestimate_batchnorm, weights_of_trained
 from flbench.algorithms.shared.mixing import mix
 from flbench.algorithms.shared.prototypes import ClassSums
 from flbench.losses import CrossEntropy, PrototypeL2
@@ -159,8 +159,7 @@ class FedPAC(Algorithm):
 
     def weights(self, results: Results) -> Tensor:
         """Return the weight of each client of the cohort, 0 if its body took no step."""
-        trained = trained_in_train_mode(self.setting, results)
-        return torch.where(trained, super().weights(results), 0.0)
+        return weights_of_trained(super().weights(results), self.setting, results)
 
     def aggregate(self, state: State, results: Results) -> Update:
         sent, weights = results.sent.values, self.weights(results)

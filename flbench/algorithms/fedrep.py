@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import ClassVar, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -18,7 +17,7 @@ from flbench.algorithms import (
     epochs,
 )
 from flbench.algorithms.fedper import FedPer, FedPerConfig
-from flbench.algorithms.shared.batchnorm import reestimate_batchnorm, trained_in_train_mode
+from flbench.algorithms.shared.batchnorm import reestimate_batchnorm, weights_of_trained
 
 
 class FedRepConfig(FedPerConfig):
@@ -112,8 +111,7 @@ class FedRep(FedPer):
 
     def weights(self, results: Results) -> Tensor:
         """Return the weight of each client of the cohort, 0 if its body took no step."""
-        trained = trained_in_train_mode(self.setting, results)
-        return torch.where(trained, super().weights(results), 0.0)
+        return weights_of_trained(super().weights(results), self.setting, results)
 
     def tuning(self) -> Phase:
         return self.head_phase(self.config.finetune_epochs)

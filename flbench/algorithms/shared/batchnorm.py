@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from flbench.algorithms.base import Setting
@@ -25,17 +26,18 @@ def reestimate_batchnorm(
     return recalibrate(setting.net, weights) if setting.train.batchnorm == "drop" else ()
 
 
-def trained_in_train_mode(setting: Setting, results: Results) -> Tensor:
-    """Return [K] bool: whether clients took an optimizer step with the net in train mode.
+def weights_of_trained(weights: Tensor, setting: Setting, results: Results) -> Tensor:
+    """Return weights [K] of clients, 0 where no optimizer step was taken in train mode.
 
     BatchNorm cannot train on a batch of one sample in train mode. A client with one sample may have
     taken all its steps in a phase in eval mode, such as that of the head.
 
     Args:
+        weights: Weights [K], 0 for clients that took no step at all.
         setting: What the method knows of the experiment.
         results: Results of the round.
     """
-    trained = results.steps > 0
     if not setting.net.statistics:
-        return trained
-    return trained & (setting.sizes[results.ids] > 1) & (setting.train.batch_size > 1)
+        return weights
+    trained = (setting.sizes[results.ids] > 1) & (setting.train.batch_size > 1)
+    return torch.where(trained, weights, 0.0)
