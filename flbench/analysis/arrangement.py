@@ -243,8 +243,8 @@ def arrange(
             can be. A text can have several names between commas.
         targets: Values of the metric whose costs are wanted; a text has them between commas.
         baseline: Method with which each of the others is compared, and no other pair is tested. By
-            default all pairs are, and the target of the costs and the recall of the classes are
-            compared with those of FedAvg if it is there, otherwise of the first method.
+            default all pairs are, and the recall of the classes is compared with that of FedAvg if
+            it is there, otherwise of the first method.
         force: Whether to compare runs that are not comparable; a warning says why they are not.
         labels: Label of the method by run folder, for runs whose method is known by another name
             than its keys.

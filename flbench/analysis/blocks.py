@@ -213,27 +213,17 @@ def _about_leaderboard(
 
 
 def pairs_blocks(analysis: Analysis, place: str) -> list[Block]:
-    """Return the differences between every two methods of a place, a table for each metric."""
-    found = (pairs_block(analysis, place, metric) for metric in analysis.comparison.tested)
-    return [block for block in found if block is not None]
+    """Return the differences between every two methods of a place, a table for each metric.
 
-
-def pairs_block(analysis: Analysis, place: str, metric: str | None = None) -> Block | None:
-    """Return the differences between every two methods of a place.
-
-    Args:
-        analysis: The tables.
-        place: Label of the place.
-        metric: One of the metrics that are tested; None for the one that ranks.
-
-    Returns:
-        The table; None for a single method, and for a metric that no two methods have.
+    There is none for a single method, nor for a metric that no two methods have.
     """
-    metric = metric or analysis.comparison.metric
-    mine = (analysis.pairs["place"] == place) & (analysis.pairs["metric"] == metric)
-    rows = analysis.pairs[mine]
-    if not len(rows):
-        return None
+    mine = analysis.pairs[analysis.pairs["place"] == place]
+    by_metric = mine.groupby("metric", sort=False)
+    return [_pairs_block(analysis, place, str(metric), rows) for metric, rows in by_metric]
+
+
+def _pairs_block(analysis: Analysis, place: str, metric: str, rows: pd.DataFrame) -> Block:
+    """Return the differences in one metric, of which `rows` are those of `Analysis.pairs`."""
     # For fixed clients the test that decides is this one already.
     has_other = bool(rows["corrected"].notna().any()) and CORRECTED not in set(rows["test"])
     lines = [

@@ -13,8 +13,8 @@ def comparison(report: StudyReport) -> list[Block]:
     if report.analysis is None:
         return []
     place = report.study.header.dataset
-    pairs = blocks.pairs_block(report.analysis, place)
-    return [blocks.leaderboard_block(report.analysis, place), *([] if pairs is None else [pairs])]
+    board = blocks.leaderboard_block(report.analysis, place)
+    return [board, *blocks.pairs_blocks(report.analysis, place)]
 
 
 def parameters(report: StudyReport, method: str) -> Block | None:

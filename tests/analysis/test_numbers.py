@@ -95,7 +95,7 @@ def test_differences_that_no_number_of_repetitions_shows_are_told_apart(tmp_path
     assert row["p"] == row["corrected"] > row["paired_t"]
     assert abs(row["difference"]) < row["floor"]
     assert math.isnan(row["needed"])
-    block = blocks.pairs_block(found, "digits")
+    [block] = blocks.pairs_blocks(found, "digits")
     assert [line[-1] for line in block.rows] == ["-", "-", "no number"]
     assert f"such a difference must be larger than {row['floor']:.4f}" in block.about
     assert "p (other samples)" not in block.header
@@ -131,7 +131,7 @@ def test_repetitions_that_are_needed_have_a_range(analysis):
     assert found.low < found.value
     assert math.isnan(row["needed_high"])  # the interval contains 0
     [line] = [
-        one for one in blocks.pairs_block(analysis, "digits").rows if one[0] == "fedavg - hfcd"
+        one for one in blocks.pairs_blocks(analysis, "digits")[0].rows if one[0] == "fedavg - hfcd"
     ]
     assert line[-1] == f"{row['needed']:.0f} ({row['needed_low']:.0f} to > 1,000)"
 
@@ -160,7 +160,7 @@ def test_claims_name_their_population(tmp_path, keys, hashed, vary, words):
         assert set(found.pairs["verdict"] == "no claim") == {vary == "partition"}
         assert found.pairs["p_holm"].isna().all() == (vary == "partition")
         assert not (vary == "partition" and "better" in found.answer[0].partition("no claim")[0])
-    about = blocks.pairs_block(found, "digits").about
+    about = blocks.pairs_blocks(found, "digits")[0].about
     assert ("--vary both" in about) == (vary == "partition")
     assert ("support no claim" in found.answer[0]) == (vary == "partition")
 

@@ -282,7 +282,7 @@ def test_many_methods_beside_a_baseline_have_a_moderated_test(tmp_path):
     assert set(found.pairs["test"]) == {"moderated t-test"}
     assert (found.pairs["p"] != found.pairs["paired_t"]).all()
     assert found.pairs["needed"].isna().all()
-    block = blocks.pairs_block(found._analysis, "digits")
+    [block] = blocks.pairs_blocks(found._analysis, "digits")
     assert "moderated t-test, over new partitions of these samples" in block.about
     assert {row[-1] for row in block.rows} == {"-"}
 
@@ -327,5 +327,5 @@ def test_differences_that_are_equal_everywhere_have_a_reason(tmp_path):
 
     found = analyse(arrange(collect([tmp_path]).runs))
 
-    about = blocks.pairs_block(found, "digits").about
+    about = blocks.pairs_blocks(found, "digits")[0].about
     assert "There is no p: each difference is the same in all repetitions." in about
