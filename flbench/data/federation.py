@@ -237,9 +237,7 @@ class Federation:
             return x, y
         extras: dict[str | int, Tensor | list[str]] = {}
         for key, values in self.dataset.extras.items():
-            if (
-                values.dtype.kind == "U"
-            ):  # texts, such as names of files, which loaders give as lists
+            if values.dtype.kind == "U":  # texts: loaders give lists of them
                 extras[key] = values[rows].tolist()
                 continue
             found = torch.from_numpy(values[rows]).to(x.device)

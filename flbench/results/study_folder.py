@@ -287,15 +287,13 @@ def best_trial(trials: Sequence[Trial]) -> Trial | None:
     Of trials whose scores are equal but for rounding, the one with the smallest validation loss
     wins, and then the one with the lowest number. None if no finished trial has a score.
     """
-    scored = [
-        (-round(score, DIGITS), inf if (loss := _finite(trial.loss)) is None else loss, trial.index)
-        for trial in trials
-        if trial.state == "finished" and (score := _finite(trial.score)) is not None
-    ]
-    if not scored:
-        return None
-    index = min(scored)[-1]
-    return next(trial for trial in trials if trial.index == index)
+
+    def order(trial: Trial) -> tuple[float, float, int]:
+        loss = _finite(trial.loss)
+        return -round(trial.score or 0.0, DIGITS), inf if loss is None else loss, trial.index
+
+    finished = (one for one in trials if one.state == "finished" and _finite(one.score) is not None)
+    return min(finished, key=order, default=None)
 
 
 def is_study(path: Path) -> bool:

@@ -255,8 +255,9 @@ class StudyMirror(TreeMirror):
         """Return the views of the study's runs, of its methods, and of each method's trials."""
         searched = {name for method in self._header.methods.values() for name in method.defaults}
         names = {name for sent in methods for name in sent.means}
-        deployment = self._header.deployment
-        ranked = "/".join(filter(PERSONAL.__ne__, (deployment, self._header.metric)))
+        deployment, ranked = self._header.deployment, self._header.metric
+        if deployment != PERSONAL:
+            ranked = f"{deployment}/{ranked}"
         views = {
             "": mlflow_view.study_view(self._id, searched, names, ranked),
             "methods": mlflow_view.methods_view(self._id, names, ranked),

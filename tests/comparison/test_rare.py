@@ -68,16 +68,6 @@ def test_report_ranks_by_rare_classes(metric, folders, expected):
     assert set(found.classes.query("rare")["class"]) == {0}
 
 
-def test_command_ranks_by_rare_classes(folders, expected, tmp_path):
-    paths = map(str, folders.values())
-
-    assert app.main(["report", *paths, "--metric", "rare_recall", "--out", str(tmp_path)]) == 0
-
-    board = pd.read_csv(tmp_path / "tables" / "leaderboard.csv")
-    assert means(board) == expected["rare_recall"]
-    assert list(board["rank"]) == [1, 2]
-
-
 def test_study_ranks_by_rare_classes(folders, expected, tmp_path):
     """Final trainings of a study whose metric is the rare recall, in its own tables and reports."""
     study = studies.begin(tmp_path / "study", *METHODS, metric="rare_recall", seeds=len(SEEDS))

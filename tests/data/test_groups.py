@@ -10,9 +10,9 @@ import flbench as fl
 from flbench.config.schema import DataConfig, PartitionConfig
 from flbench.core.errors import DataError
 from flbench.data import partition_files, sources
+from flbench.data.dataset import PARTS
 from flbench.data.federation import build
 from flbench.data.own import Data
-from flbench.data.partition import PARTS
 from flbench.data.partition_files import data_hash
 from flbench.data.partitioning import make_partition, split_blocks
 

@@ -5,7 +5,6 @@ scikit-learn, or from predictions for the samples themselves.
 """
 
 import json
-import os
 import re
 from contextlib import chdir
 from pathlib import Path
@@ -63,13 +62,14 @@ def comparison(folder):
 @pytest.fixture(scope="module")
 def study(folder):
     """A study with its mirror in MLflow, in `mlflow.db`."""
-    os.environ.pop("MLFLOW_TRACKING_URI", None)
-    flbench(
-        folder,
-        *("tune", "fedper", "hfcd", "--metric", "rare_recall", "--trials", "2", "--seeds", "2"),
-        *("--concurrent", "1", "--scheduler", "none", "data.path=tail.npz"),
-        *(f"tracking.uri=sqlite:///{folder}/mlflow.db", "tracking.mlflow=true", *SETTING, *MLP),
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        flbench(
+            folder,
+            *("tune", "fedper", "hfcd", "--metric", "rare_recall", "--trials", "2", "--seeds", "2"),
+            *("--concurrent", "1", "--scheduler", "none", "data.path=tail.npz"),
+            *(f"tracking.uri=sqlite:///{folder}/mlflow.db", "tracking.mlflow=true", *SETTING, *MLP),
+        )
     [found] = (folder / "studies").iterdir()
     return found
 
