@@ -102,18 +102,16 @@ def with_fastest_engine(
     # One method of each place comes first: nets and data decide more than methods.
     order = {cell.place: cell for cell in reversed(firsts)}.values()
     resources = prepared.resources
-    if is_elsewhere(resources.address) and resources.gpus:
-        choice = shared_engine.of_cluster(asked=named == "auto")
-    else:
-        choice = shared_engine.choose(
-            (
-                (cell.config, partial(samples.federation, cell))
-                for cell in (*order, *(cell for cell in firsts if cell not in order))
-            ),
-            len(prepared.cells),
-            prepared.resources.concurrent,
-            asked=named == "auto",
-        )
+    choice = shared_engine.choose(
+        (
+            (cell.config, partial(samples.federation, cell))
+            for cell in (*order, *(cell for cell in firsts if cell not in order))
+        ),
+        len(prepared.cells),
+        resources.concurrent,
+        asked=named == "auto",
+        on_cluster=is_elsewhere(resources.address) and resources.gpus > 0,
+    )
     if choice.note is not None:
         chosen = {"engine.name": choice.name, "engine.block": choice.block}
         design = _with_engine(design, chosen)

@@ -50,6 +50,7 @@ def choose(
     at_once: int,
     *,
     asked: bool,
+    on_cluster: bool = False,
 ) -> EngineChoice:
     """Return the fastest engine for all trainings of a study or a comparison.
 
@@ -63,7 +64,23 @@ def choose(
         at_once: Number of trainings at the same time, which share the memory.
         asked: Whether the user asks for the choice (`engine.name=auto`). Otherwise trainings that
             take less than `SHORT` seconds together have the sequential engine.
+        on_cluster: Whether the trainings have GPUs of other machines, which this process cannot
+            measure.
+
+    Raises:
+        ConfigError: The user asks for the choice on a cluster.
     """
+    if on_cluster and asked:
+        raise ConfigError(
+            "`engine.name=auto`: the GPUs of a cluster cannot be measured from this machine. Name"
+            " an engine, such as engine.name=vectorized."
+        )
+    if on_cluster:
+        return EngineChoice(
+            "sequential",
+            note="engine: sequential. On the GPUs of the cluster engine.name=vectorized is often"
+            " faster; they cannot be measured from this machine.",
+        )
     begin = time.monotonic()
     slow = fast = 0.0  # seconds of a training by the sequential and by the vectorized engine
     block: int | None = None
@@ -109,27 +126,6 @@ def choose(
         f" {ratio:.2g} times as long as the vectorized one."
     )
     return EngineChoice(name, block if name == "vectorized" else None, times)
-
-
-def of_cluster(*, asked: bool) -> EngineChoice:
-    """Return the engine for the GPUs of another machine, which cannot be measured in this process.
-
-    Args:
-        asked: Whether the user asks for the choice (`engine.name=auto`).
-
-    Raises:
-        ConfigError: The user asks for it.
-    """
-    if asked:
-        raise ConfigError(
-            "`engine.name=auto`: the GPUs of a cluster cannot be measured from this machine. Name"
-            " an engine, such as engine.name=vectorized."
-        )
-    return EngineChoice(
-        "sequential",
-        note="engine: sequential. On the GPUs of the cluster engine.name=vectorized is often"
-        " faster; they cannot be measured from this machine.",
-    )
 
 
 def estimated(config: Config, federation: Federation) -> Estimate:

@@ -225,15 +225,13 @@ def _with_fastest_engine(prepared: PreparedStudy, *, asked: bool) -> PreparedStu
         asked: Whether the user asks for the choice.
     """
     request = prepared.request
-    if is_elsewhere(request.address) and prepared.resources.gpus:
-        choice = shared_engine.of_cluster(asked=asked)
-    else:
-        choice = shared_engine.choose(
-            ((config, lambda: prepared.federation) for config in prepared.configs.values()),
-            len(request.methods) * (request.trials + request.seeds),
-            prepared.resources.concurrent,
-            asked=asked,
-        )
+    choice = shared_engine.choose(
+        ((config, lambda: prepared.federation) for config in prepared.configs.values()),
+        len(request.methods) * (request.trials + request.seeds),
+        prepared.resources.concurrent,
+        asked=asked,
+        on_cluster=is_elsewhere(request.address) and prepared.resources.gpus > 0,
+    )
     engine = prepared.resources.engine.altered(name=choice.name, block=choice.block)
     where = {"engine.name": ORIGIN, "engine.block": ORIGIN} if choice.note is not None else {}
     return replace(

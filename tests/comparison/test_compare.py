@@ -516,7 +516,7 @@ assert "ray" not in sys.modules
 )
 def test_all_cells_have_the_engine_that_the_comparison_chose(tmp_path, monkeypatch, asked, name):
     chosen = shared_engine.EngineChoice("vectorized", 2, "engine: vectorized (measured).")
-    monkeypatch.setattr(shared_engine, "choose", lambda cases, *rest, asked: chosen)
+    monkeypatch.setattr(shared_engine, "choose", lambda *given, **keys: chosen)
     assert compare(tmp_path, "local", "--seeds", "1", "--jobs", "1", *ONE, *asked) == 0
     path = comparison_in(tmp_path)
     # A method that is added later has the same engine, without another choice.

@@ -95,3 +95,14 @@ def test_costs_are_those_of_the_chosen_engine(case, measured):
     assert slow.total == 100.0
     assert fast.training == 0.0
     assert 0.0 < fast.total < 100.0
+
+
+def test_gpus_of_a_cluster_are_not_measured_here(case, measured):
+    asked = measured(99.0, sequential=9.0, vectorized=1.0)
+
+    found = choose([case], 19, 1, asked=False, on_cluster=True)
+
+    assert (found.name, found.block, asked) == ("sequential", None, [])
+    assert found.note is not None
+    with pytest.raises(ConfigError, match=r"engine\.name"):
+        choose([case], 19, 1, asked=True, on_cluster=True)

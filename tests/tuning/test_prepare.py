@@ -354,7 +354,7 @@ def test_secret_of_an_address_is_in_no_file_of_a_study(begin):
 @pytest.mark.parametrize(("asked", "named"), [((), False), (("engine.name=sequential",), True)])
 def test_all_methods_have_the_engine_that_the_study_chose(begin, monkeypatch, asked, named):
     chosen = shared_engine.EngineChoice("vectorized", 7, "engine: vectorized (measured).")
-    monkeypatch.setattr(shared_engine, "choose", lambda cases, *rest, asked: chosen)
+    monkeypatch.setattr(shared_engine, "choose", lambda *given, **keys: chosen)
     folder, prepared = begin("fedavg", "hfcd", more=asked)
     again = prepare.reopen(folder, {})
     for study in (prepared, again):
