@@ -243,6 +243,10 @@ def _at_place(
         one = f"{where}, {best} has a {what} of {value} ({_runs(int(row['n']))})."
         return one, _upper(_price(costs, [best], comparison.baseline))
     like = [str(name) for name in rows.loc[rows["rank"] == row["rank"], "method"] if name != best]
+    if len(like) == len(others):
+        which = "both methods" if len(costs) == 2 else f"all {len(costs)} methods"
+        first = f"{where}, {which} have the same {what}, {value}: it tells none of them apart."
+        return first, _upper(_price(costs, [best, *like], comparison.baseline))
     opening = f"{where}, {_like(best, like)} has the largest {what}, {value}"
     if rows["mean"].max() > row["mean"] and not np.isnan(row["rank"]):
         opening += " (of the methods that have all repetitions)"

@@ -109,9 +109,14 @@ class EarlyStopping(Callback):
                 f" of the run are not classes. They are judged by {', '.join(own)}. Watch"
                 f" validation/personal/{best.column}.",
             )
+        name = self.metric.rpartition("/")[2]
+        if name in probability_names.NAMES_WITH_MEANS and not config.evaluation.probabilities:
+            return (
+                f"{self._place}: the metric `{self.metric}` is computed only with"
+                " evaluation.probabilities=true. Set it, or watch another metric.",
+            )
         self._mode = self.mode or self._known_mode()
         if self._mode is None:
-            name = self.metric.rpartition("/")[2]
             hint = did_you_mean(name, LESS_IS_BETTER | MORE_IS_BETTER)
             return (
                 f"{self._place}: it is not known whether larger values of the metric"

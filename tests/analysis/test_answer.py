@@ -137,11 +137,20 @@ def test_best_mean_may_lose_over_shared_repetitions():
 
 
 def test_equal_means_are_both_named():
-    first, second = say({"a": (0.9, 10), "b": (0.9, 10)}, {("a", "b"): NONE})
+    rows = {"a": (0.9, 10), "b": (0.9, 10), "c": (0.8, 10)}
+    first, second = say(rows, {("a", "b"): NONE})
 
     assert "a, like b, has the largest test accuracy" in first
     assert "better" not in first
     assert second.startswith("a sends 10 B")
+
+
+@pytest.mark.parametrize("n", [1, 5])
+def test_a_metric_that_is_the_same_for_all_methods_has_no_best(n):
+    first, _ = say({"a": (0.0, 10), "b": (0.0, 10), "c": (0.0, 10)}, {("a", "b"): NONE}, n=n)
+
+    assert "same test accuracy" in first
+    assert "largest" not in first
 
 
 def test_one_method_alone():

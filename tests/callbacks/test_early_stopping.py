@@ -167,7 +167,7 @@ def test_the_mode_follows_the_metric(metric, mode):
         "unknown": Unknown(),
     }
     metrics = [OwnMetric(name, function, "object") for name, function in functions.items()]
-    given, _ = config("runs")
+    given, _ = config("runs", "evaluation.probabilities=true")
 
     def told(callback):
         CallbackList([callback]).prepare(given, ["validation", "test"], metrics)
@@ -215,6 +215,7 @@ def test_off_by_default():
         ("common/gm/accuracy", ("partition.pool=merged",), "there is no common test set"),
         ("validaton/personal/accuracy", (), "Did you mean `validation`"),
         ("accuracy", (), "does not begin with a split.*validation/personal/accuracy"),
+        ("validation/personal/nll", (), "evaluation.probabilities=true"),
     ],
 )
 def test_metric_that_is_never_computed_is_refused_before_the_run(tmp_path, metric, keys, message):
