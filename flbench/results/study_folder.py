@@ -92,7 +92,8 @@ class Header:
         methods: Entry of each method by its name, in the order of the command line.
         vary: What differs between final trainings: `both`, the seed of the training and the
             partition, or `training`.
-        validation: Number of validation samples of all clients; 0 if it is not known.
+        validation: Number of validation samples of all clients, for metrics of rare classes of
+            these classes alone; 0 if it is not known.
     """
 
     id: Name

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import numpy as np
+
 from flbench.config import trust
 from flbench.config.resolve import resolve, resolve_written
 from flbench.config.schema import (
@@ -441,6 +443,15 @@ def _has_own_parts(config: Config) -> bool:
     return method or net or terms or bool(config.evaluation.metrics)
 
 
+def _validation_samples(federation: Federation, config: Config, metric: str) -> int:
+    """Return the number of validation samples, for metrics of rare classes of these alone."""
+    rows = np.concatenate(federation.partition.parts["validation"])
+    if metric not in rare_names.NAMES:
+        return len(rows)
+    rare, _ = rare_classes(federation.counts.sum(dim=0), config.evaluation.rare)
+    return int(np.isin(federation.labels[rows], rare).sum())
+
+
 def _described(prepared: PreparedStudy) -> Record:
     """Return the content of study.json without its id and command."""
     request, config = prepared.request, prepared.config
@@ -451,7 +462,7 @@ def _described(prepared: PreparedStudy) -> Record:
         "scheme": config.partition.title,
         "partition_hash": prepared.federation.partition.hash(),
         "seed": config.seed,
-        "validation": sum(map(len, prepared.federation.partition.parts["validation"])),
+        "validation": _validation_samples(prepared.federation, config, request.metric),
         **{key: asked[key] for key in ("metric", "deployment", "search", "scheduler")},
         **{key: asked[key] for key in ("trials", "seeds")},
         "vary": request.vary if prepared.partitions else "training",

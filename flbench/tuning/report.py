@@ -136,7 +136,7 @@ class StudyReport:
             " round, and the best finished trial wins; the validation loss decides between equal"
             " scores. Test parts are used in final trainings only,"
             f" {self._what_varies}; test metrics are those of the best round by validation"
-            f" accuracy, and the column `last round` has the means after the last round.{early}"
+            f" accuracy, and the column last round has the means after the last round.{early}"
         )
 
     @property
@@ -208,7 +208,7 @@ class StudyReport:
         if near == 1:
             return []
         return [
-            f"{method}: {near} trials within one validation sample ({sample:.4f}) of the best"
+            f"{method}: {near} trials within about one validation sample ({sample:.4f}) of the best"
             f" validation {self.metric}; the validation loss decides between equal scores."
         ]
 

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from flbench.cli import app
@@ -144,6 +145,20 @@ def test_study_json_has_spaces_and_defaults(begin):
     assert set(header["methods"]["hfcd"]["space_tree"]["space"]) == set(defaults)
     assert prepared.configs["hfcd"].algorithm.tau == 0.25
     assert any("algorithm.tau" in note for note in prepared.notes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("metric", "counted"), [("accuracy", [0, 1, 2]), ("rare_recall", [2])])
+def test_study_json_counts_the_validation_samples_of_the_metric(begin, tmp_path, metric, counted):
+    y = np.repeat([0, 1, 2], [100, 80, 20])
+    x = np.random.default_rng(0).random((200, 4, 4), dtype=np.float32)
+    np.savez(tmp_path / "tail.npz", train_images=x, train_labels=y)
+
+    folder, prepared = begin("fedavg", more=(f"data.path={tmp_path}/tail.npz",), metric=metric)
+
+    header = json.loads((folder.path / "study.json").read_text())
+    rows = np.concatenate(prepared.federation.partition.parts["validation"])
+    assert header["validation"] == sum(int((y[rows] == k).sum()) for k in counted)
 
 
 @pytest.mark.slow
