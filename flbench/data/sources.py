@@ -322,8 +322,9 @@ def _check_client(config: DataConfig) -> None:
     if config.client not in (None, "folder"):
         raise DataError(
             f"`data.client={config.client}` names a column, which data of Hugging Face"
-            " (data.name=hf:OWNER/NAME) have. Set data.client=folder for images CLIENT/CLASS/*,"
-            f" or leave it out.{did_you_mean(str(config.client), ['folder'])}"
+            " (data.name=hf:OWNER/NAME) have. Set data.client=folder for images CLIENT/CLASS/*;"
+            " save a table as one CSV file for each client in a folder; or leave it out."
+            f"{did_you_mean(str(config.client), ['folder'])}"
         )
 
 
