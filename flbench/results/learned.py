@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable
-from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ NAME: Final = "learned.json"
 MOST_NUMBERS: Final = 1_000_000
 """Largest number of numbers in the file; what would exceed it is left out."""
 DIGITS: Final = 6  # significant digits of a number
+LARGEST: Final = 1e100  # magnitude of a number; differences of two of them can be drawn
 
 
 def text_of(found: Iterable[Learned]) -> str:
@@ -59,9 +59,9 @@ def read(folder: Path, classes: int) -> tuple[Learned, ...]:
 
 
 def _rows(values: NDArray[Any]) -> list[list[float | None]]:
-    """Return numbers [R, Q] with few digits, None where they are not finite."""
+    """Return numbers [R, Q] with few digits, None where they are beyond `LARGEST`."""
     return [
-        [float(f"{value:.{DIGITS}g}") if isfinite(value) else None for value in row]
+        [float(f"{value:.{DIGITS}g}") if abs(value) <= LARGEST else None for value in row]
         for row in values.tolist()
     ]
 
@@ -93,6 +93,8 @@ def _item(one: dict[str, Any], classes: int) -> Learned:
     values = np.array(one.pop("values"), dtype=np.float64)
     if values.ndim != 2 or not values.size:
         raise ValueError("`values` is not a table of numbers")
+    if (np.abs(values) > LARGEST).any():
+        raise ValueError(f"a value is beyond {LARGEST:g}")
     if kind == LearnedTable.kind:
         labels = tuple(one.pop("labels"))
         if labels and (len(labels), {*map(type, labels)}) != (values.shape[1], {str}):
@@ -100,7 +102,7 @@ def _item(one: dict[str, Any], classes: int) -> Learned:
         limits = one.pop("limits")
         if limits is not None:
             low, high = map(float, limits)
-            if not -np.inf < low <= high < np.inf:
+            if not -LARGEST <= low <= high <= LARGEST:
                 raise ValueError("`limits` are not two numbers")
             limits = (low, high)
         return LearnedTable(values=values, labels=labels, limits=limits, **one)
