@@ -357,7 +357,7 @@ class TrainedModel:
                         " the model normalizes them."
                     )
             return raw
-        if raw.is_floating_point():
+        if raw.is_floating_point() or raw.dtype == torch.bool:
             raise UserError(
                 f"the samples have the type {_name(raw.dtype)}, but `{self.card['dataset']}` has"
                 f" images of whole numbers in [0, {self.largest:g}] (uint8). Give the pixels as"

@@ -346,6 +346,7 @@ def test_loading_leaves_the_number_of_threads_and_the_random_state(finished_run)
         ((2, 9, 8), np.uint8, r"\[2, 9, 8\].*\[B, 8, 8\]"),
         ((2, 8, 8, 3), np.uint8, r"\[2, 8, 8, 3\].*\[B, 8, 8\]"),
         ((2, 8, 8), np.float32, "float32.*whole numbers in.*0, 16"),
+        ((2, 8, 8), np.bool_, "bool.*whole numbers in.*0, 16"),
     ],
 )
 def test_other_samples_are_refused(finished_run, shape, dtype, words):
