@@ -123,7 +123,9 @@ def changes(case: CellConfig) -> tuple[tuple[Change, ...], tuple[Change, ...]]:
 
 def _compared(config: Config) -> dict[str, Any]:
     """Return the keys that a run's results depend on, with their values."""
-    free = ("engine.", "tracking.", "output.")
+    free: tuple[str, ...] = ("engine.", "tracking.", "output.")
+    if config.train.early_stopping.patience is None:  # off, so its other keys mean nothing
+        free = (*free, "train.early_stopping.")
     return {
         key: value
         for key, value in leaves(config.tree()).items()
