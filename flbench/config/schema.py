@@ -772,6 +772,14 @@ class EarlyStoppingConfig(Strict):
         " metric)",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _is_off(cls, given: Any) -> Any:
+        """Leave out the mode `max` where nothing is watched: earlier versions wrote it there."""
+        if isinstance(given, dict) and given.get("patience") is None and given.get("mode") == "max":
+            return given | {"mode": None}
+        return given
+
 
 class TermConfig(Strict):
     """An entry of `train.terms`: a loss term. Each term adds keys of its own."""

@@ -123,9 +123,7 @@ def changes(case: CellConfig) -> tuple[tuple[Change, ...], tuple[Change, ...]]:
 
 def _compared(config: Config) -> dict[str, Any]:
     """Return the keys that a run's results depend on, with their values."""
-    free: tuple[str, ...] = ("engine.", "tracking.", "output.")
-    if config.train.early_stopping.patience is None:  # off, so its other keys mean nothing
-        free = (*free, "train.early_stopping.")
+    free = ("engine.", "tracking.", "output.")
     return {
         key: value
         for key, value in leaves(config.tree()).items()
@@ -141,6 +139,8 @@ def fingerprint(config: Config) -> str:
     tree, partition = _compared(config), config.partition
     tree["evaluation.every"] = config.evaluation_period
     tree["partition.seed"] = config.partition_seed
+    if tree.get("algorithm.agg_weights") == "samples":
+        del tree["algorithm.agg_weights"]  # a method that averages nothing may lack the key
     if config.data.path is not None:
         del tree["data.name"]  # a run takes it from the file
     if partition.scheme in ("natural", "file"):

@@ -119,6 +119,15 @@ def test_hash_of_a_configuration_without_early_stopping_is_that_from_before_the_
     assert Config(train={"early_stopping": {"patience": 5}}).hash() != expected
 
 
+def test_a_configuration_of_an_earlier_version_is_that_of_today():
+    """It has the mode `max`, which was the default, also where nothing is watched."""
+    earlier, _ = config("runs", "train.early_stopping.mode=max")
+
+    assert earlier.tree() == config("runs")[0].tree()
+    keys = ("train.early_stopping.patience=2", "train.early_stopping.mode=max")
+    assert config("runs", *keys)[0].train.early_stopping.mode == "max"
+
+
 @pytest.mark.slow
 def test_an_object_can_serve_several_runs(tmp_path):
     """It begins each run with no memory of the run before."""
