@@ -10,7 +10,7 @@ import re
 from contextlib import suppress
 from math import cos, pi
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -654,7 +654,7 @@ class WrittenAlgorithmConfig(AlgorithmConfig):
     """Section `algorithm` of a configuration that is read as data, without the method's code."""
 
     model_config = ConfigDict(extra="allow")
-    agg_weights: Any = "samples"
+    agg_weights: ClassVar[Any] = "samples"  # type: ignore[misc]  # in the tree only if the file has it
 
 
 class WrittenOwnAlgorithmConfig(OwnAlgorithmConfig, WrittenAlgorithmConfig):

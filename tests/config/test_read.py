@@ -183,3 +183,13 @@ def test_keys_of_flbench_itself_are_checked(tmp_path):
 
     with pytest.raises(ConfigError, match=r"`train\.rounds`.*config\.yaml:4"):
         resolving.read(file)
+
+
+@pytest.mark.parametrize("name", ["fedamp", "fedavg", "lgfedavg"])
+def test_a_file_that_is_read_as_data_has_the_hash_of_its_run(tmp_path, name):
+    """FedAMP has no key `agg_weights`, and LG-FedAvg another default of it."""
+    config, _ = resolving.resolve([from_overrides([f"algorithm.name={name}"])])
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(config.tree(), {}))
+
+    assert resolving.read(file).hash() == config.hash()
