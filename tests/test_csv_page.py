@@ -6,6 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -94,5 +95,5 @@ def test_statements_of_the_methods_section_are_where_the_page_says(folder):
 def test_report_against_the_baseline_tests_no_other_pair(folder):
     answer = " ".join(json.loads((folder / "against-ft" / "report.json").read_text())["answer"])
     assert "ft" in answer
-    pairs = (folder / "against-ft" / "tables" / "pairs.csv").read_text().splitlines()[1:]
-    assert all("ft" in line.split(",")[1:3] for line in pairs)
+    pairs = pd.read_csv(folder / "against-ft" / "tables" / "pairs.csv")
+    assert ((pairs["first"] == "ft") | (pairs["second"] == "ft")).all()

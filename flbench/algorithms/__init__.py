@@ -37,6 +37,7 @@ from flbench.config.schema import (
 )
 from flbench.core.learned import Learned, LearnedPoints, LearnedTable
 from flbench.core.rng import Draw, generator, torch_seed, uniform
+from flbench.core.selection import largest, smallest_index
 from flbench.core.tree import nbytes, only, put_, repeat, take, weighted_mean
 from flbench.core.types import (
     Batch,
@@ -94,10 +95,12 @@ __all__ = [
     "Update",
     "epochs",
     "generator",
+    "largest",
     "nbytes",
     "only",
     "put_",
     "repeat",
+    "smallest_index",
     "take",
     "torch_seed",
     "uniform",

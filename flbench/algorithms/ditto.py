@@ -30,12 +30,12 @@ from flbench.algorithms import (
     epochs,
     only,
     repeat,
+    smallest_index,
 )
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.algorithms.shared.memory import Copy
 from flbench.algorithms.shared.personal_model import PersonalModel, V, personal_model
 from flbench.algorithms.shared.prefixes import prefixed
-from flbench.core.selection import smallest_index
 from flbench.losses import CrossEntropy, Proximal
 from flbench.losses.cross_entropy import sum_cross_entropy
 

@@ -24,6 +24,7 @@ from flbench.algorithms import (
     Transform,
     Tree,
     Update,
+    largest,
     only,
     repeat,
 )
@@ -31,7 +32,6 @@ from flbench.algorithms.shared.hypernetwork import Write
 from flbench.algorithms.shared.mixing import mix
 from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
 from flbench.algorithms.shared.sparse import packed
-from flbench.core.selection import largest
 
 CRITICAL = "critical."  # prefix of a mask M_i, bool, of the shape of the parameter
 CUSTOM = "custom."  # prefix of c_i at the critical entries, zero elsewhere

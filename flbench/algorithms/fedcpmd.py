@@ -35,6 +35,7 @@ from flbench.algorithms import (
     nbytes,
     only,
     repeat,
+    smallest_index,
     take,
     weighted_mean,
 )
@@ -48,7 +49,6 @@ from flbench.algorithms.shared.election import (
 )
 from flbench.algorithms.shared.mixing import mix, pairwise_cosines
 from flbench.algorithms.shared.shift import REDUCE, Distance, Gaussian, Shift, shift_scores
-from flbench.core.selection import smallest_index
 
 Layers = tuple[LayerSpec, ...]
 Mixing = Literal["similarity", "raw", "mean"]

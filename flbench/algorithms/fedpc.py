@@ -39,6 +39,7 @@ from flbench.algorithms import (
     nbytes,
     only,
     repeat,
+    smallest_index,
     weighted_mean,
 )
 from flbench.algorithms.shared import prototypes
@@ -46,7 +47,6 @@ from flbench.algorithms.shared.mixing import mix
 from flbench.algorithms.shared.prefixes import prefixed, stripped
 from flbench.algorithms.shared.prototypes import NearestPrototype
 from flbench.algorithms.shared.simplex import simplex, softmax_among
-from flbench.core.selection import smallest_index
 from flbench.losses import ClassPull, CrossEntropy, PrototypeL2, class_pull
 from flbench.losses.cross_entropy import sum_cross_entropy
 from flbench.losses.similarity import EPSILON, class_sums

@@ -32,6 +32,7 @@ from flbench.algorithms import (
     generator,
     only,
     repeat,
+    smallest_index,
     uniform,
     weighted_mean,
 )
@@ -39,7 +40,6 @@ from flbench.algorithms.shared.linear_head import LinearHead, unmet
 from flbench.algorithms.shared.memory import PARTICIPATED
 from flbench.algorithms.shared.personal_model import PersonalModel, V, personal_model
 from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
-from flbench.core.selection import smallest_index
 from flbench.losses import CrossEntropy, Proximal
 
 ENDPOINTS = "simplex.weight"  # W_1, ..., W_M [M, C, D]

@@ -31,10 +31,10 @@ from flbench.algorithms import (
     Update,
     generator,
     only,
+    smallest_index,
     weighted_mean,
 )
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
-from flbench.core.selection import smallest_index
 from flbench.losses.cross_entropy import sum_cross_entropy
 
 

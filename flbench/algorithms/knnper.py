@@ -24,10 +24,10 @@ from flbench.algorithms import (
     StepContext,
     Transform,
     Tree,
+    largest,
 )
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.algorithms.shared.simplex import softmax_among
-from flbench.core.selection import largest
 
 SHARE = "knn_share"  # lambda [], a leaf that a program writes before an evaluation
 STORE, CHOICE = "store", "choice"  # Statistics: the datastore, and the samples that lambda fits

@@ -238,12 +238,17 @@ def open_device(config: EngineConfig) -> torch.device:
             )
         select_deterministic_kernels(tf32=config.precision == "tf32")
         return device
-    if config.precision in ("tf32", "16-mixed"):
+    check_precision(config, device)
+    keep_freed_memory()
+    return device
+
+
+def check_precision(config: EngineConfig, device: torch.device) -> None:
+    """Raise a ConfigError if a device is a CPU, which cannot compute in `engine.precision`."""
+    if device.type == "cpu" and config.precision in ("tf32", "16-mixed"):
         raise ConfigError(
             f"`engine.precision={config.precision}` needs a GPU. Use bf16-mixed or 32-true."
         )
-    keep_freed_memory()
-    return device
 
 
 def select_deterministic_kernels(*, tf32: bool) -> None:

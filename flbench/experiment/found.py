@@ -8,7 +8,7 @@ import torch
 
 from flbench.config.schema import BestConfig, Config, EngineConfig
 from flbench.core.errors import ConfigError
-from flbench.engine.base import find_device
+from flbench.engine.base import check_precision, find_device
 from flbench.workers import cores
 from flbench.workers.nesting import is_ray_worker
 from flbench.workers.resources import is_elsewhere
@@ -115,7 +115,10 @@ def find_engine(
             f" may use {there} core{'s' * (there > 1)}. Leave it out, or set it to at most"
             f" {THREADS_PER_CORE * there}."
         )
-    return asked.altered(device=str(find_device(asked.device)))
+    device = find_device(asked.device)
+    if has_workers:  # they would say so after their start
+        check_precision(asked, device)
+    return asked.altered(device=str(device))
 
 
 def on_this_machine(config: EngineConfig) -> EngineConfig:

@@ -83,7 +83,8 @@ def test_ffalora_of_full_rank_is_fedavg_on_the_weights_themselves(monkeypatch):
             net.get_parameter(A).copy_(torch.eye(64))
 
     monkeypatch.setattr(lora, "inject", inject_ones)
-    full = (*MLP, PART, "engine.precision=64-true", "train.optimizer.lr=0.1")
+    square = "model.hidden=[64]"  # the rank is at most the smaller side of a weight
+    full = (*MLP, PART, square, "engine.precision=64-true", "train.optimizer.lr=0.1")
     plain = after(build(*full, "algorithm=fedavg", "model.freeze=[backbone.fc1.bias]"), 2).server
     built = build(*full, "algorithm=ffalora", "model.lora.rank=64", "model.lora.alpha=64")
     start = built.net.get_parameter("backbone.fc1.base_layer.weight").double()

@@ -102,9 +102,6 @@ def test_tables_of_best_and_last_round_agree_with_the_metrics(tmp_path):
         classes = [line for line in csv.DictReader(file) if line["moment"] == "last"]
     recall = [float(line["recall"]) for line in classes if int(line["test_support"])]
     assert sum(recall) / len(recall) == pytest.approx(summary["last"]["test"]["balanced_accuracy"])
-    rare = [float(line["recall"]) for line in classes if line["rare"] == "1"]
-    assert sum(rare) / len(rare) == pytest.approx(summary["last"]["test"]["rare_recall"])
-    assert len(rare) == 2
 
 
 def test_without_a_validation_part_the_best_round_is_the_last(tmp_path):

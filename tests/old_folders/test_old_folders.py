@@ -128,7 +128,7 @@ def test_a_study_is_read_and_needs_nothing_more(copied):
     assert len(study.results()) == 2
     assert study.best("fedper").score == study.trials["score"].max()
     for row in study.finals.to_dict("records"):
-        assert row["test.accuracy"] == summary_of(Path(row["path"]))["last"]["test"]["accuracy"]
+        assert row["test.accuracy"] == summary_of(Path(row["path"]))["best"]["test"]["accuracy"]
     assert fl.resume(path, progress=False).trials.equals(study.trials)
     assert (path / "study.md").is_file()
 
@@ -162,6 +162,8 @@ def test_a_comparison_trains_the_cell_that_it_lacks(old, copied):
         fl.load(one).metrics.set_index(["round", "split", "protocol", "metric"])["value"]
         for one in (Path(lost), old / Path(lost).relative_to(path.parent))
     )
+    # That version computed metrics of rare classes, which digits do not have.
+    before = before[~before.index.get_level_values("metric").str.startswith("rare_")]
     assert new.index.equals(before.index)
     assert np.allclose(new, before, rtol=0, atol=TINY, equal_nan=True)
 
@@ -188,7 +190,7 @@ def test_folders_are_sent_to_mlflow_once(copied, tmp_path):
     uri = f"sqlite:///{tmp_path / 'flbench.db'}"
     runs = {  # with those of the whole and of its methods
         runs_below(copied("runs"))[0]: 1,
-        copied("study"): 1 + 1 + 2 + 4,
+        copied("study"): 1 + 2 + 2 + 4,  # the method is there by default and tuned
         copied("comparison"): 1 + 2 + 4,
     }
     for path, count in runs.items():

@@ -227,7 +227,7 @@ def test_a_study_goes_on_with_what_is_left_of_a_cluster(nodes, tmp_path, monkeyp
         [line for line in file.read_text().splitlines() if ",validation," in line]
         for file in (trial, twin.path / "metrics.csv")
     ]
-    assert rows[0] == rows[1]
+    assert [row for row in rows[0] if row in rows[1]] == rows[1]  # a trial has its loss too
     assert list(study.trials["attempts"]) == [1]
 
 
