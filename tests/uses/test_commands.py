@@ -37,7 +37,7 @@ FEW = {
     r"--seeds \d+": "--seeds 2",
     r"--trials \d+": "--trials 2 --concurrent 1",
     r"--clients \d+|partition\.clients=\d+": "partition.clients=10",
-    r"partition\.samples=\w+": "partition.samples=400",
+    r"partition\.samples=\w+": "partition.samples=600",
     r"evaluation\.every=\d+": "evaluation.every=1",
     r"evaluation\.common\.limit=\w+": "evaluation.common.limit=50",
     r"--jobs \d+": "--jobs 1",
