@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast, get_args, get_origin
 from pydantic import BaseModel, ValidationError, create_model
 
 from flbench.config.schema import (
+    AS_DATA,
     UNRECORDED,
     AlgorithmConfig,
     Config,
@@ -62,8 +63,8 @@ def read(path: Path) -> WrittenConfig:
 
     No module of a method, net, loss term, metric or scheme is imported, so that the results of a
     run can be read where these are not installed, and without PyTorch. The keys of methods, nets
-    and terms are taken as they are written. Nothing can be built from the result: `resolve_written`
-    makes a configuration for that.
+    and terms are taken as they are written; keys of flbench that do not exist any more are left
+    out. Nothing can be built from the result: `resolve_written` makes a configuration for that.
 
     Args:
         path: The file.
@@ -180,7 +181,7 @@ def _checked(
     problems += _check_terms(tree, origins, partial(_term, written))
     config: Whole | None = None
     try:
-        config = schema.model_validate(tree)
+        config = schema.model_validate(tree, context=AS_DATA if written else None)
     except ValidationError as error:
         by_path: dict[str, list[Any]] = {}
         for item in error.errors():

@@ -41,6 +41,8 @@ LONGEST_PERIOD: Final = 10  # most rounds between two of them, unless the user s
 Scalar = bool | int | float | str
 Argument = Scalar | list[Scalar]
 """A value of `partition.args` and `model.args`."""
+AS_DATA: Final = "as data"
+"""Context of the validation of a configuration that flbench has recorded."""
 
 
 class Strict(BaseModel):
@@ -53,6 +55,16 @@ class Strict(BaseModel):
         protected_namespaces=(),
         validate_default=True,
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_former_keys(cls, given: Any, info: ValidationInfo) -> Any:
+        """Leave out the keys of a recorded section that the schema does not have any more."""
+        if info.context != AS_DATA or cls.model_config["extra"] == "allow":
+            return given
+        if not isinstance(given, dict):
+            return given
+        return {key: value for key, value in given.items() if key in cls.model_fields}
 
     @field_validator("*", mode="before")
     @classmethod

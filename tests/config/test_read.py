@@ -9,7 +9,7 @@ from pydantic import Field
 from flbench.algorithms.fedavg import FedAvg, FedAvgConfig
 from flbench.config import resolve as resolving
 from flbench.config.schema import ModelConfig, TermConfig
-from flbench.config.sources import Layer, from_overrides
+from flbench.config.sources import Layer, from_file, from_overrides
 from flbench.config.yaml_text import to_yaml
 from flbench.core.errors import ConfigError
 from flbench.core.registry import ALGORITHMS, MODELS, TERMS
@@ -193,3 +193,15 @@ def test_a_file_that_is_read_as_data_has_the_hash_of_its_run(tmp_path, name):
     file.write_text(to_yaml(config.tree(), {}))
 
     assert resolving.read(file).hash() == config.hash()
+
+
+def test_keys_that_do_not_exist_any_more_are_left_out_of_what_is_read(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("gone: 1\nengine:\n  gone: true\n  threads: 2\nold:\n  key: 1\n")
+
+    found = resolving.read(file)
+
+    assert found.engine.threads == 2
+    assert "gone" not in str(found.tree())
+    with pytest.raises(ConfigError, match=r"engine\.gone"):
+        resolving.resolve([from_file(file)])
