@@ -17,7 +17,7 @@ import pandas as pd
 from board_pages import NEW
 
 from flbench.algorithms.catalogue import method as described
-from flbench.core.markup import in_code
+from flbench.core.text import in_code
 
 ALWAYS: Final = {
     "local": "whether federated learning is worth its cost at all",

@@ -19,7 +19,7 @@ from time import perf_counter
 import flbench as fl
 from flbench.comparison.archive import Unpacked
 from flbench.core.documents import as_data_error
-from flbench.core.printable import printable
+from flbench.core.text import printable
 from flbench.results import folders, reading
 
 

@@ -22,8 +22,7 @@ from trained_with import trained_with
 import flbench as fl
 from flbench.analysis.statistics import across, correct
 from flbench.core.errors import UserError
-from flbench.core.markup import in_code, in_markdown
-from flbench.core.printable import one_line, printable
+from flbench.core.text import in_code, in_markdown, one_line, printable
 from flbench.reproduce import library
 from flbench.reproduce.words import with_sign
 from flbench.results.left_out import LEFT_OUT

@@ -32,7 +32,7 @@ import torch
 import flbench as fl
 from flbench.algorithms import ALGORITHMS
 from flbench.algorithms.base import Algorithm
-from flbench.core.markup import in_code
+from flbench.core.text import in_code
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 MEASURED: Final = ROOT / "docs" / "board" / "method-costs.json"

@@ -18,7 +18,7 @@ from scipy.stats import kendalltau
 from trained_with import trained_with
 
 import flbench as fl
-from flbench.core.markup import in_code
+from flbench.core.text import in_code
 from flbench.reports.tables import size
 
 CONFIGS: Final = Path(__file__).resolve().parents[1] / "configs" / "clients"

@@ -16,7 +16,7 @@ from flbench.analysis.tables import (
     TESTS,
     Analysis,
 )
-from flbench.core.printable import one_line
+from flbench.core.text import one_line
 from flbench.reports.picture import short
 from flbench.reports.tables import Block, p_value, size
 

@@ -21,7 +21,7 @@ from flbench.analysis.progress import SPLITS
 from flbench.analysis.statistics import Across
 from flbench.analysis.tables import CLASS_SCORES, Analysis
 from flbench.core.learned import Learned, LearnedPoints, LearnedTable
-from flbench.core.printable import one_line
+from flbench.core.text import one_line
 from flbench.reports import figures
 from flbench.reports.picture import Picture, in_legend, short, width
 from flbench.reports.tables import size

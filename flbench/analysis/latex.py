@@ -20,8 +20,7 @@ from flbench.analysis.blocks import (
 )
 from flbench.analysis.sampling import VARIED
 from flbench.analysis.tables import CLASS_SCORES, Analysis
-from flbench.core.markup import in_latex
-from flbench.core.printable import one_line
+from flbench.core.text import in_latex, one_line
 from flbench.reports.tables import Block
 
 NAMES: Final = ("leaderboard", "scores", "pairs", "targets", "classes", "clients", "new_clients")

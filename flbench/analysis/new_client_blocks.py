@@ -7,7 +7,7 @@ from typing import Any, Final
 from flbench.analysis.arrangement import Arrangement
 from flbench.analysis.blocks import number, records, with_width_of
 from flbench.analysis.tables import Analysis
-from flbench.core.printable import one_line
+from flbench.core.text import one_line
 from flbench.reports.tables import Block, size
 
 FLOOR: Final = {"local": "from scratch", "ft": "fine-tuned FedAvg"}

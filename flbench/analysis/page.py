@@ -15,7 +15,7 @@ from flbench.analysis.arrangement import Arrangement
 from flbench.analysis.tables import CLASS_SCORES, Analysis
 from flbench.config.sources import leaves
 from flbench.core.documents import read_json
-from flbench.core.printable import one_line
+from flbench.core.text import one_line
 from flbench.reports import figures as encoding
 from flbench.reports.tables import Block
 from flbench.results import learned

@@ -15,9 +15,7 @@ from flbench.analysis.blocks import has_rank_claims, records
 from flbench.analysis.sampling import VARIED
 from flbench.analysis.statistics import Across
 from flbench.analysis.tables import Analysis
-from flbench.core.csv_text import csv_text
-from flbench.core.markup import in_markdown
-from flbench.core.printable import one_line
+from flbench.core.text import csv_text, in_markdown, one_line
 from flbench.reports.tables import markdown
 
 TABLES: Final = (

@@ -27,13 +27,13 @@ from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, folder_of, from_text, from_values, is_line, leaves, merge
 from flbench.config.trust import check as check_code
 from flbench.config.typed import items_of
-from flbench.core.addresses import redact
 from flbench.core.consent import run_code
 from flbench.core.documents import read_json
 from flbench.core.errors import ConfigError, RunError, UserError
 from flbench.core.expected import as_flbench_errors
 from flbench.core.given import offered
 from flbench.core.registry import ALGORITHMS
+from flbench.core.text import redact
 from flbench.core.wording import command_or_call, setting
 from flbench.data.own import is_own
 from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from html import escape as quoted
 from typing import TYPE_CHECKING, Final
 
-from flbench.core.printable import printable
+from flbench.core.text import printable
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,7 +15,7 @@ from flbench.comparison.folder import is_comparison
 from flbench.config.schema import OutputConfig
 from flbench.config.sources import leaves
 from flbench.core.errors import UserError
-from flbench.core.printable import warn
+from flbench.core.text import warn
 from flbench.core.wording import in_shell
 from flbench.results import folders, reading, study_folder
 from flbench.results.differences import differing_keys

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flbench.core.errors import ConfigError, did_you_mean
-from flbench.core.printable import printable
+from flbench.core.text import printable
 from flbench.core.wording import listed
 
 ROOT: Final = Path(__file__).resolve().parents[1]

@@ -15,7 +15,7 @@ from flbench.core.consent import run_code
 from flbench.core.errors import UserError, did_you_mean
 from flbench.core.given import offered
 from flbench.core.metric_names import SUFFIXES
-from flbench.core.printable import warn
+from flbench.core.text import warn
 from flbench.reports.tables import PROBABILITY_TITLES, RANKING_TITLES, score, size
 from flbench.results import reading, tables
 from flbench.results.reading import VALIDATION

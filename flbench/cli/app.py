@@ -25,7 +25,7 @@ from flbench.cli.declared import Form, with_arguments_of
 from flbench.core import account, consent, files, garbage, pytorch, standard_streams
 from flbench.core.errors import RunError, UserError, shortened
 from flbench.core.expected import as_flbench_errors
-from flbench.core.printable import print_warnings, printable
+from flbench.core.text import print_warnings, printable
 from flbench.core.wording import for_command_line
 from flbench.reports.terminal import print_notes, told
 

@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.measure import Measurement
 from rich.table import Table
 
-from flbench.core.printable import printable
+from flbench.core.text import printable
 from flbench.reports.tables import Block
 from flbench.reports.terminal import open_console, print_notes
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from flbench.cli import console
-from flbench.core.printable import one_line
+from flbench.core.text import one_line
 from flbench.reports.tables import share, size
 from flbench.results import reading
 from flbench.results.diff import COSTS, HASHES, Pair

@@ -10,9 +10,9 @@ import torch
 from flbench.cli import console
 from flbench.cli.tables import predictions as prediction_tables
 from flbench.core import files
-from flbench.core.csv_text import csv_text
 from flbench.core.documents import read_json
 from flbench.core.errors import DataError, UserError
+from flbench.core.text import csv_text
 from flbench.data import unlabelled
 from flbench.experiment import export as exporting
 from flbench.experiment import trained

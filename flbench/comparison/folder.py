@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from flbench.comparison.plan import Design
-from flbench.core.addresses import redact_address
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import DataError
+from flbench.core.text import redact_address
 from flbench.jobs.folder import JobFolder
 from flbench.jobs.job import Job
 

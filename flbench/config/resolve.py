@@ -25,10 +25,10 @@ from flbench.config.schema import (
 )
 from flbench.config.sources import NAMED_SECTIONS, Layer, from_file, from_values, leaves, merge
 from flbench.config.yaml_text import unreadable
-from flbench.core.addresses import MASK, redact
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.given import OBJECT
 from flbench.core.registry import ALGORITHMS, MODELS, TERMS, Registry
+from flbench.core.text import MASK, redact
 
 Kind = type[AlgorithmConfig] | type[ModelConfig]
 """Class of the keys of a section that names a method or a net."""

@@ -29,7 +29,7 @@ from pydantic import (
     model_validator,
 )
 
-from flbench.core.addresses import redact_address
+from flbench.core.text import redact_address
 
 # Unless the user sets `evaluation.every`, a run of ten rounds or more has at least this number of
 # evaluations; a shorter one has an evaluation after each round.

@@ -9,7 +9,7 @@ import yaml
 
 from flbench.core.files import is_text
 from flbench.core.plain_yaml import MAX_CHARACTERS, MAX_VALUES, is_integer
-from flbench.core.printable import one_line
+from flbench.core.text import one_line
 
 MOST_PADDED: Final = 100  # characters of the longest line that comments are aligned with
 REMEMBERED: Final = 100  # characters of the longest text whose YAML is remembered

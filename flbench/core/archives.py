@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Final
 
 from flbench.core.errors import DataError
-from flbench.core.printable import printable
+from flbench.core.text import printable
 
 MOST_FILES: Final = 100_000
 """Largest number of entries of an archive."""

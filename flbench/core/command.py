@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from flbench.core.addresses import redact
+from flbench.core.text import redact
 
 _started_by: ContextVar[str | None] = ContextVar("started_by", default=None)
 

@@ -15,7 +15,7 @@ from zipfile import BadZipFile
 from flbench.core import files
 from flbench.core.errors import DataError, shortened
 from flbench.core.plain_yaml import MAX_DEPTH, PlainYamlError, parse
-from flbench.core.printable import one_line
+from flbench.core.text import one_line
 
 LARGEST_JSON: Final = 64 * 2**20
 """Largest size of a JSON file in bytes."""

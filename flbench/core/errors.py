@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Final
 
-from flbench.core.printable import printable
+from flbench.core.text import printable
 
 MAX_MESSAGE: Final = 300  # characters
 

@@ -2,13 +2,13 @@
 
 A name from a file may be anything. The functions of this module decide what is a name where it is
 read; where a name is written, the writer escapes it for the form of the text: see
-`flbench.core.printable`, `flbench.core.csv_text` and `flbench.core.markup`.
+`flbench.core.text`.
 """
 
 from typing import Any, Final
 
 from flbench.core.errors import shortened
-from flbench.core.printable import is_printable, printable
+from flbench.core.text import is_printable, printable
 
 LONGEST: Final = 1000
 """Largest number of characters of a name."""

@@ -15,7 +15,7 @@ from typing import Final, Self
 
 from flbench.core import files
 from flbench.core.errors import DataError
-from flbench.core.printable import one_line
+from flbench.core.text import one_line
 
 MAX_BYTES: Final = 16 * 2**30
 MAX_ENTRY: Final = 256 * 2**20

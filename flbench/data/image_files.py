@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from flbench.core import files
 from flbench.core.errors import DataError
-from flbench.core.printable import one_line, warn
+from flbench.core.text import one_line, warn
 from flbench.data import labels, pixels
 from flbench.data.archive import DAMAGED, OTHER_TABLES, Archive
 from flbench.data.dataset import Dataset

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flbench.core.printable import one_line
+from flbench.core.text import one_line
 from flbench.data.dataset import PARTS, Dataset
 from flbench.data.schemes import Indices
 

@@ -45,8 +45,8 @@ from torch.utils._pytree import tree_leaves
 
 from flbench.client.program import Phase, Statistic
 from flbench.core.ownership import is_known
-from flbench.core.printable import warn
 from flbench.core.rng import RandomState
+from flbench.core.text import warn
 from flbench.core.types import Tree
 
 LOOKS = 3

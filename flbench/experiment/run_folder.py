@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from flbench.core import files
-from flbench.core.csv_text import csv_text
 from flbench.core.errors import RunError
 from flbench.core.locked_folder import LockedFolder
+from flbench.core.text import csv_text
 from flbench.core.types import State, Tree
 from flbench.core.wording import in_shell
 from flbench.experiment import checkpoint
@@ -111,7 +111,7 @@ class RunFolder(LockedFolder):
     def write_table(
         self, name: str, header: Sequence[str], rows: Iterable[Sequence[object]]
     ) -> None:
-        """Write a CSV file; see `flbench.core.csv_text`.
+        """Write a CSV file; see `flbench.core.text`.
 
         Args:
             name: Name of the file.

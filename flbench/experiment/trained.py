@@ -32,8 +32,8 @@ from flbench.config.schema import Config
 from flbench.core import files, shapes
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import DataError, UserError, did_you_mean
-from flbench.core.printable import one_line
 from flbench.core.shapes import TokenShape
+from flbench.core.text import one_line
 from flbench.core.types import Batch, Outputs, Samples, State, StepContext, Tree
 from flbench.core.wording import how_to_resume, listed, setting
 from flbench.data import pixels, tokens, unlabelled

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import ClassVar, Final, Self
 
 from flbench.core import files
-from flbench.core.addresses import redact
 from flbench.core.documents import read_json
 from flbench.core.errors import UserError
 from flbench.core.locked_folder import LockedFolder
+from flbench.core.text import redact
 from flbench.core.wording import lower_rate
 from flbench.jobs.job import Job
 from flbench.results import reading

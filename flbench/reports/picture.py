@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter, LogitFormatter, ScalarFormatter
 
-from flbench.core.printable import one_line
+from flbench.core.text import one_line
 from flbench.core.wording import is_for_command_line
 
 DOTS: Final = 144  # per inch, twice the size at which a notebook shows the picture

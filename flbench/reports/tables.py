@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from math import isnan
 from typing import Any, Final
 
-from flbench.core.markup import in_cell, in_markdown
-from flbench.core.printable import one_line
+from flbench.core.text import in_cell, in_markdown, one_line
 from flbench.metrics import probability_names, ranking_names
 from flbench.results.reading import VALIDATION
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.text import Text
 
-from flbench.core.printable import printable
+from flbench.core.text import printable
 
 NARROW = 120  # columns of an output that is not a terminal
 SILENCE: Final = 20.0

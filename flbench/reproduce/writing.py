@@ -7,9 +7,7 @@ from typing import Any, Final
 
 from flbench import __version__
 from flbench.core import files
-from flbench.core.csv_text import csv_text
-from flbench.core.markup import in_code, in_markdown
-from flbench.core.printable import printable
+from flbench.core.text import csv_text, in_code, in_markdown, printable
 from flbench.reports.tables import grid
 from flbench.reproduce.cells import named
 from flbench.reproduce.configurations import Change

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from flbench.core.errors import UserError, shortened
-from flbench.core.printable import one_line
+from flbench.core.text import one_line
 
 LEFT_OUT: Final = "left out: "
 """Beginning of the sentence about something that is left out."""

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from flbench.core import files, names
 from flbench.core.errors import DataError, shortened
-from flbench.core.printable import one_line
+from flbench.core.text import one_line
 
 HEADER: Final = ("round", "split", "protocol", "metric", "value")
 EXACT: Final = 2.0**53  # integers below it are exact in float64

@@ -12,10 +12,10 @@ import numpy as np
 from flbench.config.resolve import read as read_config
 from flbench.config.schema import Config
 from flbench.core import files
-from flbench.core.csv_text import read_cell
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import DataError, UserError, shortened
 from flbench.core.names import as_written
+from flbench.core.text import read_cell
 from flbench.core.wording import how_to_resume
 from flbench.data.npz_files import read_arrays
 from flbench.metrics import probability_names, ranking_names

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from flbench.config.schema import BestConfig
 from flbench.core import names
 from flbench.core.errors import shortened
-from flbench.core.printable import one_line
+from flbench.core.text import one_line
 from flbench.metrics import rare_names
 from flbench.results.metrics_file import MOST_BYTES, Row
 

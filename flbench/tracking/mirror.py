@@ -17,8 +17,8 @@ from typing import Final, Self
 from flbench.callbacks import Callback, RunView
 from flbench.config.schema import Config, TrackingConfig
 from flbench.core import children, files
-from flbench.core.addresses import redact_address
 from flbench.core.errors import ConfigError
+from flbench.core.text import redact_address
 from flbench.core.wording import in_shell
 from flbench.tracking import mlflow_store
 from flbench.tracking.mirror_run import NOT_SENT, REFUSED, Outcome

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from flbench.core.documents import as_data_error, read_json, read_yaml, unix_milliseconds
 from flbench.core.errors import DataError
-from flbench.core.printable import printable
+from flbench.core.text import printable
 from flbench.tracking import (
     mlflow_errors,
     mlflow_files,

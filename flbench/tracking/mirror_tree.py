@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from flbench.core.documents import as_data_error, unix_milliseconds
-from flbench.core.printable import printable
+from flbench.core.text import printable
 from flbench.tracking import mirror_run, mlflow_names, mlflow_view
 from flbench.tracking.mirror_run import KeptErrors, Outcome
 from flbench.tracking.mlflow_run import RUN_TAG, MlflowRun, RunIdentity, SentCounts

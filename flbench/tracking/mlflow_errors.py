@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from flbench.core.errors import MAX_MESSAGE, shortened
-from flbench.core.printable import one_line
+from flbench.core.text import one_line
 
 LONGEST: Final = 200  # characters of a reason that is not known here
 WRITABLE: Final = "Its folder must exist and be writable; or give another --uri"

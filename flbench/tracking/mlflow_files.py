@@ -8,10 +8,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import Final
 
-from flbench.core.csv_text import read_cell
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import DataError
 from flbench.core.files import LARGEST, check_regular
+from flbench.core.text import read_cell
 from flbench.results.checkpoint_files import files_of
 from flbench.tracking import mlflow_names
 from flbench.tracking.mlflow_run import MlflowRun, digest_of

@@ -14,8 +14,17 @@ from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import unquote, urlsplit
 
-from flbench.core import addresses, files
+from flbench.core import files
 from flbench.core.errors import ConfigError, UserError
+from flbench.core.text import (
+    HTTP,
+    is_of_this_machine,
+    is_redacted,
+    is_same_address,
+    redact_address,
+    scheme_of,
+    without_user,
+)
 from flbench.tracking import mlflow_view
 
 NOT_INSTALLED: Final = "MLflow is not installed. Install it: pip install 'flbench[mlflow]'"
@@ -110,13 +119,13 @@ def _address(uri: str | None, named_by: NamedBy) -> str:
     in_environment = os.environ.get(ADDRESS_VARIABLE)
     if not uri:
         return in_environment or _of_file(Path.cwd() / "mlflow" / "flbench.db")
-    if named_by != "user" and in_environment and addresses.is_same(uri, in_environment):
+    if named_by != "user" and in_environment and is_same_address(uri, in_environment):
         return in_environment
     found = _completed(uri, in_environment)
-    is_trusted = named_by == "user" or addresses.is_of_this_machine(found)
+    is_trusted = named_by == "user" or is_of_this_machine(found)
     if is_trusted or (named_by == "file" and not _any_credentials()):
         return found
-    shown = addresses.redact_address(uri)
+    shown = redact_address(uri)
     what = "results" if named_by == "folder" else "credentials of MLflow"
     raise ConfigError(
         f"{shown} is an address that a {named_by} names, and not that of ${ADDRESS_VARIABLE}. To"
@@ -131,7 +140,7 @@ def _check_keeps(uri: str) -> None:
     Raises:
         ConfigError: It is a database in memory, or a folder.
     """
-    shown = addresses.redact_address(uri)
+    shown = redact_address(uri)
     cure = (
         "Give the file of a database: sqlite:///FILE, by tracking.uri, --uri (flbench sync, ui) or"
         f" ${ADDRESS_VARIABLE}."
@@ -140,7 +149,7 @@ def _check_keeps(uri: str) -> None:
     path = rest.partition("?")[0].lstrip("/")
     if scheme.partition("+")[0] == "sqlite" and (not path or ":memory:" in rest):
         raise ConfigError(f"{shown} is a database in memory, which ends with the process. {cure}")
-    is_folder = scheme == "file" if colon else addresses.is_of_this_machine(uri)
+    is_folder = scheme == "file" if colon else is_of_this_machine(uri)
     if is_folder and os.environ.get(FOLDER_VARIABLE, "").lower() not in ("true", "1"):
         raise ConfigError(
             f"{shown} is a folder, in which MLflow 3.13 and later keep no runs. {cure}\nTo go on"
@@ -150,13 +159,13 @@ def _check_keeps(uri: str) -> None:
 
 def _completed(uri: str, in_environment: str | None) -> str:
     """Return an address with the secrets that the environment has for it."""
-    if not addresses.is_redacted(uri):
+    if not is_redacted(uri):
         return uri
-    if in_environment and addresses.redact_address(in_environment) == uri:
+    if in_environment and redact_address(in_environment) == uri:
         return in_environment
-    is_http = addresses.scheme(uri) in addresses.HTTP
-    bare = addresses.without_user(uri)
-    if is_http and not addresses.is_redacted(bare) and _has_credentials():
+    is_http = scheme_of(uri) in HTTP
+    bare = without_user(uri)
+    if is_http and not is_redacted(bare) and _has_credentials():
         return bare  # MLflow adds the credentials to its requests
     others = " (or $MLFLOW_TRACKING_USERNAME and $MLFLOW_TRACKING_PASSWORD)" if is_http else ""
     raise ConfigError(
@@ -241,7 +250,7 @@ class Store:
     @property
     def shown(self) -> str:
         """Address of the store without its secrets."""
-        return addresses.redact_address(self.uri)
+        return redact_address(self.uri)
 
     def experiment(self, name: str) -> str:
         """Return the id of an experiment, which is made if it does not exist.
@@ -284,10 +293,10 @@ class Store:
             ConfigError: The store is local, and the location is a server; or the user has not named
                 the store, and the location is not a folder below that of the database.
         """
-        if not addresses.is_of_this_machine(self.uri):
+        if not is_of_this_machine(self.uri):
             return
-        shown = addresses.redact_address(location)
-        if addresses.scheme(location) in (*addresses.HTTP, "mlflow-artifacts"):
+        shown = redact_address(location)
+        if scheme_of(location) in (*HTTP, "mlflow-artifacts"):
             raise ConfigError(
                 f"{self.uri} keeps files at {shown}, a server that would get MLflow's credentials."
                 " Choose another experiment: tracking.experiment=NAME, or give the server: --uri"
@@ -349,7 +358,7 @@ class Store:
 
 def _path(location: str) -> Path | None:
     """Return the path of a location on this machine; None for any other."""
-    if addresses.scheme(location):
+    if scheme_of(location):
         parts = urlsplit(location)
         is_path = parts.scheme == "file" and parts.netloc in ("", "localhost")
         return Path(unquote(parts.path)) if is_path else None

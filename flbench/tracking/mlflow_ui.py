@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 from flbench.core import children
-from flbench.core.addresses import HTTP, redact_address, without_user
 from flbench.core.errors import RunError, UserError
+from flbench.core.text import HTTP, redact_address, without_user
 from flbench.reports.terminal import print_notes, told
 from flbench.tracking import mlflow_app, mlflow_errors, mlflow_store, mlflow_view
 from flbench.tracking.mirror_comparison import COMPARISON_TAG

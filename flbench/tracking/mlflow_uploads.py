@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from flbench.core import files
 from flbench.core.errors import UserError, shortened
-from flbench.core.printable import one_line
+from flbench.core.text import one_line
 from flbench.tracking import mlflow_errors, mlflow_store
 from flbench.tracking.mlflow_errors import Trouble
 

@@ -19,9 +19,9 @@ from flbench.config.schema import (
 from flbench.config.sources import Layer, folder_of
 from flbench.config.yaml_text import to_yaml
 from flbench.core import files
-from flbench.core.addresses import redact
 from flbench.core.errors import ConfigError, DataError, UserError
 from flbench.core.metric_names import SUFFIXES
+from flbench.core.text import redact
 from flbench.core.wording import setting
 from flbench.data import partition_files
 from flbench.data.federation import Federation

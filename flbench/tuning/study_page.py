@@ -15,8 +15,7 @@ from flbench.analysis import blocks, text
 from flbench.analysis import page as comparison_page
 from flbench.analysis.page import Drawings, Drawn, Shared, drawn, placed
 from flbench.core import files
-from flbench.core.csv_text import csv_text
-from flbench.core.markup import in_markdown
+from flbench.core.text import csv_text, in_markdown
 from flbench.reports import figures
 from flbench.reports import tables as forms
 from flbench.results import study_folder

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Final, NoReturn, Self
 
 from flbench.core.errors import RunError
-from flbench.core.printable import printable
+from flbench.core.text import printable
 
 INTERRUPTED: Final = 130  # exit code after a stop signal
 FAILED: Final = 1  # exit code after the loss of a server

@@ -18,7 +18,7 @@ from flbench.cli.app import main
 from flbench.config import trust
 from flbench.core import imported
 from flbench.core.errors import ConfigError
-from flbench.core.printable import is_printable
+from flbench.core.text import is_printable
 from flbench.testing import run
 from tests.support import benchmark_script
 from tests.tuning import studies

@@ -9,7 +9,7 @@ import pytest
 
 import flbench as fl
 from flbench.cli import app
-from flbench.core.markup import in_latex
+from flbench.core.text import in_latex
 from tests.comparison.made import matrix, run_folder
 from tests.support import run
 from tests.tuning import studies

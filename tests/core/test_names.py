@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flbench.core.errors import RunError, UserError
-from flbench.core.markup import in_code, in_latex, in_markdown
 from flbench.core.names import LONGEST, as_written, checked, why_not
+from flbench.core.text import in_code, in_latex, in_markdown
 
 USUAL = (
     "Zoë",

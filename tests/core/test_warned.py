@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 
-from flbench.core import printable
+from flbench.core import text
 from flbench.core.raised import note_of, placed
 from flbench.core.warned import Warned, at, first_of_each, recorded, with_places
 
@@ -44,7 +44,7 @@ def test_another_run_shows_it_again_and_warnings_without_a_place_stay_as_they_ar
     for _ in range(2):
         with with_places(), at(lambda: "client 0 in round 2"):
             strange()
-            printable.warn("a note of flbench")
+            text.warn("a note of flbench")
     with with_places():
         strange()
 
@@ -94,5 +94,5 @@ def test_a_warning_that_filters_make_an_error_is_raised():
 
 def test_notes_name_lines_of_the_user_alone():
     assert note_of(UserWarning("a"), __file__, 7) == f"a ({__file__}:7)"
-    for other in (pytest.__file__, printable.__file__, "<string>"):
+    for other in (pytest.__file__, text.__file__, "<string>"):
         assert note_of("a", other, 7) == "a"

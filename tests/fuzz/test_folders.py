@@ -34,7 +34,7 @@ import flbench as fl
 from flbench.analysis import latex, text
 from flbench.cli import app
 from flbench.core.errors import UserError
-from flbench.core.printable import is_printable
+from flbench.core.text import is_printable
 from flbench.testing import run
 from flbench.tuning import study_page
 from tests.comparison.made import run_folder

@@ -14,8 +14,8 @@ from urllib.request import url2pathname
 
 import pytest
 
-from flbench.core import addresses
 from flbench.core.errors import UserError
+from flbench.core.text import is_of_this_machine
 from flbench.tracking import mlflow_errors, mlflow_store
 from tests.tracking.forked import CONTEXT
 
@@ -178,7 +178,7 @@ def test_a_database_lies_in_the_working_folder_whatever_its_name(name, tmp_path,
     uri = mlflow_store.address(None, "folder")
 
     assert mlflow_store.database_file(uri) == folder / "mlflow" / "flbench.db"
-    assert addresses.is_of_this_machine(uri)
+    assert is_of_this_machine(uri)
     location = urlsplit(mlflow_store.artifact_location(uri))
     assert Path(url2pathname(location.path)) == folder / "mlflow" / "artifacts"
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from flbench.cli.console import line, notes, text, titled_table
 from flbench.core.errors import shortened
-from flbench.core.printable import one_line
+from flbench.core.text import one_line
 from flbench.data.federation import Federation
 from flbench.reports.terminal import open_console
 

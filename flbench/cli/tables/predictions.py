@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from flbench.cli.console import line, titled_table, whole_table
-from flbench.core.printable import one_line
+from flbench.core.text import one_line
 
 MOST_ROWS: Final = 100  # that are printed; --out and --json give all
 
