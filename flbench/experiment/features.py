@@ -5,13 +5,10 @@ these values as its samples, and the rest of the net as its net, computes what i
 the whole net, up to rounding.
 """
 
-import hashlib
-import io
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
-import cloudpickle
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -35,8 +32,9 @@ SHARE: Final = 0.25  # largest share of the free memory that the outputs may tak
 EXACT: Final = ("32-true", "64-true")  # precisions in which a pass is repeated exactly
 TOLERANCE: Final = 1e-4  # of outputs in training mode and eval mode, relative to the largest
 
-_last: dict[str, Tensor] = {}
-"""The outputs that were computed last in this process, by what they depend on."""
+last: dict[str, Tensor] = {}
+"""The outputs that were computed last in this process, by the digest of what they depend on. The
+trials of a study and the methods of a comparison have the same; see `forget`."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +59,11 @@ class Cached:
         return sum(parameter.numel() for parameter in self.net.parameters())
 
 
+def forget() -> None:
+    """Free the outputs that are kept for the next run of this process."""
+    last.clear()
+
+
 def cached(
     config: Config, net: nn.Module, federation: Federation, engine: EngineConfig
 ) -> Cached | str | None:
@@ -78,30 +81,28 @@ def cached(
     """
     if config.model.cache == "off":
         return None
-    if config.model.freeze == freezing.NONE:
-        if config.model.lora.rank is None and isinstance(net, Net | OwnNet) and _first(net):
-            return (
-                "model: the frozen layers are computed in each step. With"
-                " model.freeze=backbone their outputs are computed once."
-            )
-        return None
     part = _first(net) if isinstance(net, Net | OwnNet) else []
-    if (reason := _unfit(net, part, federation, engine)) is not None:
+    if config.model.freeze == freezing.NONE:
+        if config.model.lora.rank is not None or not part:
+            return None
         return (
-            f"model: the frozen layers are computed in each step (model.cache), because {reason}."
+            "model: the frozen layers are computed in each step. With model.freeze=backbone their"
+            " outputs are computed once."
         )
-    outputs = _outputs(net, part, federation, engine)
+    outputs = _unfit(net, part, federation, engine) or _outputs(net, federation, engine)
     if isinstance(outputs, str):
         return (
             f"model: the frozen layers are computed in each step (model.cache), because {outputs}."
         )
-    rest = _rest(net, part)
-    known = fixed.values(net)
-    values = {name: leaf for name, leaf in known.items() if name not in net_leaves(rest)}
+    rest = deepcopy(net, {id(module): nn.Identity() for module in part})
+    left, modules, before = net_leaves(rest), dict(rest.named_modules()), fixed.of(net)
+    kept = (before.parameters & left.keys(), before.modules & modules.keys())
+    fixed.write(rest, fixed.Fixed(*kept, before.statistics & left.keys()))
     dtype = dtype_of(engine)
     held = {
         name: leaf.detach().to(dtype) if leaf.is_floating_point() else leaf.detach()
-        for name, leaf in values.items()
+        for name, leaf in fixed.values(net).items()
+        if name not in left
     }
     samples = replace(
         federation,
@@ -112,11 +113,10 @@ def cached(
         owner=None,
         augment=(),
     )
-    each, count = outputs[0].numel(), len(_used(federation))
-    what = "backbone" if len(part) == 1 and part[0] is net.backbone else "frozen first layers"
+    what = "backbone" if part[0] is net.backbone else "frozen first layers"
     note = (
-        f"model: the outputs of the {what}, {each:,} numbers for each of {count:,} samples,"
-        " are computed once (model.cache=auto)."
+        f"model: the outputs of the {what}, {outputs[0].numel():,} numbers for each of"
+        f" {len(_used(federation)):,} samples, are computed once (model.cache=auto)."
     )
     return Cached(rest, samples, held, note)
 
@@ -137,15 +137,14 @@ def _first(net: nn.Module) -> list[nn.Module]:
         leaves = (*module.named_parameters(), *module.named_buffers())
         return all(f"{prefix}.{name}" in known for name, _ in leaves)
 
-    if is_fixed("backbone", backbone):
-        return [backbone] if any(True for _ in backbone.parameters()) else []
-    if type(backbone) is not nn.Sequential:
-        return []
     first: list[nn.Module] = []
-    for name, module in backbone.named_children():
-        if not is_fixed(f"backbone.{name}", module):
-            break
-        first.append(module)
+    if is_fixed("backbone", backbone):
+        first = [backbone]
+    elif type(backbone) is nn.Sequential:
+        for name, module in backbone.named_children():
+            if not is_fixed(f"backbone.{name}", module):
+                break
+            first.append(module)
     return first if any(True for one in first for _ in one.parameters()) else []
 
 
@@ -163,41 +162,45 @@ def _unfit(
         return f"engine.precision={engine.precision} rounds them anew in each step"
     if net.__dict__.get(MIXES, False):
         return "they mix the samples of a batch"
+    inside = {module for whole in part for module in whole.modules()}
     frozen = {id(one) for module in part for one in module.parameters()}
-    inside = {id(one) for module in part for one in module.modules()}
-    others = [one for one in net.modules() if id(one) not in inside]
+    others = (one for one in net.modules() if one not in inside)
     if any(id(one) in frozen for other in others for one in other.parameters(recurse=False)):
         return "a layer behind them has the same weights"
-    places = {id(module): name for name, module in net.named_modules()}
-    for module in (one for whole in part for one in whole.modules()):
-        place = places[id(module)]
+    for place, module in net.named_modules():
         is_random = any(layer.startswith("``") for layer in random_layers(module))  # itself
-        if is_random and place not in fixed.of(net).modules:
+        if module in inside and is_random and place not in fixed.of(net).modules:
             return f"`{freezing.in_net_of_user(net, place)}` among them draws random numbers"
     return None
 
 
-def _outputs(
-    net: nn.Module, part: list[nn.Module], federation: Federation, engine: EngineConfig
-) -> Tensor | str:
-    """Return the outputs [n, ...] of the frozen part for all samples, or why there are none.
-
-    Those that were computed last in this process are taken if nothing has changed: the trials of a
-    study and the methods of a comparison have the same.
-    """
+def _outputs(net: nn.Module, federation: Federation, engine: EngineConfig) -> Tensor | str:
+    """Return the outputs [n, ...] of the frozen part for all samples, or why there are none."""
     dtype, device = dtype_of(engine), open_device(engine)
     whole = deepcopy(net).to(device, dtype).requires_grad_(False)
-    part = _first(whole)
-    samples = federation.to(device, dtype)
-    few = samples.inputs(torch.arange(min(2, len(samples.x))), dtype)
+    part, samples, used = _first(whole), federation.to(device, dtype), _used(federation)
+
+    def called(rows: Tensor, seed: int) -> Tensor:
+        x = samples.inputs(rows, dtype)
+        try:
+            with torch.no_grad(), seeded(seed):
+                for module in part:
+                    x = module(x)
+        except Exception as error:
+            raise ConfigError(
+                "`model.freeze`: the frozen layers cannot be called without the rest of the net:"
+                f" {type(error).__name__}: {error}. Set model.cache=off."
+            ) from error
+        return x
+
+    few = torch.arange(min(8, len(samples.x)))
     whole.train()
     fixed.keep_modes(whole)
-    found = [_called(part, few, seed) for seed in (1, 2)]
+    first, again = called(few, 1), called(few, 2)
     whole.eval()
-    found.append(_called(part, few, 1))
-    if not all(isinstance(one, Tensor) and one.is_floating_point() for one in found):
-        return f"they return {type(found[0]).__name__}, and not a tensor of floating point"
-    first, again, in_eval_mode = found
+    in_eval_mode = called(few, 1)
+    if not all(isinstance(one, Tensor) and one.is_floating_point() for one in (first, again)):
+        return f"they return {type(first).__name__}, and not a tensor of floating point"
     if not torch.equal(first, again):
         return "their outputs differ from call to call"
     bound = TOLERANCE * float(first.abs().max())
@@ -206,99 +209,22 @@ def _outputs(
     needed = len(samples.x) * first[0].numel() * first.element_size()
     if needed > SHARE * memory.free(torch.device("cpu")):
         return f"their outputs would take {needed / 2**30:.1f} GiB"
-    used = _used(samples)
-    known = _key(part, in_eval_mode, samples, used, engine)
-    if known is not None and known in _last:
-        return _last[known]
-    outputs = torch.zeros(len(samples.x), *first.shape[1:], dtype=dtype)
-    for rows in torch.split(used, BATCH):
-        outputs[rows] = _called(part, samples.inputs(rows, dtype), 0).cpu()
-    _last.clear()
-    if known is not None:
-        _last[known] = outputs
-    return outputs
-
-
-def _called(part: list[nn.Module], x: Tensor, seed: int) -> Tensor:
-    """Return the outputs [B, ...] of the frozen part for inputs [B, ...].
-
-    Raises:
-        ConfigError: The part cannot be called without the rest of the net.
-    """
-    try:
-        with torch.no_grad(), seeded(seed):
-            for module in part:
-                x = module(x)
-    except Exception as error:
-        raise ConfigError(
-            "`model.freeze`: the frozen layers cannot be called without the rest of the net:"
-            f" {type(error).__name__}: {error}. Set model.cache=off."
-        ) from error
-    return x
+    # Two nets with equal tensors may compute different things; then `few` differs.
+    tensors = {"x": samples.x, "rows": used, "few": in_eval_mode}
+    tensors |= {"offset": samples.offset, "scale": samples.scale}
+    tensors |= {} if samples.owner is None else {"owner": samples.owner}
+    how = f"{engine.device} {engine.precision} {torch.get_num_threads()}"
+    key = f"{digest([tensors, *(module.state_dict() for module in part)])} {how}"
+    if key not in last:
+        outputs = torch.zeros(len(samples.x), *first.shape[1:], dtype=dtype)
+        for rows in torch.split(used, BATCH):
+            outputs[rows] = called(rows, 0).cpu()
+        forget()
+        last[key] = outputs
+    return last[key]
 
 
 def _used(federation: Federation) -> Tensor:
     """Return the ascending rows of the samples that clients or the common test set have."""
     parts = (rows for of_part in federation.partition.parts.values() for rows in of_part)
     return torch.from_numpy(np.unique(np.concatenate([*parts, federation.common])))
-
-
-def _key(
-    part: list[nn.Module],
-    few: Tensor,
-    samples: Federation,
-    used: Tensor,
-    engine: EngineConfig,
-) -> str | None:
-    """Return a text that is the same for two calls only if the outputs are; None if there is none.
-
-    Args:
-        part: The frozen part.
-        few: Its outputs for a few samples.
-        samples: The samples.
-        used: Rows of the samples that are computed.
-        engine: Section `engine` as it is used.
-    """
-    try:
-        content = _content(part)
-    except Exception:  # an attribute of the user's module that cannot be pickled  # noqa: BLE001
-        return None
-    tensors: list[dict[str, Tensor]] = [{"x": samples.x.cpu(), "rows": used, "few": few.cpu()}]
-    tensors.append({"offset": samples.offset, "scale": samples.scale})
-    if samples.owner is not None:
-        tensors.append({"owner": samples.owner})
-    about = [engine.device, engine.precision, torch.get_num_threads()]
-    return f"{digest(tensors)} {content} {about}"
-
-
-def _content(part: list[nn.Module]) -> str:
-    """Return the SHA-256 (hex) over all that modules consist of: classes, attributes and tensors.
-
-    Their printed form is not enough: it lacks the number of heads of an attention, for example.
-    """
-    stream = io.BytesIO()
-    _Pickler(stream).dump(part)
-    return hashlib.sha256(stream.getvalue()).hexdigest()
-
-
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
-    """Pickles tensors as the SHA-256 over their type, shape and values."""
-
-    def persistent_id(self, obj: Any) -> str | None:
-        return digest([{"": obj.detach().cpu()}]) if isinstance(obj, Tensor) else None
-
-
-def _rest(net: nn.Module, part: list[nn.Module]) -> nn.Module:
-    """Return a copy of a net in which the frozen part is replaced by identities."""
-    rest = deepcopy(net, {id(module): nn.Identity() for module in part})
-    modules, leaves = dict(rest.named_modules()), net_leaves(rest)
-    before = fixed.of(net)
-    fixed.write(
-        rest,
-        fixed.Fixed(
-            before.parameters & leaves.keys(),
-            before.modules & modules.keys(),
-            before.statistics & leaves.keys(),
-        ),
-    )
-    return rest

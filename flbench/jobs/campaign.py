@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from flbench.config.sources import Layer
 from flbench.core.errors import UserError
+from flbench.experiment import features
 from flbench.jobs import executor
 from flbench.jobs.folder import JobFolder, why_nothing_was_trained
 from flbench.jobs.job import Job, Outcome, Task
@@ -94,5 +95,8 @@ def carry_out(
         progress.live(),
         launcher(left, samples, resources, supervisor, progress.note) as chosen,
     ):
-        executor.carry_out(left, campaign, chosen)
+        try:
+            executor.carry_out(left, campaign, chosen)
+        finally:
+            features.forget()  # of jobs that this process has trained
     return failures
