@@ -30,7 +30,6 @@ from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError, RunError, UnknownNameError, UserError
 from flbench.core.ownership import unknown_parts
 from flbench.core.raised import is_of_gradients, is_raised_by_user, user_line
-from flbench.core.remembered import changes, remembered
 from flbench.core.rng import Draw, seeded
 from flbench.core.tree import digest, take
 from flbench.core.types import Dispatch, Message, Results, Samples, State, StepContext, Tree
@@ -164,9 +163,7 @@ class CodeTrial:
             try:
                 first = self._round(engine, ids, program)
                 self._check_fixed(engine)
-                before = remembered(roots)
                 second = self._round(engine, ids, program)
-                changed = changes(before, remembered(roots))
                 attributes = engine.changed_attributes()
                 other = anew()
                 starts = [self._start(ids), other._start(ids)]
@@ -180,12 +177,6 @@ class CodeTrial:
                 if sentence := _raised(error):
                     raise ConfigError(sentence) from error
                 return []  # the first round says what is wrong
-        if changed:
-            raise ConfigError(
-                f"{_listed(changed)} changes from call to call, so the results would depend on the"
-                " order of clients, on the number of workers and on a resume. Compute it from"
-                f" {self._cures(changed)}."
-            )
         parts = _listed(list(roots))
         if not self._are_equal(first, second):
             raise ConfigError(
@@ -220,18 +211,6 @@ class CodeTrial:
             f"model: the code changes {_listed(shown)} while a client trains, which"
             " requires_grad=False or the eval mode fixes: what is fixed is the same for all clients"
             f" in all rounds, so the change would be lost after each training. {cure}"
-        )
-
-    def _cures(self, changed: list[str]) -> str:
-        """Return what code may use instead of what it remembers."""
-        if any("the method `" in place for place in changed):
-            return (
-                "`state.round`, or keep it in `state.server`: `init` returns its first value, and"
-                " `aggregate` the next ones"
-            )
-        return (
-            "`context.batch.step`, or keep it in a registered buffer of the net, which clients keep"
-            " and send as they do parameters"
         )
 
     def _round(self, engine: "SequentialEngine", ids: Tensor, program: LocalProgram) -> Round:

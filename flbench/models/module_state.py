@@ -7,6 +7,8 @@ each step of a client's program, and only parameters and buffers pass from one s
 """
 
 import copy
+import pickle
+import random
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -19,7 +21,6 @@ from torch import Tensor, nn
 
 from flbench.core.errors import ConfigError
 from flbench.core.ownership import HOOKS, is_known
-from flbench.core.remembered import STATES, remembered
 from flbench.core.rng import seeded
 
 LEAVES: Final = ("_parameters", "_buffers", "_modules")
@@ -44,7 +45,10 @@ FIXED: Final = (
 """Types of values that cannot change."""
 
 
-USED: Final = (np.ndarray, deque, Iterator, torch.Generator, *STATES)
+USED: Final = (
+    *(np.ndarray, deque, Iterator, torch.Generator, random.Random),
+    *(np.random.Generator, np.random.BitGenerator, np.random.RandomState),
+)
 """Types of arrays, queues, iterators and random generators."""
 
 
@@ -186,7 +190,7 @@ class ModuleState:
                 before: Any = self._pristine.get((k, key), first.get(key))
                 path = f"{name}.{key}" if name else key
                 if isinstance(value, USED) and type(value) is type(before):
-                    if remembered({"": value}) != remembered({"": before}):
+                    if _content(value) != _content(before):
                         found[path] = False
                 elif isinstance(value, Tensor):
                     if isinstance(before, Tensor) and not self._is_unchanged(before, value):
@@ -353,6 +357,16 @@ def _copied_alone(value: Any, known: Mapping[int, Any]) -> Any:
         return copy.deepcopy(value, dict(known))
     except Exception:  # noqa: BLE001 any class may refuse to be copied
         return value
+
+
+def _content(value: object) -> bytes:
+    """Return what an array, a queue, an iterator or a generator consists of; nothing if unknown."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python no longer likes copies of its iterators
+        try:
+            return pickle.dumps(value)
+        except Exception:  # noqa: BLE001 any class may refuse to be copied
+            return b""
 
 
 def _simple(value: object) -> object:

@@ -220,7 +220,7 @@ class Mean:
 
 
 @pytest.mark.parametrize(
-    ("metric", "word"), [(with_noise, "generator"), (counted, "default"), (Mean(), "`values`")]
+    ("metric", "word"), [(with_noise, "generator"), (counted, "default"), (Mean(), "earlier calls")]
 )
 def test_a_metric_that_depends_on_more_than_the_matrix_is_refused(tmp_path, metric, word):
     with pytest.raises(fl.ConfigError, match=f"`evaluation.metrics.own`.*{word}"):
