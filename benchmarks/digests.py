@@ -1,16 +1,22 @@
 """Compares what two versions of flbench compute, and what different numbers of processes compute.
 
+    python benchmarks/digests.py --against REVISION [FOLDER]
     python benchmarks/digests.py FILE
-    PYTHONPATH=OTHER_CHECKOUT python benchmarks/digests.py OTHER_FILE
     python benchmarks/digests.py --compare FILE OTHER_FILE
     python benchmarks/digests.py --workers FILE
 
-The first two commands train all methods for three rounds, on the sequential and the vectorized
-engine, and some further settings, each with the version of flbench that Python imports. They write
-the digest of the weights, `config_hash`, and the SHA-256 of `metrics.csv` of each run. Then they
-carry out a comparison, a study and a part of a paper's table by the command line, and write the
-same for each of their runs, and the numbers of their reports. The third command names the runs and
-the numbers that differ, and its exit code is 1 if there are any.
+The first command does all: it computes the reference with the package of an older revision of the
+repository, computes the same with this one, and compares both. The reference stays in the folder,
+so that it is computed once.
+
+The second command writes such a reference with the version of flbench that Python imports. It
+trains all methods for three rounds, on the sequential and the vectorized engine, and some further
+settings, and keeps the digest of the weights, `config_hash`, and the SHA-256 of `metrics.csv` of
+each run. It carries out a comparison, a study and a part of a paper's table by the command line,
+and keeps the same of each of their runs, the numbers of their reports, and what MLflow has of a
+comparison and a study. It reads two archives of the board, and keeps the numbers of `report.json`
+and of the tables. Weights and `metrics.csv` are compared bit by bit, and numbers to 1e-12;
+`config_hash` is shown where the weights differ. The exit code is 1 if anything differs.
 
 The last command trains all methods with one, two and three processes, with the sequential and the
 vectorized engine, and with one and two workers of Ray, and carries out `run`, `compare` and `tune`
@@ -20,12 +26,18 @@ differ; its exit code is 1 if there are any.
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
+import math
+import os
+import sqlite3
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -33,6 +45,10 @@ from typing import Any, ClassVar, Final
 
 Row = dict[str, str]
 Rows = dict[str, Row]
+
+HERE: Final = Path(__file__).resolve().parents[1]
+ARCHIVES: Final = ("digits-dir05", "heart")
+"""Archives of the board whose reports are compared."""
 
 SMALL: Final = (
     *("partition.clients=5", "partition.alpha=0.5", "partition.samples=600"),
@@ -69,6 +85,8 @@ LEFT_OUT: Final = ("second", "time", "folder", "path", "memory", "version", "cre
 
 def main(arguments: list[str]) -> int:
     """Train all runs, or compare two files; return the exit code."""
+    if arguments[:1] == ["--against"] and len(arguments) in (2, 3):
+        return against(arguments[1], Path(*arguments[2:]))
     if arguments[:1] == ["--compare"] and len(arguments) == 3:
         return compare(*(Path(one) for one in arguments[1:]))
     if arguments[:1] == ["--workers"] and len(arguments) == 2:
@@ -76,16 +94,44 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1 or arguments[0].startswith("-"):
         print(__doc__, file=sys.stderr)
         return 2
-    rows = {}
+    rows: Rows = {}
     for name, overrides in settings():
         rows[name] = row(overrides)
         print(f"{name}: {' '.join(rows[name].values())}", flush=True)
-        Path(arguments[0]).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    for name, words in CAMPAIGNS.items():
-        rows |= campaign(name, words)
-        print(f"{name}: {len([one for one in rows if one.startswith(name)])} values", flush=True)
-        Path(arguments[0]).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    parts = {name: partial(campaign, name, words) for name, words in CAMPAIGNS.items()}
+    parts |= {f"mlflow {name}": partial(mirrored, name) for name in ("comparison", "study")}
+    parts |= {f"archive {name}": partial(archived, name) for name in ARCHIVES}
+    for name, part in parts.items():
+        found = part()
+        rows |= found
+        print(f"{name}: {len(found)} values", flush=True)
+    Path(arguments[0]).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     return 0
+
+
+def against(revision: str, folder: Path) -> int:
+    """Compare this version with a revision, whose reference is computed unless the folder has it.
+
+    Raises:
+        subprocess.CalledProcessError: git does not know the revision, or a computation failed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    run = partial(subprocess.run, check=True)
+    found = run(
+        ["git", "rev-parse", "--short", revision], cwd=HERE, stdout=subprocess.PIPE, text=True
+    )
+    name = found.stdout.strip()
+    old, new = folder / f"digests-{name}.json", folder / "digests-now.json"
+    script = str(Path(__file__).resolve())
+    if not old.exists():
+        with TemporaryDirectory() as checkout:
+            tree = run(["git", "archive", name], cwd=HERE, stdout=subprocess.PIPE).stdout
+            run(["tar", "-x", "-C", checkout], input=tree)
+            environment = os.environ | {"PYTHONPATH": checkout}
+            run([sys.executable, script, str(old.resolve())], env=environment)
+    environment = os.environ | {"PYTHONPATH": str(HERE)}
+    run([sys.executable, script, str(new.resolve())], env=environment)
+    return compare(old, new)
 
 
 def settings() -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -351,17 +397,57 @@ def campaign(name: str, words: tuple[str, ...]) -> dict[str, Row]:
     """Carry out a campaign; return the hashes of its runs, and the numbers of its report."""
     with TemporaryDirectory() as folder:
         printed = flbench(folder, *words)
-        rows = {}
-        for file in sorted(Path(folder).rglob("summary.json")):
-            summary = json.loads(file.read_text(encoding="utf-8"))
-            metrics = hashlib.sha256((file.parent / "metrics.csv").read_bytes()).hexdigest()
-            key = f"{name} {summary['algorithm']} {summary['config_hash'][:16]}"
-            rows[key] = {"weights": summary["weights_digest"][:16], "metrics": metrics[:16]}
+        runs = sorted(
+            (
+                row_of(file.parent)
+                | {"algorithm": json.loads(file.read_text("utf-8"))["algorithm"]}
+                for file in Path(folder).rglob("summary.json")
+            ),
+            key=lambda one: (one["algorithm"], one["weights"]),
+        )
+        rows = {f"{name} run {k} {one['algorithm']}": one for k, one in enumerate(runs)}
         if name == "paper":
             report = json.loads(printed)
         else:
             report = json.loads(flbench(folder, "report", ".", "--out", "report", "--json"))
         return rows | {f"{name} {key}": {"value": value} for key, value in numbers(report)}
+
+
+def mirrored(name: str) -> Rows:
+    """Carry out a campaign with its mirror; return what MLflow has of its runs."""
+    words = [one for one in CAMPAIGNS[name] if one != "tracking.mlflow=false"]
+    with TemporaryDirectory() as folder:
+        file = f"{folder}/mlflow.db"
+        flbench(folder, *words, "tracking.mlflow=true", f"tracking.uri=sqlite:///{file}")
+        with closing(sqlite3.connect(file)) as database:
+            found = database.execute(
+                "select case when runs.name like '%-digits-2%' then 'all' else runs.name end, key,"
+                " step, value from metrics join runs using (run_uuid) order by 1, 2, 3, 4"
+            ).fetchall()
+    counts: Counter[str] = Counter()
+    rows = {}
+    for run, key, step, value in found:
+        if any(word in key for word in LEFT_OUT):
+            continue
+        point = f"mlflow {name} {run} {key} {step}"  # trials of two methods have one name
+        counts[point] += 1
+        rows[f"{point} {counts[point]}"] = {"value": repr(value)}
+    return rows
+
+
+def archived(name: str) -> Rows:
+    """Return the numbers of the report of an archive of the board, in JSON and in the tables."""
+    with TemporaryDirectory() as folder:
+        file = HERE / "docs" / "board" / f"{name}.tar.xz"
+        report = flbench(folder, "report", str(file), "--out", "report", "--json")
+        rows = {f"{name} {key}": {"value": value} for key, value in numbers(json.loads(report))}
+        for table in sorted(Path(folder, "report", "tables").glob("*.csv")):
+            columns, *lines = csv.reader(table.read_text("utf-8").splitlines())
+            for k, line in enumerate(lines):
+                for column, value in zip(columns, line, strict=True):
+                    if not any(word in column for word in LEFT_OUT):
+                        rows[f"{name} {table.name} {k} {column}"] = {"value": value}
+    return rows
 
 
 def flbench(folder: str, *words: str) -> str:
@@ -385,16 +471,28 @@ def numbers(tree: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def compare(first: Path, second: Path) -> int:
-    """Print the runs that differ between two files; return 1 if there are any."""
+    """Print the runs and numbers that differ between two files; return 1 if there are any."""
     one, two = (json.loads(file.read_text(encoding="utf-8")) for file in (first, second))
-    different = [name for name in one if name in two and one[name] != two[name]]
+    common = one.keys() & two.keys()
+    different = [name for name in one if name in common and not equal(one[name], two[name])]
     for name in different:
         print(f"{name}: {one[name]} and {two[name]}")
     for name in sorted(one.keys() ^ two.keys()):
         print(f"{name}: only in {first if name in one else second}")
-    equal = len(one.keys() & two.keys()) - len(different)
-    print(f"{equal} runs and numbers are equal, {len(different)} differ.")
-    return 1 if different or not equal else 0
+    print(f"{len(common) - len(different)} runs and numbers are equal, {len(different)} differ.")
+    return 1 if different or not common else 0
+
+
+def equal(one: Row, other: Row) -> bool:
+    """Return whether weights and files are equal, and numbers to 1e-12."""
+    if "value" not in one:
+        return {**one, "config": ""} == {**other, "config": ""}
+    try:
+        return math.isclose(
+            float(one["value"]), float(other["value"]), rel_tol=1e-12, abs_tol=1e-12
+        )
+    except ValueError:
+        return one == other
 
 
 if __name__ == "__main__":
