@@ -7,12 +7,12 @@ weights, bit for bit; `ClientBatches` (`flbench.engine.client_batches`) gives it
 engine draws. What a Trainer cannot do is refused by name.
 
 The engine does not use a Trainer itself, because a Trainer per client costs 45 % over a bare
-PyTorch loop where steps are not replayed from a trace, and Fabric 4 %.
+PyTorch loop, and Fabric 4 %.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -52,14 +52,12 @@ class ClientModule(LightningModule):
         trained: The leaves that the phase trains, set by `configure_optimizers`.
         recorded: For each Statistic of `phase.record`, its tensors in the last `training_step`.
         recordings: The running reductions of these Statistics.
-        is_traceable: Whether a step may be replayed from a trace, without its Python code.
         writes_gradients: Whether the optimizer may write to gradients, and needs copies.
         batches_per_epoch: Number of batches of each epoch; the engine sets it.
         rows: Returns the rows [B] of the data set that the present batch consists of; the engine
             sets it.
     """
 
-    is_traceable: ClassVar[bool] = True
     writes_gradients: bool = False
     batches_per_epoch: int = 0
     rows: Callable[[], Any] | None = None

@@ -95,7 +95,6 @@ class OwnModule(ClientModule):
         optimizer: Class and arguments of the optimizer, set by `configure_optimizers`.
     """
 
-    is_traceable = False
     net: LightningNet
 
     def __init__(

@@ -1,8 +1,7 @@
 """Local programs: what one client does in a round, as data that every engine can run.
 
-All callables of a program are frozen dataclasses or module-level functions. They are hashable,
-because traces are stored by them; picklable, because they are sent to worker processes; pure; and
-usable under `torch.vmap`.
+All callables of a program are frozen dataclasses or module-level functions. They are picklable,
+because they are sent to worker processes; pure; and usable under `torch.vmap`.
 """
 
 from collections.abc import Callable, Mapping

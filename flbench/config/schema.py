@@ -908,11 +908,6 @@ class EngineConfig(Strict):
         "32-true",
         description="floating-point type; tf32: float32, with factors of products rounded to TF32",
     )
-    trace: bool = Field(
-        True,
-        description="replay short steps without their Python code; results are the same, bit for"
-        " bit; steps with code of your own are never replayed",
-    )
     threads: int = Field(
         1,
         ge=1,

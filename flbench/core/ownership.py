@@ -3,7 +3,7 @@
 PyTorch's layers and the parts of flbench are known to be pure: what they compute depends on their
 inputs, parameters and buffers alone, and random numbers come from PyTorch's generators. Nothing is
 known of other code: it may count its calls, draw random numbers, or read the clock. Therefore
-engines do not record it, and vectorize it only after a trial.
+engines vectorize it only after a trial.
 """
 
 import dataclasses

@@ -236,10 +236,8 @@ class ClientRun:
         """Compute a Statistic over the client's samples and write the result into ctx."""
         env, recording = self._environment, Recording(statistic)
         rows = env.federation.rows(statistic.samples, self._client, self._settings.draw)
-        inputs = env.traces.gather(statistic, self.leaves, self.start, self.ctx)
         for batch in batches.in_order(env.federation, rows, env.dtype, STATISTIC_BATCH):
-            compute = partial(self._observe, recording, batch)
-            recording.merge(env.traces.take(inputs, compute, batch))
+            recording.merge(self._observe(recording, batch))
         with torch.no_grad():
             recording.finish(self.leaves, self.ctx)
 

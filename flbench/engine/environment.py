@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from flbench.core.lightning import Fabric
 from flbench.core.types import Tree
 from flbench.data.federation import Federation
-from flbench.engine.traced import Traces
 from flbench.models.module_state import ModuleState
 
 
@@ -28,7 +27,6 @@ class Environment:
             of one sample.
         needs_two: Whether the net cannot train on a batch of one sample for another reason.
         scaler: The initial state of the loss scaler of `16-mixed`; empty for other precisions.
-        traces: Recorded operations of training steps and of Statistics.
         state: What the net was before the first client, for a net that may remember more than
             parameters and buffers, or draw random numbers; None for other nets.
     """
@@ -42,7 +40,6 @@ class Environment:
     has_batchnorm: bool
     needs_two: bool
     scaler: dict[str, Any]
-    traces: Traces
     state: ModuleState | None
 
     @property

@@ -52,8 +52,7 @@ class RayEngine:
     Args:
         net: The seeded net. Its values are the leaves' initial values.
         federation: The samples of all clients; they are put into the object store once.
-        config: Number of workers, address of the cluster, threads, device, precision, and whether
-            steps are traced.
+        config: Number of workers, address of the cluster, threads, device and precision.
         tell: Function that gets notes while the actors start; None keeps them until `tell_by`.
 
     Raises:

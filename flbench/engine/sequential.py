@@ -29,7 +29,6 @@ from flbench.engine.base import (
 )
 from flbench.engine.client_run import ClientRun
 from flbench.engine.environment import Environment
-from flbench.engine.traced import Traces
 from flbench.engine.vectorized import VectorizedEngine
 from flbench.models import fixed, trial
 from flbench.models.base import net_leaves
@@ -46,13 +45,13 @@ class SequentialEngine:
 
     The net is copied once, and the copy is filled with each client's values in place. A phase
     without `weights` calls this net directly, because `torch.func.functional_call` costs 4-6 % of a
-    step that is not replayed from a trace.
+    step.
 
     Args:
         net: The seeded net. Its values are the leaves' initial values.
         federation: The samples of all clients.
-        config: Device, precision, and whether steps are traced. The number of threads is set for
-            the whole process by `flbench.experiment`.
+        config: Device and precision. The number of threads is set for the whole process by
+            `flbench.experiment`.
         stacks: Whether Statistics with `stacked` of small nets are computed for blocks of
             `STACKED_CLIENTS` clients at once. Which clients share a block may change rounding.
 
@@ -84,7 +83,6 @@ class SequentialEngine:
             has_batchnorm=fixed.trains_batchnorm(net),
             needs_two=trial.needs_two(net),
             scaler=dict(fabric.strategy.precision.state_dict()),
-            traces=Traces(enabled=config.trace and is_known(net)),
             state=ModuleState(net) if needs_isolation(net) else None,
         )
 

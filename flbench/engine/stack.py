@@ -28,7 +28,6 @@ from flbench.engine.base import RoundSettings
 from flbench.engine.client_draws import ClientDraws, Stackable
 from flbench.engine.padding import Padding
 from flbench.engine.stacked_tree import StackedTree
-from flbench.engine.traced import Traces
 
 STATISTIC_BATCH = 8192
 """Samples of all clients together in one batch of a Statistic."""
@@ -52,7 +51,6 @@ class StackEnvironment:
             of one sample.
         needs_two: Whether the net cannot train on a batch of one sample for another reason.
         padding: The mask of padded rows that BatchNorm layers read.
-        traces: Recorded operations of training steps.
         may_draw: Whether the net may draw random numbers in training mode.
         may_draw_in_eval: Whether it may do so in eval mode.
     """
@@ -67,7 +65,6 @@ class StackEnvironment:
     has_batchnorm: bool
     needs_two: bool
     padding: Padding
-    traces: Traces
     may_draw: bool
     may_draw_in_eval: bool
 

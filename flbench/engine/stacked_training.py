@@ -158,11 +158,6 @@ class _StackedPhase:
         self._stack.reorder(order)
         index = torch.from_numpy(order).to(self._stack.environment.device)
         self._losses = self._losses[index]
-        sources = (self._stack.leaves, self._stack.start, self._stack.ctx)
-        trees = [tree for source in sources for tree in (source.stacked, source.shared)]
-        # The order of the names is part of the kind: buffers and gradients are in that order.
-        names = tuple(tuple(source.names) for source in sources)
-        self._inputs = self._stack.environment.traces.gather(self._phase, *trees, what=names)
         self._window = (torch.empty(0),)
         self._optimizer.reorder(index)
         self._recorded = [
@@ -210,7 +205,9 @@ class _StackedPhase:
         # x, y, mask and key, [count, S, ...] each
         batch = tuple(part[step - self._begin, :count, :size] for part in self._window)
         number = self._plan.numbers[step]
-        gradients, loss, buffers, recorded = self._compute_or_replay(number, fill, batch, count)
+        compute = self._gradients if phase.gradient is None else self._hook_gradients
+        full = bool((fill == size).all())
+        gradients, loss, buffers, recorded = compute(number, full, batch, fill)
         if phase.clip is not None:
             _clip(gradients, phase.clip)
         elif phase.optimizer.nesterov:
@@ -238,32 +235,6 @@ class _StackedPhase:
         mask = torch.arange(size, device=env.device) < plan.ends[:count, steps].T[..., None]
         return x.reshape(*rows.shape, *x.shape[2:]), env.federation.y[rows], mask, keys
 
-    def _compute_or_replay(
-        self, number: Tensor, fill: NDArray[np.int64], batch: tuple[Tensor, ...], count: int
-    ) -> tuple[Tree, Tensor, Tree, list[Tree]]:
-        """Return the results of a step, replayed where steps of its kind have a trace.
-
-        Args:
-            number: The number of the step, 0-dim.
-            fill: Numbers [count] of samples of the clients; the other rows are padding.
-            batch: x, y, mask and key, [count, S, ...] each.
-            count: The number of clients that take the step.
-
-        Returns:
-            Gradients of the leaves that the loss uses (PyTorch leaves others as they are, also with
-            weight decay), losses, buffers after the step, and the tensors of each recorded
-            Statistic, [count, ...] each.
-        """
-        compute = self._gradients if self._phase.gradient is None else self._hook_gradients
-        x, y, mask, key = batch
-        full = bool((fill == mask.shape[1]).all())
-        step = partial(compute, number, full, batch, fill)
-        given = [x, y, key, number]
-        moving, constants = ([], [mask]) if full else ([mask], [])  # full: all entries are True
-        return self._stack.environment.traces.take(
-            self._inputs, step, [*given, *moving], what=(full, count), constants=constants
-        )
-
     def _hook_gradients(
         self, number: Tensor, full: bool, batch: Any, fill: NDArray[np.int64]
     ) -> tuple[Tree, Tensor, Tree, list[Tree]]:
@@ -277,11 +248,22 @@ class _StackedPhase:
     def _gradients(
         self, number: Tensor, full: bool, batch: Any, fill: NDArray[np.int64]
     ) -> tuple[Tree, Tensor, Tree, list[Tree]]:
-        """Return gradients, losses, buffers and recorded tensors, [count, ...] each.
+        """Return the results of a step, [count, ...] each.
 
         The loss of a client depends on its own leaves only. So the gradient of the sum of all
         losses contains the gradient of each client. One backward pass over stacked operations is
         faster than `torch.vmap` of `torch.func.grad`.
+
+        Args:
+            number: The number of the step, 0-dim.
+            full: Whether no row of the batches is padding.
+            batch: x, y, mask and key, [count, S, ...] each.
+            fill: Numbers [count] of samples of the clients; the other rows are padding.
+
+        Returns:
+            Gradients of the leaves that the loss uses (PyTorch leaves others as they are, also with
+            weight decay), losses, buffers after the step, and the tensors of each recorded
+            Statistic.
         """
         stacked, count = self._stack.leaves.stacked, len(fill)
         all_rows = {name: stacked[name] for name in self._names}  # [K, ...] each

@@ -1,22 +1,16 @@
 """One phase of one client's training, driven by Lightning Fabric."""
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from flbench.client.forward import mode
 from flbench.client.module import ClientModule
 from flbench.client.program import most_epochs
-from flbench.core.types import Batch, Tree
+from flbench.core.types import Batch
 from flbench.data import batches
 from flbench.engine.base import RoundSettings
 from flbench.engine.client_batches import ClientBatches
 from flbench.engine.environment import Environment
-
-StepResult = tuple[Tensor, tuple[Tensor | None, ...], list[Tree]]
-"""A step's loss (0-dim, detached), the gradient of each trained leaf, and the tensors of each
-recorded Statistic."""
 
 
 class Training:
@@ -55,11 +49,6 @@ class Training:
         module.rows = lambda: self._batches.rows
         module.train()
         self._optimizer = module.configure_optimizers()
-        # A module may read its learning rate, which a schedule changes from round to round.
-        rate = {"lr": torch.tensor(module.lr, dtype=torch.float64)}
-        self._inputs = environment.traces.gather(
-            self._phase, module.leaves, module.start, module.ctx, rate, what=(type(module),)
-        )
         self.steps = 0
 
     def run(self) -> list[Tensor]:
@@ -130,41 +119,23 @@ class Training:
     def _step(self, batch: Batch, index: int) -> Tensor:
         """Take one optimizer step; return its loss, 0-dim and detached."""
         phase, env, module = self._phase, self._environment, self._module
-        loss, gradients, recorded = self._compute_or_replay(batch, index)
+        with env.fabric.autocast():
+            loss = module.training_step(batch, index)
+        hooked = phase.gradient is not None  # its gradients are not multiplied by a loss scaler
+        gradients = module.gradients(loss if hooked else env.scale(loss))
+        env.write_back()
         # Gradients may share memory or be expanded. Clipping, Nesterov momentum (on a GPU) and the
         # loss scaler write to them, and get copies.
         written = module.writes_gradients or bool(env.scaler)
         for leaf, gradient in zip(module.trained.values(), gradients, strict=True):
             leaf.grad = gradient.clone() if written and gradient is not None else gradient
-        module.merge_recorded(recorded)
-        scaled = phase.gradient is None  # a hook's gradients are not multiplied by a loss scaler
-        if env.scaler and scaled:
+        module.merge_recorded(module.recorded)
+        if env.scaler and not hooked:
             env.fabric.strategy.precision.unscale_gradients(self._optimizer)
         module.configure_gradient_clipping(self._optimizer)
-        if scaled:
-            env.fabric.strategy.optimizer_step(self._optimizer)
-        else:
+        if hooked:
             self._optimizer.step()
+        else:
+            env.fabric.strategy.optimizer_step(self._optimizer)
         module.project()
-        return loss
-
-    def _compute_or_replay(self, batch: Batch, index: int) -> StepResult:
-        """Return the results of a step, replayed from a trace where steps of its kind have one."""
-        env = self._environment
-        # A loss scaler's factor changes from step to step and is not an input of a trace.
-        if env.scaler or not self._module.is_traceable:
-            return self._compute(batch, index)
-        given = [batch.x, batch.y, batch.key, batch.step]
-        step = partial(self._compute, batch, 0)  # a trace knows no index
-        # A batch of this engine has no padding, so the mask is constant.
-        return env.traces.take(self._inputs, step, given, constants=[batch.mask])
-
-    def _compute(self, batch: Batch, index: int) -> StepResult:
-        """Return the results of a step, computed by the module."""
-        module, env = self._module, self._environment
-        with env.fabric.autocast():
-            loss = module.training_step(batch, index)
-        hooked = self._phase.gradient is not None
-        gradients = module.gradients(loss if hooked else env.scale(loss))
-        env.write_back()
-        return loss.detach(), gradients, module.recorded
+        return loss.detach()

@@ -31,7 +31,6 @@ from flbench.engine.client_draws import ClientDraws
 from flbench.engine.padding import exclude_padding
 from flbench.engine.stack import Stack, StackEnvironment
 from flbench.engine.stacked_training import train
-from flbench.engine.traced import Traces
 from flbench.models import fixed, trial
 from flbench.models.base import net_leaves
 from flbench.models.lightning_net import LightningNet
@@ -62,7 +61,7 @@ class VectorizedEngine:
     Args:
         net: The seeded net. Its values are the leaves' initial values.
         federation: The samples of all clients; they are copied to the device.
-        config: Device, precision, size of a block, and whether steps are traced.
+        config: Device, precision and size of a block.
 
     Raises:
         ConfigError: The device does not exist, or the engine cannot compute in that precision.
@@ -94,7 +93,6 @@ class VectorizedEngine:
             has_batchnorm=fixed.trains_batchnorm(net),
             needs_two=trial.needs_two(net),
             padding=exclude_padding(net),
-            traces=Traces(enabled=config.trace and is_known(net)),
             may_draw=needs_isolation(net),
             may_draw_in_eval=may_draw_in_eval(net),
         )

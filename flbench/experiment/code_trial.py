@@ -416,7 +416,7 @@ class CodeTrial:
                 f" this engine calls it once for many clients. {cure}"
             )
         try:
-            config = self.engine.altered(precision=precision, trace=False, block=None)
+            config = self.engine.altered(precision=precision, block=None)
             many = VectorizedEngine(self.net, self.federation, config)
             found = self._trained(many, program, ids)
             differs = self._difference(expected, found, bound)
@@ -523,7 +523,7 @@ class CodeTrial:
         """Return a sequential engine for a trial."""
         from flbench.engine.sequential import SequentialEngine
 
-        config = self.engine.altered(name="sequential", precision=precision, trace=False)
+        config = self.engine.altered(name="sequential", precision=precision)
         return SequentialEngine(self.net, self.federation, config)
 
     def _trained(

@@ -37,7 +37,7 @@ from flbench.results.reading import is_finished
 # the computation runs on. An entry that ends with a dot stands for a whole section.
 CHANGEABLE_ON_RESUME: Final = (
     *("data.root", "engine.device", "engine.name", "engine.block", "engine.workers"),
-    *("engine.address", "engine.state_memory", "engine.trace", "engine.wait_seconds", "tracking."),
+    *("engine.address", "engine.state_memory", "engine.wait_seconds", "tracking."),
     *("output.checkpoint_every", "output.checkpoint_seconds", "output.predictions"),
 )
 

@@ -293,24 +293,15 @@ class Scaled(ClientModule):
         return optimizer
 
 
-@pytest.mark.parametrize("traced", [True, False])
 @pytest.mark.filterwarnings("ignore")
-def test_a_subclass_trains_alike_under_engine_and_trainer(traced, monkeypatch):
-    from flbench.engine import traced as tracing
-
-    monkeypatch.setattr(tracing, "LOOKS", 1)
-    monkeypatch.setattr(tracing, "PATIENCE", 0.0)
-    monkeypatch.setattr(tracing, "LONGEST", 60.0)
-    keys = ("model.name=lenet5", "algorithm=local", f"engine.trace={str(traced).lower()}")
-    experiment, some = build(*keys), phase(epochs=3)
+def test_a_subclass_trains_alike_under_engine_and_trainer():
+    experiment, some = build("model.name=lenet5", "algorithm=local"), phase(epochs=3)
     environment = experiment.engine._environment
     leaves, start = environment.own, environment.start
     module = Scaled(environment.net, some, leaves, start, {})
 
     Training(environment, module, CLIENT, SETTINGS).run()
 
-    trusted = [known.trusted for known in environment.traces._known.values()]
-    assert any(trusted) == traced
     assert_equal(
         {name: leaf.detach() for name, leaf in leaves.items()},
         trained_by_lightning(experiment, some, Scaled),

@@ -172,7 +172,7 @@ def test_word_for_a_key_of_type_text_is_the_word_that_was_typed(key, word):
     [
         *(("seed=010", 10), ("seed=-0", 0), ("seed=1_000", 1000), ("train.rounds=1e3", 1000)),
         *(("seed=9007199254740993.0", 2**53 + 1), ("partition.alpha=010", 10.0)),
-        *(("engine.trace=off", False), ("tracking.mlflow=no", False), ("train.clip=~", None)),
+        *(("tracking.mlflow=no", False), ("train.clip=~", None)),
         *(("data.label=null", None), ('data.label="null"', "null"), ("data.label='a '", "a ")),
         *(("seed = 3", 3), ("data.label = a", "a"), ("engine.workers=auto", "auto")),
         *(("partition.args.x=1e-3", 0.001), ('partition.args.x="010"', "010")),
@@ -251,14 +251,14 @@ def test_word_of_a_file_that_may_mean_two_values_is_refused_with_its_place(tmp_p
 def test_words_of_a_file_with_one_meaning_stay(tmp_path):
     file = tmp_path / "x.yaml"
     file.write_text(
-        "data: {label: null, root: 2024-01-01}\ntrain:\n  clip:\nengine: {trace: off}\n"
+        "data: {label: null, root: 2024-01-01}\ntrain:\n  clip:\noutput: {predictions: off}\n"
         "partition: {args: {country: 'no', up: true, day: 2024-01-01}}\nevaluation:\n"
     )
 
     tree = from_file(file).tree
     assert tree["data"] == {"label": None, "root": "2024-01-01"}
     assert tree["partition"]["args"] == {"country": "no", "up": True, "day": "2024-01-01"}
-    assert (tree["train"], tree["engine"]) == ({"clip": None}, {"trace": False})
+    assert (tree["train"], tree["output"]) == ({"clip": None}, {"predictions": False})
 
 
 @pytest.mark.parametrize(

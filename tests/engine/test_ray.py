@@ -88,16 +88,6 @@ def test_random_layers_draw_the_same_with_any_number_of_workers(engine):
     assert expected == found != another
 
 
-@pytest.mark.parametrize("trace", [True, False])
-def test_workers_follow_engine_trace(trace):
-    built = build(*KEYS)
-    config = config_of(*KEYS, "engine.name=ray", f"engine.trace={str(trace).lower()}").engine
-
-    worker = Worker(built.federation.x.numpy(), (built.net, built.federation, config))
-
-    assert worker.engine._environment.traces.enabled is trace
-
-
 def test_results_come_in_cohort_order_with_failures_and_observations(engine):
     built = build(*KEYS, "algorithm.name=local")
     state = built.start()

@@ -21,7 +21,7 @@ from flbench.experiment.local_terms import ExtendedCrossEntropy
 from flbench.losses import CrossEntropy, Focal, LabelSmoothing, LogitAdjustment, Proximal
 from flbench.losses.class_counts import COUNTS
 from flbench.losses.own import OwnTerm
-from flbench.testing import after, build, fingerprint, run
+from flbench.testing import after, build, run
 from flbench.testing.setting import Silent
 from tests.losses.support import case
 
@@ -198,13 +198,6 @@ def test_terms_are_in_a_fine_tuning_before_an_evaluation():
 
     assert trained
     assert all(isinstance(phase.terms[0], ExtendedCrossEntropy) for phase in trained)
-
-
-def test_a_replayed_step_gives_the_same_weights():
-    keys = ("algorithm=hfcd", "train.terms=[{name: class_balanced}, {name: focal, gamma: 1.5}]")
-    traced, plain = (after(build(*keys, f"engine.trace={on}")) for on in ("true", "false"))
-
-    assert fingerprint(traced) == fingerprint(plain)
 
 
 def test_stacked_clients_train_as_one_after_the_other():

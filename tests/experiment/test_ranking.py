@@ -50,7 +50,6 @@ def reference(experiment, weights, rows) -> np.ndarray:
         ("sequential", ()),
         ("vectorized", ()),
         ("vectorized", ("engine.block=2",)),
-        ("sequential", ("engine.trace=false",)),
     ],
 )
 @pytest.mark.parametrize("method", ["fedavg", "fedper"])
