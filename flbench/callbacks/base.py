@@ -71,8 +71,8 @@ class Callback:
 
         Args:
             run: The run.
-            path: The file: `last.safetensors`, or `best.safetensors` for the best round so far. If
-                clients keep much, their rows are in further files beside it, which it names.
+            path: The file: `last.safetensors`, or `best.safetensors` for the best round so far. The
+                clients' rows are in further files beside it, which it names.
         """
 
     def on_run_end(self, run: RunView) -> None:

@@ -261,9 +261,6 @@ class Experiment:
         rows, seconds, about = self._check(path, saved, extra)
         folder.rewind(rows)
         folder.changes = ChangedRows(stored)
-        if stored is None:
-            saved = replace(saved, clients=memory.writable_copy(saved.clients, self.storage))
-        folder.changes.check(saved.clients)
         return Restored(saved, seconds, about)
 
     def _check(

@@ -1,7 +1,7 @@
 """Checkpoints: the complete state of a run, written atomically.
 
-A checkpoint is one safetensors file. If the clients keep much, their rows are in further files
-beside it, of which a checkpoint adds those that have changed; see `flbench.experiment.row_files`.
+A checkpoint is a safetensors file, and further files beside it with the clients' rows, of which it
+adds those that have changed; see `flbench.experiment.row_files`.
 """
 
 import errno
@@ -23,15 +23,11 @@ from flbench.experiment import row_files
 from flbench.experiment.row_files import ChangedRows, StoredRows
 from flbench.results.checkpoint_files import OF_ROWS, files_of
 
-FORMAT: Final = "3"
-WITH_ROW_FILES: Final = "4"
-WHOLE: Final = 2**24
-"""Largest size in bytes of the clients' leaves of a checkpoint that is a single file."""
+FORMAT: Final = "5"
 FROZEN: Final = "frozen.safetensors"
 """Name of the file in the folder of the checkpoints with what is frozen in the net."""
 UNEXPECTED = (AttributeError, LookupError, RecursionError, TypeError, ValueError)  # of the metadata
-ATTEMPTS: Final = 5  # to read a checkpoint that a run replaces at the same time
-PARTS: Final = ("server/", "clients/", "loop/", "stale/", "common/")
+PARTS: Final = ("server/", "common/", "loop/", "stale/")
 
 
 class _Position(BaseModel):
@@ -51,12 +47,12 @@ class Checkpoint(NamedTuple):
     Attributes:
         state: The state.
         extra: JSON values that were saved with it.
-        rows: Where the rows of the clients are stored; None if the checkpoint is a single file.
+        rows: Where the rows of the clients are stored.
     """
 
     state: State
     extra: dict[str, Any]
-    rows: StoredRows | None
+    rows: StoredRows
 
 
 def save(
@@ -69,43 +65,48 @@ def save(
     """Write a checkpoint. After a crash it has its old content or its new content.
 
     Args:
-        path: The file to write.
+        path: The file to write. Files of rows in its folder that no checkpoint there names any more
+            are removed.
         state: State to save.
         config_hash: Hash of the run's configuration; `load` refuses the file under another hash.
         extra: JSON values to save with the state, such as elapsed times.
-        changes: Which rows of the clients are stored in the file's folder. With it, large leaves of
-            clients are stored in files of their own, of which those that no checkpoint of the
-            folder names any more are removed. None writes a single file.
+        changes: Which rows of the clients are stored in the file's folder; None for none.
 
     Raises:
         OSError: A file cannot be written. The old checkpoint is unchanged.
     """
-    parts = {
-        "server": state.server,
-        "clients": state.clients,
-        "loop": {"participation_count": state.participation_count},
-        "stale": state.stale,
-    }
+    changes = changes or ChangedRows()
     position = {key: getattr(state, key) for key in _Position.model_fields}
-    metadata = {
-        "format": FORMAT,
-        "config": config_hash,
-        "position": json.dumps(position),
-        "extra": json.dumps(extra or {}),
-    }
     try:
-        if changes is None or nbytes(state.clients) <= WHOLE:
-            _write(path, parts, metadata)
-            return
-        try:
-            stored = changes.write(path.parent, state.clients, state.participation_count)
-            metadata |= {"format": WITH_ROW_FILES, "rows": json.dumps(stored.names)}
-            _write(path, {**parts, "clients": {}, "common": stored.common}, metadata)
-            changes.commit(stored)
-        finally:
-            remove_unnamed(path.parent)
+        stored = changes.write(path.parent, state)
+        parts = {
+            "server": state.server,
+            "common": stored.common,
+            "loop": {"participation_count": state.participation_count},
+            "stale": state.stale,
+        }
+        tensors: Tree = {}
+        for part, tree in parts.items():
+            seen = {value.data_ptr() for value in tensors.values()}
+            for name, value in tree.items():
+                # safetensors refuses tensors that share memory: a second view of it is copied.
+                is_view = value.data_ptr() in seen
+                tensors[f"{part}/{name}"] = value.clone() if is_view else value.contiguous()
+                seen.add(value.data_ptr())
+        metadata = {
+            "format": FORMAT,
+            "config": config_hash,
+            "position": json.dumps(position),
+            "extra": json.dumps(extra or {}),
+            "rows": json.dumps(list(stored.files)),
+            "names": json.dumps(list(tensors)),  # the file does not preserve their order
+        }
+        row_files.write_tensors(path, tensors, metadata)
+        changes.commit(stored)
     except SafetensorError as error:
         raise _of_disk(error, path) from error
+    finally:
+        remove_unnamed(path.parent)
 
 
 def remove_unnamed(folder: Path) -> None:
@@ -115,21 +116,6 @@ def remove_unnamed(folder: Path) -> None:
         heads = [file for file in there if OF_ROWS.fullmatch(file.name) is None]
         named = [file.name for head in heads for file in files_of(head)]
         row_files.remove_others(folder, named)
-
-
-def _write(path: Path, parts: dict[str, Tree], metadata: dict[str, str]) -> None:
-    """Write the trees of a checkpoint to one file."""
-    tensors: Tree = {}
-    for part, tree in parts.items():
-        seen = {value.data_ptr() for value in tensors.values()}
-        for name, value in tree.items():
-            # safetensors refuses tensors that share memory, so a second view of it is copied.
-            tensors[f"{part}/{name}"] = (
-                value.clone() if value.data_ptr() in seen else value.contiguous()
-            )
-            seen.add(value.data_ptr())
-    # The file itself does not preserve the order of the names.
-    row_files.write_tensors(path, tensors, {**metadata, "names": json.dumps(list(tensors))})
 
 
 def save_frozen(path: Path, tree: Tree) -> None:
@@ -153,42 +139,32 @@ def load_frozen(path: Path, tree: Tree) -> None:
     """Copy what a run has stored as frozen into the tensors of a net.
 
     A run continues, and its models predict, with the values that it began with, even if the net is
-    made with other ones now, for example from another file of pretrained weights. Runs of versions
-    that wrote no such file have the values that the net is made with.
+    made with other ones now, for example from another file of pretrained weights.
 
     Args:
-        path: The file; nothing is done if there is none.
+        path: The file.
         tree: Frozen parameters and statistics of the net by name, which are written to.
 
     Raises:
         DataError: The file is damaged, or has other tensors than the net.
     """
-    if not path.exists():
-        return
     try:
         files.check_regular(path)
         with safe_open(path, framework="pt") as file:
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, *UNEXPECTED) as error:
         raise DataError(
-            f"{path} cannot be read ({error}). Restore it from a copy, or remove it: the frozen"
-            " parameters then have the values that the net is made with."
+            f"{path} cannot be read ({error}). Restore it from a copy, or start a new run."
         ) from error
-    for name in sorted(found.keys() | tree.keys()):
-        if name not in found or name not in tree or found[name].shape != tree[name].shape:
-            raise DataError(
-                f"{path} does not fit the net: `{name}` has"
-                f" {_shape(found, name)} in the file and {_shape(tree, name)} in the net. Restore"
-                " the file from a copy, or make the same net as when the run began."
-            )
+    stored, wanted = ({n: v.shape for n, v in one.items()} for one in (found, tree))
+    if wrong := sorted(dict(stored.items() ^ wanted.items())):
+        raise DataError(
+            f"{path} does not fit the net: `{wrong[0]}` differs. Restore the file from a copy, or"
+            " make the same net as when the run began."
+        )
     with torch.no_grad():
         for name, value in found.items():
             tree[name].copy_(value)
-
-
-def _shape(tree: Tree, name: str) -> str:
-    """Return the shape of a tensor in words, for messages."""
-    return f"the shape {list(tree[name].shape)}" if name in tree else "no value"
 
 
 def _aligned(tree: Tree) -> Tree:
@@ -222,31 +198,17 @@ def read(path: Path, config_hash: str, storage: Storage) -> Checkpoint:
     Args:
         path: The file.
         config_hash: Hash of the configuration that the checkpoint must belong to.
-        storage: Where rows of clients from files of their own are stored. The leaves of a
-            checkpoint that is a single file are read when they are used, and must not be written.
+        storage: Where the rows of the clients are stored; they can be written to.
 
     Raises:
         DataError: The checkpoint is damaged, was written by another version of flbench, or belongs
             to another configuration.
         RunError: There is not enough memory or disk space for the clients' leaves.
     """
-    for _ in range(ATTEMPTS):
-        before = _identity(path)
-        try:
-            return _read(path, config_hash, storage)
-        except DataError:
-            if _identity(path) == before:
-                raise
-    return _read(path, config_hash, storage)
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Return what differs between a file and the one that replaces it."""
     try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns
+        return _read(path, config_hash, storage)
+    except DataError:  # the run may have replaced the files while they were read
+        return _read(path, config_hash, storage)
 
 
 def _read(path: Path, config_hash: str, storage: Storage) -> Checkpoint:
@@ -255,7 +217,7 @@ def _read(path: Path, config_hash: str, storage: Storage) -> Checkpoint:
         files.check_regular(path)
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            if metadata.get("format") not in (FORMAT, WITH_ROW_FILES):
+            if metadata.get("format") != FORMAT:
                 raise DataError(
                     f"{path} is not a checkpoint of this version of flbench. Start a new run, or"
                     " resume with the version that wrote it."
@@ -266,33 +228,29 @@ def _read(path: Path, config_hash: str, storage: Storage) -> Checkpoint:
                     f" {metadata['config'][:12]}, not {config_hash[:12]}). Undo the change to"
                     " config.yaml."
                 )
-            position = _Position.model_validate_json(metadata["position"])
-            extra = dict(json.loads(metadata["extra"]))
-            server, clients, loop, stale, common = (
+            names = json.loads(metadata["names"])
+            server, common, loop, stale = (
                 {
                     name.removeprefix(part): file.get_tensor(name)
-                    for name in json.loads(metadata["names"])
+                    for name in names
                     if name.startswith(part)
                 }
                 for part in PARTS
             )
-        participation_count, stored = loop["participation_count"], None
-        if metadata["format"] == WITH_ROW_FILES:
-            names = json.loads(metadata["rows"])
-            stored, clients = row_files.read(
-                path.parent, common, names, len(participation_count), storage
-            )
+        count = loop["participation_count"]
+        rows = json.loads(metadata["rows"])
+        stored, clients = row_files.read(path.parent, common, rows, len(count), storage)
+        state = State(
+            **vars(_Position.model_validate_json(metadata["position"])),
+            server=_aligned(server) if storage.holds(nbytes(server)) else server,
+            clients=clients,
+            participation_count=count,
+            stale=stale,
+        )
+        return Checkpoint(state, json.loads(metadata["extra"]), stored)
     except (SafetensorError, OSError, *UNEXPECTED) as error:
         raise DataError(
             f"the checkpoint {path} cannot be read ({error}). Restore it from a copy, with the"
             " files of rows beside it, or remove it: without last.safetensors a resumed run starts"
             " from the beginning."
         ) from error
-    state = State(
-        **vars(position),
-        server=_aligned(server) if storage.holds(nbytes(server)) else server,
-        clients=clients,
-        participation_count=participation_count,
-        stale=stale,
-    )
-    return Checkpoint(state, extra, stored)

@@ -282,11 +282,10 @@ class FederatedLoop:
             with self.seconds.measure("evaluate"), interrupts.allowed():
                 moments["@before"] = self.evaluator.evaluate_cohort(state, settings, ids)
         with self.seconds.measure("train"):
-            self.folder.changes.check(state.clients)
             over = rounds.exchange(self.algorithm, state, trained)
             server = memory.stored_server(over.state.server, state.server, self.storage)
             over = replace(over, state=replace(over.state, server=server))
-            self.folder.changes.changed(state.clients, None if over.written_to else ids)
+            self.folder.changes.changed(ids)
             self.evaluator.changed(ids)
         for name, value in over.metrics.items():
             self._check_server_metric(name, value)

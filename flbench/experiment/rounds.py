@@ -49,13 +49,11 @@ class Exchange:
         costs: Bytes by direction (`up_bytes`, `down_bytes`, `peer_bytes`, or `setup_bytes`), counts
             of clients (`trainings`, `without_step`, `diverged`) and, if a client took a step, the
             cohort's mean training `loss`.
-        written_to: Whether the method's code has written to the clients' leaves itself.
     """
 
     state: State
     metrics: dict[str, float]
     costs: dict[str, float]
-    written_to: bool = False
 
 
 class Seen(dict[str, Tensor]):
@@ -282,7 +280,7 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
     """
     stage = algorithm.stages()[state.stage]
     program, results = trained.program, trained.results
-    update, links, sent, written_to = Update(), None, Message(), False
+    update, links, sent = Update(), None, Message()
     if len(results.ids):
         sent = apply_mask(results.sent)
         stored = {name: value for name, value in sent.values.items() if name in program.keeps}
@@ -294,7 +292,11 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
         seen = visible_to_server(state, program)
         before = write_counts(state.clients)
         links, update = of_server(algorithm, seen, replace(results, sent=sent))
-        written_to = write_counts(state.clients) != before
+        if write_counts(state.clients) != before:
+            raise ConfigError(
+                f"{type(algorithm).__name__}.aggregate has written to `state.clients` in place."
+                " Return the rows as `reply` of the Update, or take a copy."
+            )
         with naming(algorithm, state, "aggregate"):
             check_update(update, state, len(results.ids))
     reply = Message() if update.reply is None else apply_mask(update.reply)
@@ -309,7 +311,6 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
         replace(over, is_initial=state.is_initial and not moved),
         dict(update.metrics),
         _costs(stage, trained, sent, update, links),
-        written_to,
     )
 
 

@@ -8,7 +8,7 @@ removed.
 """
 
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,30 +21,14 @@ from torch import Tensor
 
 from flbench.core import files
 from flbench.core.storage import Storage, layout_of
-from flbench.core.tree import write_counts
-from flbench.core.types import Tree
+from flbench.core.types import State, Tree
 from flbench.results.checkpoint_files import OF_ROWS, checked_name
 
 PIECE: Final = 2**28
 """Bytes of rows that are copied and written at once: the size of a file, unless a row is larger."""
 PART: Final = ".part"
-NEW: Final = ""  # stands for the files that are about to be written
 NO_FILE: Final = -1
-WHOLE_NUMBERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 NAMES: Final = TypeAdapter(list[str])
-
-
-@dataclass(frozen=True)
-class RowFile:
-    """A file with rows of some clients.
-
-    Attributes:
-        name: Name of the file; it ends with random characters, so that no name is used twice.
-        ids: Ids [R] int64 of the clients, each once.
-    """
-
-    name: str
-    ids: Tensor
 
 
 @dataclass(frozen=True)
@@ -53,105 +37,75 @@ class StoredRows:
 
     Attributes:
         common: The row [...] of each leaf of the clients that are in no file.
-        files: Files with rows of the other clients, the oldest first.
+        files: Names of the files with rows of the other clients, the oldest first, each with the
+            ids [R] int64 of its clients. Names end with random characters: none is used twice.
     """
 
     common: Tree
-    files: tuple[RowFile, ...]
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the files."""
-        return [file.name for file in self.files]
+    files: dict[str, Tensor]
 
 
 class ChangedRows:
-    """Knows which rows of the clients are stored, and which have changed since.
+    """Knows which rows of the clients are stored in a folder, and which have changed since.
 
     Args:
-        stored: What the last checkpoint of the folder says; None if there is none, or if it is a
-            single file with all rows.
+        stored: What the last checkpoint of the folder says; None if there is none.
     """
 
     def __init__(self, stored: StoredRows | None = None) -> None:
         self._stored = stored
         self._changed: set[int] = set()
-        self._all_changed = False
-        self._versions: list[int] | None = None
 
-    def check(self, clients: Tree) -> None:
-        """Note that all rows have changed if they were written to without a call of `changed`.
+    def changed(self, ids: Tensor) -> None:
+        """Note that the rows of clients `ids` [K] have changed."""
+        self._changed.update(ids.tolist())
 
-        PyTorch counts the writes to a tensor. Only the loop writes to the clients' leaves, but code
-        of the user could do so too.
-
-        Args:
-            clients: Leaves [N, ...] of all clients.
-        """
-        now = write_counts(clients)
-        self._all_changed |= self._versions is not None and self._versions != now
-        self._versions = now
-
-    def changed(self, clients: Tree, ids: Tensor | None) -> None:
-        """Note that rows have changed since the last call of `check`.
-
-        Args:
-            clients: Leaves [N, ...] of all clients.
-            ids: Ids [K] of the clients whose rows have changed; None for all clients.
-        """
-        self._changed.update([] if ids is None else ids.tolist())
-        self._all_changed |= ids is None
-        self._versions = write_counts(clients)
-
-    def write(self, folder: Path, clients: Tree, trained: Tensor) -> StoredRows:
+    def write(self, folder: Path, state: State) -> StoredRows:
         """Write rows that have changed to new files; `commit` tells that a checkpoint names them.
 
         If the files would then have more than twice the rows that count, all rows are written anew.
 
         Args:
             folder: Folder of the checkpoints.
-            clients: Leaves [N, ...] of all clients, at least one.
-            trained: How often each client has trained, [N]; it chooses the common row.
+            state: State to save.
 
         Raises:
             OSError: A file cannot be written. Those that were written are named by no checkpoint.
         """
-        self.check(clients)
-        before, count = self._stored, len(trained)
+        clients, count = state.clients, len(state.participation_count)
+        before = self._stored
         if before is None:
-            like = int(trained.argmin())
-            common = {name: value[like].clone() for name, value in clients.items()}
-            before = StoredRows(common, ())
-            ids = _different(clients, common)
-        elif self._all_changed:
-            ids = torch.arange(count)
+            like = int(state.participation_count.argmin())
+            before = StoredRows({name: rows[like].clone() for name, rows in clients.items()}, {})
+            ids = _different(clients, before.common, count)
         else:
             ids = torch.tensor(sorted(self._changed), dtype=torch.int64)
-        counting = _counting([*before.files, RowFile(NEW, ids)], count)
-        is_stored = torch.zeros(count, dtype=torch.bool)
-        for file in counting:
-            is_stored[file.ids] = True
-        live = is_stored.nonzero()[:, 0]
-        if sum(len(file.ids) for file in counting) > 2 * len(live):
-            counting, ids = [], live
-        numbers = [int(file.name.split("-")[1]) for file in _files(folder)]
-        written: list[RowFile] = []
-        for piece in _pieces(clients, ids, PIECE):
-            number = max(numbers, default=0) + len(written) + 1
-            name = f"rows-{number:06d}-{secrets.token_hex(8)}.safetensors"
+        newest = _newest([*before.files.values(), ids], count)
+        counting = set(newest.tolist())
+        old = {
+            name: there
+            for number, (name, there) in enumerate(before.files.items())
+            if number in counting
+        }
+        live = (newest != NO_FILE).nonzero()[:, 0]
+        if sum(map(len, old.values())) + len(ids) > 2 * len(live):
+            old, ids = {}, live
+        for piece in _pieces(clients, ids):
+            name = f"rows-{state.round:06d}-{secrets.token_hex(8)}.safetensors"
             rows = {f"rows/{key}": value[piece] for key, value in clients.items()}
             write_tensors(folder / name, {"ids": piece, **rows}, {})
-            written.append(RowFile(name, piece))
-        old = [file for file in counting if file.name != NEW]
-        return StoredRows(before.common, (*old, *written))
+            old[name] = piece
+        return StoredRows(before.common, old)
 
     def commit(self, stored: StoredRows) -> None:
         """Note that a checkpoint has been written that names these files."""
-        self._stored, self._all_changed = stored, False
+        self._stored = stored
         self._changed.clear()
 
 
-def read(folder: Path, common: Tree, names: Any, count: int, storage: Storage) -> tuple[Any, Tree]:
+def read(
+    folder: Path, common: Tree, names: Any, count: int, storage: Storage
+) -> tuple[StoredRows, Tree]:
     """Return the files that a checkpoint names, and the clients' leaves that can be written to.
 
     Args:
@@ -162,48 +116,47 @@ def read(folder: Path, common: Tree, names: Any, count: int, storage: Storage) -
         storage: Where the leaves are stored.
 
     Returns:
-        A `StoredRows`, and leaves [N, ...].
+        The files, and leaves [N, ...].
 
     Raises:
-        ValueError: A name is not that of such a file, or a file has not the rows that it should.
+        ValueError: A name is not that of such a file, or a file has rows of another shape.
+        IndexError: A file has rows of more than N clients.
         OSError: A file cannot be read.
         SafetensorError: A file is damaged.
         RunError: There is not enough memory or disk space for the leaves.
     """
-    found = []
+    found = {}
     for name in NAMES.validate_python(names):
         files.check_regular(folder / checked_name(name))
         with safe_open(folder / name, framework="pt") as file:
-            found.append(RowFile(name, _ids(file.get_tensor("ids"), count, name)))
+            found[name] = file.get_tensor("ids").clone()
     layout = {name: ((count, *shape), dtype) for name, (shape, dtype) in layout_of(common).items()}
     clients = storage.zeros(layout, "the tensors that the clients keep")
-    newest = _newest(found, count)
-    for ids in _pieces(clients, (newest == NO_FILE).nonzero()[:, 0], PIECE):
+    newest = _newest(found.values(), count)
+    for ids in _pieces(clients, (newest == NO_FILE).nonzero()[:, 0]):
         for name, value in clients.items():
             value[ids] = common[name].expand(len(ids), *common[name].shape)
-    for number, one in enumerate(found):
-        counts = newest[one.ids] == number
-        if not bool(counts.any()):
-            continue
-        with safe_open(folder / one.name, framework="pt") as file:
+    for number, (one, ids) in enumerate(found.items()):
+        counts = newest[ids] == number
+        with safe_open(folder / one, framework="pt") as file:
             for name, value in clients.items():
                 rows = file.get_tensor(f"rows/{name}")
-                if rows.dtype != value.dtype or rows.shape != (len(one.ids), *value.shape[1:]):
-                    raise ValueError(f"{one.name} has no rows of the shape of `{name}`")
-                value[one.ids[counts]] = rows[counts]
-    return StoredRows(common, tuple(found)), clients
+                if rows.dtype != value.dtype or rows.shape != (len(ids), *value.shape[1:]):
+                    raise ValueError(f"{one} has no rows of the shape of `{name}`")
+                value[ids[counts]] = rows[counts]
+    return StoredRows(common, found), clients
 
 
 def remove_others(folder: Path, named: Iterable[str]) -> None:
-    """Remove the files of rows in a folder that no checkpoint names.
+    """Remove the files of rows in a folder that no checkpoint names, complete or not.
 
     Args:
         folder: Folder of the checkpoints.
         named: Names of the files that checkpoints name.
     """
     kept = set(named)
-    for file in _files(folder):
-        if file.name not in kept:
+    for file in folder.glob("rows-*"):
+        if file.name not in kept and OF_ROWS.fullmatch(file.name.removesuffix(PART)):
             files.discard(file)
 
 
@@ -231,60 +184,30 @@ def write_tensors(path: Path, tensors: Tree, metadata: dict[str, str]) -> None:
         raise
 
 
-def _files(folder: Path) -> list[Path]:
-    """Return the files of rows in a folder, with those that were not completely written."""
-    return [
-        file
-        for file in folder.glob("rows-*")
-        if OF_ROWS.fullmatch(file.name.removesuffix(PART)) is not None
-    ]
-
-
-def _ids(ids: Tensor, count: int, name: str) -> Tensor:
-    """Return ids of clients that were read from a file.
-
-    Raises:
-        ValueError: They are no ids of different clients.
-    """
-    is_list = ids.dtype == torch.int64 and ids.ndim == 1
-    if not is_list or len(set(ids.tolist())) != len(ids) or ((ids < 0) | (ids >= count)).any():
-        raise ValueError(f"{name} has no ids of {count} clients")
-    return ids.clone()
-
-
-def _newest(found: Sequence[RowFile], count: int) -> Tensor:
+def _newest(ids_of_files: Iterable[Tensor], count: int) -> Tensor:
     """Return the number [N] of the last file with rows of each client, or -1."""
     newest = torch.full((count,), NO_FILE)
-    for number, file in enumerate(found):
-        newest[file.ids] = number
+    for number, ids in enumerate(ids_of_files):
+        newest[ids] = number
     return newest
 
 
-def _counting(found: Sequence[RowFile], count: int) -> list[RowFile]:
-    """Return the files of which at least one row counts."""
-    newest = _newest(found, count)
-    return [file for number, file in enumerate(found) if bool((newest[file.ids] == number).any())]
-
-
-def _pieces(clients: Tree, ids: Tensor, size: int) -> Iterator[Tensor]:
-    """Yield ids of clients in pieces whose rows have at most `size` bytes, at least one client."""
+def _pieces(clients: Tree, ids: Tensor) -> Iterator[Tensor]:
+    """Yield ids of clients in pieces whose rows have at most PIECE bytes, at least one client."""
     row = sum(value[0].numel() * value.element_size() for value in clients.values())
-    return iter(torch.split(ids, max(1, size // max(1, row))) if len(ids) else ())
+    return iter(torch.split(ids, max(1, PIECE // max(1, row))) if len(ids) else ())
 
 
-def _different(clients: Tree, common: Tree) -> Tensor:
+def _different(clients: Tree, common: Tree, count: int) -> Tensor:
     """Return the ids of the clients of which a leaf has other bits than the common row."""
-    count = len(next(iter(clients.values())))
     differs = torch.zeros(count, dtype=torch.bool)
-    for ids in _pieces(clients, torch.arange(count), PIECE):
-        low, high = int(ids[0]), int(ids[-1]) + 1
+    for ids in _pieces(clients, torch.arange(count)):
         for name, value in clients.items():
-            if value[0].numel():
-                rows = _bits(value[low:high].reshape(len(ids), -1))
-                differs[low:high] |= (rows != _bits(common[name].reshape(1, -1))).any(dim=1)
+            rows = value[int(ids[0]) : int(ids[-1]) + 1].reshape(len(ids), -1)
+            differs[ids] |= (_bytes(rows) != _bytes(common[name].reshape(1, -1))).any(dim=1)
     return differs.nonzero()[:, 0]
 
 
-def _bits(rows: Tensor) -> Tensor:
-    """Return a matrix as whole numbers: NaN is equal to itself, and 0.0 differs from -0.0."""
-    return rows.contiguous().view(WHOLE_NUMBERS.get(rows.element_size(), torch.uint8))
+def _bytes(rows: Tensor) -> Tensor:
+    """Return a matrix as bytes: NaN is equal to itself, and 0.0 differs from -0.0."""
+    return rows.contiguous().view(torch.uint8)

@@ -1,4 +1,4 @@
-"""Checkpoints whose rows of clients are in files of their own equal those in a single file."""
+"""Checkpoints have the rows of clients in files of their own, and write those that have changed."""
 
 import shutil
 from dataclasses import replace
@@ -24,8 +24,7 @@ CLIENTS = 12
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Any rows are large enough for files of their own, with three clients each."""
-    monkeypatch.setattr(checkpoint, "WHOLE", 0)
+    """Files have the rows of three clients each."""
     monkeypatch.setattr(row_files, "PIECE", 3 * (4 * 4 + 8 + 1))
 
 
@@ -45,21 +44,12 @@ def fresh() -> State:
 
 
 def trained_by(state: State, ids: list[int], changes: ChangedRows, number: float) -> State:
-    changes.check(state.clients)
     state.clients["w"][ids] = torch.tensor([number, -0.0, torch.nan, 0.0])
     state.clients["n"][ids] = int(number)
     state.clients["own"][ids] = True
     state.participation_count[ids] += 1
-    changes.changed(state.clients, torch.tensor(ids))
+    changes.changed(torch.tensor(ids))
     return replace(state, round=state.round + 1)
-
-
-def copy(state: State) -> State:
-    return replace(
-        state,
-        clients={name: value.clone() for name, value in state.clients.items()},
-        participation_count=state.participation_count.clone(),
-    )
 
 
 def bits(state: State) -> list[object]:
@@ -82,19 +72,16 @@ def test_checkpoints_of_drawn_rounds_equal_the_states_that_were_saved(seed, tmp_
     for number in range(40):
         cohort = draw.sample(range(CLIENTS), draw.choice((1, 1, 2, 3, CLIENTS)))
         state = trained_by(state, cohort, changes, number)
-        if draw.random() < 0.1:  # by code that tells nobody
-            state.clients["w"][draw.randrange(CLIENTS)] = number
         if draw.random() < 0.7:
             name = draw.choice(("last", "last", "best"))
             path = tmp_path / f"{name}.safetensors"
             checkpoint.save(path, state, "hash", {"number": number}, changes)
             expected[name] = bits(state)
             found = checkpoint.read(path, "hash", Storage(0.0, tmp_path))
-            assert sum(len(file.ids) for file in found.rows.files) <= 2 * CLIENTS
+            assert sum(map(len, found.rows.files.values())) <= 2 * CLIENTS
             if draw.random() < 0.3:  # the run is resumed
                 state = replace(found.state, server=fresh().server)
                 changes = ChangedRows(found.rows)
-                changes.check(state.clients)
         for name, content in expected.items():
             loaded, extra = checkpoint.load(tmp_path / f"{name}.safetensors", "hash")
             assert bits(loaded) == content
@@ -115,21 +102,7 @@ def test_a_checkpoint_writes_the_rows_that_have_changed(tmp_path):
         checkpoint.save(path, state, "hash", {}, changes)
         [new] = set(stored(tmp_path)) - before
         rows = checkpoint.read(path, "hash", Storage()).rows
-        assert [file.ids.tolist() for file in rows.files if file.name == new.name] == [ids]
-
-
-def test_a_checkpoint_in_a_single_file_is_continued(tmp_path):
-    state, changes, path = fresh(), ChangedRows(), tmp_path / "last.safetensors"
-    state = trained_by(state, [0, 1, 4], changes, 5)
-    checkpoint.save(path, state, "hash", {"rows": 2})
-
-    loaded, extra, rows = checkpoint.read(path, "hash", Storage())
-    assert (bits(loaded), extra, rows) == (bits(state), {"rows": 2}, None)
-    changes = ChangedRows(rows)
-    loaded = trained_by(copy(loaded), [4, 6], changes, 6)
-    checkpoint.save(path, loaded, "hash", {}, changes)
-
-    assert bits(checkpoint.load(path, "hash")[0]) == bits(loaded)
+        assert rows.files[new.name].tolist() == ids
 
 
 @pytest.mark.slow
@@ -231,20 +204,14 @@ def test_files_of_rows_of_a_replaced_best_state_are_removed(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_with_files_of_rows_is_the_run_with_single_files(tmp_path, monkeypatch):
+def test_a_resumed_run_has_the_rows_of_the_straight_run(tmp_path):
     keys = ("algorithm=ditto", "train.participation=0.4", "output.checkpoint_every=1")
-    path, summary = run(tmp_path / "files", *keys)
+    path, summary = run(tmp_path / "straight", *keys)
     folder = interrupted_run(tmp_path / "interrupted", *keys)
     lifecycle.resume(folder, Layer({}))
-    monkeypatch.setattr(checkpoint, "WHOLE", 2**24)
-    plain_path, plain = run(tmp_path / "single", *keys)
 
     assert stored(path / "checkpoints")
-    assert not stored(plain_path / "checkpoints")
-    assert reproducible(summary) == reproducible(plain)
-    assert reproducible(summary_of(folder)) == reproducible(plain)
+    assert reproducible(summary_of(folder)) == reproducible(summary)
     for moment in trained.MOMENTS:
-        nets = [
-            trained.load(one, 0, checkpoint=moment).net.state_dict() for one in (path, plain_path)
-        ]
+        nets = [trained.load(one, 0, checkpoint=moment).net.state_dict() for one in (path, folder)]
         assert all(torch.equal(nets[0][name], nets[1][name]) for name in nets[1])
