@@ -56,8 +56,15 @@ def display(title: str, known: set[str] | None = None) -> Iterator[Callback]:
 
 
 def _as_note(current: Callback) -> Any:
-    """Return a function for `warnings.showwarning` that prints a warning as a note."""
-    return lambda message, _, file, line, *__: current.on_note(note_of(message, file, line))
+    """Return a function for `warnings.showwarning` that prints a warning as a note, once."""
+    shown: set[str] = set()
+
+    def show(message: Warning | str, _: Any, file: str, line: int, *__: Any) -> None:
+        if (note := note_of(message, file, line)) not in shown:
+            shown.add(note)
+            current.on_note(note)
+
+    return show
 
 
 class _Notes(Callback):

@@ -3,19 +3,16 @@
 import re
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from flbench.core.errors import ConfigError, MethodError, PrintableError, UserError
 from flbench.core.installed import is_installed
-from flbench.core.warned import at
 
 HERE = str(Path(__file__).parent.parent)
 REFUSED_CALL: Final = re.compile(r"\(\) (takes|missing|got an unexpected|got multiple values)")
 """What Python says of a function that does not take its arguments."""
-PLACE: Final = "_flbench_place"
-"""Attribute of an exception that says where it was raised."""
 
 
 @contextmanager
@@ -26,8 +23,8 @@ def as_errors(subject: str = "a part of your own") -> Iterator[None]:
     each other, the message lists them, the outermost first.
 
     Args:
-        subject: What the code is, for the message, which has the line of code, and the client and
-            the round if `placed` knows them.
+        subject: What the code is, for the message, which has the line of code and the exception's
+            notes; see `placed`.
     """
     try:
         yield
@@ -36,7 +33,7 @@ def as_errors(subject: str = "a part of your own") -> Iterator[None]:
     except Exception as error:
         if not is_raised_by_user(error) or "out of memory" in str(error):
             raise
-        place = getattr(error, PLACE, "")
+        place = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
         raise MethodError(
             f"{subject} raised {type(error).__name__}: {error}{user_line(error)}{place}. Correct"
             f" its code.{_user_lines(error)}"
@@ -69,21 +66,16 @@ Correct the function.
 
 @contextmanager
 def placed(place: Callable[[], str]) -> Iterator[None]:
-    """Return a context manager that notes where exceptions are raised and warnings are issued.
-
-    `as_errors` names the place of an exception, and `warned.with_places` that of a warning.
+    """Return a context manager that adds a place, such as `client 3 in round 7`, to exceptions.
 
     Args:
-        place: Function that returns the place, such as `client 3 in round 7`.
+        place: Function that returns the place.
     """
-    with at(place):
-        try:
-            yield
-        except Exception as error:
-            if not hasattr(error, PLACE):
-                with suppress(AttributeError):  # an exception that takes no attributes
-                    setattr(error, PLACE, f" at {place()}")
-            raise
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"at {place()}")
+        raise
 
 
 def note_of(warning: Warning | str, file: str, line: int) -> str:
@@ -99,14 +91,13 @@ def note_of(warning: Warning | str, file: str, line: int) -> str:
 
 
 def user_line(error: Exception) -> str:
-    """Return the innermost line of the user's code in a traceback, with a blank, in parentheses.
+    """Return the innermost line of the user's code in a traceback, such as ` (/me/nets.py:12)`.
 
     Args:
         error: The exception.
 
     Returns:
-        Such as ` (/home/me/nets.py:12)`; "" if no line of code outside of flbench and installed
-        packages takes part.
+        The line; "" if no code outside of flbench and installed packages takes part.
     """
     frames = [frame for frame in _own_frames(error) if not frame.filename.startswith(HERE)]
     return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
@@ -115,8 +106,8 @@ def user_line(error: Exception) -> str:
 def _user_lines(error: Exception) -> str:
     """Return the lines of the user's code in a traceback, one below the other; "" for one line."""
     frames = [frame for frame in _own_frames(error) if not frame.filename.startswith(HERE)]
-    lines = [f"  {one.filename}:{one.lineno} in {one.name}: {one.line}" for one in frames]
-    return "".join(f"\n{line}" for line in lines) if len(lines) > 1 else ""
+    lines = [f"\n  {one.filename}:{one.lineno} in {one.name}: {one.line}" for one in frames]
+    return "".join(lines) if len(lines) > 1 else ""
 
 
 def is_raised_by_user(error: Exception) -> bool:

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Sequence
 from io import StringIO
 from typing import Any, Final
 
-from flbench.core import warned
-
 MASK: Final = "***"
 HTTP: Final = ("http", "https")
 
@@ -149,15 +147,14 @@ def one_line(text: str) -> str:
 
 
 def warn(text: str, category: type[Warning] = UserWarning, stacklevel: int = 1) -> None:
-    """Issue a warning of flbench, whose text has no control characters, and which has no place.
+    """Issue a warning of flbench, whose text has no control characters.
 
     Args:
         text: The text.
         category: Class of the warning.
         stacklevel: 1 for the line that calls this function, 2 for the caller of that one.
     """
-    with warned.at(None):
-        warnings.warn(printable(text), category, stacklevel=stacklevel + 1)
+    warnings.warn(printable(text), category, stacklevel=stacklevel + 1)
 
 
 def print_warnings() -> None:

@@ -21,11 +21,10 @@ from flbench.core.errors import RunError
 from flbench.core.imported import portable, where_to_put
 from flbench.core.tree import nbytes
 from flbench.core.types import Results, Samples
-from flbench.core.warned import Warned
 from flbench.data.federation import Federation
 from flbench.engine import memory
 from flbench.engine.base import Dispatcher, Engine, KeptRows, RoundSettings
-from flbench.engine.worker import Worker, arguments, assign, in_order, unpacked, warn_again
+from flbench.engine.worker import Warned, Worker, arguments, assign, in_order, unpacked, warn_again
 from flbench.models.base import net_leaves
 from flbench.workers import cores, frames
 from flbench.workers.fork_server import LocalProcess

@@ -5,8 +5,9 @@ its own and keeps no state between calls, so that one that has died is replaced 
 """
 
 import os
+import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -15,11 +16,9 @@ from torch import Tensor, nn
 
 from flbench.client.program import LocalProgram, Step
 from flbench.config.schema import EngineConfig
-from flbench.core.errors import MethodError
 from flbench.core.raised import as_errors
 from flbench.core.storage import Storage
 from flbench.core.types import Dispatch, Message, Results, Tree
-from flbench.core.warned import Warned, first_of_each, recorded
 from flbench.data.federation import Federation
 from flbench.engine.base import (
     RESULTS,
@@ -31,6 +30,10 @@ from flbench.engine.base import (
 from flbench.models.lightning_net import LightningNet
 
 Arrays = dict[str, NDArray[Any]]
+Warned = tuple[str, type[Warning], str, int]
+"""A warning: its text, its class, the file and the line of the code that it names."""
+_SHOWN: Final[dict[Any, Any]] = {}
+"""Where Python notes which warnings of workers it has shown in this process."""
 
 
 class Worker:
@@ -85,7 +88,7 @@ class Worker:
             index = torch.tensor([place[client] for client in wanted.tolist()])
             return {name: value[index] for name, value in tree.items()}
 
-        with recorded() as warned, as_errors():
+        with warnings.catch_warnings(record=True) as warned, as_errors():
             results = self.engine.run(
                 program,
                 torch.from_numpy(ids.copy()),
@@ -107,7 +110,7 @@ class Worker:
             "observed": arrays(results.observed),
             "failures": results.failures,
             "observe_seconds": results.observe_seconds,
-            "warned": warned,
+            "warned": list(dict.fromkeys(map(_portable, warned))),
         }
 
 
@@ -219,23 +222,22 @@ def in_order(parts: list[Results], ids: Tensor, storage: Storage) -> Results:
 
 
 def warn_again(warned: Iterable[Warned]) -> None:
-    """Issue the warnings of workers in this process, the first one of each text and line.
+    """Issue the warnings of workers in this process, whose filters decide about them.
 
     Args:
         warned: The warnings.
 
     Raises:
-        MethodError: The filters of this process make one of them an error.
+        Warning: The filters say that such a warning is an error.
     """
-    for one in first_of_each(warned):
-        try:
-            one.issue()
-        except Warning as error:
-            place = "" if one.place is None else f" at {one.place}"
-            raise MethodError(
-                f"a part of your own raised {one.category.__name__}: {one.text}"
-                f" ({one.file}:{one.line}){place}. Correct its code."
-            ) from error
+    for text, category, file, line in dict.fromkeys(warned):
+        warnings.warn_explicit(text, category, file, line, registry=_SHOWN)
+
+
+def _portable(warning: warnings.WarningMessage) -> Warned:
+    """Return a warning with the class of Python that its own class, which may be local, is of."""
+    category = next(one for one in warning.category.__mro__ if one.__module__ == "builtins")
+    return str(warning.message), category, warning.filename, warning.lineno
 
 
 def _tensor(value: NDArray[Any]) -> Tensor:

@@ -21,7 +21,6 @@ from flbench.core.errors import ConfigError, DataError, RunError
 from flbench.core.expected import as_flbench_errors
 from flbench.core.storage import GIB
 from flbench.core.tree import nbytes
-from flbench.core.warned import with_places
 from flbench.data import partition_files
 from flbench.data.federation import Federation
 from flbench.engine.base import LostWorkersError
@@ -256,7 +255,7 @@ def _run_to_end(
     loop = experiment.loop(folder, callbacks, start.seconds)
     loop.progress.state = state
     try:
-        with as_flbench_errors(folder.resume_command), with_places():
+        with as_flbench_errors(folder.resume_command):
             loop.begin(state, start.memory)
             try:
                 state = loop.run(state)

@@ -100,5 +100,5 @@ class _Notes(Callback):
         self._has_begun = True
 
     def on_note(self, text: str) -> None:
-        if self._has_begun:
+        if self._has_begun and text not in self.sentences:
             self.sentences.append(text)

@@ -1,0 +1,24 @@
+"""Places and lines of exceptions and warnings of the user's code."""
+
+import pytest
+
+from flbench.core import text
+from flbench.core.errors import MethodError
+from flbench.core.raised import as_errors, note_of, placed
+
+
+def test_an_exception_of_the_users_code_names_its_place():
+    with (
+        pytest.raises(
+            MethodError, match=r"no loss \(.*test_raised.py:\d+\) at client 3 in round 7"
+        ),
+        as_errors(),
+        placed(lambda: "client 3 in round 7"),
+    ):
+        raise ValueError("no loss")
+
+
+def test_notes_name_lines_of_the_user_alone():
+    assert note_of(UserWarning("a"), __file__, 7) == f"a ({__file__}:7)"
+    for other in (pytest.__file__, text.__file__, "<string>"):
+        assert note_of("a", other, 7) == "a"
