@@ -66,7 +66,7 @@ docs: $(VENV)/installed
 
 # Made again when what to install changes. pip compiles bytecode, which keeps `flbench --help` fast.
 $(VENV)/installed: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit("flbench needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -c 'import sys; sys.exit("flbench needs Python 3.11.4 or newer" if sys.version_info < (3, 11, 4) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'

@@ -18,20 +18,18 @@ from pathlib import Path
 from typing import Final
 
 from flbench.comparison.folder import MARKER, is_cell
-from flbench.config.sources import MAX_BYTES
+from flbench.config.yaml_text import to_yaml
 from flbench.core import files
 from flbench.core.archives import (
-    DEEPEST,
     LARGEST_FILE,
     LARGEST_RATIO,
     MOST_FILES,
-    is_name_of_member,
     largest_content,
     unpack,
+    without_folders,
 )
-from flbench.core.documents import as_data_error, read_json
+from flbench.core.documents import as_data_error, read_json, read_yaml
 from flbench.core.errors import DataError, UserError
-from flbench.core.without_parents import without_parents_in, without_parents_in_yaml
 from flbench.results import folders, study_folder
 from flbench.results.reading import is_finished
 
@@ -100,11 +98,6 @@ def pack(paths: Sequence[Path], file: Path) -> int:
         for member in members:
             files.check_no_link(member)
             name = member.relative_to(path.parent).as_posix()
-            if not is_name_of_member(name):
-                raise UserError(
-                    f"{member} cannot be packed: an archive has names without control characters"
-                    f" and backslashes, and at most {DEEPEST} folders above a file. Rename it."
-                )
             if found.setdefault(name, member) != member:
                 raise UserError(
                     f"{given} and another folder have the name {name.partition('/')[0]}. Rename"
@@ -170,10 +163,10 @@ def _portable(file: Path) -> bytes:
     with as_data_error(file):
         files.check_regular(file, LARGEST_FILE)
         if file.suffix == ".yaml":
-            return without_parents_in_yaml(files.read_text(file, MAX_BYTES)).encode()
-        if file.suffix != ".json":
-            return file.read_bytes()
-    return (json.dumps(without_parents_in(read_json(file)), indent=1) + "\n").encode()
+            return to_yaml(without_folders(read_yaml(file)), {}).encode()
+        if file.suffix == ".json":
+            return (json.dumps(without_folders(read_json(file)), indent=1) + "\n").encode()
+        return file.read_bytes()
 
 
 def is_archive(path: Path) -> bool:

@@ -1,16 +1,12 @@
-"""Reading of compressed tar archives that may come from a stranger.
-
-Python's own extraction follows links and creates what an archive describes. Here an archive is a
-sequence of named contents: each one is checked, read in pieces, and written to a file that this
-module creates.
-"""
+"""Compressed tar archives: those of strangers are read as data, and own ones name no folders."""
 
 import lzma
-import os
+import re
+import shlex
 import tarfile
-from collections.abc import Callable, Iterator
-from pathlib import Path, PurePosixPath
-from typing import IO, Final
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, Final
 
 from flbench.core.errors import DataError
 from flbench.core.text import printable
@@ -20,23 +16,23 @@ MOST_FILES: Final = 100_000
 LARGEST_FILE: Final = 512 * 2**20
 """Largest size of one file of an archive, in bytes."""
 SMALL: Final = 64 * 2**20
-"""Archives whose content has at most this number of bytes may be compressed by any ratio."""
+"""Archives whose files have at most this number of bytes may be compressed by any ratio."""
 LARGEST_RATIO: Final = 200
-"""Largest size of the content of other archives, as a multiple of the size of the archive."""
-DEEPEST: Final = 16
-"""Largest number of folders above a file of an archive."""
+"""Largest size of the files of other archives, as a multiple of the size of the archive."""
 
-_MEMORY: Final = 256 * 2**20  # bytes for decompression; `xz -9` needs 65 MiB
 _HEADER: Final = 2**20  # bytes of the headers before one entry
-_PIECE: Final = 2**16  # bytes that are read and written at once
-_REGULAR: Final = (tarfile.REGTYPE, tarfile.AREGTYPE)
+# The folders of an absolute path, also of one in an address of a file or a database.
+_FOLDERS: Final = re.compile(
+    r"""(?:(?<=file:)|(?<=sqlite:)|(?<![\w.~/-])(?!(?<=:)//))(?:~\w*)?/+"""
+    r"""(?:[^\s/"'`]+/+)*(?=[^\s/"'`])"""
+)
 
 
 def unpack(file: Path, folder: Path, is_known: Callable[[str], bool]) -> None:
     """Write the files of an archive into a folder.
 
-    Links, devices, sparse files, and names that lead out of the folder are refused; nothing of an
-    archive decides about owners, modes or times. Entries that describe a folder are skipped.
+    Links, devices, sparse files, and names that lead out of the folder are refused. Entries that
+    describe a folder are skipped.
 
     Args:
         file: The archive, a tar file compressed by xz.
@@ -47,21 +43,24 @@ def unpack(file: Path, folder: Path, is_known: Callable[[str], bool]) -> None:
     Raises:
         DataError: The archive is damaged, or has an entry that is refused; the message names it.
     """
-    cure = "Use an archive that `flbench pack` wrote."
+    left = largest_content(file.stat().st_size)
     try:
-        size = file.stat().st_size
-        with file.open("rb") as compressed:
-            source = _Decompressed(compressed, largest_content(size))
+        with lzma.open(file) as content:
+            source = _Limited(content)
             # The mode `r|` reads from the beginning to the end, and never seeks.
             with tarfile.open(fileobj=source, mode="r|") as archive:  # type: ignore[call-overload]
-                folders = {folder}
-                for entry in _entries(archive, source):
-                    if entry.type != tarfile.DIRTYPE:
-                        path = folder / _checked(entry, is_known)
-                        source.header = entry.size + _HEADER
-                        _write(archive.extractfile(entry), path, folders)
-    except _RefusedError as error:
-        raise DataError(f"{file} is refused: {error}. {cure}") from error
+                for count, entry in enumerate(archive):
+                    left -= entry.size
+                    _check(entry, folder, is_known)
+                    if count == MOST_FILES or left < 0:
+                        raise _RefusedError("it has more or larger files than results have")
+                    source.left = entry.size + _HEADER
+                    if not entry.isdir():
+                        archive.extract(entry, folder, filter="data")
+    except (_RefusedError, tarfile.FilterError) as error:
+        raise DataError(
+            f"{file} is refused: {printable(str(error))}. Use an archive that `flbench pack` wrote."
+        ) from error
     except (tarfile.TarError, lzma.LZMAError, EOFError, OSError, ValueError) as error:
         raise DataError(
             f"{file} cannot be unpacked ({printable(str(error))}). Restore it from a copy."
@@ -69,114 +68,63 @@ def unpack(file: Path, folder: Path, is_known: Callable[[str], bool]) -> None:
 
 
 def largest_content(size: int) -> int:
-    """Return the largest number of bytes of the content of an archive of a size in bytes.
-
-    >>> largest_content(1) == SMALL, largest_content(2**20)
-    (True, 209715200)
-    """
+    """Return the largest number of bytes of the files of an archive of a size in bytes."""
     return max(SMALL, LARGEST_RATIO * size)
 
 
-def is_name_of_member(name: str) -> bool:
-    """Return whether an archive can have a file of this name.
+def without_folders(tree: Any, key: str = "") -> Any:
+    """Return a tree of values of JSON in which absolute paths have lost their folders.
 
     Args:
-        name: Path of the file in the archive.
+        tree: The values. A text that is nothing but a path may have spaces.
+        key: Key of the values in the tree above; `command` is a command of the shell.
 
-    >>> is_name_of_member("runs/a b/summary.json"), is_name_of_member("../summary.json")
-    (True, False)
+    >>> without_folders({"command": "/bin/flbench '--out=/home/me/a b/c'", "root": "/my data/d"})
+    {'command': 'flbench --out=c', 'root': 'd'}
     """
-    path = PurePosixPath(name)
-    return (
-        not path.is_absolute()
-        and 0 < len(path.parts) <= DEEPEST + 1
-        and not any(part == ".." or "\\" in part for part in path.parts)
-        and printable(name) == name
-        and all(len(os.fsencode(part)) <= 255 for part in path.parts)
-    )
+    if isinstance(tree, dict):
+        return {_without(name): without_folders(value, name) for name, value in tree.items()}
+    if isinstance(tree, list):
+        return [without_folders(value) for value in tree]
+    if key == "command" and isinstance(tree, str):
+        return shlex.join(map(_without, shlex.split(tree)))
+    return _without(tree) if isinstance(tree, str) else tree
 
 
 class _RefusedError(Exception):
     """An archive has more than it may have."""
 
 
-class _Decompressed:
-    """The decompressed content of an archive, of limited size.
+class _Limited:
+    """The decompressed content of an archive, of which `left` bytes may be read.
 
     Args:
-        compressed: The open archive.
-        limit: Largest number of bytes of the content.
-
-    Attributes:
-        header: Number of bytes that may be read until the beginning of the next file's content.
+        content: The content.
     """
 
-    def __init__(self, compressed: IO[bytes], limit: int) -> None:
-        self._compressed = compressed
-        self._limit = limit
-        self._decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MEMORY)
-        self._read = 0
-        self.header = _HEADER
+    def __init__(self, content: IO[bytes]) -> None:
+        self._content = content
+        self.left = _HEADER
 
     def read(self, size: int) -> bytes:
         """Return the next bytes: at most `size`, and none at the end."""
-        pieces: list[bytes] = []
-        missing = size
-        while missing and not self._decompressor.eof:
-            more = self._compressed.read(_PIECE) if self._decompressor.needs_input else b""
-            if self._decompressor.needs_input and not more:
-                raise EOFError("its end is missing")
-            piece = self._decompressor.decompress(more, missing)
-            pieces.append(piece)
-            missing -= len(piece)
-        self._read += size - missing
-        self.header -= size - missing
-        if self._read > self._limit:
-            raise _RefusedError(f"its content is larger than {self._limit:,} bytes")
-        if self.header < 0:
-            raise _RefusedError(f"the headers of an entry are larger than {_HEADER:,} bytes")
-        return b"".join(pieces)
+        piece = self._content.read(size)
+        self.left -= len(piece)
+        if self.left < 0:
+            raise _RefusedError("the headers of an entry are too large")
+        return piece
 
 
-def _entries(archive: tarfile.TarFile, source: _Decompressed) -> Iterator[tarfile.TarInfo]:
-    """Yield the entries of an archive, at most `MOST_FILES`."""
-    for count in range(MOST_FILES + 1):
-        source.header = _HEADER
-        entry = archive.next()
-        if entry is None:
-            return
-        if count == MOST_FILES:
-            raise _RefusedError(f"it has more than {MOST_FILES:,} entries")
-        archive.members = []  # type: ignore[attr-defined]  # tarfile keeps all that it has seen
-        yield entry
+def _check(entry: tarfile.TarInfo, folder: Path, is_known: Callable[[str], bool]) -> None:
+    """Raise a _RefusedError for an entry that archives of results do not have."""
+    path = folder / entry.name.lstrip("/")
+    if not (entry.isdir() or (entry.isreg() and not entry.issparse() and is_known(path.name))):
+        raise _RefusedError(f"`{entry.name}` is not a file of a run, a comparison or a study")
+    if entry.isreg() and (not 0 <= entry.size <= LARGEST_FILE or path.exists()):
+        raise _RefusedError(f"`{entry.name}` is there twice, or too large")
 
 
-def _checked(entry: tarfile.TarInfo, is_known: Callable[[str], bool]) -> PurePosixPath:
-    """Return the path of the file that an entry describes, below the folder; or refuse it."""
-    name = printable(entry.name)
-    if entry.type not in _REGULAR or entry.sparse is not None:
-        raise _RefusedError(f"`{name}` is not a regular file but a link, a device or sparse")
-    path = PurePosixPath(entry.name)
-    if not is_name_of_member(entry.name):
-        raise _RefusedError(f"`{name}` is not a path below the folder of the archive")
-    if not is_known(path.name):
-        raise _RefusedError(f"`{name}` is not a file of a run, a comparison or a study")
-    if not 0 <= entry.size <= LARGEST_FILE:
-        raise _RefusedError(f"`{name}` is larger than {LARGEST_FILE:,} bytes")
-    return path
-
-
-def _write(content: IO[bytes] | None, path: Path, folders: set[Path]) -> None:
-    """Write a file that does not exist yet; `folders` has the folders that were made."""
-    if content is None:
-        raise _RefusedError(f"`{path.name}` has no content")
-    try:
-        if path.parent not in folders:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            folders.add(path.parent)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise _RefusedError(f"`{path.name}` is there twice") from error
-    with os.fdopen(handle, "wb") as file:
-        while piece := content.read(_PIECE):
-            file.write(piece)
+def _without(text: str) -> str:
+    """Return a path or an option with a path without its folders, or a text without those in it."""
+    found = re.fullmatch(r"([\w.-]+=)?(?:~\w*)?/[^\"'`:,;=]*/([^/]+)/?", text)
+    return f"{found[1] or ''}{found[2]}" if found else _FOLDERS.sub("", text)
