@@ -13,9 +13,13 @@ from torch import Tensor
 
 from flbench.core import control_groups
 from flbench.core.errors import RunError
+from flbench.core.tree import nbytes
 from flbench.core.types import Tree
 
 GIB: Final = 2**30
+CLIENTS: Final = "the tensors that the clients keep"
+LARGE: Final = 2**20
+"""Bytes of a tensor of the server from which on it is worth a mapped file."""
 Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Shape and type of each tensor of a tree."""
 
@@ -95,28 +99,67 @@ class Storage:
                 " engine.state_memory if there is enough main memory."
             ) from error
 
+    def copied(self, tree: Tree, what: str = CLIENTS) -> Tree:
+        """Return a copy that can be written in place; see `zeros`.
+
+        Args:
+            tree: The leaves; they may be expanded views.
+            what: What is stored, for the message of an error.
+        """
+        return _filled(self.zeros(layout_of(tree), what), tree)
+
+    def of_server(self, tree: Tree, before: Tree) -> Tree:
+        """Return the server's tree, with large new tensors in mapped files if it exceeds the limit.
+
+        Args:
+            tree: The tree after a round.
+            before: The tree before the round; tensors that are in both have their place.
+
+        Raises:
+            RunError: The file system has not enough space.
+        """
+        if self.holds(nbytes(tree)):
+            return tree
+        new = {
+            name: value
+            for name, value in tree.items()
+            if value is not before.get(name) and value.nbytes >= LARGE
+        }
+        places = self.mapped(layout_of(new), "the tensors that the server keeps")
+        return {**tree, **_filled(places, new)}
+
     def rows(self, tree: Tree, ids: Tensor, what: str) -> Tree:
-        """Return copies of rows of every leaf, as `flbench.core.tree.take`.
+        """Return copies of rows of every leaf, as `flbench.core.tree.take`; see `zeros`.
 
         Args:
             tree: Leaves [N, ...].
             ids: Row numbers [K] int64.
             what: What is stored, for the message of an error.
-
-        Raises:
-            RunError: There is not enough memory, or the file system has not enough space.
         """
-        layout = {
-            name: ((len(ids), *shape[1:]), dtype)
-            for name, (shape, dtype) in layout_of(tree).items()
-        }
+        layout = {name: ((len(ids), *value.shape[1:]), value.dtype) for name, value in tree.items()}
         if self.holds(_size(layout)):
             return {name: value[ids] for name, value in tree.items()}
-        found = self.zeros(layout, what)
+        found = self.mapped(layout, what)
         for name, value in tree.items():
-            for place, row in enumerate(ids.tolist()):
-                found[name][place] = value[row]
+            torch.index_select(value, 0, ids, out=found[name])
         return found
+
+
+def only_rows(tree: Tree, ids: Tensor) -> Tree:
+    """Return leaves of the same shapes in which some clients alone have their values.
+
+    All rows can be written. Those of other clients are zero, and take neither memory nor space on
+    the disk until they are written.
+
+    Args:
+        tree: Leaves [N, ...] of all clients; they may be expanded views.
+        ids: Ids [K] of the clients that have their values.
+    """
+    folder = Path(tempfile.gettempdir())
+    found = {name: _mapped(*own, folder, reserves=False) for name, own in layout_of(tree).items()}
+    for name, value in tree.items():
+        found[name][ids] = value[ids]
+    return found
 
 
 def memory_of_machine() -> int:
@@ -125,26 +168,43 @@ def memory_of_machine() -> int:
     return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *limits])
 
 
-def _size(layout: Layout) -> int:
-    """Return the bytes that tensors take."""
-    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout.values())
-
-
 def layout_of(tree: Tree) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """Return shape and type of each tensor of a tree."""
     return {name: (tuple(value.shape), value.dtype) for name, value in tree.items()}
 
 
-def _mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path) -> Tensor:
-    """Return a tensor of zeros in a mapped file that is already unlinked."""
+def _size(layout: Layout) -> int:
+    """Return the bytes that tensors take."""
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout.values())
+
+
+def _filled(places: Tree, tree: Tree) -> Tree:
+    """Copy the leaves of a tree to their places; return these."""
+    for name, value in tree.items():
+        places[name].copy_(value.detach())
+    return places
+
+
+def _mapped(
+    shape: tuple[int, ...], dtype: torch.dtype, folder: Path, *, reserves: bool = True
+) -> Tensor:
+    """Return a tensor of zeros in a mapped file that is already unlinked.
+
+    Args:
+        shape: Its shape.
+        dtype: Its type.
+        folder: Folder of the file.
+        reserves: Whether to allocate the space now. A write to an unallocated page of a mapped file
+            on a full disk would kill the process with SIGBUS.
+    """
     count = math.prod(shape)
     if not count:
         return torch.zeros(shape, dtype=dtype)
     handle, name = tempfile.mkstemp(prefix=".state-", dir=folder)
     try:
-        # Allocate the space now. A write to an unallocated page of a mapped file on a full disk
-        # would kill the process with SIGBUS.
-        os.posix_fallocate(handle, 0, count * dtype.itemsize)
+        if reserves:
+            os.posix_fallocate(handle, 0, count * dtype.itemsize)
+        # PyTorch makes the file as long as the tensor.
         return torch.from_file(name, shared=True, size=count, dtype=dtype).reshape(shape)
     finally:
         os.close(handle)

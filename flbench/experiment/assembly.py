@@ -21,7 +21,7 @@ from flbench.client.program import Phase
 from flbench.config.schema import BestConfig, Config, EngineConfig, OwnModelConfig, WrittenConfig
 from flbench.core.errors import ConfigError, DataError
 from flbench.core.rng import Draw
-from flbench.core.storage import GIB, Storage, memory_of_machine
+from flbench.core.storage import GIB, Storage, memory_of_machine, only_rows
 from flbench.core.tree import nbytes
 from flbench.core.types import State, Tree
 from flbench.data import own_schemes, sources
@@ -33,7 +33,6 @@ from flbench.experiment import (
     engine_choice,
     features,
     local_terms,
-    memory,
     own_methods,
     own_metrics,
 )
@@ -171,8 +170,7 @@ class Experiment:
             RunError: The file system has not enough space for the tensors that clients keep.
         """
         dtype = dtype_of(self.config.engine)
-        own = partial(memory.writable_copy, storage=self.storage)
-        return _start(self.net, self.algorithm, dtype, own)
+        return _start(self.net, self.algorithm, dtype, self.storage.copied)
 
     def sketch(self, ids: Tensor | None = None) -> State:
         """Return the state before the first round for measurements, without a copy for each client.
@@ -184,7 +182,7 @@ class Experiment:
         views = _start(self.net, self.algorithm, dtype_of(self.config.engine))
         if ids is None:
             return views
-        return replace(views, clients=memory.only_rows(views.clients, ids))
+        return replace(views, clients=only_rows(views.clients, ids))
 
     def evaluator(self, warn: Callable[[str], None], parts: tuple[str, ...] = PARTS) -> Evaluator:
         """Return an evaluator of the experiment's models.

@@ -22,7 +22,7 @@ from flbench.core.storage import Storage
 from flbench.core.types import Results, Stage, State, Tree
 from flbench.core.wording import lower_rate
 from flbench.engine.base import Engine, LostWorkersError, RoundSettings
-from flbench.experiment import memory, own_methods, rounds
+from flbench.experiment import own_methods, rounds
 from flbench.experiment.evaluate import Evaluation, Evaluator
 from flbench.experiment.evaluation_tables import group_rows
 from flbench.experiment.interrupts import Interrupts
@@ -283,7 +283,7 @@ class FederatedLoop:
                 moments["@before"] = self.evaluator.evaluate_cohort(state, settings, ids)
         with self.seconds.measure("train"):
             over = rounds.exchange(self.algorithm, state, trained)
-            server = memory.stored_server(over.state.server, state.server, self.storage)
+            server = self.storage.of_server(over.state.server, state.server)
             over = replace(over, state=replace(over.state, server=server))
             self.folder.changes.changed(ids)
             self.evaluator.changed(ids)

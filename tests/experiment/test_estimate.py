@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flbench.core.storage import Storage
 from flbench.engine import local
-from flbench.experiment import estimate, memory
+from flbench.experiment import estimate
 from flbench.workers import nesting
 from tests.support import build
 
@@ -18,7 +19,7 @@ def uncopied(monkeypatch):
     def refuse(*arguments):
         raise AssertionError("the rows of all clients are copied")
 
-    monkeypatch.setattr(memory, "writable_copy", refuse)
+    monkeypatch.setattr(Storage, "copied", refuse)
 
 
 @pytest.mark.slow

@@ -9,11 +9,11 @@ import torch
 
 from flbench.config.sources import Layer
 from flbench.core.errors import ConfigError, RunError
-from flbench.core.storage import Storage
+from flbench.core.storage import Storage, only_rows
 from flbench.core.tree import weighted_mean
 from flbench.core.types import Failure, Message, Results
 from flbench.engine.base import ClientRows, concatenate_results
-from flbench.experiment import assembly, lifecycle, memory
+from flbench.experiment import assembly, lifecycle
 from tests.support import Silent, interrupted_run, reproducible, run, summary_of
 
 
@@ -32,11 +32,10 @@ def rows(clients: int = 7) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("limit", [0.0, 1.0])
-def test_own_rows_equal_the_given_ones_and_share_nothing_with_them(limit, tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "PIECE", 64)
+def test_own_rows_equal_the_given_ones_and_share_nothing_with_them(limit, tmp_path):
     given = rows()
 
-    owned = memory.writable_copy(given, Storage(limit, tmp_path / "new"))
+    owned = Storage(limit, tmp_path / "new").copied(given)
 
     assert list(owned) == list(given)
     for name, value in given.items():
@@ -51,7 +50,7 @@ def test_own_rows_equal_the_given_ones_and_share_nothing_with_them(limit, tmp_pa
 def test_one_client_gets_a_copy_too(tmp_path):
     given = rows(1)
 
-    owned = memory.writable_copy(given, Storage(1.0, tmp_path))
+    owned = Storage(1.0, tmp_path).copied(given)
     owned["w"].zero_()
 
     assert given["w"].abs().sum() > 0
@@ -62,7 +61,7 @@ def test_mapped_rows_take_no_memory_of_the_process(tmp_path):
     given = {"w": torch.ones(1).expand(256, 2**18)}  # 256 MiB if copied
     before = anonymous()
 
-    owned = memory.writable_copy(given, Storage(0.1, tmp_path))
+    owned = Storage(0.1, tmp_path).copied(given)
 
     assert anonymous() - before < 64 * 2**20
     assert float(owned["w"].sum()) == 256 * 2**18
@@ -75,7 +74,7 @@ def test_full_disk_is_an_error_and_leaves_no_file(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "posix_fallocate", full)
 
     with pytest.raises(RunError, match=r"No space left.*output\.dir.*engine\.state_memory"):
-        memory.writable_copy(rows(), Storage(0.0, tmp_path))
+        Storage(0.0, tmp_path).copied(rows())
 
     assert not list(tmp_path.iterdir())
 
@@ -107,7 +106,7 @@ def test_rows_that_are_not_measured_take_no_memory():
     shared = torch.arange(1.0, 2049.0).expand(clients, 2048)  # 8 GiB with memory of its own
     before = anonymous()
 
-    found = memory.only_rows({"w": shared, "none": torch.zeros(clients, 0)}, torch.tensor([3, 9]))
+    found = only_rows({"w": shared, "none": torch.zeros(clients, 0)}, torch.tensor([3, 9]))
 
     assert found["w"].shape == shared.shape
     assert found["none"].shape == (clients, 0)
@@ -176,8 +175,8 @@ def test_large_tensors_of_the_server_are_mapped_and_keep_their_values(tmp_path):
     before = {"w": torch.ones(3), "old": torch.ones(2**19), "changed": torch.zeros(2**19)}
     server = {**before, "w": torch.zeros(3), "changed": torch.arange(2.0**19)}
 
-    kept = memory.stored_server(server, before, Storage(1.0, tmp_path))
-    mapped = memory.stored_server(server, before, Storage(0.0, tmp_path))
+    kept = Storage(1.0, tmp_path).of_server(server, before)
+    mapped = Storage(0.0, tmp_path).of_server(server, before)
 
     assert kept is server
     assert list(mapped) == list(server)
