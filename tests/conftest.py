@@ -65,17 +65,6 @@ def _one_thread(_caches, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def _no_hooks_of_all_modules():
-    """Later tests would take the code of every net for that of a user."""
-    yield
-    from torch.nn import Linear
-
-    from flbench.core.ownership import is_known
-
-    assert is_known(Linear(1, 1)), "this test has left hooks of all modules"
-
-
-@pytest.fixture(autouse=True)
 def _registered_methods():
     """Later tests do not see the methods that a test has registered."""
     from flbench.core.registry import ALGORITHMS

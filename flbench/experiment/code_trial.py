@@ -505,8 +505,7 @@ class CodeTrial:
         except Exception:  # noqa: BLE001 a method may have no model before its first round
             models = ()
         deployments = [(model.program, model.predict, model.weights) for model in models]
-        found = {id(part): part for part in unknown_parts((self.net, program, deployments))}
-        return list(found.values())
+        return unknown_parts((self.net, program, deployments))
 
     def _names(self, program: LocalProgram) -> str:
         """Return the names of the unknown parts, or that of the net."""

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from flbench.core import files
 from flbench.core.errors import RunError, UserError, did_you_mean
-from flbench.core.ownership import without_new_hooks
 from flbench.core.raised import user_line
 from flbench.core.shapes import TokenShape
 from flbench.core.wording import setting
@@ -89,8 +88,7 @@ def write(
         "architecture": architecture(model.net.net),
     }
     try:
-        with without_new_hooks():
-            content = chosen.encode(model, card)
+        content = chosen.encode(model, card)
     except (UserError, RunError):
         raise
     except Exception as error:
