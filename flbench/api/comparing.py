@@ -415,7 +415,7 @@ def carry_on(
         named_by = _store_named_by(asked, begun=True)
         # Nothing that has begun is refused afterwards.
         force = asked.force or design.methods == before.methods
-        prepared = _prepared(design, jobs, caller, own, named_by, begun=True, force=force)
+        prepared = _prepared(design, jobs, caller, own, named_by, force=force)
         if (address := leaves(changed.tree).get("engine.address")) is not None:
             prepared = prepared.at(address)
         prepare.check_existing(prepared, folder)
@@ -840,7 +840,6 @@ def _prepared(
     own: tuple[Mapping[str, Any], Mapping[str, Any]],
     named_by: NamedBy,
     *,
-    begun: bool = False,
     force: bool = False,
 ) -> PreparedComparison:
     """Check a comparison, and tell the caller the notes about it.
@@ -851,12 +850,10 @@ def _prepared(
         caller: Who gets the notes.
         own: Objects of the user by section, and data of the user by label of the data set.
         named_by: Who names the address of MLflow's store.
-        begun: Whether the comparison has begun, and so has an engine.
         force: Whether the study that has found the parameters may have another setting.
     """
-    check = prepare.prepare if begun else prepare.with_fastest_engine
     with preserved():
-        prepared = check(design, LoadedSamples(*own), jobs, force=force)
+        prepared = prepare.prepare(design, LoadedSamples(*own), jobs, force=force)
     mirror.check(prepared.cells[0].config.tracking, named_by)
     caller.tell(prepared.notes)
     return prepared

@@ -7,9 +7,12 @@ pass, cross-entropy, backward pass, optimizer step, and nothing else.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from flbench.algorithms.base import Algorithm
 from flbench.bench import roofline
 from flbench.client.program import Phase
 from flbench.client.step import make_optimizer
@@ -17,7 +20,6 @@ from flbench.core.rng import Draw
 from flbench.core.types import State
 from flbench.data import batches
 from flbench.experiment.assembly import Experiment
-from flbench.experiment.engine_choice import steps_of
 from flbench.models.base import build as build_net
 from flbench.workers import cores
 
@@ -86,3 +88,24 @@ def all_cores() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def steps_of(algorithm: Algorithm, phases: list[Phase]) -> Tensor:
+    """Return the number of optimizer steps [N] float64 that each client takes in a round.
+
+    Args:
+        algorithm: The method, with the sizes of the clients and the section `train`.
+        phases: Phases of the local program.
+    """
+    config = algorithm.setting.train
+    has_batchnorm = bool(algorithm.setting.net.names("batchnorm"))
+    counts = torch.zeros(len(algorithm.setting.sizes), dtype=torch.float64)
+    for phase in phases:
+        single, share = has_batchnorm and phase.batchnorm == "train", phase.samples
+        for client, size in enumerate(algorithm.setting.sizes.tolist()):
+            size = round(share.high * size) - round(share.low * size)
+            size = size if share.limit is None else min(size, share.limit)
+            arranged = len(batches.arrange(np.arange(size), config, skip_single=single))
+            epoch = -(-arranged // config.batch_size)
+            counts[client] += phase.steps or (phase.epochs or 0) * epoch
+    return counts

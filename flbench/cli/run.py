@@ -103,7 +103,7 @@ def dry_run(runs: Sequence[list[Layer]], *, as_json: bool) -> None:
         try:
             if not as_json:
                 console.text(to_yaml(built.config.tree(), origins))
-                console.notes(built.messages())
+                console.notes(built.notes)
                 partitions.print_partition(built.federation)
             measured = estimate.measure(built)
         finally:
@@ -113,7 +113,7 @@ def dry_run(runs: Sequence[list[Layer]], *, as_json: bool) -> None:
         entries.append(
             {
                 "config": built.config.tree(),
-                "notes": list(built.messages()),
+                "notes": list(built.notes),
                 "partition": catalogue.partition(built.federation),
                 "estimate": vars(measured),
             }

@@ -209,8 +209,6 @@ def cells(design: Design) -> list[Job]:
                 )
     if errors:
         raise ConfigError("\n".join(errors))
-    for cell in found:
-        _check_cell(cell.config)
     return found
 
 
@@ -247,15 +245,6 @@ def seeds_of(design: Design, repetition: int) -> tuple[int, int]:
     """
     config, _, _ = _repetition(as_data([DEFAULTS, design.base]), design.vary, repetition)
     return config.seed, config.partition_seed
-
-
-def _check_cell(config: Config) -> None:
-    """Raise a ConfigError if a run could have a configuration, but a cell cannot."""
-    if config.engine.name == "auto":
-        raise ConfigError(
-            "`engine.name=auto` of one method, data set or setting: all cells have one engine."
-            " Give it for the whole comparison, or name an engine, such as engine.name=sequential."
-        )
 
 
 def _repetition(base: Config, vary: Vary, repetition: int) -> tuple[Config, tuple[str, ...], str]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -11,11 +10,11 @@ from flbench.comparison.folder import ComparisonFolder
 from flbench.comparison.plan import Design
 from flbench.config.resolve import read
 from flbench.config.schema import Config, EngineConfig
-from flbench.config.sources import Layer, from_values, leaves, merge
+from flbench.config.sources import Layer, leaves
 from flbench.core.errors import ConfigError, UserError
 from flbench.core.numbers import check_whole
 from flbench.core.wording import setting
-from flbench.experiment import assembly, shared_engine
+from flbench.experiment import assembly
 from flbench.experiment.found import Found, find_engine, on_this_machine
 from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
 from flbench.jobs.job import Job
@@ -25,8 +24,6 @@ from flbench.workers import cores
 from flbench.workers.resources import CELL, Resources, gpu_share, is_elsewhere
 
 RETRIES: Final = 2  # new attempts of a cell whose process dies
-MEASURED: Final = f"{plan.ORIGIN}, measured"
-"""Origin of the engine's keys if the comparison has chosen it."""
 SEEDS: Final = ("seed", "partition.seed", "partition.sha256")  # what differs between repetitions
 
 Place = tuple[str, str]
@@ -71,57 +68,6 @@ class PreparedComparison:
         engine = find_engine(asked, address, setting("address"))
         resources = _resources(engine, self.resources.concurrent, len(self.cells))
         return replace(self, resources=resources)
-
-
-def with_fastest_engine(
-    design: Design, samples: LoadedSamples, jobs: int | None, *, force: bool = False
-) -> PreparedComparison:
-    """Check a design as `prepare` does, and choose the engine if the design does not name one.
-
-    All cells of the comparison have the engine that is the fastest for them together. The choice
-    becomes a part of the design.
-
-    Args:
-        design: The design.
-        samples: Data of the comparison, not yet loaded.
-        jobs: Number of cells to train at the same time; None for one per core.
-        force: Whether the study that has found the parameters may have another setting.
-
-    Raises:
-        UserError: The comparison cannot be carried out.
-    """
-    named = _value(design.base, "engine.name")
-    others = (one.layer for one in (*design.methods, *design.data))
-    names_engine = "engine.name" in design.grid or any(_value(one, "engine.name") for one in others)
-    if names_engine or named not in (None, "auto"):
-        return prepare(design, samples, jobs, force=force)
-    simple = _with_engine(design, {"engine.name": "sequential"})
-    prepared = prepare(simple, samples, jobs, force=force)
-    design = replace(design, methods=prepared.design.methods)  # some may be left out
-    firsts = [cell for cell in prepared.cells if not cell.repetition]
-    # One method of each place comes first: nets and data decide more than methods.
-    order = {cell.place: cell for cell in reversed(firsts)}.values()
-    resources = prepared.resources
-    choice = shared_engine.choose(
-        (
-            (cell.config, partial(samples.federation, cell))
-            for cell in (*order, *(cell for cell in firsts if cell not in order))
-        ),
-        len(prepared.cells),
-        resources.concurrent,
-        asked=named == "auto",
-        on_cluster=is_elsewhere(resources.address) and resources.gpus > 0,
-    )
-    if choice.note is not None:
-        chosen = {"engine.name": choice.name, "engine.block": choice.block}
-        design = _with_engine(design, chosen)
-    notes = (*prepared.notes, *([] if choice.note is None else [choice.note]))
-    return replace(prepared, design=design, cells=tuple(plan.cells(design)), notes=notes)
-
-
-def _with_engine(design: Design, values: Mapping[str, Any]) -> Design:
-    """Return a design with these keys of the engine."""
-    return replace(design, base=Layer(*merge([design.base, from_values(values, MEASURED)])))
 
 
 def _value(layer: Layer, path: str) -> Any:

@@ -878,11 +878,11 @@ class EngineConfig(Strict):
     """Section `engine`: what trains the clients. Results depend on it only by rounding."""
 
     name: Literal["sequential", "vectorized", "ray", "auto"] = Field(
-        "sequential",
+        "auto",
         description="sequential: one client after the other; vectorized: blocks of clients at"
-        " once; ray: clients distributed over worker processes; auto: the fastest one in a few"
-        " measured steps; without a name, a run on a GPU is vectorized where clients can be"
-        " stacked",
+        " once; ray: clients distributed over worker processes; auto: vectorized on a GPU, and for"
+        " a net without convolutions and with at most 131,072 scalars, if clients can be stacked;"
+        " otherwise sequential",
     )
     workers: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         "auto",

@@ -131,7 +131,7 @@ class VectorizedEngine:
         """Do nothing: this engine holds no processes."""
 
     def block(self, batch_size: int) -> int:
-        """Return how many clients are stacked: `engine.block`, or as many as fit into memory now.
+        """Return how many clients are stacked: `engine.block`, or all, if they fit into memory now.
 
         Rounding depends on the number of stacked clients, so the first answer is kept.
 
@@ -146,7 +146,8 @@ class VectorizedEngine:
             never = env.buffers | known.parameters
             per_sample = memory.saved_bytes_per_sample(env.net, env.start, never, x)
             client = LEAF_COPIES * nbytes(own) + ACTIVATION_COPIES * batch_size * per_sample
-            self._block = max(1, int(MEMORY_SHARE * memory.free(env.device) / client))
+            fitting = int(MEMORY_SHARE * memory.free(env.device) / client)
+            self._block = max(1, min(fitting, env.federation.with_new_clients().clients))
         return self._block
 
     def stacked(self, program: LocalProgram, observe: tuple[Step, ...], batch_size: int) -> int:

@@ -56,8 +56,6 @@ from flbench.models.lightning_net import LightningNet
 from flbench.models.module_state import may_draw_in_eval
 from flbench.models.trial import MIXES
 from flbench.reports.tables import size
-from flbench.workers import cores
-from flbench.workers.nesting import reason_against_workers
 
 ENGINES: Final = {
     "sequential": ("flbench.engine.sequential", "SequentialEngine"),
@@ -97,8 +95,6 @@ class Experiment:
         module: Optimizer and hyper-parameters of a LightningModule of the user; otherwise empty.
         cached: What the engine has in place of net and samples; None if it has these.
         has_workers: Whether processes of `engine.workers` may train and evaluate too.
-        engine_choice: Why `engine.name=auto` chose the engine, with measured times; None if the
-            configuration names the engine.
     """
 
     asked: Config
@@ -109,7 +105,6 @@ class Experiment:
     engine: Engine
     judge: Judge
     notes: tuple[str, ...]
-    engine_choice: str | None = None
     module: Mapping[str, Any] = field(default_factory=dict)
     cached: Cached | None = None
     has_workers: bool = False
@@ -151,10 +146,6 @@ class Experiment:
     def storage(self) -> Storage:
         """Where large tensors are stored: in mapped files above `engine.state_memory`."""
         return Storage(self.config.engine.state_memory, self.config.output.dir)
-
-    def messages(self) -> tuple[str, ...]:
-        """Return the sentences to print before a run starts: the notes and the engine's choice."""
-        return self.notes if self.engine_choice is None else (*self.notes, self.engine_choice)
 
     @property
     def given(self) -> tuple[nn.Module, Federation]:
@@ -327,17 +318,8 @@ def build(
     """
     _check_resolved(config)
     used = engine or config.engine
-    build_with = partial(_built, config, tried=tried, folder=folder, tell=tell)
     with own_methods.named(config.algorithm):
-        if not engine_choice.stacks_unasked(used):
-            return build_with(federation, used)
-        federation = load_federation(config) if federation is None else federation
-        try:
-            return build_with(federation, used.altered(name="vectorized"))
-        except ConfigError as refusal:
-            built = build_with(federation, used.altered(name="sequential"))
-            note = f"engine: sequential, because clients cannot be stacked: {refusal}"
-            return replace(built, notes=(*built.notes, note))
+        return _built(config, federation, used, tried=tried, folder=folder, tell=tell)
 
 
 def _built(
@@ -362,8 +344,9 @@ def _built(
     judge, about_classes = _judge(asked, net, federation)
     terms = None
     if asked.train.terms:
-        stacked = used.name in ("vectorized", "auto")
-        terms = local_terms.make(asked.train.terms, net, federation, stacked=stacked)
+        terms = local_terms.make(
+            asked.train.terms, net, federation, stacked=used.name == "vectorized"
+        )
     method = own_methods.find(asked.algorithm)
     found = Found(
         engine=used,
@@ -459,29 +442,20 @@ def _built(
         shown = features.cached(config, net, federation, here)
         notes += [shown] if isinstance(shown, str) else [] if shown is None else [shown.note]
     given = (shown.net, shown.federation) if isinstance(shown, Cached) else (net, federation)
-    reason = None
-    about_draws: list[str] = []
-    if used.name == "auto":
-
-        def make(name: str) -> Engine:
-            if name == "vectorized":
-                about_draws.extend(trial.check_stacked())
-            return build_engine(find_engine(asked_engine.altered(name=name)), *given)
-
-        processes = cores.available() if used.workers == "auto" else used.workers
-        name, reason = engine_choice.choose(
-            algorithm,
-            start,
-            make,
-            processes=1 if used.device != "cpu" or reason_against_workers() else processes,
-            has_cluster=used.address is not None,
-        )
-        used = find_engine(asked_engine.altered(name=name))
-        torch.set_num_threads(used.threads)
-        notes += about_draws if name == "vectorized" else []
-    elif tried and stacks(used, net):
-        notes += trial.check_stacked()
-    engine = build_engine(used, *given, tell=tell)
+    is_auto = used.name == "auto"
+    if is_auto:
+        name = "vectorized" if engine_choice.stacks(used, given[0]) else "sequential"
+        used = used.altered(name=name)
+    try:
+        about_stacks = trial.check_stacked() if tried and stacks(used, net) else []
+        engine = build_engine(used, *given, tell=tell)
+    except ConfigError as refusal:
+        if not is_auto or used.name == "sequential":
+            raise
+        about_stacks = [f"engine: sequential, because clients cannot be stacked: {refusal}"]
+        used = used.altered(name="sequential")
+        engine = build_engine(used, *given, tell=tell)
+    notes += about_stacks
     block = engine.block(config.train.batch_size)
     if block is not None:
         used = used.altered(block=block)
@@ -495,7 +469,6 @@ def _built(
         engine,
         judge,
         tuple(notes),
-        reason,
         module,
         shown if isinstance(shown, Cached) else None,
     )

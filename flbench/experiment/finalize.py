@@ -209,8 +209,6 @@ def _summary(
     if stop is not None and (note := loop.stop_note()):
         summary["notes"].append(note)
         summary["stopped"] = {"round": stop.round, "reason": stop.reason}
-    if experiment.engine_choice is not None:
-        summary["engine"]["choice"] = experiment.engine_choice
     if config.evaluation.target_accuracy is not None:
         summary["target"] = cost_to_reach(config.evaluation.target_accuracy, rows)
     cohort = cohort_accuracy(rows)

@@ -21,7 +21,7 @@ class Found:
     """What a run finds out while its objects are built; the configuration itself never changes.
 
     Attributes:
-        engine: Section `engine` with what is used: the engine that `auto` chose, its block and
+        engine: Section `engine` with what is used: the engine that `auto` takes, its block and
             the device.
         dataset: Name of the data set: that of the file or function, if there is one.
         samples: SHA-256 of the samples of `data.source`; None without one.
@@ -131,7 +131,7 @@ def on_this_machine(config: EngineConfig) -> EngineConfig:
         config: Section `engine`.
     """
     # On CPUs the results of Ray are those of the sequential engine.
-    if config.name in ("ray", "auto"):
+    if config.name == "ray":
         config = config.altered(name="sequential", workers="auto", address=None)
     device = config.device
     if device.startswith("cuda") and torch.cuda.device_count() <= int(device[5:] or 0):

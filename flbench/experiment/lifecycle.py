@@ -100,7 +100,7 @@ def run(
         if not is_alone:
             stack.callback(features.forget)
         told.prepare(experiment.config, _parts(experiment), experiment.judge.metrics)
-        for sentence in experiment.messages():
+        for sentence in experiment.notes:
             told.on_note(sentence)
         config, federation = experiment.config, experiment.federation
         if supplied is None or supplied.path is None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Hashable, Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Generic, TypeVar
@@ -9,8 +10,9 @@ from typing import Generic, TypeVar
 from flbench.config.schema import Config
 from flbench.core.errors import MethodError, RunError
 from flbench.data.federation import Federation
-from flbench.experiment import shared_engine
+from flbench.experiment import assembly, estimate, own_methods
 from flbench.experiment.estimate import MEASURING, START
+from flbench.experiment.found import on_this_machine
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -34,7 +36,7 @@ class Measured(Generic[Key]):
 
 
 def measure(cases: Iterable[tuple[Key, Config, Callable[[], Federation]]]) -> Measured[Key]:
-    """Estimate the cost of trainings from a few steps of each.
+    """Estimate the cost of trainings from a round of each.
 
     It takes about `MEASURING` seconds at most, and one training more. The state of PyTorch's random
     generators and its number of threads may change.
@@ -49,12 +51,19 @@ def measure(cases: Iterable[tuple[Key, Config, Callable[[], Federation]]]) -> Me
         if seconds and time.monotonic() - begin > MEASURING:
             break
         try:
-            found = shared_engine.estimated(config, samples())
+            found = _estimated(config, samples())
         except (RunError, MethodError):  # a method that fails is no reason to refuse the others
             continue
         seconds[key] = START + found.total
         memory = max(memory, found.memory)
     return Measured(seconds, memory)
+
+
+def _estimated(config: Config, federation: Federation) -> estimate.Estimate:
+    """Estimate the cost of a training on this machine; the training may have a GPU of another."""
+    built = assembly.build(config, federation, engine=on_this_machine(config.engine))
+    with closing(built.engine), own_methods.named(config.algorithm):
+        return estimate.measure(built)
 
 
 def assumed(names: Iterable[str], measured: Iterable[str]) -> list[str]:

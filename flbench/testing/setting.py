@@ -25,6 +25,7 @@ SMALL: Final = (
     "train.rounds=3",
     "train.local_epochs=1",
     "evaluation.every=2",
+    "engine.name=sequential",
     "engine.threads=1",
     "tracking.mlflow=false",
 )

@@ -25,7 +25,7 @@ from flbench.core.text import redact
 from flbench.core.wording import setting
 from flbench.data import partition_files
 from flbench.data.federation import Federation
-from flbench.experiment import assembly, own_metrics, provenance, shared_engine
+from flbench.experiment import assembly, own_metrics, provenance
 from flbench.experiment.found import find_engine, on_this_machine
 from flbench.metrics import ranking_names, rare_names
 from flbench.metrics.classes import rare_classes
@@ -54,8 +54,6 @@ KEPT = (
 )
 EARLIER: Final = {"deployment": PERSONAL, "vary": "training"}
 """What a study of an earlier version has, which wrote no entry for it."""
-ORIGIN: Final = "flbench tune, measured"
-"""Origin of the engine's keys if the study has chosen it."""
 
 
 @dataclass(frozen=True)
@@ -183,10 +181,6 @@ def prepare(
         _check_own_optimizer(spaces[method], config)
     federation = load(config, request.metric)
     engine = _found(request, config.engine)
-    origin = resolved[request.methods[0]][1].get("engine.name", "default")
-    is_named = engine.name != "auto" and origin != "default"
-    if not is_named:
-        engine = engine.altered(name="sequential")
     resources = resources_of(request, engine)
     configs = {}
     for method, (mine, _) in resolved.items():
@@ -212,37 +206,7 @@ def prepare(
         parcel,
     )
     prepared.samplers()  # raises an error if a grid is larger than the budget
-    if is_named:
-        return prepared
-    return _with_fastest_engine(prepared, asked=config.engine.name == "auto")
-
-
-def _with_fastest_engine(prepared: PreparedStudy, *, asked: bool) -> PreparedStudy:
-    """Return a study whose trials have the engine that is the fastest for them.
-
-    It is chosen once, before the study begins, and written into each method's configuration.
-
-    Args:
-        prepared: The study.
-        asked: Whether the user asks for the choice.
-    """
-    request = prepared.request
-    choice = shared_engine.choose(
-        ((config, lambda: prepared.federation) for config in prepared.configs.values()),
-        len(request.methods) * (request.trials + request.seeds),
-        prepared.resources.concurrent,
-        asked=asked,
-        on_cluster=is_elsewhere(request.address) and prepared.resources.gpus > 0,
-    )
-    engine = prepared.resources.engine.altered(name=choice.name, block=choice.block)
-    where = {"engine.name": ORIGIN, "engine.block": ORIGIN} if choice.note is not None else {}
-    return replace(
-        prepared,
-        resources=replace(prepared.resources, engine=engine),
-        configs={key: one.altered(engine=engine) for key, one in prepared.configs.items()},
-        origins={method: places | where for method, places in prepared.origins.items()},
-        notes=(*prepared.notes, *([] if choice.note is None else [choice.note])),
-    )
+    return prepared
 
 
 def _found(request: TuneRequest, asked: EngineConfig) -> EngineConfig:

@@ -158,11 +158,6 @@ def resources_of(request: TuneRequest, engine: EngineConfig) -> Resources:
     Raises:
         ConfigError: The engine and the options contradict each other.
     """
-    if engine.name == "auto":
-        raise ConfigError(
-            "`engine.name=auto`: each trial would measure the engines while other trials run, and"
-            " trials might choose different ones. Name an engine, such as engine.name=sequential."
-        )
     there = cores.available()
     if engine.name == "ray" and engine.workers == "auto":
         engine = engine.altered(workers=max(1, there // (request.concurrent or 1)))

@@ -1,4 +1,4 @@
-"""Measuring engines: what `bench` writes, and what `engine.name=auto` chooses."""
+"""Measuring engines: what `bench` writes."""
 
 import json
 import os
@@ -10,15 +10,14 @@ import pytest
 import torch
 
 from flbench.bench import measure
-from flbench.bench.bare_loop import bare_round
+from flbench.bench.bare_loop import bare_round, steps_of
 from flbench.cli import app
 from flbench.client.program import Phase, shortened
-from flbench.core.errors import ConfigError, RunError
+from flbench.core.errors import RunError
 from flbench.core.rng import Draw
-from flbench.core.tree import digest
 from flbench.engine.base import RoundSettings
-from flbench.experiment import engine_choice, rounds
-from tests.support import SMALL, build, config_of, run
+from flbench.experiment import rounds
+from tests.support import SMALL, build, config_of
 
 pytestmark = pytest.mark.slow
 
@@ -126,55 +125,6 @@ def test_bare_loop_takes_the_steps_and_batches_of_the_engine(net):
     assert steps == int(trained.results.steps.sum())
 
 
-def test_auto_chooses_an_engine_and_records_it_with_the_reason(tmp_path):
-    path, summary = run(tmp_path, "engine.name=auto", "algorithm=fedavg")
-
-    chosen = summary["engine"]["name"]
-    assert chosen in ("sequential", "vectorized")
-    assert f"auto chose {chosen}" in summary["engine"]["choice"]
-    assert not any("auto chose" in note for note in summary["notes"])  # its times always differ
-    assert f"auto chose {chosen}" in (path / "report.html").read_text()
-    assert f"  name: {chosen}" in (path / "config.yaml").read_text()
-
-
-def test_auto_takes_the_engine_with_the_shortest_time(monkeypatch):
-    times = {"sequential": 3.0, "vectorized": 2.0}
-    monkeypatch.setattr(
-        engine_choice,
-        "measured",
-        lambda name, *_: engine_choice.Candidate(name, times[name], times[name]),
-    )
-
-    name, reason = engine_choice.choose(None, None, None)
-
-    assert name == "vectorized"
-    assert "sequential 3 s" in reason
-
-
-def test_auto_leaves_out_an_engine_that_cannot_do_it():
-    built = build("algorithm=fedavg", "model=mlp")
-
-    def make(name):
-        if name == "vectorized":
-            raise ConfigError("a term cannot be stacked")
-        return built.engine
-
-    name, reason = engine_choice.choose(built.algorithm, built.start(), make)
-
-    assert name == "sequential"
-    assert reason.endswith("The vectorized engine cannot train this configuration.")
-
-
-def test_measuring_changes_nothing():
-    built = build("algorithm=hfcd")
-    state = built.start()
-    before = digest([state.server, state.clients])
-
-    engine_choice.choose(built.algorithm, state, lambda name: built.engine)
-
-    assert digest([state.server, state.clients]) == before
-
-
 def test_steps_of_a_round_are_counted_without_training():
     built = build("algorithm=hfcd", "model.name=lenet5")
     state = built.start()
@@ -192,6 +142,6 @@ def test_steps_of_a_round_are_counted_without_training():
         program=shortened(program, 2),
     )
 
-    expected = engine_choice.steps_of(built.algorithm, phases)
+    expected = steps_of(built.algorithm, phases)
     assert trained.results.steps.tolist() == expected.tolist()
     assert set(short.results.steps.tolist()) == {2}

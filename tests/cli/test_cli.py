@@ -328,7 +328,7 @@ def test_dry_run_trains_nothing_and_prints_sizes_and_estimates(flbench, tmp_path
     assert "17,226" in out  # parameters of the default mlp
     assert "68.9 kB from each client" in out
     assert "68.9 kB to each client" in out
-    for word in ("rounds: 3", "5 clients", "ms a step", "memory"):
+    for word in ("rounds: 3", "5 clients", "s a round", "memory"):
         assert word in out
 
 

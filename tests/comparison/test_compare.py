@@ -26,7 +26,7 @@ from flbench.comparison.plan import Design, LabelledLayer
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, from_file, from_overrides, from_values
 from flbench.core.errors import ConfigError
-from flbench.experiment import lifecycle, shared_engine
+from flbench.experiment import lifecycle
 from tests.forks import Fork
 from tests.support import SMALL
 from tests.tuning import studies
@@ -182,7 +182,6 @@ def test_a_changed_key_is_refused_by_its_name(
         (["local", "--data", "no_such.zip"], "no_such.zip"),
         (["local", "--tuned", "no_such"], "no_such"),
         (["local", "--jobs", "999"], "Lower --jobs"),
-        (["local", "--grid", "engine.name=auto,sequential"], "engine.name=auto"),
         (["local", "engine.name=ray", "--jobs", "2"], "engine.name=ray"),
         (["--resume", "no_such"], "no_such does not exist"),
     ],
@@ -508,23 +507,3 @@ assert "ray" not in sys.modules
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
 
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("asked", "name"), [((), "vectorized"), (("engine.name=sequential",), "sequential")]
-)
-def test_all_cells_have_the_engine_that_the_comparison_chose(tmp_path, monkeypatch, asked, name):
-    chosen = shared_engine.EngineChoice("vectorized", 2, "engine: vectorized (measured).")
-    monkeypatch.setattr(shared_engine, "choose", lambda *given, **keys: chosen)
-    assert compare(tmp_path, "local", "--seeds", "1", "--jobs", "1", *ONE, *asked) == 0
-    path = comparison_in(tmp_path)
-    # A method that is added later has the same engine, without another choice.
-    monkeypatch.setattr(shared_engine, "choose", None)
-    assert app.main(["compare", "fedavg", "--resume", str(path), "--jobs", "1"]) == 0
-    cells = sorted(path.glob("cells/*/config.yaml"))
-    assert len(cells) == 2
-    for file in cells:
-        engine = resolve([from_file(file)])[0].engine
-        assert engine.name == name
-        assert (engine.block == 2) is (name == "vectorized")

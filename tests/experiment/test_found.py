@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-import torch
 from torch import nn
 
 from flbench.config.resolve import resolve
+from flbench.config.schema import Config
 from flbench.config.sources import from_overrides, from_values, leaves
 from flbench.core.errors import UserError
 from flbench.core.given import offered
@@ -83,22 +83,49 @@ class Draws(nn.Module):
         return self.fc(x.flatten(1) * (1 + 0.01 * np.random.rand()))
 
 
+def named(*keys, net=None):
+    with offered({"model": net} if net else {}):
+        own = [from_values({"model": {"name": "object"}}, "test")] if net else []
+        layers = [from_overrides([*SMALL, "algorithm=fedavg", *keys]), *own]
+        return assembly.build(resolve(layers)[0])
+
+
 @pytest.mark.parametrize(
-    ("device", "net", "named", "expected"),
+    ("keys", "expected"),
     [
-        ("cuda", None, (), "vectorized"),
-        ("cuda", None, ("engine.name=sequential",), "sequential"),
-        ("cuda", Draws, (), "sequential"),
-        ("cpu", None, (), "sequential"),
+        (("model.name=mlp",), "vectorized"),
+        (("model.name=mlp", "model.hidden=[2000]"), "sequential"),
+        (("model.name=lenet5",), "sequential"),
+        (("model.name=mlp", "engine.name=sequential"), "sequential"),
     ],
 )
-def test_without_a_name_a_gpu_trains_stacked_clients(monkeypatch, device, net, named, expected):
-    """The engines themselves are on the CPU here."""
-    monkeypatch.setattr(engine_choice, "find_device", lambda name: torch.device(device))
-    keys = ["algorithm=fedavg", *named]
-    with offered({"model": net()} if net else {}):
-        own = [from_values({"model": {"name": "object"}}, "test")] if net else []
-        built = assembly.build(resolve([from_overrides([*SMALL, *keys]), *own])[0])
+def test_auto_stacks_clients_of_small_nets_without_convolutions(keys, expected):
+    built = named("engine.name=auto", *keys)
 
     assert built.config.engine.name == expected
-    assert sum(note.startswith("engine:") for note in built.notes) == (net is not None)
+    assert (built.config.engine.block is not None) == (expected == "vectorized")
+    assert not any(note.startswith("engine:") for note in built.notes)
+
+
+def test_auto_stacks_clients_of_all_nets_on_a_gpu():
+    engine = Config().engine.altered(device="cuda:0")
+
+    assert engine_choice.stacks(engine, nn.Conv2d(3, 64, 3))
+    assert not engine_choice.stacks(engine.altered(device="cpu"), nn.Conv2d(3, 64, 3))
+
+
+class Cells(nn.GRU):
+    """A recurrent layer, which PyTorch cannot stack."""
+
+    def forward(self, x):
+        return super().forward(x.unflatten(-1, (8, 8)))[0][:, -1]
+
+
+@pytest.mark.parametrize(
+    "net", [Draws(), nn.Sequential(nn.Flatten(), Cells(8, 16, batch_first=True), nn.Linear(16, 10))]
+)
+def test_what_cannot_be_stacked_is_sequential_with_one_note(net):
+    built = named("engine.name=auto", net=net)
+
+    assert built.config.engine.name == "sequential"
+    assert sum(note.startswith("engine:") for note in built.notes) == 1

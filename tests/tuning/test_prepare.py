@@ -11,7 +11,7 @@ from flbench.config.schema import EngineConfig
 from flbench.config.sources import Layer, from_overrides
 from flbench.core.errors import ConfigError, UserError
 from flbench.core.given import METRICS, offered
-from flbench.experiment import assembly, shared_engine
+from flbench.experiment import assembly
 from flbench.results import study_folder
 from flbench.tuning import prepare
 from flbench.tuning.request import TuneRequest, resources_of
@@ -326,7 +326,6 @@ def test_study_of_other_data_or_damaged_is_refused(begin, changes, said):
 @pytest.mark.parametrize(
     ("engine", "asked", "said"),
     [
-        ({"name": "auto"}, {}, "engine.name=sequential"),
         ({"device": "cpu"}, {"gpus": 0.5}, "train on the CPU"),
         ({"device": "cuda"}, {"gpus": 0.0}, "train on a GPU"),
         ({"name": "ray", "device": "cuda"}, {"gpus": 0.5}, "uses one GPU"),
@@ -363,29 +362,6 @@ def test_secret_of_an_address_is_in_no_file_of_a_study(begin):
     assert "tracking.uri=http://***@127.0.0.1:9" in folder.description()["command"]
     assert prepared.config.tracking.uri == address
     assert "s3cret" not in repr(prepared)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("asked", "named"), [((), False), (("engine.name=sequential",), True)])
-def test_all_methods_have_the_engine_that_the_study_chose(begin, monkeypatch, asked, named):
-    chosen = shared_engine.EngineChoice("vectorized", 7, "engine: vectorized (measured).")
-    monkeypatch.setattr(shared_engine, "choose", lambda *given, **keys: chosen)
-    folder, prepared = begin("fedavg", "hfcd", more=asked)
-    again = prepare.reopen(folder, {})
-    for study in (prepared, again):
-        found = {(one.engine.name, one.engine.block) for one in study.configs.values()}
-        assert found == {("sequential", None) if named else ("vectorized", 7)}
-        assert study.resources.engine.name == ("sequential" if named else "vectorized")
-    assert (chosen.note in prepared.notes) is not named
-
-
-@pytest.mark.slow
-def test_the_engine_of_a_study_can_be_left_to_it(begin):
-    _, prepared = begin("fedavg", more=("engine.name=auto",))
-    config = prepared.configs["fedavg"]
-    assert (config.engine.name == "vectorized") == (config.engine.block is not None)
-    assert config.engine.name in ("sequential", "vectorized")
-    assert prepared.notes[-1].startswith(f"engine: {config.engine.name}")
 
 
 @pytest.mark.slow

@@ -17,10 +17,9 @@ def print_estimate(estimate: "Estimate") -> None:
         "down": f"{size(estimate.down)} to each client and round",
         "up": f"{size(estimate.up)} from each client and round",
         "cohort": f"{estimate.cohort} clients, {estimate.steps} steps in a round",
-        "time": f"{estimate.step * 1e3:.2f} ms a step, {estimate.client * 1e3:.2f} ms per client"
-        f" besides its steps, {duration(estimate.evaluate)} an evaluation,"
-        f" {duration(estimate.common)} on the common test set; about {duration(estimate.total)}"
-        " in all",
+        "time": f"{estimate.round:.3g} s a round in one process,"
+        f" {duration(estimate.evaluate)} an evaluation, {duration(estimate.common)} on the common"
+        f" test set; about {duration(estimate.total)} in all",
         "memory": f"samples {size(estimate.data)}, state {size(estimate.state)}, results of a round"
         f" {size(estimate.results)}; about {size(estimate.memory)} for the process",
     }
