@@ -165,7 +165,7 @@ class Work:
             **self.values,
         }
         layer = from_file(CONFIGS / f"{config}.yaml")
-        return Layer(*merge([layer, from_values(values, ORIGIN)]))
+        return merge([layer, from_values(values, ORIGIN)])
 
     def _comparison(
         self,
@@ -191,7 +191,7 @@ class Work:
             if study is not None:
                 won = _study(study).winner(method)
                 assert won is not None
-                layer = Layer(*merge([layer, from_values(won.params, "study")]))
+                layer = merge([layer, from_values(won.params, "study")])
             layers.append(LabelledLayer(method, layer))
         tuned = None if study is None else str(study)
         repetitions = self.repetitions if seeds is None else seeds
@@ -214,7 +214,7 @@ class Work:
         """Return the trials of a search by method; its study.json is written anew."""
         base = self.base(f"board/{setting}")
         seeds = {"seed": SEARCH_SEED, "partition.seed": SEARCH_SEED}
-        base = Layer(*merge([base, from_values(seeds, ORIGIN)]))
+        base = merge([base, from_values(seeds, ORIGIN)])
         path = self.out / setting / "study"
         entries, found = {}, {}
         for method in self.of_board:

@@ -73,7 +73,7 @@ def ablated(
     found = ablation.variants(label, [*layers, alone], names, listed)
     return asked._replace(
         layers=dict.fromkeys([label, *(one.label for one in found)], layers),
-        own={label: alone} | {one.label: Layer(*merge([alone, one.layer])) for one in found},
+        own={label: alone} | {one.label: merge([alone, one.layer]) for one in found},
         reference=label,
         optional=frozenset(one.label for one in found if one.is_optional),
     )

@@ -24,9 +24,8 @@ from flbench.comparison.folder import MARKER, TUNING, ComparisonFolder, design_i
 from flbench.comparison.plan import DEFAULTS, Design, LabelledLayer
 from flbench.comparison.prepare import PreparedComparison
 from flbench.config.resolve import resolve
-from flbench.config.sources import Layer, folder_of, from_text, from_values, is_line, leaves, merge
+from flbench.config.sources import Layer, folder_of, from_values, is_line, leaves, merge, values_of
 from flbench.config.trust import check as check_code
-from flbench.config.typed import items_of
 from flbench.core.consent import run_code
 from flbench.core.documents import read_json
 from flbench.core.errors import ConfigError, RunError, UserError
@@ -347,7 +346,7 @@ def start(
             folder.save(design, prepared.cells, **about)
             reusing.take(found, folder)
             _tell_start(folder, prepared, caller)
-            return _carry_out(folder, prepared, Layer({}), supervisor, caller, named_by)
+            return _carry_out(folder, prepared, Layer(), supervisor, caller, named_by)
 
 
 def _repeated(prepared: PreparedComparison) -> dict[str, Any]:
@@ -416,7 +415,7 @@ def carry_on(
         # Nothing that has begun is refused afterwards.
         force = asked.force or design.methods == before.methods
         prepared = _prepared(design, jobs, caller, own, named_by, force=force)
-        if (address := leaves(changed.tree).get("engine.address")) is not None:
+        if (address := changed.tree.get("engine", {}).get("address")) is not None:
             prepared = prepared.at(address)
         prepare.check_existing(prepared, folder)
         folder.wait_for_orphans(prepared.cells, lambda note: caller.tell([note]))
@@ -505,7 +504,7 @@ def grid_of(items: Sequence[str], option: str = "grid") -> dict[str, list[Any]]:
             )
         if key in found:
             raise ConfigError(f"{setting(option)}: `{key}` is given twice. Give it once.")
-        found[key] = [from_text(key, one, setting(option)) for one in items_of(text)]
+        found[key] = values_of(key, text, setting(option))
     return found
 
 
@@ -519,8 +518,7 @@ def data_of(items: Sequence[str], layers: Sequence[Layer]) -> dict[str, dict[str
     Raises:
         ConfigError: An item is empty or given twice.
     """
-    root = merge(layers)[0].get("data", {})
-    folder = root.get("root") if isinstance(root, dict) else None
+    folder = merge(layers).tree.get("data", {}).get("root")
     found: dict[str, dict[str, Any]] = {}
     for item in items:
         if not item:
@@ -668,25 +666,23 @@ def _section(method: Any) -> dict[str, str]:
 def _split(asked: Asked) -> tuple[Layer, tuple[LabelledLayer, ...]]:
     """Return what all methods share, and the methods with what each one has alone."""
     methods = []
-    base = Layer({})
+    base = Layer()
     for label, layers in asked.layers.items():
-        tree, origins = merge(layers)
-        algorithm = tree.pop("algorithm", {})
-        of_method = {key: place for key, place in origins.items() if _is_of_method(key)}
-        base = Layer(tree, {key: place for key, place in origins.items() if key not in of_method})
-        mine = Layer({"algorithm": algorithm}, of_method)
+        merged = merge(layers)
+        mine = merged.where(_is_of_method)
+        base = merged.where(lambda key: not _is_of_method(key))
         if label in asked.own:
-            mine = Layer(*merge([mine, asked.own[label]]))
+            mine = merge([mine, asked.own[label]])
         methods.append(LabelledLayer(label, mine, label in asked.optional))
     if asked.data:
         _check_data(base)
     if "" in asked.data:  # the only data set, which is given as an argument
-        base = Layer(*merge([base, _choice("", asked.data[""]).layer]))
+        base = merge([base, _choice("", asked.data[""]).layer])
     return base, tuple(methods)
 
 
 def _is_of_method(key: str) -> bool:
-    return key == "algorithm" or key.startswith("algorithm.")
+    return key.startswith("algorithm.")
 
 
 def _check_data(base: Layer) -> None:
@@ -739,7 +735,7 @@ def _tuned(
                     f"{setting('tuned', str(path))} and {place} both give `{key}` of"
                     f" {method.label}. Leave one of the two out."
                 )
-        layer = Layer(*merge([method.layer, from_values(won.params, str(path))]))
+        layer = merge([method.layer, from_values(won.params, str(path))])
         found.append(replace(method, layer=layer))
     if missing:
         raise ConfigError(
@@ -765,19 +761,18 @@ def _added(before: Design, asked: Asked, path: Path) -> tuple[Design, Layer]:
     base, methods = _split(asked._replace(data={}))
     known = {one.label: one for one in before.methods}
     for method in methods:
-        given = method.layer.tree["algorithm"]
         if not method.label:
-            if given:
+            if method.layer:
                 raise ConfigError(
-                    f"`algorithm.{next(iter(given))}` cannot change on resume. Start a new"
+                    f"`{next(iter(method.layer))}` cannot change on resume. Start a new"
                     " comparison with the new value."
                 )
             continue
         if method.label not in known:
             new.append(method)
             continue
-        values = leaves(known[method.label].layer.tree)
-        for key, value in leaves(method.layer.tree).items():
+        values = {key: one.value for key, one in known[method.label].layer.items()}
+        for key, (value, _) in method.layer.items():
             if values.get(key, value) != value or (key not in values and before.tuned is None):
                 raise _unchangeable(key, values.get(key, "its default"), value, path)
     untuned = before.untuned
@@ -790,7 +785,7 @@ def _added(before: Design, asked: Asked, path: Path) -> tuple[Design, Layer]:
     seeds = before.seeds if asked.seeds is None else asked.seeds
     return Design(
         # Later calls send the comparison to the same store of MLflow.
-        Layer(*merge([before.base, from_values(tracking, RESUMED)])) if tracking else before.base,
+        merge([before.base, from_values(tracking, RESUMED)]) if tracking else before.base,
         (*before.methods, *new),
         before.data,
         before.grid,
@@ -820,9 +815,9 @@ def _changes(before: Design, base: Layer, path: Path) -> dict[str, Any]:
             errors.append(str(_unchangeable(key, was.get(key), value, path)))
     if errors:
         raise ConfigError("\n".join(errors))
-    given = leaves(dict(base.tree))
     # A configuration shows one without user and password, and the other may be somebody else's.
-    changed |= {key: given[key] for key in ("tracking.uri", "engine.address") if key in given}
+    given = ("tracking.uri", "engine.address")
+    changed |= {key: base[key].value for key in given if key in base}
     return changed
 
 

@@ -18,7 +18,7 @@ from flbench.calls.arguments import Section
 from flbench.calls.process import preserved
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
-from flbench.config.sources import Layer, from_values, leaves
+from flbench.config.sources import Layer, from_values
 from flbench.core.consent import run_code
 from flbench.core.errors import PrintableError, RunError, combined
 from flbench.core.expected import as_flbench_errors
@@ -284,7 +284,7 @@ def carry_on(
         KeyboardInterrupt: The run was interrupted again and saved.
     """
     reading.check_run_folder(path)
-    given = "tracking.uri" in leaves(changed.tree)
+    given = "tracking.uri" in changed
     ending = RunsEnding([], mirror.Mirrors("user" if given else "folder"))
     train = partial(lifecycle.resume, path, changed)
     _train(train, f"resuming {path}", ending, caller, callbacks, loggers, objects or {})

@@ -24,9 +24,9 @@ from flbench.bench.bare_loop import all_cores, bare_round, count_steps
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
 from flbench.config.sources import from_file
-from flbench.config.yaml_text import to_yaml
 from flbench.core import children
 from flbench.core.errors import RunError, UserError
+from flbench.core.plain_yaml import to_yaml
 from flbench.core.rng import Draw
 from flbench.core.types import State
 from flbench.engine.base import RoundSettings

@@ -5,7 +5,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from flbench.config.schema import Config
-from flbench.config.yaml_text import to_yaml
+from flbench.core.plain_yaml import to_yaml
 from flbench.workers.cores import available
 
 if TYPE_CHECKING:

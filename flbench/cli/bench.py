@@ -8,7 +8,7 @@ from flbench.cli import console, layers
 from flbench.cli.tables import bench as bench_tables
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config, EngineConfig
-from flbench.config.sources import Layer
+from flbench.config.sources import Layer, from_values
 from flbench.core import files
 from flbench.core.errors import ConfigError, UserError
 from flbench.workers import cores
@@ -70,10 +70,10 @@ def _configurations(engines: Sequence[str], given: list[Layer]) -> list[Config]:
             f"`engine.name`={configured} would not be measured, because --engines does not name it:"
             f" --engines {','.join([*engines, configured])}."
         )
-    method = Layer({"algorithm": {"name": "fedavg"}}, {"algorithm.name": "bench"})
+    method = from_values({"algorithm": "fedavg"}, "bench")
     configs = []
     for name in engines:
-        engine = Layer({"engine": {"name": name}}, {"engine.name": "--engines"})
+        engine = from_values({"engine": name}, "--engines")
         config = resolve([method, *given, engine])[0]
         counts: Sequence[object] = [config.engine.workers]
         if name == "sequential" and config.engine.workers == "auto":

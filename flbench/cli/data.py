@@ -11,7 +11,7 @@ from flbench.cli.tables import data_sets as data_set_tables
 from flbench.cli.tables import partitions as partition_tables
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
-from flbench.config.sources import Layer
+from flbench.config.sources import from_values
 from flbench.core.errors import UserError
 from flbench.data import catalogue
 from flbench.data.federation import Federation
@@ -79,8 +79,8 @@ def _resolve(given: CommandLine, topology: str | None) -> Config:
     layers = given.layers()
     if topology is not None:
         # A decentralized method, whichever the configuration does not replace.
-        method = Layer({"algorithm": {"name": "dfedavg"}}, {"algorithm.name": "--topology"})
-        graph = Layer({"algorithm": {"topology": topology}}, {"algorithm.topology": "--topology"})
+        method = from_values({"algorithm": "dfedavg"}, "--topology")
+        graph = from_values({"algorithm.topology": topology}, "--topology")
         layers = [method, *layers, graph]
     return resolve(layers)[0]
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from flbench.cli import aliases, console, words
 from flbench.config import trust
-from flbench.config.sources import Layer, from_file, from_overrides, leaves, merge
+from flbench.config.sources import Layer, from_file, from_overrides, from_values, merge
 from flbench.core.errors import ConfigError, UserError
 from flbench.core.registry import ALGORITHMS
 
@@ -77,19 +77,13 @@ class CommandLine:
     def _own(self, method: str | None) -> Layer:
         """Return the layer of the overrides, the short forms, `--out` and the method."""
         overrides = from_overrides(self.overrides, WORDS)
-        values = leaves(overrides.tree)
+        values = {key: one.value for key, one in overrides.items()}
         options = aliases.origins(self.short_forms)
         options += [] if self.out is None else [("--out", "output.dir", self.out)]
         own = []
         for option, key, text in options:
-            # A path is a text, whatever YAML would make of it.
-            layer = (
-                Layer({"output": {"dir": text}}, {key: option})
-                if option == "--out"
-                else from_overrides([f"{key}={text}"], option)
-            )
-            value = leaves(layer.tree).get(key)
-            if key in values and values[key] != value:
+            layer = from_overrides([f"{key}={text}"], option)
+            if any(key in values and values[key] != one.value for key, one in layer.items()):
                 raise _conflict(f"{option} {text}", f"{key}={_text(values[key])}", key)
             own.append(layer)
         if method is not None:
@@ -98,9 +92,8 @@ class CommandLine:
                 given = f"--algo {method}" if self.methods_origin == "--algo" else f"`{method}`"
                 raise _conflict(given, f"{key}={values[key]}", key)
             section = ALGORITHMS.section(method)
-            places = {f"algorithm.{one}": self.methods_origin for one in section}
-            own.append(Layer({"algorithm": section}, places))
-        return Layer(*merge([overrides, *own]))
+            own.append(from_values({"algorithm": section}, self.methods_origin))
+        return merge([overrides, *own])
 
 
 def methods(

@@ -3,16 +3,16 @@
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flbench.api.caller import Caller
 from flbench.cli import console, early_workers
 from flbench.cli.show import show
 from flbench.cli.tables import estimates, partitions
 from flbench.config.resolve import resolve
-from flbench.config.sources import Layer, leaves, merge
-from flbench.config.yaml_text import to_yaml
+from flbench.config.sources import Layer, merge
 from flbench.core.errors import PrintableError, UserError, combined
+from flbench.core.plain_yaml import to_yaml
 
 if TYPE_CHECKING:
     from flbench.api.running import RunsEnding
@@ -36,7 +36,7 @@ def run(runs: Sequence[list[Layer]], early: ExitStack, *, as_json: bool) -> None
             closed as soon as this function knows whether the runs need workers.
         as_json: Whether to print JSON: what `flbench show --json` prints of the runs.
     """
-    with early_workers.prepared(leaves(merge(runs[0])[0]) if runs else {}):
+    with early_workers.prepared(_values(merge(runs[0])) if runs else {}):
         early.close()
         resolved = [resolve(layers) for layers in runs]
         from flbench.api import running
@@ -54,7 +54,7 @@ def resume(path: Path, changed: Layer, early: ExitStack, *, as_json: bool) -> No
         early: See `run`.
         as_json: Whether to print JSON, as `run` does.
     """
-    with early_workers.prepared(leaves(changed.tree)):
+    with early_workers.prepared(_values(changed)):
         early.close()
         from flbench.api import running
 
@@ -137,3 +137,8 @@ def _finish(ending: "RunsEnding", *, as_json: bool) -> None:
         show(ending.paths, as_json=as_json)
     console.notes(ending.unsent())
     ending.check()
+
+
+def _values(layer: Layer) -> dict[str, Any]:
+    """Return the values of a layer by dotted key."""
+    return {key: one.value for key, one in layer.items()}

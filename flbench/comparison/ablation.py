@@ -5,9 +5,9 @@ from typing import Any, Final
 
 from flbench.analysis.arrangement import METHOD
 from flbench.comparison.plan import DEFAULTS, FIXED, LabelledLayer
+from flbench.config.key_types import choices_of
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, from_values, leaves
-from flbench.config.typed import kind_of
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.wording import setting
 from flbench.results.differences import short_names, text_of
@@ -43,7 +43,8 @@ def variants(
     own, section = leaves(full.tree()), type(full.algorithm)
     names = [SECTION + name for name in section.model_fields if SECTION + name not in FIXED]
     given = [(_dotted(key, names, "values"), some) for key, some in values.items()]
-    choices = {name: kind_of([name.removeprefix(SECTION)], section).values for name in names}
+    fields = section.model_fields
+    choices = {name: choices_of(fields[name.removeprefix(SECTION)].annotation) for name in names}
     tried = {name: some for name, some in choices.items() if some and name not in dict(given)}
     if keys is not None:
         asked = [_dotted(key, names, "keys") for key in keys]

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Final
 
 from flbench.comparison.folder import MARKER, is_cell
-from flbench.config.yaml_text import to_yaml
 from flbench.core import files
 from flbench.core.archives import (
     LARGEST_FILE,
@@ -30,6 +29,7 @@ from flbench.core.archives import (
 )
 from flbench.core.documents import as_data_error, read_json, read_yaml
 from flbench.core.errors import DataError, UserError
+from flbench.core.plain_yaml import to_yaml
 from flbench.results import folders, study_folder
 from flbench.results.reading import is_finished
 

@@ -74,7 +74,7 @@ class Design:
 
     base: Layer
     methods: tuple[LabelledLayer, ...]
-    data: tuple[LabelledLayer, ...] = (LabelledLayer("", Layer({})),)
+    data: tuple[LabelledLayer, ...] = (LabelledLayer("", Layer()),)
     grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     seeds: int = 5
     vary: Vary = "both"
@@ -85,9 +85,9 @@ class Design:
     def tree(self) -> dict[str, Any]:
         """Return the design as values of JSON."""
         return {
-            "base": dict(vars(self.base)),
-            "methods": [{"label": one.label, **vars(one.layer)} for one in self.methods],
-            "data": [{"label": one.label, **vars(one.layer)} for one in self.data],
+            "base": self.base.written(),
+            "methods": [{"label": one.label, **one.layer.written()} for one in self.methods],
+            "data": [{"label": one.label, **one.layer.written()} for one in self.data],
             "grid": {key: list(values) for key, values in self.grid.items()},
             "seeds": self.seeds,
             "vary": self.vary,
@@ -148,7 +148,7 @@ def _check_axis(key: str, values: Sequence[Any], design: Design) -> None:
             else f" Leave it out of {grid}."
         )
         raise ConfigError(f"{grid}: `{key}` cannot be varied.{cure}")
-    if key.startswith("data.") and design.data[0].layer.tree:
+    if key.startswith("data.") and design.data[0].layer:
         raise ConfigError(
             f"{grid}: `{key}` cannot be varied together with {setting('data')}. Leave one out."
         )
@@ -283,7 +283,7 @@ def _settings(grid: Mapping[str, Sequence[Any]]) -> list[tuple[list[str], Layer]
     """Return the combinations of values of the keys outside `algorithm`: words and layers."""
     keys = [key for key in grid if not key.startswith("algorithm.")]
     return [
-        (_words(values), _with(Layer({}), values))
+        (_words(values), _with(Layer(), values))
         for values in (
             dict(zip(keys, combination, strict=True))
             for combination in product(*(grid[key] for key in keys))
@@ -293,7 +293,7 @@ def _settings(grid: Mapping[str, Sequence[Any]]) -> list[tuple[list[str], Layer]
 
 def _with(layer: Layer, values: Mapping[str, Any]) -> Layer:
     """Return a layer with more values by dotted key."""
-    return Layer(*merge([layer, from_values(values, "grid")]))
+    return merge([layer, from_values(values, "grid")])
 
 
 def _words(values: Mapping[str, Any]) -> list[str]:

@@ -72,7 +72,7 @@ class PreparedComparison:
 
 def _value(layer: Layer, path: str) -> Any:
     """Return a value of a layer by its dotted key; None if the layer does not set it."""
-    return leaves(layer.tree).get(path)
+    return layer[path].value if path in layer else None
 
 
 def prepare(

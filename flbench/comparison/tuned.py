@@ -45,7 +45,7 @@ def after_search(base: Layer, study: StoredStudy) -> Layer:
     if "seed" in given:  # it determines the seed of the partition, too
         return base
     left = {key: value for key, value in values.items() if key not in given}
-    return Layer(*merge([base, from_values(left, f"after the search of {study.path}")]))
+    return merge([base, from_values(left, f"after the search of {study.path}")])
 
 
 def check(design: Design, cells: Sequence[Job], built: Cells, samples: LoadedSamples) -> None:

@@ -1,7 +1,8 @@
 """Types of configuration keys in words."""
 
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -38,3 +39,20 @@ def type_name(kind: Any) -> str:
     if arguments and all(isinstance(part, str | bool) for part in arguments):
         return "one of"
     return " or ".join(dict.fromkeys(type_name(part) for part in arguments)) or str(kind)
+
+
+def choices_of(kind: Any) -> list[Any]:
+    """Return all values of a key that is on/off or a choice; none of any other key.
+
+    Args:
+        kind: Annotation of its field.
+
+    >>> choices_of(bool | Literal["auto"] | None)
+    [True, False, 'auto', None]
+    """
+    parts = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    found: list[Any] = []
+    for part in parts:
+        found += [True, False] if part is bool else []
+        found += get_args(part) if get_origin(part) is Literal else []
+    return [*found, None] if found and type(None) in parts else found

@@ -23,8 +23,16 @@ from flbench.config.schema import (
     WrittenOwnAlgorithmConfig,
     WrittenTermConfig,
 )
-from flbench.config.sources import NAMED_SECTIONS, Layer, from_file, from_values, leaves, merge
-from flbench.config.yaml_text import unreadable
+from flbench.config.sources import (
+    DEFAULT,
+    NAMED_SECTIONS,
+    Given,
+    Layer,
+    from_file,
+    from_values,
+    leaves,
+    merge,
+)
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.given import OBJECT
 from flbench.core.registry import ALGORITHMS, MODELS, TERMS, Registry
@@ -72,7 +80,7 @@ def read(path: Path) -> WrittenConfig:
     Raises:
         ConfigError: The file cannot be read, or keys of flbench itself are wrong.
     """
-    return _checked([from_file(path)], WrittenConfig, is_from_file=True)[0]
+    return _checked([from_file(path)], WrittenConfig)[0]
 
 
 def as_data(layers: Sequence[Layer]) -> WrittenConfig:
@@ -108,9 +116,9 @@ def resolve_written(path: Path, *above: Layer) -> tuple[Config, dict[str, str]]:
 
     layer = from_file(path)
     trust.check(path, layer.tree)
-    algorithm = layer.tree.get("algorithm")
-    if isinstance(algorithm, dict) and ALGORITHMS.built_in(str(algorithm.get("name"))) is None:
-        layer.tree["algorithm"] = {"sha256": UNRECORDED, **algorithm}
+    name = layer.get("algorithm.name")
+    if name is not None and ALGORITHMS.built_in(str(name.value)) is None:
+        layer.setdefault("algorithm.sha256", Given(UNRECORDED, DEFAULT))
     try:
         return resolve([layer, *above])
     except ConfigError as error:
@@ -159,20 +167,17 @@ def _not_installed(path: Path) -> list[str]:
     ]
 
 
-def _checked(
-    layers: Sequence[Layer], base: type[Whole], *, is_from_file: bool = False
-) -> tuple[Whole, dict[str, str]]:
+def _checked(layers: Sequence[Layer], base: type[Whole]) -> tuple[Whole, dict[str, str]]:
     """Merge and check layers; see `resolve`.
 
     Args:
         layers: The layers.
         base: Class of the configuration, to which the keys of method and net are added. With
             `WrittenConfig`, keys of methods, nets and terms are taken as they are.
-        is_from_file: Whether the layers are one file that flbench has written, which therefore can
-            be read again.
     """
     problems: list[str] = []
-    tree, origins = merge(layers)
+    merged = merge(layers)
+    tree, origins = merged.tree, merged.origins
     written = base is WrittenConfig
     method, net = partial(_method, written), partial(_net, written)
     algorithm = _select(tree, origins, "algorithm", AlgorithmConfig(), method, problems)
@@ -193,8 +198,6 @@ def _checked(
         problems += [
             f"{line} ({_origin(path, origins)})." for path, line in _contradictions(config)
         ]
-        if not is_from_file and (found := unreadable(config.tree(), origins)) is not None:
-            problems.append(f"{found[1]} ({_origin(found[0], origins)}).")
     if problems or config is None:
         raise ConfigError("\n".join(problems))
     return config, {path: origins.get(path, "default") for path in leaves(config.tree())}

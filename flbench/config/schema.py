@@ -10,7 +10,7 @@ import re
 from contextlib import suppress
 from math import cos, pi
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -29,6 +29,7 @@ from pydantic import (
     model_validator,
 )
 
+from flbench.core.plain_yaml import scalar
 from flbench.core.text import redact_address
 
 # Unless the user sets `evaluation.every`, a run of ten rounds or more has at least this number of
@@ -39,7 +40,7 @@ CHECKPOINT_SECONDS: Final = 5.0
 LONGEST_PERIOD: Final = 10  # most rounds between two of them, unless the user sets it
 
 Scalar = bool | int | float | str
-Argument = Scalar | list[Scalar]
+Argument = Scalar | Annotated[list[Scalar], Field(max_length=1000)]
 """A value of `partition.args` and `model.args`."""
 AS_DATA: Final = "as data"
 """Context of the validation of a configuration that flbench has recorded."""
@@ -69,8 +70,15 @@ class Strict(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_bool_for_number(cls, value: object, info: ValidationInfo) -> object:
-        """Refuse a boolean where a number is expected; pydantic would accept `true` as 1."""
+        """Refuse a boolean where a number is expected; pydantic would accept `true` as 1.
+
+        A section that is null has its defaults, and a choice may be a number's text.
+        """
         kind = cls.model_fields[str(info.field_name)].annotation
+        if value is None and isinstance(kind, type) and issubclass(kind, Strict):
+            return {}
+        if isinstance(value, str) and get_origin(kind) is Literal:
+            return value if value in get_args(kind) else scalar(value)
         if isinstance(value, bool) and kind in (int, float, int | None, float | None):
             raise ValueError("a number")
         return value
@@ -1108,7 +1116,7 @@ class EvaluationConfig(Strict):
 class TrackingConfig(Strict):
     """Section `tracking`: where metrics are sent besides the run folder."""
 
-    mlflow: Literal["auto", True, False] = Field(
+    mlflow: bool | Literal["auto"] = Field(
         "auto", description="send runs to MLflow; auto: if MLflow is installed"
     )
     uri: str | None = Field(

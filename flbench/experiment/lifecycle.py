@@ -15,10 +15,10 @@ from flbench.config import trust
 from flbench.config.resolve import resolve_written
 from flbench.config.schema import Config
 from flbench.config.sources import Layer, leaves
-from flbench.config.yaml_text import to_yaml
 from flbench.core import files
 from flbench.core.errors import ConfigError, DataError, RunError
 from flbench.core.expected import as_flbench_errors
+from flbench.core.plain_yaml import to_yaml
 from flbench.core.storage import GIB
 from flbench.core.tree import nbytes
 from flbench.data import partition_files

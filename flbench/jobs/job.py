@@ -1,7 +1,7 @@
 """A job: one training of a comparison or of a paper, and how it ended."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -53,7 +53,7 @@ class Job:
 
 def layer_of(tree: dict[str, Any], origins: Mapping[str, str]) -> Layer:
     """Return a whole configuration as one layer, without the origins of defaults."""
-    return Layer(tree, {key: place for key, place in origins.items() if place != "default"})
+    return Layer(tree, origins)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Task:
 
     path: Path | None
     layer: Layer
-    changed: Layer = Layer({})
+    changed: Layer = field(default_factory=Layer)
     how_to_resume: str | None = None
 
 

@@ -8,12 +8,12 @@ from typing import Any
 from flbench.algorithms import ALGORITHMS
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
-from flbench.config.sources import Layer, from_file, leaves, merge
+from flbench.config.sources import Layer, from_file, from_values, leaves
 from flbench.data.partitioning import DEFAULT_CLIENTS
 from flbench.reproduce import library
 from flbench.reproduce.cells import TableCell
 from flbench.reproduce.request import ReproduceRequest
-from flbench.reproduce.schema import PaperFacts, Settings
+from flbench.reproduce.schema import PaperFacts
 from flbench.reproduce.supply import DataSource
 
 Change = tuple[str, Any, Any]
@@ -72,36 +72,25 @@ class CellConfigs:
 
     def _resolve(self, cell: TableCell, algo: str) -> CellConfig:
         """Return the configurations of a cell on the data set of the preset."""
-        name = Layer({"algorithm": {"name": algo}}, {"algorithm.name": "reproduce"})
-        layers = [self._preset, name, _nested(cell.settings, f"{self._paper.name}, {cell.table}")]
+        name = from_values({"algorithm": algo}, "reproduce")
+        origin = f"{self._paper.name}, {cell.table}"
+        layers = [self._preset, name, from_values(cell.settings, origin)]
         paper, _ = resolve(layers)
         if self._request.scale == "small":
-            layers.append(_nested(cell.small, "small scale"))
+            layers.append(from_values(cell.small, "small scale"))
         scaled, _ = resolve(layers)
-        output = {"output": {"dir": str(self._request.output.absolute())}}
-        layers += [self._overrides(algo), Layer(output, {"output.dir": "--output"})]
+        output = {"output.dir": str(self._request.output.absolute())}
+        layers += [self._overrides(algo), from_values(output, "--output")]
         config, origins = resolve(layers)
         return CellConfig(config, origins, paper, scaled)
 
     def _overrides(self, algo: str) -> Layer:
         """Return the user's overrides without the keys that the method does not have."""
         fields = ALGORITHMS.find(algo).Config.model_fields
-        tree, _ = merge([self._given])
-        section = tree.get("algorithm")
-        if isinstance(section, dict):
-            tree["algorithm"] = {key: value for key, value in section.items() if key in fields}
-        return Layer(tree, self._given.origins)
-
-
-def _nested(settings: Settings, origin: str) -> Layer:
-    """Return settings by dotted key as a layer of the configuration."""
-    layers = []
-    for dotted, value in settings.items():
-        tree: Any = value
-        for key in reversed(dotted.split(".")):
-            tree = {key: tree}
-        layers.append(Layer(tree, {dotted: origin}))
-    return Layer(*merge(layers))
+        section = "algorithm."
+        return self._given.where(
+            lambda key: not key.startswith(section) or key.removeprefix(section) in fields
+        )
 
 
 def changes(case: CellConfig) -> tuple[tuple[Change, ...], tuple[Change, ...]]:

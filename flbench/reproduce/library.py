@@ -4,9 +4,9 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-import yaml
 from pydantic import ValidationError
 
+from flbench.core.documents import read_yaml
 from flbench.core.errors import DataError, UserError, did_you_mean
 from flbench.reproduce.schema import PaperFacts
 
@@ -36,8 +36,8 @@ def load(name: str) -> PaperFacts:
         )
     path = FOLDER / f"{key}.yaml"
     try:
-        return PaperFacts.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, yaml.YAMLError, ValidationError) as error:
+        return PaperFacts.model_validate(read_yaml(path, required=True))
+    except ValidationError as error:
         raise DataError(f"{path} is damaged ({error}). Reinstall flbench.") from error
 
 

@@ -139,11 +139,11 @@ def _jobs(planned: Sequence[PlannedCell]) -> dict[str, PlannedRun]:
 
 def _check_keys(paper: PaperFacts, planned: Sequence[PlannedCell], given: Layer) -> None:
     """Raise a ConfigError for a key `algorithm.*` that none of the requested methods has."""
-    section = given.tree.get("algorithm")
+    section = [key.partition(".")[2] for key in given if key.startswith("algorithm.")]
     methods = {str(item.cell.method) for item in planned if item.jobs and item.wanted}
     algos = {paper.methods[method].algo for method in methods}
     known = {key for algo in algos for key in ALGORITHMS.find(algo).Config.model_fields}
-    for key in section if isinstance(section, dict) and algos else ():
+    for key in section if algos else ():
         if key not in known:
             raise ConfigError(
                 f"`algorithm.{key}` is not a key of any of {', '.join(sorted(algos))}."

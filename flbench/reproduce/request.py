@@ -1,11 +1,12 @@
 """Options of `flbench reproduce`: a paper, its tables and rows, seeds and a scale."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from flbench.config.sources import Layer, leaves
+from flbench.config.resolve import resolve
+from flbench.config.sources import Layer
 from flbench.core.errors import ConfigError, UserError, did_you_mean
 from flbench.reproduce.schema import PaperFacts
 
@@ -44,7 +45,7 @@ class ReproduceRequest:
     scale: Scale = "small"
     seeds: int | None = None
     output: Path = Path("reproduce")
-    overrides: Layer = Layer({})
+    overrides: Layer = field(default_factory=Layer)
     download: bool = False
 
 
@@ -122,7 +123,7 @@ def overrides(request: ReproduceRequest) -> Layer:
     Raises:
         ConfigError: A key cannot be overridden, because an option sets it.
     """
-    for path in leaves(request.overrides.tree):
+    for path in request.overrides:
         if path in OPTIONS:
             raise ConfigError(f"`{path}` cannot be overridden here. Its option: {OPTIONS[path]}.")
     return request.overrides
@@ -137,7 +138,5 @@ def seeds(request: ReproduceRequest, paper: PaperFacts, given: Layer) -> tuple[i
     count = request.seeds
     if count is None:
         count = min(paper.seeds, SMALL_SEEDS) if request.scale == "small" else paper.seeds
-    first = given.tree.get("seed", 0)
-    if not isinstance(first, int) or isinstance(first, bool) or first < 0:
-        raise ConfigError(f"`seed` must be a whole number >= 0, got {first!r} (command line).")
+    first = resolve([given.where("seed".__eq__)])[0].seed
     return tuple(range(first, first + count))

@@ -192,13 +192,9 @@ def carry_out(
 
 def _engine(plan: PaperPlan) -> Layer:
     """Return the overrides of the engine that a resumed run accepts."""
-    given = plan.request.overrides
-    changeable = {
-        key: value
-        for key, value in given.tree.get("engine", {}).items()
-        if f"engine.{key}" in lifecycle.CHANGEABLE_ON_RESUME
-    }
-    return Layer({"engine": changeable} if changeable else {}, given.origins)
+    return plan.request.overrides.where(
+        lambda key: key.startswith("engine.") and key in lifecycle.CHANGEABLE_ON_RESUME
+    )
 
 
 def collect(plan: PaperPlan, folders: RunFolders, done: RunResults) -> None:

@@ -86,8 +86,8 @@ def _base(request: ReproduceRequest, given: Layer) -> DataConfig:
 
     All overrides except `algorithm.*` are checked here.
     """
-    tree = {key: value for key, value in given.tree.items() if key != "algorithm"}
-    config, _ = resolve([from_file(library.preset(request.paper)), Layer(tree, given.origins)])
+    others = given.where(lambda key: not key.startswith("algorithm."))
+    config, _ = resolve([from_file(library.preset(request.paper)), others])
     return config.data
 
 

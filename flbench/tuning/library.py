@@ -12,7 +12,7 @@ from typing import Final
 
 from flbench.algorithms import ALGORITHMS
 from flbench.config import trust
-from flbench.config.sources import from_file
+from flbench.config.sources import read_file
 from flbench.core.errors import ConfigError
 from flbench.core.wording import setting
 from flbench.tuning.reading import parse
@@ -105,6 +105,6 @@ def _read(path: Path, rounds: int) -> Space:
             f"{setting('space', str(path))}: there is no such file or folder. Give a YAML file, or"
             " a folder of them."
         )
-    file = from_file(path)
-    trust.check(path, file.tree, is_input=True)
-    return parse(file.tree, file.origins, str(path), rounds=rounds)
+    tree, origins = read_file(path)
+    trust.check(path, tree, is_input=True)
+    return parse(tree, origins, str(path), rounds=rounds)

@@ -10,12 +10,12 @@ from flbench.calls.arguments import Section
 from flbench.calls.process import preserved
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, leaves
-from flbench.config.yaml_text import to_yaml
 from flbench.core.consent import run_code
 from flbench.core.errors import ConfigError
 from flbench.core.expected import as_flbench_errors
 from flbench.core.given import offered
 from flbench.core.imported import portable
+from flbench.core.plain_yaml import to_yaml
 from flbench.core.registry import ALGORITHMS
 from flbench.data import partition_files
 from flbench.experiment.found import find_engine

@@ -17,10 +17,10 @@ from flbench.config.schema import (
     OwnTermConfig,
 )
 from flbench.config.sources import Layer, folder_of
-from flbench.config.yaml_text import to_yaml
 from flbench.core import files
 from flbench.core.errors import ConfigError, DataError, UserError
 from flbench.core.metric_names import SUFFIXES
+from flbench.core.plain_yaml import to_yaml
 from flbench.core.text import redact
 from flbench.core.wording import setting
 from flbench.data import partition_files

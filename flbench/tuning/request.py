@@ -8,7 +8,7 @@ from typing import Final, Literal, get_args
 from flbench.algorithms import ALGORITHMS
 from flbench.config.resolve import resolve
 from flbench.config.schema import CHECKPOINT_SECONDS, EngineConfig, EvaluationConfig
-from flbench.config.sources import Layer
+from flbench.config.sources import Layer, from_values
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.metric_names import SUFFIXES
 from flbench.core.numbers import check_whole
@@ -137,15 +137,12 @@ def with_defaults(layers: list[Layer]) -> list[Layer]:
         layers: Layers of a method's configuration.
     """
     rounds = resolve(layers)[0].train.rounds
-    tree = {
-        "output": {"checkpoint_every": 1, "checkpoint_seconds": CHECKPOINT_SECONDS},
-        "evaluation": {"every": max(1, rounds // TRIAL_EVALUATIONS)},
+    values = {
+        "output.checkpoint_every": 1,
+        "output.checkpoint_seconds": CHECKPOINT_SECONDS,
+        "evaluation.every": max(1, rounds // TRIAL_EVALUATIONS),
     }
-    paths = (
-        *("output.checkpoint_every", "output.checkpoint_seconds"),
-        "evaluation.every",
-    )
-    return [Layer(tree, dict.fromkeys(paths, "flbench tune")), *layers]
+    return [from_values(values, "flbench tune"), *layers]
 
 
 def resources_of(request: TuneRequest, engine: EngineConfig) -> Resources:

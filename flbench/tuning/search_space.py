@@ -122,11 +122,4 @@ def layer(params: Mapping[str, Scalar], origin: str | Mapping[str, str]) -> Laye
         params: Values by dotted key.
         origin: Origin of all values, or the origin of each value by its key.
     """
-    tree: dict[str, Any] = {}
-    for path, value in params.items():
-        *above, key = path.split(".")
-        part = tree
-        for name in above:
-            part = part.setdefault(name, {})
-        part[key] = value
-    return Layer(tree, dict.fromkeys(params, origin) if isinstance(origin, str) else dict(origin))
+    return Layer(params, dict.fromkeys(params, origin) if isinstance(origin, str) else origin)

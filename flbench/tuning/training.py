@@ -18,10 +18,10 @@ from flbench.callbacks import CallbackList
 from flbench.config import trust
 from flbench.config.resolve import read, resolve_written
 from flbench.config.schema import Config
-from flbench.config.yaml_text import to_yaml
 from flbench.core import files
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import DivergedError, RunError, UserError
+from flbench.core.plain_yaml import to_yaml
 from flbench.core.types import State
 from flbench.data.federation import Federation
 from flbench.experiment import assembly, checkpoint, finalize, own_methods, provenance

@@ -164,7 +164,7 @@ WRONG = {
     "run --rounds 9 train.rounds=8": "--rounds 9 and train.rounds=8 give `train.rounds` two",
     "run --dataset mnist data=digits": "--dataset mnist and data.name=digits give `data.name` two",
     "run --out a output.dir=b": "--out a and output.dir=b give `output.dir` two",
-    "run --rounds 0": "`train.rounds` must be >= 1, got 0 (--rounds).",
+    "run --rounds 0": "`train.rounds` must be >= 1, got '0' (--rounds).",
     "run local local": "`local` is named twice. Name it once.",
     "data mnist --dataset digits": "`mnist` and --dataset digits name different data sets",
     "bench local fedavg": "give one method, got local, fedavg.",

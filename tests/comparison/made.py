@@ -8,7 +8,7 @@ import numpy as np
 
 from flbench.config.resolve import changed, resolve
 from flbench.config.sources import from_overrides
-from flbench.config.yaml_text import to_yaml
+from flbench.core.plain_yaml import to_yaml
 from flbench.core.registry import ALGORITHMS
 from flbench.core.text import csv_text
 from flbench.results import metrics_file

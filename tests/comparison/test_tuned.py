@@ -14,7 +14,7 @@ from flbench.comparison import tuned
 from flbench.comparison.folder import TUNING
 from flbench.comparison.plan import Design, LabelledLayer, cells
 from flbench.comparison.prepare import prepare
-from flbench.config.sources import Layer, from_overrides, from_values, merge
+from flbench.config.sources import from_overrides, from_values, merge
 from flbench.core.errors import ConfigError
 from flbench.jobs.samples import LoadedSamples
 from tests.support import SMALL, run, write_npz
@@ -40,7 +40,7 @@ def study(tmp_path_factory):
 
 def design(study, *keys, **options):
     values = {**KEYS, "train.rounds": 1, **dict(keys)}
-    base = Layer(*merge([from_overrides([f"{key}={value}" for key, value in values.items()])]))
+    base = merge([from_overrides([f"{key}={value}" for key, value in values.items()])])
     method = LabelledLayer("fedavg", from_values({"algorithm.name": "fedavg", **BEST}, "test"))
     return Design(base, (method,), tuned=str(study), **{"seeds": 2, **options})
 

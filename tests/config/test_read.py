@@ -10,8 +10,8 @@ from flbench.algorithms.fedavg import FedAvg, FedAvgConfig
 from flbench.config import resolve as resolving
 from flbench.config.schema import ModelConfig, TermConfig
 from flbench.config.sources import Layer, from_file, from_overrides
-from flbench.config.yaml_text import to_yaml
 from flbench.core.errors import ConfigError
+from flbench.core.plain_yaml import to_yaml
 from flbench.core.registry import ALGORITHMS, MODELS, TERMS
 from flbench.experiment import lifecycle, trained
 

@@ -4,8 +4,8 @@ import pytest
 
 from flbench.config.resolve import resolve
 from flbench.config.sources import from_file, from_overrides
-from flbench.config.yaml_text import to_yaml
 from flbench.core.errors import ConfigError
+from flbench.core.plain_yaml import to_yaml
 from flbench.core.registry import TERMS
 from tests.support import hash_of_the_first_keys
 

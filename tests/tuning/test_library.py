@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flbench.config.sources import from_file
+from flbench.config.sources import read_file
 from flbench.core.errors import ConfigError
 from flbench.tuning import library
 from flbench.tuning.reading import parse
@@ -85,7 +85,6 @@ def test_example_of_the_how_to_is_a_space(tmp_path):
     path = tmp_path / "example.yaml"
     path.write_text(text.split("```yaml\n")[1].split("```")[0])
 
-    found = from_file(path)
-    space = parse(found.tree, found.origins, str(path))
+    space = parse(*read_file(path), str(path))
 
     assert "algorithm.agg_weights" in space.parameters
