@@ -1,14 +1,11 @@
 """Calls the hooks of several callbacks, and says which one failed."""
 
-import inspect
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from flbench.callbacks.base import Callback
 from flbench.callbacks.early_stopping import EarlyStopping
-from flbench.callbacks.run_view import RunView
 from flbench.config.schema import Config
 from flbench.core.errors import CallbackError, ConfigError, RunError, UserError
 from flbench.metrics.own import OwnMetric
@@ -16,10 +13,6 @@ from flbench.metrics.own import OwnMetric
 
 class CallbackList:
     """The callbacks of a run. Hooks are called in the order of the callbacks.
-
-    If the hook of a callback raises an exception, the hook of the others is still called. Then the
-    first error is raised: a UserError or RunError as it is, another exception as a CallbackError
-    that names the callback and its hook.
 
     Args:
         callbacks: The callbacks.
@@ -53,53 +46,38 @@ class CallbackList:
         own = EarlyStopping.of(config.train.early_stopping)
         if own is not None:
             self._callbacks = _named([own, *self._callbacks.values()])
-        for callback in self._callbacks.values():
+        unmet: list[str] = []
+        for name, callback in self._callbacks.items():
             if isinstance(callback, EarlyStopping):
                 callback.metrics = tuple(metrics)
-        unmet = [
-            sentence
-            for name, callback in self._callbacks.items()
-            for sentence in _call(name, callback, "requires", config, parts)
-        ]
+            unmet += _call(name, callback, "requires", config, parts)
         if unmet:
             raise ConfigError("\n".join(unmet))
 
-    def on_run_start(self, run: RunView) -> None:
-        """Call this hook of all callbacks; see `Callback`."""
-        self._call_all("on_run_start", run)
-        self.state_dict()  # a callback whose memory cannot be saved fails before the first round
+    def call(self, hook: str, *arguments: object) -> None:
+        """Call a hook of all callbacks; see `Callback`. Then raise the first error.
 
-    def on_round_end(self, run: RunView, metrics: Mapping[str, float]) -> None:
-        """Call this hook of all callbacks; see `Callback`."""
-        self._call_all("on_round_end", run, metrics)
+        Args:
+            hook: Name of the hook.
+            arguments: Its arguments.
 
-    def on_evaluation_end(self, run: RunView, metrics: Mapping[str, float]) -> None:
-        """Call this hook of all callbacks; see `Callback`."""
-        self._call_all("on_evaluation_end", run, metrics)
-
-    def on_checkpoint(self, run: RunView, path: Path) -> None:
-        """Call this hook of all callbacks; see `Callback`."""
-        self._call_all("on_checkpoint", run, path)
-
-    def on_run_end(self, run: RunView) -> None:
-        """Call this hook of all callbacks; see `Callback`."""
-        self._call_all("on_run_end", run)
-
-    def on_exception(self, run: RunView, error: BaseException) -> None:
-        """Call this hook of all callbacks; see `Callback`.
-
-        What it raises becomes a note of `error`, which goes on.
+        Raises:
+            CallbackError: The hook of a callback raised an exception, which is chained.
+            UserError: A hook raised this error; so with a RunError.
         """
-        self._deferred = None
-        try:
-            self._call_all("on_exception", run, error)
-        except (UserError, RunError) as failure:
-            error.add_note(str(failure))
+        first, self._deferred = self._deferred, None
+        for name, callback in self._callbacks.items():
+            try:
+                _call(name, callback, hook, *arguments)
+            except (UserError, RunError) as error:
+                first = first or error
+        if first is not None:
+            raise first
 
     def on_note(self, text: str) -> None:
         """Call this hook of all callbacks; an error is raised when the next hook is called."""
         try:
-            self._call_all("on_note", text)
+            self.call("on_note", text)
         except (UserError, RunError) as failure:
             self._deferred = failure
 
@@ -111,16 +89,14 @@ class CallbackList:
         """
         memory = {}
         for name, callback in self._callbacks.items():
-            state = _call(name, callback, "state_dict")
-            try:
-                text = json.dumps(state)
-            except (TypeError, ValueError) as error:
-                raise CallbackError(
-                    f"what `state_dict` of the callback {name} returns cannot be saved ({error})."
-                    " Return a dict of numbers, texts, lists and dicts."
-                ) from error
-            if state:
-                memory[name] = json.loads(text)
+            if state := _call(name, callback, "state_dict"):
+                try:
+                    memory[name] = json.loads(json.dumps(state))
+                except (TypeError, ValueError) as error:
+                    raise CallbackError(
+                        f"what `state_dict` of the callback {name} returns cannot be saved"
+                        f" ({error}). Return a dict of numbers, texts, lists and dicts."
+                    ) from error
         return memory
 
     def load_state_dict(self, memory: Mapping[str, dict[str, Any]]) -> None:
@@ -131,32 +107,24 @@ class CallbackList:
         Args:
             memory: Result of `state_dict`.
         """
-        for name, state in memory.items():
-            if name in self._callbacks:
-                _call(name, self._callbacks[name], "load_state_dict", state)
+        for name in memory.keys() & self._callbacks.keys():
+            _call(name, self._callbacks[name], "load_state_dict", memory[name])
         if absent := [name for name in memory if name not in self._callbacks]:
             self.on_note(
                 f"the run began with the callbacks {', '.join(absent)}, which this resume does not"
                 " have: what they remember is lost."
             )
 
-    def _call_all(self, hook: str, *arguments: object) -> None:
-        """Call a hook of all callbacks, then raise the first error."""
-        first, self._deferred = self._deferred, None
-        for name, callback in self._callbacks.items():
-            try:
-                _call(name, callback, hook, *arguments)
-            except (UserError, RunError) as error:
-                first = first or error
-        if first is not None:
-            raise first
-
 
 def _named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
     """Return callbacks by name; raise a ConfigError if one of them is not a callback."""
     named: dict[str, Callback] = {}
     for callback in callbacks:
-        _check(callback)
+        if not isinstance(callback, Callback):
+            raise ConfigError(
+                f"`callbacks` has {callback!r}, which is not an object of a subclass of"
+                " flbench.callbacks.Callback. Loggers are given as `logger`."
+            )
         name = type(callback).__name__
         number = 1 + sum(type(other).__name__ == name for other in named.values())
         named[name if number == 1 else f"{name}#{number}"] = callback
@@ -164,13 +132,7 @@ def _named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
 
 
 def _call(name: str, callback: Callback, hook: str, *arguments: object) -> Any:
-    """Call a method of a callback.
-
-    Raises:
-        CallbackError: The method raised an exception, which is chained.
-        UserError: The method raised this error.
-        RunError: The method raised this error.
-    """
+    """Call a method of a callback; see `CallbackList.call`."""
     try:
         return getattr(callback, hook)(*arguments)
     except (UserError, RunError):
@@ -178,18 +140,3 @@ def _call(name: str, callback: Callback, hook: str, *arguments: object) -> Any:
     except Exception as error:
         what = f"{type(error).__name__}: {error}".removesuffix(": ")
         raise CallbackError(f"the callback {name} failed in `{hook}` ({what}).") from error
-
-
-def _check(callback: object) -> None:
-    """Raise a ConfigError if an object is not a callback."""
-    if isinstance(callback, Callback):
-        return
-    if inspect.isclass(callback) and issubclass(callback, Callback):
-        name = callback.__name__
-        raise ConfigError(f"`callbacks` has the class {name}. Give it an object: {name}(...).")
-    kind = type(callback)
-    raise ConfigError(
-        f"`callbacks` has an object of {kind.__module__}.{kind.__qualname__}, which is not a"
-        " subclass of flbench.callbacks.Callback. Derive the class from it. Loggers are given as"
-        " `logger`."
-    )

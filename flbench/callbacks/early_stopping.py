@@ -1,6 +1,6 @@
 """Stops a run when a metric does not improve any more."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from flbench.callbacks.base import Callback
@@ -12,7 +12,8 @@ from flbench.metrics import probability_names, ranking_names
 from flbench.metrics.own import OwnMetric
 from flbench.results.summary import SHARES
 
-SPLITS: Final = ("train", "log", "server", "validation", "test", "common")
+EVALUATED: Final = ("validation", "test", "common")
+SPLITS: Final = ("train", "log", "server", *EVALUATED)
 DEFAULT_METRIC: Final = EarlyStoppingConfig().metric
 LESS_IS_BETTER: Final = frozenset({"loss", *probability_names.LESS_IS_BETTER})
 MORE_IS_BETTER: Final = (
@@ -82,39 +83,16 @@ class EarlyStopping(Callback):
         return callback
 
     def requires(self, config: Config, parts: Sequence[str]) -> Sequence[str]:
-        split = self.metric.partition("/")[0]
+        split, name = self.metric.partition("/")[0], self.metric.rpartition("/")[2]
         if "/" not in self.metric or split not in SPLITS:
             return (
                 f"{self._place}: the metric `{self.metric}` does not begin with a split."
                 f"{did_you_mean(split, SPLITS)} Write split/protocol/metric, such as"
                 f" {DEFAULT_METRIC}; the splits are {', '.join(SPLITS)}.",
             )
-        if split in ("validation", "test", "common") and split not in parts:
-            what = "common test set" if split == "common" else f"{split} part"
-            return (
-                f"{self._place}: the metric `{self.metric}` is never computed, because there is no"
-                f" {what} (partition.split={list(config.partition.split)},"
-                f" partition.pool={config.partition.pool}). Choose another metric, such as"
-                " train/loss, or change the partition.",
-            )
-        best, own = config.evaluation.best, config.evaluation.metrics or {}
-        known = {f"{name}{end}" for name in own for end in ("", *SUFFIXES)}
-        if (
-            not config.has_classes
-            and split in ("validation", "test", "common")
-            and self.metric.rpartition("/")[2] not in known
-        ):
-            return (
-                f"{self._place}: the metric `{self.metric}` is never computed, because the targets"
-                f" of the run are not classes. They are judged by {', '.join(own)}. Watch"
-                f" validation/personal/{best.column}.",
-            )
-        name = self.metric.rpartition("/")[2]
-        if name in probability_names.NAMES_WITH_MEANS and not config.evaluation.probabilities:
-            return (
-                f"{self._place}: the metric `{self.metric}` is computed only with"
-                " evaluation.probabilities=true. Set it, or watch another metric.",
-            )
+        reason = self._why_never(config, parts) if split in EVALUATED else None
+        if reason is not None:
+            return (f"{self._place}: the metric `{self.metric}` is never computed: {reason}.",)
         self._mode = self.mode or self._known_mode()
         if self._mode is None:
             hint = did_you_mean(name, LESS_IS_BETTER | MORE_IS_BETTER)
@@ -124,11 +102,23 @@ class EarlyStopping(Callback):
             )
         return ()
 
+    def _why_never(self, config: Config, parts: Sequence[str]) -> str | None:
+        """Return why no evaluation of the run computes the metric; None if that is not known."""
+        split, name = self.metric.partition("/")[0], self.metric.rpartition("/")[2]
+        if split not in parts:
+            return f"the partition has no samples for `{split}` (partition.split, partition.pool)"
+        own = config.evaluation.metrics or {}
+        if not config.has_classes and name not in _columns(own):
+            return f"the targets are not classes, and are judged by {', '.join(own)}"
+        if name in probability_names.NAMES_WITH_MEANS and not config.evaluation.probabilities:
+            return "it needs evaluation.probabilities=true"
+        return None
+
     def _known_mode(self) -> Literal["max", "min"] | None:
         """Return which values of the metric are better, as far as its name or the user says it."""
         split, name = self.metric.partition("/")[0], self.metric.rpartition("/")[2]
         for one in self.metrics:
-            if name in (one.name, *(f"{one.name}{end}" for end in SUFFIXES)):
+            if name in _columns([one.name]):
                 return one.direction
         if name in LESS_IS_BETTER or (split == "log" and name.endswith("loss")):
             return "min"
@@ -157,17 +147,11 @@ class EarlyStopping(Callback):
     def on_evaluation_end(self, run: RunView, metrics: Mapping[str, float]) -> None:
         self._watch(run, metrics, "evaluations")
         if self.metric not in run.metrics:
-            known = list(run.metrics)
-            split = self.metric.partition("/")[0]
-            there = [name for name in known if name.startswith(f"{split}/")]
-            hint = did_you_mean(self.metric, known)
-            if split == "common" and not there:
-                hint = " Set evaluation.common.every to evaluate on the common test set."
-            elif not hint:
-                hint = f" Metrics there: {', '.join(there or known)}."
             raise ConfigError(
                 f"{self._place}: the metric `{self.metric}` was not computed in the first"
-                f" {run.round} rounds, so it would never stop the run.{hint}"
+                f" {run.round} rounds, so it would never stop the run."
+                f"{did_you_mean(self.metric, run.metrics)} Metrics there:"
+                f" {', '.join(run.metrics)}. For the common test set, set evaluation.common.every."
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -202,3 +186,8 @@ class EarlyStopping(Callback):
         if self._mode == "max":
             return value > self._best + self.min_delta
         return value < self._best - self.min_delta
+
+
+def _columns(metrics: Iterable[str]) -> set[str]:
+    """Return the names that metrics of the user, and their statistics, have in metrics.csv."""
+    return {f"{name}{end}" for name in metrics for end in ("", *SUFFIXES)}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from flbench.callbacks.base import Callback
@@ -14,34 +14,15 @@ from flbench.callbacks.run_view import RunView
 from flbench.config.sources import leaves
 from flbench.core.errors import ConfigError
 
+if TYPE_CHECKING:
+    from lightning.pytorch.loggers import Logger
+else:
+    Logger = Any  # to import Lightning takes a second
+
 METHODS: Final = ("log_hyperparams", "log_metrics", "save", "finalize")
 LEFT_OUT: Final = ("tracking.", "output.")
 """Sections of the configuration that do not describe the experiment."""
 _NOT_IN_NAME: Final = re.compile(r"[^\w./ -]", re.ASCII)
-
-
-class Logger(Protocol):
-    """What flbench uses of a logger of Lightning (`lightning.pytorch.loggers`)."""
-
-    @property
-    def name(self) -> str | None:
-        """Name of the experiment."""
-
-    @property
-    def version(self) -> int | str | None:
-        """Version of the experiment."""
-
-    def log_hyperparams(self, params: dict[str, Any]) -> None:
-        """Log hyper-parameters."""
-
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Log metrics of a step."""
-
-    def save(self) -> None:
-        """Write what has been logged."""
-
-    def finalize(self, status: str) -> None:
-        """Close the logger."""
 
 
 _SENT: "WeakKeyDictionary[Logger, tuple[Path, int]]" = WeakKeyDictionary()

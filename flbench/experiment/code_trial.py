@@ -37,7 +37,7 @@ from flbench.core.wording import listed
 from flbench.data.federation import Federation
 from flbench.engine.base import Engine
 from flbench.engine.client_draws import ConstantDraws
-from flbench.experiment import rounds
+from flbench.experiment import hook_checks, rounds
 from flbench.experiment.communication import apply_mask, apply_masks
 from flbench.experiment.evaluate import Predict
 from flbench.models.base import net_leaves
@@ -308,11 +308,12 @@ class CodeTrial:
         settings = rounds.settings_of(self.algorithm, state, setup=stage.setup)
         seen = rounds.visible_to_server(state, program)
         cohort = self.algorithm.cohort(seen, settings.draw)
+        hook_checks.cohort(self.algorithm, cohort)
         results = _repeated(replace(trained, sent=apply_mask(trained.sent)), cohort)
         method = copy.deepcopy(self.algorithm)
         _, update = rounds.of_server(method, seen, results)
         with rounds.naming(method, state, "aggregate"):
-            rounds.check_update(update, state, len(results.ids))
+            hook_checks.update(method, update, state, len(results.ids))
         server = {**state.server, **update.server}
         state = replace(
             state,
@@ -345,6 +346,7 @@ class CodeTrial:
             models = copy.deepcopy(self.algorithm).deploy(seen, ids[:1])
         except UnknownNameError:
             return  # the server's tree may have further tensors after more rounds
+        hook_checks.deployed(self.algorithm, models, len(ids[:1]))
         for name, model in models.items():
             program = model.program or LocalProgram(())
             predict = Statistic("prediction", ModelScores(model), reduce="rows", samples=FEW)
@@ -548,6 +550,7 @@ class CodeTrial:
             replace(settings, train=train),
             ids=ids,
             program=shortened(program, STEPS),
+            checked=True,
             observe=() if isinstance(self.net, LightningNet) else observe,
         ).results
 

@@ -52,11 +52,8 @@ def write(experiment: Experiment, loop: FederatedLoop, state: State) -> Summary:
                 better, loop.evaluation_settings(better), common=not known
             )
             evaluations["best"] = (evaluation, better)
-            lines = evaluator.judge.rows(evaluation)
-            there = {row[:4] for row in folder.rows}
-            # Rows that the loop has already written stay; only missing ones are added. A final run
-            # of a study, for example, has not evaluated the test parts during its rounds.
-            folder.add_metrics([row for row in lines if row[:4] not in there])
+            # A final run of a study, for example, has not evaluated the test parts in its rounds.
+            folder.add_missing_metrics(evaluator.judge.rows(evaluation))
         weights = weights_digest(loop, state)
     if config.output.predictions:
         with seconds.measure("write"):
@@ -100,10 +97,8 @@ def _evaluate_new_clients(
     clients = NewClients(experiment, loop.callbacks.on_note)
     try:
         found = {moment: clients.evaluate(state) for moment, state in states.items()}
-        there = {row[:4] for row in loop.folder.rows}
         for moment, state in states.items():
-            rows = clients.rows(found[moment], state.round)
-            loop.folder.add_metrics([row for row in rows if row[:4] not in there])
+            loop.folder.add_missing_metrics(clients.rows(found[moment], state.round))
         loop.folder.write_table("new_clients.csv", *clients.table(found))
         return clients.summary(found["last"])
     finally:
@@ -199,13 +194,13 @@ def _summary(
         },
         # The notes of a resumed run are those of the run without the interruption, except for times
         # and the machine, which are in `seconds` and `engine`.
-        "notes": [*experiment.notes, *loop.progress.notes],
+        "notes": [*experiment.notes, *loop.memory.notes],
     }
     if experiment.federation.classes == 2 and config.has_classes:
         names = experiment.federation.dataset.classes
         summary["positive_class"] = names[positive_class(config.evaluation, names)]
     summary["notes"] += _failure_notes(summary)
-    stop = loop.progress.stop
+    stop = loop.memory.stop
     if stop is not None and (note := loop.stop_note()):
         summary["notes"].append(note)
         summary["stopped"] = {"round": stop.round, "reason": stop.reason}

@@ -16,7 +16,7 @@ from flbench.config.resolve import resolve_written
 from flbench.config.schema import Config
 from flbench.config.sources import Layer, leaves
 from flbench.core import files
-from flbench.core.errors import ConfigError, DataError, RunError
+from flbench.core.errors import ConfigError, DataError, RunError, UserError
 from flbench.core.expected import as_flbench_errors
 from flbench.core.plain_yaml import to_yaml
 from flbench.core.storage import GIB
@@ -253,7 +253,7 @@ def _run_to_end(
                 f" file in output.dir, since they exceed engine.state_memory={storage.limit:g} GiB."
             )
     loop = experiment.loop(folder, callbacks, start.seconds)
-    loop.progress.state = state
+    loop.state = state
     try:
         with as_flbench_errors(folder.resume_command):
             loop.begin(state, start.memory)
@@ -262,13 +262,16 @@ def _run_to_end(
             except LostWorkersError as error:
                 raise RunError(f"{error} Resume with: {folder.resume_command}") from error
             with own_methods.named(experiment.algorithm.config):
-                loop.progress.summary = finalize.write(experiment, loop, state)
-            callbacks.on_run_end(loop.view)
+                loop.summary = finalize.write(experiment, loop, state)
+            callbacks.call("on_run_end", loop.view())
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             error.args = (f"interrupted and saved. Resume with: {folder.resume_command}",)
             callbacks.on_note(str(error))
-        callbacks.on_exception(loop.view, error)
+        try:
+            callbacks.call("on_exception", loop.view(), error)
+        except (UserError, RunError) as failure:
+            error.add_note(str(failure))
         raise
 
 

@@ -2,22 +2,24 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from flbench.algorithms.base import Algorithm, Deployment
+from flbench.algorithms.base import Algorithm
 from flbench.callbacks.callback_list import CallbackList
-from flbench.callbacks.run_view import Memory, Progress, RunView
+from flbench.callbacks.run_view import Memory, RunView
 from flbench.client.logged import LOGGED
 from flbench.client.program import LocalProgram, Statistic, Step
 from flbench.config.schema import Config
-from flbench.core import metric_names
-from flbench.core.errors import CallbackError, ConfigError, DivergedError, RunError, UserError
+from flbench.core.errors import CallbackError, DivergedError, RunError, UserError
 from flbench.core.storage import Storage
 from flbench.core.types import Results, Stage, State, Tree
 from flbench.core.wording import lower_rate
@@ -29,7 +31,7 @@ from flbench.experiment.interrupts import Interrupts
 from flbench.experiment.run_folder import RunFolder
 from flbench.reports.terminal import told
 from flbench.results.metrics_file import Row
-from flbench.results.summary import RunningSummary
+from flbench.results.summary import RunningSummary, Summary
 
 
 @dataclass
@@ -90,13 +92,15 @@ class FederatedLoop:
         last: Scores of the last evaluation; None before the first.
         module: Optimizer and hyper-parameters of a LightningModule of the user; otherwise empty.
         storage: Where large tensors are stored.
-        progress: How far the run is, for the callbacks.
-        view: The read-only view of the run that the callbacks get.
+        state: State after the last round.
+        loss: Mean training loss of the cohort in the last round; NaN if no client took a step.
+        memory: What callbacks remember and have asked for.
+        summary: Content of summary.json; None before the run is finished.
         running: Best and last evaluated round, and totals, of the metrics written so far.
-        saved: What the checkpoint `last` was written of by this object: the state, and what is
-            stored with it besides the times.
-        best: The state of the checkpoint `best` if it is a file of its own, of the newest round.
+        saved: The state of the checkpoint `last`, and what is stored with it besides the times, as
+            far as this object has written it.
         saved_at: Time of `time.monotonic` of that checkpoint, or of the begin.
+        saved_best: The round of the checkpoint `best`, if this object has written it.
     """
 
     config: Config
@@ -109,26 +113,36 @@ class FederatedLoop:
     last: Evaluation[Any] | None = None
     module: Mapping[str, Any] = field(default_factory=dict)
     storage: Storage = Storage()
-    progress: Progress = field(init=False)
-    view: RunView = field(init=False)
+    state: State = field(init=False)
+    loss: float = float("nan")
+    memory: Memory = field(default_factory=Memory)
+    summary: Summary | None = None
     running: RunningSummary = field(init=False)
-    saved: tuple[State, dict[str, Any]] | None = field(init=False, default=None)
-    best: State | None = field(init=False, default=None)
-    saved_at: float = field(init=False, default_factory=time.monotonic)
+    saved: tuple[State, dict[str, Any]] | None = None
+    saved_at: float = field(default_factory=time.monotonic)
+    saved_best: int | None = None
 
     def __post_init__(self) -> None:
-        federation = self.evaluator.federation
         self.running = RunningSummary(self.folder.rows, self.config.evaluation.best)
-        self.progress = Progress(self.folder.rows, self.callbacks.on_note)
-        self.view = RunView(
-            self.progress,
+
+    def view(self) -> RunView:
+        """Return what callbacks see of the run now."""
+        federation, rows = self.evaluator.federation, self.folder.rows
+        return RunView(
             config=self.config,
             path=self.folder.path,
-            class_names=federation.dataset.classes,
             clients=federation.clients,
-            client_names=federation.partition.names,
-            weights=self._weights_of,
-            module=self.module,
+            client_names=tuple(federation.partition.names),
+            class_names=tuple(federation.dataset.classes),
+            module=MappingProxyType(dict(self.module)),
+            loss=self.loss,
+            rows=tuple(rows),
+            metrics=MappingProxyType(self.folder.newest),
+            summary=deepcopy(self.summary),
+            state=self.state,
+            memory=self.memory,
+            tell=self.callbacks.on_note,
+            deployed=self._weights_of,
         )
 
     def begin(self, state: State, memory: Memory) -> None:
@@ -141,14 +155,14 @@ class FederatedLoop:
         Raises:
             CallbackError: A callback failed.
         """
-        progress = self.progress
-        progress.state, progress.notes, progress.stop = state, memory.notes, memory.stop
+        self.state, self.memory = state, memory
         of_round = (row for row in reversed(self.folder.rows) if row[1:4] == ("train", "", "loss"))
         newest = next(of_round, None)
         if newest is not None and newest.round == state.round:
-            progress.loss = newest.value
+            self.loss = newest.value
         self.callbacks.load_state_dict(memory.callbacks)
-        self.callbacks.on_run_start(self.view)
+        self.callbacks.call("on_run_start", self.view())
+        self.callbacks.state_dict()  # one that cannot be saved fails before the first round
 
     def run(self, state: State, until: int | None = None) -> State:
         """Run rounds; write metrics and checkpoints during the run.
@@ -168,33 +182,17 @@ class FederatedLoop:
                 saved.
         """
         stages = self.algorithm.stages()
-        if not stages[state.stage].setup:
-            with own_methods.named(self.algorithm.config):
-                models = self.algorithm.deploy(state, torch.tensor([0]))
-            is_dict = isinstance(models, dict) and next(iter(models), None) == "personal"
-            if not is_dict or not all(isinstance(one, Deployment) for one in models.values()):
-                raise ConfigError(
-                    f"{self._method}.deploy returned {type(models).__name__}. It must return a dict"
-                    " of Deployments, of which the first is called `personal`."
-                )
-            for name in models:
-                metric_names.check(name, f"{self._method}.deploy gives a model")
         total = self.config.train.rounds
         # A set-up stage may follow the last round: without `until`, only the stages end the loop.
         stop = math.inf if until is None or until >= total else until
-        self.progress.state = state
+        self.state = state
         with Interrupts() as interrupts:
             try:
                 # The run may have been interrupted between a round and its evaluation.
-                if state.round:
-                    self._stop_if_asked(state)
-                    if self._is_evaluation_due(state.round) and not self._was_evaluated(
-                        state.round
-                    ):
-                        self.evaluate(state, interrupts)
-                        self._stop_if_asked(state)
-                if self._has_stopped(state):
-                    self._complete_evaluation(state, interrupts)
+                if state.round and self._is_complete(state):
+                    self.saved_best = self.running.best  # it is written before `last`
+                elif state.round:
+                    self._end_round(state, interrupts)
                 while (
                     state.stage_round < stages[state.stage].rounds
                     and state.round < stop
@@ -204,8 +202,8 @@ class FederatedLoop:
                     settings = rounds.settings_of(self.algorithm, state, setup=stage.setup)
                     with rounds.seeded_method(self.algorithm, settings.draw):
                         state, rows = self.round(state, stage, interrupts)
-                    self.progress.state = state
-                    self._notify_of_round(rows)
+                    self.state = state
+                    self._notify("on_round_end", rows)
                     if not stage.setup:
                         self._end_round(state, interrupts)
                     interrupts.check()
@@ -213,9 +211,16 @@ class FederatedLoop:
                 # An interrupted round has changed nothing, so `state` is still the state before it.
                 saving = f"saving the state of round {state.round} to {self.folder.path}"
                 with told(saving, lambda said: self.callbacks.on_note(*said)):
-                    self.save("last", state)
+                    self.save(state)
                 raise
         return state
+
+    def _is_complete(self, state: State) -> bool:
+        """Return whether the evaluation that is due after a round was done before a resume."""
+        self._stop_if_asked(state)
+        if self._has_stopped(state) and self.evaluator.has_common():
+            return self._has_row(state, "common")
+        return not self._is_evaluation_due(state.round) or self._has_row(state)
 
     def _end_round(self, state: State, interrupts: Interrupts) -> None:
         """Evaluate and save the state after a round, as far as that is due.
@@ -227,14 +232,18 @@ class FederatedLoop:
             interrupts: Handler of signals.
         """
         self._stop_if_asked(state)
-        if self._is_evaluation_due(state.round):
+        if self._is_evaluation_due(state.round) and not self._has_row(state):
             self.evaluate(state, interrupts)
             self._stop_if_asked(state)
         stopped = self._has_stopped(state)
-        if stopped:
-            self._complete_evaluation(state, interrupts)
-        if stopped or self._is_save_due(state.round) or state.round == self.config.train.rounds:
-            self.save("last", state)
+        if stopped and self.evaluator.has_common() and not self._has_row(state, "common"):
+            # In other runs this is a part of the evaluation after the last round.
+            self._evaluated(state, interrupts, common=True)
+        ends = stopped or state.round == self.config.train.rounds
+        if ends or self._is_save_due(state.round):
+            self.save(state)
+        elif self.running.best == state.round:
+            self.save(state, last=False)
 
     def _is_save_due(self, done: int) -> bool:
         """Return whether the state is saved after a round because of rounds and time passed."""
@@ -275,8 +284,6 @@ class FederatedLoop:
         self._report_failures(trained.results, state)
         ids, moments = trained.results.ids, {}
         diagnosed = [*_diagnosed(diagnostics, trained.results, state.round + 1)]
-        for row in diagnosed:
-            metric_names.check(row.metric, f"{self._method}.diagnostics gives a value")
         if groups is not None:
             # The exchange writes into the clients' leaves, so this evaluation precedes it.
             with self.seconds.measure("evaluate"), interrupts.allowed():
@@ -287,11 +294,9 @@ class FederatedLoop:
             over = replace(over, state=replace(over.state, server=server))
             self.folder.changes.changed(ids)
             self.evaluator.changed(ids)
-        for name, value in over.metrics.items():
-            self._check_server_metric(name, value)
         number, split = over.state.round, "setup" if stage.setup else "train"
         lines = [Row(number, split, "", name, value) for name, value in over.costs.items()]
-        lines += [Row(number, "server", "", name, value) for name, value in over.metrics.items()]
+        lines += [Row(number, "server", "", name, float(v)) for name, v in over.metrics.items()]
         if not stage.setup:
             lines += _logged(trained.results, number)
         if evaluated:
@@ -305,31 +310,11 @@ class FederatedLoop:
             for suffix, evaluation in moments.items():
                 lines += group_rows(replace(evaluation, round=number), groups, suffix)
         self.folder.add_metrics(lines)
-        self.progress.loss = over.costs.get("loss", float("nan"))
+        self.loss = over.costs.get("loss", float("nan"))
         return over.state, lines
 
-    @property
-    def _method(self) -> str:
-        """The method and its class, as the beginning of a sentence."""
-        return f"`algorithm.name={self.config.algorithm.name}`: {type(self.algorithm).__name__}"
-
-    def _check_server_metric(self, name: object, value: Any) -> None:
-        """Raise a ConfigError if metrics.csv cannot hold a metric that `aggregate` returned."""
-        metric_names.check(name, f"{self._method}.aggregate gives a metric")
-        try:
-            float(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ConfigError(
-                f"{self._method}.aggregate gives the metric {name!r} a value of type"
-                f" {type(value).__name__}. Give one number."
-            ) from error
-
     def evaluate(self, state: State, interrupts: Interrupts) -> None:
-        """Evaluate all models and write the metrics; save the state if it is the best so far.
-
-        The best state is the one with the highest validation accuracy, or what `evaluation.best`
-        says. The state of the last round is not saved as the best one: it is at hand when the run
-        ends.
+        """Evaluate all models, write the metrics and tell the callbacks.
 
         Args:
             state: State after a round.
@@ -340,137 +325,101 @@ class FederatedLoop:
             RunError: A model has weights that are not finite, the disk failed, or a callback
                 failed.
         """
-        last = state.round == self.config.train.rounds
+        common = self._is_common_evaluation_due(state.round)
+        self._notify("on_evaluation_end", self._evaluated(state, interrupts, common=common))
+
+    def _evaluated(self, state: State, interrupts: Interrupts, *, common: bool) -> list[Row]:
+        """Evaluate all models and add the rows that metrics.csv does not have; return them."""
         with self.seconds.measure("evaluate"), interrupts.allowed():
-            common = self._is_common_evaluation_due(state.round)
             settings = self.evaluation_settings(state)
             with own_methods.named(self.algorithm.config):
-                evaluation = self.evaluator.evaluate(state, settings, common=common)
-            rows = self.evaluator.judge.rows(evaluation)
-        self.last = evaluation
-        self.folder.add_metrics(rows)
-        if self.running.best == state.round and not last:
-            self.save("best", state)
-        if self.callbacks:
-            metrics = MappingProxyType({row.full_name: row.value for row in rows})
-            self._notify(lambda: self.callbacks.on_evaluation_end(self.view, metrics))
+                self.last = self.evaluator.evaluate(state, settings, common=common)
+            return self.folder.add_missing_metrics(self.evaluator.judge.rows(self.last))
 
     def evaluation_settings(self, state: State) -> RoundSettings:
         """Return the settings of the round that led to `state`, to evaluate its models."""
         return rounds.evaluation_settings(self.algorithm, state)
 
-    def save(self, name: str, state: State) -> None:
-        """Write a checkpoint of a state.
+    def save(self, state: State, *, last: bool = True) -> None:
+        """Write the checkpoint `last`, and `best` if the state is the best one so far.
 
-        If both checkpoints of this round are due, they are one file with two names.
+        Both are one file with two names. The best state is the one with the highest validation
+        accuracy, or what `evaluation.best` says. That of the last round replaces an older `best`
+        only: it is at hand when the run ends.
 
         Args:
-            name: `last` or `best`.
             state: State to save.
+            last: Whether to write `last`.
 
         Raises:
             RunError: The disk failed, or a callback cannot say what it remembers.
         """
-        progress = self.progress
-        memory = Memory(
-            callbacks=self.callbacks.state_dict(), notes=progress.notes, stop=progress.stop
-        )
-        stored = {"rows": len(self.folder.rows), **memory.tree()}
-        is_saved = self.saved is not None and self.saved[0] is state and self.saved[1] == stored
-        extra = {"seconds": vars(self.seconds), **stored}
+        self.memory.callbacks = self.callbacks.state_dict()
+        stored = {"rows": len(self.folder.rows), **self.memory.tree()}
+        is_best = self.running.best == state.round != self.saved_best
+        if state.round == self.config.train.rounds:
+            is_best = is_best and self.folder.checkpoint("best").exists()
+        names = ["best"] if is_best else []
+        if last and (self.saved is None or self.saved[0] is not state or self.saved[1] != stored):
+            names.append("last")
         with self.seconds.measure("write"):
-            # What callbacks remember changes after an evaluation: then `last` is written later.
-            is_shared = name == "best" and not self.callbacks and self._is_save_due(state.round)
-            if is_shared or (name == "last" and not is_saved):
-                self.folder.save_state("last", state, self.config.hash(), extra)
-                self.saved, self.saved_at = (state, stored), time.monotonic()
-            is_best = self.best is state or self._replaces_best(state)
-            if is_shared or (name == "last" and is_best):
-                self.folder.link_state("last", "best")
-            elif name == "best":
-                self.folder.save_state("best", state, self.config.hash(), extra)
-            self.best = state if name == "best" and not is_shared else None
-        if self.callbacks:
-            path = self.folder.checkpoint(name)
-            self._notify(lambda: self.callbacks.on_checkpoint(self.view, path), save=False)
+            extra = {"seconds": vars(self.seconds), **stored}
+            self.folder.save_state(names, state, self.config.hash(), extra)
+        if is_best:
+            self.saved_best = state.round
+        if "last" in names:
+            self.saved, self.saved_at = (state, stored), time.monotonic()
+        for name in names:
+            self._notify("on_checkpoint", self.folder.checkpoint(name))
 
-    def _replaces_best(self, state: State) -> bool:
-        """Return whether a state is that of the last round and the best one, and another is stored.
-
-        The state of the last round is not saved as the best one, so `best` has an earlier one.
-        """
-        is_last = state.round == self.config.train.rounds == self.running.best
-        return is_last and self.folder.checkpoint("best").exists()
-
-    def _notify_of_round(self, rows: list[Row]) -> None:
-        """Tell the callbacks that a round is completed, with its rows of metrics.csv."""
-        if self.callbacks:
-            metrics = MappingProxyType({row.full_name: row.value for row in rows})
-            self._notify(lambda: self.callbacks.on_round_end(self.view, metrics))
-
-    def _notify(self, call: Callable[[], None], *, save: bool = True) -> None:
+    def _notify(self, hook: str, argument: list[Row] | Path) -> None:
         """Call a hook of the callbacks after a round. If a callback fails, save the state.
 
         Args:
-            call: Function that calls the hook.
-            save: Whether to save the state after a failure.
+            hook: Name of the hook.
+            argument: Rows of metrics.csv, whose values the hook gets by name, or a checkpoint.
 
         Raises:
             CallbackError: A callback failed. The message says after which round.
             UserError: A callback raised this error; so with other RunErrors.
         """
+        if not self.callbacks:
+            return
+        given: object = argument
+        if isinstance(argument, list):
+            given = MappingProxyType({row.full_name: row.value for row in argument})
         try:
-            call()
+            self.callbacks.call(hook, self.view(), given)
         except (UserError, RunError) as error:
-            if save:
+            if hook != "on_checkpoint":
                 try:
-                    self.save("last", self.progress.state)
+                    self.save(self.state)
                 except CallbackError as failure:
                     error.add_note(str(failure))
             if not isinstance(error, CallbackError):
                 raise
-            saved = " The run is saved." if save else ""
             raise CallbackError(
-                f"{error} This was after round {self.progress.state.round}.{saved}"
+                f"{error} This was after round {self.state.round}."
                 f" Resume with: {self.folder.resume_command}"
             ) from error.__cause__
 
     def _stop_if_asked(self, state: State) -> None:
         """Let the run stop after this round if a callback has asked for it and rounds remain."""
-        stop, stages = self.progress.stop, self.algorithm.stages()
+        stop, stages = self.memory.stop, self.algorithm.stages()
         remain = state.stage_round < stages[state.stage].rounds
         if stop is not None and stop.round is None and remain:
             stop.round = state.round
-            if note := self.stop_note():
-                self.callbacks.on_note(note)
+            self.callbacks.on_note(str(self.stop_note()))
 
     def _has_stopped(self, state: State) -> bool:
-        stop = self.progress.stop
-        return stop is not None and stop.round == state.round
+        return self.memory.stop is not None and self.memory.stop.round == state.round
 
     def stop_note(self) -> str | None:
         """Return a sentence that says when and why a callback stopped the run; None if none did."""
-        stop = self.progress.stop
+        stop = self.memory.stop
         if stop is None or stop.round is None:
             return None
         return f"stopped after round {stop.round} of {self.config.train.rounds}: {stop.reason}."
-
-    def _complete_evaluation(self, state: State, interrupts: Interrupts) -> None:
-        """Evaluate on the common test set after the round at which the run stops, if not done.
-
-        In other runs this is a part of the evaluation after the last round.
-        """
-        there = {row[:4] for row in self.folder.rows if row.round == state.round}
-        if not self.evaluator.has_common() or (state.round, "common", "personal") in {
-            row[:3] for row in there
-        }:
-            return
-        with self.seconds.measure("evaluate"), interrupts.allowed():
-            settings = self.evaluation_settings(state)
-            with own_methods.named(self.algorithm.config):
-                self.last = self.evaluator.evaluate(state, settings, common=True)
-            rows = self.evaluator.judge.rows(self.last)
-        self.folder.add_metrics([row for row in rows if row[:4] not in there])
 
     def _weights_of(self, state: State, client: int) -> Tree:
         """Return the parameters and buffers of the model that a client is evaluated with."""
@@ -481,15 +430,15 @@ class FederatedLoop:
         return done % self.config.evaluation_period == 0 or self._is_common_evaluation_due(done)
 
     def _is_common_evaluation_due(self, done: int) -> bool:
-        every = self.config.evaluation.common.every
-        stop = self.progress.stop
-        last = self.config.train.rounds if stop is None or stop.round is None else stop.round
-        return done in (last, self.config.train.rounds) or (every is not None and done % every == 0)
+        every, stop = self.config.evaluation.common.every, self.memory.stop
+        if stop is not None and stop.round == done:
+            return True
+        return done == self.config.train.rounds or (every is not None and done % every == 0)
 
-    def _was_evaluated(self, done: int) -> bool:
-        return any(
-            row.round == done and row.protocol == "personal" for row in reversed(self.folder.rows)
-        )
+    def _has_row(self, state: State, split: str | None = None) -> bool:
+        """Return whether the models were evaluated after a round, on a split or on any."""
+        newest = takewhile(lambda row: row.round >= state.round, reversed(self.folder.rows))
+        return any(row.protocol == "personal" and split in (None, row.split) for row in newest)
 
     def _cohort_groups(self, state: State) -> torch.Tensor | None:
         """Return the groups [N] by which the method reports the accuracy of cohorts, if it does."""
@@ -545,7 +494,7 @@ class FederatedLoop:
             where = f"round {state.round + 1}, client {who}"
             text = f"{where}: {failure.reason}; left out of this round."
             if self.config.train.on_divergence == "stop":
-                self.save("last", state)
+                self.save(state)
                 lower = lower_rate(own_optimizer=self.config.has_own_optimizer)
                 raise DivergedError(
                     f"{text} The run stops (train.on_divergence=stop). {lower},"

@@ -30,13 +30,11 @@ from flbench.core.tree import put_, take
 from flbench.core.types import Batch, Dispatch, Message, State, Tree
 from flbench.core.wording import lower_rate
 from flbench.engine.base import RoundSettings
+from flbench.experiment import hook_checks
 from flbench.experiment.assembly import Experiment, build_engine
 from flbench.experiment.communication import apply_mask, apply_masks, row_bytes, shared_bytes
 from flbench.experiment.evaluate import BLOCK, Evaluation
 from flbench.experiment.rounds import (
-    check_kept,
-    check_rows,
-    check_update,
     deployments,
     seeded_method,
     training_state,
@@ -246,11 +244,11 @@ class NewClients:
         joining = self.algorithm.join(seen, ids[:1])
         if joining is None or not (joining.program.keeps or joining.aggregate):
             return state, joining is None or joining.adapts
-        check_kept(joining.program, state)
+        hook_checks.kept(joining.program, state)
 
         def dispatched(some: Tensor) -> Dispatch:
             found = (self.algorithm.join(seen, some) or Joining()).dispatch
-            check_rows(self.algorithm, "join", found, len(some))
+            hook_checks.dispatch(self.algorithm, "join", found, len(some))
             return apply_masks(meter.counted(some, found))
 
         results = self._all.engine.run(
@@ -268,7 +266,7 @@ class NewClients:
         put_(state.clients, results.ids, stored)
         meter.sent(results.ids, sent)
         update = joining.aggregate(seen, replace(results, sent=sent))
-        check_update(update, state, len(results.ids))
+        hook_checks.update(self.algorithm, update, state, len(results.ids))
         reply = Message() if update.reply is None else apply_mask(update.reply)
         meter.counted(results.ids, Dispatch(rows=reply))
         put_(state.clients, results.ids, reply.values, reply.mask)

@@ -7,20 +7,20 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Deployment, is_of_user
 from flbench.client.program import LocalProgram, Phase, Step
-from flbench.core.errors import ConfigError, UnknownNameError, did_you_mean
+from flbench.core.errors import UnknownNameError, did_you_mean
 from flbench.core.rng import Draw, seeded
 from flbench.core.tree import put_, take, write_counts
 from flbench.core.types import Dispatch, Message, Results, Stage, State, Tree, Update
 from flbench.core.wording import listed
 from flbench.engine.base import Engine, RoundSettings
-from flbench.experiment import own_methods
+from flbench.experiment import hook_checks, own_methods
 from flbench.experiment.communication import apply_mask, apply_masks, row_bytes, shared_bytes
 
 
@@ -136,7 +136,9 @@ def seeded_method(algorithm: Algorithm, draw: Draw, *part: int) -> Iterator[None
         yield
 
 
-def deployments(algorithm: Algorithm, state: State, ids: Tensor) -> dict[str, Deployment]:
+def deployments(
+    algorithm: Algorithm, state: State, ids: Tensor, *, checked: bool = False
+) -> dict[str, Deployment]:
     """Return what `Algorithm.deploy` gives to some clients, which is the same in each call.
 
     What code of the user draws begins at a seed of the round; what it draws for a client's row of
@@ -147,19 +149,19 @@ def deployments(algorithm: Algorithm, state: State, ids: Tensor) -> dict[str, De
         algorithm: The method.
         state: State after a round.
         ids: Ids [K] of the clients.
+        checked: Whether to check what the method returns; see `hook_checks`.
 
     Raises:
-        ConfigError: A dispatch does not have a row for each client.
         MethodError: The user's code raised an exception.
     """
     draw = evaluation_settings(algorithm, state).draw
 
     def found(some: Tensor, *part: int) -> dict[str, Deployment]:
         with seeded_method(algorithm, draw, 1, *part):
-            models = dict(algorithm.deploy(named(state), some))
-        for model in models.values():
-            check_rows(algorithm, "deploy", model.dispatch, len(some))
-        return models
+            models = algorithm.deploy(named(state), some)
+        if checked:
+            hook_checks.deployed(algorithm, models, len(some))
+        return dict(models)
 
     models = found(ids)
     if not is_of_user(algorithm) or not any(one.dispatch.rows.values for one in models.values()):
@@ -199,6 +201,7 @@ def train(
     ids: Tensor | None = None,
     program: LocalProgram | None = None,
     observe: tuple[Step, ...] = (),
+    checked: bool = False,
 ) -> Trained:
     """Run the local programs of a cohort.
 
@@ -210,17 +213,16 @@ def train(
         ids: Ids [K] int64 of the clients; None lets the method draw its cohort.
         program: Local program to run; None for the method's own.
         observe: Steps after the program whose results the method never sees, for metrics.
-
-    Raises:
-        ConfigError: The cohort that the method draws is no tensor of ids.
+        checked: Whether to check what the method's hooks return; see `hook_checks`.
     """
     with naming(algorithm, state):
         program = program or algorithm.program(visible_to_server(state, LocalProgram(())))
         seen = visible_to_server(state, program)
         if ids is None:
             ids = algorithm.cohort(seen, settings.draw)
-            _check_cohort(ids, algorithm)
-        meter = DispatchMeter(algorithm, seen)
+            if checked:
+                hook_checks.cohort(algorithm, ids)
+        meter = DispatchMeter(algorithm, seen, checked=checked)
         results = engine.run(
             program,
             ids,
@@ -230,19 +232,6 @@ def train(
             observe=observe,
         )
     return Trained(program, results, meter.total())
-
-
-def _check_cohort(ids: Any, algorithm: Algorithm) -> None:
-    """Raise a ConfigError if a cohort is no tensor of different ids of clients."""
-    count = algorithm.setting.clients
-    is_list = isinstance(ids, Tensor) and ids.dtype in (torch.int64, torch.int32) and ids.ndim == 1
-    known = set(ids.tolist()) if is_list else set()
-    if is_list and all(0 <= one < count for one in known) and len(known) == len(ids):
-        return
-    raise ConfigError(
-        f"{type(algorithm).__name__}.cohort returned {ids!r}. It must return a tensor of int64"
-        f" with ids of the {count} clients, 0 to {count - 1}, each once."
-    )
 
 
 @contextmanager
@@ -262,7 +251,9 @@ def naming(algorithm: Algorithm, state: State, hook: str | None = None) -> Itera
         raise error.placed(place + (f", `{hook}`" if hook else "")) from error
 
 
-def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
+def exchange(
+    algorithm: Algorithm, state: State, trained: Trained, *, checked: bool = False
+) -> Exchange:
     """Store what the cohort keeps, aggregate what it sent, and store the server's reply.
 
     `state.clients`, `state.participation_count` and `state.stale` are written in place. If all
@@ -272,11 +263,10 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
         algorithm: The method.
         state: State before the round.
         trained: Results of the cohort.
+        checked: Whether to check what the method's hooks return; see `hook_checks`.
 
     Raises:
-        UnknownNameError: The program keeps a leaf for which the method's `init` returned no rows, a
-            hook reads a tensor that the server does not have, or the reply has a name that no
-            client has.
+        UnknownNameError: A hook reads a tensor that the server does not have.
     """
     stage = algorithm.stages()[state.stage]
     program, results = trained.program, trained.results
@@ -284,21 +274,16 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
     if len(results.ids):
         sent = apply_mask(results.sent)
         stored = {name: value for name, value in sent.values.items() if name in program.keeps}
-        with naming(algorithm, state):
-            check_kept(program, state)
         put_(state.clients, results.ids, {**results.kept, **stored})
         if len(algorithm.stages()) > 1:
             _mark_stale(state, results, stored)
         seen = visible_to_server(state, program)
         before = write_counts(state.clients)
         links, update = of_server(algorithm, seen, replace(results, sent=sent))
-        if write_counts(state.clients) != before:
-            raise ConfigError(
-                f"{type(algorithm).__name__}.aggregate has written to `state.clients` in place."
-                " Return the rows as `reply` of the Update, or take a copy."
-            )
-        with naming(algorithm, state, "aggregate"):
-            check_update(update, state, len(results.ids))
+        if checked:
+            with naming(algorithm, state, "aggregate"):
+                hook_checks.update(algorithm, update, state, len(results.ids))
+                hook_checks.unwritten(algorithm, state, before)
     reply = Message() if update.reply is None else apply_mask(update.reply)
     update = replace(update, reply=reply)
     put_(state.clients, results.ids, reply.values, reply.mask)
@@ -312,69 +297,6 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
         dict(update.metrics),
         _costs(stage, trained, sent, update, links),
     )
-
-
-def check_kept(program: LocalProgram, state: State) -> None:
-    """Check that there are rows for all leaves that a program keeps.
-
-    Args:
-        program: The local program.
-        state: A state of the run; `init` decides which rows there are.
-
-    Raises:
-        UnknownNameError: There are no rows for one of them.
-    """
-    if strange := sorted(program.keeps - state.clients.keys()):
-        others = f" (and {len(strange) - 1} others)" if len(strange) > 1 else ""
-        raise UnknownNameError(
-            f"`keeps` of the local program names `{strange[0]}`{others}, for which `init` returned"
-            f" no rows.{did_you_mean(strange[0], state.clients)} The clients' tree that `init`"
-            " returns needs a tensor [N, ...] of this name."
-        )
-
-
-def check_update(update: Update, state: State, clients: int) -> None:
-    """Check that an update changes what the state has, and that its reply has rows of the cohort.
-
-    Args:
-        update: Result of `aggregate`.
-        state: The complete state.
-        clients: Number of clients K of the cohort that have finished.
-
-    Raises:
-        UnknownNameError: A new entry of the server's tree is called almost like an old one that
-            the update does not change, there are no rows for a tensor of the reply, or a mask
-            belongs to none of them.
-        ConfigError: A tensor of the reply does not have the shape [K, ...] of the clients' rows.
-    """
-    unchanged = state.server.keys() - update.server.keys()
-    for name in sorted(update.server.keys() - state.server.keys()):
-        # A method may add entries, numbered ones too (`center_2`), but one that is otherwise called
-        # almost like an old one is a mistake.
-        others = [one for one in unchanged if _without_digits(one) != _without_digits(name)]
-        if near := did_you_mean(name, others):
-            raise UnknownNameError(
-                f"the update names `{name}`, which the server's tree does not have, and leaves an"
-                f" entry of a similar name as it is.{near} Give a new entry another name."
-            )
-    values = {} if update.reply is None else apply_mask(update.reply).values
-    for name, value in values.items():
-        if name not in state.clients:
-            raise UnknownNameError(
-                f"the reply names `{name}`, for which `init` returned no rows."
-                f"{did_you_mean(name, state.clients)} A reply has names of the clients' tree."
-            )
-        wanted = [clients, *state.clients[name].shape[1:]]
-        if list(value.shape) != wanted:
-            raise ConfigError(
-                f"`{name}` of the reply has the shape {list(value.shape)}. A reply to {clients}"
-                f" clients must have the shape {wanted}: a row for each client of `results.ids`."
-            )
-
-
-def _without_digits(name: str) -> str:
-    """Return a name without its digits."""
-    return "".join(letter for letter in name if not letter.isdigit())
 
 
 def check_programs(algorithm: Algorithm, start: State) -> None:
@@ -397,7 +319,7 @@ def check_programs(algorithm: Algorithm, start: State) -> None:
                 raise
             except Exception:  # noqa: BLE001 the state that a later stage needs is not known yet
                 continue
-            check_kept(program, start)
+            hook_checks.kept(program, start)
 
 
 def of_server(algorithm: Algorithm, seen: State, results: Results) -> tuple[Tensor | None, Update]:
@@ -412,7 +334,6 @@ def of_server(algorithm: Algorithm, seen: State, results: Results) -> tuple[Tens
 
     Raises:
         UnknownNameError: A hook reads a tensor that the server does not have.
-        ConfigError: `aggregate` returned something else than an Update of tensors.
     """
     received = replace(
         results,
@@ -425,23 +346,6 @@ def of_server(algorithm: Algorithm, seen: State, results: Results) -> tuple[Tens
         links = algorithm.links(seen, results.ids)
     with naming(algorithm, seen, "aggregate"):
         update = algorithm.aggregate(seen, received)
-    if not isinstance(update, Update):
-        raise ConfigError(
-            f"`aggregate` of the method `{algorithm.name}` returned {type(update).__name__}. It"
-            " must return an Update, whose `server` has the entries that change."
-        )
-    of_net = algorithm.setting.net.names("all") & seen.server.keys()
-    for name, value in update.server.items():
-        before = seen.server[name] if name in of_net else value
-        # Methods with several models, which may become more, have them in rows.
-        is_like = isinstance(value, Tensor) and value.shape[1:] == before.shape[1:]
-        if not is_like or value.ndim != before.ndim:
-            wanted = f" of the shape {list(before.shape)}, as before" if name in of_net else ""
-            raise ConfigError(
-                f"`aggregate` of the method `{algorithm.name}` returned `{name}` as"
-                f" {type(value).__name__} of the shape {list(getattr(value, 'shape', ()))}. It must"
-                f" be a tensor{wanted}."
-            )
     return links, update
 
 
@@ -537,45 +441,17 @@ def advance(state: State, stages: tuple[Stage, ...], update: Update) -> State:
     )
 
 
-def check_rows(algorithm: Algorithm, hook: str, dispatch: Dispatch, clients: int) -> None:
-    """Check that a dispatch has a row for each client that was asked for.
-
-    Args:
-        algorithm: The method.
-        hook: The hook that has returned the dispatch, or the model with it.
-        dispatch: The dispatch.
-        clients: Number of the clients.
-
-    Raises:
-        ConfigError: It is no Dispatch, or a tensor of its rows has another number of rows.
-    """
-    if not isinstance(dispatch, Dispatch) or not isinstance(dispatch.rows, Message):
-        what = dispatch if not isinstance(dispatch, Dispatch) else dispatch.rows
-        part = "" if what is dispatch else " `rows` of the type"
-        raise ConfigError(
-            f"`{hook}` of the method `{algorithm.name}` returned{part} {type(what).__name__}. It"
-            " must return a Dispatch, whose `rows` are a Message."
-        )
-    for name, value in dispatch.rows.values.items():
-        if value.ndim == 0 or len(value) != clients:
-            raise ConfigError(
-                f"`{hook}` of the method `{algorithm.name}` returned `rows` in which `{name}` has"
-                f" the shape {list(value.shape)}. For {clients} clients it must be"
-                f" [{clients}, ...]: a row for each client of `ids`, in their order. A tensor of"
-                " all clients is read by `tensor[ids]`."
-            )
-
-
 class DispatchMeter:
     """Calls the method's `dispatch`, applies its masks and counts the bytes of each client.
 
     Args:
         algorithm: The method.
         seen: State before the round, as the server sees it.
+        checked: Whether to check what the method's hook returns; see `hook_checks`.
     """
 
-    def __init__(self, algorithm: Algorithm, seen: State) -> None:
-        self._algorithm = algorithm
+    def __init__(self, algorithm: Algorithm, seen: State, *, checked: bool = False) -> None:
+        self._algorithm, self._checked = algorithm, checked
         self._seen = seen
         # Kept by client: an engine asks for a client a second time if its worker died.
         self._bytes: dict[int, int] = {}
@@ -583,7 +459,8 @@ class DispatchMeter:
     def __call__(self, ids: Tensor) -> Dispatch:
         """Return the dispatch for clients `ids` [K] with its masks applied."""
         dispatch = self._algorithm.dispatch(self._seen, ids)
-        check_rows(self._algorithm, "dispatch", dispatch, len(ids))
+        if self._checked:
+            hook_checks.dispatch(self._algorithm, "dispatch", dispatch, len(ids))
         shared, rows = shared_bytes(dispatch.shared), row_bytes(dispatch.rows)
         for k, client in enumerate(ids.tolist()):
             self._bytes[client] = shared + (int(rows[k]) if len(rows) else 0)

@@ -32,6 +32,7 @@ class RunFolder(LockedFolder):
 
     Attributes:
         rows: Rows of metrics.csv written so far.
+        newest: The newest value of each metric by its full name.
         changes: Which rows of the clients the checkpoints have, and which have changed since.
     """
 
@@ -41,6 +42,7 @@ class RunFolder(LockedFolder):
     def __init__(self, path: Path, resume_command: str | None = None) -> None:
         super().__init__(path, resume_command)
         self.rows: list[Row] = []
+        self.newest: dict[str, float] = {}
         self.changes = ChangedRows()
 
     @classmethod
@@ -150,24 +152,49 @@ class RunFolder(LockedFolder):
         ):
             file.write(metrics_file.to_text(rows))
         self.rows += rows
+        self.newest |= {row.full_name: row.value for row in rows}
 
-    def save_state(self, name: str, state: State, config_hash: str, extra: dict[str, Any]) -> None:
+    def add_missing_metrics(self, rows: Sequence[Row]) -> list[Row]:
+        """Append those rows to metrics.csv that it does not have, and return them; see above."""
+        there = {row[:4] for row in self.rows}
+        new = [row for row in rows if row[:4] not in there]
+        self.add_metrics(new)
+        return new
+
+    def save_state(
+        self, names: Sequence[str], state: State, config_hash: str, extra: dict[str, Any]
+    ) -> None:
         """Write a checkpoint, after flushing the metrics up to it to the disk.
 
-        Large rows of clients are written only if they have changed since another checkpoint.
+        Rows of clients are written only if they have changed since another checkpoint.
 
         Args:
-            name: `last` or `best`.
+            names: Names of the checkpoint, `best` and `last` or one of them. The file has all of
+                them; it is copied where the file system has no hard links.
             state: State to save.
             config_hash: Hash of the run's configuration.
             extra: JSON values to save with the state.
 
         Raises:
-            RunError: The checkpoint cannot be written. The old one is unchanged.
+            RunError: The checkpoint cannot be written. The old ones are unchanged.
         """
-        with self.guard(f"checkpoints/{name}"):
-            files.sync(self.path / "metrics.csv")
-            checkpoint.save(self.checkpoint(name), state, config_hash, extra, self.changes)
+        for name in names:
+            path = self.checkpoint(name)
+            with self.guard(f"checkpoints/{name}"):
+                if name == names[0]:
+                    files.sync(self.path / "metrics.csv")
+                    checkpoint.save(path, state, config_hash, extra, self.changes)
+                    continue
+                beside = path.with_name(path.name + ".part")
+                beside.unlink(missing_ok=True)
+                try:
+                    os.link(self.checkpoint(names[0]), beside)
+                except OSError:
+                    shutil.copyfile(self.checkpoint(names[0]), beside)
+                    files.sync(beside)
+                beside.replace(path)
+                files.sync(path.parent)
+                checkpoint.remove_unnamed(path.parent)
 
     def save_frozen(self, tree: Tree) -> None:
         """Write what is frozen in the net beside the checkpoints, once for the whole run.
@@ -181,29 +208,6 @@ class RunFolder(LockedFolder):
         if tree:
             with self.guard(f"checkpoints/{checkpoint.FROZEN}"):
                 checkpoint.save_frozen(self.path / "checkpoints" / checkpoint.FROZEN, tree)
-
-    def link_state(self, source: str, name: str) -> None:
-        """Give a checkpoint a second name; it is copied where the file system has no hard links.
-
-        Args:
-            source: The checkpoint, `last` or `best`.
-            name: The other name, whose old checkpoint is replaced.
-
-        Raises:
-            RunError: The checkpoint cannot be written. The old one is unchanged.
-        """
-        path = self.checkpoint(name)
-        beside = path.with_name(path.name + ".part")
-        with self.guard(f"checkpoints/{name}"):
-            beside.unlink(missing_ok=True)
-            try:
-                os.link(self.checkpoint(source), beside)
-            except OSError:
-                shutil.copyfile(self.checkpoint(source), beside)
-                files.sync(beside)
-            beside.replace(path)
-            files.sync(path.parent)
-            checkpoint.remove_unnamed(path.parent)
 
     def checkpoint(self, name: str) -> Path:
         """Return the path of the checkpoint `last` or `best`."""
@@ -222,3 +226,4 @@ class RunFolder(LockedFolder):
         rows = metrics_file.read(self.path / "metrics.csv")[:lines]
         self.write("metrics.csv", metrics_file.header_line() + metrics_file.to_text(rows))
         self.rows = rows
+        self.newest = {row.full_name: row.value for row in rows}

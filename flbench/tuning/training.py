@@ -197,7 +197,7 @@ class TrialTraining:
             if stopped and self._is_whole and self._state is not None and self._state.round:
                 # A full disk is no reason to lose what the trial has shown.
                 with suppress(RunError):
-                    self._loop.save("last", self._state)
+                    self._loop.save(self._state)
             self._built.engine.close()
             self._built = None
 

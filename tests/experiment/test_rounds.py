@@ -9,7 +9,7 @@ from flbench.algorithms.base import Algorithm, state_of
 from flbench.client.program import LocalProgram, Statistic, Transform
 from flbench.core.errors import ConfigError, UnknownNameError
 from flbench.core.types import Dispatch, Message, Results, Stage, State, Update
-from flbench.experiment import checkpoint, rounds
+from flbench.experiment import checkpoint, hook_checks, rounds
 from flbench.experiment.rounds import visible_to_server
 from tests.support import build
 
@@ -358,7 +358,7 @@ def test_leaf_without_rows_is_named(built):
     algorithm = made(built, Forgetful)
 
     with pytest.raises(UnknownNameError, match=r"`keeps`.*`c`.*`init`"):
-        play(built, algorithm, start_of(algorithm))
+        rounds.check_programs(algorithm, start_of(algorithm))
 
 
 def test_tensor_that_nothing_sends_is_named(built):
@@ -401,12 +401,12 @@ def test_seeded_net_is_free_until_the_server_changes_it(built):
     assert third.costs["down_bytes"] == N * 4 * built.algorithm.setting.net.size
 
 
-def test_numbered_entries_of_the_server_may_be_added_and_misspelt_ones_not():
-    server = {name: torch.zeros(2) for name in ("center_0", "center_1", "weights")}
+def test_the_server_may_grow(built):
+    """Clusters have entries of their own, and a round may change one and add one."""
+    server = {name: torch.zeros(2) for name in ("center_0", "center_1")}
     state = State(0, 0, 0, server, {}, torch.zeros(3))
 
-    rounds.check_update(
-        Update({name: torch.ones(2) for name in ("center_1", "center_2")}), state, 3
-    )
-    with pytest.raises(UnknownNameError, match="`weigths`"):
-        rounds.check_update(Update({"weigths": torch.ones(2)}), state, 3)
+    grown = Update({name: torch.ones(2) for name in ("center_1", "center_2")})
+    hook_checks.update(built.algorithm, grown, state, 3)
+    with pytest.raises(ConfigError, match="`center_1`"):
+        hook_checks.update(built.algorithm, Update({"center_1": 3}), state, 3)

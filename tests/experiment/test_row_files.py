@@ -191,12 +191,12 @@ def test_files_of_rows_of_a_replaced_best_state_are_removed(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "metrics.csv").touch()
     state = trained_by(fresh(), [0, 2], folder.changes, 1)
-    folder.save_state("best", state, "hash", {})
+    folder.save_state(["best"], state, "hash", {})
     state = trained_by(state, list(range(CLIENTS)), folder.changes, 2)
-    folder.save_state("last", state, "hash", {})
+    folder.save_state(["last"], state, "hash", {})
     before = stored(tmp_path / "checkpoints")
 
-    folder.link_state("last", "best")
+    folder.save_state(["best", "last"], state, "hash", {})
 
     assert folder.checkpoint("best").samefile(folder.checkpoint("last"))
     assert bits(checkpoint.load(folder.checkpoint("best"), "hash")[0]) == bits(state)
