@@ -1,7 +1,4 @@
-"""Checks of what a method's hooks return, for the trial before the first round.
-
-A run's rounds do not repeat them.
-"""
+"""Checks of what a method's hooks return, for trials and the first round of each stage."""
 
 from typing import Any
 

@@ -19,6 +19,7 @@ from flbench.callbacks.run_view import Memory, RunView
 from flbench.client.logged import LOGGED
 from flbench.client.program import LocalProgram, Statistic, Step
 from flbench.config.schema import Config
+from flbench.core import metric_names
 from flbench.core.errors import CallbackError, DivergedError, RunError, UserError
 from flbench.core.storage import Storage
 from flbench.core.types import Results, Stage, State, Tree
@@ -182,6 +183,8 @@ class FederatedLoop:
                 saved.
         """
         stages = self.algorithm.stages()
+        if not stages[state.stage].setup:
+            rounds.deployments(self.algorithm, state, torch.tensor([0]), checked=True)
         total = self.config.train.rounds
         # A set-up stage may follow the last round: without `until`, only the stages end the loop.
         stop = math.inf if until is None or until >= total else until
@@ -278,7 +281,12 @@ class FederatedLoop:
             observers = self._observers(state) if evaluated or groups is not None else ()
             with interrupts.allowed():
                 trained = rounds.train(
-                    self.algorithm, self.engine, state, settings, observe=(*observers, *diagnostics)
+                    self.algorithm,
+                    self.engine,
+                    state,
+                    settings,
+                    observe=(*observers, *diagnostics),
+                    checked=not state.stage_round,
                 )
         self.seconds.count_as_evaluation(trained.results.observe_seconds)
         self._report_failures(trained.results, state)
@@ -289,7 +297,7 @@ class FederatedLoop:
             with self.seconds.measure("evaluate"), interrupts.allowed():
                 moments["@before"] = self.evaluator.evaluate_cohort(state, settings, ids)
         with self.seconds.measure("train"):
-            over = rounds.exchange(self.algorithm, state, trained)
+            over = rounds.exchange(self.algorithm, state, trained, checked=not state.stage_round)
             server = self.storage.of_server(over.state.server, state.server)
             over = replace(over, state=replace(over.state, server=server))
             self.folder.changes.changed(ids)
@@ -510,6 +518,7 @@ def _diagnosed(diagnostics: tuple[Statistic, ...], results: Results, number: int
         for statistic in diagnostics:
             if len(values) and name.startswith(f"{statistic.name}."):
                 key = name.removeprefix(f"{statistic.name}.")
+                metric_names.check(key, "`diagnostics` gives a value")
                 yield Row(number, "train", "", key, float(values.double().mean()))
 
 
