@@ -15,7 +15,7 @@ from flbench.config.sources import leaves
 from flbench.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from lightning.pytorch.loggers import Logger
+    from lightning.pytorch.loggers import Logger as Logger
 else:
     Logger = Any  # to import Lightning takes a second
 
