@@ -213,13 +213,12 @@ def whole_row_of(path: Path) -> Row:
 def workers(file: Path) -> int:
     """Train all methods with different numbers of processes; return 1 if any result differs.
 
-    One server of worker processes, and then one cluster of Ray, serve all runs.
+    One cluster of Ray serves all runs on it.
 
     Args:
         file: File for all digests, and the sentences about those that differ. Runs that it has
             already, from a call that was interrupted, are not trained again.
     """
-    from flbench.workers.fork_server import started
     from flbench.workers.session import connect, disconnect
 
     before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
@@ -236,7 +235,7 @@ def workers(file: Path) -> int:
         said = rows[first].get("weights", rows[first].get("state", "refused"))
         print(f"{', '.join(found)}: {said} {'DIFFERENT' if wrong else 'equal'}", flush=True)
 
-    with started(), ready_workers(), no_pictures():
+    with ready_workers(), no_pictures():
         for method in by_needs():
             for engine, counts in LOCAL.items():
                 if f"{method} {engine} {counts[-1]}" not in rows:

@@ -14,8 +14,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Ray gives its workers a niceness of 15. Beside busy test processes such a worker gets a few per
 # cent of a core, and its start may take minutes.
 os.environ.setdefault("RAY_worker_niceness", "0")
-# Runs of tests start no worker processes, with and without pytest-xdist; tests of workers unset it.
-os.environ.setdefault("PYTEST_XDIST_WORKER", "main")
+# Runs of tests start no worker processes; tests of workers unset it.
+os.environ.setdefault("FLBENCH_WORKER", "1")
 
 import pytest
 

@@ -10,7 +10,7 @@ import select
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -363,36 +363,35 @@ def run(
 ) -> None:
     """Train and evaluate a method; without arguments, HFCD on scikit-learn's digits."""
     words = methods_and_overrides or []
-    with ExitStack() as early:
-        if not (dry_run or print_config):
-            from flbench.cli import early_workers
+    if not (dry_run or print_config):
+        from flbench.cli import early_workers
 
-            given_texts = early_workers.texts_of_keys(words, aliases)
-            early.enter_context(early_workers.prepared(given_texts))
-        with _importing():
-            from flbench.cli import layers
-            from flbench.cli import run as command
+        given_texts = early_workers.texts_of_keys(words, aliases)
+        early_workers.prepare(given_texts)
+    with _importing():
+        from flbench.cli import layers
+        from flbench.cli import run as command
 
-        methods, origin, overrides = layers.methods(words, _joined(algo))
-        config = asked["config"]
-        given = layers.CommandLine(overrides, aliases, config, out, methods, origin)
-        if resume is not None:
-            command.refuse_with_resume(
-                {
-                    " ".join(methods) if origin == layers.WORDS else "--algo": methods,
-                    "--config": config,
-                    "--out": out,
-                    "--dry-run": dry_run,
-                    "--print-config": print_config,
-                }
-            )
-            command.resume(resume, given.layers()[0], early, as_json=as_json)
-        elif print_config:
-            command.print_config(given.layers_of_each(), as_json=as_json)
-        elif dry_run:
-            command.dry_run(given.layers_of_each(), as_json=as_json)
-        else:
-            command.run(given.layers_of_each(), early, as_json=as_json)
+    methods, origin, overrides = layers.methods(words, _joined(algo))
+    config = asked["config"]
+    given = layers.CommandLine(overrides, aliases, config, out, methods, origin)
+    if resume is not None:
+        command.refuse_with_resume(
+            {
+                " ".join(methods) if origin == layers.WORDS else "--algo": methods,
+                "--config": config,
+                "--out": out,
+                "--dry-run": dry_run,
+                "--print-config": print_config,
+            }
+        )
+        command.resume(resume, given.layers()[0], as_json=as_json)
+    elif print_config:
+        command.print_config(given.layers_of_each(), as_json=as_json)
+    elif dry_run:
+        command.dry_run(given.layers_of_each(), as_json=as_json)
+    else:
+        command.run(given.layers_of_each(), as_json=as_json)
 
 
 @app.command()

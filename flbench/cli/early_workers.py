@@ -1,27 +1,26 @@
 """Workers of this machine, which a command prepares while it imports libraries and reads data."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
 from flbench.cli.aliases import ALIASES
-from flbench.workers import fork_server
+from flbench.workers import server
 
 GPUS: Final = Path("/dev/nvidiactl")
 """File of the driver of GPUs, on which no workers of this machine train."""
 
 
-def prepared(given: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """Return a context manager in which worker processes can be started soon.
+def prepare(given: Mapping[str, Any]) -> None:
+    """Start the server of worker processes, unless the run needs no workers.
 
     Args:
         given: Values that the user has given, or their texts, by dotted key.
     """
     on_gpu = given.get("engine.device", "auto") != "cpu" and GPUS.exists()
     if on_gpu or given.get("engine.name") == "ray" or given.get("engine.workers") in (1, "1"):
-        return nullcontext()
-    return fork_server.started()
+        return
+    server.prepare()
 
 
 def texts_of_keys(words: Sequence[str], aliases: Mapping[str, str]) -> dict[str, str]:

@@ -1,16 +1,15 @@
 """`flbench run`: train and evaluate one method, or several one after the other."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flbench.api.caller import Caller
-from flbench.cli import console, early_workers
+from flbench.cli import console
 from flbench.cli.show import show
 from flbench.cli.tables import estimates, partitions
 from flbench.config.resolve import resolve
-from flbench.config.sources import Layer, merge
+from flbench.config.sources import Layer
 from flbench.core.errors import PrintableError, UserError, combined
 from flbench.core.plain_yaml import to_yaml
 
@@ -27,38 +26,31 @@ def refuse_with_resume(options: Mapping[str, object]) -> None:
         )
 
 
-def run(runs: Sequence[list[Layer]], early: ExitStack, *, as_json: bool) -> None:
+def run(runs: Sequence[list[Layer]], *, as_json: bool) -> None:
     """Train one run after the other, and print their tables, also if one of them fails.
 
     Args:
         runs: Configuration layers of each run, see `flbench.cli.layers`.
-        early: Context of the workers that were prepared before the configuration was read. It is
-            closed as soon as this function knows whether the runs need workers.
         as_json: Whether to print JSON: what `flbench show --json` prints of the runs.
     """
-    with early_workers.prepared(_values(merge(runs[0])) if runs else {}):
-        early.close()
-        resolved = [resolve(layers) for layers in runs]
-        from flbench.api import running
+    resolved = [resolve(layers) for layers in runs]
+    from flbench.api import running
 
-        ending = running.start(resolved, Caller())
+    ending = running.start(resolved, Caller())
     _finish(ending, as_json=as_json)
 
 
-def resume(path: Path, changed: Layer, early: ExitStack, *, as_json: bool) -> None:
+def resume(path: Path, changed: Layer, *, as_json: bool) -> None:
     """Resume an interrupted run, and print its tables.
 
     Args:
         path: The run folder.
         changed: New values of keys that may change on resume.
-        early: See `run`.
         as_json: Whether to print JSON, as `run` does.
     """
-    with early_workers.prepared(_values(changed)):
-        early.close()
-        from flbench.api import running
+    from flbench.api import running
 
-        ending = running.carry_on(path, changed, Caller())
+    ending = running.carry_on(path, changed, Caller())
     _finish(ending, as_json=as_json)
 
 
@@ -137,8 +129,3 @@ def _finish(ending: "RunsEnding", *, as_json: bool) -> None:
         show(ending.paths, as_json=as_json)
     console.notes(ending.unsent())
     ending.check()
-
-
-def _values(layer: Layer) -> dict[str, Any]:
-    """Return the values of a layer by dotted key."""
-    return {key: one.value for key, one in layer.items()}

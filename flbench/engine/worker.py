@@ -1,4 +1,4 @@
-"""What a worker process does for an engine: it trains the clients that it is given.
+"""What a worker process does for an engine, and how clients are distributed over workers.
 
 Actors of Ray and processes of this machine are the same class, `Worker`. A worker has an engine of
 its own and keeps no state between calls, so that one that has died is replaced by a new one.
@@ -6,7 +6,10 @@ its own and keeps no state between calls, so that one that has died is replaced 
 
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heapreplace
 from typing import Any, Final
 
 import numpy as np
@@ -16,18 +19,28 @@ from torch import Tensor, nn
 
 from flbench.client.program import LocalProgram, Step
 from flbench.config.schema import EngineConfig
+from flbench.core.errors import RunError
 from flbench.core.raised import as_errors
 from flbench.core.storage import Storage
 from flbench.core.types import Dispatch, Message, Results, Tree
 from flbench.data.federation import Federation
 from flbench.engine.base import (
     RESULTS,
+    Dispatcher,
     Engine,
+    KeptRows,
+    LostWorkersError,
     RoundSettings,
     concatenate_results,
     find_device,
 )
 from flbench.models.lightning_net import LightningNet
+from flbench.workers.calls import RESTARTS, Pool
+
+SENT: Final = 2**29
+"""Bytes that are sent to workers and returned by them at the same time, so that large models of
+many clients are never in memory together."""
+PERIOD: Final = 1.0  # seconds between two looks at workers that train
 
 Arrays = dict[str, NDArray[Any]]
 Warned = tuple[str, type[Warning], str, int]
@@ -133,6 +146,92 @@ def _engine(
     return SequentialEngine(net, federation, config, stacks=stacks)
 
 
+@dataclass(frozen=True)
+class Call:
+    """Arguments of `Engine.run` besides the clients."""
+
+    program: LocalProgram
+    rows: KeptRows
+    dispatch: Dispatcher
+    settings: RoundSettings
+    observe: tuple[Step, ...]
+
+    def run(self, engine: Engine, ids: Tensor) -> Results:
+        """Train some clients with an engine of this process."""
+        return engine.run(
+            self.program,
+            ids,
+            rows=self.rows,
+            dispatch=self.dispatch,
+            settings=self.settings,
+            observe=self.observe,
+        )
+
+    def given(self, ids: Tensor) -> tuple[Any, ...]:
+        """Return what `Worker.run` takes for some clients."""
+        dispatch = self.dispatch(ids)
+        sent = packed(dispatch.shared), packed(dispatch.rows), dict(dispatch.numbers)
+        return (
+            *(self.program, ids.numpy(), arrays(self.rows(ids)), sent),
+            *(self.settings, self.observe),
+        )
+
+
+def distributed(
+    pool: Pool,
+    call: Call,
+    parts: Sequence[Tensor],
+    work: Sequence[float],
+    size: int,
+    tell: Callable[[str], None],
+) -> list[Results]:
+    """Train clients with the workers of a pool; those of a lost worker go to another one.
+
+    Args:
+        pool: The workers.
+        call: What the clients train.
+        parts: Ids of clients, in parts of which each one is trained by one worker.
+        work: Work of each part, such as its number of samples.
+        size: Bytes that are sent and returned for a client, about.
+        tell: Function that gets notes for the user.
+
+    Raises:
+        LostWorkersError: The same clients have lost too many workers, or no worker is left.
+    """
+    turns = -(-size * sum(map(len, parts)) // SENT)
+    pieces = assign(work, min(len(parts), max(1, pool.ready) * max(1, turns)))
+    left = deque(tuple(one) for one in pieces if one)
+    losses: Counter[tuple[int, ...]] = Counter()
+    returned: list[dict[str, Any]] = []
+    running = 0
+    while left or running:
+        while left and running < max(1, pool.ready):
+            pool.submit(left[0], "run", *call.given(torch.cat([parts[k] for k in left[0]])))
+            left.popleft()
+            running += 1
+        try:
+            ended = pool.ended(PERIOD)
+        except RunError as error:
+            raise LostWorkersError(str(error)) from error
+        for one in ended:
+            running -= 1
+            if one.lost is None:
+                returned.append(one.value)
+                continue
+            losses[one.key] += 1
+            if one.is_final or losses[one.key] > RESTARTS:
+                raise LostWorkersError(
+                    f"the training of the same clients lost {losses[one.key]} workers: {one.lost}"
+                    " Resume the run with a lower engine.workers; 1 trains in one process."
+                )
+            tell(
+                f"a worker was lost: {one.lost} Its clients are trained again, with equal results."
+            )
+            left.append(one.key)
+    warn_again(warned for found in returned for warned in found["warned"])
+    return [unpacked(found) for found in returned]
+
+
 def assign(work: Sequence[float], workers: int) -> list[list[int]]:
     """Return the positions of what each worker gets, in ascending order.
 
@@ -145,27 +244,13 @@ def assign(work: Sequence[float], workers: int) -> list[list[int]]:
     >>> assign([5, 1, 2, 2], 2)
     [[0, 1], [2, 3]]
     """
-    loads = [0.0] * workers
+    loads = [(0.0, k) for k in range(workers)]
     assigned: list[list[int]] = [[] for _ in loads]
     for position in sorted(range(len(work)), key=lambda k: (-work[k], k)):
-        least = min(range(len(loads)), key=lambda k: (loads[k], k))
+        load, least = loads[0]
         assigned[least].append(position)
-        loads[least] += work[position] + 1
+        heapreplace(loads, (load + work[position] + 1, least))
     return [sorted(positions) for positions in assigned]
-
-
-def arguments(
-    ids: Tensor, rows: Tree, dispatch: Dispatch
-) -> tuple[NDArray[np.int64], Arrays, tuple[Any, Any, dict[str, float]]]:
-    """Return what `Worker.run` takes for some clients.
-
-    Args:
-        ids: Ids [K] of the clients.
-        rows: The leaves that they keep, [K, ...] each.
-        dispatch: What the server sends them.
-    """
-    sent = packed(dispatch.shared), packed(dispatch.rows), dict(dispatch.numbers)
-    return ids.numpy(), arrays(rows), sent
 
 
 def arrays(tree: Tree) -> Arrays:

@@ -1,4 +1,4 @@
-"""Looks after the trials of a study that wait for resources, or for a node that does not answer.
+"""Looks after the trials of a study that wait for resources.
 
 The user is told what they wait for. If a node is lost, the trials begin again on those that are
 left; if none is left, a wait that is too long ends the study.
@@ -8,12 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import ray
-
 from flbench.core.wording import listed
 from flbench.tuning.ray_tune import Reservations
 from flbench.workers.cluster import workers_of
-from flbench.workers.pool import NOTICE, Nodes, amounts, end_of_wait, free, there
+from flbench.workers.pool import NOTICE, amounts, end_of_wait, free, there
 from flbench.workers.resources import Resources
 
 LOOK: Final = 4.0
@@ -39,9 +37,7 @@ class Waits:
             self._needs = {"CPU": float(self._workers), "GPU": self._workers * resources.gpus}
         self._patience = resources.engine.wait_seconds
         self._tell = tell
-        self._nodes = Nodes()
-        self._silent: dict[str, float] = {}  # time when the user was told of a node
-        self._looked = self._checked = time.monotonic()
+        self._checked = time.monotonic()
         self._broken: float | None = None  # time since when a reservation is broken
         self._since: float | None = None  # time since when trials wait and none runs
         self._due = NOTICE  # seconds of a wait after which the user is told next
@@ -91,11 +87,7 @@ class Waits:
             running: Names of the trials that have begun.
         """
         now = time.monotonic()
-        is_running = bool(running)
-        if is_running and now - self._looked >= LOOK:  # a silent node takes two seconds of it
-            self._look_at_nodes()
-            self._looked = time.monotonic()
-        if is_running or not waiting:
+        if running or not waiting:
             self._since, self._due = None, NOTICE
             return None
         self._since = now if self._since is None else self._since
@@ -106,26 +98,6 @@ class Waits:
         if waited < self._patience:
             return None
         return f"{self._sentence(waiting, waited)} {end_of_wait(self._patience)}"
-
-    def _look_at_nodes(self) -> None:
-        """Tell the user of nodes that are silent, from time to time, and of those that return."""
-        alive = {
-            node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]
-        }
-        silent, now = self._nodes.lost(set(alive)) & set(alive), time.monotonic()
-        for name in sorted(silent):
-            if now - self._silent.get(name, -NOTICE) < NOTICE:
-                continue
-            self._silent[name] = now
-            self._tell(
-                f"the node {alive[name]} of the Ray cluster does not answer. Its trials wait until"
-                " it returns; if Ray gives it up, they resume from their checkpoints on other"
-                " nodes."
-            )
-        for name in sorted(set(self._silent) - silent):
-            del self._silent[name]
-            if name in alive:
-                self._tell(f"the node {alive[name]} of the Ray cluster answers again.")
 
     def _sentence(self, waiting: Sequence[str], waited: float) -> str:
         """Return which trials wait for what."""

@@ -6,9 +6,7 @@ import sys
 from typing import Final
 
 VARIABLE: Final = "FLBENCH_WORKER"
-"""Environment variable that worker processes of flbench have."""
-XDIST: Final = "PYTEST_XDIST_WORKER"
-"""Environment variable that pytest-xdist sets in its processes."""
+"""Environment variable of processes that start no workers: worker processes of flbench have it."""
 
 
 def reason_against_workers() -> str | None:
@@ -16,15 +14,9 @@ def reason_against_workers() -> str | None:
 
     Processes that are workers themselves share the cores with others of their kind.
     """
-    if VARIABLE in os.environ:
+    if VARIABLE in os.environ or multiprocessing.parent_process() is not None:
         return "it is a worker process itself"
-    if multiprocessing.current_process().daemon:
-        return "it is a daemon process"
-    if XDIST in os.environ:
-        return "it runs tests beside others of pytest-xdist"
-    if is_ray_worker():
-        return "it is a worker process of Ray"
-    return None
+    return "it is a worker process of Ray" if is_ray_worker() else None
 
 
 def is_ray_worker() -> bool:

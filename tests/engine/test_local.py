@@ -21,13 +21,13 @@ from flbench.core import children
 from flbench.core.errors import ConfigError, MethodError, RunError
 from flbench.core.tree import digest
 from flbench.core.types import Dispatch, Samples
-from flbench.engine import local
+from flbench.engine import local, worker
 from flbench.engine.local import LocalEngine
 from flbench.engine.worker import assign
 from flbench.experiment import evaluate, rounds
 from flbench.testing.setting import NET
-from flbench.workers import nesting
-from flbench.workers.fork_server import LocalProcess
+from flbench.workers import calls, nesting
+from flbench.workers.processes import ProcessPool
 from tests.algorithms.test_contract import KINDS
 from tests.engine.playing import played
 from tests.engine.test_vectorized import REDUCE, Count
@@ -58,20 +58,31 @@ def workers_of(process: int) -> list[int]:
     return [one for server in of_children(process) for one in of_children(server)]
 
 
+def counted(monkeypatch, method="submit"):
+    """Count the calls of a method of pools."""
+    calls = Mock(side_effect=getattr(ProcessPool, method))
+    monkeypatch.setattr(ProcessPool, method, lambda *given: calls(*given))
+    return calls
+
+
+def runs(process: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
 def has_ended(processes: list[int], seconds: float = 5.0) -> bool:
     """Return whether processes have ended; wait for that at most some seconds."""
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if not any(Path(f"/proc/{one}").exists() for one in processes):
-            return True
+    while any(map(runs, processes)) and time.monotonic() < end:
         time.sleep(0.02)
-    return False
+    return not any(map(runs, processes))
 
 
 def opened(kind: str, notes: list[str]) -> LocalEngine:
     built = build(*KEYS[kind])
     with pytest.MonkeyPatch.context() as patch:
-        patch.delenv(nesting.XDIST, raising=False)
+        patch.delenv(nesting.VARIABLE, raising=False)
         used = built.config.engine
         engine = LocalEngine(built.engine, built.net, built.federation, used, notes.append)
     assert engine.start() == used.workers, notes
@@ -85,7 +96,7 @@ def engines():
     yield found
     for engine in found.values():
         engine.close()
-    assert of_children(os.getpid()) == []
+    assert has_ended(workers_of(os.getpid()))
 
 
 @pytest.mark.parametrize(
@@ -124,8 +135,7 @@ def test_evaluation_is_that_of_one_process(engines, kind, name, monkeypatch):
         monkeypatch.setattr(evaluate, size, 2)
     monkeypatch.setattr(evaluate, "POOLED", 40)
     monkeypatch.setattr(evaluate, "PIECE", 80)
-    calls = Mock(side_effect=LocalProcess.call, autospec=True)
-    monkeypatch.setattr(LocalProcess, "call", lambda *given: calls(*given))
+    calls = counted(monkeypatch)
 
     many = evaluated(built, engines[kind], state)
 
@@ -133,20 +143,15 @@ def test_evaluation_is_that_of_one_process(engines, kind, name, monkeypatch):
     assert calls.called
 
 
-def test_large_models_are_sent_in_several_turns(engines, monkeypatch):
+def test_large_models_are_sent_in_several_pieces(engines, monkeypatch):
     built = build(*KEYS["sequential"], "algorithm.name=ditto", "partition.clients=13")
     state = built.start()
-    settings, calls = (
-        rounds.settings_of(built.algorithm, state),
-        Mock(side_effect=LocalProcess.call),
-    )
-    monkeypatch.setattr(LocalProcess, "call", lambda *given: calls(*given))
-    monkeypatch.setattr(local, "SENT", 1)
-    monkeypatch.setattr(local, "AT_ONCE", 2)
-    monkeypatch.delenv(nesting.XDIST, raising=False)
+    settings, calls = rounds.settings_of(built.algorithm, state), counted(monkeypatch)
+    monkeypatch.delenv(nesting.VARIABLE, raising=False)
     engine = LocalEngine(
         built.engine, built.net, built.federation, built.config.engine, lambda text: None
     )
+    monkeypatch.setattr(worker, "SENT", 1)
     with closing(engine):
         engine.start()
         ids = torch.arange(13)
@@ -156,7 +161,7 @@ def test_large_models_are_sent_in_several_turns(engines, monkeypatch):
         )
 
     assert digest([many.kept]) == digest([one.kept])
-    assert calls.call_count == 6  # two workers, and two clients at a time for each process
+    assert calls.call_count == 13  # one client at a time for each worker
 
 
 def test_results_come_in_cohort_order_with_failures_and_observations(engines):
@@ -195,25 +200,28 @@ def test_killed_worker_is_started_again_and_changes_nothing(engines):
     assert not set(workers_of(os.getpid())) & set(before)
 
 
-@pytest.mark.parametrize(("kills", "processes"), [(local.RESTARTS, 3), (100, 1)])
-def test_worker_that_is_killed_while_it_starts_is_started_again(monkeypatch, kills, processes):
-    monkeypatch.delenv(nesting.XDIST, raising=False)
+@pytest.mark.parametrize(("kills", "workers"), [(calls.RESTARTS, 3), (100, 1)])
+def test_worker_that_is_killed_while_it_starts_is_started_again(monkeypatch, kills, workers):
+    monkeypatch.delenv(nesting.VARIABLE, raising=False)
     built, notes, killed = build(*KEYS["sequential"]), [], []
-    used, start = built.config.engine, LocalProcess.__init__
+    used, add = built.config.engine, ProcessPool._add
 
-    def start_and_kill(process, *given):
-        start(process, *given)
+    def add_and_kill(pool):
+        before = workers_of(os.getpid())
+        process = add(pool)
         if len(killed) < kills:
-            killed.append(process)
-            process._server.kill(process._number)
+            [new] = set(workers_of(os.getpid())) - set(before)
+            os.kill(new, signal.SIGKILL)
+            killed.append(new)
+        return process
 
-    monkeypatch.setattr(LocalProcess, "__init__", start_and_kill)
+    monkeypatch.setattr(ProcessPool, "_add", add_and_kill)
     engine = LocalEngine(built.engine, built.net, built.federation, used, notes.append)
     with closing(engine):
-        assert engine.start() == processes
+        assert engine.start() == workers
 
-    assert len(notes) == (processes == 1)
-    assert all("ended 4 times while it started" in note for note in notes)
+    assert len(notes) == (workers == 1)
+    assert all("trains alone" in note for note in notes)
 
 
 class Calling:
@@ -256,7 +264,7 @@ def warns():
 
 
 def test_worker_that_always_dies_ends_the_run_with_a_sentence(engines):
-    with pytest.raises(RunError, match=rf"died {local.RESTARTS + 1} times.*engine\.workers"):
+    with pytest.raises(RunError, match=rf"lost {calls.RESTARTS + 1} workers.*engine\.workers"):
         trained(engines["sequential"], dies)
     engines["sequential"].start()  # for the next tests
 
@@ -306,7 +314,7 @@ class Odd(torch.nn.Module):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_warning_of_a_net_is_one_note_with_its_line(tmp_path, monkeypatch, capsys, workers):
-    monkeypatch.delenv(nesting.XDIST, raising=False)
+    monkeypatch.delenv(nesting.VARIABLE, raising=False)
     train = LocalEngine.run
 
     def when_ready(engine, *given, **more):
@@ -341,22 +349,22 @@ def test_parts_are_dealt_by_size():
 
 
 def test_auto_starts_no_workers_for_little_work(monkeypatch):
-    monkeypatch.delenv(nesting.XDIST, raising=False)
+    monkeypatch.delenv(nesting.VARIABLE, raising=False)
     monkeypatch.setattr(local, "SPENT", 60.0)  # a busy machine takes long for little work
     built, notes = build(*NET), []
     engine = LocalEngine(
         built.engine, built.net, built.federation, built.config.engine, notes.append
     )
-    before = of_children(os.getpid())
+    before = workers_of(os.getpid())
 
     played(built, engine, 1)
 
-    assert (of_children(os.getpid()), notes) == (before, [])
+    assert (workers_of(os.getpid()), notes) == (before, [])
     assert engine.report()["workers"] == 1
 
 
 def test_auto_starts_workers_when_enough_was_trained(monkeypatch):
-    monkeypatch.delenv(nesting.XDIST, raising=False)
+    monkeypatch.delenv(nesting.VARIABLE, raising=False)
     monkeypatch.setattr(local, "SPENT", 0.0)
     monkeypatch.setattr(local, "WORTH", 0.0)
     monkeypatch.setattr(local.cores, "available", lambda: 2)
@@ -382,29 +390,13 @@ def test_workers_do_not_multiply(monkeypatch, asked):
     built, notes = build(*NET, f"engine.workers={asked}"), []
     used = built.config.engine
     engine = LocalEngine(built.engine, built.net, built.federation, used, notes.append)
-    before = of_children(os.getpid())
+    before = workers_of(os.getpid())
 
     played(built, engine, 1)
 
-    assert of_children(os.getpid()) == before
+    assert workers_of(os.getpid()) == before
     assert len(notes) == (asked != "auto")
     assert all("engine.workers=2: this process trains alone" in note for note in notes)
-
-
-def test_idle_cores_are_noted_once_for_few_large_clients(monkeypatch):
-    monkeypatch.setattr(local, "LARGE_SECONDS", 0.0)
-    monkeypatch.setattr(local, "SPENT", float("inf"))  # no workers
-    monkeypatch.setattr(local.cores, "available", lambda: 16)
-    monkeypatch.delenv(nesting.XDIST, raising=False)
-    built, notes = build(*NET), []
-    engine = LocalEngine(
-        built.engine, built.net, built.federation, built.config.engine, notes.append
-    )
-
-    played(built, engine, 3)
-
-    assert len(notes) == 1
-    assert "engine.threads=5" in notes[0]  # 3 clients, 16 cores
 
 
 SCRIPT = """
@@ -450,26 +442,27 @@ def test_script_needs_no_guard_and_leaves_no_process_when_it_is_killed(tmp_path)
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     variables = children.environment()
-    variables.pop(nesting.XDIST, None)
+    variables.pop(nesting.VARIABLE, None)
     process = subprocess.Popen(
         [sys.executable, str(script)], env=variables, stdout=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout.readline() == "begun\n"  # once: no worker imports the script
         main, *trained_by = map(int, process.stdout.readline().split())
-        [server] = of_children(main)
-        [worker] = of_children(server)
-        assert trained_by == sorted([main, worker])
+        workers = workers_of(main)
+        assert trained_by == sorted(workers)
+        assert len(workers) == 2
+        family = [*of_children(main), *workers]
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
 
-    assert has_ended([server, worker])
+    assert has_ended(family, 1.0)
 
 
 def test_run_has_the_files_of_one_process(tmp_path, monkeypatch):
-    monkeypatch.delenv(nesting.XDIST, raising=False)
+    monkeypatch.delenv(nesting.VARIABLE, raising=False)
     keys = ("algorithm=hfcd", "train.participation=0.6", "partition.new_clients=2")
     train, close, used = LocalEngine.run, LocalEngine.close, {}
 

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import signal
-from itertools import count as count_up
+from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
@@ -11,13 +11,12 @@ import torch
 
 from flbench.algorithms import ALGORITHMS
 from flbench.cli import app
-from flbench.client.program import LocalProgram, Statistic
+from flbench.client.program import LocalProgram, Statistic, Transform
 from flbench.config.resolve import resolve
 from flbench.config.sources import from_overrides
 from flbench.core.errors import ConfigError, RunError
 from flbench.core.tree import digest
 from flbench.core.types import Dispatch, Samples
-from flbench.engine.base import IN_MEMORY
 from flbench.engine.worker import Worker
 from flbench.experiment import lifecycle, rounds
 from flbench.testing.setting import NET
@@ -47,6 +46,23 @@ def engine(request):
     engine = RayEngine(built.net, built.federation, config)
     yield engine
     engine.close()
+
+
+def processes_of(engine) -> set[int]:
+    """Return the ids of the processes that train clients."""
+
+    def who(leaves, start, ctx, info):
+        return {"head.bias": torch.full((10,), float(os.getpid()))}
+
+    built = build(*KEYS)
+    found = engine.run(
+        LocalProgram((Transform(who),), sends=frozenset({"head.bias"})),
+        torch.arange(5),
+        rows=lambda ids: {},
+        dispatch=lambda ids: Dispatch(),
+        settings=rounds.settings_of(built.algorithm, built.start()),
+    )
+    return set(found.sent.values["head.bias"][:, 0].int().tolist())
 
 
 def assert_same_bits(engine, name: str, number: int) -> None:
@@ -115,7 +131,7 @@ def test_results_come_in_cohort_order_with_failures_and_observations(engine):
 def test_killed_worker_is_started_again_and_changes_nothing(engine):
     built = build(*KEYS, "algorithm.name=fedavg")
     expected = played(built, built.engine, 4)
-    [victim, _] = ray.get([actor.ready.remote() for actor in engine.actors()])
+    victim, _ = processes_of(engine)
     state = played(built, engine, 2)
 
     os.kill(victim, signal.SIGKILL)
@@ -125,7 +141,7 @@ def test_killed_worker_is_started_again_and_changes_nothing(engine):
         state = rounds.exchange(built.algorithm, state, trained).state
 
     assert digest([state.server]) == digest([expected.server])
-    assert victim not in ray.get([actor.ready.remote() for actor in engine.actors()])
+    assert victim not in processes_of(engine)
 
 
 def test_nothing_writes_to_the_shared_samples(engine):
@@ -238,44 +254,33 @@ class TestWithoutAClusterOfTheTests:
         assert many["weights_digest"] == one["weights_digest"]
 
 
-@pytest.mark.parametrize(("count", "cure"), [(1, "engine.name=sequential"), (2, "engine.workers")])
-def test_the_cure_for_workers_that_do_not_start_can_be_followed(monkeypatch, count, cure):
-    """A single worker cannot be made fewer."""
+def test_workers_that_do_not_start_in_time_end_the_run(monkeypatch):
     from flbench.engine import ray as ray_engine
 
     monkeypatch.setattr(ray_engine, "START_SECONDS", 0.0)
-    monkeypatch.setattr(ray_engine.time, "monotonic", count_up(step=2.0).__next__)
-    pool = SimpleNamespace(ready=[], failed=None, fill=lambda: None, close=lambda **named: None)
-    config = config_of(
-        "algorithm=fedavg", "engine=ray", f"engine.workers={count}", "engine.wait_seconds=1"
-    ).engine
-    with pytest.raises(RunError, match=cure):
-        ray_engine._wait(pool, count, config)
+    pool = SimpleNamespace(ready=0, failed=None, fill=lambda: None, ended=lambda seconds: [])
+    keys = ("algorithm=fedavg", "engine=ray", "engine.workers=2", "engine.wait_seconds=1")
+    with pytest.raises(RunError, match="Lower"):
+        ray_engine._wait(pool, 2, config_of(*keys).engine)
+
+
+class Raising:
+    """An actor whose calls fail."""
+
+    def fail(self, error):
+        raise error
 
 
 @pytest.mark.parametrize("cause", [ConfigError("correct the net"), KeyError("a fault of flbench")])
-def test_an_error_of_a_worker_is_raised_as_it_was(cause):
+def test_an_error_of_a_worker_is_raised_as_it_was(engine, cause):
     """Ray puts the traceback of the worker into the text of its own errors."""
-    from flbench.engine import ray as ray_engine
+    from flbench.workers.pool import ActorPool
 
-    def ended(seconds):
-        if seconds:
-            error = ray.exceptions.RayTaskError("run", "Traceback of a worker", cause)
-            raise error.as_instanceof_cause()
-
-    engine = object.__new__(ray_engine.RayEngine)
-    engine._sizes = torch.ones(1)
-    engine._pool = SimpleNamespace(
-        ready=[], fill=lambda: None, ended=ended, submit=lambda *arguments: None
-    )
-    with pytest.raises(type(cause)) as found:
-        engine.run(
-            LocalProgram(()),
-            torch.zeros(1, dtype=torch.int64),
-            rows=lambda ids: {},
-            dispatch=lambda ids: Dispatch(),
-            settings=SimpleNamespace(groups=lambda ids: [ids], storage=IN_MEMORY),
-        )
+    kind = ray.remote(Raising).options(num_cpus=0)
+    with closing(ActorPool(kind.remote, 1, {"CPU": 0}, "a worker", 60.0, print)) as pool:
+        pool.submit("a", "fail", cause)
+        with pytest.raises(type(cause)) as found:
+            [pool.ended(1.0) for _ in range(60)]
     is_of_ray = isinstance(found.value, ray.exceptions.RayTaskError)
     assert is_of_ray is isinstance(cause, KeyError)
 

@@ -51,7 +51,7 @@ def test_all_clients_of_a_small_federation_are_evaluated_for_the_estimate(monkey
 
 @pytest.mark.slow
 def test_memory_of_workers_is_a_part_of_the_estimate(monkeypatch):
-    monkeypatch.delenv(nesting.XDIST, raising=False)
+    monkeypatch.delenv(nesting.VARIABLE, raising=False)
     monkeypatch.setattr(local.cores, "available", lambda: 64)
     monkeypatch.setattr(local, "WORKER_BYTES", 2**30)
     monkeypatch.setattr(local.memory, "free", lambda _: 12 * 2**30)
@@ -69,7 +69,7 @@ def test_memory_of_workers_is_a_part_of_the_estimate(monkeypatch):
 
 @pytest.mark.parametrize("changes", [{"device": "cuda:0"}, {"name": "ray"}, {"workers": 1}])
 def test_no_process_of_this_machine_trains_for_gpus_and_ray(changes, monkeypatch):
-    monkeypatch.delenv(nesting.XDIST, raising=False)
+    monkeypatch.delenv(nesting.VARIABLE, raising=False)
     built = build(*KEYS)
     used = built.found.engine.altered(**{"workers": 4, "device": "cpu"} | changes)
     other = replace(built, found=replace(built.found, engine=used))

@@ -37,7 +37,7 @@ def trained(workers=2, **engine):
     train, used = local.LocalEngine.run, []
 
     def when_ready(engine, *given, **more):
-        used.append(1 if engine._most == 1 else engine.start())
+        used.append(engine.start())
         return train(engine, *given, **more)
 
     local.LocalEngine.run = when_ready
@@ -100,11 +100,11 @@ PLACES = {
     "with 1,500 open files": ("", OVER_1024_FILES, 2),
     "ulimit -n 64": ("ulimit -n 64; exec ", PLAIN, 2),
     "ulimit -n 64, in a thread": ("ulimit -n 64; exec ", IN_THREAD, 2),
-    "/dev/shm is read-only": (SHM.format(options="ro", fill=""), PLAIN, 2),
+    "/dev/shm is read-only": (SHM.format(options="ro", fill=""), PLAIN, 1),
     "/dev/shm is full": (
         SHM.format(options="size=64k", fill="! head -c 99999 /dev/zero > /dev/shm/x; "),
         PLAIN,
-        2,
+        1,
     ),
     "a TMPDIR of 120 characters": ("TMPDIR=$LONG exec ", PLAIN, 2),
     "no HOME": ("unset HOME; exec ", PLAIN, 2),
@@ -127,8 +127,7 @@ def call(tmp_path: Path, before: str, script: str) -> tuple[int, str, str]:
         folder.chmod(0o755)
     file.write_text(RUN + script)
     variables = children.environment(OUT=str(out), LONG=str(long), OMP_NUM_THREADS="1")
-    for name in (nesting.XDIST, nesting.VARIABLE):
-        variables.pop(name, None)
+    variables.pop(nesting.VARIABLE, None)
     shell = ["unshare", "-m", "sh", "-c", f'{before or "exec "}{sys.executable} "$0"', str(file)]
     with subprocess.Popen(
         shell, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -184,39 +183,6 @@ def test_a_run_has_its_digest_in_every_place(place, expected, tmp_path, capsys):
         assert any("trains alone, because" in note for note in notes), errors
 
 
-IN_XDIST = """
-import json, sys
-sys.path.insert(0, {folder!r})
-from script import trained
-
-def test_one(capfd):
-    found = trained()
-    with capfd.disabled():
-        open({folder!r} + "/found", "w").write(json.dumps(found) + capfd.readouterr().err)
-
-def test_other():
-    pass
-"""
-
-
-def test_tests_under_xdist_train_alone(expected, tmp_path):
-    (tmp_path / "script.py").write_text(RUN)
-    (tmp_path / "test_one.py").write_text(IN_XDIST.format(folder=str(tmp_path)))
-    variables = children.environment(OUT=str(tmp_path / "out"))
-    variables.pop(nesting.XDIST, None)
-
-    subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "test_one.py"],
-        cwd=tmp_path,
-        env=variables,
-        check=True,
-    )
-
-    said = (tmp_path / "found").read_text()
-    assert json.loads(said.partition("}")[0] + "}") == {"digest": expected, "workers": 1}
-    assert "runs tests beside others of pytest-xdist" in said
-
-
 NET = """
 import torch
 from torch import nn
@@ -252,7 +218,7 @@ class Kernel:
         from jupyter_client.manager import KernelManager
 
         variables = children.environment()
-        variables.pop(nesting.XDIST, None)
+        variables.pop(nesting.VARIABLE, None)
         self.manager = KernelManager(kernel_name="python3")
         self.manager.start_kernel(env=variables, cwd=str(folder))
         self.client = self.manager.client()
@@ -343,7 +309,7 @@ def in_terminal(arguments: list[str]) -> tuple[subprocess.Popen[bytes], int]:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
     variables = children.environment(OMP_NUM_THREADS="1", TERM="dumb")
-    variables.pop(nesting.XDIST, None)
+    variables.pop(nesting.VARIABLE, None)
     process = subprocess.Popen(
         [sys.executable, "-m", "flbench", *arguments],
         env=variables,

@@ -82,5 +82,5 @@ def _as_a_user(monkeypatch, tmp_path: Path):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     # Ray would end workers if other programs need the memory of the machine.
     monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "0")
-    for name in ("PYTEST_XDIST_WORKER", "RAY_ADDRESS", "MLFLOW_TRACKING_URI"):
+    for name in ("FLBENCH_WORKER", "RAY_ADDRESS", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)

@@ -1,4 +1,4 @@
-"""Trials that wait for what no node of a cluster has, and nodes that do not answer."""
+"""Trials that wait for what no node of a cluster has."""
 
 from types import SimpleNamespace
 
@@ -57,7 +57,7 @@ def test_a_wait_is_never_silent_for_half_a_minute_and_ends_the_study(clock):
 def test_a_trial_that_runs_begins_the_wait_anew(clock):
     waits = waits_of([])
     waits.look(["a"], [])
-    clock.now = 3.0  # before the next look at the nodes
+    clock.now = 3.0
     waits.look(["a"], ["x"])
     clock.now = 62.0
 
@@ -108,22 +108,3 @@ def test_a_reservation_that_ray_has_moved_to_another_node_is_kept(clock):
     for clock.now, states in ((10.0, {"RESCHEDULING"}), (16.0, {"CREATED"}), (30.0, {"CREATED"})):
         clock.states = states
         assert waits.must_begin_again([], ["a"]) is None
-
-
-def test_a_node_that_does_not_answer_is_named_again_and_again_until_it_returns(clock, monkeypatch):
-    notes: list[str] = []
-    waits = waits_of(notes)
-    node = {"NodeID": "n", "Alive": True, "NodeManagerAddress": "10.0.0.7", "NodeManagerPort": 1}
-    silent: set[str] = set()
-    monkeypatch.setattr(module.ray, "nodes", lambda: [node])
-    monkeypatch.setattr(waits._nodes, "lost", lambda ids: silent)
-    for clock.now in (20.0, 40.0, 50.0, 61.0):
-        waits.look([], ["x"])
-        silent = {"n"}
-    silent = set()
-    clock.now = 70.0
-    waits.look([], ["x"])
-
-    assert ["does not answer" in note for note in notes] == [True, True, False]
-    assert "answers again" in notes[-1]
-    assert all("10.0.0.7" in note for note in notes)

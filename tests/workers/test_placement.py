@@ -206,7 +206,14 @@ def test_cells_have_a_gpu_each(two_devices, supervisor, tmp_path, monkeypatch):
 
 
 def test_workers_of_an_engine_have_a_gpu_each(two_devices, monkeypatch):
+    actors = []
+
+    class RecordingPool(ray_engine.ActorPool):
+        def __init__(self, start, *given):
+            super().__init__(lambda: actors.append(start()) or actors[-1], *given)
+
     monkeypatch.setattr(ray_engine, "Worker", RecordingWorker)
+    monkeypatch.setattr(ray_engine, "ActorPool", RecordingPool)
     built = build(*SMALL)
     config = config_of(*SMALL, "engine.name=ray", "engine.workers=auto").engine
     engine = ray_engine.RayEngine(built.net, built.federation, config)
@@ -216,7 +223,7 @@ def test_workers_of_an_engine_have_a_gpu_each(two_devices, monkeypatch):
                 actor.__ray_call__.remote(
                     lambda self: (ray.get_gpu_ids(), os.environ["CUDA_VISIBLE_DEVICES"])
                 )
-                for actor in engine.actors()
+                for actor in actors
             ]
         )
     finally:

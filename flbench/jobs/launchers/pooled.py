@@ -1,0 +1,94 @@
+"""Trains several jobs at the same time, in the workers of a pool."""
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from flbench.core.errors import RunError
+from flbench.jobs.job import Job, Outcome, Task
+from flbench.jobs.launchers.attempts import Attempts, Lost
+from flbench.jobs.launchers.shipped import Store
+from flbench.workers.calls import Pool
+from flbench.workers.supervisor import Supervisor
+
+PERIOD: Final = 0.3  # seconds between two looks for stop signals
+
+
+class _Running(NamedTuple):
+    """A job, and what its process gets."""
+
+    job: Job
+    task: Task
+
+
+class Pooled:
+    """A launcher with one worker for each job that is trained at the same time.
+
+    Args:
+        at_once: Number of workers.
+        pool: The workers, which have a `JobWorker` each.
+        store: The samples of the jobs.
+        supervisor: Stops the jobs.
+        attempts: Counts the losses of workers by job.
+        lost: Jobs whose workers were lost.
+    """
+
+    def __init__(
+        self,
+        at_once: int,
+        pool: Pool,
+        store: Store,
+        supervisor: Supervisor,
+        attempts: Attempts,
+        lost: Lost,
+    ) -> None:
+        self.at_once = at_once
+        self._pool, self._store, self._supervisor = pool, store, supervisor
+        self._attempts, self._lost = attempts, lost
+        self._running: dict[str, _Running] = {}
+
+    def begin(self, job: Job, task: Task) -> None:
+        sent = self._store.ship(job)
+        self._running[job.name] = _Running(job, task)
+        self._pool.submit(job.name, "train", task, sent.samples, sent.rest, sent.partition)
+
+    def ended(self) -> Iterable[tuple[Job, Outcome]]:
+        yield from self._begin_again()
+        if not self._running:
+            time.sleep(PERIOD)
+        try:
+            found = self._pool.ended(PERIOD)
+        except RunError as error:
+            raise RunError(f"{error} {self._supervisor.note}".rstrip()) from error
+        self._supervisor.check()
+        for one in found:
+            job, task = self._running.pop(one.key)
+            outcome: Outcome | None = one.value
+            if one.lost is not None:
+                if self._supervisor.is_over():
+                    self._supervisor.check()
+                if one.is_final:  # another process could not begin either
+                    outcome = Outcome(one.lost)
+                else:
+                    outcome = self._attempts.after_loss(job, one.lost)
+                if outcome is None:
+                    self._lost.add(job, task)
+                    continue
+            assert outcome is not None
+            self._store.release(job)
+            yield job, outcome
+
+    def _begin_again(self) -> Iterator[tuple[Job, Outcome]]:
+        """Begin lost jobs again; yield those that cannot be begun."""
+        for job, task, outcome in self._lost.free():
+            if outcome is None:
+                self.begin(job, task)
+            else:
+                self._store.release(job)
+                yield job, outcome
+
+    def close(self) -> None:
+        """End all workers, also in the middle of a job, which resumes from its checkpoint."""
+        self._running.clear()
+        self._pool.close()
+        self._store.close()

@@ -1,0 +1,150 @@
+"""Worker processes: what they cannot read is told to the process that has sent it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flbench.core import children
+from flbench.jobs.job import Job
+from flbench.jobs.launchers.attempts import Attempts
+from flbench.workers import nesting
+from flbench.workers.processes import ProcessPool, SharedArray
+from tests.support import SMALL, config_of
+
+
+class Elsewhere:
+    """An object that another process cannot read, because its module is missing there."""
+
+    def __reduce__(self):
+        return __import__, ("a_module_of_the_user",)
+
+
+class Numbers:
+    """An object of a worker."""
+
+    def __init__(self, given):
+        self.given = given
+
+    def ready(self):
+        """Do nothing."""
+
+    def total(self, other):
+        self.given += 1  # no other worker sees it
+        return float(self.given.sum()) + float(np.sum(other))
+
+    def process(self):
+        return os.getpid()
+
+
+@pytest.fixture(autouse=True)
+def _may_have_workers(monkeypatch):
+    monkeypatch.delenv(nesting.VARIABLE, raising=False)
+
+
+def ended(pool):
+    while not (found := pool.ended(1.0)):
+        pass
+    return found
+
+
+@pytest.mark.slow
+def test_an_object_that_a_worker_cannot_read_is_the_reason_why_it_does_not_begin():
+    with closing(ProcessPool(Numbers, Elsewhere(), most=1)) as pool:
+        pool.submit("a", "process")
+        [one] = ended(pool)
+
+        assert (one.key, one.is_final) == ("a", True)
+        assert "a_module_of_the_user" in one.lost
+        while pool.failed is None:
+            pool.fill()
+        assert "a_module_of_the_user" in pool.failed
+
+
+@pytest.mark.slow
+def test_an_argument_that_a_worker_cannot_read_is_the_error_of_the_call():
+    with closing(ProcessPool(Numbers, np.ones(3), most=1)) as pool:
+        pool.submit("a", "total", Elsewhere())
+        with pytest.raises(ModuleNotFoundError, match="a_module_of_the_user"):
+            ended(pool)
+
+        pool.submit("b", "total", np.arange(4))
+        assert ended(pool) == [("b", 12.0, None, False)]  # it goes on
+
+
+@pytest.mark.slow
+def test_a_lost_worker_gives_its_call_back_and_the_others_go_on():
+    shared = SharedArray(np.ones((2, 3)))
+    with closing(shared), closing(ProcessPool(Numbers, shared, most=2)) as pool:
+        for key in "ab":
+            pool.submit(key, "process")
+        processes = {}
+        while len(processes) < 2:
+            processes |= {one.key: one.value for one in pool.ended(1.0)}
+        os.kill(processes["a"], signal.SIGKILL)
+
+        found = []
+        for key in "abcdef":
+            pool.submit(key, "total", 1)
+            found += ended(pool)
+
+        assert [one.key for one in found] == list("abcdef")
+        values = [one.value for one in found if one.lost is None]
+        assert set(values) <= {13.0 + 6 * k for k in range(6)}  # each process has its own copy
+        assert len(values) >= 5
+    assert not any(Path(f"/proc/{one}").exists() for one in processes.values())
+
+
+IMPORTING = """
+import os, time
+from pathlib import Path
+from flbench.workers import server
+server.start()
+print(Path(f"/proc/self/task/{os.getpid()}/children").read_text(), flush=True)
+time.sleep(100)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [0.0, 0.3])
+def test_the_server_ends_at_once_with_its_parent_also_while_it_imports(delay):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", IMPORTING], env=children.environment(), stdout=subprocess.PIPE
+    )
+    family = list(map(int, parent.stdout.readline().split()))
+    time.sleep(delay)
+    parent.kill()
+    begin = time.monotonic()
+    parent.wait()
+    parent.stdout.close()
+
+    while any(map(is_running, family)) and time.monotonic() - begin < 10:
+        time.sleep(0.005)
+
+    assert time.monotonic() - begin < 1.0  # of a server that imports for longer
+
+
+def is_running(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_job_is_begun_again_as_often_as_the_user_allows():
+    told = []
+    config = config_of(*SMALL)
+    job = Job("a", "ft", "", "", 0, config, {})
+    attempts = Attempts(1, told.append)
+
+    assert attempts.after_loss(job, "It died.") is None
+    assert told == [f"{job.title}: It died. It is started again."]
+    ended = attempts.after_loss(job, "It died.")
+    assert ended is not None
+    assert ended.reason == "It died. This happened 2 times."
