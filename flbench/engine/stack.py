@@ -25,7 +25,6 @@ from flbench.core.tree import where_masked
 from flbench.core.types import Batch, Dispatch, Info, Outputs, StepContext, Tree
 from flbench.data.federation import Federation
 from flbench.engine.base import RoundSettings
-from flbench.engine.client_draws import ClientDraws, Stackable
 from flbench.engine.padding import Padding
 from flbench.engine.stacked_tree import StackedTree
 
@@ -51,8 +50,6 @@ class StackEnvironment:
             of one sample.
         needs_two: Whether the net cannot train on a batch of one sample for another reason.
         padding: The mask of padded rows that BatchNorm layers read.
-        may_draw: Whether the net may draw random numbers in training mode.
-        may_draw_in_eval: Whether it may do so in eval mode.
     """
 
     net: nn.Module
@@ -65,19 +62,15 @@ class StackEnvironment:
     has_batchnorm: bool
     needs_two: bool
     padding: Padding
-    may_draw: bool
-    may_draw_in_eval: bool
 
     @contextmanager
     def precision(self) -> Iterator[None]:
         """Return the context of a forward pass.
 
-        As in Lightning Fabric, new tensors have the type of the weights by default, so that code of
-        the user draws the same numbers with `torch.rand` as in the sequential engine.
+        As in Lightning Fabric, new tensors have the type of the weights by default.
         """
         before = torch.get_default_dtype()
-        if self.may_draw:
-            torch.set_default_dtype(self.dtype)
+        torch.set_default_dtype(self.dtype)
         try:
             if self.autocast is None:
                 yield
@@ -140,7 +133,6 @@ class Stack:
         start: The leaves at the beginning of the program.
         leaves: The leaves now.
         ctx: Named tensors that the server sent or that Statistics computed.
-        draws: What random numbers are drawn from; None if nothing may draw any in this step.
     """
 
     def __init__(
@@ -158,7 +150,6 @@ class Stack:
         self.steps = np.zeros(len(ids), dtype=np.int64)
         self.loss = torch.zeros(len(ids), dtype=torch.float64, device=env.device)
         self.lr = 0.0
-        self.draws: ClientDraws | None = None
         self.start = StackedTree(dict(env.start), names=list(env.start))
         self.ctx = StackedTree()
         for name, number in dispatch.numbers.items():
@@ -198,22 +189,15 @@ class Stack:
         for tree in (self.start, self.ctx, self.leaves):
             tree.reorder(index)
 
-    def vmap_clients(
-        self,
-        fn: Callable[..., Any],
-        *extra: Any,
-        count: int | None = None,
-        fill: NDArray[np.int64] | None = None,
-        size: int = 0,
-    ) -> Any:
+    def vmap_clients(self, fn: Callable[..., Any], *extra: Any, count: int | None = None) -> Any:
         """Return fn(leaves, start, ctx, *extra) for the first `count` clients, by `torch.vmap`.
+
+        Each client draws random numbers of its own.
 
         Args:
             fn: Function of one client's trees; its tensors have no client axis.
             extra: Trees of tensors [count, ...].
             count: The number of clients; None for all K.
-            fill: Numbers [count] of samples in the clients' batches; None if there is no batch.
-            size: Number of rows of each client's batch, padding included; 0 if there is no batch.
 
         Returns:
             The results of `fn`, stacked: [count, ...] each.
@@ -245,26 +229,10 @@ class Stack:
             ]
             return fn(*trees, *extra)
 
-        def one_that_draws(index: Tensor, tensors: list[Tensor], *extra: Any) -> Any:
-            with Stackable(index):
-                return one(index, tensors, *extra)
-
         # vmap needs at least one stacked tensor.
         index = torch.arange(count, device=self.environment.device)
-        draws = self.draws
-        if draws is None or not draws.needed:
-            try:
-                return torch.vmap(one)(index, tensors, *extra)
-            except RuntimeError as error:
-                if not str(error).startswith(UNSUPPORTED):
-                    raise
-                if draws is None:
-                    raise ConfigError(_refusal(error)) from error
-        draws.needed = True  # from now on, because what makes operations draw costs time
-        fill = np.zeros(count, dtype=np.int64) if fill is None else fill
         try:
-            with draws.of(self.ids[:count], fill, size):
-                return torch.vmap(one_that_draws, randomness="different")(index, tensors, *extra)
+            return torch.vmap(one, randomness="different")(index, tensors, *extra)
         except RuntimeError as error:
             if not str(error).startswith(UNSUPPORTED):
                 raise
@@ -322,13 +290,10 @@ class Stack:
                 count = int((sizes > begin).sum()) if begin else len(self)
                 end = begin + max(1, STATISTIC_BATCH // count)
                 batch = self._padded_batch(rows[:count], begin, min(end, longest))
-                width = batch[2].shape[1]  # of the mask [count, width]
                 new = self.vmap_clients(
                     partial(self.observe, statistic),
                     batch,
                     count=count,
-                    fill=(sizes[:count] - begin).clip(0, width),
-                    size=width,
                 )
                 for key, value in new.items():
                     reduction = statistic.reduction(key)
@@ -446,8 +411,6 @@ def _refusal(error: RuntimeError) -> str:
     if "inplace randomness" in first:
         first = "it fills a tensor with random numbers in place, the same for all clients"
         cure = "Use torch.rand, torch.randn or torch.rand_like, or engine.name=sequential or ray."
-    elif "random" in first:
-        first, cure = "it draws random numbers", "Use engine.name=sequential or ray."
     elif "atching rule" in first or "support aten" in first:
         cure = "Use engine.name=sequential or ray."
     return (
@@ -457,6 +420,5 @@ def _refusal(error: RuntimeError) -> str:
 
 
 def _is_pytorch(call: FrameType) -> bool:
-    """Return whether a call is one of PyTorch's own, or of the mode in which clients draw."""
-    name = str(call.f_globals.get("__name__"))
-    return name.partition(".")[0] == "torch" or name == Stackable.__module__
+    """Return whether a call is one of PyTorch's own."""
+    return str(call.f_globals.get("__name__")).partition(".")[0] == "torch"

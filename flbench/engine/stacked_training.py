@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import grad
 from torch.optim.adam import adam
@@ -120,8 +119,6 @@ class _StackedPhase:
     def train(self) -> None:
         """Take all steps, and write the recorded Statistics into ctx."""
         self._record_padded_row()
-        if self._stack.draws is not None:
-            self._stack.draws.restart()  # what a padded row has drawn does not count
         step = 0
         while count := self._plan.active(step):
             if self._phase.until is not None and self._end_phases(step, count):
@@ -207,7 +204,7 @@ class _StackedPhase:
         number = self._plan.numbers[step]
         compute = self._gradients if phase.gradient is None else self._hook_gradients
         full = bool((fill == size).all())
-        gradients, loss, buffers, recorded = compute(number, full, batch, fill)
+        gradients, loss, buffers, recorded = compute(number, full, batch, count)
         if phase.clip is not None:
             _clip(gradients, phase.clip)
         elif phase.optimizer.nesterov:
@@ -236,17 +233,15 @@ class _StackedPhase:
         return x.reshape(*rows.shape, *x.shape[2:]), env.federation.y[rows], mask, keys
 
     def _hook_gradients(
-        self, number: Tensor, full: bool, batch: Any, fill: NDArray[np.int64]
+        self, number: Tensor, full: bool, batch: Any, count: int
     ) -> tuple[Tree, Tensor, Tree, list[Tree]]:
         """Return the same as `_gradients` for a phase with a gradient hook."""
         one = partial(self._hooked_client, number, full)
-        gradients, loss, buffers = self._stack.vmap_clients(
-            one, batch, count=len(fill), fill=fill, size=batch[2].shape[1]
-        )
+        gradients, loss, buffers = self._stack.vmap_clients(one, batch, count=count)
         return gradients, loss, buffers, []
 
     def _gradients(
-        self, number: Tensor, full: bool, batch: Any, fill: NDArray[np.int64]
+        self, number: Tensor, full: bool, batch: Any, count: int
     ) -> tuple[Tree, Tensor, Tree, list[Tree]]:
         """Return the results of a step, [count, ...] each.
 
@@ -258,14 +253,14 @@ class _StackedPhase:
             number: The number of the step, 0-dim.
             full: Whether no row of the batches is padding.
             batch: x, y, mask and key, [count, S, ...] each.
-            fill: Numbers [count] of samples of the clients; the other rows are padding.
+            count: The number of clients that take the step.
 
         Returns:
             Gradients of the leaves that the loss uses (PyTorch leaves others as they are, also with
             weight decay), losses, buffers after the step, and the tensors of each recorded
             Statistic.
         """
-        stacked, count = self._stack.leaves.stacked, len(fill)
+        stacked = self._stack.leaves.stacked
         all_rows = {name: stacked[name] for name in self._names}  # [K, ...] each
         trained = {n: value[:count].detach().requires_grad_() for n, value in all_rows.items()}
         stacked.update(trained)
@@ -274,8 +269,6 @@ class _StackedPhase:
                 partial(self._client_loss, number, full),
                 batch,
                 count=count,
-                fill=fill,
-                size=batch[2].shape[1],
             )
         finally:
             stacked.update(all_rows)

@@ -12,7 +12,6 @@ from flbench.client.program import LocalProgram, Phase, Statistic, Step, Transfo
 from flbench.client.tensor_names import check_ends, unknown_read
 from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError, UnknownNameError
-from flbench.core.ownership import is_known
 from flbench.core.raised import placed
 from flbench.core.rng import positions, seeded
 from flbench.core.tree import nbytes
@@ -27,14 +26,12 @@ from flbench.engine.base import (
     dtype_of,
     open_device,
 )
-from flbench.engine.client_draws import ClientDraws
 from flbench.engine.padding import exclude_padding
 from flbench.engine.stack import Stack, StackEnvironment
 from flbench.engine.stacked_training import train
 from flbench.models import fixed, trial
 from flbench.models.base import net_leaves
 from flbench.models.lightning_net import LightningNet
-from flbench.models.module_state import may_draw_in_eval, needs_isolation
 
 MEMORY_SHARE = 0.25
 """Share of the free memory that a block of clients may take."""
@@ -93,10 +90,7 @@ class VectorizedEngine:
             has_batchnorm=fixed.trains_batchnorm(net),
             needs_two=trial.needs_two(net),
             padding=exclude_padding(net),
-            may_draw=needs_isolation(net),
-            may_draw_in_eval=may_draw_in_eval(net),
         )
-        self._draws = ClientDraws()
 
     def run(
         self,
@@ -109,7 +103,6 @@ class VectorizedEngine:
         observe: tuple[Step, ...] = (),
     ) -> Results:
         """Train the clients in blocks; see `Engine.run`."""
-        has_own = not is_known((program, observe))
         most = self.block(settings.train.batch_size)
         blocks = (block for group in settings.groups(ids) for block in torch.split(group, most))
         parts = (
@@ -117,7 +110,6 @@ class VectorizedEngine:
                 program,
                 Stack(self._environment, block, settings, rows(block), dispatch(block)),
                 observe,
-                has_own=has_own,
             )
             for block in blocks
         )
@@ -154,21 +146,18 @@ class VectorizedEngine:
         """Return the size of a block."""
         return self.block(batch_size)
 
-    def _run(
-        self, program: LocalProgram, stack: Stack, observe: tuple[Step, ...], *, has_own: bool
-    ) -> Results:
+    def _run(self, program: LocalProgram, stack: Stack, observe: tuple[Step, ...]) -> Results:
         """Run a local program for one block of clients; see `Engine.run`.
 
         Args:
             program: The local program.
             stack: The clients.
             observe: Steps after the program.
-            has_own: Whether program or `observe` have code that flbench does not own.
         """
         for step in program.steps:
             try:
                 with placed(stack.title):
-                    self._execute_seeded(stack, step, has_own=has_own)
+                    self._execute_seeded(stack, step)
             except (KeyError, UnknownNameError) as error:
                 leaves, ctx = stack.leaves.names, stack.ctx.names
                 if unknown := unknown_read(error, step, program.steps, leaves, ctx):
@@ -197,7 +186,7 @@ class VectorizedEngine:
         positions = torch.from_numpy(stack.position)[order]
         # `observe` comes last: its steps may change leaves and the order of the clients.
         begin = perf_counter()
-        observed = self._observe(stack, observe, positions, has_own=has_own)
+        observed = self._observe(stack, observe, positions)
         return Results(
             ids=clients,
             steps=steps,
@@ -209,20 +198,17 @@ class VectorizedEngine:
             observe_seconds=perf_counter() - begin,
         )
 
-    def _observe(
-        self, stack: Stack, observe: tuple[Step, ...], positions: Tensor, *, has_own: bool
-    ) -> Tree:
+    def _observe(self, stack: Stack, observe: tuple[Step, ...], positions: Tensor) -> Tree:
         """Run the steps of `observe`; return their Statistics' results, [K, ...] each.
 
         Args:
             stack: The clients.
             observe: See `Engine.run`.
             positions: [K] positions in the given ids of the clients that finished.
-            has_own: Whether the steps have code that flbench does not own.
         """
         for step in observe:
             with placed(stack.title):
-                self._execute_seeded(stack, step, has_own=has_own)
+                self._execute_seeded(stack, step)
         prefixes = tuple(f"{step.name}." for step in observe if isinstance(step, Statistic))
         place = torch.from_numpy(stack.position).argsort()[positions]
         return {
@@ -231,38 +217,19 @@ class VectorizedEngine:
             if name.startswith(prefixes)
         }
 
-    def _execute_seeded(self, stack: Stack, step: Step, *, has_own: bool) -> None:
-        """Run one step of the local program, in which each client draws as in `ClientRun.execute`.
-
-        Args:
-            stack: The clients.
-            step: The step.
-            has_own: Whether there is code that flbench does not own.
+    def _execute_seeded(self, stack: Stack, step: Step) -> None:
+        """Run one step of the local program; what it draws depends on the round and the block.
 
         Raises:
             ConfigError: The code draws from NumPy's or Python's generator.
         """
-        env = stack.environment
-        if not (has_own or (env.may_draw if isinstance(step, Phase) else env.may_draw_in_eval)):
-            self._execute(stack, step)
-            return
         part = () if isinstance(step, Phase) else (1,)
-        draw = stack.settings.draw
-        stack.draws = self._draws
-        self._draws.begin(lambda client, *more: draw.module_seed(client, *part, *more))
-        try:
-            with seeded(draw.module_seed(draw.clients, *part)):  # no client has this number
-                before = positions()
-                self._execute(stack, step)
-                if before != positions():
-                    raise ConfigError(OTHER_GENERATORS)
-        finally:
-            stack.draws = None
-
-    @property
-    def has_drawn(self) -> bool:
-        """Whether any client has drawn random numbers."""
-        return self._draws.used
+        first = int(stack.ids[stack.position.argmin()])
+        with seeded(stack.settings.draw.module_seed(first, *part)):
+            before = positions()
+            self._execute(stack, step)
+            if before != positions():
+                raise ConfigError(OTHER_GENERATORS)
 
     def _execute(self, stack: Stack, step: Step) -> None:
         """Run one step of the local program."""

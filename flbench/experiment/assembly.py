@@ -447,15 +447,15 @@ def _built(
         name = "vectorized" if engine_choice.stacks(used, given[0]) else "sequential"
         used = used.altered(name=name)
     try:
-        about_stacks = trial.check_stacked() if tried and stacks(used, net) else []
+        if tried and stacks(used, net):
+            trial.check_stacked()
         engine = build_engine(used, *given, tell=tell)
     except ConfigError as refusal:
         if not is_auto or used.name == "sequential":
             raise
-        about_stacks = [f"engine: sequential, because clients cannot be stacked: {refusal}"]
+        notes.append(f"engine: sequential, because clients cannot be stacked: {refusal}")
         used = used.altered(name="sequential")
         engine = build_engine(used, *given, tell=tell)
-    notes += about_stacks
     block = engine.block(config.train.batch_size)
     if block is not None:
         used = used.altered(block=block)

@@ -36,9 +36,9 @@ from flbench.core.types import Dispatch, Message, Results, Samples, State, StepC
 from flbench.core.wording import listed
 from flbench.data.federation import Federation
 from flbench.engine.base import Engine
-from flbench.engine.client_draws import ConstantDraws
 from flbench.experiment import hook_checks, rounds
 from flbench.experiment.communication import apply_mask, apply_masks
+from flbench.experiment.constant_draws import ConstantDraws
 from flbench.experiment.evaluate import Predict
 from flbench.models.base import net_leaves
 from flbench.models.lightning_net import LightningNet
@@ -49,11 +49,6 @@ if TYPE_CHECKING:  # it imports Lightning, which takes a second
 CURE: Final = (
     "Draw from PyTorch's, NumPy's or Python's global generator, which flbench seeds for each client"
     " and round."
-)
-OTHER_DRAWS: Final = (
-    "engine: the vectorized engine draws other random numbers for this code than the sequential"
-    " engine, from the same distributions. Results of the two engines therefore differ as those of"
-    " two seeds do."
 )
 CURES: Final = {
     "dtype": " Engines give parameters, buffers and samples one type, that of `engine.precision`:"
@@ -364,11 +359,11 @@ class CodeTrial:
                     f"`algorithm.name={self.algorithm.name}`, the model `{name}` of `deploy`"
                 ) from error
 
-    def check_stacked(self) -> list[str]:
-        """Train a few clients by the sequential and the vectorized engine; return notes.
+    def check_stacked(self) -> None:
+        """Train a few clients by the sequential and the vectorized engine.
 
-        Where the two draw other random numbers, they are compared with constants in place of all
-        random numbers, and a note says so.
+        The two draw other random numbers. Where the results differ, they are compared again with
+        constants in place of all random numbers.
 
         Nothing is done for the nets and methods of flbench, nor for a LightningModule, which the
         vectorized engine itself refuses.
@@ -377,13 +372,13 @@ class CodeTrial:
             ConfigError: The vectorized engine cannot run the code, or gives other results.
         """
         if isinstance(self.net, LightningNet):
-            return []
+            return
         program = self._program()
         if not self.has_own_net and not self._unknown(program):
-            return []
+            return
         ids = self._clients(3)
         if not len(ids):
-            return []
+            return
         with self._alone():
             for precision in dict.fromkeys(("64-true", self.engine.precision)):
                 try:
@@ -394,8 +389,8 @@ class CodeTrial:
                     raise
                 except Exception:  # noqa: BLE001 the code may be written for float32
                     continue
-                return self._compare(one, expected, _with_sgd(program), ids, precision)
-        return []
+                self._compare(one, expected, _with_sgd(program), ids, precision)
+                return
 
     def _compare(
         self,
@@ -404,8 +399,8 @@ class CodeTrial:
         program: LocalProgram,
         ids: Tensor,
         precision: str,
-    ) -> list[str]:
-        """Return notes; raise a ConfigError if the vectorized engine trains something else."""
+    ) -> None:
+        """Raise a ConfigError if the vectorized engine trains something else."""
         from flbench.engine.vectorized import VectorizedEngine  # it loads PyTorch's compiler
 
         subject = f"`engine.name=vectorized` cannot train with {self._names(program)}"
@@ -422,13 +417,11 @@ class CodeTrial:
             many = VectorizedEngine(self.net, self.federation, config)
             found = self._trained(many, program, ids)
             differs = self._difference(expected, found, bound)
-            notes = []
-            if differs and many.has_drawn:
+            if differs:
                 with ConstantDraws():
                     expected = self._trained(one, program, ids)
                     found = self._trained(many, program, ids)
                 differs = self._difference(expected, found, bound)
-                notes = [OTHER_DRAWS]
         except (UserError, RunError):
             raise
         except Exception as error:
@@ -444,7 +437,6 @@ class CodeTrial:
                 " of the sequential engine by more than rounding. The code may remember earlier"
                 f" calls, change buffers outside of training, or read the batch as a whole. {cure}"
             )
-        return notes
 
     def _unsettled(self, one: "SequentialEngine", program: LocalProgram, ids: Tensor) -> list[str]:
         """Return the attributes that change again and again, unlike a flag that is set once."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from flbench.client.program import LocalProgram, Phase, Statistic, Transform
 from flbench.config.resolve import resolve
@@ -545,3 +546,58 @@ def test_bf16_convolutions_with_a_bias_are_those_of_the_sequential_engine():
 
     assert_close(one, many, 2e-4)
     assert not all(torch.equal(value, plain[name]) for name, value in many.items())
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """Counts the samples' entries, and those that dropout with rate 0.3 keeps."""
+
+    def __call__(self, context):
+        x, mask = context.batch.x, context.batch.mask
+        kept = functional.dropout(torch.ones_like(x), 0.3).flatten(1).bool()
+        return {"kept": (kept.sum(1) * mask).sum(), "all": kept.shape[1] * mask.sum()}
+
+
+def test_each_client_of_a_stack_draws_numbers_of_the_same_distribution():
+    keys = ("model.name=mlp", "partition.alpha=0.2", "partition.samples=600")
+    found = {}
+    for name in ("sequential", "vectorized"):
+        engine = build(*keys, f"engine.name={name}")
+        one, other = (
+            go(engine, LocalProgram(()), observe=(Statistic("d", Dropped()),)).observed
+            for _ in range(2)
+        )
+        found[name] = one["d.kept"].flatten() / one["d.all"].flatten()
+        assert torch.equal(one["d.kept"], other["d.kept"])
+
+    for shares in found.values():
+        assert len(set(shares.tolist())) == len(CLIENTS)
+        assert torch.allclose(shares, torch.tensor(0.7), atol=0.03)
+    assert not torch.equal(*found.values())
+
+
+class Unused(nn.Module):
+    """A net with a parameter that the loss does not depend on."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(64, 10)
+        self.extra = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return self.fc(x.flatten(1))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_weight_decay_leaves_a_parameter_without_gradient_as_it_is(optimizer):
+    decay = (f"train.optimizer.name={optimizer}", "train.optimizer.weight_decay=0.1")
+    for name in ("sequential", "vectorized"):
+        with offered({"model": Unused()}):
+            layers = [
+                from_overrides([*SMALL, "algorithm=fedavg", *decay, f"engine.name={name}"]),
+                from_values({"model": {"name": "object"}}, "test"),
+            ]
+            state = after(assembly.build(resolve(layers)[0]))
+        (extra,) = (value for key, value in state.server.items() if key.endswith("extra"))
+
+        assert torch.equal(extra, torch.ones(3))
