@@ -8,8 +8,8 @@ from flbench.api.caller import Caller
 from flbench.calls.process import preserved
 from flbench.config.schema import Config
 from flbench.core.expected import as_flbench_errors
-from flbench.core.given import offered
 from flbench.core.locked_folder import LockedFolder
+from flbench.core.parts import offered
 from flbench.tracking import mirror
 from flbench.tracking.mlflow_store import NamedBy
 from flbench.workers.supervisor import Supervisor

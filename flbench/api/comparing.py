@@ -30,7 +30,7 @@ from flbench.core.consent import run_code
 from flbench.core.documents import read_json
 from flbench.core.errors import ConfigError, RunError, UserError
 from flbench.core.expected import as_flbench_errors
-from flbench.core.given import offered
+from flbench.core.parts import offered
 from flbench.core.registry import ALGORITHMS
 from flbench.core.text import redact
 from flbench.core.wording import command_or_call, setting

@@ -16,7 +16,7 @@ from flbench.config.schema import Config
 from flbench.core.consent import run_code
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import ConfigError, DataError, UserError, did_you_mean
-from flbench.core.given import offered
+from flbench.core.parts import offered
 from flbench.core.wording import setting
 from flbench.data import catalogue, partition_files
 from flbench.data.dataset import PARTS

@@ -22,7 +22,7 @@ from flbench.config.sources import Layer, from_values
 from flbench.core.consent import run_code
 from flbench.core.errors import PrintableError, RunError, combined
 from flbench.core.expected import as_flbench_errors
-from flbench.core.given import offered
+from flbench.core.parts import offered
 from flbench.core.wording import lower_rate
 from flbench.experiment import lifecycle
 from flbench.experiment.run_folder import RunFolder

@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 
+from flbench.config import trust
 from flbench.config.schema import Config
 from flbench.config.sources import NAMED_SECTIONS, Layer, from_file, from_values
 from flbench.core.errors import ConfigError, UserError
@@ -58,9 +59,7 @@ def layers(
     if config is not None:
         file = path_of(config, "config")
         found.append(from_file(file))
-        from flbench.config import trust  # it imports PyTorch
-
-        trust.check(file, found[-1].tree, is_input=True)
+        trust.check(file, found[-1].tree)
     return [*found, from_values(given, origin)]
 
 

@@ -12,9 +12,9 @@ from torch import nn
 
 from flbench.calls.arguments import SectionValues
 from flbench.config.resolve import read
-from flbench.core import imported
+from flbench.core import parts
 from flbench.core.errors import ConfigError
-from flbench.core.given import METRICS, OBJECT, TERMS
+from flbench.core.parts import METRICS, OBJECT, TERMS
 from flbench.core.registry import ALGORITHMS
 from flbench.data.own import Data, is_own, result_of
 
@@ -50,7 +50,7 @@ def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     if isinstance(data, PathLike):
         plain["data"] = {"path": fspath(data)}
     elif is_own(data):
-        path = imported.path_of(data) if callable(data) else None
+        path = parts.path_of(data) if callable(data) else None
         if path is not None:
             plain["data"] = {"source": path}
         else:
@@ -61,17 +61,17 @@ def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     scheme = _scheme(plain.get("partition"))
     if scheme is not None:
         function, section = scheme
-        path = imported.path_of(function)
+        path = parts.path_of(function)
         plain["partition"] = {**section, "scheme": path or OBJECT}
         if path is None:
             objects["partition"] = function
     if isinstance(model, nn.Module) or (callable(model) and not isinstance(model, Mapping)):
-        path = None if isinstance(model, nn.Module) else imported.path_of(model)
+        path = None if isinstance(model, nn.Module) else parts.path_of(model)
         plain["model"] = {"name": path or OBJECT}
         if path is None:
             objects["model"] = model
     elif isinstance(model, Mapping) and callable(net := model.get("name")):
-        path = None if isinstance(net, nn.Module) else imported.path_of(net)
+        path = None if isinstance(net, nn.Module) else parts.path_of(net)
         plain["model"] = {**model, "name": path or OBJECT}
         if path is None:
             objects["model"] = net
@@ -85,7 +85,7 @@ def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     if isinstance(evaluation, Mapping) and isinstance(evaluation.get("metrics"), Mapping):
         metrics = evaluation["metrics"]
         paths = {
-            name: (imported.path_of(metric) or OBJECT) if callable(metric) else metric
+            name: (parts.path_of(metric) or OBJECT) if callable(metric) else metric
             for name, metric in metrics.items()
         }
         plain["evaluation"] = {**evaluation, "metrics": paths}
@@ -156,7 +156,7 @@ def _terms(entries: Sequence[Any]) -> tuple[list[Any], dict[str, Callable[..., A
         if not callable(term):
             written.append(entry)
             continue
-        name = imported.path_of(term)
+        name = parts.path_of(term)
         if name is None:
             own = getattr(term, "__name__", type(term).__name__)
             name = f"{OBJECT}:{own}"

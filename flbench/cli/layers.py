@@ -51,7 +51,7 @@ class CommandLine:
                 raise UserError(f"{option} is empty. Give a path, or leave the option out.")
         layers = [] if self.config is None else [from_file(Path(self.config))]
         for layer in layers:
-            trust.check(Path(str(self.config)), layer.tree, is_input=True)
+            trust.check(Path(str(self.config)), layer.tree)
         # One layer holds all that the command line sets: merging it over the file drops the keys
         # of a method or net that the command line replaces, and none that the command line sets.
         return [*layers, self._own(method)]

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from flbench.cli import suggestions
-from flbench.core import user_code
+from flbench.core import parts
 from flbench.core.errors import UserError
 from flbench.core.registry import ALGORITHMS, MODELS
 from flbench.core.wording import how_to_resume, in_shell
@@ -100,7 +100,7 @@ def is_path(word: str) -> bool:
     if module.endswith(".py"):
         return True
     top, *inner = module.split(".")
-    spec = user_code.spec_of(top)
+    spec = parts.spec_of(top)
     return spec is not None and (bool(inner) or spec.origin is not None)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from flbench.comparison.plan import Design
+from flbench.config import trust
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import DataError
 from flbench.core.text import redact_address
@@ -86,9 +87,7 @@ class ComparisonFolder(JobFolder):
         entries = [vars(CellEntry.of(cell)) for cell in cells]
         content = {"format": FORMAT, **about, **tree, "cells": entries}
         self.write(MARKER, json.dumps(content, indent=1) + "\n")
-        from flbench.config import trust  # it imports PyTorch
-
-        trust.record(design_in(read_json(self.path / MARKER)))
+        trust.record(self.path, design_in(read_json(self.path / MARKER)))
 
 
 def _without_secrets(tree: Mapping[str, Any]) -> dict[str, Any]:

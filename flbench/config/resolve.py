@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError, create_model
 
+from flbench.config import trust
 from flbench.config.schema import (
     AS_DATA,
     UNRECORDED,
@@ -33,8 +34,9 @@ from flbench.config.sources import (
     leaves,
     merge,
 )
+from flbench.core import parts
 from flbench.core.errors import ConfigError, did_you_mean
-from flbench.core.given import OBJECT
+from flbench.core.parts import OBJECT
 from flbench.core.registry import ALGORITHMS, MODELS, TERMS, Registry
 from flbench.core.text import MASK, redact
 
@@ -112,8 +114,6 @@ def resolve_written(path: Path, *above: Layer) -> tuple[Config, dict[str, str]]:
         ConfigError: The method, the net or a loss term is not installed, keys are wrong, or the
             file names code that may not run; see `flbench.config.trust`.
     """
-    from flbench.config import trust  # it imports PyTorch
-
     layer = from_file(path)
     trust.check(path, layer.tree)
     name = layer.get("algorithm.name")
@@ -253,9 +253,7 @@ def _method(written: bool, section: dict[str, Any]) -> Kind:
         own = section.keys() & {"source", "sha256"}
         return WrittenOwnAlgorithmConfig if own else WrittenAlgorithmConfig
     if ":" in name:
-        from flbench.core import imported  # it imports PyTorch
-
-        name = ALGORITHMS.adopt(imported.find(name), name)
+        name = ALGORITHMS.adopt(parts.find(name), name)
         section["name"] = name
     found = ALGORITHMS.find(name, None if source is None else str(source))
     kind = cast(type[AlgorithmConfig], found.Config)

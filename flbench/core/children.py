@@ -7,7 +7,7 @@ SAFE_PATH: Final = {"PYTHONSAFEPATH": "1"}
 """Environment in which `python -m` does not search the current folder first.
 
 The current folder may be one of somebody else, and a file `uuid.py` in it would be executed instead
-of Python's own module. `flbench.core.imported.find` appends the folder to `sys.path` in a process
+of Python's own module. `flbench.core.parts.find` appends the folder to `sys.path` in a process
 that needs a module which the user names.
 """
 

@@ -1,23 +1,16 @@
 """Whether the user has allowed that code runs which a file names; see `flbench.config.trust`."""
 
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 _allowed: ContextVar[bool] = ContextVar("run_code", default=False)
-
-# Within `run_code`: texts of the files that say what is run, and those of them that are code which
-# has been found to be this user's own. None outside of it.
-_texts: ContextVar[tuple[frozenset[str], frozenset[str]] | None] = ContextVar("texts", default=None)
+_refused: ContextVar[frozenset[str]] = ContextVar("refused", default=frozenset())
 
 
 @contextmanager
 def run_code(allowed: bool) -> Iterator[None]:
-    """Return a context manager in which code that files name may run.
-
-    Args:
-        allowed: Whether the user has allowed it; otherwise nothing changes.
+    """Return a context manager in which code that files name may run, if the user allows it.
 
     >>> with run_code(True):
     ...     is_allowed()
@@ -25,13 +18,12 @@ def run_code(allowed: bool) -> Iterator[None]:
     >>> is_allowed()
     False
     """
-    token = _allowed.set(allowed or _allowed.get())
-    texts = _texts.set(_texts.get() or (frozenset(), frozenset()))
+    tokens = _allowed.set(allowed or _allowed.get()), _refused.set(_refused.get())
     try:
         yield
     finally:
-        _texts.reset(texts)
-        _allowed.reset(token)
+        _allowed.reset(tokens[0])
+        _refused.reset(tokens[1])
 
 
 def allow() -> None:
@@ -44,35 +36,11 @@ def is_allowed() -> bool:
     return _allowed.get()
 
 
-def note_texts(texts: Iterable[str], own: Iterable[str]) -> None:
-    """Note what a file contains that says what is run, until the end of the enclosing `run_code`.
-
-    Args:
-        texts: The texts of the file.
-        own: Those that are import paths of code which may run.
-    """
-    noted = _texts.get()
-    if noted is not None:
-        _texts.set((noted[0] | frozenset(texts), noted[1] | frozenset(own)))
+def refuse(paths: Iterable[str]) -> None:
+    """Let `flbench.core.parts.find` import none of these paths in the enclosing `run_code`."""
+    _refused.set(_refused.get() | frozenset(paths))
 
 
-def is_unasked(path: str) -> bool:
-    """Return whether an import path is in the text of a file, and nobody has asked about it.
-
-    It may be a part of a longer text. A path that is in no file comes from the user.
-
-    Args:
-        path: `package.module:name`.
-
-    >>> with run_code(False):
-    ...     note_texts(["[{name: m:f}]", "m:g"], own=["m:g"])
-    ...     [is_unasked(path) for path in ("m:f", "m:g", "m:h")]
-    [True, False, False]
-    """
-    if is_allowed():
-        return False
-    texts, own = _texts.get() or (frozenset(), frozenset())
-    if path in own:
-        return False
-    whole = re.compile(rf"(?<![\w.]){re.escape(path)}(?![\w.])")
-    return any(path in text and whole.search(text) for text in texts)
+def is_refused(path: str) -> bool:
+    """Return whether an import path comes from a file, and nobody has asked about it."""
+    return path in _refused.get() and not is_allowed()

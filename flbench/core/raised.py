@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from flbench.core.errors import ConfigError, MethodError, PrintableError, UserError
-from flbench.core.installed import is_installed
+from flbench.core.parts import is_installed
 
 HERE = str(Path(__file__).parent.parent)
 REFUSED_CALL: Final = re.compile(r"\(\) (takes|missing|got an unexpected|got multiple values)")

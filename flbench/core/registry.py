@@ -9,8 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
+from flbench.core import parts
 from flbench.core.errors import ConfigError, did_you_mean
-from flbench.core.given import OBJECT
+from flbench.core.parts import OBJECT
 
 T = TypeVar("T")
 
@@ -86,9 +87,7 @@ class Registry(dict[str, T]):
             # A class is usually registered by the module of its name: one import instead of all.
             importlib.import_module(f"{self.package}.{name}")
         if name not in self and source is not None and ":" in source:
-            from flbench.core import imported  # it imports PyTorch
-
-            self.adopt(imported.find(source), source, name)
+            self.adopt(parts.find(source), source, name)
         if name not in self:
             self.load()
         if name not in self and source == OBJECT:
@@ -139,10 +138,7 @@ class Registry(dict[str, T]):
         """
         if not self.is_own(thing):
             return None
-        from flbench.core import imported
-
-        path = imported.path_of(thing)
-        return path if path is not None and imported.is_importable(path) else OBJECT
+        return parts.path_of(thing) or OBJECT
 
     def adopt(self, thing: Any, path: str, name: str | None = None) -> str:
         """Register a class of the user under a name, unless it is registered, and return the name.
@@ -205,9 +201,7 @@ class Registry(dict[str, T]):
             found = self.get(given)
             name = given
         else:
-            from flbench.core import imported
-
-            found = imported.find(given) if isinstance(given, str) else given
+            found = parts.find(given) if isinstance(given, str) else given
             path = given if isinstance(given, str) else getattr(given, "__name__", repr(given))
             name = self.adopt(found, path)
         source = None if found is None else self.source(found)

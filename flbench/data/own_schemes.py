@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flbench.config.schema import PartitionConfig
-from flbench.core import given, imported
+from flbench.core import parts, source_hash
 from flbench.core.errors import ConfigError
 from flbench.core.raised import calling
 from flbench.core.rng import seeded
@@ -41,10 +41,10 @@ def assign(
             an exception, or it returns no partition.
     """
     scheme = _function(config)
-    if config.scheme != given.OBJECT:
+    if config.scheme != parts.OBJECT:
         _unchanged_source(config)
     what = f"`partition.scheme={config.scheme}`"
-    imported.check_arguments(scheme, TAKES, config.args or {}, what, "partition.args.")
+    parts.check_arguments(scheme, TAKES, config.args or {}, what, "partition.args.")
     again = deepcopy(rng)
 
     def made(rng: np.random.Generator) -> tuple[list[Any], Callable[..., Any] | None]:
@@ -60,8 +60,8 @@ def assign(
         " positions of each client's samples."
     )
     with calling(what, cure):
-        (parts, transform), (others, _) = made(rng), made(again)
-    found = _checked(parts, len(y), clients, config, what)
+        (rows, transform), (others, _) = made(rng), made(again)
+    found = _checked(rows, len(y), clients, config, what)
     same = map(np.array_equal, found, _checked(others, len(y), clients, config, what))
     if not all(same):
         raise ConfigError(
@@ -87,7 +87,7 @@ def sha256(config: PartitionConfig, partition_hash: str) -> str | None:
     """
     if not config.is_own:
         return None
-    if config.scheme != given.OBJECT:
+    if config.scheme != parts.OBJECT:
         return _unchanged_source(config)
     if config.sha256 not in (None, partition_hash):
         raise ConfigError(
@@ -100,16 +100,16 @@ def sha256(config: PartitionConfig, partition_hash: str) -> str | None:
 
 def _unchanged_source(config: PartitionConfig) -> str | None:
     """Return the hash of the file of a function; raise a ConfigError if it is another one."""
-    imported.find(config.scheme)  # a process that got the partition from another has not called it
+    parts.find(config.scheme)  # a process that got the partition from another has not called it
     cure = "Restore the source, or start a new run without `partition.sha256`."
     whose = f"`{config.scheme}`"
-    return imported.unchanged_sha256(None, config.scheme, config.sha256, whose, cure)
+    return source_hash.unchanged(None, config.scheme, config.sha256, whose, cure)
 
 
 def _function(config: PartitionConfig) -> Callable[..., Any]:
     """Return the function of a scheme."""
     what = "the partition scheme of this run"
-    found = imported.part(config.scheme, "partition", what, "partition=...")
+    found = parts.part(config.scheme, "partition", what, "partition=...")
     if not callable(found):
         raise ConfigError(
             f"`partition.scheme={config.scheme}` is {type(found).__name__}, not a function of"
@@ -120,17 +120,17 @@ def _function(config: PartitionConfig) -> Callable[..., Any]:
 
 
 def _checked(
-    parts: list[Any], pool: int, clients: int, config: PartitionConfig, what: str
+    rows: list[Any], pool: int, clients: int, config: PartitionConfig, what: str
 ) -> list[Indices]:
     """Return what a scheme returned as arrays; raise a ConfigError if it is not a partition."""
-    if len(parts) != clients:
+    if len(rows) != clients:
         raise ConfigError(
             f"{what} must return the positions of {clients} clients (partition.clients), got"
-            f" {len(parts)}. Correct the function, or set `partition.clients`."
+            f" {len(rows)}. Correct the function, or set `partition.clients`."
         )
     checked: list[Indices] = []
     owner = np.full(pool, -1)
-    for client, part in enumerate(parts):
+    for client, part in enumerate(rows):
         try:
             found = np.asarray(part)
         except Exception as error:
@@ -156,19 +156,19 @@ def _checked(
                 f" `partition.min_samples`={config.min_samples}. Give it more, or lower"
                 " partition.min_samples."
             )
-        rows = found.astype(np.int64)
-        taken = rows[owner[rows] >= 0]
+        mine = found.astype(np.int64)
+        taken = mine[owner[mine] >= 0]
         if len(taken):
             raise ConfigError(
                 f"{what}: the position {taken[0]} is at two clients, {owner[taken[0]]} and"
                 f" {client}. Give each sample to one client."
             )
-        values, counts = np.unique(rows, return_counts=True)
-        if len(values) < len(rows):
+        values, counts = np.unique(mine, return_counts=True)
+        if len(values) < len(mine):
             raise ConfigError(
                 f"{what}: client {client} has the position {values[counts > 1][0]} more than once."
                 " Give it once."
             )
-        owner[rows] = client
-        checked.append(rows)
+        owner[mine] = client
+        checked.append(mine)
     return checked

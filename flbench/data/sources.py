@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flbench.config.schema import HUGGING_FACE, DataConfig, TextConfig
-from flbench.core import given, imported
+from flbench.core import parts, source_hash
 from flbench.core.errors import DataError, did_you_mean
 from flbench.data import (
     har_files,
@@ -152,9 +152,9 @@ def _own(config: DataConfig) -> Dataset:
         DataError: The data cannot be used, or their hash differs from `data.sha256`.
     """
     _check_no_client_folders(config, "`data.source`")
-    found = imported.part(str(config.source), "data", "`data` of this run", "data=...")
-    if config.source != given.OBJECT:
-        imported.check_unedited(str(config.source))
+    found = parts.part(str(config.source), "data", "`data` of this run", "data=...")
+    if config.source != parts.OBJECT:
+        source_hash.check_unedited(str(config.source))
         found = result_of(found, f"`data.source={config.source}`")
     if not isinstance(found, Data):
         found = Data(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from flbench.client.program import LocalProgram, Step
 from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError, RunError
-from flbench.core.imported import portable
+from flbench.core.parts import portable
 from flbench.core.types import Results
 from flbench.data.federation import Federation
 from flbench.engine.base import Dispatcher, KeptRows, RoundSettings, concatenate_results

@@ -150,7 +150,7 @@ def write_description(
     # The configuration is written last, because a folder that contains it can be resumed.
     tree = experiment.config.tree()
     folder.write("config.yaml", to_yaml(tree, origins))
-    trust.record_file(folder.path / "config.yaml", tree)
+    trust.record(folder.path, tree)
 
 
 def resume(

@@ -21,7 +21,7 @@ from flbench.client.forward import apply, make_step_context
 from flbench.client.program import CrossEntropyTerm, LocalProgram, LossTerm, Phase, Statistic, Step
 from flbench.client.step import local_loss
 from flbench.config.schema import Config, OwnTermConfig, TermConfig
-from flbench.core import imported
+from flbench.core import parts, source_hash
 from flbench.core.errors import ConfigError
 from flbench.core.raised import calling
 from flbench.core.registry import TERMS
@@ -152,7 +152,7 @@ def make(
                 # Short: the command line shows both hashes in full.
                 cure = "Restore the source, or start a new run without `sha256`."
                 whose = f"`{entry.name}`"
-                now = imported.unchanged_sha256(own.function, entry.name, entry.sha256, whose, cure)
+                now = source_hash.unchanged(own.function, entry.name, entry.sha256, whose, cure)
                 hashes.append(now)
                 if _try(own, net, federation, stacked):
                     untrained.append(entry.name)
@@ -233,7 +233,7 @@ def _own_term(entry: OwnTermConfig) -> OwnTerm:
         raise ConfigError(
             f"`{entry.name}` is {type(term.function).__name__}, not a function of a StepContext."
         )
-    imported.check_arguments(
+    parts.check_arguments(
         term.function,
         ["a StepContext"],
         arguments,

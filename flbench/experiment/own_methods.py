@@ -6,9 +6,9 @@ from typing import Any
 
 from flbench.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig
 from flbench.config.schema import UNRECORDED, Config, OwnAlgorithmConfig
-from flbench.core import imported
+from flbench.core import parts, source_hash
 from flbench.core.errors import ConfigError
-from flbench.core.given import OBJECT
+from flbench.core.parts import OBJECT
 from flbench.core.raised import as_errors
 
 
@@ -63,14 +63,9 @@ def sha256(config: AlgorithmConfig, method: type[Algorithm]) -> str | None:
     """
     if not isinstance(config, OwnAlgorithmConfig) or config.sha256 == UNRECORDED:
         return None
-    if config.source != OBJECT:
-        imported.keep_hashes(method.__module__)
     whose = f"the method `{config.name}` ({method.__module__})"
-    cure = (
-        "Restore the source, and what a script has set in the imported module, or start a new run"
-        " without `algorithm.sha256`."
-    )
-    return imported.unchanged_sha256(method, str(config.source), config.sha256, whose, cure)
+    cure = "Restore the source, or start a new run without `algorithm.sha256`."
+    return source_hash.unchanged(method, str(config.source), config.sha256, whose, cure)
 
 
 def notes(config: Config) -> list[str]:
@@ -98,4 +93,4 @@ def modules(config: Config) -> list[str]:
     tree += [one.source for one in (config.evaluation.metrics or {}).values()]
     tree.append(getattr(config.algorithm, "source", None))
     paths = [str(path) for path in tree if ":" in str(path or "")]
-    return sorted({imported.module_of(path) for path in paths if not path.startswith(f"{OBJECT}:")})
+    return sorted({parts.module_of(path) for path in paths if not path.startswith(f"{OBJECT}:")})

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flbench.config.schema import EvaluationConfig, OwnMetricConfig
-from flbench.core import given, imported
+from flbench.core import parts, source_hash
 from flbench.core.errors import ConfigError
 from flbench.core.metric_names import SUFFIXES
 from flbench.core.raised import calling
@@ -58,7 +58,7 @@ def make(config: EvaluationConfig, classes: int | None) -> tuple[OwnMetric, ...]
                     " probabilities with evaluation.probabilities=true. Leave the metric out."
                 )
         whose = f"`evaluation.metrics.{name}`"
-        now = imported.unchanged_sha256(metric.function, entry.source, entry.sha256, whose, CURE)
+        now = source_hash.unchanged(metric.function, entry.source, entry.sha256, whose, CURE)
         metrics.append(replace(metric, sha256=now))
     return tuple(metrics)
 
@@ -117,14 +117,14 @@ def _check_name(name: str, others: Sequence[str]) -> None:
 def _function(name: str, entry: OwnMetricConfig) -> Callable[..., Any]:
     """Return the function, or metric of torchmetrics, of an entry."""
     where = f"`evaluation.metrics.{name}`"
-    if entry.source != given.OBJECT and ":" not in entry.source:
+    if entry.source != parts.OBJECT and ":" not in entry.source:
         raise ConfigError(
             f"{where}: `{entry.source}` is not an import path. Write package.module:name, the place"
             " of a function of a confusion matrix or of a metric of torchmetrics."
         )
     again = f"evaluation={{'metrics': {{'{name}': ...}}}}"
-    found = imported.part(entry.source, given.METRICS, where, again, key=name)
-    if entry.source != given.OBJECT and isinstance(found, type):
+    found = parts.part(entry.source, parts.METRICS, where, again, key=name)
+    if entry.source != parts.OBJECT and isinstance(found, type):
         found = _instance(found, where)
     if not callable(found):
         raise ConfigError(

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 
 from flbench import __version__
-from flbench.core import user_code
+from flbench.core import source_hash
 from flbench.core.command import command
 from flbench.workers import cores
 
@@ -47,7 +47,7 @@ def now(modules: Sequence[str] = (), module: Mapping[str, Any] | None = None) ->
         "git_revision": git_revision(),
         "started": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "python": platform.python_version(),
-        "packages": {**_versions(), **user_code.versions(modules)},
+        "packages": {**_versions(), **source_hash.versions(modules)},
         "platform": platform.platform(),
         "processor": _processor(),
         "cores": cores.available(),

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from flbench.core.documents import read_json
 from flbench.core.errors import DataError
-from flbench.core.given import offered
+from flbench.core.parts import offered
 from flbench.data import federation as federations
 from flbench.data import own_schemes, partition_files, sources
 from flbench.data.dataset import Dataset

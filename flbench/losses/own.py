@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from flbench.config.schema import Scalar
-from flbench.core import given, imported
+from flbench.core import parts
 from flbench.core.types import StepContext
 
 Arguments = tuple[tuple[str, Scalar], ...]
@@ -43,11 +43,11 @@ class OwnTerm:
             ConfigError: There is no such function, or it must be given again.
         """
         what = f"the loss term `{path.partition(':')[2]}` of this run"
-        function = imported.part(path, given.TERMS, what, "train={'terms': [...]}", key=path)
+        function = parts.part(path, parts.TERMS, what, "train={'terms': [...]}", key=path)
         return cls(path, function, arguments, weight)
 
     def __reduce__(self) -> tuple[Callable[..., "OwnTerm"], tuple[Any, ...]]:
-        if self.path.startswith(f"{given.OBJECT}:"):
+        if self.path.startswith(f"{parts.OBJECT}:"):
             return OwnTerm, (self.path, self.function, self.arguments, self.weight)
         # Worker processes import the function again; they start in the folder of the run.
         return OwnTerm.load, (self.path, self.arguments, self.weight)

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from torch import nn
 
-from flbench.core.installed import is_installed
 from flbench.core.ownership import HOOKS
+from flbench.core.parts import is_installed
 
 PLAIN: Final = (bool, int, float, complex, str, bytes, tuple, type(None))
 """Types of attributes that the original and its copies have in common."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from flbench.config.schema import OwnModelConfig
-from flbench.core import given, imported, user_code
+from flbench.core import parts, source_hash
 from flbench.core.errors import ConfigError
 from flbench.core.shapes import examples, token_cure
 from flbench.core.tree import digest
@@ -94,7 +94,7 @@ def make(config: OwnModelConfig, shape: tuple[int, ...], classes: int | None) ->
 def _source(config: OwnModelConfig) -> Any:
     """Return what the user has named or given: a net, or a function or class that makes one."""
     again = "module=..." if config.lightning else "model=..."
-    return imported.part(config.name, "model", "the net of this run", again)
+    return parts.part(config.name, "model", "the net of this run", again)
 
 
 def _weighted(
@@ -199,7 +199,7 @@ def is_made(config: OwnModelConfig) -> bool:
         config: Section `model`.
     """
     source = _source(config)
-    return not isinstance(source, nn.Module) and not user_code.is_of_package(source)
+    return not isinstance(source, nn.Module) and not source_hash.is_of_package(source)
 
 
 def recorded(config: OwnModelConfig, net: nn.Module) -> dict[str, str | None]:
@@ -270,7 +270,7 @@ def sha256(config: OwnModelConfig, net: nn.Module) -> str:
     Raises:
         ConfigError: The hash differs from `model.sha256`.
     """
-    if config.name == given.OBJECT:
+    if config.name == parts.OBJECT:
         sha = hashlib.sha256(str(net).encode())
         for name, leaf in net.state_dict().items():
             if config.lora.rank is not None and ".lora_" in name:
@@ -281,21 +281,20 @@ def sha256(config: OwnModelConfig, net: nn.Module) -> str:
             sha.update(f"{name}{leaf.dtype}{list(leaf.shape)}".encode())
             sha.update(leaf.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         now, whose = sha.hexdigest(), "of the net that was given, with its weights,"
-        parts = {"weights": now}
-        # Earlier versions hashed the weights alone, and then the code.
-        if (code := imported.net_hashes(given.find("model"))) and config.sha256 != now:
-            parts["code"] = code[0]
-            now = user_code.combined(parts)
-        if (others := _unsaved(net)) and config.sha256 != now:
-            now = user_code.combined({**parts, "others": digest([others])})
+        hashes = {"weights": now}
+        if code := source_hash.of_net(parts.given("model")):
+            hashes["code"] = code
+        if others := _unsaved(net):
+            hashes["others"] = digest([others])
+        now = source_hash.combined(hashes)
     else:
-        now = imported.source_sha256(config.name, config.sha256)
+        now = source_hash.of_path(config.name)
         whose = f"of the source of `{config.name}`"
     if config.sha256 not in (None, now):
         raise ConfigError(
             f"SHA-256 {whose} was {config.sha256} and is now {now}. Use the same net (a net made by"
             " a function starts from the run's seed), or start a new run."
-            f"{imported.edited_last(config.name)}"
+            f"{source_hash.edited_last(config.name)}"
         )
     return now
 

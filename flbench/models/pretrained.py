@@ -141,7 +141,7 @@ def build(
 
 
 def is_timm(source: Any) -> bool:
-    """Return whether a function makes a net of timm; see `flbench.core.imported.find`."""
+    """Return whether a function makes a net of timm; see `flbench.core.parts.find`."""
     return isinstance(source, partial) and source.func.__module__.partition(".")[0] == "timm"
 
 

@@ -7,7 +7,7 @@ not depend on this choice, and holds for new partitions of the samples.
 from collections.abc import Mapping
 
 from flbench.config.schema import Config, PartitionConfig
-from flbench.core import given
+from flbench.core import parts
 from flbench.core.errors import ConfigError, UserError
 from flbench.data import federation as federations
 from flbench.data import own_schemes, partition_files
@@ -101,4 +101,4 @@ def _section(config: Config, seed: int) -> PartitionConfig:
     The hash of a scheme that is an object is that of the partition that it made for the search.
     """
     section = config.partition.altered(seed=seed)
-    return section.altered(sha256=None) if section.scheme == given.OBJECT else section
+    return section.altered(sha256=None) if section.scheme == parts.OBJECT else section

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from flbench.config.sources import has_value, value_at
-from flbench.core import given, imported
+from flbench.core import parts
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.tuning.parameters import Scalar
 
@@ -29,7 +29,7 @@ def default_of(tree: Mapping[str, Any], path: str, method: str) -> Scalar:
     section, _, argument = path.rpartition(".")
     owner = "model" if section == ARGUMENTS else section
     name = value_at(tree, f"{owner}.name")
-    function = given.find(owner) if name == given.OBJECT else imported.find(name)
+    function = parts.given(owner) if name == parts.OBJECT else parts.find(name)
     parameters = inspect.signature(function).parameters if callable(function) else {}
     what = f"`{path}` of the space of {method}"
     if argument not in parameters:

@@ -106,5 +106,5 @@ def _read(path: Path, rounds: int) -> Space:
             " a folder of them."
         )
     tree, origins = read_file(path)
-    trust.check(path, tree, is_input=True)
+    trust.check(path, tree)
     return parse(tree, origins, str(path), rounds=rounds)

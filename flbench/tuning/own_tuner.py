@@ -13,8 +13,7 @@ from flbench.config.sources import Layer, leaves
 from flbench.core.consent import run_code
 from flbench.core.errors import ConfigError
 from flbench.core.expected import as_flbench_errors
-from flbench.core.given import offered
-from flbench.core.imported import portable
+from flbench.core.parts import offered, portable
 from flbench.core.plain_yaml import to_yaml
 from flbench.core.registry import ALGORITHMS
 from flbench.data import partition_files

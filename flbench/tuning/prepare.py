@@ -303,17 +303,16 @@ def create(prepared: PreparedStudy, command: Sequence[str]) -> StudyFolder:
         RunError: The disk is full or failed.
     """
     request, federation = prepared.request, prepared.federation
-    trust.record(_cluster(request))
-    for each in _described(prepared)["methods"].values():
-        trust.record(each["space_tree"])
     name = f"{'-'.join(request.methods[:3])}-{files.short_name(federation.dataset.name)}"
     first = request.methods[0]
     given = Layer(prepared.configs[first].tree(), prepared.origins[first])
     folder = StudyFolder.create(folder_of(request.out, TuneRequest.out, given), name)
+    described = _described(prepared)
+    spaces = [each["space_tree"] for each in described["methods"].values()]
+    trees = [config.tree() for config in prepared.configs.values()]
+    trust.record(folder.path, _cluster(request), *spaces, *trees)
     for method, config in prepared.configs.items():
-        tree = config.tree()
-        folder.write(f"methods/{method}.yaml", to_yaml(tree, prepared.origins[method]))
-        trust.record_file(folder.path / "methods" / f"{method}.yaml", tree)
+        folder.write(f"methods/{method}.yaml", to_yaml(config.tree(), prepared.origins[method]))
     packed, description = partition_files.encode(
         federation.partition, federation.dataset, prepared.config.partition
     )
@@ -322,7 +321,7 @@ def create(prepared: PreparedStudy, command: Sequence[str]) -> StudyFolder:
     final_partitions.write(folder, prepared.config, prepared.partitions)
     # study.json is written last: a folder with this file can be resumed.
     printed = [redact(argument) for argument in command]
-    header = {"id": folder.path.name, "command": printed, **_described(prepared)}
+    header = {"id": folder.path.name, "command": printed, **described}
     folder.write("study.json", json.dumps(header, indent=1) + "\n")
     return folder
 

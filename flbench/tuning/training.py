@@ -229,7 +229,7 @@ class TrialTraining:
             self.folder.write_json("provenance.json", about)
         tree = built.config.tree()
         self.folder.write("config.yaml", to_yaml(tree, origins))
-        trust.record_file(self.folder.path / "config.yaml", tree)
+        trust.record(self.folder.path, tree)
         self._restore(built)
 
     def _restore(self, built: assembly.Experiment) -> None:

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import ray
 
-from flbench.core.imported import where_to_put
+from flbench.core.parts import where_to_put
 
 LOST: Final[tuple[type[Exception], ...]] = (
     ray.exceptions.RayActorError,

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flbench.core.errors import RunError
-from flbench.core.imported import portable, where_to_put
+from flbench.core.parts import portable, where_to_put
 from flbench.workers import server
 from flbench.workers.calls import DIED, RESTARTS, Ended
 

@@ -28,7 +28,7 @@ from ray.job_config import JobConfig
 
 from flbench.core import files, hosts
 from flbench.core.errors import ConfigError, RunError
-from flbench.core.imported import is_searched_early
+from flbench.core.parts import is_searched_early
 from flbench.workers import cores, reaper
 
 ADDRESS_VARIABLE: Final = "RAY_ADDRESS"
@@ -285,7 +285,7 @@ class _Job(JobConfig):  # type: ignore[misc]
     """The job of this process, whose workers do not import from the current folder first.
 
     Ray would search it before Python's own modules. A worker appends it to `sys.path` when it needs
-    a module of the user; see `flbench.core.imported.portable`.
+    a module of the user; see `flbench.core.parts.portable`.
     """
 
     def _serialize(self) -> Any:

@@ -9,19 +9,10 @@ from typing import Any, Final
 
 import cloudpickle
 
-from flbench.core import consent
+from flbench.core import consent, source_hash
 from flbench.core.command import command, started_by
 from flbench.core.errors import ConfigError
-from flbench.core.given import METRICS, OBJECT, TERMS, offered
-from flbench.core.imported import (
-    TextHashes,
-    check_unaltered,
-    net_hashes,
-    portable,
-    text_hashes,
-    where_to_put,
-    with_text_hashes,
-)
+from flbench.core.parts import METRICS, OBJECT, TERMS, offered, portable, where_to_put
 from flbench.core.registry import ALGORITHMS
 
 PREPARED: Final = ("data", "partition")
@@ -50,7 +41,7 @@ class Parcel:
     """
 
     objects: Mapping[str, Any]
-    hashes: Mapping[tuple[str, str], TextHashes | None]
+    hashes: Mapping[tuple[str, str], str | None]
     methods: Mapping[str, bytes] = field(default_factory=dict)
     command: str | None = None
 
@@ -68,7 +59,7 @@ class Parcel:
         with (
             consent.run_code(allowed=True),  # the process that sends the parcel has asked
             offered(self.objects),
-            with_text_hashes(known),
+            source_hash.known(known),
             started_by(self.command),
         ):
             yield
@@ -120,8 +111,7 @@ def pack(objects: Mapping[str, Any], methods: Iterable[str] = ()) -> Parcel:
         methods: Names of the methods that are trained.
 
     Raises:
-        ConfigError: An object or a method cannot be pickled, or the program has set something in
-            the module of a method that workers import.
+        ConfigError: An object or a method cannot be pickled.
     """
     sent = {section: thing for section, thing in objects.items() if section not in PREPARED}
     for section, thing in sent.items():
@@ -135,18 +125,15 @@ def pack(objects: Mapping[str, Any], methods: Iterable[str] = ()) -> Parcel:
                 " connections from it, or put it into a module, so that it has an import path."
             ) from error
     hashes = {
-        (section, name): text_hashes(function)
+        (section, name): source_hash.of_object(function)
         for section in FUNCTIONS
         for name, function in sent.get(section, {}).items()
     }
     if MODEL in sent:
-        hashes[MODEL, ""] = net_hashes(sent[MODEL])
+        hashes[MODEL, ""] = source_hash.of_net(sent[MODEL])
     sources = {name: ALGORITHMS.source(ALGORITHMS[name]) for name in methods if name in ALGORITHMS}
-    for source in sources.values():
-        if source not in (None, OBJECT):
-            check_unaltered(source)
     classes = {name: ALGORITHMS[name] for name, source in sources.items() if source == OBJECT}
-    hashes |= {(METHOD, name): text_hashes(kind) for name, kind in classes.items()}
+    hashes |= {(METHOD, name): source_hash.of_object(kind) for name, kind in classes.items()}
     pickled = {name: _pickled(name, kind) for name, kind in classes.items()}
     return Parcel(sent, hashes, pickled, command())
 

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 import flbench as fl
 from flbench.cli.app import main
 from flbench.config.schema import DataConfig
-from flbench.core.given import offered
+from flbench.core.parts import offered
 from flbench.data import dataset, npz_files, sources, table_files
 from flbench.data.archive import Archive
 from flbench.data.partition_files import data_hash

@@ -28,7 +28,7 @@ from torchmetrics.classification import (
 
 import flbench as fl
 from flbench.config.schema import EvaluationConfig
-from flbench.core.given import METRICS, offered
+from flbench.core.parts import METRICS, offered
 from flbench.experiment import own_metrics
 from flbench.metrics.own import OwnMetric
 from tests.api.own_parts import accuracy, error_rate

@@ -10,7 +10,7 @@ from torch import nn
 
 import flbench as fl
 from flbench.config.schema import OwnModelConfig
-from flbench.core.given import offered
+from flbench.core.parts import offered
 from flbench.models import own
 from flbench.models.base import build
 from flbench.models.mlp import MlpConfig

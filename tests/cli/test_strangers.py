@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import re
 import shutil
 import sys
@@ -16,7 +17,7 @@ import yaml
 import flbench as fl
 from flbench.cli.app import main
 from flbench.config import trust
-from flbench.core import imported
+from flbench.core import parts
 from flbench.core.errors import ConfigError
 from flbench.core.text import is_printable
 from flbench.testing import run
@@ -109,7 +110,7 @@ def test_training_from_a_folder_asks_before_it_imports(kind, evil, finished, tmp
         said = capsys.readouterr().err
         told = ["--run-code", "trust=True"]
         if kind not in ("shell command", "cluster"):
-            told += [str(tmp_path / f"{evil}.py"), "SHA-256", "owner"]
+            told += [str(tmp_path / f"{evil}.py"), "owner"]
         assert [words for words in told if words not in said] == [], command
 
 
@@ -282,21 +283,19 @@ def test_own_folders_need_no_option_until_something_changes(own, tmp_path, monke
     path, _ = run(tmp_path, "algorithm=fedavg", f"model.name={own}:Net")
     trust._here.clear()  # as in another process
     assert fl.load(path).model(0) is not None
-    config = path / "config.yaml"
-    written = config.read_text()
-
-    config.write_text(written.replace("args: null", "args: {classes: 3}"))
-    assert config.read_text() != written
-    with pytest.raises(ConfigError, match="trust=True"):
-        fl.load(path).model(0)
-    config.write_text(written)
+    for place in (path / "config.yaml", path, Path(f"{own}.py")):
+        mode = place.stat().st_mode
+        place.chmod(mode | 0o002)  # anybody can write to it
+        with pytest.raises(ConfigError, match="trust=True"):
+            fl.load(path).model(0)
+        place.chmod(mode)
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of another user"))
     trust._here.clear()
     with pytest.raises(ConfigError, match="trust=True"):
         fl.load(path).model(0)
     assert fl.load(path, trust=True).model(0) is not None
-    assert fl.load(path).model(0) is not None  # it is recorded
+    assert fl.load(path).model(0) is not None  # it is on the list
 
     trust._here.clear()
     module = Path(f"{own}.py")
@@ -318,7 +317,7 @@ def test_a_file_that_the_user_edits_is_allowed_once(own, tmp_path, capsys):
     module = Path(f"{own}.py")
     module.write_text(module.read_text() + "# edited\n")
     assert main(command) == 0
-    for place in (module, beside, tmp_path):
+    for place in (module, tmp_path):
         mode = place.stat().st_mode
         place.chmod(mode | 0o022)  # anybody can write to it
         assert main(command) == 2, place
@@ -352,20 +351,24 @@ def test_others_cannot_see_the_state_folder(own, tmp_path, monkeypatch):
     state = tmp_path / "state"
     (state / "flbench").mkdir(parents=True, mode=0o755)
     monkeypatch.setenv("XDG_STATE_HOME", str(state))
-    trust.record({"model": {"name": f"{own}:Net"}})
+    trust.record(tmp_path, {"model": {"name": f"{own}:Net"}})
 
-    modes = [one.stat().st_mode & 0o777 for one in (state / "flbench", trust.state_folder())]
-    assert modes == [0o700, 0o700]
+    assert (state / "flbench").stat().st_mode & 0o777 == 0o700
+    assert trust.list_file().is_relative_to(state / "flbench")
 
 
 def test_records_of_others_do_not_count(own, tmp_path, monkeypatch):
     tree = {"model": {"name": f"{own}:Net"}}
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    trust.record(tree)
+    Path("config.yaml").touch()
+    trust.record(Path("config.yaml"), tree)
     trust._here.clear()
     trust.check(Path("config.yaml"), tree)
 
-    monkeypatch.setattr("os.getuid", lambda: 12345)
+    if os.getuid() == 0:
+        os.chown("config.yaml", 12345, 12345)
+    else:
+        monkeypatch.setattr("os.getuid", lambda: 12345)
     with pytest.raises(ConfigError):
         trust.check(Path("config.yaml"), tree)
 
@@ -420,7 +423,7 @@ def test_the_import_asks_where_the_search_for_code_has_overlooked_it(
         assert main(command) == 2
         assert "--run-code" in capsys.readouterr().err
     with monkeypatch.context() as patch:
-        patch.setattr(trust, "_is_there", lambda code: False)
+        patch.setattr(trust.NamedCode, "place", None)
         assert main(command) == 2
         assert "--run-code" in capsys.readouterr().err
     Path(f"{evil}.py").rename("elsewhere")
@@ -428,17 +431,18 @@ def test_the_import_asks_where_the_search_for_code_has_overlooked_it(
     assert "no module" in capsys.readouterr().err
 
 
-def test_a_module_that_appears_beside_recorded_code_is_asked_about(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    name = f"nets{next(NUMBERS)}"
-    Path(f"{name}.py").write_text("try:\n    import faster\nexcept ImportError:\n    pass\n")
-    tree = {"model": {"name": f"{name}:Net"}}
-    trust.record(tree)
-    trust.check(Path("config.yaml"), tree)
+def test_code_of_another_place_under_a_known_name_is_asked_about(own, tmp_path, monkeypatch):
+    tree = {"model": {"name": f"{own}:Net"}}
+    file = tmp_path / "config.yaml"
+    file.touch()
+    trust.record(file, tree)
+    trust.check(file, tree)
 
-    Path("faster.py").write_text("")
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / f"{own}.py").touch()
+    monkeypatch.chdir(tmp_path / "theirs")
     with pytest.raises(ConfigError, match="trust=True"):
-        trust.check(Path("config.yaml"), tree)
+        trust.check(file, tree)
 
 
 def test_nets_of_pytorch_and_torchvision_need_no_trust():
@@ -481,7 +485,7 @@ def test_nets_of_pytorch_and_torchvision_need_no_trust():
 def test_a_name_of_a_library_is_that_of_a_net(path, own):
     """Also where nobody is asked, because the library needs no trust."""
     with pytest.raises(ConfigError, match=re.escape(path)):
-        imported.find(path)
+        parts.find(path)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from torchvision.transforms.functional import rotate
 import flbench as fl
 from flbench.config.schema import Config, DataConfig, PartitionConfig, ShiftConfig
 from flbench.core.errors import ConfigError
-from flbench.core.given import offered
+from flbench.core.parts import offered
 from flbench.data import federation, shift
 from flbench.data.dataset import PARTS, Dataset
 from flbench.data.sources import digits

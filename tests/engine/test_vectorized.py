@@ -12,7 +12,7 @@ from flbench.config.resolve import resolve
 from flbench.config.schema import OptimizerConfig, TrainConfig
 from flbench.config.sources import from_overrides, from_values
 from flbench.core.errors import ConfigError
-from flbench.core.given import offered
+from flbench.core.parts import offered
 from flbench.core.rng import Draw
 from flbench.core.types import Dispatch, Message, Samples
 from flbench.engine import stacked_training

@@ -8,7 +8,7 @@ from flbench.config.resolve import resolve
 from flbench.config.schema import Config
 from flbench.config.sources import from_overrides, from_values, leaves
 from flbench.core.errors import UserError
-from flbench.core.given import offered
+from flbench.core.parts import offered
 from flbench.experiment import assembly, engine_choice
 from tests.support import SMALL
 

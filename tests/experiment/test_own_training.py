@@ -14,7 +14,7 @@ from flbench.client.program import Statistic
 from flbench.config.resolve import resolve
 from flbench.config.sources import from_overrides, from_values
 from flbench.core.errors import ConfigError
-from flbench.core.given import offered
+from flbench.core.parts import offered
 from flbench.experiment.assembly import build, load_federation
 from flbench.experiment.own_training import _reads_net
 

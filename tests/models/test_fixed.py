@@ -9,7 +9,7 @@ from torch import nn
 from flbench.client.forward import apply, mode
 from flbench.config.schema import OwnModelConfig
 from flbench.core.errors import ConfigError
-from flbench.core.given import offered
+from flbench.core.parts import offered
 from flbench.models import fixed
 from flbench.models.base import build, describe
 

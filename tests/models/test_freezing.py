@@ -10,7 +10,7 @@ from torch import nn
 import flbench as fl
 from flbench.config.schema import ModelConfig, OwnModelConfig
 from flbench.core.errors import ConfigError, DataError
-from flbench.core.given import offered
+from flbench.core.parts import offered
 from flbench.models import fixed
 from flbench.models.base import build, describe, net_leaves
 from flbench.models.freezing import freeze

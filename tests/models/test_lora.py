@@ -8,7 +8,7 @@ from torch import nn
 import flbench as fl
 from flbench.config.schema import LoraConfig, OwnModelConfig
 from flbench.core.errors import ConfigError
-from flbench.core.given import offered
+from flbench.core.parts import offered
 from flbench.models import fixed
 from flbench.models.base import build, describe
 from flbench.models.lenet5 import LeNet5Config

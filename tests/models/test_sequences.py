@@ -9,7 +9,7 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from flbench.config.schema import OwnModelConfig
 from flbench.core.errors import ConfigError
-from flbench.core.given import offered
+from flbench.core.parts import offered
 from flbench.core.shapes import TokenShape, examples
 from flbench.models import MODELS
 from flbench.models.base import build, describe

@@ -8,7 +8,7 @@ from torch import nn
 
 from flbench.config.schema import OwnModelConfig
 from flbench.core.errors import ConfigError
-from flbench.core.given import offered
+from flbench.core.parts import offered
 from flbench.models import trial
 from flbench.models.base import build
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 import flbench as fl
 from flbench.config.sources import Layer
-from flbench.core import imported
+from flbench.core import source_hash
 from flbench.core.tree import digest
 from flbench.tuning import library, own_tuner
 from flbench.tuning.trainable_function import parameters, rounds_of, train_trial
@@ -180,16 +180,16 @@ def test_hash_of_a_notebooks_function_travels_with_it(section, monkeypatch):
     monkeypatch.setitem(linecache.cache, "<cell 1>", (len(cell), None, lines, "<cell 1>"))
     names = {"__name__": "__main__"}
     exec(compile(cell, "<cell 1>", "exec"), names)
-    sha256 = imported.text_sha256(names["first"])
+    sha256 = source_hash.of_object(names["first"])
     assert sha256 is not None
     sent = cloudpickle.dumps(pack({section: {"first": names["first"]}}))
 
     monkeypatch.delitem(linecache.cache, "<cell 1>")  # another process has not run the cell
     parcel = pickle.loads(sent)
     received = parcel.objects[section]["first"]
-    assert imported.text_sha256(received) != sha256
+    assert source_hash.of_object(received) != sha256
     with parcel.opened():
-        assert imported.text_sha256(received) == sha256
+        assert source_hash.of_object(received) == sha256
 
 
 @pytest.mark.parametrize("method", ["hfcd", "ft", "cfl", "dispfl"])

@@ -10,7 +10,7 @@ from flbench.config import trust
 from flbench.config.schema import EngineConfig
 from flbench.config.sources import Layer, from_overrides
 from flbench.core.errors import ConfigError, UserError
-from flbench.core.given import METRICS, offered
+from flbench.core.parts import METRICS, offered
 from flbench.experiment import assembly
 from flbench.results import study_folder
 from flbench.tuning import prepare

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from flbench.config import resolve, trust
-from flbench.core import user_code
+from flbench.core import parts
 from flbench.core.errors import UserError
 from flbench.core.tree import digest
 from flbench.data import partition_files
@@ -45,7 +45,7 @@ def study_of(folder, federation, methods, *items):
     for method in methods:
         tree = config_of(f"algorithm={method}", *items).tree()
         folder.write(f"methods/{method}.yaml", yaml.safe_dump(tree))
-        trust.record_file(folder.path / "methods" / f"{method}.yaml", tree)
+        trust.record(folder.path, tree)
     config = config_of(*items)
     packed, description = partition_files.encode(
         federation.partition, federation.dataset, config.partition
@@ -303,7 +303,7 @@ def test_trial_that_cannot_read_what_it_is_sent_fails_with_the_reason(
     study, federation, monkeypatch
 ):
     # What arrives sets the folders in which its process looks for modules.
-    monkeypatch.setattr(user_code, "sender", None)
+    monkeypatch.setattr(parts, "sender", None)
     monkeypatch.setattr(sys, "path", [*sys.path])
     sealed = SealedParcel(Parcel({"model": OfMissingModule()}, {}))
 

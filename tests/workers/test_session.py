@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flbench.core import hosts, imported
+from flbench.core import hosts, parts
 from flbench.core.errors import ConfigError
 
 ray = pytest.importorskip("ray")
@@ -106,8 +106,8 @@ def cluster(tmp_path_factory):
         # The class travels by value: the worker has no path to the modules of the tests.
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
         try:
-            own = imported.find("own_module_of_test:Own")()
-            sent = ray.put(imported.portable(own, ray.cloudpickle.dumps))
+            own = parts.find("own_module_of_test:Own")()
+            sent = ray.put(parts.portable(own, ray.cloudpickle.dumps))
             actor = ray.remote(Seen).remote(sent)
             yield executed, home, ray.get(actor.look.remote(), timeout=100)
         finally:
@@ -500,8 +500,8 @@ def test_portable_object_finds_its_module_in_another_process(tmp_path, monkeypat
     later.write_text("x = 42\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    own = imported.find("module_beside:Own")()
-    content = pickle.dumps(imported.portable(own, pickle.dumps))
+    own = parts.find("module_beside:Own")()
+    content = pickle.dumps(parts.portable(own, pickle.dumps))
     sys.modules.pop("module_beside")
     code = "import pickle, sys; print(pickle.loads(sys.stdin.buffer.read()).answer())"
 
@@ -523,16 +523,16 @@ def test_another_process_searches_folders_in_the_order_of_this_one(tmp_path, mon
     monkeypatch.chdir(tmp_path / "current")
     kept, given = list(sys.path), str(tmp_path / "given")
     monkeypatch.setattr(sys, "path", [given, *kept] if position == "first" else [*kept, given])
-    own = imported.find("twice:Own")()
+    own = parts.find("twice:Own")()
     assert own.place == "given"
-    content = pickle.dumps(imported.portable(own, pickle.dumps))
+    content = pickle.dumps(parts.portable(own, pickle.dumps))
     sys.modules.pop("twice")
     code = (
         "import pickle, sys; own = pickle.loads(sys.stdin.buffer.read())\n"
-        "from flbench.core import imported; import importlib.util, os\n"
+        "from flbench.core import parts; import importlib.util, os\n"
         "assert importlib.util.find_spec('planted') is None\n"
-        "early = [one for one in sys.path if imported.is_searched_early(one)]\n"
-        f"print(own.place, imported.here(), os.getcwd(), {given!r} in early)"
+        "early = [one for one in sys.path if parts.is_searched_early(one)]\n"
+        f"print(own.place, parts.here(), os.getcwd(), {given!r} in early)"
     )
 
     done = subprocess.run(

@@ -7,7 +7,7 @@ from typing import Any
 import ray
 from numpy.typing import NDArray
 
-from flbench.core.imported import portable
+from flbench.core.parts import portable
 from flbench.jobs.job import Job
 from flbench.jobs.launchers.attempts import Attempts, Lost
 from flbench.jobs.launchers.job_worker import JobWorker

@@ -6,13 +6,12 @@ import importlib.util
 import os
 import py_compile
 import sys
-from importlib.machinery import SourceFileLoader
 from types import ModuleType
 
 import pytest
 import torch
 
-from flbench.core import imported
+from flbench.core import parts, source_hash
 from flbench.core.errors import ConfigError
 
 PATH = "edited_module:number"
@@ -40,50 +39,19 @@ def edit(file):
 
 def test_a_file_that_was_edited_after_the_import_is_refused_until_it_is_imported_anew(file):
     before = hashlib.sha256(file.read_bytes()).hexdigest()
-    assert imported.find(PATH) == 1
-    assert imported.source_sha256(PATH) == before
+    assert parts.find(PATH) == 1
+    assert source_hash.of_path(PATH) == before
 
     edit(file)
-    assert imported.find(PATH) == 1  # workers of a run that began before the edit go on
+    assert parts.find(PATH) == 1  # workers of a run that began before the edit go on
     with pytest.raises(ConfigError, match=EDITED):
-        imported.source_sha256(PATH)
+        source_hash.of_path(PATH)
     with pytest.raises(ConfigError, match=EDITED):
-        imported.check_unedited(PATH)
+        source_hash.check_unedited(PATH)
 
     importlib.reload(sys.modules["edited_module"])
-    assert imported.find(PATH) == 1000
-    assert imported.source_sha256(PATH) == hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-def test_an_edit_between_the_users_import_and_the_first_run_is_refused(file):
-    importlib.import_module("edited_module")
-    edit(file)
-
-    assert imported.find(PATH) == 1
-    with pytest.raises(ConfigError, match=EDITED):
-        imported.source_sha256(PATH)
-
-
-def test_bytecode_of_an_earlier_version_says_nothing_if_the_loader_does_not_use_it(file):
-    class Rewriting(SourceFileLoader):
-        """A loader like pytest's: it compiles the file without Python's bytecode."""
-
-        def get_code(self, fullname):
-            return self.source_to_code(self.get_data(self.path), self.path)
-
-    py_compile.compile(str(file))  # by another process, such as a worker of Ray
-    edit(file)
-    loader = Rewriting("edited_module", str(file))
-    spec = importlib.util.spec_from_file_location("edited_module", file, loader=loader)
-    sys.modules["edited_module"] = module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-
-    assert imported.find(PATH) == 1000
-    assert imported.source_sha256(PATH) == hashlib.sha256(file.read_bytes()).hexdigest()
-
-    file.write_text("number = 5\n")
-    with pytest.raises(ConfigError, match=EDITED):
-        imported.source_sha256(PATH)
+    assert parts.find(PATH) == 1000
+    assert source_hash.of_path(PATH) == hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def test_code_is_loaded_from_its_source_and_not_from_bytecode_beside_it(tmp_path, monkeypatch):
@@ -106,9 +74,9 @@ def test_code_is_loaded_from_its_source_and_not_from_bytecode_beside_it(tmp_path
         "def f():\n    from bytes_later import x as z\n    return {x(), y(), z()}\n"
     )
     try:
-        assert imported.find("bytes_own:f")() == {"of the source"}
+        assert parts.find("bytes_own:f")() == {"of the source"}
         with pytest.raises(ConfigError):
-            imported.find("bytes_alone:x")
+            parts.find("bytes_alone:x")
     finally:
         for name in names:
             sys.modules.pop(name.replace("/", "."), None)
@@ -118,22 +86,22 @@ def test_a_module_without_a_file_is_not_checked(monkeypatch):
     module = ModuleType("in_memory")
     module.x = [1]
     monkeypatch.setitem(sys.modules, "in_memory", module)
-    assert imported.find("in_memory:x") == [1]
-    imported.check_unedited("in_memory:x")
+    assert parts.find("in_memory:x") == [1]
+    source_hash.check_unedited("in_memory:x")
 
 
 def test_the_file_of_a_hash_that_was_edited_last_is_named(file):
-    imported.find(PATH)
-    assert imported.edited_last(PATH) == ""  # there is one file
-    assert imported.edited_last("object:number") == ""
+    parts.find(PATH)
+    assert source_hash.edited_last(PATH) == ""  # there is one file
+    assert source_hash.edited_last("object:number") == ""
 
     file.with_name("edited_helper.py").write_text("factor = 1\n")
     file.with_name("edited_user.py").write_text("from edited_helper import factor\n")
-    imported.find("edited_user:factor")
+    parts.find("edited_user:factor")
     for name, other in (("edited_helper", "edited_user"), ("edited_user", "edited_helper")):
         os.utime(file.with_name(f"{name}.py"), (2e9, 2e9))
         os.utime(file.with_name(f"{other}.py"), (1e9, 1e9))
-        sentence = imported.edited_last("edited_user:factor")
+        sentence = source_hash.edited_last("edited_user:factor")
         assert f"{name}.py was edited last" in sentence
         assert "2 files" in sentence
 
@@ -141,5 +109,5 @@ def test_the_file_of_a_hash_that_was_edited_last_is_named(file):
 def test_a_module_does_not_change_the_default_type_of_tensors(file):
     file.write_text("import torch\ntorch.set_default_dtype(torch.float64)\nnumber = 1\n")
 
-    assert imported.find(PATH) == 1
+    assert parts.find(PATH) == 1
     assert torch.get_default_dtype() == torch.float32

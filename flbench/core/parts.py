@@ -1,0 +1,533 @@
+"""Parts of the user's own code: by import path `package.module:name`, by file, or as objects."""
+
+import functools
+import importlib
+import inspect
+import os
+import pickle
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache, lru_cache
+from importlib.machinery import (
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    ModuleSpec,
+    PathFinder,
+    SourceFileLoader,
+)
+from pathlib import Path
+from types import CodeType
+from typing import Any, Final
+
+from flbench.core import consent
+from flbench.core.errors import ConfigError, did_you_mean
+
+OBJECT: Final = "object"
+"""Value of `data.source`, `partition.scheme` and `model.name` for objects without an import path.
+
+The name of such a function in `train.terms` is `object:NAME`.
+"""
+METRICS: Final = "evaluation.metrics"
+"""Name under which the functions of `evaluation.metrics` are offered, as a dict by their names."""
+TERMS: Final = "train.terms"
+"""Name under which the functions of `train.terms` are offered, as a dict by their names there."""
+NO_PARTS: Final = frozenset(
+    (
+        *("flbench", "torch", "lightning", "pytorch_lightning", "numpy", "scipy", "pandas", "PIL"),
+        *("ray", "mlflow", "optuna", "cloudpickle", "joblib", "yaml", "pydantic"),
+    )
+)
+"""Packages whose functions are no parts of an experiment; some of them load code or run it."""
+NETS: Final = ("torch.nn.", "torchvision.models.")
+"""Modules, with a dot at the end, of which only layers and nets can be named; see `names_net`."""
+MAKERS: Final = {"timm": ("create_model", "flbench[pretrained]")}
+"""Packages whose nets have names, by the function that makes a net, and what installs them.
+
+`timm:NAME` stands for `timm.create_model(NAME)`, unless the package has an attribute NAME.
+"""
+_OURS: Final = Path(__file__).resolve().parents[1]
+
+sender: str | None = None  # current folder of the process that this one works for
+_named: dict[str, None] = {}  # folders of files that were named by their paths
+_searched: dict[str, None] = {}  # folders that `search` got, in their order
+_objects: ContextVar[Mapping[str, Any] | None] = ContextVar("objects", default=None)
+
+
+@contextmanager
+def offered(objects: Mapping[str, Any]) -> Iterator[None]:
+    """Return a context manager in which `given` returns these objects.
+
+    Args:
+        objects: Objects without an import path, by the section of the configuration that they
+            stand for.
+
+    >>> with offered({"data": 3}):
+    ...     given("data")
+    3
+    """
+    token = _objects.set(objects)
+    try:
+        yield
+    finally:
+        _objects.reset(token)
+
+
+def given(section: str) -> Any:
+    """Return the object that was given for a section, such as `model` or `METRICS`, or None."""
+    return (_objects.get() or {}).get(section)
+
+
+def part(path: str, section: str, what: str, again: str, key: str | None = None) -> Any:
+    """Return the part of the user's own that a configuration names.
+
+    Args:
+        path: Import path `package.module:name`; or `object`, or `object:NAME`, for a part without
+            one, which the user has given to a function of the Python interface.
+        section: Name under which it was given; see `given`.
+        what: The part as messages name it.
+        again: Argument of `fl.resume` by which it is given again, such as `model=...`.
+        key: Name of the part where several are given together.
+
+    Raises:
+        ConfigError: There is no such part (see `find`), or it must be given again.
+    """
+    if path.partition(":")[0] != OBJECT:
+        return find(path)
+    found = given(section)
+    if key is not None:
+        found = (found or {}).get(key)
+    if found is None:
+        raise ConfigError(
+            f"{what} is an object of Python without an import path, so it must be given again:"
+            f" fl.resume(path, {again})."
+        )
+    return found
+
+
+def find(path: str) -> Any:
+    """Return the object at an import path. The current folder is searched after `sys.path`.
+
+    Args:
+        path: `package.module:name`, with dots in `name` for an attribute of an object. The file of
+            a module, `FILE.py:name`, stands for the module; see `module_of`. `timm:NAME` is the
+            function that makes this net of timm; see `MAKERS`.
+
+    Raises:
+        ConfigError: There is no such module or name, the module cannot be imported, or a file
+            names it that may be a stranger's; see `flbench.config.trust`.
+
+    >>> find("torchvision.models:resnet18").__name__
+    'resnet18'
+    """
+    import torch
+
+    name = path.rpartition(":")[2]
+    module = module_of(path)
+    top = module.partition(".")[0]
+    if top in (*sys.stdlib_module_names, OBJECT):
+        raise ConfigError(
+            f"`{path}` is in Python's standard library, which has no parts of an experiment. Name a"
+            " class or function of a module of your own."
+        )
+    folder = folder_of(top)
+    if folder is not None and consent.is_refused(path):
+        raise ConfigError(
+            f"`{path}` is code that a file names, and you have not allowed it. Code can do all that"
+            " you can do. Read it, and if you trust it, add --run-code (in Python: trust=True)."
+        )
+    if folder is not None and not is_installed(folder):
+        search(str(folder))
+    dtype = torch.get_default_dtype()
+    try:
+        found: Any = importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        raise _not_imported(path, module, error) from error
+    finally:
+        torch.set_default_dtype(dtype)  # a module that sets it would change what flbench computes
+    if module in MAKERS and name not in dir(found):
+        names = found.list_models()
+        if name.partition(".")[0] not in names:
+            raise ConfigError(f"`{path}`: timm has no net `{name}`.{did_you_mean(name, names)}")
+        return functools.partial(getattr(found, MAKERS[module][0]), name)
+    for one in name.split("."):
+        if one not in (known := dir(found)):
+            file = getattr(found, "__file__", module)
+            raise ConfigError(f"`{path}`: `{file}` has no name `{one}`.{did_you_mean(one, known)}")
+        found = getattr(found, one)
+    _check_is_part(path, found)
+    return found
+
+
+def _not_imported(path: str, module: str, error: BaseException) -> ConfigError:
+    """Return the error for a module that cannot be imported."""
+    if isinstance(error, ModuleNotFoundError) and module.startswith(error.name or "."):
+        if module in MAKERS:
+            return ConfigError(
+                f"`{path}` needs the package `{module}`, which is not installed: pip install"
+                f" '{MAKERS[module][1]}'"
+            )
+        return ConfigError(
+            f"`{path}`: there is no module `{error.name}`. It must be an installed package, or a"
+            f" file in the current folder ({here()}) or in a folder of $PYTHONPATH."
+        )
+    cure = "Correct the module."
+    if isinstance(error, SystemExit):
+        cure = "Put what it does as a script below if __name__ == '__main__':."
+    return ConfigError(
+        f"`{path}`: importing `{module}` raised {type(error).__name__}: {error}. {cure}"
+    )
+
+
+def _check_is_part(path: str, found: Any) -> None:
+    """Raise a ConfigError if an object is code that cannot be a part of an experiment.
+
+    A module may have functions of Python and of libraries, by an import or under another name.
+    """
+    if names_net(path) and not _is_net(found):
+        raise ConfigError(
+            f"`{path}` is neither a layer of torch.nn nor a net of torchvision.models"
+            " (torchvision.models.list_models()). Name one, or code of a module of your own."
+        )
+    while isinstance(found, functools.partial):
+        found = found.func
+    if not isinstance(found, type) and not inspect.isroutine(found):
+        return
+    owner = type(getattr(found, "__self__", None))  # of a method of a built-in class
+    home = str(getattr(found, "__module__", None) or owner.__module__)
+    top = home.partition(".")[0]
+    if top in sys.stdlib_module_names or (top in NO_PARTS and not isinstance(found, type)):
+        name = getattr(found, "__qualname__", str(found))
+        raise ConfigError(
+            f"`{path}` is {name} of {home}, which is no part of an experiment. Name a class or"
+            " function of a module of your own."
+        )
+
+
+def names_net(path: str) -> bool:
+    """Return whether an import path names something of `torch.nn` or `torchvision.models`.
+
+    `find` accepts only their layers and nets under such a path.
+
+    Args:
+        path: `package.module:name` or `FILE.py:name`.
+    """
+    place, _, name = path.rpartition(":")
+    return is_dotted(place) and f"{place}.".startswith(NETS) and name.isidentifier()
+
+
+def _is_net(found: Any) -> bool:
+    """Return whether an object is a class of layers of `NETS`, or makes a net of torchvision."""
+    if isinstance(found, type):
+        from torch import nn
+
+        return issubclass(found, nn.Module) and f"{found.__module__}.".startswith(NETS)
+    from torchvision import models
+
+    return any(found is models.get_model_builder(one) for one in models.list_models())
+
+
+def is_dotted(place: str) -> bool:
+    """Return whether a text is the name of a module: identifiers with dots between them."""
+    return all(one.isidentifier() for one in place.split("."))
+
+
+def module_of(path: str) -> str:
+    """Return the name of the module of an import path, which is parsed before anything else.
+
+    What ends in `.py` is a file, dotted identifiers are a module, and nothing else is an import
+    path. For a file in the current folder, or below it, the name is that by which it is imported
+    from there, and for any other file that by which it is imported from its folder.
+
+    Args:
+        path: `package.module:name` or `FILE.py:name`.
+
+    Raises:
+        ConfigError: It is neither, there is no such file, or Python finds another module under its
+            name.
+
+    >>> module_of("package.module:name")
+    'package.module'
+    """
+    place = path.rpartition(":")[0] or path
+    if not place.endswith(".py"):
+        if not is_dotted(place):
+            raise ConfigError(
+                f"`{path}` is no import path. Write `package.module:name`, or `FILE.py:name`."
+            )
+        return place
+    file = Path(here(), Path(place).expanduser()).resolve()
+    if not file.is_file():
+        raise ConfigError(
+            f"`{path}`: there is no file {place}. Name a file of Python, or a module without `.py`."
+        )
+    current = Path(here()).resolve()
+    names = file.relative_to(current).with_suffix("").parts if file.is_relative_to(current) else ()
+    if not names or not all(one.isidentifier() for one in names):
+        names = (file.stem,)
+        if not file.stem.isidentifier():
+            raise ConfigError(
+                f"`{path}`: `{file.name}` cannot be imported. Rename the file: the name of a module"
+                " has letters, digits and underscores alone."
+            )
+        _named.setdefault(str(file.parent))
+    name = ".".join(names)
+    known = file_of(name)
+    if known is None or known.resolve() != file:
+        raise ConfigError(
+            f"`{path}`: the module `{name}` is {known or 'not a file'}, not {file}. Rename the"
+            " file, so that its name is that of no other module."
+        )
+    return name
+
+
+def path_of(thing: Any) -> str | None:
+    """Return the import path of a function or class by which other processes import it, or None.
+
+    Objects of `__main__`, those made within a function, and those of modules that Python does not
+    find where this process has them from have none.
+
+    Args:
+        thing: Any object.
+
+    >>> from fractions import Fraction
+    >>> path_of(Fraction), path_of(Fraction.limit_denominator), path_of(Fraction(1, 2))
+    ('fractions:Fraction', 'fractions:Fraction.limit_denominator', None)
+    """
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str) or module == "__main__":
+        return None
+    if not is_dotted(module):  # a module that was loaded from a file such as `my-nets.py`
+        return None
+    found: Any = sys.modules.get(module)
+    file = getattr(found, "__file__", None)
+    for one in name.split("."):
+        found = getattr(found, one, None)
+    spec = spec_of(module) if found is thing else None
+    if spec is None or file is None or spec.origin is None:
+        return None
+    return f"{module}:{name}" if os.path.realpath(spec.origin) == os.path.realpath(file) else None
+
+
+def check_arguments(
+    function: Callable[..., Any],
+    takes: Sequence[str],
+    arguments: Mapping[str, Any],
+    what: str,
+    prefix: str = "",
+    others: Iterable[str] = (),
+) -> None:
+    """Check that a function of the user can be called with its arguments.
+
+    A function that is not written in Python may have no signature, and is then not checked.
+
+    Args:
+        function: The function.
+        takes: What it gets by position, in words.
+        arguments: Its keyword arguments by name.
+        what: The function as messages name it.
+        prefix: What stands before the name of an argument in its key, such as `partition.args.`.
+        others: Further names that the user may have meant.
+
+    Raises:
+        ConfigError: The function has no such keyword argument, or cannot be called so.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*[None] * len(takes), **arguments)
+    except TypeError as error:
+        known = [*list(signature.parameters)[len(takes) :], *others]
+        wrong = next((f"`{prefix}{one}`" for one in arguments if one not in known), "")
+        hint = did_you_mean(wrong.strip("`").removeprefix(prefix), known) if wrong else ""
+        raise ConfigError(
+            f"{what} is called with {', '.join(takes)} and the keyword arguments"
+            f" {sorted(arguments)}, and does not accept {wrong or 'them'}: {error}.{hint}"
+        ) from error
+
+
+def here() -> str:
+    """Return the current folder; in a worker process that of the process which it works for.
+
+    Ray starts workers, and trials of Ray Tune, in folders of its own.
+    """
+    return sender or os.getcwd()
+
+
+def spec_of(name: str) -> ModuleSpec | None:
+    """Return where a module is; None if there is none. Nothing is imported.
+
+    The current folder and those of files that are named by their paths come last. Python itself
+    does not search them before `find` imports a module of them.
+
+    Args:
+        name: Name of the module.
+    """
+    above, _, last = name.rpartition(".")
+    places = _places(above) if above else None
+    if not last or (above and not places):
+        return None
+    for finder in sys.meta_path:  # packages installed as editable have finders of their own
+        try:
+            spec = finder.find_spec(name, places)
+        except (ImportError, ValueError, AttributeError):
+            continue
+        if spec is not None:
+            return spec
+    return None if above else PathFinder.find_spec(name, [sender or "", *_named])
+
+
+def _places(name: str) -> list[str]:
+    """Return the folders of a package; an empty list for a module that is no package."""
+    if name in sys.modules:
+        return list(getattr(sys.modules[name], "__path__", ()))
+    spec = spec_of(name)
+    return [] if spec is None else list(spec.submodule_search_locations or ())
+
+
+def file_of(name: str) -> Path | None:
+    """Return the file of a module; None if there is none. Nothing is imported."""
+    if name in sys.modules:
+        file = getattr(sys.modules[name], "__file__", None)
+    else:
+        spec = spec_of(name)
+        file = None if spec is None or not spec.has_location else spec.origin
+    return None if file is None else Path(file)
+
+
+def folder_of(top: str) -> Path | None:
+    """Return the folder that has a module or package of the top level; None if there is none."""
+    if places := _places(top):
+        return Path(places[0]).resolve().parent
+    file = file_of(top)
+    return None if file is None else file.resolve().parent
+
+
+@lru_cache(maxsize=4096)
+def is_installed(path: Path | str) -> bool:
+    """Return whether a file or folder belongs to Python or to an installed package.
+
+    It is within a folder of this Python, or any folder `site-packages` or `dist-packages`. A
+    package that is installed as editable lies in a folder of the user, and is the user's own.
+
+    >>> is_installed(inspect.__file__), is_installed("<string>")
+    (True, False)
+    """
+    place = Path(path)
+    return place.is_absolute() and any(
+        not {"site-packages", "dist-packages"}.isdisjoint(one.parts)
+        or any(one.is_relative_to(folder) for folder in _folders())
+        for one in (place, place.resolve())
+    )
+
+
+@cache
+def _folders() -> tuple[Path, ...]:
+    """Return the folders of this Python, with and without symbolic links."""
+    paths = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return tuple({one for path in paths for one in (Path(path), Path(path).resolve())})
+
+
+def search(folder: str) -> None:
+    """Let Python search a folder last, unless it does already, and load the sources there.
+
+    Args:
+        folder: Folder with modules of the user, without symbolic links.
+    """
+    if folder not in _searched:
+        _searched[folder] = None
+        if _finder not in sys.path_hooks:
+            sys.path_hooks.insert(0, _finder)
+        sys.path_importer_cache.clear()  # Python's own finders load bytecode
+    if folder not in map(os.path.realpath, sys.path):
+        sys.path.append(folder)
+
+
+class _SourceLoader(SourceFileLoader):
+    """Compiles the source of a module, which is what is hashed, and reads no bytecode beside it."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def _finder(folder: str) -> FileFinder:
+    """Return what finds modules in a folder of the user's own code; see `sys.path_hooks`."""
+    place = Path(folder).resolve()
+    is_other = is_installed(place) or place.is_relative_to(_OURS)
+    if is_other or not any(place.is_relative_to(one) for one in _searched):
+        raise ImportError(f"{folder} has no code of the user")
+    extensions = (ExtensionFileLoader, EXTENSION_SUFFIXES)
+    return FileFinder(folder, extensions, (_SourceLoader, SOURCE_SUFFIXES))
+
+
+def where_to_put(reason: str) -> str:
+    """Return where processes find modules, with a blank before it, if a reason is a missing one.
+
+    Args:
+        reason: Text of an error.
+    """
+    if "No module named" not in reason:
+        return ""
+    return (
+        " Worker processes import modules from files: in the current folder, in a folder of"
+        " $PYTHONPATH, or of an installed package; on a cluster, each machine needs them."
+    )
+
+
+def is_searched_early(folder: str) -> bool:
+    """Return whether Python searches a folder before its own modules.
+
+    The user arranges this: it holds for the folder of a script, for the current folder in a
+    notebook, and for those of $PYTHONPATH.
+    """
+    order = [os.path.abspath(one) for one in sys.path]
+    own = os.path.dirname(os.path.abspath(os.__file__))
+    early = order[: order.index(own)] if own in order else order
+    return os.path.abspath(folder) in early
+
+
+def portable(thing: Any, dumps: Callable[[Any], bytes]) -> Any:
+    """Return an object which arrives as `thing` in another process that unpickles it.
+
+    Modules of the user are found there where they are found here: the other process searches the
+    folders of this one in their order, and has its own folders of Python and its packages between
+    those that this process searches before and after Python's own modules.
+
+    Args:
+        thing: What is sent.
+        dumps: Function that pickles it.
+    """
+    folders = [os.path.abspath(one) for one in sys.path if os.path.isdir(one or ".")]
+    early = [one for one in dict.fromkeys(folders) if is_searched_early(one)]
+    late = [one for one in dict.fromkeys([*folders, *_searched]) if one not in early]
+    return _Portable(early, late, list(_searched), here(), dumps(thing))
+
+
+class _Portable:
+    """Pickles as what `_arrived` returns for some arguments."""
+
+    def __init__(self, *sent: Any) -> None:
+        self._sent = sent
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _arrived, self._sent
+
+
+def _arrived(
+    early: list[str], late: list[str], searched: list[str], folder: str, content: bytes
+) -> Any:
+    """Return the object that another process has sent, which works in a folder."""
+    global sender
+    sender = folder
+    own = [one for one in sys.path if os.path.abspath(one) not in (*early, *late)]
+    if sys.path != (order := [*early, *own, *late]):
+        sys.path[:] = order
+    for one in searched:
+        search(one)
+    return pickle.loads(content)

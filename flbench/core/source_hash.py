@@ -1,0 +1,342 @@
+"""SHA-256 of the source of a part of the user's own.
+
+The source of a module is its file and those of the modules beside it that it imports, directly or
+through others. Installed packages are not hashed; their versions are recorded. Code of a script or
+notebook has no module that can be imported: its source is the text of the function or class, and
+of those of the same script or notebook, and modules beside it, that it names.
+"""
+
+import hashlib
+import inspect
+import io
+import os
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from importlib.metadata import entry_points, packages_distributions, version
+from modulefinder import ModuleFinder
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, Final
+
+from flbench.core.errors import ConfigError
+from flbench.core.parts import OBJECT, file_of, folder_of, here, is_installed, module_of, path_of
+
+POINTS: Final = ("flbench.algorithms", "flbench.models", "flbench.losses")
+"""Groups of entry points by which packages register parts."""
+SOURCE, PACKAGE = 1, 5  # kinds of modules, as `modulefinder` calls them
+CONSTANTS: Final = (bool, int, float, complex, str, bytes, tuple, frozenset, type(None))
+
+# Name of a module -> (its spec, SHA-256 of its file when it was first hashed). A module that is
+# imported anew or reloaded has another spec.
+_first: dict[str, tuple[Any, str]] = {}
+_known: ContextVar[Mapping[int, str | None] | None] = ContextVar("hashes", default=None)
+
+
+def of_path(path: str) -> str:
+    """Return the SHA-256 (hex) of the source of an import path's module, without importing it.
+
+    The hash of a module that imports none beside it is that of its file.
+
+    Args:
+        path: `package.module:name` or `FILE.py:name`.
+
+    Raises:
+        ConfigError: The module has no source file that can be read, or a file was edited after this
+            process imported and hashed it.
+    """
+    found = {name: _of_file(path, name, file) for name, file in files(module_of(path)).items()}
+    return next(iter(found.values())) if len(found) == 1 else combined(found)
+
+
+def check_unedited(path: str) -> None:
+    """Raise a ConfigError if the file of an import path's module was edited after its import."""
+    if file_of(module_of(path)) is not None:
+        of_path(path)
+
+
+def of_object(thing: Any) -> str | None:
+    """Return the SHA-256 (hex) of the source of a function or class of a script or notebook.
+
+    Args:
+        thing: The function or class, a partial function, or an object of such a class; what its
+            `repr` says counts.
+
+    Returns:
+        The hash; None if there is no text, as of code of `exec` or of an extension.
+    """
+    if id(thing) in (known := _known.get() or {}):
+        return known[id(thing)]
+    try:
+        found = _texts(thing)
+    except OSError:
+        return None
+    return _sha256("\n".join(sorted(found)).encode())
+
+
+def of_net(net: Any) -> str | None:
+    """Return the SHA-256 (hex) of the code of a net that was given as an object.
+
+    Args:
+        net: The net, whose submodules count, or the function or class that makes it.
+
+    Returns:
+        The hash; None if all code is that of installed packages.
+    """
+    if id(net) in (known := _known.get() or {}):
+        return known[id(net)]
+    kinds = {type(one) for one in net.modules()} if hasattr(net, "modules") else {_code(net)}
+    found = {}
+    for kind in kinds:
+        if not is_of_package(kind):
+            name = f"{kind.__module__}:{kind.__qualname__}"
+            found[name] = of_path(path) if (path := path_of(kind)) else of_object(kind) or ""
+    return combined(found) if found else None
+
+
+def unchanged(thing: Any, path: str, recorded: str | None, whose: str, cure: str) -> str | None:
+    """Return the SHA-256 (hex) of the source of a function or class of the user.
+
+    Args:
+        thing: The function or class.
+        path: Its import path; `object`, or `object:NAME`, if it has none.
+        recorded: The hash that was recorded earlier; None for none.
+        whose: What the source belongs to, for the message.
+        cure: What to do if the source is not that of the recorded hash.
+
+    Returns:
+        The hash; None if the source of something without an import path is not known.
+
+    Raises:
+        ConfigError: The source has changed since the hash was recorded.
+    """
+    now = of_object(thing) if path.partition(":")[0] == OBJECT else of_path(path)
+    if recorded not in (None, now):
+        raise ConfigError(
+            f"SHA-256 of the source of {whose} was {recorded} and is now {now}. {cure}"
+            f"{edited_last(path)}"
+        )
+    return now
+
+
+@contextmanager
+def known(hashes: Mapping[int, str | None]) -> Iterator[None]:
+    """Return a context manager in which the hashes of some objects are known.
+
+    The source of a script, or of a notebook's cell, is known only to the process that runs it.
+
+    Args:
+        hashes: Hashes by the `id` of the objects, which the caller keeps alive.
+    """
+    token = _known.set(hashes)
+    try:
+        yield
+    finally:
+        _known.reset(token)
+
+
+def combined(hashes: Mapping[str, str]) -> str:
+    """Return the SHA-256 (hex) over hashes by name."""
+    return _sha256("".join(f"{name} {hashes[name]}\n" for name in sorted(hashes)).encode())
+
+
+def edited_last(path: str) -> str:
+    """Return a sentence, with a blank before it, on the file of a hash that was edited last."""
+    if path.partition(":")[0] == OBJECT or len(found := files(module_of(path))) < 2:
+        return ""
+    last = max(found.values(), key=os.path.getmtime)
+    return f" It covers {len(found)} files; {last} was edited last."
+
+
+def files(module: str) -> dict[str, Path]:
+    """Return the files of a module and of the modules beside it that it imports, by their names.
+
+    Nothing is imported. Imports within functions count, and so do those of modules that are
+    imported. The module itself is the first.
+    """
+    file = file_of(module)
+    if file is None or is_installed(file):
+        return {module: Path(str(file))}
+    found = _found(module)[0]
+    return {module: file, **{name: found[name] for name in sorted(found) if name != module}}
+
+
+def versions(modules: Iterable[str]) -> dict[str, str]:
+    """Return the versions of the installed packages that modules belong to, or import."""
+    tops: set[str] = set()
+    for name in modules:
+        file = file_of(name)
+        others = set() if file is None or is_installed(file) else _found(name)[1]
+        tops |= {name.partition(".")[0], *others}
+    owners = packages_distributions() if tops else {}
+    names = {owner for top in tops for owner in owners.get(top, ())}
+    for point in (point for group in POINTS for point in entry_points(group=group)):
+        if point.dist is not None and point.module.partition(".")[0] in tops:
+            names.add(point.dist.name)
+    return {name: version(name) for name in sorted(names) if name != "flbench"}
+
+
+def is_of_package(thing: Any) -> bool:
+    """Return whether a function, class or object is code of an installed package or of Python."""
+    top = str(_code(thing).__module__).partition(".")[0]
+    folder = None if top == "__main__" else folder_of(top)
+    return top in ("flbench", *sys.stdlib_module_names) or (
+        folder is not None and is_installed(folder)
+    )
+
+
+def _found(module: str) -> tuple[dict[str, Path], set[str]]:
+    """Return the files that a module consists of, and the packages that these import."""
+    finder = _Finder(folder_of(module.partition(".")[0]))
+    finder.import_hook(module)
+    return _files(finder), {name.partition(".")[0] for name in finder.badmodules}
+
+
+class _Finder(ModuleFinder):
+    """Finds imports of modules in a folder, packages without `__init__.py` included."""
+
+    def __init__(self, folder: Path | None) -> None:
+        super().__init__([str(folder)], excludes=["flbench"])
+
+    def find_module(self, name: str, path: Any, parent: Any = None) -> Any:
+        try:
+            return super().find_module(name, path, parent)
+        except (ImportError, AttributeError):  # of a folder without `__init__.py`
+            for folder in path or self.path:
+                if name == "__init__":
+                    return io.BytesIO(b""), folder, (".py", "rb", SOURCE)
+                if Path(folder, name).is_dir():
+                    return None, str(Path(folder, name)), ("", "", PACKAGE)
+            raise ImportError(name) from None
+
+
+def _files(finder: _Finder) -> dict[str, Path]:
+    """Return the files that were found, by the names of the modules."""
+    found = {name: getattr(one, "__file__", None) for name, one in finder.modules.items()}
+    return {name: Path(file) for name, file in found.items() if file and os.path.isfile(file)}
+
+
+def _of_file(path: str, name: str, file: Path) -> str:
+    """Return the SHA-256 (hex) of the file of a module that an import path needs."""
+    try:
+        now = _sha256(file.read_bytes())
+    except OSError as error:
+        raise ConfigError(
+            f"`{path}`: the module `{name}` has no source file that can be read. Put the code in a"
+            " file of its own."
+        ) from error
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    if spec is not None and _first.setdefault(name, (spec, now)) != (spec, now):
+        if _first[name][0] is spec:
+            raise ConfigError(
+                f"`{path}`: the file {file} was edited since `{name}` was imported. Restart the"
+                " process (in a notebook: the kernel), so that the new code runs."
+            )
+        _first[name] = (spec, now)
+    return now
+
+
+def _texts(thing: Any) -> set[str]:
+    """Return the text of a function or class, and of what it names in its script or notebook.
+
+    Raises:
+        OSError: Python does not know the text.
+    """
+    code = _code(thing)
+    home, space = code.__module__, vars(sys.modules.get(code.__module__, ModuleType("none")))
+    finder = _Finder(Path(here()))
+    found = {_source(code), "" if code is thing else _value(thing)}
+    seen: set[int] = set()
+    queue = [code]
+    while queue:
+        one = queue.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        try:
+            text = _source(one)
+        except OSError:  # what a decorator such as `dataclass` has made
+            continue
+        found.add(text)
+        compiled = _compiled(text, one)
+        finder.scan_code(compiled, finder.add_module("__main__"))
+        named = {key: space[key] for key in _names(compiled) if key in space}
+        named |= {
+            f"cell {k}": x.cell_contents for k, x in enumerate(_get(one, "__closure__") or ())
+        }
+        named |= {"wrapped": _get(one, "__wrapped__")}
+        if isinstance(one, type):
+            named |= {kind.__qualname__: kind for kind in one.__mro__[1:]}
+            named |= {key: x for key, x in vars(one).items() if isinstance(x, FunctionType)}
+        for key, value in named.items():
+            if isinstance(value, type | FunctionType) and value.__module__ == home:
+                queue.append(value)
+            elif isinstance(value, type | FunctionType | ModuleType):
+                _follow(finder, getattr(value, "__module__", None) or value.__name__)
+            elif isinstance(value, CONSTANTS):
+                found.add(f"{key} = {value!r}")
+            elif type(value).__module__ == home:
+                queue.append(type(value))
+                found.add(f"{key} = {_value(value)}")
+    return found | {file.read_text("utf-8") for file in _files(finder).values()}
+
+
+def _follow(finder: _Finder, module: str) -> None:
+    """Let a finder follow the imports of a module, if it is beside the script."""
+    try:
+        finder.import_hook(module)
+    except (ImportError, SyntaxError):
+        return
+
+
+def _compiled(text: str, thing: Any) -> CodeType:
+    """Return a source text as code; of a lambda, whose text is a part of a statement, its own."""
+    try:
+        return compile(textwrap.dedent(text), "<source>", "exec")
+    except SyntaxError:
+        return _get(thing, "__code__") or compile("", "<source>", "exec")
+
+
+def _names(code: CodeType) -> set[str]:
+    """Return the names that code, and the functions within it, look up."""
+    inner = (one for one in code.co_consts if isinstance(one, CodeType))
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def _source(code: Any) -> str:
+    """Return the text of a function or class; of a notebook's class, what can be known of it.
+
+    Before Python 3.13, a class knows no line of its text; its functions do.
+    """
+    try:
+        return inspect.getsource(code)
+    except (OSError, TypeError):
+        if not isinstance(code, type):
+            raise OSError from None
+    values = {k: v for k, v in vars(code).items() if isinstance(v, CONSTANTS) and k[:2] != "__"}
+    fields = {k: str(v) for k, v in vars(code).get("__annotations__", {}).items()}
+    return f"class {code.__qualname__}: {values}, {fields}"
+
+
+def _get(thing: Any, name: str) -> Any:
+    return vars(thing).get(name) if isinstance(thing, type) else getattr(thing, name, None)
+
+
+def _value(thing: Any) -> str:
+    """Return what an object or a partial function says of its values; "" for an address."""
+    args = (thing.args, thing.keywords) if isinstance(thing, partial) else thing
+    return "" if " at 0x" in (text := repr(args)) else text
+
+
+def _code(thing: Any) -> Any:
+    """Return a function or class itself, what a partial function calls, or an object's class."""
+    while isinstance(thing, partial | MethodType):
+        thing = thing.func if isinstance(thing, partial) else thing.__func__
+    return thing if inspect.isroutine(thing) or isinstance(thing, type) else type(thing)
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
