@@ -104,7 +104,7 @@ def test_a_scheme_draws_from_its_generator_or_a_global_one():
 def test_functions_that_cannot_be_called_are_refused():
     with pytest.raises(fl.ConfigError, match=r"`partition\.args\.shiftt`.* Did you mean `shift`"):
         dealt(SCHEME, args={"shiftt": 1})
-    with pytest.raises(fl.ConfigError, match="must accept labels, number of clients"):
+    with pytest.raises(fl.ConfigError, match="labels, number of clients"):
         dealt(lambda y: [y])
     with pytest.raises(fl.ConfigError, match="raised OSError: the disk is away"):
         dealt(own_parts.failing_scheme)
