@@ -19,7 +19,7 @@ from flbench.client.program import LocalProgram, Statistic, Step, Transform
 from flbench.config.schema import BestConfig, EvaluationConfig
 from flbench.core.errors import ConfigError, DivergedError
 from flbench.core.ownership import is_known
-from flbench.core.tree import take, write_counts
+from flbench.core.tree import copied, take
 from flbench.core.types import Dispatch, Info, Results, Samples, State, StepContext, Tree
 from flbench.core.wording import lower_rate
 from flbench.data.federation import Federation
@@ -42,7 +42,8 @@ PIECE = 4 * STATISTIC_BATCH
 evaluate several pieces at the same time. Batches do not depend on them."""
 SCALARS = 2**26  # parameters of the models that `deployed` computes at once: 256 MB of float32
 PARTS = ("validation", "test")
-NO_ROWS = np.zeros(0, dtype=np.int64)
+RESULTS = ("predicted", "undefined", "margin", "logarithms")
+"""What `Judge.observe` computes; a program may have other Statistics of the same names."""
 
 
 @dataclass(frozen=True)
@@ -116,18 +117,14 @@ class Predict:
 
 @dataclass(frozen=True)
 class Pad:
-    """Pads the predictions of a client, as the function `finish` of a Statistic.
+    """Pads the rows of a client [n, ...] with NaN to [length, ...], as `finish` of a Statistic.
 
     All clients then have tensors of one shape, in every engine and block.
-
-    Attributes:
-        length: Number of predictions L of every client.
     """
 
     length: int
 
     def __call__(self, reduced: Tree, leaves: Tree, ctx: Tree) -> Tree:
-        """Return every tensor with NaN at the end, [n, ...] -> [L, ...]."""
         # `pad` takes its numbers from the last axis to the first: before and after each.
         return {
             key: torch.nn.functional.pad(
@@ -170,44 +167,15 @@ class Predictions:
         client: Id [n] int64 of each sample's client.
         true: True class [n] int64 of each sample, or its target [n, ...].
         predicted: Predicted class [n] int64 of each sample, or the output [n, ...] for it.
-        margin: Margin [n] of each sample, if the data set has two classes; otherwise None.
-        positive: The positive class of two, 0 or 1.
+        margins: Margins of the positive class, if the data set has two classes; otherwise None.
         logarithms: Logarithms [n, C] of the predicted probabilities, if they are kept.
     """
 
     client: Tensor
     true: Tensor
     predicted: Tensor
-    margin: Tensor | None
-    positive: int = 1
+    margins: Margins | None = None
     logarithms: Tensor | None = None
-
-    def add_to(self, scores: "Scores") -> None:
-        """Add the predictions to scores, in place."""
-        scores.add_(self.client, self.true, self.predicted)
-        if self.logarithms is not None:
-            scores.add_probabilities_(self.client, self.true, self.logarithms)
-
-    def repeated(self, ids: Tensor) -> "Predictions":
-        """Return the predictions [K n] of K clients whose models are equal to the one of these.
-
-        Args:
-            ids: Ids [K] of the clients.
-        """
-        return Predictions(
-            client=ids.repeat_interleave(len(self.true)),
-            true=self.true.repeat(len(ids)),
-            predicted=self.predicted.repeat(len(ids)),
-            margin=None if self.margin is None else self.margin.repeat(len(ids)),
-            positive=self.positive,
-        )
-
-    def margins(self) -> list[Margins]:
-        """Return the margins of the positive class; an empty list without two classes."""
-        if self.margin is None:
-            return []
-        margin = self.margin if self.positive == 1 else -self.margin
-        return [Margins(margin, self.true == self.positive, self.client)]
 
 
 class Scores(Protocol):
@@ -245,55 +213,44 @@ class NetTraits:
     held: Mapping[str, Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
 class Kept:
-    """Predictions of a deployment for all clients, kept until the next evaluation.
-
-    Args:
-        clients: The clients' tree that the models were made of; the loop writes it in place.
-        deployment: The deployment, without a program and without rows.
-        found: What was predicted, [n, ...] each, for the samples of one client after the other.
+    """What a deployment predicts for all clients, kept until the next evaluation.
 
     Attributes:
-        found: The argument; the caller brings it up to date.
-        changed: [N] bool, the clients whose leaves have changed since.
+        clients: The clients' tree that the models were made of; the loop writes it in place.
+        sent: A copy of what the server sent all clients, values and masks.
+        functions: What else the models were made of: `weights`, `predict`, and the numbers sent.
+        found: The predictions by `PART.RESULT`, [n, ...] for the samples of all clients.
     """
 
-    def __init__(self, clients: Tree, deployment: Deployment, found: Tree) -> None:
-        self._clients, self._deployment = clients, deployment
-        shared = deployment.dispatch.shared
-        self._sent = {**shared.values, **{f"mask {k}": v for k, v in shared.mask.items()}}
-        # PyTorch counts the writes to a tensor.
-        self._of_sent = write_counts(self._sent)
-        self.found = found
-        count = len(next(iter(clients.values()))) if clients else 0
-        self.changed = torch.zeros(count, dtype=torch.bool)
-        self._of_clients = write_counts(clients)
+    clients: Tree
+    sent: Tree
+    functions: tuple[Any, ...]
+    found: Tree
 
-    def changed_(self, ids: Tensor) -> None:
-        """Note that the leaves of these clients have changed, and no others since the last call."""
-        self.changed[ids] = True
-        self._of_clients = write_counts(self._clients)
+    @staticmethod
+    def of(state: State, deployment: Deployment, found: Tree) -> "Kept":
+        """Return the predictions of a deployment with what they depend on."""
+        functions = (deployment.weights, deployment.predict, dict(deployment.dispatch.numbers))
+        return Kept(state.clients, copied(_sent(deployment)), functions, found)
 
-    def all_known_(self) -> None:
-        """Note that `found` is up to date."""
-        self.changed[:] = False
-
-    def is_of(self, state: State, deployment: Deployment) -> bool:
-        """Return whether the clients that have not changed have the models of a deployment."""
-        shared, before = deployment.dispatch.shared, self._deployment
-        sent = {**shared.values, **{f"mask {k}": v for k, v in shared.mask.items()}}
-        functions = (before.weights, before.predict, dict(before.dispatch.numbers))
+    def holds_for(self, state: State, deployment: Deployment) -> bool:
+        """Return whether a model can differ only for clients whose leaves have changed."""
+        sent = _sent(deployment)
+        functions = (deployment.weights, deployment.predict, dict(deployment.dispatch.numbers))
         return (
-            state.clients is self._clients
-            and write_counts(self._clients) == self._of_clients
-            and write_counts(self._sent) == self._of_sent
-            and (deployment.weights, deployment.predict, dict(deployment.dispatch.numbers))
-            == functions
-            and sent.keys() == self._sent.keys()
-            and all(
-                value is sent[k] or torch.equal(value, sent[k]) for k, value in self._sent.items()
-            )
+            state.clients is self.clients
+            and functions == self.functions
+            and sent.keys() == self.sent.keys()
+            and all(torch.equal(value, sent[name]) for name, value in self.sent.items())
         )
+
+
+def _sent(deployment: Deployment) -> Tree:
+    """Return what the server sends all clients: values and masks."""
+    shared = deployment.dispatch.shared
+    return {**shared.values, **{f"mask {name}": mask for name, mask in shared.mask.items()}}
 
 
 S = TypeVar("S", bound=Scores)
@@ -318,6 +275,34 @@ class Evaluation(Generic[S]):
     common: dict[str, S] = field(default_factory=dict)
     margins: dict[tuple[str, str], Margins] = field(default_factory=dict)
 
+    def add_(self, protocol: str, part: str, seen: Predictions, ids: Tensor | None = None) -> None:
+        """Add the predictions of a protocol on a part, in place.
+
+        Args:
+            protocol: Name of the deployment.
+            part: `validation`, `test` or `common`.
+            seen: The predictions.
+            ids: Ids [K] of the clients that share the model of the predictions; None for the model
+                of each sample's own client.
+        """
+        scores = self.common[protocol] if part == "common" else self.local[protocol, part]
+        if ids is None:
+            scores.add_(seen.client, seen.true, seen.predicted)
+        else:
+            scores.add_shared_(ids, seen.true, seen.predicted)
+        if seen.logarithms is not None:
+            scores.add_probabilities_(seen.client, seen.true, seen.logarithms)
+        if (more := seen.margins) is not None:
+            if ids is not None:
+                more = Margins(
+                    more.value.repeat(len(ids)),
+                    more.positive.repeat(len(ids)),
+                    ids.repeat_interleave(len(more.value)),
+                )
+            key = (protocol, part)
+            before = self.margins.get(key)
+            self.margins[key] = more if before is None else Margins.joined([before, more])
+
 
 class Judge(Protocol):
     """What is judged in an evaluation, and how.
@@ -337,29 +322,20 @@ class Judge(Protocol):
     def observe(self, deployment: Deployment, part: str) -> Callable[[StepContext], Tree]:
         """Return the function of a Statistic that computes the predictions of a deployment.
 
-        It maps a batch to `predicted` [B, ...] and perhaps `margin` [B] and `logarithms` [B, C].
-
-        Args:
-            deployment: The deployment.
-            part: Part of the samples: `validation`, `test` or `common`.
+        It maps a batch of the part `validation`, `test` or `common` to `predicted` [B, ...] and
+        perhaps `margin` [B] and `logarithms` [B, C].
         """
 
     def pairs(self, rows: Indices, predicted: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what is true of n samples, and what was predicted.
-
-        Args:
-            rows: Rows [n] of the data set.
-            predicted: What `observe` has computed for them, [n, ...].
-        """
+        """Return what is true of n rows of the data set, and what was predicted for them."""
 
     def scores(self, clients: int) -> Any:
         """Return the `Scores` of N clients before the first prediction."""
 
     def most_clients(self, samples: int) -> int | None:
-        """Return how many clients' predictions fit into memory at once; None for any number.
+        """Return for how many clients with so many samples each predictions fit into memory.
 
-        Args:
-            samples: Number of samples of each client.
+        None stands for any number.
         """
 
     def of(self, federation: Federation) -> "Judge":
@@ -368,10 +344,8 @@ class Judge(Protocol):
     def rows(self, evaluation: Evaluation[Any], suffix: str = "") -> list[Row]:
         """Return the metrics of an evaluation as rows of metrics.csv.
 
-        Args:
-            evaluation: Scores after one round.
-            suffix: Suffix of the protocols' names; `@local` marks an evaluation of the cohort right
-                after local training.
+        The suffix ends the protocols' names; `@local` marks an evaluation of the cohort right after
+        local training.
         """
 
     def tables(
@@ -379,9 +353,8 @@ class Judge(Protocol):
     ) -> Iterator[tuple[str, Sequence[str], Sequence[Sequence[object]]]]:
         """Yield name, header and lines of the tables of a finished run.
 
-        Args:
-            evaluations: Evaluation and evaluated state of the moment `last` and, if it is another
-                round, of the moment `best`.
+        The argument has evaluation and evaluated state of the moment `last` and, if it is another
+        round, of the moment `best`.
         """
 
 
@@ -416,19 +389,14 @@ class Evaluator:
     net: NetTraits = NetTraits()
     kept: dict[str, Kept] = field(default_factory=dict)
 
-    def changed(self, ids: Tensor) -> None:
-        """Note that the leaves of some clients, and of no others, have changed.
-
-        The loop calls this after each round. After other changes of the clients' leaves the next
-        evaluation computes all predictions anew.
-
-        Args:
-            ids: Ids [K] of the clients.
-        """
-        for kept in self.kept.values():
-            kept.changed_(ids)
-
-    def evaluate(self, state: State, settings: RoundSettings, *, common: bool) -> Evaluation[Any]:
+    def evaluate(
+        self,
+        state: State,
+        settings: RoundSettings,
+        *,
+        common: bool,
+        stale: Tensor | None = None,
+    ) -> Evaluation[Any]:
         """Evaluate the models of all clients after a round, participants or not.
 
         Every client gets what the server would send it now, and its own kept leaves.
@@ -437,86 +405,82 @@ class Evaluator:
             state: State after the round.
             settings: Settings of the round that was completed.
             common: Whether to evaluate on the common test set too.
+            stale: [N] bool: the clients whose leaves may have changed since the last evaluation of
+                the same tree `state.clients`. None evaluates the models of all clients.
 
         Raises:
             DivergedError: A model has weights that are not finite, or the models of all clients
                 have NaN scores for all samples.
         """
-        local: dict[tuple[str, str], Any] = {}
-        undefined: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
-        margins: dict[tuple[str, str], list[Margins]] = {}
+        evaluation: Evaluation[Any] = Evaluation(state.round, {})
+        everyone = torch.arange(self.federation.clients)
+        most = self.judge.most_clients(self.longest(common=False))
         for name, deployment in self._deployments(state).items():
             if name == "gm":
                 continue
-            local |= {(name, part): self.no_scores() for part in self.parts}
-            for ids, found in self._all_predictions(state, settings, name, deployment):
-                undefined.setdefault(name, []).append(self._undefined(ids, found))
+            arguments = (state, settings, name, deployment)
+            evaluation.local.update({(name, part): self.no_scores() for part in self.parts})
+            if most is None:
+                found = self._predicted(*arguments, stale)
+                self._report_undefined(state, name, found)
+                pieces: Iterable[tuple[Tensor, Tree]] = [(everyone, found)]
+            else:  # the outputs of all clients may be too large
+                pieces = self._pieces(*arguments, everyone, most)
+            for ids, piece in pieces:
                 for part in self.parts:
-                    seen = self._paired(part, ids, found)
-                    seen.add_to(local[name, part])
-                    margins.setdefault((name, part), []).extend(seen.margins())
-        for name, counted in undefined.items():
-            self._report_undefined(state, name, *map(torch.cat, zip(*counted, strict=True)))
-        shared = self.evaluate_common(state, settings, margins) if common else {}
-        joined = {key: Margins.joined(parts) for key, parts in margins.items() if parts}
-        return Evaluation(state.round, local, shared, joined)
+                    evaluation.add_(name, part, self._paired(part, ids, piece))
+        if common:
+            self._add_common(evaluation, state, settings)
+        return evaluation
 
-    def _undefined(self, ids: Tensor, observed: Tree) -> tuple[Tensor, Tensor, Tensor]:
-        """Return ids [K], numbers [K] of samples with a NaN score, and numbers [K] of samples."""
-        counts = torch.zeros(2, len(ids))
-        for part in self.parts:
-            if f"{part}.undefined" in observed:  # [n]
-                owner = torch.arange(len(ids)).repeat_interleave(self._sizes(part, ids))  # [n]
-                value = observed[f"{part}.undefined"]
-                counts.index_add_(1, owner, torch.stack([value, torch.ones_like(value)]).float())
-        return ids, counts[0], counts[1]
+    def evaluate_cohort(
+        self, state: State, settings: RoundSettings, ids: Tensor
+    ) -> Evaluation[Any]:
+        """Evaluate the personal models of some clients on the clients' own samples.
 
-    def _all_predictions(
-        self, state: State, settings: RoundSettings, name: str, deployment: Deployment
-    ) -> Iterator[tuple[Tensor, Tree]]:
-        """Yield ids [K] in ascending order, and what is predicted of their n samples.
+        Args:
+            state: State before or after a round.
+            settings: Settings of that round.
+            ids: Ids [K] of the clients.
 
-        Together they are all clients. If the predictions of all clients fit into memory, they come
-        at once; those of clients whose models have not changed are kept from the last evaluation.
+        Raises:
+            DivergedError: A model has weights that are not finite.
         """
-        everyone = torch.arange(self.federation.clients)
-        most = self.judge.most_clients(self.longest(common=False))
-        arguments = (state, settings, name, deployment)
-        if most is not None:
-            yield from self._pieces(*arguments, everyone, most)
-            return
-        keeps = self._can_keep(deployment) and not self._is_same_for_all(state, deployment)
-        kept = self.kept.get(name)
-        if kept is None or not keeps or not kept.is_of(state, deployment):
-            pieces = [found for _, found in self._pieces(*arguments, everyone)]
-            found = {key: torch.cat([piece[key] for piece in pieces]) for key in pieces[0]}
-            self.kept.pop(name, None)
-            if keeps:
-                self.kept[name] = Kept(state.clients, deployment, found)
-            yield everyone, found
-            return
-        ids = self._with_neighbours(kept.changed)
-        found, begins = kept.found, {part: self._begins(part) for part in self.parts}
-        for some, piece in self._pieces(*arguments, ids) if len(ids) else ():
-            for key, value in piece.items():
-                part, _, _ = key.partition(".")
-                sizes = self._sizes(part, some)
-                first = begins[part][some].repeat_interleave(sizes)
-                within = torch.arange(len(first)) - (sizes.cumsum(0) - sizes).repeat_interleave(
-                    sizes
-                )
-                found[key][first + within] = value
-        kept.all_known_()
-        yield everyone, found
+        name, deployment = next(iter(self._deployments(state).items()))
+        statistics = self.part_statistics(deployment)
+        evaluation = Evaluation(state.round, {(name, one): self.no_scores() for one in self.parts})
+        for some, grouped in self._calls(settings, ids, BLOCK, self._length) if len(ids) else ():
+            found = self.run_statistics(state, grouped, name, deployment, some, statistics)
+            for part in self.parts:
+                evaluation.add_(name, part, self.predictions_of(part, some, found))
+        return evaluation
 
-    def measure(self, state: State, settings: RoundSettings, clients: int) -> None:
-        """Evaluate the first clients on their own samples, for a measurement of the time.
+    def evaluate_common(self, state: State, settings: RoundSettings) -> Evaluation[Any]:
+        """Evaluate the personal models and the global model on the common test set alone."""
+        evaluation: Evaluation[Any] = Evaluation(state.round, {})
+        self._add_common(evaluation, state, settings)
+        return evaluation
+
+    def predictions(self, state: State, settings: RoundSettings) -> Iterator[tuple[int, Tensor]]:
+        """Yield the predictions of every client's model on the client's test part.
 
         Args:
             state: State after a round.
             settings: Settings of that round.
-            clients: Number of clients to evaluate.
+
+        Yields:
+            The client's id and the predicted classes [n_test] int64, in the order of the part's
+            rows. Clients without test samples are left out.
         """
+        name, deployment = next(iter(self._deployments(state).items()))
+        found = self._predicted(state, settings, name, deployment)["test.predicted"].long()
+        sizes = self._sizes["test"].tolist()
+        for client, predicted in enumerate(torch.split(found, sizes)):
+            if len(predicted):
+                yield client, predicted
+
+    def measure(self, state: State, settings: RoundSettings, clients: int) -> None:
+        """Evaluate the first clients on their own samples, for a measurement of the time."""
         ids = torch.arange(clients)
         most = self.judge.most_clients(self.longest(common=False))
         for name, deployment in self._deployments(state).items():
@@ -547,11 +511,46 @@ class Evaluator:
             changed: Number of clients whose leaves have changed since the last evaluation.
         """
         models = [model for name, model in self._deployments(state).items() if name != "gm"]
-        keep = [self._can_keep(one) and not self._is_same_for_all(state, one) for one in models]
-        if not all(keep):
+        if not all(self._can_keep(one) and not self._is_same_for_all(state, one) for one in models):
             return 1.0
         stacks = self._size <= STACKED_SIZE
         return min(1.0, changed * (KEPT if stacks else 1) / self.federation.clients)
+
+    def _predicted(
+        self,
+        state: State,
+        settings: RoundSettings,
+        name: str,
+        deployment: Deployment,
+        stale: Tensor | None = None,
+    ) -> Tree:
+        """Return what is predicted of the samples of all clients, by `PART.RESULT` [n, ...].
+
+        Predictions are kept from the last evaluation for clients whose models have not changed.
+
+        Args:
+            state: State after a round.
+            settings: Settings of that round.
+            name: Name of the deployment.
+            deployment: The deployment.
+            stale: See `evaluate`.
+        """
+        found: Tree = {}
+        ids = torch.arange(self.federation.clients)
+        kept = self.kept.pop(name, None)  # an evaluation that fails keeps nothing
+        if stale is not None and kept is not None and kept.holds_for(state, deployment):
+            found, ids = kept.found, self._with_neighbours(stale)
+        for some, piece in self._pieces(state, settings, name, deployment, ids):
+            chosen = torch.zeros(self.federation.clients, dtype=torch.bool)
+            chosen[some] = True
+            for key, rows in piece.items():
+                owner = self._owner[key.partition(".")[0]]
+                if key not in found:
+                    found[key] = rows.new_empty(len(owner), *rows.shape[1:])
+                found[key][chosen[owner]] = rows
+        if self._can_keep(deployment) and not self._is_same_for_all(state, deployment):
+            self.kept[name] = Kept.of(state, deployment, found)
+        return found
 
     def _pieces(
         self,
@@ -574,23 +573,24 @@ class Evaluator:
             ids: Ascending ids [K] of all clients of the pieces; 0 to K-1 if they share a model.
             most: Largest number of clients whose predictions fit into memory; None for any number.
         """
+        arguments = (name, deployment)
         if self._is_same_for_all(state, deployment) and self._can_pool(deployment):
-            samples = sum(int(self._all_sizes[part].sum()) for part in PARTS)
+            samples = sum(int(sizes.sum()) for sizes in self._sizes.values())
             group = max(1, POOLED * self.federation.clients // max(1, samples))
             group = min(group, most or group, len(ids))
             statistics = self.part_statistics(deployment, group)
             # The samples of `group` clients are read as those of the first of them.
             for some in torch.split(ids[::group], BLOCK if most is None else most // group):
-                found = self.run_statistics(state, settings, name, deployment, some, statistics)
+                found = self.run_statistics(state, settings, *arguments, some, statistics)
                 theirs = ids[int(some[0]) : int(some[-1]) + group]
-                yield theirs, self._flat(found, [ids[k : k + group] for k in some.tolist()])
+                yield theirs, self._without_padding(found, theirs, group)
             return
         statistics = self.part_statistics(deployment)
-        group = KEPT if self._can_keep(deployment) else BLOCK
-        length = sum(int(self._all_sizes[part].max()) for part in self.parts)
-        for some, grouped in self._calls(settings, ids, group, length, most):
-            found = self.run_statistics(state, grouped, name, deployment, some, statistics)
-            yield some, self._flat(found, [*some[:, None]])
+        stacked = KEPT if self._can_keep(deployment) else BLOCK
+        calls = self._calls(settings, ids, stacked, self._length, most) if len(ids) else ()
+        for some, grouped in calls:
+            found = self.run_statistics(state, grouped, *arguments, some, statistics)
+            yield some, self._without_padding(found, some)
 
     def _calls(
         self,
@@ -622,35 +622,36 @@ class Evaluator:
         for some in torch.split(ids, max(1, fitting // group) * group):
             yield some, grouped
 
-    def _flat(self, observed: Tree, groups: Sequence[Tensor]) -> Tree:
-        """Return results [K, L, ...] of Statistics of the parts without padding, [n, ...] each.
+    def _without_padding(self, observed: Tree, ids: Tensor, group: int = 1) -> Tree:
+        """Return results [K, L, ...] of Statistics of the parts as [n, ...] each.
 
         Args:
-            observed: The results.
-            groups: Ids of the clients whose samples each of the K rows has.
+            observed: The results; each of the K rows has the samples of `group` clients.
+            ids: Ids of the clients.
+            group: Number of clients of a row.
         """
-        flat: Tree = {}
-        for part in self.parts:
-            sizes = torch.stack([self._sizes(part, ids).sum() for ids in groups])  # [K]
-            for key in [key for key in observed if key.startswith(f"{part}.")]:
-                is_sample = torch.arange(observed[key].shape[1]) < sizes[:, None]  # [K, L]
-                flat[key] = observed[key][is_sample]
-        return flat
-
-    def _sizes(self, part: str, ids: Tensor) -> Tensor:
-        """Return the numbers of samples [K] int64 of some clients in a part."""
-        return self._all_sizes[part][ids]
+        return {
+            key: rows
+            for part in self.parts
+            for key, rows in _cut(part, observed, _summed(self._sizes[part][ids], group)).items()
+        }
 
     @cached_property
-    def _all_sizes(self) -> dict[str, Tensor]:
+    def _sizes(self) -> dict[str, Tensor]:
         """Numbers of samples [N] int64 of all clients by part."""
         parts = self.federation.partition.parts
         return {part: torch.tensor([len(rows) for rows in parts[part]]) for part in PARTS}
 
-    def _begins(self, part: str) -> Tensor:
-        """Return the numbers [N] of samples of a part that belong to clients with smaller ids."""
-        sizes = self._all_sizes[part]
-        return sizes.cumsum(0) - sizes
+    @cached_property
+    def _owner(self) -> dict[str, Tensor]:
+        """Client [n] int64 of each sample by part, one client after the other."""
+        everyone = torch.arange(self.federation.clients)
+        return {part: everyone.repeat_interleave(sizes) for part, sizes in self._sizes.items()}
+
+    @property
+    def _length(self) -> int:
+        """Largest number of samples of a client in each part, added up."""
+        return sum(int(self._sizes[part].max()) for part in self.parts)
 
     def _with_neighbours(self, changed: Tensor) -> Tensor:
         """Return the ids of clients to evaluate, of which some [N] bool have changed.
@@ -660,9 +661,8 @@ class Evaluator:
         """
         stacks = self.engine.block(self.algorithm.setting.train.batch_size) is not None
         if stacks or self._size <= STACKED_SIZE:
-            whole = torch.cat([changed, changed.new_zeros(-len(changed) % KEPT)])
-            whole = whole.reshape(-1, KEPT).any(dim=1).repeat_interleave(KEPT)  # [N + padding]
-            changed = whole[: len(changed)]
+            blocks = _summed(changed.long(), KEPT) > 0
+            changed = blocks.repeat_interleave(KEPT)[: len(changed)]
         return changed.nonzero()[:, 0]
 
     @property
@@ -682,45 +682,50 @@ class Evaluator:
         """Return whether the samples of several clients can be in one batch of a deployment."""
         return not self.net.mixes and is_known(deployment.predict)
 
-    def _report_undefined(
-        self, state: State, name: str, ids: Tensor, undefined: Tensor, samples: Tensor
-    ) -> None:
+    def _is_same_for_all(self, state: State, deployment: Deployment) -> bool:
+        """Return whether a deployment is the same model for all clients."""
+        if deployment.program or deployment.dispatch.rows.values or self.recalibrate:
+            return False
+        functions = (deployment.weights, deployment.predict)
+        if any(functions):  # they may read any leaf of a client
+            return not state.clients and is_known(functions)
+        return not self.algorithm.setting.net.names("all") & state.clients.keys()
+
+    def _report_undefined(self, state: State, name: str, found: Tree) -> None:
         """Report clients whose models have finite weights, but NaN scores.
 
         Args:
             state: State after a round.
             name: Name of the deployment.
-            ids: Ids [K] of the clients.
-            undefined: Numbers [K] of samples with a NaN score.
-            samples: Numbers [K] of samples.
+            found: What was predicted of the samples of all clients.
 
         Raises:
             DivergedError: All samples of all clients are among them, for the personal models.
         """
+        undefined = torch.zeros(self.federation.clients)
+        for part in self.parts:
+            undefined.index_add_(0, self._owner[part], found[f"{part}.undefined"].float())
         if not undefined.any():
             return
         cure = "Lower train.optimizer.lr or set train.clip."
-        if name == "personal" and torch.equal(undefined, samples):
+        samples = sum(len(self._owner[part]) for part in self.parts)
+        if name == "personal" and int(undefined.sum()) == samples:
             raise DivergedError(
                 f"the models of all clients after round {state.round} have finite weights, but NaN"
                 f" scores for all samples, so that they predict nothing: training has diverged."
                 f" {cure}"
             )
         called = self.federation.partition.called
-        clients = ", ".join(called(client) for client in ids[undefined > 0].tolist())
+        clients = ", ".join(map(called, undefined.nonzero()[:, 0].tolist()))
         self.warn(
             f"round {state.round}: the model `{name}` has NaN scores for {int(undefined.sum())} of"
-            f" {int(samples.sum())} samples, at the clients [{clients}]. They count as predictions"
+            f" {samples} samples, at the clients [{clients}]. They count as predictions"
             f" of the class with NaN, mostly the first. {cure}"
         )
 
-    def no_scores(self, clients: int | None = None) -> Any:
-        """Return scores without predictions.
-
-        Args:
-            clients: Number of clients; None for all clients.
-        """
-        return self.judge.scores(self.federation.clients if clients is None else clients)
+    def no_scores(self) -> Any:
+        """Return scores of all clients without predictions."""
+        return self.judge.scores(self.federation.clients)
 
     def longest(self, *, common: bool) -> int:
         """Return the largest number of samples that a model is evaluated on, at least 1.
@@ -728,8 +733,7 @@ class Evaluator:
         Args:
             common: Whether the common test set counts, beside the clients' own parts.
         """
-        parts = self.federation.partition.parts
-        lengths = [len(rows) for part in self.parts for rows in parts[part]]
+        lengths = [int(self._sizes[part].max()) for part in self.parts]
         if common:
             lengths.append(len(self.federation.common_rows(self.config.common.limit)))
         return max(1, *lengths)
@@ -747,26 +751,19 @@ class Evaluator:
         """
         rows = self._rows(part, ids, whole=whole)
         sizes = torch.tensor([len(mine) for mine in rows], dtype=torch.int64)  # [K]
-        flat: Tree = {}
-        for key in (f"{part}.predicted", f"{part}.margin", f"{part}.logarithms"):
-            if key in observed:
-                is_sample = torch.arange(observed[key].shape[1]) < sizes[:, None]  # [K, L]
-                flat[key] = observed[key][is_sample]  # [K, L, ...] -> [n, ...]
-        return self._paired(part, ids, flat, whole=whole)
+        return self._paired(part, ids, _cut(part, observed, sizes), whole=whole)
 
     def _paired(self, part: str, ids: Tensor, flat: Tree, *, whole: bool = False) -> Predictions:
         """Return predictions as `predictions_of` does, of results [n, ...] without padding."""
         rows = self._rows(part, ids, whole=whole)
         sizes = torch.tensor([len(mine) for mine in rows], dtype=torch.int64)  # [K]
-        pairs = self.judge.pairs(np.concatenate([NO_ROWS, *rows]), flat[f"{part}.predicted"])
-        return Predictions(
-            client=ids.repeat_interleave(sizes),
-            true=pairs[0],
-            predicted=pairs[1],
-            margin=flat.get(f"{part}.margin"),
-            logarithms=flat.get(f"{part}.logarithms"),
-            positive=positive_class(self.config, self.federation.dataset.classes),
-        )
+        client = ids.repeat_interleave(sizes)
+        true, predicted = self.judge.pairs(np.concatenate(rows), flat[f"{part}.predicted"])
+        margins, margin = None, flat.get(f"{part}.margin")
+        if margin is not None:
+            positive = positive_class(self.config, self.federation.dataset.classes)
+            margins = Margins(margin if positive else -margin, true == positive, client)
+        return Predictions(client, true, predicted, margins, flat.get(f"{part}.logarithms"))
 
     def _rows(self, part: str, ids: Tensor, *, whole: bool) -> list[Indices]:
         """Return the rows of the data set of each client's samples; see `predictions_of`."""
@@ -776,93 +773,42 @@ class Evaluator:
         parts = self.federation.partition.parts[part]
         return [parts[client] for client in ids.tolist()]
 
-    def evaluate_cohort(
-        self, state: State, settings: RoundSettings, ids: Tensor
-    ) -> Evaluation[Any]:
-        """Evaluate the personal models of some clients on the clients' own samples.
-
-        Args:
-            state: State before or after a round.
-            settings: Settings of that round.
-            ids: Ids [K] of the clients.
-
-        Raises:
-            DivergedError: A model has weights that are not finite.
-        """
-        name, deployment = next(iter(self._deployments(state).items()))
-        statistics = self.part_statistics(deployment)
-        local = {(name, part): self.no_scores() for part in self.parts}
-        length = sum(int(self._all_sizes[part].max()) for part in self.parts)
-        for some, grouped in self._calls(settings, ids, BLOCK, length) if len(ids) else ():
-            found = self.run_statistics(state, grouped, name, deployment, some, statistics)
-            for part in self.parts:
-                self.predictions_of(part, some, found).add_to(local[name, part])
-        return Evaluation(state.round, local)
-
-    def evaluate_common(
-        self,
-        state: State,
-        settings: RoundSettings,
-        margins: dict[tuple[str, str], list[Margins]] | None = None,
-    ) -> dict[str, Any]:
-        """Evaluate the personal models and the global model on the common test set.
+    def _add_common(
+        self, evaluation: Evaluation[Any], state: State, settings: RoundSettings
+    ) -> None:
+        """Add the predictions of the personal and the global model on the common test set.
 
         Personal models are evaluated on at most `evaluation.common.limit` samples, the global model
-        on all.
+        on all, and not if each client re-estimates the BatchNorm statistics. Nothing is added if
+        there is no common test set or the part `test` is not evaluated.
 
         Args:
+            evaluation: Gets the scores, in place: those of N clients under `personal`, and of one
+                model under `gm`.
             state: State after a round.
             settings: Settings of that round.
-            margins: Gets the margins of the same predictions under (protocol, `common`), if the
-                data set has two classes.
-
-        Returns:
-            Scores of N clients under `personal`, and of one model under `gm` if the method deploys
-            a global model and `train.batchnorm` is not `drop`. Empty if there is no common test set
-            or the part `test` is not evaluated.
 
         Raises:
             DivergedError: A model has weights that are not finite.
         """
-        scores: dict[str, Any] = {}
-        if not self.has_common():
-            return scores
-        for name, deployment in self._deployments(state).items():
-            if name not in ("personal", "gm") or (name == "gm" and self.recalibrate):
-                # Under `drop` each client re-estimates the BatchNorm statistics, so there is no
-                # global model to evaluate.
+        everyone = torch.arange(self.federation.clients)
+        for name, deployment in self._deployments(state).items() if self.has_common() else ():
+            is_gm = name == "gm"
+            if name not in ("personal", "gm") or (is_gm and self.recalibrate):
                 continue
-            # A model that is the same for all clients is evaluated once, by the first client; the
-            # global model is evaluated on all samples.
-            is_same = self._is_same_for_all(state, deployment)
-            everyone = torch.arange(self.federation.clients)
-            if name == "gm" or is_same:
-                calls: Iterable[tuple[Tensor, RoundSettings]] = [(everyone, settings)]
-            else:
-                length = len(self.federation.common_rows(self.config.common.limit))
-                most = self.judge.most_clients(length)
-                calls = self._calls(settings, everyone, BLOCK, length, most)
-            statistics = self.common_statistics(deployment, whole=name == "gm")
-            for ids, grouped in calls:
-                some = ids[:1] if name == "gm" or is_same else ids
-                arguments = (state, grouped, name, deployment)
-                if is_same:
-                    observed = self._common_in_pieces(*arguments, statistics)
-                else:
-                    observed = self.run_statistics(*arguments, some, statistics)
-                seen = self.predictions_of("common", some, observed, whole=name == "gm")
-                if name not in scores:
-                    scores[name] = self.no_scores(1 if name == "gm" else None)
-                if len(some) < len(ids) and name != "gm":
-                    # One model for all clients of the call.
-                    scores[name].add_shared_(ids, seen.true, seen.predicted)
-                    if seen.margin is not None:
-                        seen = seen.repeated(ids)
-                else:
-                    scores[name].add_(seen.client, seen.true, seen.predicted)
-                if margins is not None:
-                    margins.setdefault((name, "common"), []).extend(seen.margins())
-        return scores
+            evaluation.common[name] = self.judge.scores(1) if is_gm else self.no_scores()
+            statistics = self.common_statistics(deployment, whole=is_gm)
+            arguments = (state, settings, name, deployment)
+            if is_gm or self._is_same_for_all(state, deployment):  # one model, at the first client
+                found = self._common_in_pieces(*arguments, statistics[0])
+                seen = self.predictions_of("common", everyone[:1], found, whole=is_gm)
+                evaluation.add_(name, "common", seen, None if is_gm else everyone)
+                continue
+            length = len(self.federation.common_rows(self.config.common.limit))
+            most = self.judge.most_clients(length)
+            for ids, grouped in self._calls(settings, everyone, BLOCK, length, most):
+                found = self.run_statistics(state, grouped, name, deployment, ids, statistics)
+                evaluation.add_(name, "common", self.predictions_of("common", ids, found))
 
     def _common_in_pieces(
         self,
@@ -870,9 +816,9 @@ class Evaluator:
         settings: RoundSettings,
         name: str,
         deployment: Deployment,
-        statistics: tuple[Statistic, ...],
+        statistic: Statistic,
     ) -> Tree:
-        """Return what the model that all clients share predicts on the common test set, [1, L].
+        """Return what a model that all clients share predicts on the common test set, [1, L].
 
         Clients 0 to P-1 read pieces of it, which workers evaluate at the same time. An engine that
         stacks clients, or has larger batches, reads all of it at once.
@@ -882,33 +828,27 @@ class Evaluator:
             settings: Settings of that round.
             name: Name of the deployment.
             deployment: The deployment.
-            statistics: `common_statistics` of the deployment.
+            statistic: That of `common_statistics`.
         """
-        [statistic] = statistics
         length = len(self.federation.common_rows(statistic.samples.limit))
         piece = PIECE * -(-length // (PIECE * self.federation.clients))
         size = self.algorithm.setting.train.batch_size
-        is_alone = self.engine.stacked(LocalProgram(()), statistics, size) == 1
-        is_alone = is_alone and self.engine.block(size) is None
         # Each client has random numbers of its own, if the net or the method draws any.
-        if length <= piece or not is_alone or not self._can_keep(deployment):
-            ids = torch.tensor([0])
-            return self.run_statistics(state, settings, name, deployment, ids, statistics)
-        ids = torch.arange(-(-length // piece))
-        samples = replace(statistic.samples, piece=piece)
-        some = (replace(statistic, samples=samples, finish=Pad(piece)),)
-        found = self.run_statistics(state, settings, name, deployment, ids, some)
+        if (
+            length > piece
+            and self._is_same_for_all(state, deployment)
+            and self._can_keep(deployment)
+            and self.engine.block(size) is None
+            and self.engine.stacked(LocalProgram(()), (statistic,), size) == 1
+        ):
+            samples = replace(statistic.samples, piece=piece)
+            statistic = replace(statistic, samples=samples, finish=Pad(piece))
+        else:
+            piece = length
+        ids = torch.arange(max(1, -(-length // piece)))
+        found = self.run_statistics(state, settings, name, deployment, ids, (statistic,))
         # [P, piece, ...] -> [1, L, ...]; the last piece alone is padded
         return {key: value.flatten(0, 1)[None, :length] for key, value in found.items()}
-
-    def _is_same_for_all(self, state: State, deployment: Deployment) -> bool:
-        """Return whether a deployment is the same model for all clients."""
-        if deployment.program or deployment.dispatch.rows.values or self.recalibrate:
-            return False
-        functions = (deployment.weights, deployment.predict)
-        if any(functions):  # they may read any leaf of a client
-            return not state.clients and is_known(functions)
-        return not self.algorithm.setting.net.names("all") & state.clients.keys()
 
     def part_statistics(self, deployment: Deployment, clients: int = 1) -> tuple[Statistic, ...]:
         """Return one Statistic for each of `parts`.
@@ -920,25 +860,34 @@ class Evaluator:
             deployment: The deployment.
             clients: Number of clients whose samples are read together, see `Samples.clients`.
         """
-        lengths = {part: self._all_sizes[part] for part in self.parts}
-        if clients > 1:
-            # [N] -> [groups, clients] -> [groups]
-            lengths = {
-                part: torch.nn.functional.pad(sizes, (0, -len(sizes) % clients))
-                .reshape(-1, clients)
-                .sum(dim=1)
-                for part, sizes in lengths.items()
-            }
         return tuple(
             self._statistic(
                 part,
                 deployment,
                 Samples(part, clients=clients),
-                int(sizes.max()),
+                int(_summed(self._sizes[part], clients).max()),
                 stacked=clients == 1,
             )
-            for part, sizes in lengths.items()
+            for part in self.parts
         )
+
+    def common_statistics(
+        self, deployment: Deployment, *, whole: bool = False
+    ) -> tuple[Statistic, ...]:
+        """Return the Statistic that evaluates a deployment on the common test set.
+
+        Its results are named as those of `part_statistics`. The tuple is empty if there is no
+        common test set or the part `test` is not evaluated.
+
+        Args:
+            deployment: The deployment.
+            whole: Whether to read the whole common test set, not `evaluation.common.limit`.
+        """
+        if not self.has_common():
+            return ()
+        limit = None if whole else self.config.common.limit
+        length = len(self.federation.common_rows(limit))
+        return (self._statistic("common", deployment, Samples("common", limit=limit), length),)
 
     def _statistic(
         self,
@@ -967,45 +916,6 @@ class Evaluator:
         if not self.recalibrate:
             return ()
         return recalibrate(self.algorithm.setting.net, deployment.weights)
-
-    def common_statistics(
-        self, deployment: Deployment, *, whole: bool = False
-    ) -> tuple[Statistic, ...]:
-        """Return the Statistic that evaluates a deployment on the common test set.
-
-        Its results are named as those of `part_statistics`. The tuple is empty if there is no
-        common test set or the part `test` is not evaluated.
-
-        Args:
-            deployment: The deployment.
-            whole: Whether to read the whole common test set, not `evaluation.common.limit`.
-        """
-        if not self.has_common():
-            return ()
-        limit = None if whole else self.config.common.limit
-        length = len(self.federation.common_rows(limit))
-        return (self._statistic("common", deployment, Samples("common", limit=limit), length),)
-
-    def predictions(self, state: State, settings: RoundSettings) -> Iterator[tuple[int, Tensor]]:
-        """Yield the predictions of every client's model on the client's test part.
-
-        Args:
-            state: State after a round.
-            settings: Settings of that round.
-
-        Yields:
-            The client's id and the predicted classes [n_test] int64, in the order of the part's
-            rows. Clients without test samples are left out.
-        """
-        for client in range(self.federation.clients):
-            if not len(self.federation.partition.parts["test"][client]):
-                continue
-            ids = torch.tensor([client])
-            name, deployment = next(iter(self._deployments(state).items()))
-            evaluate = Predict(deployment.weights, deployment.predict)
-            statistic = Statistic("test", evaluate, reduce="rows", samples=Samples("test"))
-            found = self.run_statistics(state, settings, name, deployment, ids, (statistic,))
-            yield client, found["test.predicted"][0].long()
 
     def deployed(
         self,
@@ -1192,6 +1102,26 @@ class Evaluator:
     def _blocks(self, most: int, clients: Tensor | None = None) -> Iterator[Tensor]:
         clients = torch.arange(self.federation.clients) if clients is None else clients
         yield from torch.split(clients, most)
+
+
+def _summed(numbers: Tensor, group: int) -> Tensor:
+    """Return the sums [K / group, rounded up] of each `group` of K numbers."""
+    whole = torch.nn.functional.pad(numbers, (0, -len(numbers) % group))
+    return whole.reshape(-1, group).sum(dim=1)
+
+
+def _cut(part: str, observed: Tree, sizes: Tensor) -> Tree:
+    """Return the results [K, L, ...] of one Statistic as [n, ...], without the padding.
+
+    Args:
+        part: Name of the Statistic.
+        observed: Results of all Statistics.
+        sizes: Numbers [K] of samples of each row.
+    """
+    keys = [key for key in (f"{part}.{result}" for result in RESULTS) if key in observed]
+    return {
+        key: observed[key][torch.arange(observed[key].shape[1]) < sizes[:, None]] for key in keys
+    }
 
 
 def _joined(first: Tree, second: Tree, order: Tensor) -> Tree:

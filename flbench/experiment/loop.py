@@ -102,6 +102,7 @@ class FederatedLoop:
             far as this object has written it.
         saved_at: Time of `time.monotonic` of that checkpoint, or of the begin.
         saved_best: The round of the checkpoint `best`, if this object has written it.
+        stale: [N] bool: clients whose leaves may have changed since the last evaluation.
     """
 
     config: Config
@@ -122,8 +123,10 @@ class FederatedLoop:
     saved: tuple[State, dict[str, Any]] | None = None
     saved_at: float = field(default_factory=time.monotonic)
     saved_best: int | None = None
+    stale: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
+        self.stale = torch.ones(self.evaluator.federation.clients, dtype=torch.bool)
         self.running = RunningSummary(self.folder.rows, self.config.evaluation.best)
 
     def view(self) -> RunView:
@@ -301,7 +304,7 @@ class FederatedLoop:
             server = self.storage.of_server(over.state.server, state.server)
             over = replace(over, state=replace(over.state, server=server))
             self.folder.changes.changed(ids)
-            self.evaluator.changed(ids)
+            self.stale[ids] = True
         number, split = over.state.round, "setup" if stage.setup else "train"
         lines = [Row(number, split, "", name, value) for name, value in over.costs.items()]
         lines += [Row(number, "server", "", name, float(v)) for name, v in over.metrics.items()]
@@ -341,7 +344,10 @@ class FederatedLoop:
         with self.seconds.measure("evaluate"), interrupts.allowed():
             settings = self.evaluation_settings(state)
             with own_methods.named(self.algorithm.config):
-                self.last = self.evaluator.evaluate(state, settings, common=common)
+                self.last = self.evaluator.evaluate(
+                    state, settings, common=common, stale=self.stale
+                )
+            self.stale[:] = False
             return self.folder.add_missing_metrics(self.evaluator.judge.rows(self.last))
 
     def evaluation_settings(self, state: State) -> RoundSettings:
@@ -475,21 +481,16 @@ class FederatedLoop:
 
         They are without predictions if all clients failed.
         """
-        by_part, margins = {}, {}
-        for part in (*self.evaluator.parts, "common"):
-            scores = by_part[part] = self.evaluator.no_scores()
+        evaluator = self.evaluator
+        local = {("personal", part): evaluator.no_scores() for part in evaluator.parts}
+        has_common = "common.predicted" in results.observed
+        common = {"personal": evaluator.no_scores()} if has_common else {}
+        evaluation = Evaluation(number, local, common)
+        for part in (*evaluator.parts, "common"):
             if f"{part}.predicted" in results.observed:
-                seen = self.evaluator.predictions_of(part, results.ids, results.observed)
-                seen.add_to(scores)
-                for found in seen.margins():
-                    margins["personal", part] = found
-        common = by_part.pop("common")
-        return Evaluation(
-            number,
-            {("personal", part): scores for part, scores in by_part.items()},
-            {"personal": common} if bool(common.evaluated.any()) else {},
-            margins,
-        )
+                seen = evaluator.predictions_of(part, results.ids, results.observed)
+                evaluation.add_("personal", part, seen)
+        return evaluation
 
     def _report_failures(self, results: Results, state: State) -> None:
         """Report the clients that diverged.

@@ -40,7 +40,6 @@ from flbench.experiment.rounds import (
     training_state,
     visible_to_server,
 )
-from flbench.metrics.ranking import Margins
 from flbench.results.metrics_file import Row
 
 NEW: Final = "new"
@@ -288,10 +287,8 @@ class NewClients:
         """
         evaluator = self._evaluator
         local = {("personal", part): evaluator.no_scores() for part in evaluator.parts}
-        margins: dict[tuple[str, str], list[Margins]] = {key: [] for key in local}
-        steps = self._add(self._of_training(state), ids, epochs, local, margins, meter)
-        joined = {key: Margins.joined(some) for key, some in margins.items() if some}
-        evaluation = Evaluation(state.round, local, margins=joined)
+        evaluation = Evaluation(state.round, local)
+        steps = self._add(self._of_training(state), ids, epochs, evaluation, meter)
         return Adapted(evaluation, meter.mean(ids), meter.mean_sent(ids), steps / len(ids))
 
     def _add(
@@ -299,11 +296,10 @@ class NewClients:
         state: State,
         ids: Tensor,
         epochs: int,
-        local: dict[tuple[str, str], Any],
-        margins: dict[tuple[str, str], list[Margins]],
+        evaluation: Evaluation[Any],
         meter: "_Meter",
     ) -> int:
-        """Add the predictions of clients' models to scores and margins, in place.
+        """Add the predictions of clients' models to an evaluation, in place.
 
         Clients whose training diverges are evaluated without it.
 
@@ -311,8 +307,7 @@ class NewClients:
             state: State with rows for all clients, in a stage that trains.
             ids: Ids [K] of the clients.
             epochs: Number of epochs k.
-            local: Scores by protocol and part.
-            margins: Margins by protocol and part.
+            evaluation: Gets the predictions under the protocol `personal`.
             meter: Counts what the clients receive.
 
         Returns:
@@ -354,11 +349,10 @@ class NewClients:
             failed += [failure.client for failure in results.failures]
             for part in evaluator.parts if len(results.ids) else ():
                 found = evaluator.predictions_of(part, results.ids, results.observed)
-                found.add_to(local["personal", part])
-                margins["personal", part].extend(found.margins())
+                evaluation.add_("personal", part, found)
         if failed:
             self._report(failed, epochs, state)
-            self._add(state, torch.tensor(failed), 0, local, margins, meter)
+            self._add(state, torch.tensor(failed), 0, evaluation, meter)
         return taken
 
     def _report(self, failed: list[int], epochs: int, state: State) -> None:

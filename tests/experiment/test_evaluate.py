@@ -53,9 +53,13 @@ def evaluator_of(built: Experiment, **changes):
     return replace(made, engine=Counting(built.engine), kept={}, **changes)
 
 
-def evaluated(evaluator, state):
+def evaluated(evaluator, state, stale=None):
     settings = rounds.settings_of(evaluator.algorithm, state)
-    return evaluator.evaluate(state, settings, common=True)
+    return evaluator.evaluate(state, settings, common=True, stale=stale)
+
+
+def clients(*ids):
+    return torch.isin(torch.arange(9), torch.tensor(ids))
 
 
 def one_by_one(built, state):
@@ -123,10 +127,9 @@ def test_models_that_have_not_changed_are_not_evaluated_again(method, monkeypatc
     evaluator = evaluator_of(built, parts=("validation",))
     evaluated(evaluator, state)
     built, state, ids = after_a_round(built, state)
-    evaluator.changed(ids)
     evaluator.engine.clients = 0
 
-    found = evaluated(evaluator, state)
+    found = evaluated(evaluator, state, clients(*ids.tolist()))
 
     blocks = {int(client) // 2 for client in ids}
     assert evaluator.engine.clients == sum(1 for k in range(9) if k // 2 in blocks) < 9
@@ -150,6 +153,16 @@ def test_nothing_is_kept_if_leaves_changed_without_a_word():
     assert_same_counts(built, state, found)
 
 
+def test_nothing_is_kept_for_another_state():
+    built, state, _ = after_a_round(build("algorithm=ditto", *KEYS))
+    evaluator = evaluator_of(built)
+    evaluated(evaluator, state)
+    other = replace(state, clients={name: -rows for name, rows in state.clients.items()})
+
+    assert_same_counts(built, other, evaluated(evaluator, other, clients()))
+    assert_same_counts(built, state, evaluated(evaluator, state, clients()))
+
+
 def test_a_model_that_the_server_changes_is_evaluated_again():
     built, state, _ = after_a_round(build("algorithm=fedper", *KEYS))
     evaluator = evaluator_of(built)
@@ -157,7 +170,9 @@ def test_a_model_that_the_server_changes_is_evaluated_again():
     name = next(iter(state.server))
     state = replace(state, server={**state.server, name: state.server[name] * -1})
 
-    assert_same_counts(built, state, evaluated(evaluator, state))
+    assert_same_counts(built, state, evaluated(evaluator, state, clients()))
+    state.server[name] *= 0.5  # in place
+    assert_same_counts(built, state, evaluated(evaluator, state, clients()))
 
 
 def test_weights_are_those_of_each_client_alone(trained):

@@ -149,10 +149,10 @@ def test_a_model_that_all_share_is_evaluated_once_on_the_common_test_set(keys, o
         return engine_run(program, ids, **others)
 
     monkeypatch.setattr(built.engine, "run", noted)
-    found = evaluator.evaluate_common(state, settings)["personal"]
+    found = evaluator.evaluate_common(state, settings).common["personal"]
     assert asked[0] == (1 if once else 5)
     monkeypatch.setattr(evaluate.Evaluator, "_is_same_for_all", lambda *args: False)
-    slow = evaluator.evaluate_common(state, settings)["personal"]
+    slow = evaluator.evaluate_common(state, settings).common["personal"]
 
     for name in ("support", "predicted", "correct", "confusion"):
         assert torch.equal(getattr(found, name), getattr(slow, name))
