@@ -503,19 +503,6 @@ class Evaluator:
             passes += len(self.federation.common) / len(limited)
         return passes
 
-    def share_evaluated(self, state: State, changed: int) -> float:
-        """Return the largest share of clients that an evaluation after the first one computes.
-
-        Args:
-            state: State after a round.
-            changed: Number of clients whose leaves have changed since the last evaluation.
-        """
-        models = [model for name, model in self._deployments(state).items() if name != "gm"]
-        if not all(self._can_keep(one) and not self._is_same_for_all(state, one) for one in models):
-            return 1.0
-        stacks = self._size <= STACKED_SIZE
-        return min(1.0, changed * (KEPT if stacks else 1) / self.federation.clients)
-
     def _predicted(
         self,
         state: State,
