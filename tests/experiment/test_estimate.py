@@ -85,5 +85,4 @@ def test_a_shared_model_is_evaluated_once_on_the_common_test_set(method, passes)
     evaluator = built.evaluator(lambda text: None)
 
     assert evaluator.common_passes(state) == passes
-    assert evaluator.share_evaluated(state, 3) == 1.0
     assert torch.equal(state.participation_count, torch.zeros(12, dtype=torch.int64))
