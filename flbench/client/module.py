@@ -1,10 +1,9 @@
 """A client's local step as a LightningModule.
 
 `ClientModule` is one phase of one client's training. The sequential engine calls its
-`training_step` and `configure_optimizers`. The other fields of a phase are Lightning hooks of the
-same class, so `lightning.Trainer(max_epochs=phase.epochs).fit(module, batches)` trains the same
-weights, bit for bit; `ClientBatches` (`flbench.engine.client_batches`) gives it the batches that an
-engine draws. What a Trainer cannot do is refused by name.
+`training_step` and `configure_optimizers`. For a phase without `until`, `record` and `gradient`,
+`lightning.Trainer(max_epochs=phase.epochs).fit(module, batches)` trains the same weights, bit for
+bit; `ClientBatches` (`flbench.engine.client_batches`) gives it the batches that an engine draws.
 
 The engine does not use a Trainer itself, because a Trainer per client costs 45 % over a bare
 PyTorch loop, and Fabric 4 %.
@@ -24,11 +23,10 @@ from flbench.client.forward import (
     make_step_context,
     never_trained,
 )
-from flbench.client.program import Phase, most_epochs
+from flbench.client.program import Phase
 from flbench.client.recording import Recording
 from flbench.client.step import local_loss, make_optimizer
 from flbench.client.tensor_names import untrained
-from flbench.client.trainer_checks import check_trainer
 from flbench.core.lightning import LightningModule
 from flbench.core.types import Batch, Outputs, StepContext, Tree
 from flbench.models import fixed
@@ -84,9 +82,6 @@ class ClientModule(LightningModule):
         self.recorded: list[Tree] = []
         self.recordings = [Recording(statistic) for statistic in phase.record]
         self._hook_gradients: tuple[Tensor, ...] = ()
-        self._epoch_means = torch.empty(0)
-        self._epoch_losses: list[Tensor] = []
-        self._epochs = self._steps = 0
 
     def forward(self, x: Tensor) -> Outputs:
         """Return the net's outputs for inputs x [B, ...], with `phase.weights` if it is given."""
@@ -110,7 +105,7 @@ class ClientModule(LightningModule):
         """Return the phase's loss on a batch, 0-dim; recorded Statistics are put in `recorded`.
 
         With a gradient hook the loss is that of the hook's first evaluation (0 if there is none),
-        detached; the hook's gradient is what `gradients` returns and `backward` writes.
+        detached; the hook's gradient is what `gradients` returns.
         """
         if self.phase.gradient is not None:
             return self._hooked_step(batch)
@@ -226,77 +221,46 @@ class ClientModule(LightningModule):
 
     # The hooks below are called by Lightning's Trainer only. Engines do the same in their loops.
 
-    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Write the gradients of the trained leaves: the loss's, or the gradient hook's."""
-        if self.phase.gradient is None:
-            super().backward(loss, *args, **kwargs)
-            return
-        for leaf, gradient in zip(self.trained.values(), self._hook_gradients, strict=True):
-            leaf.grad = gradient.clone()
-
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Reduce what was recorded, before the step changes leaves that are part of it."""
-        self.merge_recorded(self.recorded)
-
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Take an optimizer step, then project the trained leaves."""
         super().optimizer_step(*args, **kwargs)
         self.project()
 
     def on_train_start(self) -> None:
-        """Set the training mode, and ask `phase.until` before the first epoch.
+        """Set the training mode, which a Trainer leaves as it is.
 
         Raises:
-            ValueError: The Trainer would train other weights than the engines. The message names
-                each argument of the Trainer, field of the phase and tensor that is a reason.
+            ValueError: The Trainer would train other weights than the engines.
         """
-        check_trainer(self.trainer, self.phase, self.net, self.leaves, self.start, self.ctx)
-        self.train()  # a Trainer leaves the mode as it is
-        phase, device = self.phase, next(iter(self.trained.values())).device
-        self._epoch_means = torch.full(
-            (most_epochs(phase),), torch.nan, dtype=torch.float64, device=device
-        )
-        self._epoch_losses, self._epochs, self._steps = [], 0, 0
-        self._stop_if_done()
-
-    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        """Count the step and its loss."""
-        self._steps += 1
-        self._epoch_losses.append(outputs["loss"])
-
-    def on_train_epoch_end(self) -> None:
-        """Ask `phase.until` before the next epoch; an epoch without a batch ends the phase."""
-        losses, self._epoch_losses = self._epoch_losses, []
-        if not losses:
-            self.trainer.should_stop = True
-            return
-        self._epoch_means[self._epochs] = sum(losses[1:], losses[0]) / len(losses)
-        self._epochs += 1
-        self._stop_if_done()
-
-    def on_train_end(self) -> None:
-        """Write the results of recorded Statistics into ctx.
-
-        Raises:
-            ValueError: Statistics are recorded, and no step was taken.
-        """
-        if self.recordings and not self._steps:
-            names = [statistic.name for statistic in self.phase.record]
+        phase = self.phase
+        if phase.until is not None or phase.record or phase.gradient is not None:
             raise ValueError(
-                f"the phase records {names}, but no step was taken, and lightning.Trainer has no"
-                " batch to show to these Statistics. Run the phase with an engine (flbench.engine),"
-                " which shows them a padded row."
+                "lightning.Trainer cannot train a phase with `until`, `record` or `gradient`. Use"
+                " an engine (flbench.engine)."
             )
-        for recording in self.recordings:
-            recording.finish(self.leaves, self.ctx)
-
-    def _stop_if_done(self) -> None:
-        """End the Trainer's loop if `phase.until` says so."""
-        until, epochs = self.phase.until, self._epochs
-        if until is None or epochs >= len(self._epoch_means):
-            return
-        if bool(until(self._epoch_means, torch.tensor(epochs), self.ctx)):
-            self.trainer.should_stop = True
+        needed = {
+            "max_epochs": -1 if phase.epochs is None else phase.epochs,
+            "max_steps": -1 if phase.epochs is not None else phase.steps,
+            "limit_train_batches": 1.0,
+            "gradient_clip_val": None,
+            "accumulate_grad_batches": 1,
+            "world_size": 1,
+        }
+        found = {name: getattr(self.trainer, name) for name in needed}
+        if wrong := [f"{name}={found[name]}" for name in needed if found[name] != needed[name]]:
+            cures = ", ".join(f"{name}={value}" for name, value in needed.items())
+            raise ValueError(
+                f"lightning.Trainer with {', '.join(wrong)} would not train this phase as engines"
+                f" do. It needs {cures}."
+            )
+        own = [*self.net.named_parameters(), *self.net.named_buffers()]
+        if copies := [name for name, tensor in own if self.leaves.get(name) is not tensor]:
+            raise ValueError(
+                f"{copies} are not the net's own tensors: a Trainer replaces buffers when it moves"
+                " or casts a net. Move and cast the net first, then take its leaves by"
+                " flbench.models.base.net_leaves."
+            )
+        self.train()
 
     def _hooked_step(self, batch: Batch) -> Tensor:
         """Run the gradient hook; return the loss of its first evaluation, 0-dim and detached."""
