@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flbench.api import notebook, progress
+from flbench.api import progress
 from flbench.api.caller import Caller, program
 from flbench.api.runs import Run
 from flbench.callbacks import Callback
@@ -357,6 +357,8 @@ def _display(
     title: str, known: set[str] | None, *, shown: bool
 ) -> AbstractContextManager[Callback]:
     """Return the context manager that shows the progress of a run."""
+    from flbench.api import notebook
+
     if not shown:
         return nullcontext(Callback())
     if notebook.is_notebook():

@@ -7,8 +7,6 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from flbench.api import html
-from flbench.api.plots import RunPlots
 from flbench.calls import arguments
 from flbench.config.schema import Config
 from flbench.core.consent import run_code
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from flbench.api.partitions import Partition
+    from flbench.api.plots import RunPlots
     from flbench.experiment.trained import TrainedModel
 
 SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "rare_recall", "worst10_accuracy")
@@ -452,8 +451,10 @@ class Run:
         return export.write(model, path, format, overwrite=overwrite)[0]
 
     @property
-    def plot(self) -> RunPlots:
+    def plot(self) -> "RunPlots":
         """Pictures of the run as figures of matplotlib, such as `run.plot.curves()`."""
+        from flbench.api.plots import RunPlots
+
         return RunPlots(self._run)
 
     @property
@@ -476,6 +477,8 @@ class Run:
         return f"<Run of {self.title}, seed {self.config.seed}: {state}; {self.path}>"
 
     def _repr_html_(self) -> str:
+        from flbench.api import html
+
         summary, sent = self.summary, self.summary["communication"]
         facts = {
             "seed": str(self.config.seed),

@@ -16,7 +16,6 @@ from flbench.core import parts
 from flbench.core.errors import ConfigError
 from flbench.core.parts import METRICS, OBJECT, TERMS
 from flbench.core.registry import ALGORITHMS
-from flbench.data.own import Data, is_own, result_of
 
 SECTIONS: Final = ("data", "partition", "model", "train", "evaluation")
 """Arguments that can be objects, or can contain functions of the user."""
@@ -49,7 +48,9 @@ def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
         plain["algorithm"] = _method(method)
     if isinstance(data, PathLike):
         plain["data"] = {"path": fspath(data)}
-    elif is_own(data):
+    elif data is not None and not isinstance(data, str) and _is_data(data):
+        from flbench.data.own import Data, result_of
+
         path = parts.path_of(data) if callable(data) else None
         if path is not None:
             plain["data"] = {"source": path}
@@ -94,6 +95,13 @@ def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     return plain, objects
 
 
+def _is_data(value: Any) -> bool:
+    """Return whether an argument `data` is data, and not a section of the configuration."""
+    from flbench.data.own import is_own
+
+    return is_own(value)
+
+
 def with_natural_clients(plain: Mapping[str, Any], objects: Mapping[str, Any]) -> dict[str, Any]:
     """Return arguments whose `partition` is `natural` if there is a data loader for each client.
 
@@ -104,8 +112,7 @@ def with_natural_clients(plain: Mapping[str, Any], objects: Mapping[str, Any]) -
         objects: The objects.
     """
     data = objects.get("data")
-    is_by_client = isinstance(data, Data) and data.by_client
-    if is_by_client and plain.get("partition") is None:
+    if data is not None and data.by_client and plain.get("partition") is None:
         return {**plain, "partition": "natural"}
     return dict(plain)
 

@@ -22,12 +22,9 @@ from flbench.core.rng import Draw, generator, uniform
 from flbench.core.shapes import TokenShape
 from flbench.core.types import Samples
 from flbench.data.dataset import PARTS, Dataset
-from flbench.data.new_clients import hold_out, joined
 from flbench.data.partition import ClientParts
 from flbench.data.partitioning import make_partition, split_client
 from flbench.data.schemes import Indices
-from flbench.data.shift import apply as apply_shift
-from flbench.data.shift import transformed as transform_samples
 
 CROP_PADDING: Final = 4  # pixels on each side
 MOST_SHOWN: Final = 4  # channels or columns that a note lists
@@ -257,6 +254,8 @@ class Federation:
         """Return a copy whose last clients are those that join after the training."""
         if self.new is None:
             return self
+        from flbench.data.new_clients import joined
+
         return replace(self, partition=joined(self.partition, self.new), new=None)
 
     def without_samples(self) -> "Federation":
@@ -343,15 +342,19 @@ def build(
     everyone = make_partition(dataset, partition, seed)
     x, own_seed = dataset.x, seed if partition.seed is None else partition.seed
     if everyone.transform is not None:
+        from flbench.data.shift import transformed
+
         what = f"`partition.scheme={partition.scheme}`"
-        x, everyone = transform_samples(dataset, everyone, own_seed, what)
+        x, everyone = transformed(dataset, everyone, own_seed, what)
     # Statistics of the data are those of the clients that train.
-    assignment, new = hold_out(everyone, dataset, partition, seed)
-    everyone = replace(
-        assignment if new is None else joined(assignment, new),
-        classes=everyone.classes,
-        transformed=everyone.transformed,
-    )
+    assignment = everyone
+    new: ClientParts | None = None
+    if partition.new_clients:
+        from flbench.data.new_clients import hold_out, joined
+
+        assignment, new = hold_out(everyone, dataset, partition, seed)
+        both = assignment if new is None else joined(assignment, new)
+        everyone = replace(both, classes=everyone.classes, transformed=everyone.transformed)
     notes = [*dataset.notes, *assignment.notes]
     used = np.sort(np.concatenate([rows for part in PARTS for rows in everyone.parts[part]]))
     test = np.arange(dataset.train, len(dataset.y))
@@ -370,7 +373,9 @@ def build(
             " which are never normalized. Leave it out."
         )
     if shifted.is_on:
-        x, everyone = apply_shift(replace(dataset, x=x), everyone, shifted, own_seed)
+        from flbench.data import shift
+
+        x, everyone = shift.apply(replace(dataset, x=x), everyone, shifted, own_seed)
         notes += _shift_notes(everyone, common)
     count = assignment.clients
     assignment = _as_seen(assignment, everyone, everyone.shifts[:count])

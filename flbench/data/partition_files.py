@@ -14,7 +14,6 @@ from flbench.core.documents import read_json
 from flbench.core.errors import DataError
 from flbench.core.wording import command_or_call
 from flbench.data.dataset import PARTS, Dataset
-from flbench.data.npz_files import read_arrays
 from flbench.data.partition import ClientParts, label_hash
 
 
@@ -149,6 +148,8 @@ def load(path: Path, dataset: Dataset) -> ClientParts:
         DataError: A file is missing or damaged, the two files do not belong together, or the
             partition was made for other labels.
     """
+    from flbench.data.npz_files import read_arrays
+
     beside = path.with_suffix(".json")
     try:
         description = json.loads(files.read_text(beside))

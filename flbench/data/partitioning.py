@@ -15,7 +15,7 @@ import numpy as np
 from flbench.config.schema import PartitionConfig
 from flbench.core.errors import ConfigError, DataError
 from flbench.core.rng import generator
-from flbench.data import own_schemes, partition_files
+from flbench.data import partition_files
 from flbench.data.dataset import PARTS, Dataset
 from flbench.data.partition import ClientParts, Transform, label_hash
 from flbench.data.schemes import (
@@ -228,6 +228,8 @@ def _by_user(
 
     What the scheme returns is the user's: nothing is drawn again or moved.
     """
+    from flbench.data import own_schemes
+
     rng, clients = generator(seed, "partition", 0), _clients(dataset, pool, config)
     chosen, transform = own_schemes.assign(dataset.truth[pool], clients, config, rng)
     if transform is not None and dataset.targets is not None:

@@ -16,21 +16,8 @@ from numpy.typing import NDArray
 from flbench.config.schema import HUGGING_FACE, DataConfig, TextConfig
 from flbench.core import parts, source_hash
 from flbench.core.errors import DataError, did_you_mean
-from flbench.data import (
-    har_files,
-    hugging_face,
-    image_files,
-    labels,
-    leaf_files,
-    npz_files,
-    table_files,
-    text_files,
-    tokens,
-)
-from flbench.data.archive import Archive, SingleFile, check_format
+from flbench.data import labels
 from flbench.data.dataset import Dataset, check_classes, check_lengths, notes_on_names
-from flbench.data.known_sets import known
-from flbench.data.own import Data, result_of
 from flbench.data.partition_files import data_hash
 
 
@@ -74,6 +61,9 @@ def _load(config: DataConfig) -> Dataset:
         return read_file(config.path, config)
     if config.name.startswith(HUGGING_FACE):
         _check_no_layout(config, f"`{config.name}`")
+        from flbench.data import hugging_face
+        from flbench.data.own import Data
+
         found = Data(
             hugging_face.load(config.name.removeprefix(HUGGING_FACE)),
             name=config.title,
@@ -100,6 +90,8 @@ def _load(config: DataConfig) -> Dataset:
     for candidate in candidates(config):
         if candidate.exists():
             return read_file(candidate, config)
+    from flbench.data.known_sets import known
+
     entry = known().get(config.name)
     if entry is not None and entry.load is not None:
         _check_plain(config, f"torchvision's `{config.name}`")
@@ -151,6 +143,8 @@ def _own(config: DataConfig) -> Dataset:
             must be given again.
         DataError: The data cannot be used, or their hash differs from `data.sha256`.
     """
+    from flbench.data.own import Data, result_of
+
     _check_no_client_folders(config, "`data.source`")
     found = parts.part(str(config.source), "data", "`data` of this run", "data=...")
     if config.source != parts.OBJECT:
@@ -207,6 +201,8 @@ def _checked(
     if config.text != TextConfig() and dataset.starts is None:
         raise DataError(f"`data.text` is for texts (.txt), and {path} has {what}. Leave it out.")
     if dataset.kind == "tokens":
+        from flbench.data import tokens
+
         dataset = tokens.complete(dataset, config.padding, str(path))
     elif config.padding is not None:
         raise DataError(
@@ -227,6 +223,9 @@ def _checked(
 
 def _read(path: Path, config: DataConfig) -> Dataset:
     """Read a data set from a file or folder; see `read_file`."""
+    from flbench.data import har_files, image_files, leaf_files, npz_files, table_files, text_files
+    from flbench.data.archive import Archive, SingleFile, check_format
+
     name = config.title
     if path.suffix == ".npz":
         _check_no_client_folders(config, str(path))
@@ -281,6 +280,8 @@ def _read(path: Path, config: DataConfig) -> Dataset:
 
 def _with_array(dataset: Dataset, path: Path, name: str) -> Dataset:
     """Return a data set with the groups that an array of its NPZ file has."""
+    from flbench.data import npz_files
+
     arrays = npz_files.read_arrays(path, names=[name])
     if name not in arrays:
         raise DataError(

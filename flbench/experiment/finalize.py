@@ -13,7 +13,6 @@ from flbench.experiment import checkpoint, rounds
 from flbench.experiment.assembly import Experiment
 from flbench.experiment.evaluate import positive_class
 from flbench.experiment.loop import FederatedLoop
-from flbench.experiment.new_clients import NewClients
 from flbench.experiment.run_folder import RunFolder
 from flbench.reports import page
 from flbench.results import learned, reading
@@ -93,6 +92,8 @@ def _evaluate_new_clients(
     Returns:
         What summary.json says of these clients.
     """
+    from flbench.experiment.new_clients import NewClients
+
     experiment.engine.close()
     clients = NewClients(experiment, loop.callbacks.on_note)
     try:

@@ -17,7 +17,6 @@ from flbench.core.errors import DataError, UserError, shortened
 from flbench.core.names import as_written
 from flbench.core.text import read_cell
 from flbench.core.wording import how_to_resume
-from flbench.data.npz_files import read_arrays
 from flbench.metrics import probability_names, ranking_names
 from flbench.metrics.rare_names import are_balanced
 from flbench.results import metrics_file
@@ -362,6 +361,8 @@ def read_samples(file: Path) -> Samples | None:
 
 def _partition_arrays(file: Path, *names: str) -> "dict[str, NDArray[Any]]":
     """Return arrays of a partition.npz by name, as far as they are there."""
+    from flbench.data.npz_files import read_arrays
+
     if not file.is_file():
         return {}
     with as_data_error(file):

@@ -19,8 +19,9 @@ from flbench.core.errors import DataError, UserError
 from flbench.core.text import HTTP, one_line, redact_address, scheme_of
 from flbench.core.wording import in_shell
 from flbench.tracking import mlflow_errors, mlflow_store
+from flbench.tracking.mirror import NOT_SENT, REFUSED, Outcome
 from flbench.tracking.mirror_comparison import CellMirror, ComparisonMirror
-from flbench.tracking.mirror_run import NOT_SENT, REFUSED, Outcome, RunMirror
+from flbench.tracking.mirror_run import RunMirror
 from flbench.tracking.mirror_study import StudyMirror
 from flbench.tracking.mlflow_run import SentCounts
 from flbench.tracking.mlflow_store import NamedBy, Store

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Literal, Self
 
 from flbench.callbacks import Callback, RunView
 from flbench.config.schema import Config, TrackingConfig
@@ -20,17 +20,21 @@ from flbench.core import children, files
 from flbench.core.errors import ConfigError
 from flbench.core.text import redact_address
 from flbench.core.wording import in_shell
-from flbench.tracking import mlflow_store
-from flbench.tracking.mirror_run import NOT_SENT, REFUSED, Outcome
-from flbench.tracking.mlflow_store import NamedBy
 
+if TYPE_CHECKING:
+    from flbench.tracking.mlflow_store import NamedBy
+
+Outcome = Literal["finished", "failed", "killed", "unknown"]
+"""How the process that wrote a folder ended. `flbench sync` does not know it."""
+NOT_SENT: Final = "not sent: "  # begins a message if the store or a file store cannot be used
+REFUSED: Final = "refused: "  # begins a message if the user must repair something
 LOG: Final = "mlflow.log"
 """File in the mirrored folder with the messages of the mirror process."""
 EXIT_SECONDS: Final = 10.0
 """Seconds that a command waits for its mirrors before it exits."""
 
 
-def named_by(origins: Mapping[str, str]) -> NamedBy:
+def named_by(origins: Mapping[str, str]) -> "NamedBy":
     """Return who names `tracking.uri` of a configuration that is not one of a folder.
 
     Args:
@@ -41,7 +45,7 @@ def named_by(origins: Mapping[str, str]) -> NamedBy:
     return "user" if is_line is None else "file"
 
 
-def check(config: TrackingConfig, named_by: NamedBy = "user") -> None:
+def check(config: TrackingConfig, named_by: "NamedBy" = "user") -> None:
     """Check that a run that asks for MLflow by `tracking.mlflow=true` can be mirrored.
 
     Args:
@@ -54,6 +58,8 @@ def check(config: TrackingConfig, named_by: NamedBy = "user") -> None:
     """
     if config.mlflow is not True:
         return
+    from flbench.tracking import mlflow_store
+
     if not mlflow_store.installed():
         raise ConfigError(
             f"`tracking.mlflow=true`: {mlflow_store.NOT_INSTALLED}, or leave the key out."
@@ -61,7 +67,7 @@ def check(config: TrackingConfig, named_by: NamedBy = "user") -> None:
     mlflow_store.address(config.uri, named_by)
 
 
-def start(folder: Path, config: TrackingConfig, named_by: NamedBy = "user") -> "Mirror | None":
+def start(folder: Path, config: TrackingConfig, named_by: "NamedBy" = "user") -> "Mirror | None":
     """Start the mirror of the folder of a run, a study or a comparison.
 
     Args:
@@ -77,7 +83,11 @@ def start(folder: Path, config: TrackingConfig, named_by: NamedBy = "user") -> "
             password of the address; or the address is not the user's own.
     """
     check(config, named_by)
-    if config.mlflow is False or not mlflow_store.installed():
+    if config.mlflow is False:
+        return None
+    from flbench.tracking import mlflow_store
+
+    if not mlflow_store.installed():
         return None
     uri = mlflow_store.address(config.uri, named_by)
     # The path is resolved because the name of the folder finds the run in MLflow.
@@ -171,7 +181,7 @@ class Mirrors:
         named_by: Who names the address of the runs' store.
     """
 
-    def __init__(self, named_by: NamedBy = "user") -> None:
+    def __init__(self, named_by: "NamedBy" = "user") -> None:
         self._named_by = named_by
         self._mirrors: list[Mirror] = []
         self._not_started: list[str] = []

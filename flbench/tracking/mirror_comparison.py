@@ -21,7 +21,7 @@ from flbench.config.sources import leaves
 from flbench.core.documents import as_data_error, read_json
 from flbench.jobs.folder import FAILURES, read_failures
 from flbench.tracking import mirror_run, mlflow_files, mlflow_names, mlflow_view
-from flbench.tracking.mirror_run import Outcome
+from flbench.tracking.mirror import Outcome
 from flbench.tracking.mirror_tree import TreeMirror, file_versions
 from flbench.tracking.mlflow_run import MlflowRun
 from flbench.tracking.mlflow_store import Store

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from flbench.core.documents import as_data_error, read_json, read_yaml, unix_milliseconds
 from flbench.core.errors import DataError
@@ -19,14 +19,11 @@ from flbench.tracking import (
     mlflow_models,
     mlflow_names,
 )
+from flbench.tracking.mirror import Outcome
 from flbench.tracking.mlflow_run import RUN_TAG, MlflowRun, RunIdentity, SentCounts
 from flbench.tracking.mlflow_store import Store
 from flbench.tracking.mlflow_uploads import NotStoredError, Uploads
 
-Outcome = Literal["finished", "failed", "killed", "unknown"]
-"""How the process that wrote a folder ended. `flbench sync` does not know it."""
-NOT_SENT: Final = "not sent: "  # begins a message if the store or a file store cannot be used
-REFUSED: Final = "refused: "  # begins a message if the user must repair something
 MLFLOW_STATUS: Final = {"failed": "FAILED", "killed": "KILLED", "unknown": "KILLED"}
 
 

@@ -10,7 +10,8 @@ from typing import ClassVar, Final
 from flbench.core.documents import as_data_error, unix_milliseconds
 from flbench.core.text import printable
 from flbench.tracking import mirror_run, mlflow_names, mlflow_view
-from flbench.tracking.mirror_run import KeptErrors, Outcome
+from flbench.tracking.mirror import Outcome
+from flbench.tracking.mirror_run import KeptErrors
 from flbench.tracking.mlflow_run import RUN_TAG, MlflowRun, RunIdentity, SentCounts
 from flbench.tracking.mlflow_store import Store
 from flbench.tracking.mlflow_uploads import Uploads
