@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from flbench.api.partitions import Partition
     from flbench.api.plots import RunPlots
-    from flbench.experiment.trained import TrainedModel
+    from flbench.deploy.models import TrainedModel
 
 SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "rare_recall", "worst10_accuracy")
 
@@ -229,10 +229,10 @@ class Run:
             DataError: A file is damaged, or the data differ from those of the run.
             DivergedError: The model has weights that are not finite.
         """
-        from flbench.experiment import trained
+        from flbench.deploy import loading
 
         if client is not None:
-            client = trained.client_of(self.path, client)
+            client = loading.client_of(self.path, client)
         key = client, deployment, checkpoint
         if normalize_by is None and key in self._models:
             return self._models[key]
@@ -243,7 +243,7 @@ class Run:
         from flbench.calls.process import preserved  # it imports PyTorch
 
         with run_code(self._trust), preserved(), offered(self._objects):
-            model = trained.load(self.path, client, deployment, checkpoint, notes.append, given)
+            model = loading.load(self.path, client, deployment, checkpoint, notes.append, given)
         if notes:
             warn("\n".join(notes), stacklevel=2)
         if normalize_by is None:
@@ -426,9 +426,8 @@ class Run:
         Args:
             file: The file to write.
             client: Name or id of a client; see `trained`.
-            format: `torch.export`, `torch`, `onnx` or `safetensors`, which holds the weights alone;
-                by default what the suffix of the file stands for (`.pt2`, `.pt`, `.onnx`,
-                `.safetensors`).
+            format: `torch.export`, `onnx` or `safetensors`, which holds the weights alone; by
+                default what the suffix of the file stands for (`.pt2`, `.onnx`, `.safetensors`).
             deployment: Name of one of the method's models; see `trained`.
             checkpoint: The round: `best` by validation, or the `last` one.
             normalize_by: Samples of a new client; see `trained`.
@@ -442,13 +441,13 @@ class Run:
                 cannot hold the model, or see `trained`.
             RunError: The file would not predict what the model predicts, or the disk failed.
         """
-        from flbench.experiment import export
+        from flbench.deploy import formats
 
         model = self.trained(
             client, deployment=deployment, checkpoint=checkpoint, normalize_by=normalize_by
         )
         path = arguments.path_of(file, "file")
-        return export.write(model, path, format, overwrite=overwrite)[0]
+        return formats.write(model, path, format, overwrite=overwrite)[0]
 
     @property
     def plot(self) -> "RunPlots":

@@ -11,11 +11,11 @@ from flbench.cli import console
 from flbench.cli.tables import predictions as prediction_tables
 from flbench.core import files
 from flbench.core.documents import read_json
-from flbench.core.errors import DataError, UserError
+from flbench.core.errors import UserError
 from flbench.core.text import csv_text
 from flbench.data import unlabelled
-from flbench.experiment import export as exporting
-from flbench.experiment import trained
+from flbench.deploy import formats, loading
+from flbench.deploy.models import TrainedModel
 from flbench.results import reading
 
 
@@ -31,19 +31,19 @@ def export(
         is_global: Whether to take the global model.
         as_json: Whether to print JSON.
     """
-    name, model = exporting.choose(asked["format"], out), asked["deployment"]
+    name, model = formats.choose(asked["format"], out), asked["deployment"]
     loaded = _load(path, asked, is_global=is_global)
     card = loaded.card
     if out is None:
         who = "global" if card["client"] is None else _file_part(card)
         other = "" if model in (None, "personal", "gm") else f"-{model}"
         stem = f"{card['method']}-{card['dataset']}-{who}{other}"
-        out = Path(f"{stem}{exporting.FORMATS[name].suffix}")
-    file, card_file = exporting.write(loaded, out, name, overwrite=asked["overwrite"])
+        out = Path(f"{stem}{formats.FORMATS[name].suffix}")
+    file, card_file = formats.write(loaded, out, name, overwrite=asked["overwrite"])
     if as_json:
         console.json({"file": str(file), "card": str(card_file), **read_json(card_file)})
         return
-    console.line(f"{file}: {exporting.FORMATS[name].about}; card: {card_file}")
+    console.line(f"{file}: {formats.FORMATS[name].about}; card: {card_file}")
     for line in read_json(card_file)["load"]:
         console.line(f"  {line}")
 
@@ -94,14 +94,9 @@ def _file_part(card: dict[str, Any]) -> str:
     return plain if plain == name else f"{plain}-{number}".lstrip("-")
 
 
-def _predictions(
-    model: trained.TrainedModel, samples: unlabelled.Unlabelled
-) -> list[dict[str, Any]]:
+def _predictions(model: TrainedModel, samples: unlabelled.Unlabelled) -> list[dict[str, Any]]:
     """Return one row for each sample: file, row in the file, class, and probability or score."""
-    try:
-        scores = model.predict(samples.x)
-    except UserError as error:
-        raise DataError(f"{samples.file}: {error}") from error
+    scores = model.predict(samples.x)
     column = "score"
     if model.net.scores == "logits":
         column, scores = "probability", torch.softmax(scores.double(), dim=1)
@@ -113,7 +108,7 @@ def _predictions(
     ]
 
 
-def _note_unknown_words(model: trained.TrainedModel, samples: unlabelled.Unlabelled) -> None:
+def _note_unknown_words(model: TrainedModel, samples: unlabelled.Unlabelled) -> None:
     """Print how many values of each column are words that no training part has."""
     for column, count in model.unknown_words(samples.x).items():
         _note(
@@ -122,7 +117,7 @@ def _note_unknown_words(model: trained.TrainedModel, samples: unlabelled.Unlabel
         )
 
 
-def _load(path: Path, asked: Mapping[str, Any], *, is_global: bool) -> trained.TrainedModel:
+def _load(path: Path, asked: Mapping[str, Any], *, is_global: bool) -> TrainedModel:
     """Return the model that the options name, and print notes about it."""
     client = asked["client"]
     if is_global == (client is not None):
@@ -131,8 +126,8 @@ def _load(path: Path, asked: Mapping[str, Any], *, is_global: bool) -> trained.T
             f"{what} of --client and --global are given. Choose the model of one client, --client"
             " ID, or the global model, --global."
         )
-    number = None if client is None else trained.client_of(path, client)
-    loaded = trained.load(
+    number = None if client is None else loading.client_of(path, client)
+    loaded = loading.load(
         path, number, asked["deployment"], asked["checkpoint"], _note, asked["normalize_by"]
     )
     if not reading.is_finished(path):

@@ -10,7 +10,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from flbench.core.errors import DataError
-from flbench.data import image_files, npz_files, table_files, text_files
+from flbench.data import image_files, npz_files, pixels, table_files, text_files, tokens
 from flbench.data.archive import Archive, SingleFile, check_format
 from flbench.data.dataset import Kind
 
@@ -29,28 +29,37 @@ class Layout:
     """What samples a model takes.
 
     Attributes:
-        shape: Shape of one sample of the data set: (channels, height, width), (channels, length),
-            (columns,), or (length,) for tokens.
+        shape: Shape of one sample, as the data set stores it: (channels, height, width),
+            (channels, length), (columns,), or (length,) for tokens.
         is_pixels: Whether the samples are images of whole numbers.
         columns: Names of a table's columns.
         words: Words of each column; empty for columns of numbers.
-        layout: Key `data.layout` for NPZ files.
         kind: What the samples are, as `Dataset.kind`.
         resize: Height and width that files of images are resized to; None for no change.
         characters: Character of each token id of a model of texts; empty for others.
         arrays: Arrays that `data.arrays` names as samples; a file that has one of them has samples
             in no other array.
+        range: Smallest and largest value of images; None if it is not known.
+        vocabulary: Number of token ids.
+        padding: Token id that fills up shorter sequences; None if all have one length.
     """
 
     shape: tuple[int, ...]
     is_pixels: bool
     columns: tuple[str, ...]
     words: tuple[tuple[str, ...], ...]
-    layout: str = "auto"
     kind: Kind = "images"
     arrays: tuple[str, ...] = ()
     characters: tuple[str, ...] = ()
     resize: tuple[int, int] | None = None
+    range: tuple[float, float] | None = None
+    vocabulary: int = 0
+    padding: int | None = None
+
+    @property
+    def within(self) -> str:
+        """` in [LOW, HIGH]`, the range of images, if it is known."""
+        return "" if self.range is None else f" in [{self.range[0]:g}, {self.range[1]:g}]"
 
 
 @dataclass(frozen=True)
@@ -113,6 +122,66 @@ def read(
         ]
 
 
+def as_stored(x: Any, layout: Layout, where: str) -> NDArray[Any]:
+    """Return samples [n, *layout.shape] as the data set stores them.
+
+    Args:
+        x: An array, or sequences of tokens; images and series may have their channels last, and
+            sequences may be shorter if there is a padding id.
+        layout: What samples the model takes.
+        where: What the samples are, as the beginning of an error message.
+
+    Raises:
+        DataError: The samples have another shape, type or range than those of the data set.
+    """
+    if layout.padding is not None and isinstance(x, list | tuple):
+        x = tokens.padded(x, layout.padding, where)
+    x = np.asarray(x)
+    if layout.kind == "table" and x.ndim == 2 and x.dtype.kind in "iuf":
+        with np.errstate(over="ignore"):
+            x = x.astype(np.float32)  # NaN is a missing value
+        if len(rows := np.flatnonzero(np.isinf(x).any(axis=1))):
+            raise DataError(f"{where}: sample {rows[0]} (counted from 0) has an infinite value.")
+    else:
+        is_stored = x.shape[1:] == layout.shape or x.ndim == 2
+        order = "channels_first" if is_stored else "channels_last"
+        has_order = layout.kind == "series" or x.ndim == 4
+        x = npz_files.as_samples(x, where, order if has_order else "auto", layout.kind)
+    if layout.padding is not None and x.ndim == 2 and (gap := layout.shape[0] - x.shape[1]) > 0:
+        x = np.pad(x, ((0, 0), (0, gap)), constant_values=layout.padding)
+    if x.shape[1:] != layout.shape:
+        raise DataError(
+            f"{where}: the samples have the shape {list(x.shape[1:])}, but the model takes"
+            f" {list(layout.shape)} ({AXES[layout.kind]}). Bring them to that shape."
+        )
+    _check_values(x, layout, where)
+    return x
+
+
+def _check_values(x: NDArray[Any], layout: Layout, where: str) -> None:
+    """Raise a DataError if samples have another type or range than those of the data set."""
+    if layout.kind == "images" and (x.dtype == np.uint8) != layout.is_pixels:
+        wanted = "whole numbers (uint8)" if layout.is_pixels else "floating point"
+        raise DataError(
+            f"{where}: the samples have the type {x.dtype}, but the data set has images in"
+            f" {wanted}{layout.within}. Give them in these units: the model normalizes them."
+        )
+    if not x.size:
+        return
+    found, known = pixels.range_of(x), layout.range
+    if layout.kind == "tokens":
+        is_wrong, known = found[0] < 0 or found[1] >= layout.vocabulary, (0, layout.vocabulary - 1)
+    elif known is None:
+        return
+    else:
+        is_wrong = found[1] > known[1] if layout.is_pixels else pixels.has_other_units(found, known)
+    if is_wrong:
+        raise DataError(
+            f"{where}: the samples have values in [{found[0]:g}, {found[1]:g}], but the data set"
+            f" has values in [{known[0]:g}, {known[1]:g}]. Give them in these units."
+        )
+
+
 def _windows(path: Path, layout: Layout) -> Unlabelled:
     """Return all windows of a text; the row of a window is the position of its first character."""
     with SingleFile(path) as archive:
@@ -142,29 +211,18 @@ def _samples(
     return None, _image(archive, entry, layout)
 
 
-def _image(archive: Archive, entry: str, layout: Layout) -> NDArray[np.uint8]:
+def _image(archive: Archive, entry: str, layout: Layout) -> NDArray[Any]:
     """Return one image [1, channels, height, width]."""
     where = archive.place(entry)
-    if not layout.is_pixels:
-        raise DataError(
-            f"{where} has pixels of whole numbers, but the model takes images in floating point."
-            " Give them in an .npz file, in the units of the training data."
-        )
     image, _ = image_files.decode(archive, entry, layout.resize)  # [height, width, 3]
-    channels, height, width = layout.shape
-    if image.shape[:2] != (height, width):
-        raise DataError(
-            f"{where} has {image.shape[1]}x{image.shape[0]} pixels, but the model takes"
-            f" {width}x{height}. Resize it."
-        )
-    if channels == 1:
+    if layout.shape[0] == 1:
         if (image != image[..., :1]).any():
             raise DataError(
                 f"{where} is a colour image, but the model takes grey images (one channel). Convert"
                 " it."
             )
         image = image[..., :1]
-    return np.moveaxis(image, -1, 0)[None]
+    return as_stored(image[None], layout, where)
 
 
 def _arrays(path: Path, layout: Layout) -> list[Unlabelled]:
@@ -175,13 +233,7 @@ def _arrays(path: Path, layout: Layout) -> list[Unlabelled]:
     for key, array in arrays.items():
         if key not in named if named else key.endswith(NO_SAMPLES):
             continue
-        kind = layout.kind if layout.kind in ("series", "tokens") else "auto"
-        x = npz_files.as_samples(array, f"{path}: `{key}`", layout.layout, kind)
-        if x.shape[1:] != layout.shape:
-            raise DataError(
-                f"{path}: `{key}` has samples of the shape {list(x.shape[1:])}, but the model takes"
-                f" {list(layout.shape)} ({AXES[layout.kind]}). Bring them to that shape."
-            )
+        x = as_stored(array, layout, f"{path}: `{key}`")
         found.append(Unlabelled(f"{path}:{key}", range(len(x)), x))
     if not found:
         raise DataError(f"{path} has no array of samples. Save one, such as `test_images`.")

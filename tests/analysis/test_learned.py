@@ -18,7 +18,7 @@ from flbench.analysis.tables import analyse
 from flbench.comparison.collect import collect
 from flbench.core.errors import DataError
 from flbench.core.learned import LearnedPoints, LearnedTable
-from flbench.experiment.trained import load
+from flbench.deploy.loading import load
 from flbench.results.learned import MOST_NUMBERS, read, text_of
 from tests.support import pictures_in_pages, run
 

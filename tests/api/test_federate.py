@@ -538,9 +538,9 @@ def test_deployed_module_has_the_requires_grad_of_the_user(saved_run):
 def test_recurrent_module_is_exported_as_a_graph(tmp_path, saved_run):
     run, _, _ = saved_run
     x = torch.randint(0, 17, (5, 8, 8), dtype=torch.uint8)
-    file = run.export(tmp_path / "module.pt", client=1)
+    file = run.export(tmp_path / "module.pt2", client=1)
 
-    model = torch.load(file, weights_only=False)
+    model = torch.export.load(file).module()
     torch.testing.assert_close(model(x), run.predict(x, client=1))
     weights_file = run.export(tmp_path / "module.safetensors", client=1)
     assert set(load_file(weights_file)) == {f"module.{name}" for name in weights(run)} - {

@@ -31,7 +31,8 @@ from flbench.core import source_hash
 from flbench.core.errors import ConfigError, MethodError
 from flbench.core.tree import digest
 from flbench.core.types import Dispatch, Message
-from flbench.experiment import lifecycle, own_methods, trained
+from flbench.deploy import loading
+from flbench.experiment import lifecycle, own_methods
 from flbench.experiment.assembly import load_federation
 from flbench.experiment.code_trial import CodeTrial
 from flbench.workers.shipping import pack
@@ -112,7 +113,7 @@ def test_a_constant_of_the_package_is_in_the_hash_and_an_edit_is_refused(kit, tm
     assert fl.resume(by_class.path, progress=False).digest == by_class.digest
     with pytest.MonkeyPatch.context() as patch:  # the models of a finished run need no trial
         patch.setattr(CodeTrial, "check", lambda *_: pytest.fail("the method was tried"))
-        assert trained.load(by_class.path, 0) is not None
+        assert loading.load(by_class.path, 0) is not None
     file.write_text(  # as an earlier version wrote it
         "".join(
             line
@@ -381,7 +382,7 @@ def test_models_that_a_method_draws_are_the_same_wherever_they_are_computed(meth
     x = load_federation(resolve_written(runs[0].path / "config.yaml")[0]).dataset.x
     digests = []
     for _ in range(2):
-        models = [trained.load(runs[0].path, k, checkpoint="last") for k in range(3)]
+        models = [loading.load(runs[0].path, k, checkpoint="last") for k in range(3)]
         digests.append(digest(model.net.net.state_dict() for model in models))
     assert digests == [runs[0].digest] * 2
     for k, mine in predictions.groupby("client"):

@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 
 from flbench.cli import app
-from flbench.experiment import trained
+from flbench.deploy import loading
 from flbench.testing import run
-from tests.experiment.test_trained import federation_of, tables
+from tests.deploy.test_models import federation_of, tables
 from tests.support import SMALL
 
 pytestmark = pytest.mark.slow
@@ -34,7 +34,7 @@ def flbench(capsys, tmp_path, monkeypatch):
 def test_export_prints_how_to_load_the_file(flbench, tmp_path, finished_run):
     code, out, err = flbench("export", finished_run, "--client", 2)
     assert (code, err) == (0, "")
-    method = trained.load(finished_run, 2).card["method"]
+    method = loading.load(finished_run, 2).card["method"]
     file = tmp_path / f"{method}-digits-client2.pt2"
     assert file.is_file()
     assert f"torch.export.load('{file.name}')" in out
@@ -87,7 +87,7 @@ def test_images_are_predicted_as_in_the_evaluation(flbench, tmp_path, finished_r
     code, out, err = flbench("predict", finished_run, "--client", 1, "images", "--json")
     assert (code, err) == (0, "")
     found = json.loads(out)
-    model = trained.load(finished_run, 1)
+    model = loading.load(finished_run, 1)
     scores = model.predict(federation.dataset.x[rows])
     assert [row["file"] for row in found] == [f"images/{row:04}.png" for row in rows]
     assert [row["class"] for row in found] == [str(k) for k in scores.argmax(dim=1).tolist()]
@@ -108,7 +108,7 @@ def test_arrays_are_predicted_with_their_rows(flbench, tmp_path, finished_run):
     x = federation.dataset.x[:120, 0]
     np.savez(tmp_path / "x.npz", test_images=x, test_labels=np.zeros(120))
     code, out, _ = flbench("predict", finished_run, "--client", 0, "x.npz", "--json")
-    predicted = trained.load(finished_run, 0).predict(x).argmax(dim=1)
+    predicted = loading.load(finished_run, 0).predict(x).argmax(dim=1)
     assert code == 0
     assert [row["row"] for row in json.loads(out)] == list(range(120))
     assert [row["class"] for row in json.loads(out)] == [str(k) for k in predicted.tolist()]
@@ -123,7 +123,7 @@ def test_tables_are_predicted_by_the_names_of_columns(flbench, tmp_path):
     federation = federation_of(path)
     code, out, _ = flbench("predict", path, "--client", "c3", "x/c3.csv", "--json")
     rows = np.flatnonzero(federation.dataset.groups == 3)
-    scores = trained.load(path, 3).predict(federation.dataset.x[rows])
+    scores = loading.load(path, 3).predict(federation.dataset.x[rows])
     classes = federation.dataset.classes
     assert code == 0
     found = json.loads(out)
@@ -133,7 +133,7 @@ def test_tables_are_predicted_by_the_names_of_columns(flbench, tmp_path):
     (tmp_path / "new.csv").write_text("weight,colour,size\n0.5,violet,1.5\n,red,\n")
     code, out, _ = flbench("predict", path, "--client", "c3", "new.csv", "--json")
     x = np.array([[1.5, -1, 0.5], [np.nan, 2, np.nan]], dtype=np.float32)
-    wanted = trained.load(path, 3).predict(x).argmax(dim=1).tolist()
+    wanted = loading.load(path, 3).predict(x).argmax(dim=1).tolist()
     assert [row["class"] for row in json.loads(out)] == [classes[k] for k in wanted]
 
     (tmp_path / "bad.csv").write_text("weight,color,size\n0.5,red,1.5\n")
@@ -161,7 +161,7 @@ def test_samples_of_another_kind_are_refused(flbench, tmp_path, finished_run):
     np.savez(tmp_path / "wide.npz", x=np.zeros((2, 8, 9), np.uint8))
     (tmp_path / "table.csv").write_text("a,b\n1,2\n")
     for file, words in {
-        "tall.png": "8x9 pixels, but the model takes 8x8",
+        "tall.png": "shape [1, 9, 8], but the model takes [1, 8, 8]",
         "bright.png": "values in [200, 200]",
         "colour.png": "is a colour image",
         "text.png": "text.png cannot be decoded",

@@ -13,7 +13,8 @@ from flbench.config.sources import Layer, from_file, from_overrides
 from flbench.core.errors import ConfigError
 from flbench.core.plain_yaml import to_yaml
 from flbench.core.registry import ALGORITHMS, MODELS, TERMS
-from flbench.experiment import lifecycle, trained
+from flbench.deploy import loading
+from flbench.experiment import lifecycle
 
 
 class PullConfig(FedAvgConfig):
@@ -121,7 +122,7 @@ def test_a_part_that_is_registered_is_read_like_one_that_is_not(written, monkeyp
     "go_on",
     [
         lambda path: resolving.resolve_written(path / "config.yaml"),
-        lambda path: trained.load(path),
+        lambda path: loading.load(path),
         lambda path: lifecycle.resume(path, Layer({})),
     ],
     ids=["resolve", "predict", "resume"],

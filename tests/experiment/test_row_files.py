@@ -13,7 +13,8 @@ from flbench.core import files
 from flbench.core.errors import DataError
 from flbench.core.storage import Storage
 from flbench.core.types import State
-from flbench.experiment import checkpoint, lifecycle, row_files, trained
+from flbench.deploy import loading
+from flbench.experiment import checkpoint, lifecycle, row_files
 from flbench.experiment.row_files import ChangedRows
 from flbench.experiment.run_folder import RunFolder
 from flbench.results.checkpoint_files import files_of
@@ -212,6 +213,6 @@ def test_a_resumed_run_has_the_rows_of_the_straight_run(tmp_path):
 
     assert stored(path / "checkpoints")
     assert reproducible(summary_of(folder)) == reproducible(summary)
-    for moment in trained.MOMENTS:
-        nets = [trained.load(one, 0, checkpoint=moment).net.state_dict() for one in (path, folder)]
+    for moment in loading.MOMENTS:
+        nets = [loading.load(one, 0, checkpoint=moment).net.state_dict() for one in (path, folder)]
         assert all(torch.equal(nets[0][name], nets[1][name]) for name in nets[1])

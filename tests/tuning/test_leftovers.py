@@ -93,7 +93,7 @@ def test_the_model_of_a_trial_without_checkpoints_is_an_error_with_the_cure(
         (trial / name).write_bytes((finished_run / name).read_bytes())
     (trial / "trial.json").write_text(json.dumps({}))
 
-    code = app.main(["export", str(trial), "--client", "0", "--out", str(tmp_path / "x.pt")])
+    code = app.main(["export", str(trial), "--client", "0", "--out", str(tmp_path / "x.pt2")])
 
     assert code == 2
     assert "output.keep_trials=all" in capsys.readouterr().err

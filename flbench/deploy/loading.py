@@ -1,0 +1,462 @@
+"""Reading of a client's model, or the global one, from the checkpoint of a run.
+
+A model is computed by the steps of an evaluation. So it predicts what the evaluation of the run has
+evaluated: with the same parameters, BatchNorm statistics, fine-tuning and prediction rule.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any, Final, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from flbench.algorithms.base import Deployment
+from flbench.client.program import Statistic
+from flbench.config.resolve import resolve_written
+from flbench.core import shapes
+from flbench.core.documents import as_data_error, read_json
+from flbench.core.errors import DataError, UserError, did_you_mean
+from flbench.core.text import one_line
+from flbench.core.types import Samples, State, StepContext, Tree
+from flbench.core.wording import how_to_resume, listed, setting
+from flbench.data import pixels, unlabelled
+from flbench.data.federation import FEW_SAMPLES, Federation, means_of, normalization_of
+from flbench.data.partition_files import check_unchanged
+from flbench.data.unlabelled import Layout
+from flbench.deploy import cards
+from flbench.deploy.models import DeployedNet, RawInputs, TrainedModel, context_of
+from flbench.experiment import checkpoint, own_methods, rounds
+from flbench.experiment.assembly import Experiment, build
+from flbench.experiment.evaluate import BLOCK, SCALARS
+from flbench.experiment.found import on_this_machine
+from flbench.models.base import net_leaves
+from flbench.models.lightning_net import LightningNet
+from flbench.results import metrics_file
+from flbench.results.reading import check_run_folder
+from flbench.results.summary import best_round
+
+Moment = Literal["best", "last"]
+MOMENTS: Final = ("best", "last")
+CAPTURED: Final = "deployed"  # name of the Statistic that reads a deployment's tensors
+
+
+def load(
+    path: Path,
+    client: int | None = None,
+    deployment: str | None = None,
+    checkpoint: Moment = "best",
+    warn: Callable[[str], None] = lambda sentence: None,
+    normalize_by: Path | Tensor | NDArray[Any] | None = None,
+) -> TrainedModel:
+    """Return a model of a run, finished or not: a client's model or the global model.
+
+    If the method fine-tunes before it predicts, or estimates BatchNorm statistics
+    (`train.batchnorm=drop`), this is done here again. The data set of the run must be there and
+    unchanged. The number of threads of PyTorch is left as it was.
+
+    Args:
+        path: The run folder.
+        client: Id of the client, in [0, N); None for the global model.
+        deployment: Name of one of the method's models (`Algorithm.deploy`); None for `personal`,
+            by which the method is evaluated, or, without a client, for `gm`.
+        checkpoint: `best`: the round with the best validation accuracy, by which runs are compared;
+            `last`: the last round that was saved.
+        warn: Function that is called with a sentence if fine-tuning diverges, if the samples of the
+            client are shifted, or if those of `normalize_by` are few, have a column or channel with
+            one value, or unknown words.
+        normalize_by: For the global model of a run with `data.normalize=client`: samples of a new
+            client [n, ...], or a file of them, by whose statistics the model normalizes, and fills
+            missing values, as those of its training part.
+
+    Raises:
+        UserError: The path is not a run folder, has no such checkpoint, the method has no such
+            client or model, or the normalization is none that `normalize_by` can give, or needs it.
+        DataError: A file is damaged, the data differ from those of the run, or `normalize_by` has
+            no samples that the model takes.
+        MethodError: The user's method raised an exception.
+        DivergedError: The model has weights that are not finite.
+    """
+    check_run_folder(path)
+    if checkpoint not in MOMENTS:
+        raise UserError(
+            f"there is no checkpoint {checkpoint!r}.{did_you_mean(str(checkpoint), MOMENTS)}"
+            " Choose best or last."
+        )
+    with _built(path) as experiment:
+        state = _read_state(experiment, path, checkpoint)
+        name = _choose(experiment, state, path, client, deployment)
+        _check_normalization(experiment.federation, client, given=normalize_by is not None)
+        found = rounds.deployments(experiment.algorithm, state, torch.tensor([0]))[name]
+        net = _net(experiment, state, name, found, client or 0, warn)
+        inputs = _inputs(experiment.federation, client, next(net.net.parameters()).dtype)
+        layout = _layout(experiment, client if normalize_by is None else None)
+        has_classes = experiment.federation.dataset.targets is None
+        classes = experiment.federation.dataset.classes if has_classes else ()
+        model = TrainedModel(net, inputs, classes, layout, {})
+        if normalize_by is not None:
+            model = _normalized_by(model, normalize_by, experiment.federation, warn)
+        model.card.update(cards.card(experiment, state, path, client, name, checkpoint, model))
+    if shift := model.card["input"].get("shift"):
+        warn(shift)
+    return model
+
+
+def client_of(path: Path, client: int | str) -> int:
+    """Return the id of the client that a name or a number means.
+
+    Where clients have names, a number is refused if it may mean two clients: 3 is the id of the
+    fourth client, and the number in `hospital03`.
+
+    Args:
+        path: The run folder.
+        client: The name of a natural client, or an id in [0, N), as a number or as its digits.
+
+    Raises:
+        UserError: The run has no such client, or the number may mean two clients.
+    """
+    check_run_folder(path)
+    file = path / "partition.json"
+    with as_data_error(file):
+        names = [str(name) for name in read_json(file).get("client_names") or ()]
+    text = str(client)
+    if isinstance(client, str) and text in names:
+        return names.index(text)
+    known = listed(map(one_line, names), 5) if names else "numbers, from 0"
+    if not re.fullmatch(r"-?[0-9]{1,11}", text):
+        hint = did_you_mean(text, names)
+        raise UserError(f"{path} has no client `{text}`.{hint} Its clients are {known}.")
+    number = int(text)
+    same = [k for k, name in enumerate(names) if number in map(int, re.findall("[0-9]+", name))]
+    if names and not 0 <= number < len(names):
+        close = f" Did you mean `{names[same[0]]}`?" if same else ""
+        raise UserError(
+            f"{path} has no client {number}: its {len(names)} clients have the names {known}, and"
+            f" the numbers 0 to {len(names) - 1}.{close} Give one of them."
+        )
+    if others := [names[k] for k in same if k != number]:
+        raise UserError(
+            f"the client {number} of {path} may be `{names[number]}`, whose id it is, or"
+            f" `{others[0]}`, whose name has this number. Give the name."
+        )
+    return number
+
+
+@contextmanager
+def _built(path: Path) -> Iterator[Experiment]:
+    """Return a context manager for the experiment of a run, whose data are those of the run."""
+    threads = torch.get_num_threads()
+    config, _ = resolve_written(path / "config.yaml")
+    engine = on_this_machine(config.engine)
+    experiment = build(config, tried=False, engine=engine, folder=path)
+    try:
+        samples = experiment.federation
+        check_unchanged(path, samples.partition, samples.dataset, "Restore the old files.")
+        with own_methods.named(experiment.algorithm.config):
+            yield experiment
+    finally:
+        experiment.engine.close()
+        torch.set_num_threads(threads)
+
+
+def _read_state(experiment: Experiment, path: Path, moment: Moment) -> State:
+    """Return the state of the best or the last round.
+
+    Raises:
+        UserError: The run has no such checkpoint.
+        DataError: The checkpoint is damaged, or belongs to another configuration or round.
+    """
+    last, best_file = (path / "checkpoints" / f"{one}.safetensors" for one in ("last", "best"))
+    if not last.is_file():
+        cure = f"continue the run: {how_to_resume(path)}"
+        if (path / "trial.json").is_file():
+            cure = "a study keeps those of the best trials, unless output.keep_trials=all"
+        raise UserError(f"{path} has no checkpoint, because no round was saved; {cure}.")
+    config_hash = experiment.config.hash()
+    # The run may have been copied from another machine, into a folder that cannot be written to.
+    storage = replace(experiment.storage, folder=Path(gettempdir()))
+    state = checkpoint.read(last, config_hash, storage).state
+    if moment == "last":
+        return state
+    best = best_round(metrics_file.read(path / "metrics.csv"), experiment.config.evaluation.best)
+    if best is None or best == state.round:
+        return state  # without a validation part the last round counts
+    if best_file.is_file():
+        saved = checkpoint.read(best_file, config_hash, storage).state
+        if saved.round == best:
+            return saved
+    raise DataError(
+        f"{best_file} is not that of the best round {best}. Take the last round, {state.round},"
+        " instead (checkpoint `last`)."
+    )
+
+
+def _choose(
+    experiment: Experiment, state: State, path: Path, client: int | None, name: str | None
+) -> str:
+    """Return the name of the deployment.
+
+    Raises:
+        UserError: There is no such client or model.
+    """
+    method, clients = experiment.config.algorithm.name, experiment.federation.clients
+    known = rounds.deployments(experiment.algorithm, state, torch.tensor([0]))
+    names = experiment.federation.partition.names
+    which = listed(map(one_line, names), 5) if names else f"0 to {clients - 1}"
+    if client is not None and not 0 <= client < clients:
+        raise UserError(f"{path} has no client {client}: its {clients} clients are {which}.")
+    name = name or ("gm" if client is None else next(iter(known)))
+    if client is None and name == "gm" and name not in known:
+        reason = f"`{method}` has no global model: each client has a model of its own"
+    elif name not in known:
+        hint = did_you_mean(name, known)
+        raise UserError(f"`{method}` has no model `{name}`.{hint} It has {', '.join(known)}.")
+    elif client is None and name != "gm":
+        reason = f"the model `{name}` of `{method}` differs between clients"
+    elif client is None and experiment.config.train.batchnorm == "drop":
+        reason = "with train.batchnorm=drop each client estimates statistics on its own samples"
+    else:
+        return name
+    raise UserError(f"{reason}. Choose a client of {path}, {which}.")
+
+
+def _check_normalization(federation: Federation, client: int | None, *, given: bool) -> None:
+    """Raise a UserError if a model has no normalization, or is given a second one."""
+    is_open = federation.owner is not None and client is None
+    if is_open and not given:
+        raise UserError(
+            "with data.normalize=client, the global model has no normalization of its own. Give"
+            f" samples of the new client, {setting('normalize_by')}; or choose a client and"
+            f" {setting('deployment', 'gm')}."
+        )
+    if given and not is_open:
+        whose = "all clients" if client is None else f"client {federation.partition.called(client)}"
+        raise UserError(
+            f"{setting('normalize_by')} is for the global model of a run with"
+            f" data.normalize=client; this model has the normalization of {whose}. Leave it out."
+        )
+
+
+def _net(
+    experiment: Experiment,
+    state: State,
+    name: str,
+    deployment: Deployment,
+    client: int,
+    warn: Callable[[str], None],
+) -> DeployedNet:
+    """Return the net that a deployment gives to a client, as the evaluation computes it."""
+    capture = _Capture(
+        deployment.weights, deployment.predict is not None, experiment.algorithm.setting.net.fixed
+    )
+    statistic = Statistic(CAPTURED, _count, finish=capture, samples=Samples("train", limit=1))
+    block = _block(experiment, deployment, client)
+    settings = rounds.evaluation_settings(experiment.algorithm, state)
+    found = experiment.evaluator(warn).run_statistics(
+        state, settings, name, deployment, block, (statistic,)
+    )
+    row = block.tolist().index(client)
+    kinds: dict[str, Tree] = {"net": {}, "leaf": {}, "ctx": {}}
+    for key, value in found.items():
+        kind, _, leaf = key.removeprefix(f"{CAPTURED}.").partition("/")
+        if kind in kinds:
+            kinds[kind][leaf] = value[row].detach().cpu().clone()
+
+    own = kinds["net"]
+    net = deepcopy(experiment.net).cpu()
+    net = net.to(next(value for value in own.values() if value.is_floating_point()))
+    with torch.no_grad():
+        # Not by load_state_dict, which leaves out the buffers that are not persistent.
+        for leaf, tensor in net_leaves(net).items():
+            tensor.copy_(own.get(leaf, tensor))
+    net.eval().requires_grad_(False)
+    if deployment.predict is None:
+        deployed = DeployedNet(net)
+    else:
+        trees = _that_are_read(net, deployment.predict, kinds, experiment.federation.shape)
+        deployed = DeployedNet(net, deployment.predict, *trees)
+    if isinstance(net, LightningNet):  # the user's module, which may be trained further
+        for leaf, parameter in net.named_parameters():
+            parameter.requires_grad_(leaf not in net.frozen)
+    return deployed
+
+
+def _block(experiment: Experiment, deployment: Deployment, client: int) -> Tensor:
+    """Return the clients to compute a deployment for, so that one client's bits are the run's.
+
+    The rounding of training depends on how many clients are stacked, in the vectorized engine. So
+    the evaluation's block of clients is computed, unless the deployment trains nothing or the
+    models of a block take too much memory.
+    """
+    trains = deployment.program is not None or experiment.config.train.batchnorm == "drop"
+    if experiment.config.engine.name == "vectorized" and trains:
+        first = client // BLOCK * BLOCK
+        block = torch.arange(first, min(first + BLOCK, experiment.federation.clients))
+        if len(block) * experiment.algorithm.setting.net.size <= SCALARS:
+            return block
+    return torch.tensor([client])
+
+
+def _count(context: StepContext) -> Tree:
+    """Return the number of samples of a batch: a Statistic needs a result."""
+    return {"count": context.batch.mask.sum()}
+
+
+@dataclass(frozen=True)
+class _Capture:
+    """Function `finish` of a Statistic that returns all tensors that a deployment predicts with.
+
+    They are `net/NAME`, the parameters and buffers that the net is called with; for a deployment
+    with a prediction rule also `leaf/NAME`, the client's leaves, and `ctx/NAME`.
+
+    Attributes:
+        weights: `Deployment.weights`.
+        has_rule: Whether the deployment has a prediction rule.
+        fixed: Names of the parameters and buffers that the user has fixed, which `weights` may
+            leave out.
+    """
+
+    weights: Callable[[Tree, Tree], Tree] | None
+    has_rule: bool
+    fixed: frozenset[str]
+
+    def __call__(self, reduced: Tree, leaves: Tree, ctx: Tree) -> Tree:
+        own = leaves
+        if self.weights is not None:
+            own = {name: leaves[name] for name in self.fixed if name in leaves} | self.weights(
+                leaves, ctx
+            )
+        trees = {"net": own} | ({"leaf": leaves, "ctx": ctx} if self.has_rule else {})
+        return {f"{kind}/{name}": v for kind, tree in trees.items() for name, v in tree.items()}
+
+
+class _Recorded(dict[str, Tensor]):
+    """A tree that records which of its tensors are read."""
+
+    def __init__(self, tree: Tree) -> None:
+        super().__init__(tree)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Tensor:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.read |= {name} & self.keys()
+        return super().get(name, default)
+
+    def __iter__(self) -> Iterator[str]:
+        self.read.update(super().keys())
+        return super().__iter__()
+
+    def items(self) -> Any:
+        return [(name, self[name]) for name in self]
+
+    def values(self) -> Any:
+        return [self[name] for name in self]
+
+
+def _that_are_read(
+    net: nn.Module,
+    rule: Callable[[StepContext], Tensor],
+    kinds: dict[str, Tree],
+    shape: tuple[int, ...],
+) -> tuple[Tree, Tree]:
+    """Return the leaves and the entries of ctx that a prediction rule reads."""
+    leaves, ctx = (_Recorded(kinds[kind]) for kind in ("leaf", "ctx"))
+    x = shapes.zeros(shape, 2, next(net.parameters()).dtype)
+    with torch.no_grad():
+        rule(context_of(net, x, leaves, ctx))
+    read = (("leaf", leaves.read), ("ctx", ctx.read))
+    own, sent = ({name: kinds[kind][name] for name in sorted(names)} for kind, names in read)
+    return own, sent
+
+
+def _inputs(federation: Federation, client: int | None, dtype: torch.dtype) -> RawInputs:
+    """Return the module that normalizes raw samples of a client, or of any client (None)."""
+    row = -1 if client is None else client
+    offset, scale = federation.offset.cpu().to(dtype), federation.scale.cpu().to(dtype)
+    if federation.owner is not None:  # without a copy, a file would have the rows of all clients
+        offset, scale = offset[row].clone(), scale[row].clone()
+    dataset, table = federation.dataset, federation.table
+    if table is None:
+        stored = tuple(dataset.x.shape[1:])
+        return RawInputs(stored, offset, scale, is_tokens=dataset.kind == "tokens")
+    source, word, fill = map(torch.from_numpy, (table.source, table.word, table.fill[row]))
+    return RawInputs((dataset.x.shape[1],), offset, scale, source, word, fill.to(dtype))
+
+
+def _layout(experiment: Experiment, client: int | None) -> Layout:
+    """Return what samples a model takes: those of a client, or of any client (None)."""
+    federation, data = experiment.federation, experiment.config.data
+    dataset, parts = federation.dataset, federation.partition.parts["train"]
+    found = None
+    if dataset.is_pixels:
+        found = (0.0, float(dataset.scale))
+    elif dataset.kind == "images" and (federation.owner is None or client is not None):
+        own = parts if federation.owner is None or client is None else [parts[client]]
+        ranges = [pixels.range_of(federation.x[rows].numpy()) for rows in own if len(rows)]
+        found = min(low for low, _ in ranges), max(high for _, high in ranges)
+    columns = dataset.columns
+    if dataset.is_table and not columns:
+        columns = tuple(map(str, range(dataset.x.shape[1])))
+    return Layout(
+        shape=tuple(dataset.x.shape[1:]),
+        is_pixels=dataset.is_pixels,
+        columns=columns if dataset.is_table else (),
+        words=(dataset.words or ((),) * len(columns)) if dataset.is_table else (),
+        kind=dataset.kind,
+        arrays=(data.arrays.samples or "", data.arrays.test_samples or ""),
+        characters=dataset.tokens if dataset.starts is not None else (),
+        resize=data.image_size,
+        range=found,
+        vocabulary=dataset.vocabulary,
+        padding=dataset.padding,
+    )
+
+
+def _normalized_by(
+    model: TrainedModel,
+    samples: Path | Tensor | NDArray[Any],
+    federation: Federation,
+    warn: Callable[[str], None],
+) -> TrainedModel:
+    """Return a model that normalizes by the statistics of samples, as a client by its own.
+
+    Args:
+        model: The model, with any normalization.
+        samples: Raw samples, or the file that has them.
+        federation: The samples of the run.
+        warn: Function that is called with a sentence about samples whose statistics are uncertain.
+    """
+    what, given = "`normalize_by`", samples
+    if isinstance(samples, Path):
+        what = str(samples)
+        given = np.concatenate([part.x for part in unlabelled.read(samples, model.layout, warn)])
+    raw = model.raw(given, what)
+    if not len(raw):
+        raise DataError(f"{what} has no samples. Give the samples of the new client.")
+    for column, count in model.unknown_words(raw.numpy()).items():
+        warn(f"{what}: {count} values of the column `{column}` are words of no training part.")
+    inputs = deepcopy(model.inputs)
+    x = inputs.encoded(raw).numpy()
+    if inputs.fill is not None:
+        fill = np.nan_to_num(means_of(x)).astype(x.dtype)  # 0 for a column without a value
+        x, inputs.fill = np.where(np.isnan(x), fill, x), torch.from_numpy(fill)
+    offset, scale = normalization_of(x, np.arange(len(x)), federation.dataset)
+    inputs.offset = torch.from_numpy(offset).to(inputs.offset.dtype)
+    inputs.scale = torch.from_numpy(scale).to(inputs.scale.dtype)
+    if flat := int((scale == 0).sum()):
+        warn(f"{what}: {flat} of {scale.size} columns or channels have one value, and are 0.")
+    if len(raw) < FEW_SAMPLES:
+        warn(f"{what}: means and standard deviations of {len(raw)} samples are uncertain.")
+    is_scaled = model.layout.kind == "images" and not model.layout.is_pixels
+    layout = replace(model.layout, range=pixels.range_of(x)) if is_scaled else model.layout
+    return replace(model, inputs=inputs, layout=layout)

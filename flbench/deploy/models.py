@@ -1,0 +1,272 @@
+"""A net with the parameters of one client or of the server, and the normalization of inputs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from flbench.client.forward import apply
+from flbench.core.types import Batch, Outputs, StepContext, Tree
+from flbench.data import unlabelled
+from flbench.data.unlabelled import Layout
+
+RawSamples = Tensor | NDArray[Any] | Sequence[Sequence[int]]
+"""Raw samples; sequences of tokens may be a list."""
+CHUNK: Final = 512  # samples that `TrainedModel.predict` computes at once
+
+
+class Normalization(NamedTuple):
+    """The normalization (x - mean) / std of raw samples; `TrainedModel.predict` applies it.
+
+    Attributes:
+        mean: Mean of each channel, or column of the net's input, in the units of the raw samples
+            (pixels of uint8 images are not divided by 255 first).
+        std: Standard deviation, or the width of the range with `data.normalize=unit`; infinity for
+            a channel or column of one value, so that the input is 0.
+        columns: Names of the columns of the net's input; `NAME=WORD` for a column of words. Empty
+            for other samples than rows of tables.
+        fill: Values that replace missing ones, by column.
+    """
+
+    mean: NDArray[np.float64]
+    std: NDArray[np.float64]
+    columns: tuple[str, ...] = ()
+    fill: tuple[float, ...] = ()
+
+
+class DeployedNet(nn.Module):
+    """A net with the parameters of one deployment, and the rule by which it predicts.
+
+    Args:
+        net: The net, with the parameters and buffers that it is called with.
+        rule: `Deployment.predict`; None takes the net's logits.
+        leaves: Leaves that the rule reads.
+        ctx: Entries of ctx that the rule reads.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        rule: Callable[[StepContext], Tensor] | None = None,
+        leaves: Tree | None = None,
+        ctx: Tree | None = None,
+    ) -> None:
+        super().__init__()
+        self.net = net
+        self.rule = rule
+        # Names of buffers have no dots.
+        self._leaves = {name: f"leaf_{k}" for k, name in enumerate(leaves or {})}
+        self._ctx = {name: f"ctx_{k}" for k, name in enumerate(ctx or {})}
+        for names, tree in ((self._leaves, leaves), (self._ctx, ctx)):
+            for name, buffer in names.items():
+                self.register_buffer(buffer, (tree or {})[name])
+        self.requires_grad_(False)
+        self.eval()
+
+    @property
+    def scores(self) -> str:
+        """What the scores are: `logits`, whose softmax are probabilities, or something else."""
+        return str(getattr(self.rule, "scores", "logits"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the scores [B, C] of normalized inputs [B, ...]; the largest one is predicted."""
+        if self.rule is None:
+            out: Outputs = self.net(x)
+            return out.logits
+        leaves = {name: getattr(self, buffer) for name, buffer in self._leaves.items()}
+        ctx = {name: getattr(self, buffer) for name, buffer in self._ctx.items()}
+        return self.rule(context_of(self.net, x, leaves, ctx))
+
+
+def context_of(net: nn.Module, x: Tensor, leaves: Tree, ctx: Tree) -> StepContext:
+    """Return what a prediction rule reads for normalized inputs [B, ...]."""
+    # [B]; made from x, so that exported programs keep the axis B variable.
+    zeros = torch.zeros_like(x.flatten(1)[:, 0], dtype=torch.int64)
+    batch = Batch(x, y=zeros, mask=zeros == 0, key=zeros, step=torch.tensor(0))
+    return StepContext(
+        partial(net, x),
+        batch=batch,
+        ctx=ctx,
+        leaves=leaves,
+        start=leaves,
+        apply=partial(apply, net),
+    )
+
+
+class RawInputs(nn.Module):
+    """Raw samples to normalized inputs of the net, as `Federation.inputs` gives them.
+
+    Grey images are [B, height, width], others [B, height, width, channels]; series are
+    [B, channels, length]; tokens are [B, length] int64 and stay as they are; rows of tables are
+    [B, columns] float32, with NaN for missing values and with the position of the word in a column
+    of words.
+
+    Args:
+        shape: Shape of one sample, as the data set stores it.
+        offset: Offset of the normalization (x - offset) * scale; it broadcasts against one input.
+        scale: Factor of the normalization.
+        source: Column of the table that each input comes from, [width] int64; None without a table.
+        word: Position of the word that an input stands for, [width] int64; -1 for numbers.
+        fill: Values that replace missing ones, [width].
+    """
+
+    offset: Tensor
+    scale: Tensor
+    source: Tensor | None
+    word: Tensor | None
+    fill: Tensor | None
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        offset: Tensor,
+        scale: Tensor,
+        source: Tensor | None = None,
+        word: Tensor | None = None,
+        fill: Tensor | None = None,
+        *,
+        is_tokens: bool = False,
+    ) -> None:
+        super().__init__()
+        self.shape, self.is_tokens = shape, is_tokens
+        tensors = {"offset": offset, "scale": scale, "source": source, "word": word, "fill": fill}
+        for name, value in tensors.items():
+            self.register_buffer(name, value)
+
+    @property
+    def raw_shape(self) -> tuple[int, ...]:
+        """Shape of one raw sample."""
+        if len(self.shape) < 3:
+            return tuple(self.shape)
+        channels, height, width = self.shape
+        return (height, width) if channels == 1 else (height, width, channels)
+
+    def encoded(self, raw: Tensor) -> Tensor:
+        """Return inputs before the normalization; NaN where a value of a table is missing."""
+        x = raw.to(self.offset.dtype)
+        if self.source is not None and self.word is not None:
+            x = x[:, self.source]  # [B, columns] -> [B, width]
+            has_word = (x == self.word).to(x.dtype)
+            return torch.where((self.word >= 0) & ~torch.isnan(x), has_word, x)
+        if len(self.shape) == 3:  # [B, H, W] or [B, H, W, C] -> [B, C, H, W]
+            return x[:, None] if self.shape[0] == 1 else x.permute(0, 3, 1, 2)
+        return x
+
+    def forward(self, raw: Tensor) -> Tensor:
+        """Return normalized inputs [B, ...] of raw samples; tokens as they are."""
+        if self.is_tokens:
+            return raw.to(torch.int64)
+        x = self.encoded(raw)
+        if self.fill is not None:
+            x = torch.where(torch.isnan(x), self.fill, x)
+        return (x - self.offset) * self.scale
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model of a run, to predict with.
+
+    Attributes:
+        net: The net in eval mode, on the CPU: normalized inputs [B, ...] to scores [B, C].
+        inputs: The module that normalizes raw samples for `net`.
+        classes: Names of the C classes; empty for targets that are not classes.
+        layout: What samples the model takes, to read them from arrays and files.
+        card: What the model is: method, client, classes, inputs, normalization, metrics, the run's
+            configuration and summary; JSON values.
+    """
+
+    net: DeployedNet
+    inputs: RawInputs
+    classes: tuple[str, ...]
+    layout: Layout
+    card: dict[str, Any]
+
+    @property
+    def module(self) -> nn.Module:
+        """The whole model as one module: raw samples [B, ...] to scores [B, C]."""
+        return nn.Sequential(self.inputs, self.net).eval()
+
+    @property
+    def normalization(self) -> Normalization:
+        """The normalization as numbers; those of tokens are empty."""
+        if self.inputs.is_tokens:
+            return Normalization(np.zeros(0), np.ones(0))
+        mean, std = (
+            np.atleast_1d(value.double().numpy().squeeze())
+            for value in (self.inputs.offset, 1.0 / self.inputs.scale.double())
+        )
+        source, word, fill = self.inputs.source, self.inputs.word, self.inputs.fill
+        if source is None or word is None or fill is None:
+            return Normalization(mean, std)
+        names, words = self.layout.columns, self.layout.words
+        columns = [
+            names[k] if place < 0 else f"{names[k]}={words[k][place]}"
+            for k, place in zip(source.tolist(), word.tolist(), strict=True)
+        ]
+        return Normalization(mean, std, tuple(columns), tuple(fill.tolist()))
+
+    def predict(self, x: RawSamples) -> Tensor:
+        """Return the scores of raw samples; the largest score is the predicted class.
+
+        The samples are normalized as in training. Equal calls have equal results, also of a net
+        that draws random numbers.
+
+        Args:
+            x: Samples as the data set stores them: [B, height, width] or [B, height, width, 3], or
+                [B, channels, height, width], uint8 where the data set has uint8 images; series
+                [B, channels, length]; tokens [B, length], integers; rows of tables [B, columns],
+                NaN for missing values. With a padding id, sequences of tokens may be shorter, and
+                a list of sequences may have several lengths.
+
+        Returns:
+            Scores [B, C] on the CPU.
+
+        Raises:
+            DataError: The samples have another shape, type or range than those of the data set.
+        """
+        module = self.module
+        with torch.no_grad(), torch.random.fork_rng(devices=()):
+            torch.manual_seed(0)
+            return torch.cat([module(part) for part in self.raw(x).split(CHUNK)])
+
+    def raw(self, x: RawSamples, where: str = "the samples") -> Tensor:
+        """Return samples [B, ...] as the exported model takes them.
+
+        Args:
+            x: See `predict`.
+            where: What the samples are, as the beginning of an error message.
+
+        Raises:
+            DataError: See `predict`.
+        """
+        given = x.detach().cpu().numpy() if isinstance(x, Tensor) else x
+        stored = unlabelled.as_stored(given, self.layout, where)
+        stored = torch.from_numpy(np.require(stored, requirements="W"))  # files may be read-only
+        if len(self.inputs.shape) == 3:  # [B, C, H, W] -> [B, H, W] or [B, H, W, C]
+            return stored[:, 0] if stored.shape[1] == 1 else stored.permute(0, 2, 3, 1)
+        return stored
+
+    def unknown_words(self, x: NDArray[Any]) -> dict[str, int]:
+        """Return how many values of each column of words are words that no training part has.
+
+        Args:
+            x: Raw samples; `predict` takes them.
+
+        Returns:
+            Numbers of at least 1, by the name of the column; empty without a table.
+        """
+        found: dict[str, int] = {}
+        source, word = self.inputs.source, self.inputs.word
+        if source is None or word is None:
+            return found
+        for k, (name, words) in enumerate(zip(self.layout.columns, self.layout.words, strict=True)):
+            known = word[source == k].numpy()
+            count = int((~np.isnan(x[:, k]) & ~np.isin(x[:, k], known)).sum()) if words else 0
+            if count:
+                found[name] = count
+        return found
