@@ -136,26 +136,30 @@ def as_stored(x: Any, layout: Layout, where: str) -> NDArray[Any]:
     """
     if layout.padding is not None and isinstance(x, list | tuple):
         x = tokens.padded(x, layout.padding, where)
-    x = np.asarray(x)
-    if layout.kind == "table" and x.ndim == 2 and x.dtype.kind in "iuf":
+    found: NDArray[Any] = np.asarray(x)
+    if layout.kind == "table" and found.ndim == 2 and found.dtype.kind in "iuf":
         with np.errstate(over="ignore"):
-            x = x.astype(np.float32)  # NaN is a missing value
-        if len(rows := np.flatnonzero(np.isinf(x).any(axis=1))):
+            found = found.astype(np.float32)  # NaN is a missing value
+        if len(rows := np.flatnonzero(np.isinf(found).any(axis=1))):
             raise DataError(f"{where}: sample {rows[0]} (counted from 0) has an infinite value.")
     else:
-        is_stored = x.shape[1:] == layout.shape or x.ndim == 2
+        is_stored = found.shape[1:] == layout.shape or found.ndim == 2
         order = "channels_first" if is_stored else "channels_last"
-        has_order = layout.kind == "series" or x.ndim == 4
-        x = npz_files.as_samples(x, where, order if has_order else "auto", layout.kind)
-    if layout.padding is not None and x.ndim == 2 and (gap := layout.shape[0] - x.shape[1]) > 0:
-        x = np.pad(x, ((0, 0), (0, gap)), constant_values=layout.padding)
-    if x.shape[1:] != layout.shape:
+        has_order = layout.kind == "series" or found.ndim == 4
+        found = npz_files.as_samples(found, where, order if has_order else "auto", layout.kind)
+    if (
+        layout.padding is not None
+        and found.ndim == 2
+        and (gap := layout.shape[0] - found.shape[1]) > 0
+    ):
+        found = np.pad(found, ((0, 0), (0, gap)), constant_values=layout.padding)
+    if found.shape[1:] != layout.shape:
         raise DataError(
-            f"{where}: the samples have the shape {list(x.shape[1:])}, but the model takes"
+            f"{where}: the samples have the shape {list(found.shape[1:])}, but the model takes"
             f" {list(layout.shape)} ({AXES[layout.kind]}). Bring them to that shape."
         )
-    _check_values(x, layout, where)
-    return x
+    _check_values(found, layout, where)
+    return found
 
 
 def _check_values(x: NDArray[Any], layout: Layout, where: str) -> None:

@@ -436,11 +436,11 @@ def _normalized_by(
         federation: The samples of the run.
         warn: Function that is called with a sentence about samples whose statistics are uncertain.
     """
-    what, given = "`normalize_by`", samples
+    what = "`normalize_by`"
     if isinstance(samples, Path):
         what = str(samples)
-        given = np.concatenate([part.x for part in unlabelled.read(samples, model.layout, warn)])
-    raw = model.raw(given, what)
+        samples = np.concatenate([part.x for part in unlabelled.read(samples, model.layout, warn)])
+    raw = model.raw(samples, what)
     if not len(raw):
         raise DataError(f"{what} has no samples. Give the samples of the new client.")
     for column, count in model.unknown_words(raw.numpy()).items():

@@ -232,7 +232,7 @@ class TrainedModel:
         module = self.module
         with torch.no_grad(), torch.random.fork_rng(devices=()):
             torch.manual_seed(0)
-            return torch.cat([module(part) for part in self.raw(x).split(CHUNK)])
+            return torch.cat([module(part) for part in torch.split(self.raw(x), CHUNK)])
 
     def raw(self, x: RawSamples, where: str = "the samples") -> Tensor:
         """Return samples [B, ...] as the exported model takes them.
@@ -245,8 +245,8 @@ class TrainedModel:
             DataError: See `predict`.
         """
         given = x.detach().cpu().numpy() if isinstance(x, Tensor) else x
-        stored = unlabelled.as_stored(given, self.layout, where)
-        stored = torch.from_numpy(np.require(stored, requirements="W"))  # files may be read-only
+        array = unlabelled.as_stored(given, self.layout, where)
+        stored = torch.from_numpy(np.require(array, requirements="W"))  # files may be read-only
         if len(self.inputs.shape) == 3:  # [B, C, H, W] -> [B, H, W] or [B, H, W, C]
             return stored[:, 0] if stored.shape[1] == 1 else stored.permute(0, 2, 3, 1)
         return stored
