@@ -30,7 +30,7 @@ from flbench.tuning.study import (
 )
 from flbench.tuning.training import TrialTraining
 from flbench.workers.shipping import Parcel, SealedParcel
-from tests.experiment import test_inputs
+from tests.deploy import test_inputs
 from tests.support import config_of, run
 
 pytestmark = pytest.mark.slow
