@@ -1,7 +1,5 @@
 """Helpers of the tests; those that are useful for other packages too are in `flbench.testing`."""
 
-import hashlib
-import json
 import signal
 import sys
 from collections.abc import Iterator
@@ -17,7 +15,6 @@ import pytest
 
 from flbench.analysis import report
 from flbench.config.resolve import resolve
-from flbench.config.schema import LATER, Config
 from flbench.config.sources import from_overrides
 from flbench.experiment import lifecycle
 from flbench.reports import figures, page
@@ -39,7 +36,6 @@ __all__ = [
     "Silent",
     "build",
     "config_of",
-    "hash_of_the_first_keys",
     "interrupted_run",
     "pictures_in_pages",
     "reproducible",
@@ -101,21 +97,3 @@ def interrupted_run(out: Path, *overrides: str) -> Path:
         lifecycle.run(config, origins, [Interrupting()])
     [folder] = out.glob("*/*")
     return folder
-
-
-def hash_of_the_first_keys(config: Config) -> str:
-    """Return the hash of a configuration as it was before keys existed that count only if set."""
-    tree = config.tree()
-    tree = {key: tree[key] for key in ("seed", "data", "partition", "model", "algorithm", "train")}
-    del tree["data"]["root"], tree["train"]["terms"]
-    # These keys count only if they are set, too.
-    del tree["train"]["early_stopping"]
-    for key in (*LATER, "source", "sha256"):
-        del tree["data"][key]
-    for key in ("args", "sha256", "new_clients", "new_alpha", "new_shots"):
-        del tree["partition"][key]
-    for key in ("shards", "similarity", "bins"):
-        del tree["partition"][key]
-    del tree["model"]["weights"], tree["model"]["weights_sha256"]
-    del tree["model"]["freeze"], tree["model"]["lora"], tree["model"]["cache"]
-    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()

@@ -7,7 +7,9 @@ The keys of a method are defined in its module (`flbench/algorithms/NAME.py`), t
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
 from math import cos, pi
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_args, get_origin
@@ -23,13 +25,21 @@ from pydantic import (
     StrictFloat,
     StrictInt,
     StrictStr,
+    ValidationError,
     ValidationInfo,
+    create_model,
     field_serializer,
     field_validator,
     model_validator,
 )
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from flbench.config.sources import leaves
+from flbench.core import parts
+from flbench.core.errors import ConfigError
+from flbench.core.parts import OBJECT
 from flbench.core.plain_yaml import scalar
+from flbench.core.registry import ALGORITHMS, MODELS, TERMS
 from flbench.core.text import redact_address
 
 # Unless the user sets `evaluation.every`, a run of ten rounds or more has at least this number of
@@ -42,6 +52,8 @@ LONGEST_PERIOD: Final = 10  # most rounds between two of them, unless the user s
 Scalar = bool | int | float | str
 Argument = Scalar | Annotated[list[Scalar], Field(max_length=1000)]
 """A value of `partition.args` and `model.args`."""
+DEFAULT_METHOD: Final = "hfcd"
+DEFAULT_NET: Final = "mlp"
 AS_DATA: Final = "as data"
 """Context of the validation of a configuration that flbench has recorded."""
 
@@ -139,6 +151,11 @@ class GivenNormalization(Strict):
         description="standard deviation of each channel or column, or one for all; of pixels in"
         " [0, 1]",
     )
+
+
+def _numbers(value: object) -> object:
+    """Return a section of numbers as such, so that its errors have its keys."""
+    return GivenNormalization.model_validate(value) if isinstance(value, dict) else value
 
 
 HUGGING_FACE: Final = "hf:"
@@ -250,7 +267,10 @@ class DataConfig(Strict):
         pattern="^[0-9a-f]{64}$",
         description="SHA-256 of the samples of `source`; flbench writes it to config.yaml",
     )
-    normalize: Literal["standard", "unit", "none", "client"] | GivenNormalization = Field(
+    normalize: Annotated[
+        Literal["standard", "unit", "none", "client"] | GivenNormalization,
+        BeforeValidator(_numbers),
+    ] = Field(
         "standard",
         description="standard: zero mean and unit variance of each channel or column over all"
         " training parts; unit: scale to [0, 1]; none: inputs as they are; client: zero mean and"
@@ -276,6 +296,13 @@ class DataConfig(Strict):
         " patient or a device; samples of one group stay in one part of a client (training,"
         " validation or test), and the column is no input",
     )
+
+    @model_validator(mode="after")
+    def _has_one_place(self) -> Self:
+        """Refuse two places of the data."""
+        if self.source is not None and self.path is not None:
+            raise ValueError("`data.source` and `data.path` are both set: leave one of them out")
+        return self
 
     @property
     def image_size(self) -> tuple[int, int] | None:
@@ -453,15 +480,25 @@ class PartitionConfig(Strict):
             return value
         raise ValueError("a whole number of clients from 1 on, or a share in (0, 1)")
 
+    @field_validator("split")
+    @classmethod
+    def _has_sum_one(cls, value: tuple[float, float, float]) -> tuple[float, float, float]:
+        """Refuse values that are no shares, or leave nothing to train on."""
+        if min(value) < 0 or abs(sum(value) - 1) > 1e-6 or value[0] == 0:
+            raise ValueError("three shares >= 0 that sum to 1, the first one > 0")
+        return value
+
     @model_validator(mode="after")
-    def _has_new_clients(self) -> Self:
-        """Refuse keys of new clients without new clients."""
+    def _is_complete(self) -> Self:
+        """Refuse keys of new clients without new clients, and a saved partition without a file."""
         for key in ("new_alpha", "new_shots"):
             if self.new_clients is None and getattr(self, key) is not None:
                 raise ValueError(
-                    f"`{key}` is for clients that join after the training, and there are none. Set"
-                    " partition.new_clients, or leave it out."
+                    f"`partition.{key}` is for clients that join after the training, and there are"
+                    " none: set `partition.new_clients`, or leave it out"
                 )
+        if self.scheme == "file" and self.path is None:
+            raise ValueError("`partition.scheme=file` needs `partition.path`, the saved partition")
         return self
 
     @property
@@ -577,7 +614,7 @@ class LoraConfig(Strict):
 class ModelConfig(Strict):
     """Section `model`: the net. Each net adds keys of its own."""
 
-    name: str = Field("mlp", description="net")
+    name: str = Field(DEFAULT_NET, description="net")
     weights: str | None = Field(
         None,
         description="weights that all clients start from: a file (safetensors, or a state dict in"
@@ -641,7 +678,7 @@ class OwnModelConfig(ModelConfig):
 class AlgorithmConfig(Strict):
     """Section `algorithm`: the method. Each method adds keys of its own."""
 
-    name: str = Field("hfcd", description="method; `flbench algos` lists them")
+    name: str = Field(DEFAULT_METHOD, description="method; `flbench algos` lists them")
     agg_weights: Literal["samples", "uniform"] = Field(
         "samples",
         description="weight of a client in a mean over the cohort: its number of training samples,"
@@ -660,28 +697,20 @@ class OwnAlgorithmConfig(AlgorithmConfig):
     )
     sha256: str | None = Field(
         None,
-        pattern="^([0-9a-f]{64}|unrecorded)$",
+        pattern="^[0-9a-f]{64}$",
         description="SHA-256 of the source of the method and of the modules of the same package or"
         " folder that it imports; flbench writes it to config.yaml",
     )
 
 
-UNRECORDED: Final = "unrecorded"
-"""Value of `algorithm.sha256` for a run whose config.yaml was written without the key."""
-
-
-class WrittenAlgorithmConfig(AlgorithmConfig):
+class RecordedAlgorithmConfig(AlgorithmConfig):
     """Section `algorithm` of a configuration that is read as data, without the method's code."""
 
     model_config = ConfigDict(extra="allow")
     agg_weights: ClassVar[Any] = "samples"  # type: ignore[misc]  # in the tree only if the file has it
 
 
-class WrittenOwnAlgorithmConfig(OwnAlgorithmConfig, WrittenAlgorithmConfig):
-    """The same of a method that is not flbench's own."""
-
-
-class WrittenModelConfig(ModelConfig):
+class RecordedModelConfig(ModelConfig):
     """Section `model` of a configuration that is read as data, without the net's code."""
 
     model_config = ConfigDict(extra="allow")
@@ -720,6 +749,13 @@ class OptimizerConfig(Strict):
     momentum: float = Field(0.0, ge=0, lt=1, description="sgd: momentum")
     nesterov: bool = Field(False, description="sgd: Nesterov momentum (needs momentum > 0)")
     weight_decay: float = Field(0.0, ge=0, description="weight decay")
+
+    @model_validator(mode="after")
+    def _has_momentum(self) -> Self:
+        """Refuse Nesterov momentum without momentum."""
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("`train.optimizer.nesterov` needs `train.optimizer.momentum` > 0")
+        return self
 
 
 class ScheduleConfig(Strict):
@@ -792,14 +828,6 @@ class EarlyStoppingConfig(Strict):
         " metric)",
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _is_off(cls, given: Any) -> Any:
-        """Leave out the mode `max` where nothing is watched: earlier versions wrote it there."""
-        if isinstance(given, dict) and given.get("patience") is None and given.get("mode") == "max":
-            return given | {"mode": None}
-        return given
-
 
 class TermConfig(Strict):
     """An entry of `train.terms`: a loss term. Each term adds keys of its own."""
@@ -817,7 +845,7 @@ class TermConfig(Strict):
     )
 
 
-class WrittenTermConfig(TermConfig):
+class RecordedTermConfig(TermConfig):
     """An entry of `train.terms` of a configuration that is read as data, without its code."""
 
     model_config = ConfigDict(extra="allow")
@@ -843,6 +871,104 @@ class OwnTermConfig(TermConfig):
     def arguments(self) -> dict[str, Scalar]:
         """Return the keyword arguments of the function, by name."""
         return dict(self.__pydantic_extra__)
+
+
+def method_class(section: dict[str, Any]) -> type[AlgorithmConfig]:
+    """Return the class of the keys of a method.
+
+    A name that is an import path becomes that under which the method is registered, and a method
+    that is not flbench's own gets the place that it is imported from.
+
+    Args:
+        section: Section `algorithm`; it is changed.
+
+    Raises:
+        ConfigError: There is no such method, or one of its keys has the name of one of flbench's.
+    """
+    name, source = str(section.get("name", DEFAULT_METHOD)), section.get("source")
+    if ":" in name:
+        name = section["name"] = ALGORITHMS.adopt(parts.find(name), name)
+    found = ALGORITHMS.find(name, None if source is None else str(source))
+    source = ALGORITHMS.source(found)
+    if source is None:
+        kind: type[AlgorithmConfig] = found.Config
+        return kind
+    section["source"] = source
+    return _with_source(found.Config)
+
+
+@lru_cache(maxsize=256)
+def _with_source(kind: type[AlgorithmConfig]) -> type[AlgorithmConfig]:
+    """Return the keys of a method that is not flbench's own, with those of its source."""
+    if issubclass(kind, OwnAlgorithmConfig):
+        return kind
+    of_source = OwnAlgorithmConfig.model_fields.keys() - AlgorithmConfig.model_fields.keys()
+    if taken := sorted(of_source & kind.model_fields.keys()):
+        raise ConfigError(
+            f"{kind.__module__}.{kind.__qualname__} has a key `algorithm.{taken[0]}`, which is"
+            " flbench's key for the source of the method. Give it another name."
+        )
+    if kind is AlgorithmConfig:
+        return OwnAlgorithmConfig
+    return create_model(kind.__name__, __base__=(kind, OwnAlgorithmConfig))
+
+
+def net_class(section: dict[str, Any]) -> type[ModelConfig]:
+    """Return the class of the keys of a net; see `method_class`."""
+    name = str(section.get("name", DEFAULT_NET))
+    kind: type[ModelConfig] = OwnModelConfig
+    return kind if ":" in name or name == OBJECT else MODELS.find(name).Config
+
+
+def term_class(section: dict[str, Any]) -> type[TermConfig]:
+    """Return the class of the keys of a loss term; see `method_class`."""
+    if "name" not in section:
+        return TermConfig
+    name = str(section["name"])
+    kind: type[TermConfig] = OwnTermConfig
+    return kind if ":" in name else TERMS.find(name).Config
+
+
+def _section_of(
+    find: Callable[[dict[str, Any]], type[Strict]], recorded: type[Strict]
+) -> BeforeValidator:
+    """Return a validator of a section whose keys depend on the name in it.
+
+    Args:
+        find: Function from the section to the class of its keys.
+        recorded: The class if the section is read as data: then nothing is imported.
+    """
+
+    def made(value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, str):
+            value = {"name": value}
+        if not isinstance(value, dict):
+            return value
+        section = dict(value)
+        if info.context == AS_DATA:
+            is_own = recorded is not RecordedAlgorithmConfig and _is_own(section.get("name"))
+            return (find(section) if is_own else recorded).model_validate(section, context=AS_DATA)
+        try:
+            kind = find(section)
+        except ConfigError as error:
+            why = PydanticCustomError("unknown_name", "{why}", {"why": str(error)})
+            wrong: InitErrorDetails = {"type": why, "loc": ("name",), "input": section.get("name")}
+            raise ValidationError.from_exception_data("section", [wrong]) from error
+        return kind.model_validate(section)
+
+    return BeforeValidator(made)
+
+
+def _is_own(name: object) -> bool:
+    """Return whether a net or a loss term is the user's own."""
+    return name == OBJECT or ":" in str(name)
+
+
+Method = Annotated[
+    SerializeAsAny[AlgorithmConfig], _section_of(method_class, RecordedAlgorithmConfig)
+]
+Net = Annotated[SerializeAsAny[ModelConfig], _section_of(net_class, RecordedModelConfig)]
+Term = Annotated[SerializeAsAny[TermConfig], _section_of(term_class, RecordedTermConfig)]
 
 
 class TrainConfig(Strict):
@@ -875,7 +1001,7 @@ class TrainConfig(Strict):
     early_stopping: EarlyStoppingConfig = Field(
         EarlyStoppingConfig(), description="end of a run that does not improve any more"
     )
-    terms: tuple[SerializeAsAny[TermConfig], ...] = Field(
+    terms: tuple[Term, ...] = Field(
         (),
         description="loss terms that are added to the cross entropy of any method, or take its"
         " place; a list such as [{name: focal, gamma: 2, weight: 0.5}]",
@@ -937,12 +1063,6 @@ class EngineConfig(Strict):
         " then the run, study or comparison ends, and can be resumed",
         json_schema_extra={"unit": "s"},
     )
-
-    @field_validator("threads", mode="before")
-    @classmethod
-    def _null_is_the_default(cls, value: object) -> object:
-        """Return the default for null, which earlier versions printed for it."""
-        return cls.model_fields["threads"].default if value is None else value
 
 
 class OwnMetricConfig(Strict):
@@ -1054,7 +1174,7 @@ class AdaptConfig(Strict):
     def _is_ascending(cls, value: tuple[int, ...]) -> tuple[int, ...]:
         """Refuse numbers that are not in ascending order, or that are there twice."""
         if list(value) != sorted(set(value)):
-            raise ValueError("give different numbers in ascending order, such as [0, 1, 5]")
+            raise ValueError("different numbers in ascending order, such as [0, 1, 5]")
         return value
 
 
@@ -1157,8 +1277,11 @@ class OutputConfig(Strict):
     )
 
 
-LATER: Final = ("client", "drop", "group", "kind", "arrays", "padding", "resize", "text")
-"""Keys of the section `data` that count for the hash only if they differ from their defaults."""
+NOT_HASHED: Final = (
+    *("engine.", "evaluation.", "tracking.", "output."),
+    *("data.root", "algorithm.source", "model.weights"),
+)
+"""Keys that do not determine a result, and places of what counts by its SHA-256."""
 
 
 class Config(Strict):
@@ -1168,8 +1291,8 @@ class Config(Strict):
     data: DataConfig = DataConfig()
     partition: PartitionConfig = PartitionConfig()
     shift: ShiftConfig = ShiftConfig()
-    model: SerializeAsAny[ModelConfig] = ModelConfig()
-    algorithm: SerializeAsAny[AlgorithmConfig] = AlgorithmConfig()
+    model: Net = ModelConfig()
+    algorithm: Method = AlgorithmConfig()
     train: TrainConfig = TrainConfig()
     engine: EngineConfig = EngineConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -1226,61 +1349,18 @@ class Config(Strict):
     def hash(self) -> str:
         """Return the SHA-256 (hex) over the keys that define the experiment.
 
-        These are `seed` and the sections `data`, `partition`, `model`, `algorithm` and `train`, and
-        `shift` if something is shifted, but not `data.root`: the content of the files is covered by
-        the hash of the partition.
-        `train.early_stopping` counts only if it is on, and `train.terms`, the keys of `LATER`,
-        `data.source`, `model.lightning`, `model.fixed`, `model.freeze`, `model.lora`,
-        `model.cache`, `model.channels`, keys of schemes that are not used (`partition.shards`,
-        `similarity`, `bins`), `model.weights` (by the SHA-256 of the weights, not by their place),
-        `partition.args`, `partition.sha256`, the keys of `partition` for new clients and
-        `algorithm.sha256` only if they are set, so that the hashes of runs that were made before
-        these keys existed stay valid. Of a method that is not flbench's own, the hash of the source
-        counts, and not `algorithm.source`, the place where it is imported from.
+        These are the keys whose values differ from the defaults of the schema, without
+        `NOT_HASHED`; the keys of a method and of a net count with all their values.
         """
-        sections = {"seed", "data", "partition", "model", "algorithm", "train"}
-        if self.shift.is_on:
-            sections.add("shift")
-        tree = {key: value for key, value in self.tree().items() if key in sections}
-        del tree["data"]["root"]
-        defaults = DataConfig().model_dump(mode="json")
-        for key in LATER:
-            if tree["data"][key] == defaults[key]:
-                del tree["data"][key]
-        if self.data.source is None:
-            del tree["data"]["source"], tree["data"]["sha256"]
-        for key in ("args", "sha256", "new_clients", "new_alpha", "new_shots"):
-            if tree["partition"][key] is None:
-                del tree["partition"][key]
-        for key in ("shards", "similarity", "bins"):
-            if self.partition.scheme not in SCHEME_KEYS[key]:
-                del tree["partition"][key]
-        if isinstance(self.algorithm, OwnAlgorithmConfig):
-            del tree["algorithm"]["source"]
-            if self.algorithm.sha256 in (None, UNRECORDED):
-                del tree["algorithm"]["sha256"]
-        if not tree["model"].get("lightning", True):
-            del tree["model"]["lightning"]
-        if tree["model"].get("fixed", "") is None:
-            del tree["model"]["fixed"]
-        if isinstance(self.model, OwnModelConfig) and self.model.channels is None:
-            del tree["model"]["channels"]
-        if self.model.weights_sha256 is None:
-            del tree["model"]["weights_sha256"]
-        if self.model.weights is None or self.model.weights_sha256 is not None:
-            del tree["model"]["weights"]  # the place of the file does not matter, its content does
-        if tree["model"].get("freeze", "") == "none":
-            del tree["model"]["freeze"]
-        if "lora" in tree["model"] and tree["model"]["lora"]["rank"] is None:
-            del tree["model"]["lora"]
-        if tree["model"].get("cache", "") == "auto":
-            del tree["model"]["cache"]
-        if self.train.early_stopping.patience is None:
-            del tree["train"]["early_stopping"]
-        if not tree["train"]["terms"]:
-            del tree["train"]["terms"]
-        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+        defaults = leaves(Config().tree())
+        kept = {
+            key: value
+            for key, value in leaves(self.tree()).items()
+            if (key not in defaults or value != defaults[key]) and _is_hashed(key)
+        }
+        return hashlib.sha256(json.dumps(["2", kept], sort_keys=True).encode()).hexdigest()
 
 
-class WrittenConfig(Config):
-    """A configuration that was read as data: nothing can be built from it."""
+def _is_hashed(key: str) -> bool:
+    """Return whether a key determines results."""
+    return key not in NOT_HASHED and not key.startswith(NOT_HASHED[:4])

@@ -18,7 +18,13 @@ from flbench.callbacks.callback_list import CallbackList
 from flbench.callbacks.run_view import Memory
 from flbench.client.forward import is_buffer
 from flbench.client.program import Phase
-from flbench.config.schema import BestConfig, Config, EngineConfig, OwnModelConfig, WrittenConfig
+from flbench.config.schema import (
+    BestConfig,
+    Config,
+    EngineConfig,
+    OwnModelConfig,
+    RecordedAlgorithmConfig,
+)
 from flbench.core.errors import ConfigError, DataError
 from flbench.core.rng import Draw
 from flbench.core.storage import GIB, Storage, memory_of_machine, only_rows
@@ -592,7 +598,7 @@ def _check_resolved(config: Config) -> None:
 
     The code that it names may be a stranger's, and runs only after `flbench.config.trust.check`.
     """
-    if isinstance(config, WrittenConfig):
+    if isinstance(config.algorithm, RecordedAlgorithmConfig):
         raise TypeError("nothing is built from a configuration that was read as data: resolve it")
 
 

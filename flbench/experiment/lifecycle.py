@@ -204,8 +204,6 @@ def resume(
             stack.callback(features.forget)
         _check_data(experiment, path, has_samples=federation is None)
         told.prepare(experiment.config, _parts(experiment), experiment.judge.metrics)
-        for sentence in own_methods.notes(config):
-            told.on_note(sentence)
         if not folder.checkpoint("last").exists():
             told.on_note("there is no checkpoint yet: the run starts from the beginning.")
         restored = experiment.restore(folder)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from flbench.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig
-from flbench.config.schema import UNRECORDED, Config, OwnAlgorithmConfig
+from flbench.config.schema import Config, OwnAlgorithmConfig
 from flbench.core import parts, source_hash
 from flbench.core.errors import ConfigError
 from flbench.core.parts import OBJECT
@@ -55,31 +55,17 @@ def sha256(config: AlgorithmConfig, method: type[Algorithm]) -> str | None:
         method: The method.
 
     Returns:
-        The hash; None for a method of flbench, and if it is not known.
+        The hash; None for a method of flbench.
 
     Raises:
         ConfigError: The configuration has the hash of another source, or a file was edited after
             the import.
     """
-    if not isinstance(config, OwnAlgorithmConfig) or config.sha256 == UNRECORDED:
+    if not isinstance(config, OwnAlgorithmConfig):
         return None
     whose = f"the method `{config.name}` ({method.__module__})"
     cure = "Restore the source, or start a new run without `algorithm.sha256`."
     return source_hash.unchanged(method, str(config.source), config.sha256, whose, cure)
-
-
-def notes(config: Config) -> list[str]:
-    """Return a note if the source of the method is not known to be that of the run so far.
-
-    Args:
-        config: Configuration of a run that is resumed.
-    """
-    if getattr(config.algorithm, "sha256", None) != UNRECORDED:
-        return []
-    return [
-        f"`algorithm.sha256` is not recorded: the run began with a version of flbench that did not"
-        f" compare the source of the method `{config.algorithm.name}`. It must be unchanged."
-    ]
 
 
 def modules(config: Config) -> list[str]:

@@ -32,7 +32,7 @@ from flbench.core.errors import ConfigError, MethodError
 from flbench.core.tree import digest
 from flbench.core.types import Dispatch, Message
 from flbench.deploy import loading
-from flbench.experiment import lifecycle, own_methods
+from flbench.experiment import lifecycle
 from flbench.experiment.assembly import load_federation
 from flbench.experiment.code_trial import CodeTrial
 from flbench.workers.shipping import pack
@@ -100,7 +100,6 @@ def test_a_constant_of_the_package_is_in_the_hash_and_an_edit_is_refused(kit, tm
     assert by_class.config.algorithm.source == "ownkit.method:Kit"
     assert by_class.config.hash() == by_path.config.hash()
     assert by_class.digest == by_path.digest
-    file = by_class.path / "config.yaml"
     (by_class.path / "summary.json").unlink()
 
     other = short(kit(2))
@@ -114,17 +113,6 @@ def test_a_constant_of_the_package_is_in_the_hash_and_an_edit_is_refused(kit, tm
     with pytest.MonkeyPatch.context() as patch:  # the models of a finished run need no trial
         patch.setattr(CodeTrial, "check", lambda *_: pytest.fail("the method was tried"))
         assert loading.load(by_class.path, 0) is not None
-    file.write_text(  # as an earlier version wrote it
-        "".join(
-            line
-            for line in file.read_text().splitlines(keepends=True)
-            if by_class.config.algorithm.sha256 not in line and "ownkit.method:Kit" not in line
-        )
-    )
-    earlier, _ = resolve_written(file)
-    assert earlier.algorithm.sha256 == "unrecorded"
-    assert earlier.hash() not in (by_class.config.hash(), other.config.hash())
-    assert any("algorithm.sha256" in note for note in own_methods.notes(earlier))
 
 
 def test_a_method_of_a_notebook_travels_with_its_hash(monkeypatch):
@@ -199,7 +187,7 @@ def test_keys_of_a_method_cannot_be_those_of_its_source(keys, key):
         communication = Communication(down="w", up="w", keeps="nothing")
 
     try:
-        with pytest.raises(ConfigError, match=rf"`algorithm\.{key}`.*another name"):
+        with pytest.raises(ConfigError, match=rf"`algorithm\.{key}`"):
             fl.run(Keyed, **KEYS)
     finally:
         ALGORITHMS.pop("keyed", None)
@@ -302,7 +290,7 @@ def test_keys_of_a_method_cannot_have_the_names_of_those_of_its_source(key, monk
     monkeypatch.setattr(Keyed, "Config", config)
     monkeypatch.setattr(Keyed, "name", "keyed", raising=False)
 
-    with pytest.raises(ConfigError, match=rf"`algorithm.{key}`.*KeyedConfig.*another name"):
+    with pytest.raises(ConfigError, match=rf"KeyedConfig.*`algorithm.{key}`"):
         resolve([from_values({"algorithm": ALGORITHMS.section(Keyed)}, "argument")])
 
 

@@ -17,7 +17,7 @@ from flbench.results import metrics_file
 from tests.api.own_parts import error_rate
 from tests.callbacks.support import QUICK, CrashAfter, CrashError, config, only_run, run_with
 from tests.forks import Fork
-from tests.support import SMALL, Silent, hash_of_the_first_keys, reproducible, summary_of
+from tests.support import SMALL, Silent, reproducible, summary_of
 
 LONG = ("train.rounds=14", "evaluation.every=1", "train.optimizer.lr=1", "train.participation=0.4")
 
@@ -110,22 +110,8 @@ def test_key_of_the_configuration_does_what_the_callback_does(tmp_path):
         lifecycle.resume(folder, Layer({"train": {"early_stopping": {"patience": 9}}}))
 
 
-def test_hash_of_a_configuration_without_early_stopping_is_that_from_before_the_key():
-    base = Config()
-    expected = hash_of_the_first_keys(base)
-
-    assert base.hash() == expected
-    assert Config(train={"early_stopping": {"min_delta": 0.5}}).hash() == expected
-    assert Config(train={"early_stopping": {"patience": 5}}).hash() != expected
-
-
-def test_a_configuration_of_an_earlier_version_is_that_of_today():
-    """It has the mode `max`, which was the default, also where nothing is watched."""
-    earlier, _ = config("runs", "train.early_stopping.mode=max")
-
-    assert earlier.tree() == config("runs")[0].tree()
-    keys = ("train.early_stopping.patience=2", "train.early_stopping.mode=max")
-    assert config("runs", *keys)[0].train.early_stopping.mode == "max"
+def test_early_stopping_counts_for_the_hash():
+    assert Config(train={"early_stopping": {"patience": 5}}).hash() != Config().hash()
 
 
 @pytest.mark.slow

@@ -94,7 +94,7 @@ WRONG = {
     "threads that would stall the machine": (["engine.threads=99999"], "too many for this machine"),
     "key that stands deeper": (["train.lr=0.1"], "Did you mean `train.optimizer.lr`"),
     "number for a list": (["model.hidden=128"], "must be a list, like [128]"),
-    "empty list": (["model.hidden=[]"], "wrong number of values"),
+    "empty list": (["model.hidden=[]"], "`model.hidden` must have at least 1 item"),
     "method named twice": (["--algo", "fedavg,fedavg"], "`fedavg` is named twice"),
     "method without a name": (["--algo", "fedavg,"], "a name is empty"),
     "empty option": (["--config", ""], "--config is empty"),
