@@ -179,6 +179,9 @@ class Algorithm:
         needs: Overrides of a setting in which the method can be used, such as
             `("model.lora.rank=8",)`, if the default net does not meet `requires`. They are an
             example, which the contract tests and the descriptions of the method use.
+        by_client: Entries of the server's tree with axes of N clients, and these axes, such as
+            `(("xi", (0, 1)),)` for a matrix [N, N]. A name that ends with a dot stands for all that
+            begin with it. Clients that join after the training have entries of `init` there.
         config: The section `algorithm` of the configuration, an instance of `Config`.
         setting: What the method may know of the experiment.
     """
@@ -188,6 +191,7 @@ class Algorithm:
     paper: ClassVar[Paper]
     communication: ClassVar[Communication]
     needs: ClassVar[tuple[str, ...]] = ()
+    by_client: ClassVar[tuple[tuple[str, tuple[int, ...]], ...]] = ()
 
     def __init__(self, config: AlgorithmConfig, setting: Setting) -> None:
         self.config = config
@@ -394,6 +398,11 @@ class Algorithm:
         results, and no bytes are charged for them.
         """
         return ()
+
+    def client_axes(self, name: str) -> tuple[int, ...]:
+        """Return the axes of N clients of an entry of the server's tree; see `by_client`."""
+        known, (head, dot, _) = dict(self.by_client), name.partition(".")
+        return known.get(name, known.get(head + dot, ()))
 
     def learned(self, state: State) -> tuple[Learned, ...]:
         """Return what the method has learned besides the models, for the report of a comparison.

@@ -118,6 +118,7 @@ class Cfl(Algorithm):
 
     Config: ClassVar[type[AlgorithmConfig]] = CflConfig
     config: CflConfig
+    by_client = (("cluster", (0,)), (SEEN, (0,)), (DELTA, (0,)))
     paper = Paper(
         "Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under"
         " Privacy Constraints",

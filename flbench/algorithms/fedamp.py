@@ -122,6 +122,7 @@ class FedAMP(Algorithm):
 
     Config: ClassVar[type[AlgorithmConfig]] = FedAMPConfig
     config: FedAMPConfig
+    by_client = (("xi", (0, 1)), ("known", (0,)))
     paper = Paper(
         "Personalized Cross-Silo Federated Learning on Non-IID Data",
         "Huang, Chu, Zhou, Wang, Liu, Pei, Zhang",

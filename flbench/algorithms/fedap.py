@@ -91,6 +91,7 @@ class FedAp(Algorithm):
 
     Config: ClassVar[type[AlgorithmConfig]] = FedApConfig
     config: FedApConfig
+    by_client = (("mixing", (0, 1)), ("known", (0,)))
     paper = Paper(
         "Personalized Federated Learning with Adaptive Batchnorm for Healthcare",
         "Lu, Wang, Chen, Qin, Xu, Dimitriadis, Qin",

@@ -93,6 +93,7 @@ class FedCmd(LayerElection):
     Config: ClassVar[type[AlgorithmConfig]] = FedCmdConfig
     config: FedCmdConfig
     second = "split"
+    by_client = (("participated", (0,)),)
     paper = Paper(
         "Towards Optimal Customized Architecture for Heterogeneous Federated Learning with"
         " Contrastive Cloud-Edge Model Decoupling",

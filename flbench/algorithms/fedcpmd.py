@@ -180,6 +180,7 @@ class FedCpmd(LayerElection):
     Config: ClassVar[type[AlgorithmConfig]] = FedCpmdConfig
     config: FedCpmdConfig
     second = "cluster"
+    by_client = (("votes", (0,)), ("score_sums", (0,)), ("participated", (0,)))
     paper = Paper(
         "Clustered Federated Learning with Cloud-Edge Personalized Model Decoupling",
         "Du Tian, Chen Xing-Yan, Kou Gang, Zhao Yu, Xu Chang-Qiao",

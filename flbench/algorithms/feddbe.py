@@ -103,6 +103,7 @@ class FedDBE(Algorithm):
 
     Config: ClassVar[type[AlgorithmConfig]] = FedDBEConfig
     config: FedDBEConfig
+    by_client = (("informed", (0,)),)
     paper = Paper(
         "Eliminating Domain Bias for Federated Learning in Representation Space",
         "Zhang, Hua, Cao, Wang, Song, Xue, Ma, Guan",

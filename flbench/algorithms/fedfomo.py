@@ -93,6 +93,7 @@ class FedFomo(Algorithm):
 
     Config: ClassVar[type[AlgorithmConfig]] = FedFomoConfig
     config: FedFomoConfig
+    by_client = (("preference", (0, 1)), ("uploaded", (0,)))
     paper = Paper(
         "Personalized Federated Learning with First Order Model Optimization",
         "Zhang, Sapra, Fidler, Yeung, Alvarez",

@@ -94,6 +94,7 @@ class FedPAC(Algorithm):
 
     Config: ClassVar[type[AlgorithmConfig]] = FedPACConfig
     config: FedPACConfig
+    by_client = (("head_weights", (0, 1)),)
     paper = Paper(
         "Personalized Federated Learning with Feature Alignment and Classifier Collaboration",
         "Xu, Tong, Huang",

@@ -194,6 +194,7 @@ class FedPc(Algorithm):
 
     Config: ClassVar[type[AlgorithmConfig]] = FedPcConfig
     config: FedPcConfig
+    by_client = (("groups", (0,)),)
     paper = Paper(
         "Personalized federated learning method based on prototype clustering mechanism",
         "Liu Haijun, Wang Haolong, Liu Yahui, Ma Hongliang",

@@ -115,6 +115,7 @@ class Floco(Algorithm):
 
     Config: ClassVar[type[AlgorithmConfig]] = FlocoConfig
     config: FlocoConfig
+    by_client = (("points", (0,)),)
     paper = Paper(
         "Federated Learning over Connected Modes",
         "Grinwald, Wiesner, Nakajima",

@@ -68,6 +68,7 @@ class Ifca(Algorithm):
 
     Config: ClassVar[type[AlgorithmConfig]] = IfcaConfig
     config: IfcaConfig
+    by_client = (("choices", (1,)),)
     paper = Paper(
         "An Efficient Framework for Clustered Federated Learning",
         "Ghosh, Chung, Yin, Ramchandran",

@@ -73,6 +73,7 @@ class LGFedAvg(Algorithm):
 
     Config: ClassVar[type[AlgorithmConfig]] = LGFedAvgConfig
     config: LGFedAvgConfig
+    by_client = ((OWNS, (0,)),)
     paper = Paper(
         "Think Locally, Act Globally: Federated Learning with Local and Global Representations",
         "Liang, Liu, Liu, Salakhutdinov, Morency",

@@ -151,6 +151,7 @@ class PFedHN(Algorithm):
 
     Config: ClassVar[type[AlgorithmConfig]] = PFedHNConfig
     config: PFedHNConfig
+    by_client = ((V, (0,)), (MOMENTUM + V, (0,)), (MEMBERS, (0,)))
     paper = Paper(
         "Personalized Federated Learning using Hypernetworks",
         "Shamsian, Navon, Fetaya, Chechik",

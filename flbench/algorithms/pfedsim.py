@@ -76,6 +76,7 @@ class PFedSim(Algorithm):
 
     Config: ClassVar[type[AlgorithmConfig]] = PFedSimConfig
     config: PFedSimConfig
+    by_client = (("similarity", (0, 1)), ("known", (0,)))
     paper = Paper(
         "pFedSim: Similarity-Aware Model Aggregation Towards Personalized Federated Learning",
         "Tan, Zhou, Liu, Wang, Zhou",

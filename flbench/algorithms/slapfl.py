@@ -119,6 +119,9 @@ class Slapfl(Algorithm):
             local |= net.names("batchnorm")
         return local
 
+    def client_axes(self, name: str) -> tuple[int, ...]:
+        return (0,) if self.config.delta == "round" and name.startswith(ANCHOR) else ()
+
     def requires(self) -> list[str]:
         if not self.base().isdisjoint(self.setting.net.parameters):
             return []

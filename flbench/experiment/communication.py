@@ -5,6 +5,8 @@ tensor; masks themselves and the overhead of serialization do not count. Entries
 are set to zero, so that no receiver can use values that were not paid for.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -67,6 +69,49 @@ def row_bytes(message: Message) -> Tensor:
             entries = inside.reshape(value.shape[0], -1).sum(dim=1).cpu()  # [K, ...] -> [K]
         total = (0 if total is None else total) + entries * value.element_size()
     return torch.zeros(0, dtype=torch.int64) if total is None else total
+
+
+class DispatchMeter:
+    """Counts the bytes that clients receive.
+
+    A tensor of one name counts once for a client: an engine asks for a client a second time if its
+    worker died.
+    """
+
+    def __init__(self) -> None:
+        self._bytes: dict[int, dict[str, int]] = {}
+
+    def copy(self) -> "DispatchMeter":
+        """Return a copy, which counts on from here."""
+        other = DispatchMeter()
+        other._bytes = dict(self._bytes)
+        return other
+
+    def counted(self, ids: Tensor, dispatch: Dispatch) -> Dispatch:
+        """Count a dispatch to clients `ids` [K]; return it with its masks applied."""
+        shared = {name: shared_bytes(one) for name, one in _each(dispatch.shared)}
+        rows = {name: row_bytes(one).tolist() for name, one in _each(dispatch.rows)}
+        for k, client in enumerate(ids.tolist()):
+            before = self._bytes.get(client)
+            known = shared if before is None else {**before, **shared}
+            mine = {name: max(sizes[k], known.get(name, 0)) for name, sizes in rows.items()}
+            self._bytes[client] = {**known, **mine} if mine else known
+        return apply_masks(dispatch)
+
+    def total(self) -> int:
+        """Return the bytes of all clients together."""
+        return sum(sum(mine.values()) for mine in self._bytes.values())
+
+    def mean(self, ids: Tensor) -> float:
+        """Return the mean of the bytes of clients `ids` [K]."""
+        return sum(sum(self._bytes.get(one, {}).values()) for one in ids.tolist()) / len(ids)
+
+
+def _each(message: Message) -> Iterator[tuple[str, Message]]:
+    """Yield each tensor of a message by name, as a message with its mask."""
+    for name, value in message.values.items():
+        mask = {name: message.mask[name]} if name in message.mask else {}
+        yield name, Message({name: value}, mask)
 
 
 def _entries(value: Tensor, mask: Tensor | None) -> int:

@@ -13,7 +13,7 @@ epochs over the client's training part, on a copy that is discarded after its ev
 The protocols are called `new@K`, and `seen@K` for the clients that trained, from their own state.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -24,7 +24,7 @@ from torch import Tensor
 from flbench.algorithms.base import Deployment, Joining
 from flbench.client.program import GradFn, GradientHook, LocalProgram, Phase, Step
 from flbench.config.schema import ScheduleConfig
-from flbench.core.errors import DivergedError
+from flbench.core.errors import ConfigError, DivergedError
 from flbench.core.rng import Draw
 from flbench.core.tree import put_, take
 from flbench.core.types import Batch, Dispatch, Message, State, Tree
@@ -32,7 +32,7 @@ from flbench.core.wording import lower_rate
 from flbench.engine.base import RoundSettings
 from flbench.experiment import hook_checks
 from flbench.experiment.assembly import Experiment, build_engine
-from flbench.experiment.communication import apply_mask, apply_masks, row_bytes, shared_bytes
+from flbench.experiment.communication import DispatchMeter, apply_mask
 from flbench.experiment.evaluate import BLOCK, Evaluation
 from flbench.experiment.rounds import (
     deployments,
@@ -103,12 +103,12 @@ class NewClients:
             judge=experiment.judge.of(federation),
             cached=None,  # the engine has the whole net, and samples of the new clients
         )
-        self._all = everyone.with_workers(warn) if experiment.has_workers else everyone
-        self._evaluator = self._all.evaluator(warn)
+        self.experiment = everyone.with_workers(warn) if experiment.has_workers else everyone
+        self._evaluator = self.experiment.evaluator(warn)
 
     def close(self) -> None:
         """Close the engine."""
-        self._all.engine.close()
+        self.experiment.engine.close()
 
     def evaluate(self, state: State) -> Found:
         """Evaluate the new clients after each number of epochs, and those that trained.
@@ -120,9 +120,9 @@ class NewClients:
             DivergedError: A model that is not trained further has weights that are not finite.
         """
         with seeded_method(self.algorithm, self._draw, 3):
-            joining = _Meter()
-            grown, adapts = self._join(self.grown(state), joining)
-            groups = {NEW: torch.arange(self._trained, self._all.federation.clients)}
+            received, sent = DispatchMeter(), DispatchMeter()
+            grown, adapts = self._join(self.grown(state), received, sent)
+            groups = {NEW: torch.arange(self._trained, self.experiment.federation.clients)}
             if self._config.seen:
                 groups[SEEN] = torch.arange(self._trained)
             found: dict[tuple[str, int], Adapted] = {}
@@ -131,7 +131,7 @@ class NewClients:
                 for epochs in self._config.finetune_epochs:
                     work = epochs if adapts else 0  # closed forms are the same after any number
                     if work not in models:
-                        models[work] = self._after(grown, ids, work, joining.copy())
+                        models[work] = self._after(grown, ids, work, received.copy(), sent)
                     found[who, epochs] = models[work]
             return found
 
@@ -151,7 +151,7 @@ class NewClients:
                 {(f"{who}@{epochs}", part): value for (_, part), value in tree.items()}
                 for tree in (model.evaluation.local, model.evaluation.margins)
             )
-            rows += self._all.judge.rows(Evaluation(number, local, margins=margins))
+            rows += self.experiment.judge.rows(Evaluation(number, local, margins=margins))
         values = {(row.split, row.protocol, row.metric): row.value for row in rows}
         for (split, protocol, metric), value in values.items():
             who, _, count = protocol.partition("@")
@@ -168,12 +168,12 @@ class NewClients:
         """
         header: tuple[str, ...] = ()
         lines: list[tuple[object, ...]] = []
-        blank = self._all.sketch()
+        blank = self.experiment.sketch()
         for moment, models in found.items():
             for (who, epochs), model in models.items():
                 if who != NEW:
                     continue
-                tables = self._all.judge.tables({"last": (model.evaluation, blank)})
+                tables = self.experiment.judge.tables({"last": (model.evaluation, blank)})
                 _, columns, rows = next(iter(tables))
                 header = (columns[0], "epochs", *columns[1:])
                 lines += [
@@ -185,7 +185,7 @@ class NewClients:
         """Return what summary.json says of the new clients: their number, bytes and steps."""
         mine = {epochs: model for (who, epochs), model in found.items() if who == NEW}
         return {
-            "clients": self._all.federation.clients - self._trained,
+            "clients": self.experiment.federation.clients - self._trained,
             "train": self._config.train,
             "epochs": list(mine),
             "received_bytes": {str(k): round(model.received) for k, model in mine.items()},
@@ -199,19 +199,24 @@ class NewClients:
         Args:
             state: State of the clients that trained; it is not changed.
         """
-        start = self._all.start()
-        for name, rows in state.clients.items():
-            start.clients[name][: self._trained] = rows
-        count = start.participation_count.clone()
+        start = self.experiment.start()
+        put_(start.clients, torch.arange(self._trained), state.clients)
+        count, stale = start.participation_count, {}
         count[: self._trained] = state.participation_count
-        stale = {}
         for name, rows in state.stale.items():
-            stale[name] = torch.zeros(len(count), dtype=torch.bool)
+            stale[name] = torch.zeros_like(count, dtype=torch.bool)
             stale[name][: self._trained] = rows
-        server = {
-            name: _grown(value, start.server.get(name), self._trained, len(count))
-            for name, value in state.server.items()
-        }
+        server, counts = dict(state.server), (self._trained, len(count))
+        for name, value in state.server.items():
+            axes, blank = self.algorithm.client_axes(name), start.server.get(name)
+            if axes:
+                server[name] = grown(value, blank, axes, *counts)
+            elif blank is not None and counts in zip(value.shape, blank.shape, strict=False):
+                raise ConfigError(
+                    f"`{name}` in the server's tree of the method `{self.algorithm.name}` has an"
+                    " axis of clients. Name it in `by_client` of the class, such as"
+                    f' `by_client = (("{name}", (0,)),)`, so that clients can join.'
+                )
         return replace(
             state, server=server, clients=start.clients, participation_count=count, stale=stale
         )
@@ -226,18 +231,21 @@ class NewClients:
     def _settings(self) -> RoundSettings:
         return RoundSettings(self.algorithm.setting.train, self._draw)
 
-    def _join(self, state: State, meter: "_Meter") -> tuple[State, bool]:
+    def _join(
+        self, state: State, received: DispatchMeter, to_server: DispatchMeter
+    ) -> tuple[State, bool]:
         """Do at the new clients what the method's `join` says; write their rows in place.
 
         Args:
             state: State with rows for all clients.
-            meter: Counts what the clients receive and send.
+            received: Counts what the clients receive.
+            to_server: Counts what they send.
 
         Returns:
             The state with what the server makes of what they send, and whether their models are
             trained further.
         """
-        ids = torch.arange(self._trained, self._all.federation.clients)
+        ids = torch.arange(self._trained, self.experiment.federation.clients)
         last = self._of_training(state)
         seen = visible_to_server(state, self.algorithm.program(replace(last, clients={})))
         joining = self.algorithm.join(seen, ids[:1])
@@ -248,9 +256,9 @@ class NewClients:
         def dispatched(some: Tensor) -> Dispatch:
             found = (self.algorithm.join(seen, some) or Joining()).dispatch
             hook_checks.dispatch(self.algorithm, "join", found, len(some))
-            return apply_masks(meter.counted(some, found))
+            return received.counted(some, found)
 
-        results = self._all.engine.run(
+        results = self.experiment.engine.run(
             joining.program,
             ids,
             rows=partial(take, state.clients),
@@ -263,11 +271,11 @@ class NewClients:
         sent = apply_mask(results.sent)
         stored = {name: rows for name, rows in sent.values.items() if name in joining.program.keeps}
         put_(state.clients, results.ids, stored)
-        meter.sent(results.ids, sent)
+        to_server.counted(results.ids, Dispatch(rows=sent))
         update = joining.aggregate(seen, replace(results, sent=sent))
         hook_checks.update(self.algorithm, update, state, len(results.ids))
         reply = Message() if update.reply is None else apply_mask(update.reply)
-        meter.counted(results.ids, Dispatch(rows=reply))
+        received.counted(results.ids, Dispatch(rows=reply))
         put_(state.clients, results.ids, reply.values, reply.mask)
         return replace(state, server={**state.server, **update.server}), joining.adapts
 
@@ -276,20 +284,28 @@ class NewClients:
         is_setup = self.algorithm.stages()[state.stage].setup
         return training_state(self.algorithm, state) if is_setup else state
 
-    def _after(self, state: State, ids: Tensor, epochs: int, meter: "_Meter") -> Adapted:
+    def _after(
+        self,
+        state: State,
+        ids: Tensor,
+        epochs: int,
+        received: DispatchMeter,
+        sent: DispatchMeter,
+    ) -> Adapted:
         """Return the models of some clients after a number of epochs, on a copy.
 
         Args:
             state: State with rows for all clients; it is not changed.
             ids: Ids [K] of the clients, at least one.
             epochs: Number of epochs k.
-            meter: Counts what the clients receive; it has what they received when they joined.
+            received: Counts what the clients receive; it has what they received when they joined.
+            sent: Has counted what they sent when they joined.
         """
         evaluator = self._evaluator
         local = {("personal", part): evaluator.no_scores() for part in evaluator.parts}
         evaluation = Evaluation(state.round, local)
-        steps = self._add(self._of_training(state), ids, epochs, evaluation, meter)
-        return Adapted(evaluation, meter.mean(ids), meter.mean_sent(ids), steps / len(ids))
+        steps = self._add(self._of_training(state), ids, epochs, evaluation, received)
+        return Adapted(evaluation, received.mean(ids), sent.mean(ids), steps / len(ids))
 
     def _add(
         self,
@@ -297,7 +313,7 @@ class NewClients:
         ids: Tensor,
         epochs: int,
         evaluation: Evaluation[Any],
-        meter: "_Meter",
+        meter: DispatchMeter,
     ) -> int:
         """Add the predictions of clients' models to an evaluation, in place.
 
@@ -332,12 +348,12 @@ class NewClients:
             found = deployments(algorithm, state, some)[name].dispatch
             if in_round:
                 found = over(algorithm.dispatch(seen, some), found)
-            return apply_masks(meter.counted(some, found))
+            return meter.counted(some, found)
 
-        most = self._all.judge.most_clients(evaluator.longest(common=False)) or BLOCK
+        most = self.experiment.judge.most_clients(evaluator.longest(common=False)) or BLOCK
         taken, failed = 0, []
         for some in torch.split(ids, min(most, BLOCK)):
-            results = self._all.engine.run(
+            results = self.experiment.engine.run(
                 LocalProgram(steps),
                 some,
                 rows=partial(take, state.clients),
@@ -361,7 +377,7 @@ class NewClients:
         Raises:
             DivergedError: There was no training: the models that are sent are not finite.
         """
-        called = self._all.federation.partition.called
+        called = self.experiment.federation.partition.called
         who = ", ".join(map(called, failed))
         if not epochs:
             lower = lower_rate(own_optimizer=self.algorithm.setting.own_optimizer)
@@ -463,54 +479,6 @@ class HoldOthers:
         return {n: v if n in self.names else torch.zeros_like(v) for n, v in found.items()}
 
 
-class _Meter:
-    """Counts the bytes that clients receive and send.
-
-    A tensor of one name that they receive counts once for a client.
-    """
-
-    def __init__(self) -> None:
-        self._bytes: dict[int, dict[str, int]] = {}
-        self._sent: dict[int, int] = {}
-
-    def copy(self) -> "_Meter":
-        """Return a copy, which counts on from here."""
-        other = _Meter()
-        other._bytes = {client: dict(mine) for client, mine in self._bytes.items()}
-        other._sent = dict(self._sent)
-        return other
-
-    def sent(self, ids: Tensor, message: Message) -> None:
-        """Count what clients `ids` [K] send."""
-        self._sent |= dict(zip(ids.tolist(), row_bytes(message).tolist(), strict=True))
-
-    def counted(self, ids: Tensor, dispatch: Dispatch) -> Dispatch:
-        """Count a dispatch to clients `ids` [K], and return it."""
-        shared = {name: shared_bytes(one) for name, one in _each(dispatch.shared)}
-        rows = {name: row_bytes(one).tolist() for name, one in _each(dispatch.rows)}
-        for k, client in enumerate(ids.tolist()):
-            mine = self._bytes.setdefault(client, {})
-            mine.update(shared)
-            mine.update({name: max(counts[k], mine.get(name, 0)) for name, counts in rows.items()})
-        return dispatch
-
-    def mean_sent(self, ids: Tensor) -> float:
-        """Return the bytes that a client sends, as a mean over the clients `ids` [K]."""
-        return sum(self._sent.get(client, 0) for client in ids.tolist()) / len(ids)
-
-    def mean(self, ids: Tensor) -> float:
-        """Return the bytes that a client receives, as a mean over the clients `ids` [K]."""
-        total = sum(sum(self._bytes.get(client, {}).values()) for client in ids.tolist())
-        return total / len(ids)
-
-
-def _each(message: Message) -> Iterator[tuple[str, Message]]:
-    """Yield each tensor of a message by name, as a message with its mask."""
-    for name, value in message.values.items():
-        mask = {name: message.mask[name]} if name in message.mask else {}
-        yield name, Message({name: value}, mask)
-
-
 def _has_length(step: Step) -> bool:
     """Return whether a step is a phase of a given number of epochs or steps."""
     return isinstance(step, Phase) and step.until is None
@@ -541,34 +509,27 @@ def over(below: Dispatch, above: Dispatch) -> Dispatch:
     )
 
 
-def _grown(value: Tensor, blank: Tensor | None, trained: int, clients: int) -> Tensor:
-    """Return an entry of the server's tree with entries of `init` for new clients.
-
-    An axis of the clients that trained becomes one of all clients; entries without such an axis
-    stay as they are.
+def grown(
+    value: Tensor, blank: Tensor | None, axes: tuple[int, ...], trained: int, clients: int
+) -> Tensor:
+    """Return an entry of the server's tree for M clients as one for N > M clients.
 
     Args:
-        value: The entry after the training.
-        blank: What `init` makes of it for all clients; None if it makes none.
-        trained: Number of clients that trained, M.
-        clients: Number of all clients N.
+        value: The entry after the training. One without axes of M clients stays as it is, such as a
+            matrix that is stored by entries.
+        blank: What `init` makes of it for all clients.
+        axes: Its axes of clients.
+        trained: Number M of clients that trained.
+        clients: Number N of all clients.
+
+    >>> grown(torch.ones(2, 3), torch.zeros(4, 3), (0,), 2, 4).sum(dim=1).tolist()
+    [3.0, 3.0, 0.0, 0.0]
     """
-    if blank is None:
+    if any(value.shape[axis] != trained for axis in axes):
         return value
-    if (
-        value.shape == (trained, trained) and blank.ndim != 2
-    ):  # a matrix that `init` stores sparsely
-        grown = value.new_zeros(clients, clients)
-        grown[:trained, :trained] = value
-        return grown
-    if value.shape == blank.shape or value.ndim != blank.ndim:
-        return value
-    pairs = list(zip(value.shape, blank.shape, strict=True))
-    is_client = [pair == (trained, clients) for pair in pairs]
-    if not any(is_client):
-        return value
-    shape = [clients if mine else size for mine, size in zip(is_client, value.shape, strict=True)]
+    shape = [clients if axis in axes else size for axis, size in enumerate(value.shape)]
     # Another axis may have grown during the run, such as that of clusters.
-    grown = blank.clone() if shape == list(blank.shape) else value.new_zeros(shape)
-    grown[tuple(slice(trained) if mine else slice(None) for mine in is_client)] = value
-    return grown
+    fits = blank is not None and list(blank.shape) == shape
+    new = blank.clone() if blank is not None and fits else value.new_zeros(shape)
+    new[tuple(slice(trained if axis in axes else None) for axis in range(value.ndim))] = value
+    return new

@@ -21,7 +21,7 @@ from flbench.core.types import Dispatch, Message, Results, Stage, State, Tree, U
 from flbench.core.wording import listed
 from flbench.engine.base import Engine, RoundSettings
 from flbench.experiment import hook_checks, own_methods
-from flbench.experiment.communication import apply_mask, apply_masks, row_bytes, shared_bytes
+from flbench.experiment.communication import DispatchMeter, apply_mask, row_bytes
 
 
 @dataclass(frozen=True)
@@ -222,12 +222,19 @@ def train(
             ids = algorithm.cohort(seen, settings.draw)
             if checked:
                 hook_checks.cohort(algorithm, ids)
-        meter = DispatchMeter(algorithm, seen, checked=checked)
+        meter = DispatchMeter()
+
+        def dispatched(some: Tensor) -> Dispatch:
+            found = algorithm.dispatch(seen, some)
+            if checked:
+                hook_checks.dispatch(algorithm, "dispatch", found, len(some))
+            return meter.counted(some, found)
+
         results = engine.run(
             program,
             ids,
             rows=partial(take, state.clients),
-            dispatch=meter,
+            dispatch=dispatched,
             settings=settings,
             observe=observe,
         )
@@ -439,36 +446,6 @@ def advance(state: State, stages: tuple[Stage, ...], update: Update) -> State:
         round=state.round + (not stage.setup),
         server={**state.server, **update.server},
     )
-
-
-class DispatchMeter:
-    """Calls the method's `dispatch`, applies its masks and counts the bytes of each client.
-
-    Args:
-        algorithm: The method.
-        seen: State before the round, as the server sees it.
-        checked: Whether to check what the method's hook returns; see `hook_checks`.
-    """
-
-    def __init__(self, algorithm: Algorithm, seen: State, *, checked: bool = False) -> None:
-        self._algorithm, self._checked = algorithm, checked
-        self._seen = seen
-        # Kept by client: an engine asks for a client a second time if its worker died.
-        self._bytes: dict[int, int] = {}
-
-    def __call__(self, ids: Tensor) -> Dispatch:
-        """Return the dispatch for clients `ids` [K] with its masks applied."""
-        dispatch = self._algorithm.dispatch(self._seen, ids)
-        if self._checked:
-            hook_checks.dispatch(self._algorithm, "dispatch", dispatch, len(ids))
-        shared, rows = shared_bytes(dispatch.shared), row_bytes(dispatch.rows)
-        for k, client in enumerate(ids.tolist()):
-            self._bytes[client] = shared + (int(rows[k]) if len(rows) else 0)
-        return apply_masks(dispatch)
-
-    def total(self) -> int:
-        """Return the bytes that were dispatched to all clients together."""
-        return sum(self._bytes.values())
 
 
 def _costs(

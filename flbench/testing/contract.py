@@ -648,6 +648,12 @@ def _evaluated_new_clients(built: assembly.Experiment, state: State) -> list[Row
         ),
         print,
     )
+    counts = federation.clients, clients.experiment.federation.clients
+    small, large = (one.sketch().server for one in (built, clients.experiment))
+    for name, entry in small.items():
+        shapes = zip(entry.shape, large[name].shape, strict=True)
+        axes = tuple(axis for axis, sizes in enumerate(shapes) if sizes == counts)
+        assert built.algorithm.client_axes(name) == axes, f"`by_client` of `{name}`"
     try:
         return clients.rows(clients.evaluate(state), state.round)
     finally:

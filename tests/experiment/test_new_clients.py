@@ -11,7 +11,8 @@ from flbench.algorithms.fedcpmd import elected
 from flbench.core.errors import ConfigError
 from flbench.core.tree import copied
 from flbench.core.types import State
-from flbench.experiment.new_clients import NewClients, _Meter
+from flbench.experiment.communication import DispatchMeter
+from flbench.experiment.new_clients import NewClients
 from flbench.reports import page
 from flbench.testing.setting import after, build, fingerprint, run
 
@@ -208,7 +209,7 @@ def joined(built, state):
     """The state after the new clients of an experiment have joined; nothing is evaluated."""
     clients = NewClients(built, print)
     try:
-        return clients._join(clients.grown(state), _Meter())[0]
+        return clients._join(clients.grown(state), DispatchMeter(), DispatchMeter())[0]
     finally:
         clients.close()
 
@@ -336,3 +337,12 @@ def test_the_rate_of_adaptation_is_that_of_a_methods_own_fine_tuning(keys, key):
     assert_equal(found, confusions(build(*NEW[:2], *PERSONAL, *keys, key), state))
     part = ("personal", "test")
     assert not torch.equal(found["new"][part], confusions(plain, state)["new"][part])
+
+
+def test_an_entry_of_the_server_with_an_undeclared_axis_of_clients_is_refused(monkeypatch):
+    built = build(*NEW, "algorithm.name=ifca")
+    state = after(built, 1)
+    monkeypatch.setattr(type(built.algorithm), "by_client", ())
+
+    with pytest.raises(ConfigError, match="choices"):
+        NewClients(built, print).evaluate(state)
