@@ -24,10 +24,11 @@ from flbench.engine.environment import Environment
 from flbench.engine.training import Training
 from flbench.losses import TaskLoss
 from flbench.models import fixed
-from flbench.models.lightning_net import LightningNet
+from flbench.models.base import is_lightning
 
 if TYPE_CHECKING:
     from flbench.client.own_module import OwnModule
+    from flbench.models.lightning_net import LightningNet
 
 
 class ClientRun:
@@ -163,7 +164,7 @@ class ClientRun:
         """Call the `validation_step` of the user's LightningModule on the client's samples."""
         env = self._environment
         rows = env.federation.rows(step.samples, self._client, self._settings.draw)
-        if not len(rows) or not isinstance(env.net, LightningNet):
+        if not len(rows) or not is_lightning(env.net):
             return
         train = self._settings.train
         phase = Phase("*", (TaskLoss(),), train.optimizer, epochs=1, by_module=True)
@@ -193,14 +194,14 @@ class ClientRun:
         """Return the module that trains a phase: flbench's, or one around that of the user."""
         net, factor = self._environment.net, self._settings.lr_factor
         is_of_method = not any(isinstance(term, TaskLoss) for term in phase.terms)
-        if is_of_method or not isinstance(net, LightningNet):
+        if is_of_method or not is_lightning(net):
             lr = phase.optimizer.lr * factor
             return ClientModule(net, phase, self.leaves, self.start, self.ctx, lr=lr)
         self._log = self._log or Log()
         return self._own_module(net, phase, self._log)
 
     def _own_module(
-        self, net: LightningNet, phase: Phase, log: Log, *, logs_validation: bool = False
+        self, net: "LightningNet", phase: Phase, log: Log, *, logs_validation: bool = False
     ) -> "OwnModule":
         """Return a module around that of the user."""
         from flbench.client.own_module import OwnModule, Round

@@ -30,8 +30,7 @@ from flbench.engine.padding import exclude_padding
 from flbench.engine.stack import Stack, StackEnvironment
 from flbench.engine.stacked_training import train
 from flbench.models import fixed, trial
-from flbench.models.base import net_leaves
-from flbench.models.lightning_net import LightningNet
+from flbench.models.base import is_lightning, net_leaves
 
 MEMORY_SHARE = 0.25
 """Share of the free memory that a block of clients may take."""
@@ -70,7 +69,7 @@ class VectorizedEngine:
                 "`engine.precision=16-mixed` needs a loss scaler for each client, which"
                 " `engine.name=vectorized` does not have. Use bf16-mixed or 32-true."
             )
-        if isinstance(net, LightningNet):
+        if is_lightning(net):
             raise ConfigError(
                 f"`engine.name=vectorized` cannot train {net.title}: the training step of a"
                 " LightningModule is Python code for one client. Use sequential, ray or auto."

@@ -34,7 +34,7 @@ from flbench.engine.base import (
     concatenate_results,
     find_device,
 )
-from flbench.models.lightning_net import LightningNet
+from flbench.models.base import is_lightning
 from flbench.workers.calls import RESTARTS, Pool
 
 SENT: Final = 2**29
@@ -136,7 +136,7 @@ def _engine(
     training step of a user's LightningModule cannot be vectorized.
     """
     on_gpu = find_device(config.device).type == "cuda"
-    if config.name == "vectorized" or (on_gpu and not isinstance(net, LightningNet)):
+    if config.name == "vectorized" or (on_gpu and not is_lightning(net)):
         from flbench.engine.vectorized import VectorizedEngine
 
         config = config.altered(device="cuda") if on_gpu else config

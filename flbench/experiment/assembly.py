@@ -1,15 +1,14 @@
 """Building the objects of an experiment from its configuration."""
 
 from collections.abc import Callable, Mapping
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import torch
-from pydantic import ValidationError
+from pydantic import NonNegativeFloat, NonNegativeInt, ValidationError
 from torch import Tensor, nn
 
 from flbench.algorithms import Algorithm, Setting
@@ -27,25 +26,17 @@ from flbench.config.schema import (
 )
 from flbench.core.errors import ConfigError, DataError
 from flbench.core.rng import Draw
-from flbench.core.storage import GIB, Storage, memory_of_machine, only_rows
+from flbench.core.storage import GIB, Storage, layout_of, memory_of_machine, only_rows
 from flbench.core.tree import nbytes
 from flbench.core.types import State, Tree
-from flbench.data import own_schemes, sources
+from flbench.data import sources
 from flbench.data.federation import Federation
 from flbench.data.federation import build as build_federation
 from flbench.engine.base import Engine, dtype_of
-from flbench.experiment import (
-    checkpoint,
-    engine_choice,
-    features,
-    local_terms,
-    own_methods,
-    own_metrics,
-)
+from flbench.experiment import checkpoint, engine_choice, own_methods
 from flbench.experiment.code_trial import CodeTrial
 from flbench.experiment.evaluate import PARTS, Evaluator, Judge, NetTraits, positive_class
 from flbench.experiment.evaluation_tables import ClassGroups
-from flbench.experiment.features import Cached
 from flbench.experiment.found import Found, find_engine, on_this_machine
 from flbench.experiment.judging import ClassJudge
 from flbench.experiment.loop import FederatedLoop, Seconds
@@ -54,14 +45,17 @@ from flbench.experiment.rounds import check_programs, programs, seeded_method, t
 from flbench.experiment.row_files import ChangedRows
 from flbench.experiment.run_folder import RunFolder
 from flbench.metrics.classes import confusable_classes, rare_classes, read_confusion
-from flbench.models import fixed, own, pretrained
+from flbench.metrics.own import OwnMetric
+from flbench.models import fixed
 from flbench.models.base import build as build_net
-from flbench.models.base import describe, net_leaves
-from flbench.models.lightning_hooks import overrides
-from flbench.models.lightning_net import LightningNet
+from flbench.models.base import describe, is_lightning, net_leaves
 from flbench.models.module_state import may_draw_in_eval
 from flbench.models.trial import MIXES
 from flbench.reports.tables import size
+
+if TYPE_CHECKING:
+    from flbench.experiment.features import Cached
+    from flbench.experiment.local_terms import LocalTerms
 
 ENGINES: Final = {
     "sequential": ("flbench.engine.sequential", "SequentialEngine"),
@@ -112,7 +106,7 @@ class Experiment:
     judge: Judge
     notes: tuple[str, ...]
     module: Mapping[str, Any] = field(default_factory=dict)
-    cached: Cached | None = None
+    cached: "Cached | None" = None
     has_workers: bool = False
 
     @cached_property
@@ -253,15 +247,14 @@ class Experiment:
             return Restored(self.start(), Seconds(), Memory())
         path = folder.checkpoint("last")
         saved, extra, stored = checkpoint.read(path, self.config.hash(), self.storage)
-        rows, seconds, about = self._check(path, saved, extra)
-        folder.rewind(rows)
+        about = self._check(path, saved, extra)
+        folder.rewind(about.rows)
         folder.changes = ChangedRows(stored)
-        return Restored(saved, seconds, about)
+        memory = Memory(callbacks=about.callbacks, notes=about.notes, stop=about.stop)
+        return Restored(saved, Seconds(**about.seconds), memory)
 
-    def _check(
-        self, path: Path, saved: State, extra: dict[str, Any]
-    ) -> tuple[int, Seconds, Memory]:
-        """Return the number of rows of metrics.csv of a checkpoint, its time, and its memory.
+    def _check(self, path: Path, saved: State, extra: dict[str, Any]) -> "_Extra":
+        """Return what a checkpoint stores beside the state.
 
         Raises:
             DataError: A part of the checkpoint does not fit the experiment.
@@ -269,28 +262,33 @@ class Experiment:
         values = _start_values(self.net, dtype_of(self.config.engine))
         server, clients = self.algorithm.init(values)
         stages = self.algorithm.stages()
-        seconds = extra.get("seconds")
-        about = _memory_of(extra)
         fits = {
             "position": saved.stage < len(stages)
             and saved.stage_round <= stages[saved.stage].rounds
             and saved.round <= self.config.train.rounds,
             "server": server.keys() <= saved.server.keys(),
-            "clients": _layout(clients) == _layout(saved.clients),
+            "clients": layout_of(clients) == layout_of(saved.clients),
             "participation_count": saved.participation_count.dtype == torch.int64
             and saved.participation_count.shape == (self.federation.clients,),
-            "rows": type(extra.get("rows")) is int and extra["rows"] >= 0,
-            "seconds": isinstance(seconds, dict)
-            and {"train", "evaluate", "total"} <= seconds.keys() <= vars(Seconds()).keys()
-            and all(isinstance(value, float) and value >= 0 for value in seconds.values()),
-            "callbacks": about is not None,
         }
-        if wrong := [name for name, holds in fits.items() if not holds]:
+        wrong = [name for name, holds in fits.items() if not holds]
+        try:
+            about = _Extra.model_validate(extra)
+        except ValidationError as error:
+            wrong += [str(one["loc"][0]) for one in error.errors()]
+        if wrong:
             raise DataError(
                 f"the checkpoint {path} is damaged: its `{wrong[0]}` does not fit the run's"
                 " config.yaml. Remove it: the run then starts from the beginning."
             )
-        return extra["rows"], Seconds(**extra["seconds"]), about or Memory()
+        return about
+
+
+class _Extra(Memory):
+    """What a checkpoint stores beside the state: lines of metrics.csv, and seconds by purpose."""
+
+    rows: NonNegativeInt
+    seconds: dict[Literal["train", "evaluate", "write", "total"], NonNegativeFloat]
 
 
 def build(
@@ -323,50 +321,127 @@ def build(
             the method gives.
     """
     _check_resolved(config)
-    used = engine or config.engine
-    with own_methods.named(config.algorithm):
-        return _built(config, federation, used, tried=tried, folder=folder, tell=tell)
-
-
-def _built(
-    asked: Config,
-    federation: Federation | None,
-    asked_engine: EngineConfig,
-    *,
-    tried: bool,
-    folder: Path | None,
-    tell: Callable[[str], None] | None,
-) -> Experiment:
-    """Build all objects of an experiment; see `build`."""
-    used = find_engine(asked_engine)
+    asked, used = config, find_engine(engine or config.engine)
     torch.set_num_threads(used.threads)
-    federation = load_federation(asked) if federation is None else federation
-    scheme = own_schemes.sha256(asked.partition, federation.partition.hash())
+    with own_methods.named(asked.algorithm):
+        federation = load_federation(asked) if federation is None else federation
+        net, about_net = _net(asked, federation, folder)
+        judge, about_classes = _judge(asked, net, federation)
+        method, terms = _method(asked, net, federation, stacked=used.name == "vectorized")
+        found = _found(asked, used, federation, about_net, judge, terms)
+        config = found.complete(asked)
+        algorithm, before = _started(method, config, net, federation)
+        module, about_module = _module(config, net, federation, algorithm, before)
+        about_terms = []
+        if terms is not None:
+            from flbench.experiment import local_terms
+
+            without = replace(before, clients={})
+            about_terms = local_terms.notes(config, terms, algorithm, without)
+        # Ray's workers may have a GPU that this process lacks.
+        here = on_this_machine(used) if used.name == "ray" else used
+        has_own_net = isinstance(asked.model, OwnModelConfig)
+        start = training_state(algorithm, before)
+        trial = CodeTrial(here, algorithm, net, has_own_net, federation, start)
+        if tried:
+            trial.check_names()
+        about_code = trial.check(partial(_anew, trial, config, method)) if tried else []
+        shown: Cached | str | None = None
+        if tried and fixed.of(net).parameters:
+            from flbench.experiment import features
+
+            shown = features.cached(config, net, federation, here)
+        cached = None if isinstance(shown, str) else shown
+        given = (net, federation) if cached is None else (cached.net, cached.federation)
+        made, used, about_engine = _engine(used, config, given, trial if tried else None, tell)
+    notes = [
+        *federation.notes,
+        *about_classes,
+        *_sentences(algorithm.notes()),
+        *about_terms,
+        *configuration_notes(config, federation, net, algorithm),
+        *about_module,
+        *about_code,
+        *([] if shown is None else [shown if isinstance(shown, str) else shown.note]),
+        *about_engine,
+    ]
+    found = replace(found, engine=used)
+    return Experiment(
+        asked, found, federation, net, algorithm, made, judge, tuple(notes), module, cached
+    )
+
+
+def _net(
+    asked: Config, federation: Federation, folder: Path | None
+) -> tuple[nn.Module, dict[str, str | None]]:
+    """Return the net, and what config.yaml says of it; see `Found.net`."""
     net = build_net(asked.model, federation.shape, federation.output, asked.seed)
-    about_net = own.recorded(asked.model, net) if isinstance(asked.model, OwnModelConfig) else {}
-    about_net |= pretrained.recorded(net)
     if folder is not None and (values := fixed.values(net)):
         checkpoint.load_frozen(folder / "checkpoints" / checkpoint.FROZEN, values)
-    judge, about_classes = _judge(asked, net, federation)
-    terms = None
+    about: dict[str, str | None] = {}
+    if isinstance(asked.model, OwnModelConfig):
+        from flbench.models import own
+
+        about = own.recorded(asked.model, net)
+    if isinstance(asked.model, OwnModelConfig) or asked.model.weights is not None:
+        from flbench.models import pretrained
+
+        about |= pretrained.recorded(net)
+    return net, about
+
+
+def _method(
+    asked: Config, net: nn.Module, federation: Federation, *, stacked: bool
+) -> tuple[type[Algorithm], "LocalTerms | None"]:
+    """Return the class of the method, with the user's terms and module, and these terms."""
+    method, terms = own_methods.find(asked.algorithm), None
     if asked.train.terms:
-        terms = local_terms.make(
-            asked.train.terms, net, federation, stacked=used.name == "vectorized"
-        )
-    method = own_methods.find(asked.algorithm)
-    found = Found(
+        from flbench.experiment import local_terms
+
+        terms = local_terms.make(asked.train.terms, net, federation, stacked=stacked)
+        method = local_terms.with_terms(method, terms)
+    if is_lightning(net):
+        from flbench.experiment import own_training  # it loads Lightning
+        from flbench.models.lightning_hooks import overrides
+
+        own_training.check_keys(asked)
+        validates = overrides(net.module, "validation_step")
+        method = own_training.with_module(method, validates=validates)
+    return method, terms
+
+
+def _found(
+    asked: Config,
+    used: EngineConfig,
+    federation: Federation,
+    about_net: Mapping[str, str | None],
+    judge: Judge,
+    terms: "LocalTerms | None",
+) -> Found:
+    """Return what config.yaml has beside what the user asked for."""
+    scheme = None
+    if asked.partition.is_own:
+        from flbench.data import own_schemes
+
+        scheme = own_schemes.sha256(asked.partition, federation.partition.hash())
+    return Found(
         engine=used,
         dataset=federation.dataset.name,
         samples=federation.dataset.sha256,
         clients=federation.with_new_clients().clients,
         scheme=scheme,
         net=about_net,
-        method=own_methods.sha256(asked.algorithm, method),
+        method=own_methods.sha256(asked.algorithm, own_methods.find(asked.algorithm)),
         terms=() if terms is None else terms.hashes,
         metrics={metric.name: metric.sha256 for metric in judge.metrics},
         best=judge.best,
     )
-    config, dtype = found.complete(asked), dtype_of(used)
+
+
+def _started(
+    method: type[Algorithm], config: Config, net: nn.Module, federation: Federation
+) -> tuple[Algorithm, State]:
+    """Return the method, whose requirements are met, and a state that is only to be read."""
     setting = Setting(
         seed=config.seed,
         rounds=config.train.rounds,
@@ -376,84 +451,79 @@ def _built(
         classes=federation.classes,
         net=describe(net, federation.shape),
         model=config.model.name,
-        own_optimizer=isinstance(net, LightningNet),
+        own_optimizer=is_lightning(net),
     )
-    if terms is not None:
-        method = local_terms.with_terms(method, terms)
-    if isinstance(net, LightningNet):
-        from flbench.experiment import own_training  # it loads Lightning
-
-        own_training.check_keys(config)
-        validates = overrides(net.module, "validation_step")
-        method = own_training.with_module(method, validates=validates)
-    try:
-        algorithm = method(config.algorithm, setting)
-        unmet = _sentences(algorithm.requires())
-        if not unmet:
-            before = _start(net, algorithm, dtype)
-            unmet = _too_large(before)
-            if setting.net.fixed and not unmet:
-                unmet = _without_training(algorithm, before)
-    except ConfigError as error:  # the head of the net is not known, or frozen
-        unmet = [str(error)]
-    if unmet:
-        frozen = len(fixed.of(net).parameters)
-        if frozen and _is_unmet_by_freezing(unmet, method, config, setting, net, federation.shape):
-            unmet = [
-                f"{frozen} parameters of the net are frozen (`model.freeze`, `model.lora` or"
-                " requires_grad=False). Freeze less of the net, or take another method. In what is"
-                f" left of the net: {' '.join(unmet)}"
-            ]
-        raise ConfigError(
-            "\n".join(f"`algorithm.name={config.algorithm.name}`: {sentence}" for sentence in unmet)
-        )
+    algorithm = method(config.algorithm, setting)
+    _refuse(config, net, _sentences(algorithm.requires()))
+    before = _start(net, algorithm, dtype_of(config.engine))
+    _refuse(config, net, [*_too_large(before), *_without_training(algorithm, before)])
     check_programs(algorithm, before)
-    about_terms: list[str] = []
-    about_module: list[str] = []
-    module: dict[str, Any] = {}
-    if terms is not None:
-        about_terms = local_terms.notes(config, terms, algorithm, replace(before, clients={}))
-    if isinstance(net, LightningNet):
-        has_classes = federation.dataset.targets is None
-        own_training.check_method(algorithm, before, net, has_classes=has_classes)
-        step = partial(own_training.try_step, net, config, federation, algorithm, before)
-        about_module, module = step()
-    start = training_state(algorithm, before)
-    has_own_net = isinstance(asked.model, OwnModelConfig)
-    # Ray's workers may have a GPU that this process lacks.
-    here = on_this_machine(used) if used.name == "ray" else used
-    trial = CodeTrial(here, algorithm, net, has_own_net, federation, start)
-    about_code: list[str] = []
-    if tried:
+    return algorithm, before
 
-        def anew() -> CodeTrial:
-            other = _made_again(asked, net, federation)
-            its = method(config.algorithm, setting)
-            start = training_state(its, _start(other, its, dtype))
-            return replace(trial, algorithm=its, net=other, state=start)
 
-        trial.check_names()
-        about_code = trial.check(anew)
-    notes = [
-        *federation.notes,
-        *about_classes,
-        *_sentences(algorithm.notes()),
-        *about_terms,
-        *configuration_notes(config, federation, net, algorithm),
-        *about_module,
-        *about_code,
-    ]
-    shown = None
-    if tried:
-        shown = features.cached(config, net, federation, here)
-        notes += [shown] if isinstance(shown, str) else [] if shown is None else [shown.note]
-    given = (shown.net, shown.federation) if isinstance(shown, Cached) else (net, federation)
-    is_auto = used.name == "auto"
+def _refuse(config: Config, net: nn.Module, unmet: list[str]) -> None:
+    """Raise a ConfigError if there are requirements of a method that are not met."""
+    if not unmet:
+        return
+    lines = [f"`algorithm.name={config.algorithm.name}`: {sentence}" for sentence in unmet]
+    if frozen := len(fixed.of(net).parameters):
+        lines.append(
+            f"{frozen} parameters of the net are frozen (`model.freeze`, `model.lora` or"
+            " requires_grad=False): if that is the reason, freeze less of the net, or take another"
+            " method."
+        )
+    raise ConfigError("\n".join(lines))
+
+
+def _module(
+    config: Config, net: nn.Module, federation: Federation, algorithm: Algorithm, before: State
+) -> tuple[dict[str, Any], list[str]]:
+    """Return optimizer and hyper-parameters of a LightningModule, after one step, and notes."""
+    if not is_lightning(net):
+        return {}, []
+    from flbench.experiment import own_training
+
+    has_classes = federation.dataset.targets is None
+    own_training.check_method(algorithm, before, net, has_classes=has_classes)
+    notes, module = own_training.try_step(net, config, federation, algorithm, before)
+    return module, notes
+
+
+def _anew(trial: CodeTrial, config: Config, method: type[Algorithm]) -> CodeTrial:
+    """Return a trial with another net and method of the same seed."""
+    net, federation = trial.net, trial.federation
+    if isinstance(config.model, OwnModelConfig):
+        from flbench.models import own
+
+        if own.is_made(config.model):
+            net = build_net(config.model, federation.shape, federation.output, config.seed)
+    algorithm = method(config.algorithm, trial.algorithm.setting)
+    start = _start(net, algorithm, dtype_of(config.engine))
+    return replace(trial, algorithm=algorithm, net=net, state=training_state(algorithm, start))
+
+
+def _engine(
+    used: EngineConfig,
+    config: Config,
+    given: tuple[nn.Module, Federation],
+    trial: CodeTrial | None,
+    tell: Callable[[str], None] | None,
+) -> tuple[Engine, EngineConfig, list[str]]:
+    """Return the engine, the section `engine` with its name and block, and notes.
+
+    Args:
+        used: The section with the device that trains; its name may be `auto`.
+        config: Configuration of the run.
+        given: Net and samples as engines get them.
+        trial: Trial of the user's code; None for none.
+        tell: See `build`.
+    """
+    is_auto, notes = used.name == "auto", []
     if is_auto:
-        name = "vectorized" if engine_choice.stacks(used, given[0]) else "sequential"
-        used = used.altered(name=name)
+        stacked = engine_choice.stacks(used, given[0])
+        used = used.altered(name="vectorized" if stacked else "sequential")
     try:
-        if tried and stacks(used, net):
+        if trial is not None and stacks(used, trial.net):
             trial.check_stacked()
         engine = build_engine(used, *given, tell=tell)
     except ConfigError as refusal:
@@ -463,50 +533,7 @@ def _built(
         used = used.altered(name="sequential")
         engine = build_engine(used, *given, tell=tell)
     block = engine.block(config.train.batch_size)
-    if block is not None:
-        used = used.altered(block=block)
-    found = replace(found, engine=used)
-    return Experiment(
-        asked,
-        found,
-        federation,
-        net,
-        algorithm,
-        engine,
-        judge,
-        tuple(notes),
-        module,
-        shown if isinstance(shown, Cached) else None,
-    )
-
-
-def _is_unmet_by_freezing(
-    unmet: list[str],
-    method: type[Algorithm],
-    config: Config,
-    setting: Setting,
-    net: nn.Module,
-    shape: tuple[int, ...],
-) -> bool:
-    """Return whether a method would be content with one of its requirements if nothing was frozen.
-
-    Args:
-        unmet: Sentences on the requirements that are not met.
-        method: The method.
-        config: Configuration of the run.
-        setting: What the method knows.
-        net: The net, with frozen parameters.
-        shape: Shape of one sample.
-    """
-    whole = deepcopy(net)
-    fixed.write(whole, fixed.NOTHING)
-    try:
-        spec = describe(whole, shape)
-        others = method(config.algorithm, replace(setting, net=spec)).requires()
-        others = _sentences(others)
-    except ConfigError as error:
-        others = [str(error)]
-    return not set(unmet) <= set(others)
+    return engine, used if block is None else used.altered(block=block), notes
 
 
 def _sentences(found: list[str] | str | None) -> list[str]:
@@ -515,32 +542,27 @@ def _sentences(found: list[str] | str | None) -> list[str]:
 
 
 def _without_training(algorithm: Algorithm, start: State) -> list[str]:
-    """Return a sentence for each phase of a method all of whose parameters the user has frozen.
-
-    Args:
-        algorithm: The method.
-        start: State before the first round.
-    """
+    """Return a sentence for each phase of a method all of whose parameters the user has frozen."""
     net = algorithm.setting.net
+    if not net.fixed:
+        return []
     never = net.names("all").difference(net.parameters) | net.fixed
     known = [*net.parameters, *start.clients, *start.server]
     sentences = []
     for what, program in programs(algorithm, start):
-        for number, phase in enumerate(
-            [step for step in program.steps if isinstance(step, Phase)], start=1
-        ):
+        phases = [step for step in program.steps if isinstance(step, Phase)]
+        for number, phase in enumerate(phases, start=1):
             names = known if isinstance(phase.train, str) else phase.train
             if not any(phase.trains(name) and not is_buffer(name, never) for name in names):
                 sentences.append(
                     f"all parameters that its training phase {number} of {what} trains are frozen."
-                    " Unfreeze some of them, or take another method."
                 )
     return sentences
 
 
 def _judge(config: Config, net: nn.Module, federation: Federation) -> tuple[Judge, list[str]]:
     """Return the judge of the models, and notes."""
-    if federation.dataset.targets is not None and isinstance(net, LightningNet):
+    if federation.dataset.targets is not None and is_lightning(net):
         if config.evaluation.positive is not None:
             raise ConfigError("`evaluation.positive` is for two classes. Leave it out.")
         from flbench.experiment import target_judging  # it loads torchmetrics
@@ -556,7 +578,11 @@ def _judge(config: Config, net: nn.Module, federation: Federation) -> tuple[Judg
     names = federation.dataset.classes
     number = positive_class(config.evaluation, names)
     positive = names[number] if len(names) == 2 else None
-    metrics = own_metrics.make(config.evaluation, federation.classes)
+    metrics: tuple[OwnMetric, ...] = ()
+    if config.evaluation.metrics:
+        from flbench.experiment import own_metrics
+
+        metrics = own_metrics.make(config.evaluation, federation.classes)
     rare, notes = rare_classes(federation.counts.sum(dim=0), config.evaluation.rare)
     groups = ClassGroups(tuple(rare), _confusable(config, federation), federation.counts)
     if positive is not None:
@@ -600,13 +626,6 @@ def _check_resolved(config: Config) -> None:
     """
     if isinstance(config.algorithm, RecordedAlgorithmConfig):
         raise TypeError("nothing is built from a configuration that was read as data: resolve it")
-
-
-def _made_again(config: Config, net: nn.Module, federation: Federation) -> nn.Module:
-    """Return the net once more if code of the user makes it, and otherwise the net itself."""
-    if not isinstance(config.model, OwnModelConfig) or not own.is_made(config.model):
-        return net
-    return build_net(config.model, federation.shape, federation.output, config.seed)
 
 
 def _too_large(start: State) -> list[str]:
@@ -654,21 +673,6 @@ def _start_values(net: nn.Module, dtype: torch.dtype) -> Tree:
     }
 
 
-def _memory_of(extra: dict[str, Any]) -> Memory | None:
-    """Return what a checkpoint stores for callbacks; None if it is damaged."""
-    try:
-        return Memory.model_validate(
-            {key: value for key, value in extra.items() if key in Memory.model_fields}
-        )
-    except ValidationError:
-        return None
-
-
-def _layout(tree: Tree) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """Return the shape and the type of each tensor."""
-    return {name: (value.shape, value.dtype) for name, value in tree.items()}
-
-
 def build_engine(
     config: EngineConfig,
     net: nn.Module,
@@ -710,7 +714,7 @@ def stacks(config: EngineConfig, net: nn.Module) -> bool:
         net: The net.
     """
     on_gpu = config.device.startswith("cuda")
-    by_workers = config.name == "ray" and on_gpu and not isinstance(net, LightningNet)
+    by_workers = config.name == "ray" and on_gpu and not is_lightning(net)
     return config.name == "vectorized" or by_workers
 
 

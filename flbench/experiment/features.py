@@ -21,8 +21,7 @@ from flbench.data.federation import Federation
 from flbench.engine import memory
 from flbench.engine.base import dtype_of, open_device
 from flbench.models import fixed, freezing
-from flbench.models.base import Net, net_leaves
-from flbench.models.lightning_net import LightningNet
+from flbench.models.base import Net, is_lightning, net_leaves
 from flbench.models.module_state import random_layers
 from flbench.models.own import OwnNet
 from flbench.models.trial import MIXES
@@ -152,7 +151,7 @@ def _unfit(
     net: nn.Module, part: list[nn.Module], federation: Federation, engine: EngineConfig
 ) -> str | None:
     """Return why the outputs of a frozen part cannot be computed once; None if they can."""
-    if isinstance(net, LightningNet):
+    if is_lightning(net):
         return "a LightningModule's training step calls the whole module"
     if not part:
         return "they are not the first ones of the net, or have buffers that are not frozen"

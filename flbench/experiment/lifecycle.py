@@ -24,7 +24,7 @@ from flbench.core.tree import nbytes
 from flbench.data import partition_files
 from flbench.data.federation import Federation
 from flbench.engine.base import LostWorkersError
-from flbench.experiment import features, finalize, own_methods, provenance
+from flbench.experiment import finalize, own_methods, provenance
 from flbench.experiment.assembly import Experiment, Restored, build
 from flbench.experiment.evaluate import PARTS
 from flbench.experiment.loop import Seconds
@@ -97,7 +97,9 @@ def run(
         experiment = build(config, samples, tell=told.on_note)
         experiment = _with_workers(experiment, told, is_alone=is_alone)
         stack.callback(experiment.engine.close)
-        if not is_alone:
+        if experiment.cached is not None and not is_alone:
+            from flbench.experiment import features
+
             stack.callback(features.forget)
         told.prepare(experiment.config, _parts(experiment), experiment.judge.metrics)
         for sentence in experiment.notes:
@@ -200,7 +202,9 @@ def resume(
         experiment = build(config, federation, folder=path, tell=told.on_note)
         experiment = _with_workers(experiment, told, is_alone=is_alone)
         stack.callback(experiment.engine.close)
-        if not is_alone:
+        if experiment.cached is not None and not is_alone:
+            from flbench.experiment import features
+
             stack.callback(features.forget)
         _check_data(experiment, path, has_samples=federation is None)
         told.prepare(experiment.config, _parts(experiment), experiment.judge.metrics)

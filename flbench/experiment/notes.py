@@ -8,7 +8,7 @@ from flbench.algorithms.base import Algorithm
 from flbench.config.schema import SCHEME_KEYS, Config, ModelConfig, OwnModelConfig
 from flbench.core.wording import listed
 from flbench.data.federation import Federation
-from flbench.models import fixed, freezing, own, pretrained
+from flbench.models import fixed, freezing
 from flbench.models.base import padding_note
 
 SHOWN: Final = 8  # layers that a note lists
@@ -29,7 +29,12 @@ def configuration_notes(
         net: The net.
         algorithm: The method.
     """
-    notes = [*own.notes(net), *_about_frozen(config.model, net)]
+    notes = _about_frozen(config.model, net)
+    is_own = isinstance(config.model, OwnModelConfig)
+    if is_own or config.model.weights is not None or fixed.of(net).parameters:
+        from flbench.models import own
+
+        notes = [*own.notes(net), *notes]
     if padding := padding_note(net):
         notes.append(padding)
     if algorithm.setting.net.names("batchnorm"):
@@ -100,7 +105,7 @@ def _about_frozen(config: ModelConfig, net: nn.Module) -> list[str]:
 
 def _key_of_random_frozen(config: ModelConfig, net: nn.Module) -> str | None:
     """Return the key that freezes weights which are known to be random; None without such."""
-    if not fixed.of(net).parameters or pretrained.of(net) is not None:
+    if not fixed.of(net).parameters or config.weights is not None:
         return None
     if isinstance(config, OwnModelConfig):
         # An object, and a function of the user, may have weights of their own.

@@ -1,9 +1,10 @@
 """The base class of nets, building of nets, and the description of their leaves."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +16,12 @@ from flbench.core.errors import ConfigError
 from flbench.core.registry import MODELS
 from flbench.core.rng import seeded, torch_seed
 from flbench.core.types import Outputs, Tree
-from flbench.models import fixed, freezing, lora, own, pretrained
-from flbench.models.lightning_net import LightningNet
+from flbench.models import fixed, freezing
 from flbench.models.module_state import tried
+
+if TYPE_CHECKING:
+    from flbench.models.lightning_net import LightningNet
+    from flbench.models.lora import Adapter
 
 Role = Literal["all", "backbone", "head", "batchnorm", "linear", "lora_A", "lora_B"]
 Norm = Literal["batch", "group", "none"]
@@ -122,7 +126,7 @@ class NetSpec:
     head: str | None = "head"
     fixed: frozenset[str] = frozenset()
     tied: tuple[tuple[str, str], ...] = ()
-    adapters: tuple[lora.Adapter, ...] = ()
+    adapters: "tuple[Adapter, ...]" = ()
 
     def names(self, role: Role) -> frozenset[str]:
         """Return the names of the leaves of a role, buffers included.
@@ -222,11 +226,15 @@ def build(config: ModelConfig, shape: tuple[int, ...], classes: int | None, seed
     if isinstance(config, OwnModelConfig):
         with seeded(first % 2**32):
             torch.default_generator.manual_seed(first)
+            from flbench.models import own
+
             return own.make(config, shape, classes)
     with torch.random.fork_rng(devices=[]):
         # Seed the CPU generator alone: `torch.manual_seed` would reseed all GPUs as well.
         torch.default_generator.manual_seed(first)
         if classes is None:
+            from flbench.models import own
+
             raise own.needs_classes(config.name)
         kind = MODELS.find(config.name)
         if isinstance(shape, shapes.TokenShape) and not getattr(kind, "takes_tokens", False):
@@ -238,12 +246,16 @@ def build(config: ModelConfig, shape: tuple[int, ...], classes: int | None, seed
         net: Net = kind(config, shape, classes)
         if config.weights is not None:
             what = f"`model.name={config.name}`"
+            from flbench.models import pretrained
+
             pretrained.load(net, config.weights, "head", what, config.weights_sha256)
         if not any(module.training for module in net.modules()):
             net.train()
         if config.lora.rank is None:
             freezing.freeze(net, config)
         else:
+            from flbench.models import lora
+
             lora.freeze_base(net, config)
             lora.inject(net, config)
     fixed.write(net, fixed.find(net))
@@ -287,11 +299,26 @@ def describe(net: nn.Module, shape: tuple[int, ...]) -> NetSpec:
         tuple(layers),
         int(features),
         sum(parameter.numel() for parameter in net.parameters()),
-        net.head if isinstance(net, LightningNet) else "head",
+        net.head if is_lightning(net) else "head",
         known,
         _tied(net, leaves),
-        lora.adapters(net),
+        _adapters(net),
     )
+
+
+def is_lightning(net: nn.Module) -> "TypeGuard[LightningNet]":
+    """Return whether a net is a LightningModule of the user, whose code few runs import."""
+    module = sys.modules.get("flbench.models.lightning_net")
+    return module is not None and isinstance(net, module.LightningNet)
+
+
+def _adapters(net: nn.Module) -> "tuple[Adapter, ...]":
+    """Return the adapters of a net; none if nothing has imported PEFT."""
+    if "peft" not in sys.modules:
+        return ()
+    from flbench.models import lora
+
+    return lora.adapters(net)
 
 
 @contextmanager
