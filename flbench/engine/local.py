@@ -57,7 +57,7 @@ def most_processes(config: EngineConfig, net: nn.Module, federation: Federation)
     """Return how many workers may train clients; with 1, the process that asks trains alone.
 
     With `engine.workers=auto` these are at most as many as there are cores, as half of the free
-    memory allows, and as half of the files that this process may open. Samples are in memory once
+    memory allows, and as three quarters of the files that this process may open. Samples are in memory once
     for all workers, and so are clients on their way.
 
     Args:
@@ -68,7 +68,7 @@ def most_processes(config: EngineConfig, net: nn.Module, federation: Federation)
     if config.workers != "auto":
         return config.workers
     free = memory.free(torch.device("cpu")) // 2 - federation.x.nbytes - SENT
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // (2 * FILES)
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // (4 * FILES)
     most = min(cores.available() // config.threads, files, free // worker_bytes(net))
     return max(1, min(most, STACKED_WORKERS) if config.name == "vectorized" else most)
 

@@ -22,8 +22,8 @@ from flbench.core.parts import portable, where_to_put
 from flbench.workers import server
 from flbench.workers.calls import DIED, RESTARTS, Ended
 
-FILES: Final = 12
-"""Files that a worker opens in this process, about."""
+FILES: Final = 9
+"""Files that a worker opens in this process."""
 
 
 class CouldNotBeginError(RunError):
@@ -115,6 +115,8 @@ class ProcessPool:
         return found
 
     def close(self) -> None:
+        for process in self._processes:
+            process.let_go()  # all end at the same time
         for process in list(self._processes):
             self._end(process)
         self._running.clear()
@@ -170,9 +172,13 @@ class _Process:
         with _without_main():
             return self._executor.submit(_call, content)
 
-    def end(self) -> None:
-        """End the process, also in the middle of a call."""
+    def let_go(self) -> None:
+        """Tell the process to end, also in the middle of a call."""
         self._alive.close()
+
+    def end(self) -> None:
+        """End the process, and wait for its end."""
+        self.let_go()
         self._executor.shutdown(cancel_futures=True)
 
 
