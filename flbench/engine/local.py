@@ -57,8 +57,8 @@ def most_processes(config: EngineConfig, net: nn.Module, federation: Federation)
     """Return how many workers may train clients; with 1, the process that asks trains alone.
 
     With `engine.workers=auto` these are at most as many as there are cores, as half of the free
-    memory allows, and as three quarters of the files that this process may open. Samples are in memory once
-    for all workers, and so are clients on their way.
+    memory allows, and as three quarters of the files that this process may open. Samples are in
+    memory once for all workers, and so are clients on their way.
 
     Args:
         config: Section `engine`, on a CPU.

@@ -5,7 +5,6 @@ Therefore a cluster that flbench starts has a random token, listens on the loopb
 and keeps its files in a folder that only this user can read. A cluster of another user is refused.
 """
 
-import fcntl
 import os
 import pwd
 import re
@@ -13,10 +12,8 @@ import secrets
 import shutil
 import signal
 import socket
-import stat
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,7 +23,7 @@ import ray
 from ray._private import worker
 from ray.job_config import JobConfig
 
-from flbench.core import files, hosts
+from flbench.core import hosts
 from flbench.core.errors import ConfigError, RunError
 from flbench.core.parts import is_searched_early
 from flbench.workers import cores, reaper
@@ -175,9 +172,7 @@ class _Private:
         if _Private.current is not None:  # the user's own code has ended Ray
             _Private.current.close()
         _Private.current = self
-        _remove_left_behind(Path(_place()))
         self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_place()))
-        self._lock = files.lock_folder(self.folder)
         variables = {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -220,28 +215,8 @@ class _Private:
             else:
                 os.environ[name] = value
         _read_environment()
-        self._lock.close()
         shutil.rmtree(self.folder, ignore_errors=True)
         _Private.current = None
-
-
-def _remove_left_behind(place: Path) -> None:
-    """Delete the folders of clusters whose processes were killed: nobody holds their locks.
-
-    A folder that is younger than a minute stays, because its process may be about to lock it.
-    """
-    for lock in place.glob(f"{_PREFIX}*/.lock"):
-        try:
-            there = lock.parent.lstat()
-            if not stat.S_ISDIR(there.st_mode) or there.st_uid != os.getuid():
-                continue
-            if time.time() - there.st_mtime < 60:
-                continue
-            with files.open_lock(lock) as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(lock.parent, ignore_errors=True)
-        except OSError:  # it is in use, or gone by now
-            continue
 
 
 def _read_environment() -> None:

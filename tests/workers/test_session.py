@@ -308,77 +308,9 @@ def test_variables_do_not_open_a_cluster_to_others(variable, tmp_path, monkeypat
     assert ray_constants.ENABLE_RAY_CLUSTER
 
 
-@pytest.mark.slow
-def test_folder_of_a_killed_process_is_deleted_by_the_next(tmp_path, monkeypatch):
+def test_the_private_folder_is_closed_to_others(tmp_path, monkeypatch):
+    """Also with the umask of a careless user."""
     monkeypatch.setattr(session, "_place", lambda: str(tmp_path))
-    code = (
-        "import sys\n"
-        "from flbench.workers import session\n"
-        f"session._place = lambda: {str(tmp_path)!r}\n"
-        "print(session._Private().folder, flush=True)\n"
-        "sys.stdin.read()\n"
-    )
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", code],
-            cwd=tmp_path,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    folders = [Path(process.stdout.readline().strip()) for process in processes]
-    for folder in (*folders, tmp_path / "fl-of-another-program"):
-        folder.mkdir(exist_ok=True)
-        os.utime(folder, (0, 0))
-    (tmp_path / "fl-file").write_text("")
-    (tmp_path / "fl-link").symlink_to(tmp_path)
-    processes[0].kill()
-    processes[0].wait()
-
-    try:
-        session._remove_left_behind(tmp_path)
-
-        assert [folder.exists() for folder in folders] == [False, True]
-        assert (tmp_path / "fl-of-another-program").exists()
-        assert (tmp_path / "fl-file").exists()
-        assert (tmp_path / "fl-link").is_symlink()
-    finally:
-        processes[1].kill()
-        for process in processes:
-            process.communicate()
-
-
-PLANTED = {
-    "link": lambda theirs, mine: (theirs / ".lock").symlink_to(mine / "file"),
-    "link to nothing": lambda theirs, mine: (theirs / ".lock").symlink_to(mine / "new"),
-    "hard link": lambda theirs, mine: os.link(mine / "file", theirs / ".lock"),
-    "pipe": lambda theirs, mine: os.mkfifo(theirs / ".lock"),
-    "folder": lambda theirs, mine: (theirs / ".lock").mkdir(),
-    "linked content": lambda theirs, mine: (
-        (theirs / ".lock").touch(),
-        (theirs / "r").symlink_to(mine),
-    ),
-    "linked folder": lambda theirs, mine: (
-        theirs.rmdir(),
-        (mine / ".lock").touch(),
-        os.utime(mine, (0, 0)),
-        theirs.symlink_to(mine),
-    ),
-}
-
-
-@pytest.mark.parametrize("planted", PLANTED)
-def test_what_others_leave_beside_the_private_folder_does_no_harm(planted, tmp_path, monkeypatch):
-    """In the folder for temporary files, and with the umask of a careless user."""
-    mine, theirs = tmp_path / "mine", tmp_path / "shared" / "fl-theirs"
-    mine.mkdir()
-    theirs.mkdir(parents=True)
-    (mine / "file").write_text("mine")
-    PLANTED[planted](theirs, mine)
-    os.utime(theirs, (0, 0))
-    monkeypatch.setattr(session, "_place", lambda: str(theirs.parent))
     umask = os.umask(0)
     try:
         private = session._Private()
@@ -390,8 +322,7 @@ def test_what_others_leave_beside_the_private_folder_does_no_harm(planted, tmp_p
         assert (there.st_mode & 0o7777, there.st_uid) == (0o700, os.getuid())
     finally:
         private.close()
-    assert (mine / "file").read_text() == "mine"
-    assert {one.name for one in mine.iterdir()} <= {"file", ".lock"}
+    assert not private.folder.exists()
 
 
 class TestClusterOfAnotherUser:
