@@ -88,7 +88,8 @@ def of_net(net: Any) -> str | None:
     """
     if id(net) in (known := _known.get() or {}):
         return known[id(net)]
-    kinds = {type(one) for one in net.modules()} if hasattr(net, "modules") else {_code(net)}
+    is_net = hasattr(net, "modules") and not isinstance(net, type)
+    kinds = {type(one) for one in net.modules()} if is_net else {_code(net)}
     found = {}
     for kind in kinds:
         if not is_of_package(kind):
