@@ -21,8 +21,6 @@ LARGEST_JSON: Final = 64 * 2**20
 """Largest size of a JSON file in bytes."""
 MOST_VALUES: Final = 2_000_000
 """Largest number of values of a JSON file: each takes some 100 bytes of memory."""
-MAX_DIGITS: Final = 40
-"""Largest number of digits of an integer in a JSON file."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -36,9 +34,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
     Raises:
         DataError: The file cannot be read, is not JSON, or its top level is not an object; or it
-            exceeds a limit: `LARGEST_JSON` bytes, `MOST_VALUES` values, `MAX_DIGITS` digits of an
-            integer, `MAX_DEPTH` values within each other; or a text contains NUL or half of a
-            surrogate pair.
+            exceeds a limit: `LARGEST_JSON` bytes, `MOST_VALUES` values, `MAX_DEPTH` values within
+            each other; or a text contains NUL or half of a surrogate pair.
     """
     with as_data_error(path):
         if not path.exists():
@@ -46,7 +43,7 @@ def read_json(path: Path) -> dict[str, Any]:
         text = files.read_text(path, LARGEST_JSON)
         if sum(map(text.count, "{[,")) > MOST_VALUES:
             raise ValueError(f"it has more than {MOST_VALUES:,} values")
-        content = json.loads(text, parse_int=_integer)
+        content = json.loads(text)
         # Most files cannot be deep, and have no characters that are written as escapes.
         if text.count("{") + text.count("[") > MAX_DEPTH or "\\u" in text:
             _check(content)
@@ -114,13 +111,6 @@ def as_data_error(path: Path) -> Iterator[None]:
         raise DataError(f"{path} cannot be read ({error.strerror or error}). {cure}") from error
     except errors as error:
         raise DataError(f"{path} is damaged ({_description(error)}). {cure}") from error
-
-
-def _integer(digits: str) -> int:
-    """Return an integer of a JSON text."""
-    if len(digits) > MAX_DIGITS:
-        raise ValueError(f"an integer has more than {MAX_DIGITS} digits")
-    return int(digits)
 
 
 def _check(content: Any) -> None:

@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import hashlib
 import os
 import re
 import stat
@@ -41,21 +40,10 @@ def is_text(text: str) -> bool:
 
 
 def short_name(text: str) -> str:
-    """Return a text as the name of a folder: one of more than 100 bytes is cut, and gets a hash.
-
-    Names of files can have 255 bytes in most file systems.
-
-    Args:
-        text: The text.
-
-    >>> short_name("digits-dirichlet"), short_name("a" * 200)[90:]
-    ('digits-dirichlet', 'aaaaaaaaaa~c2a908')
-    """
-    encoded = text.encode()
-    if len(encoded) <= LONGEST_NAME:
-        return text
-    kept = encoded[:LONGEST_NAME].decode(errors="ignore")  # a character can have several bytes
-    return f"{kept}~{hashlib.sha256(encoded).hexdigest()[:6]}"
+    """Return a text as a part of a folder's name, which is cut behind 100 bytes."""
+    return text.encode()[:LONGEST_NAME].decode(
+        errors="ignore"
+    )  # a character can have several bytes
 
 
 def check_regular(path: Path, limit: int | None = None) -> None:

@@ -44,7 +44,7 @@ class LockedFolder:
 
     @classmethod
     def make(cls, parent: Path, name: str, inside: str) -> Self:
-        """Make and lock a new folder `parent/name-DATE-TIME-xxxx/`.
+        """Make and lock a new folder `parent/name-DATE-TIME-xxxxxxxx/`.
 
         Args:
             parent: Folder above; created if it does not exist.
@@ -59,11 +59,8 @@ class LockedFolder:
         path = parent
         try:
             parent.mkdir(parents=True, exist_ok=True)
-            path = _new_folder(parent, f"{name}-{now}")
-            (path / inside).mkdir()
-            probe = path / ".writable"
-            probe.touch()
-            probe.unlink()
+            path = parent / f"{name}-{now}-{secrets.token_hex(4)}"
+            (path / inside).mkdir(parents=True)
         except OSError as error:
             if error.errno in files.DISK_ERRORS:
                 raise RunError(
@@ -126,14 +123,3 @@ class LockedFolder:
                 f"{self.path / name} could not be written ({error.strerror or error})."
                 f" The files written before are intact. Make space or repair the disk, then {cure}"
             ) from error
-
-
-def _new_folder(parent: Path, beginning: str) -> Path:
-    """Make the folder `parent/beginning-xxxx/`, and draw again while another process has it."""
-    while True:
-        path = parent / f"{beginning}-{secrets.token_hex(2)}"
-        try:
-            path.mkdir()
-        except FileExistsError:
-            continue
-        return path

@@ -52,7 +52,7 @@ class RunFolder(LockedFolder):
 
     @classmethod
     def create(cls, root: Path, experiment: str, run: str) -> Self:
-        """Create and lock a new run folder `root/experiment/run-DATE-TIME-xxxx/`.
+        """Create and lock a new run folder `root/experiment/run-DATE-TIME-xxxxxxxx/`.
 
         Args:
             root: Folder of all runs; created if it does not exist.

@@ -38,7 +38,7 @@ class CampaignFolder(LockedFolder):
 
     @classmethod
     def create(cls, root: Path, name: str) -> Self:
-        """Create and lock a new folder `root/name-DATE-TIME-xxxx/`.
+        """Create and lock a new folder `root/name-DATE-TIME-xxxxxxxx/`.
 
         Args:
             root: Folder of all campaigns of this kind; created if it does not exist.
