@@ -125,7 +125,7 @@ def test_the_global_model_is_the_one_evaluated_on_the_common_test_set(tmp_path):
     predicted = model.predict(federation.dataset.x[rows]).argmax(dim=1).numpy()
     accuracy = (predicted == federation.dataset.y[rows]).mean()
     assert accuracy == pytest.approx(summary["last"]["test"]["gm"], abs=1e-7)
-    assert model.card["metrics"]["accuracy"] == summary["last"]["test"]["gm"]
+    assert model.card["summary"]["last"]["test"]["gm"] == summary["last"]["test"]["gm"]
 
 
 def test_best_and_last_are_the_models_of_their_rounds(tmp_path):
@@ -322,7 +322,7 @@ def test_tables_without_names_of_columns(tmp_path):
     data = f"data.path={tmp_path / 'data.npz'}"
     path, _ = run(tmp_path, *SMALL, "algorithm=fedper", data, *overrides)
     assert_predicts_as_evaluated(path)
-    assert loading.load(path, 0).raw_shape == (4,)
+    assert loading.load(path, 0).inputs.raw_shape == (4,)
 
 
 def test_an_interrupted_run_has_models(tmp_path):
