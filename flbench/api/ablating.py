@@ -11,7 +11,7 @@ from flbench.api.comparisons import PlannedComparison
 from flbench.comparison import ablation
 from flbench.config.sources import Layer, merge
 from flbench.core.errors import ConfigError
-from flbench.core.wording import command_or_call, setting
+from flbench.core.wording import setting
 
 
 def ablate(
@@ -57,8 +57,7 @@ def ablated(
         ConfigError: There is not one method, or `keys` or `values` are wrong; see `ablate`.
     """
     if len(asked.layers) != 1 or "" in asked.layers:
-        example = command_or_call("flbench ablate hfcd", "fl.ablate('hfcd')")
-        raise ConfigError(f"an ablation has one method. Name one, for example {example}.")
+        raise ConfigError("an ablation has one method. Name one: `flbench ablate hfcd`.")
     if of_method := [key for key in asked.grid or {} if key.startswith(ablation.SECTION)]:
         raise ConfigError(
             f"{setting('grid')}: `{of_method[0]}` makes variants of the method. Name its values by"

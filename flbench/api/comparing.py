@@ -33,7 +33,7 @@ from flbench.core.expected import as_flbench_errors
 from flbench.core.parts import offered
 from flbench.core.registry import ALGORITHMS
 from flbench.core.text import redact
-from flbench.core.wording import command_or_call, setting
+from flbench.core.wording import setting
 from flbench.data.own import is_own
 from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
 from flbench.jobs import campaign
@@ -436,10 +436,9 @@ def carry_on(
 
 def _needless_force() -> ConfigError:
     """Return the error of a comparison without a study that is told to use its parameters."""
-    force = command_or_call("--force", "`force=True`")
     return ConfigError(
-        f"{force} is for parameters that a study has found in another setting, and there is no"
-        f" {setting('tuned')}. Leave it out."
+        f"{setting('force')} is for parameters that a study has found in another setting, and there"
+        f" is no {setting('tuned')}. Leave it out."
     )
 
 
@@ -451,8 +450,7 @@ def design_of(asked: Asked) -> Design:
             or none of the methods.
     """
     if not asked.layers or "" in asked.layers:
-        example = command_or_call("flbench compare hfcd ft", "fl.compare(['hfcd', 'ft'])")
-        raise UserError(f"name the methods to compare, for example {example}.")
+        raise UserError("name the methods to compare, for example `flbench compare hfcd ft`.")
     base, methods = _split(asked)
     untuned: tuple[str, ...] = ()
     if asked.tuned is not None:

@@ -26,7 +26,6 @@ from flbench.core import account, consent, files, garbage, pytorch, standard_str
 from flbench.core.errors import RunError, UserError, shortened
 from flbench.core.expected import as_flbench_errors
 from flbench.core.text import print_warnings, printable
-from flbench.core.wording import for_command_line
 from flbench.reports.terminal import print_notes, told
 
 # Typer has its own copy of Click, without a public name for the base of its errors.
@@ -110,7 +109,7 @@ class CommandGroup(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Call the command that the user named."""
-        with for_command_line(), _exit_codes(), _printable_usage_errors():
+        with _exit_codes(), _printable_usage_errors():
             return super().invoke(ctx)
 
 

@@ -9,7 +9,6 @@ from typing import IO, ClassVar, Self
 
 from flbench.core import files
 from flbench.core.errors import RunError, UserError
-from flbench.core.wording import is_for_command_line, setting
 
 
 class LockedFolder:
@@ -65,22 +64,15 @@ class LockedFolder:
             if error.errno in files.DISK_ERRORS:
                 raise RunError(
                     f"{path} cannot be written ({error.strerror}). Make space or repair the disk,"
-                    f" or choose another with {cls._option()}."
+                    f" or choose another with `{cls.option}`."
                 ) from error
             raise UserError(
                 f"`{cls.option}`: {path} cannot be written ({error.strerror}). Choose another with"
-                f" {cls._option()}."
+                f" `{cls.option}`."
             ) from error
         folder = cls(path)
         folder.lock()
         return folder
-
-    @classmethod
-    def _option(cls) -> str:
-        """Return the option, argument or key by which the user names another folder."""
-        if is_for_command_line() or "." not in cls.option:
-            return setting("out")
-        return f"`{cls.option}`"
 
     def lock(self) -> None:
         """Lock the folder against other processes.

@@ -1,76 +1,30 @@
-"""How messages name a setting: an option on the command line, an argument in Python."""
+"""How messages name settings, lists of names and commands."""
 
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 _NOTHING: Final = object()
-_of_command_line: ContextVar[bool] = ContextVar("command_line", default=False)
-
-
-@contextmanager
-def for_command_line() -> Iterator[None]:
-    """Return a context manager in which messages are for a user of the command line.
-
-    Outside of it they are for a user of the Python interface.
-    """
-    token = _of_command_line.set(True)
-    try:
-        yield
-    finally:
-        _of_command_line.reset(token)
-
-
-def is_for_command_line() -> bool:
-    """Return whether messages are for a user of the command line."""
-    return _of_command_line.get()
 
 
 def setting(name: str, value: Any = _NOTHING) -> str:
-    """Return a setting as the user writes it.
-
-    Args:
-        name: Name of the argument of the Python function, such as `gpus_per_trial`. The option has
-            hyphens instead of underscores.
-        value: Its value; without one, the setting is named alone.
+    """Return a setting as messages name it: the argument in Python, whose option has hyphens.
 
     >>> setting("gpus_per_trial"), setting("metric", "auc")
-    ('`gpus_per_trial`', "`metric='auc'`")
-    >>> with for_command_line():
-    ...     setting("gpus_per_trial"), setting("metric", "auc")
-    ('--gpus-per-trial', '--metric auc')
+    ('`gpus_per_trial`', '`metric=auc`')
     """
-    if isinstance(value, float):
-        value = f"{value:g}" if is_for_command_line() else value
-    if is_for_command_line():
-        option = f"--{name.replace('_', '-')}"
-        return option if value is _NOTHING else f"{option} {value}"
-    return f"`{name}`" if value is _NOTHING else f"`{name}={value!r}`"
+    return f"`{name}`" if value is _NOTHING else f"`{name}={value}`"
 
 
 def names_setting(name: str, values: Sequence[str]) -> str:
-    """Return a setting that is a list of names, in a form that the user can copy.
+    """Return a setting that is a list of names, whatever they contain, quoted for a shell.
 
-    The list is valid in YAML and in Python, whatever the names contain. For the command line the
-    setting is quoted for a shell.
-
-    Args:
-        name: The key of the configuration, or the argument of a Python function.
-        values: The names.
-
-    >>> print(names_setting("drop", ["id", "n,m", "it's"]))
-    drop=['id', 'n,m', "it's"]
-    >>> with for_command_line():
-    ...     print(names_setting("data.drop", ["id", "n,m"]))
+    >>> print(names_setting("data.drop", ["id", "n,m"]))
     "data.drop=['id', 'n,m']"
     """
     text = f"{name}=[{', '.join(map(_in_quotes, values))}]"
-    if not is_for_command_line():
-        return text
     # Shells read these characters within double quotes, too.
     return shlex.quote(text) if set(text) & set('"$`\\!') else f'"{text}"'
 
@@ -112,19 +66,6 @@ def listed(names: Iterable[str], most: int, between: str = ", ") -> str:
     return between.join(found[:most]) + more
 
 
-def command_or_call(command: str, call: str) -> str:
-    """Return how the user does something: by a command, or by a call of Python.
-
-    Args:
-        command: The command of the command line.
-        call: The call of the Python interface.
-
-    >>> command_or_call("flbench show", "fl.runs()")
-    'fl.runs()'
-    """
-    return command if is_for_command_line() else call
-
-
 def in_shell(path: Path) -> str:
     """Return a path as a word of a shell, to be copied into a command.
 
@@ -134,21 +75,20 @@ def in_shell(path: Path) -> str:
     return shlex.quote(str(path))
 
 
-def how_to_resume(path: Path, command: str = "run", again: Sequence[str] = ()) -> str:
+def how_to_resume(path: Path, command: str = "run", again: Sequence[str] | None = None) -> str:
     """Return what the user calls to continue a run, a study or a comparison.
 
     Args:
         path: Its folder.
         command: Command of the command line that continues it: `run`, `tune` or `compare`.
-        again: Arguments of `fl.resume`, as Python code, for objects that the user must give again.
+        again: Arguments of `fl.resume`, as Python code, for objects that the user must give again;
+            None if a command continues it.
 
     >>> how_to_resume(Path("runs/a"))
-    "fl.resume('runs/a')"
+    'flbench run --resume runs/a'
     >>> print(how_to_resume(Path("runs/a"), again=["model=..."]))
     fl.resume('runs/a', model=...)
-    >>> with for_command_line():
-    ...     how_to_resume(Path("runs/a"))
-    'flbench run --resume runs/a'
     """
-    call = f"fl.resume({', '.join([repr(str(path)), *again])})"
-    return command_or_call(f"flbench {command} --resume {in_shell(path)}", call)
+    if again is None:
+        return f"flbench {command} --resume {in_shell(path)}"
+    return f"fl.resume({', '.join([repr(str(path)), *again])})"

@@ -12,7 +12,6 @@ from flbench.config.schema import PartitionConfig
 from flbench.core import files
 from flbench.core.documents import read_json
 from flbench.core.errors import DataError
-from flbench.core.wording import command_or_call
 from flbench.data.dataset import PARTS, Dataset
 from flbench.data.partition import ClientParts, label_hash
 
@@ -177,9 +176,9 @@ def load(path: Path, dataset: Dataset) -> ClientParts:
             " has their rows alone. Name the scheme again (`partition.scheme`)."
         )
     if not path.exists():
-        how = command_or_call("flbench data --save FILE.npz", "fl.partition(..., save='FILE.npz')")
         raise DataError(
-            f"the partition {path} (`partition.path`) does not exist. Save one with {how}."
+            f"the partition {path} (`partition.path`) does not exist. Save one with"
+            " `flbench data --save FILE.npz`."
         )
     if labels != label_hash(dataset):
         raise DataError(

@@ -17,7 +17,6 @@ from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter, LogitFormatter, ScalarFormatter
 
 from flbench.core.text import one_line
-from flbench.core.wording import is_for_command_line
 
 DOTS: Final = 144  # per inch, twice the size at which a notebook shows the picture
 MOST_CHARACTERS: Final = 24  # of a name beside an axis
@@ -35,7 +34,7 @@ def forget_file_of_current_folder() -> None:
     others, and the file can let LaTeX draw all texts, with a preamble that reads any file. In a
     script or notebook the current folder is the user's own, and the file keeps its effect.
     """
-    is_command = is_for_command_line() or sys.flags.safe_path
+    is_command = "flbench.cli.app" in sys.modules or sys.flags.safe_path
     if is_command and os.path.dirname(os.path.abspath(mpl.matplotlib_fname())) == os.getcwd():
         mpl.rcdefaults()
 

@@ -10,7 +10,6 @@ from typing import Final
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, has_value, leaves, value_at
 from flbench.core.errors import ConfigError
-from flbench.core.wording import command_or_call
 from flbench.tuning.parameters import FixedValue, Parameter, Scalar, Uniform
 from flbench.tuning.search_space import Space, layer
 
@@ -54,7 +53,7 @@ def fit(space: Space, layers: Sequence[Layer]) -> tuple[Space, list[str]]:
         raise ConfigError(
             f"no parameter of `{space.method}` is left to search ({space.source}{settled}). Remove"
             " a key that is given, or compare the methods without a search"
-            f" ({command_or_call('flbench compare', 'fl.compare')})."
+            f" ({'flbench compare'})."
         )
     if RATE not in space.parameters and not values.get("model.lightning"):
         notes.append(

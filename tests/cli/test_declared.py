@@ -14,7 +14,6 @@ from flbench.cli.declared import arguments, for_command
 from flbench.comparison.plan import Design
 from flbench.config.schema import Config
 from flbench.core.errors import ConfigError
-from flbench.core.wording import for_command_line
 from flbench.tuning.request import TuneRequest, check
 
 COUNTERPARTS = {
@@ -92,8 +91,8 @@ def test_a_default_in_a_description_is_that_of_the_code(function: Any) -> None:
     ],
 )
 def test_a_study_refuses_numbers_by_the_name_that_the_user_gave(wrong: dict[str, Any]) -> None:
-    option = next(iter(wrong)).replace("gpus", "gpus-per-trial")
-    with for_command_line(), pytest.raises(ConfigError, match=f"--{option} must be .* of at least"):
+    option = next(iter(wrong)).replace("gpus", "gpus_per_trial")
+    with pytest.raises(ConfigError, match=f"`{option}` must be .* of at least"):
         check(TuneRequest(("fedavg",), **wrong))
 
 

@@ -168,7 +168,7 @@ def test_variants_of_an_ablation_may_differ_from_the_study(study):
 
 def test_force_without_a_study_is_refused(capsys):
     assert app.main(["compare", "fedavg", "--force"]) == 2
-    assert "--tuned" in capsys.readouterr().err
+    assert "`tuned`" in capsys.readouterr().err
 
 
 @pytest.mark.slow

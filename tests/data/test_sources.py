@@ -805,7 +805,7 @@ def test_column_of_identifiers_is_refused_by_its_name(tmp_path, words, is_refuse
     path = write_zip(tmp_path / "x.zip", {"a.csv": f"id,x,y\n{lines}".encode()})
 
     if is_refused:
-        with pytest.raises(DataError, match=r"the column `id` has .* by data.drop=\['id'\]"):
+        with pytest.raises(DataError, match=r"the column `id` has .* by .data.drop=\['id'\]"):
             load(path)
     else:
         assert len(load(path).words[0]) == len(set(words) - {""})

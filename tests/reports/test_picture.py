@@ -1,5 +1,6 @@
 """Texts of pictures: literal, in legends whatever they begin with, and none over another."""
 
+import sys
 from io import BytesIO
 from itertools import pairwise
 from types import SimpleNamespace
@@ -12,7 +13,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from flbench.analysis import figures as comparison_figures
-from flbench.core.wording import for_command_line
 from flbench.reports import figures
 from flbench.reports.picture import Picture, forget_file_of_current_folder
 from flbench.results.metrics_file import Row
@@ -42,10 +42,11 @@ def test_matplotlibrc_of_the_current_folder_has_no_effect_on_commands(tmp_path, 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\n")
     with mpl.rc_context({"text.usetex": True}):
+        monkeypatch.delitem(sys.modules, "flbench.cli.app", raising=False)
         forget_file_of_current_folder()
         assert mpl.rcParams["text.usetex"]
-        with for_command_line():
-            forget_file_of_current_folder()
+        monkeypatch.setitem(sys.modules, "flbench.cli.app", sys)
+        forget_file_of_current_folder()
         assert not mpl.rcParams["text.usetex"]
 
 

@@ -5,10 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-import flbench as fl
 from flbench.api import tuning
 from flbench.api.caller import Caller
-from flbench.cli import app
 from flbench.config.sources import Layer, from_overrides
 from flbench.jobs import estimate
 from flbench.tuning import cost
@@ -93,25 +91,3 @@ def test_methods_beyond_the_time_for_measuring_have_the_mean(monkeypatch):
     assert plan.seconds["fedavg"] == plan.seconds["local"]
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_num_threads() == threads
-
-
-@pytest.mark.parametrize(
-    ("arguments", "option", "argument"),
-    [
-        ({"metric": "auroc"}, "--metric auroc is for", r"`metric='auroc'` is for"),
-        ({"search": "bayes"}, "--search must be", "`search` must be"),
-        ({"deployment": "gm"}, "--deployment gm:", "`deployment='gm'`:"),
-        ({"space": "no.yaml"}, "--space no.yaml:", r"`space='no.yaml'`:"),
-    ],
-    ids=str,
-)
-def test_messages_name_options_or_arguments(arguments, option, argument, capsys):
-    [(name, value)] = arguments.items()
-
-    code = app.main(["tune", "fedavg", *SMALL, f"--{name}", value])
-    with pytest.raises(fl.UserError, match=argument) as caught:
-        fl.tune("fedavg", progress=False, **arguments)
-
-    assert code == 2
-    assert option in capsys.readouterr().err
-    assert "--" not in str(caught.value)

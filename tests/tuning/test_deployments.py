@@ -38,7 +38,7 @@ def test_unknown_deployment_is_refused_with_those_that_there_are():
     with pytest.raises(ConfigError) as refused:
         check("nofd", built)
 
-    for said in ("`deployment='nofd'`", "algorithm.name=ft", "It has: personal, noft.", "`noft`"):
+    for said in ("`deployment=nofd`", "algorithm.name=ft", "It has: personal, noft.", "`noft`"):
         assert said in str(refused.value)
     with pytest.raises(ConfigError, match="common test set only"):
         check("gm", built)

@@ -67,8 +67,8 @@ def begin(tmp_path):
         (("--algo", "fedavg", "--scheduler", "bohb"), "asha, pbt, none"),
         (("--algo", "fedavg", "--vary", "partition"), "one seed of the training support no claim"),
         (("--algo", "fedavg", "--vary", "bth"), "Did you mean `both`"),
-        (("--algo", "fedavg", "--scheduler", "pbt", "--search", "grid"), "--search random"),
-        (("--algo", "hfcd", "--search", "grid"), "--trials"),
+        (("--algo", "fedavg", "--scheduler", "pbt", "--search", "grid"), "`search=random`"),
+        (("--algo", "hfcd", "--search", "grid"), "`trials`"),
         (("--algo", "fedavg", "partition.split=[0.8,0.0,0.2]"), "partition.split"),
         (("--algo", "fedavg", "train.optimizer.lr=0.1"), "is left to search"),
         (("--algo", "fedavg", "algorithm.tau=0.1"), "algorithm.tau"),
@@ -78,7 +78,7 @@ def begin(tmp_path):
         (("--resume", "nowhere", "--algo", "fedavg"), "--algo cannot be used with --resume"),
         (("--resume", "nowhere", "--trials", "40"), "--trials cannot be used with --resume"),
         (("--resume", "nowhere", "seed=1"), "seed=1 cannot be used with --resume"),
-        (("--algo", "fedavg", "--address", "auto"), "--concurrent"),
+        (("--algo", "fedavg", "--address", "auto"), "`concurrent`"),
         (("train.rounds=3",), "flbench tune hfcd fedavg"),
     ],
 )
@@ -111,7 +111,7 @@ def test_metric_of_the_users_own_can_score_trials(begin, metric):
     ("metric", "said"),
     [
         ("rihgt", "Did you mean `right`"),
-        ("wrong", "`metric='wrong'`: smaller values of this metric are better"),
+        ("wrong", "`metric=wrong`: smaller values of this metric are better"),
         ("wrong_worst10", "smaller values"),
     ],
 )
