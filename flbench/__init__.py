@@ -137,7 +137,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import a name of the interface, or a subpackage, when it is first used."""
     if name in _MODULE_OF:
-        import_module("flbench.core.account").complete()  # before libraries ask for it
+        import_module("flbench.core.startup").complete_account()  # before libraries ask for it
         found = getattr(import_module(_MODULE_OF[name]), name)
         globals()[name] = found
         return found

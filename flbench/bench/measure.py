@@ -24,7 +24,7 @@ from flbench.bench.bare_loop import all_cores, bare_round, count_steps
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
 from flbench.config.sources import from_file
-from flbench.core import children
+from flbench.core import startup
 from flbench.core.errors import RunError, UserError
 from flbench.core.plain_yaml import to_yaml
 from flbench.core.rng import Draw
@@ -156,7 +156,7 @@ def compare(configs: Sequence[Config], *, repeats: int, run_rounds: int) -> list
             arguments = [str(file), str(repeats), str(run_rounds), str(time.time())]
             process = subprocess.run(
                 [*command, *arguments],
-                env=children.environment(),
+                env=startup.environment(),
                 capture_output=True,
                 text=True,
                 check=False,

@@ -109,7 +109,10 @@ class EarlyStopping(Callback):
             return f"the partition has no samples for `{split}` (partition.split, partition.pool)"
         own = config.evaluation.metrics or {}
         if not config.has_classes and name not in _columns(own):
-            return f"the targets are not classes, and are judged by {', '.join(own)}"
+            return (
+                f"the targets are not classes, and are judged by {', '.join(own)}. Watch"
+                f" validation/personal/{config.evaluation.best.column}"
+            )
         if name in probability_names.NAMES_WITH_MEANS and not config.evaluation.probabilities:
             return "it needs evaluation.probabilities=true"
         return None

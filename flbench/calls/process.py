@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from flbench.core import account
+from flbench.core import startup
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 LAST_SECONDS: Final = 5.0  # longest wait for a thread that is ending
@@ -34,7 +34,7 @@ def preserved() -> Iterator[None]:
     What the process has chosen for the type and device of new tensors, for gradients and for
     autocast does not hold inside, as it does not in workers and on the command line.
     """
-    account.complete()
+    startup.complete_account()
     threads = torch.get_num_threads()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()

@@ -22,7 +22,7 @@ from flbench import __version__
 from flbench.cli import completion, suggestions
 from flbench.cli.aliases import ALIASES, DATA, with_aliases, with_options_of
 from flbench.cli.declared import Form, with_arguments_of
-from flbench.core import account, consent, files, garbage, pytorch, standard_streams
+from flbench.core import consent, files, startup
 from flbench.core.errors import RunError, UserError, shortened
 from flbench.core.expected import as_flbench_errors
 from flbench.core.text import print_warnings, printable
@@ -195,12 +195,12 @@ def _importing() -> Iterator[None]:
     Ctrl-C ends the process at once: an exception in the middle of PyTorch's start would abort it
     with a message of its libraries, and nothing is there yet that could be saved.
     """
-    ends = garbage.Process.is_own and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    ends = startup.Process.is_own and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if ends:
         signal.signal(signal.SIGINT, _end_at_once)
     try:
         with told(IMPORTS, print_notes):
-            pytorch.load()
+            startup.load_pytorch()
             yield
     finally:
         if ends:
@@ -1024,16 +1024,16 @@ def main(arguments: list[str] | None = None) -> int:
         The exit code.
     """
     if arguments is None:
-        standard_streams.complete()
+        startup.open_streams()
     print_warnings()
     try:
-        account.check_current_folder()
+        startup.check_current_folder()
     except UserError as error:
         _print_error(str(error))
         return 2
-    account.complete()
+    startup.complete_account()
     if arguments is None:  # this process has no other purpose than the command
-        garbage.own_process()
+        startup.own_process()
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see `flbench/__main__.py`
             signal.signal(signal.SIGINT, signal.default_int_handler)
     given = sys.argv[1:] if arguments is None else arguments

@@ -7,7 +7,7 @@ memory of each process, so they are imported when a metric uses them.
 """
 
 from flbench.core.deferred import deferred
-from flbench.core.garbage import uncollected
+from flbench.core.startup import uncollected
 
 with uncollected(), deferred("transformers", "torchvision", "scipy.signal"):
     from lightning import LightningModule, Trainer

@@ -13,7 +13,7 @@ import torch
 
 from flbench import __version__
 from flbench.core import source_hash
-from flbench.core.command import command
+from flbench.core.startup import command
 from flbench.workers import cores
 
 PACKAGES: Final = (
@@ -38,7 +38,7 @@ def now(modules: Sequence[str] = (), module: Mapping[str, Any] | None = None) ->
         - `python` and `packages`: versions; packages that are not installed are left out;
         - `platform`: operating system and machine; `processor`, its `cores` that this process may
           use, `threads` of PyTorch, and the names of the `gpus` that PyTorch sees;
-        - `command`: see `flbench.core.command`;
+        - `command`: see `flbench.core.startup.command`;
         - `module`, only with a LightningModule of the user: its `optimizer` (class and arguments)
           and its `hyperparameters`.
     """

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 
 from flbench.callbacks import Callback, RunView
 from flbench.config.schema import Config, TrackingConfig
-from flbench.core import children, files
+from flbench.core import files, startup
 from flbench.core.errors import ConfigError
 from flbench.core.text import redact_address
 from flbench.core.wording import in_shell
@@ -99,7 +99,7 @@ def start(folder: Path, config: TrackingConfig, named_by: "NamedBy" = "user") ->
         process = subprocess.Popen(
             command,
             # A command line is visible to all users of the machine, an environment is not.
-            env=children.environment(**{mlflow_store.ADDRESS_VARIABLE: uri}),
+            env=startup.environment(**{mlflow_store.ADDRESS_VARIABLE: uri}),
             stdin=subprocess.PIPE,  # the pipe closes when this process ends, even if it is killed
             stdout=log,
             stderr=log,

@@ -18,7 +18,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
-from flbench.core import children
+from flbench.core import startup
 from flbench.core.errors import RunError, UserError
 from flbench.core.text import HTTP, redact_address, without_user
 from flbench.reports.terminal import print_notes, told
@@ -241,7 +241,7 @@ def _start_server(
         }
     return subprocess.Popen(
         command,
-        env=children.environment(**environment),
+        env=startup.environment(**environment),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C reaches only this process, which then stops the server

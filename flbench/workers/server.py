@@ -15,8 +15,8 @@ from importlib import import_module
 from multiprocessing import forkserver, get_context
 from typing import IO, Final
 
-from flbench.core import children, pytorch
-from flbench.core.garbage import uncollected
+from flbench.core import startup
+from flbench.core.startup import uncollected
 from flbench.workers import cores
 from flbench.workers.nesting import VARIABLE, reason_against_workers
 
@@ -30,7 +30,7 @@ IS_READY: Final = "FLBENCH_SERVER_IS_READY"
 it has imported everything."""
 ENVIRONMENT: Final = {
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
-    **children.SAFE_PATH,
+    **startup.SAFE_PATH,
     VARIABLE: "1",
 }
 """Environment of the server, in which libraries start no threads when they are imported."""
@@ -100,7 +100,7 @@ def _be_server(ready: str) -> None:
     if not os.path.exists(ready):  # it has ended before
         os._exit(1)
     with uncollected():
-        pytorch.load()
+        startup.load_pytorch()
         for name in MODULES:
             import_module(name)
     gc.freeze()  # workers do not copy the memory of frozen objects

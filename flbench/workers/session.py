@@ -101,7 +101,7 @@ def _start(options: dict[str, Any], cpus: int) -> None:
                 num_cpus=cpus,
                 job_config=_Job(),
                 # Workers begin in the current folder, from which PyTorch would take a library.
-                runtime_env={"worker_process_setup_hook": "flbench.core.pytorch.load"},
+                runtime_env={"worker_process_setup_hook": "flbench.core.startup.load_pytorch"},
                 # Ray lets everybody write to this folder, but nobody can reach it.
                 _temp_dir=str(private.folder / "r"),
                 **options,

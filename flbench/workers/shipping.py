@@ -10,10 +10,10 @@ from typing import Any, Final
 import cloudpickle
 
 from flbench.core import consent, source_hash
-from flbench.core.command import command, started_by
 from flbench.core.errors import ConfigError
 from flbench.core.parts import METRICS, OBJECT, TERMS, offered, portable, where_to_put
 from flbench.core.registry import ALGORITHMS
+from flbench.core.startup import command, started_by
 
 PREPARED: Final = ("data", "partition")
 """Sections whose objects workers do not need: they get the samples of all clients."""

@@ -25,7 +25,7 @@ from flbench.algorithms.catalogue import parameter
 from flbench.api import progress
 from flbench.cli import app
 from flbench.config.schema import Config
-from flbench.core import files, garbage
+from flbench.core import files, startup
 from flbench.experiment import estimate, lifecycle
 from flbench.tracking import mirror_run
 from tests.support import REAL_DATA, SMALL, build, interrupted_run, write_npz
@@ -84,7 +84,7 @@ def test_every_command_has_help(flbench, command):
 
 def test_a_process_of_the_command_alone_searches_for_garbage_less_often(monkeypatch, capsys):
     before = gc.get_threshold()
-    monkeypatch.setattr(garbage.Process, "is_own", False)
+    monkeypatch.setattr(startup.Process, "is_own", False)
     monkeypatch.setattr("sys.argv", ["flbench", "--version"])
     try:
         gc.set_threshold(700)
@@ -95,7 +95,7 @@ def test_a_process_of_the_command_alone_searches_for_garbage_less_often(monkeypa
     finally:
         gc.set_threshold(*before)
 
-    assert (called, started) == (700, garbage.NEW_OBJECTS)
+    assert (called, started) == (700, startup.NEW_OBJECTS)
     assert capsys.readouterr().out
 
 

@@ -17,7 +17,7 @@ import torch
 
 import flbench as fl
 from flbench.client.program import LocalProgram, Statistic, Transform
-from flbench.core import children
+from flbench.core import startup
 from flbench.core.errors import ConfigError, MethodError, RunError
 from flbench.core.tree import digest
 from flbench.core.types import Dispatch, Samples
@@ -441,7 +441,7 @@ time.sleep(100)
 def test_script_needs_no_guard_and_leaves_no_process_when_it_is_killed(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    variables = children.environment()
+    variables = startup.environment()
     variables.pop(nesting.VARIABLE, None)
     process = subprocess.Popen(
         [sys.executable, str(script)], env=variables, stdout=subprocess.PIPE, text=True

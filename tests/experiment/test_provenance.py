@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flbench.core.command import command
+from flbench.core.startup import command
 from flbench.experiment import provenance
 from flbench.workers.shipping import pack
 

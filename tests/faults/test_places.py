@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from flbench.core import children
+from flbench.core import startup
 from flbench.workers import nesting
 from tests.faults.test_worker_kills import below, left_after
 
@@ -126,7 +126,7 @@ def call(tmp_path: Path, before: str, script: str) -> tuple[int, str, str]:
     for folder in (tmp_path, *tmp_path.parents[:2]):
         folder.chmod(0o755)
     file.write_text(RUN + script)
-    variables = children.environment(OUT=str(out), LONG=str(long), OMP_NUM_THREADS="1")
+    variables = startup.environment(OUT=str(out), LONG=str(long), OMP_NUM_THREADS="1")
     variables.pop(nesting.VARIABLE, None)
     shell = ["unshare", "-m", "sh", "-c", f'{before or "exec "}{sys.executable} "$0"', str(file)]
     with subprocess.Popen(
@@ -217,7 +217,7 @@ class Kernel:
     def __init__(self, folder):
         from jupyter_client.manager import KernelManager
 
-        variables = children.environment()
+        variables = startup.environment()
         variables.pop(nesting.VARIABLE, None)
         self.manager = KernelManager(kernel_name="python3")
         self.manager.start_kernel(env=variables, cwd=str(folder))
@@ -308,7 +308,7 @@ def in_terminal(arguments: list[str]) -> tuple[subprocess.Popen[bytes], int]:
         os.setsid()
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
-    variables = children.environment(OMP_NUM_THREADS="1", TERM="dumb")
+    variables = startup.environment(OMP_NUM_THREADS="1", TERM="dumb")
     variables.pop(nesting.VARIABLE, None)
     process = subprocess.Popen(
         [sys.executable, "-m", "flbench", *arguments],
@@ -340,7 +340,7 @@ def read(terminal: int) -> str:
 def straight(tmp_path_factory):
     """The digest of the command that nobody ends."""
     out = tmp_path_factory.mktemp("straight")
-    variables = children.environment(OMP_NUM_THREADS="1")
+    variables = startup.environment(OMP_NUM_THREADS="1")
     command = [sys.executable, "-m", "flbench", *COMMAND, "engine.workers=1", "--out", str(out)]
     subprocess.run(command, env=variables, check=True, capture_output=True)
     [summary] = out.rglob("summary.json")
@@ -374,7 +374,7 @@ def test_an_ended_run_leaves_no_process_and_resumes(end, straight, tmp_path, cap
     rounds = (run / "metrics.csv").read_text().count(",train,,loss,")
     again = subprocess.run(
         [sys.executable, "-m", "flbench", "run", "--resume", str(run)],
-        env=children.environment(OMP_NUM_THREADS="1"),
+        env=startup.environment(OMP_NUM_THREADS="1"),
         capture_output=True,
         text=True,
         check=False,

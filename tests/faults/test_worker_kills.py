@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from flbench.core import children
+from flbench.core import startup
 from flbench.core.errors import RunError
 from flbench.core.tree import digest
 from flbench.engine.local import LocalEngine
@@ -50,7 +50,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(4 * 3600)]
 
 
 def start(arguments: list[str]) -> subprocess.Popen[bytes]:
-    variables = children.environment(OMP_NUM_THREADS="1")
+    variables = startup.environment(OMP_NUM_THREADS="1")
     variables.pop(nesting.VARIABLE, None)
     return subprocess.Popen(
         [sys.executable, "-m", "flbench", *arguments],

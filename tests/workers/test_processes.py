@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flbench.core import children
+from flbench.core import startup
 from flbench.jobs.job import Job
 from flbench.jobs.launchers.attempts import Attempts
 from flbench.workers import nesting
@@ -115,7 +115,7 @@ time.sleep(100)
 @pytest.mark.parametrize("delay", [0.0, 0.3])
 def test_the_server_ends_at_once_with_its_parent_also_while_it_imports(delay):
     parent = subprocess.Popen(
-        [sys.executable, "-c", IMPORTING], env=children.environment(), stdout=subprocess.PIPE
+        [sys.executable, "-c", IMPORTING], env=startup.environment(), stdout=subprocess.PIPE
     )
     family = list(map(int, parent.stdout.readline().split()))
     time.sleep(delay)

@@ -1,0 +1,125 @@
+"""The start of a process: no account, no current folder, closed streams, searches for garbage."""
+
+import getpass
+import os
+import pwd
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flbench.core import startup
+
+VARIABLES = ("LOGNAME", "USER", "LNAME", "USERNAME", "HOME")
+
+
+@pytest.fixture
+def nobody(monkeypatch, tmp_path):
+    """A user id that no account has, without the variables of a session."""
+
+    def none(user):
+        raise KeyError(user)
+
+    monkeypatch.setattr(pwd, "getpwuid", none)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "x")
+        monkeypatch.delenv(name)
+
+
+def test_without_an_account_libraries_find_a_name_and_a_private_home(nobody):
+    with pytest.raises(KeyError):
+        getpass.getuser()
+
+    startup.complete_account()
+    startup.complete_account()
+
+    assert getpass.getuser() == f"uid{os.getuid()}"
+    home = Path("~").expanduser()
+    assert home.stat().st_mode & 0o777 == 0o700
+    assert len(list(home.parent.iterdir())) == 1
+
+
+def test_what_the_user_has_set_is_kept(nobody, monkeypatch):
+    monkeypatch.setenv("USER", "joe")
+    monkeypatch.setenv("HOME", "/somewhere")
+
+    startup.complete_account()
+
+    assert getpass.getuser() == "joe"
+    assert os.environ["HOME"] == "/somewhere"
+
+
+def test_command_in_a_deleted_folder_says_so(tmp_path):
+    """Libraries fail there with messages of their own, some of them while they are imported."""
+    script = (
+        "import os, sys; from flbench.cli.app import main;"
+        "os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); sys.exit(main(['run', 'fedavg']))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: the current folder is gone")
+    assert "cd ~" in ended.stderr
+
+
+STREAMS = """
+import os, sys
+from flbench.core import startup
+startup.open_streams()
+startup.open_streams()
+name = sys.argv[1]
+with open(name, "w") as file:
+    os.write(1, b"of a library")
+    print("out")
+    for _ in range(2):
+        print("a message", file=sys.stderr, flush=True)
+    file.write(str(file.fileno() > 2 and all(map(os.get_inheritable, range(3)))))
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("redirected", ["0<&-", ">&-", "2>&-", "0<&- >&- 2>&-"])
+def test_streams_that_are_closed_stop_nothing(tmp_path, redirected):
+    command = [sys.executable, "-c", STREAMS, str(tmp_path / "file")]
+    shell = ["sh", "-c", f'exec "$@" {redirected}', "sh", *command]
+    found = subprocess.run(shell, capture_output=True, text=True, timeout=60)
+
+    assert found.returncode == 7, found.stderr
+    assert (tmp_path / "file").read_text() == "True"
+    assert found.stdout.split() == (
+        [] if ">&-" in redirected.split() else ["of", "a", "libraryout"]
+    )
+    assert found.stderr == ("" if "2>" in redirected else "a message\na message\n")
+
+
+GARBAGE = """
+import gc
+from flbench.core import startup
+
+{before}
+with startup.uncollected():
+    kept = [[] for _ in range(100_000)]
+print(gc.get_freeze_count(), gc.isenabled())
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "owned"),
+    [
+        ("startup.own_process()", True),
+        ("", False),
+        ("gc.set_threshold(startup.NEW_OBJECTS)", False),  # a user's own setting
+    ],
+)
+def test_only_a_process_of_flbench_leaves_imported_objects_out_of_searches(before, owned):
+    code = GARBAGE.format(before=before)
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    frozen, is_enabled = done.stdout.split()
+    assert is_enabled == "True"
+    assert (int(frozen) > 100_000) == owned
