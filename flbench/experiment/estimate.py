@@ -159,7 +159,7 @@ def _mean_upload(trained: Trained) -> int:
 
 def _common(evaluator: Evaluator, state: State, settings: RoundSettings) -> float:
     """Return the estimated seconds of an evaluation on the common test set; 0 without one."""
-    if not (passes := evaluator.common_passes(state)):
+    if not (passes := evaluator.common_passes(state, settings)):
         return 0.0
     client = torch.tensor([0])
     deployment = evaluator.algorithm.deploy(rounds.named(state), client)["personal"]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import repeat
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -213,6 +213,22 @@ class NetTraits:
     held: Mapping[str, Tensor] = field(default_factory=dict)
 
 
+class Model(NamedTuple):
+    """A deployment after a round, with the dispatch for client 0 alone.
+
+    Attributes:
+        state: State after the round.
+        settings: Settings of that round.
+        name: Name of the deployment.
+        deployment: The deployment.
+    """
+
+    state: State
+    settings: RoundSettings
+    name: str
+    deployment: Deployment
+
+
 @dataclass(frozen=True)
 class Kept:
     """What a deployment predicts for all clients, kept until the next evaluation.
@@ -230,27 +246,23 @@ class Kept:
     found: Tree
 
     @staticmethod
-    def of(state: State, deployment: Deployment, found: Tree) -> "Kept":
-        """Return the predictions of a deployment with what they depend on."""
-        functions = (deployment.weights, deployment.predict, dict(deployment.dispatch.numbers))
-        return Kept(state.clients, copied(_sent(deployment)), functions, found)
+    def of(model: Model, found: Tree) -> "Kept":
+        """Return the predictions of a model with what it is made of."""
+        made = model.deployment
+        shared = made.dispatch.shared
+        sent = {**shared.values, **{f"mask {name}": mask for name, mask in shared.mask.items()}}
+        functions = (made.weights, made.predict, dict(made.dispatch.numbers))
+        return Kept(model.state.clients, sent, functions, found)
 
-    def holds_for(self, state: State, deployment: Deployment) -> bool:
+    def holds_for(self, model: Model) -> bool:
         """Return whether a model can differ only for clients whose leaves have changed."""
-        sent = _sent(deployment)
-        functions = (deployment.weights, deployment.predict, dict(deployment.dispatch.numbers))
+        now = Kept.of(model, {})
         return (
-            state.clients is self.clients
-            and functions == self.functions
-            and sent.keys() == self.sent.keys()
-            and all(torch.equal(value, sent[name]) for name, value in self.sent.items())
+            now.clients is self.clients
+            and now.functions == self.functions
+            and now.sent.keys() == self.sent.keys()
+            and all(torch.equal(value, now.sent[name]) for name, value in self.sent.items())
         )
-
-
-def _sent(deployment: Deployment) -> Tree:
-    """Return what the server sends all clients: values and masks."""
-    shared = deployment.dispatch.shared
-    return {**shared.values, **{f"mask {name}": mask for name, mask in shared.mask.items()}}
 
 
 S = TypeVar("S", bound=Scores)
@@ -415,20 +427,19 @@ class Evaluator:
         evaluation: Evaluation[Any] = Evaluation(state.round, {})
         everyone = torch.arange(self.federation.clients)
         most = self.judge.most_clients(self.longest(common=False))
-        for name, deployment in self._deployments(state).items():
-            if name == "gm":
+        for model in self._models(state, settings):
+            if model.name == "gm":
                 continue
-            arguments = (state, settings, name, deployment)
-            evaluation.local.update({(name, part): self.no_scores() for part in self.parts})
+            evaluation.local.update({(model.name, part): self.no_scores() for part in self.parts})
             if most is None:
-                found = self._predicted(*arguments, stale)
-                self._report_undefined(state, name, found)
+                found = self._predicted(model, stale)
+                self._report_undefined(model, found)
                 pieces: Iterable[tuple[Tensor, Tree]] = [(everyone, found)]
             else:  # the outputs of all clients may be too large
-                pieces = self._pieces(*arguments, everyone, most)
+                pieces = self._pieces(model, everyone, most)
             for ids, piece in pieces:
                 for part in self.parts:
-                    evaluation.add_(name, part, self._paired(part, ids, piece))
+                    evaluation.add_(model.name, part, self._paired(part, ids, piece))
         if common:
             self._add_common(evaluation, state, settings)
         return evaluation
@@ -446,19 +457,14 @@ class Evaluator:
         Raises:
             DivergedError: A model has weights that are not finite.
         """
-        name, deployment = next(iter(self._deployments(state).items()))
-        statistics = self.part_statistics(deployment)
-        evaluation = Evaluation(state.round, {(name, one): self.no_scores() for one in self.parts})
-        for some, grouped in self._calls(settings, ids, BLOCK, self._length) if len(ids) else ():
-            found = self.run_statistics(state, grouped, name, deployment, some, statistics)
+        model = next(self._models(state, settings))
+        statistics = self.part_statistics(model.deployment)
+        local = {(model.name, part): self.no_scores() for part in self.parts}
+        evaluation = Evaluation(state.round, local)
+        for some, grouped in self._calls(model, ids, BLOCK, self._length):
+            found = self.run_statistics(*grouped, some, statistics)
             for part in self.parts:
-                evaluation.add_(name, part, self.predictions_of(part, some, found))
-        return evaluation
-
-    def evaluate_common(self, state: State, settings: RoundSettings) -> Evaluation[Any]:
-        """Evaluate the personal models and the global model on the common test set alone."""
-        evaluation: Evaluation[Any] = Evaluation(state.round, {})
-        self._add_common(evaluation, state, settings)
+                evaluation.add_(model.name, part, self.predictions_of(part, some, found))
         return evaluation
 
     def predictions(self, state: State, settings: RoundSettings) -> Iterator[tuple[int, Tensor]]:
@@ -472,8 +478,7 @@ class Evaluator:
             The client's id and the predicted classes [n_test] int64, in the order of the part's
             rows. Clients without test samples are left out.
         """
-        name, deployment = next(iter(self._deployments(state).items()))
-        found = self._predicted(state, settings, name, deployment)["test.predicted"].long()
+        found = self._predicted(next(self._models(state, settings)))["test.predicted"].long()
         sizes = self._sizes["test"].tolist()
         for client, predicted in enumerate(torch.split(found, sizes)):
             if len(predicted):
@@ -483,51 +488,37 @@ class Evaluator:
         """Evaluate the first clients on their own samples, for a measurement of the time."""
         ids = torch.arange(clients)
         most = self.judge.most_clients(self.longest(common=False))
-        for name, deployment in self._deployments(state).items():
-            if name != "gm":
-                for _ in self._pieces(state, settings, name, deployment, ids, most):
+        for model in self._models(state, settings):
+            if model.name != "gm":
+                for _ in self._pieces(model, ids, most):
                     pass
 
-    def common_passes(self, state: State) -> float:
+    def common_passes(self, state: State, settings: RoundSettings) -> float:
         """Return how often an evaluation reads as many common samples as one client's model does.
 
         It is 0 without a common test set, and N for personal models.
         """
         if not self.has_common():
             return 0.0
-        models = self._deployments(state)
-        is_one = self._is_same_for_all(state, models["personal"])
+        models = {model.name: model for model in self._models(state, settings)}
+        is_one = self._is_same_for_all(models["personal"])
         passes = 1.0 if is_one else float(self.federation.clients)
         if "gm" in models and not self.recalibrate:
             limited = self.federation.common_rows(self.config.common.limit)
             passes += len(self.federation.common) / len(limited)
         return passes
 
-    def _predicted(
-        self,
-        state: State,
-        settings: RoundSettings,
-        name: str,
-        deployment: Deployment,
-        stale: Tensor | None = None,
-    ) -> Tree:
+    def _predicted(self, model: Model, stale: Tensor | None = None) -> Tree:
         """Return what is predicted of the samples of all clients, by `PART.RESULT` [n, ...].
 
-        Predictions are kept from the last evaluation for clients whose models have not changed.
-
-        Args:
-            state: State after a round.
-            settings: Settings of that round.
-            name: Name of the deployment.
-            deployment: The deployment.
-            stale: See `evaluate`.
+        Predictions are kept from the last evaluation for clients that are not stale.
         """
         found: Tree = {}
         ids = torch.arange(self.federation.clients)
-        kept = self.kept.pop(name, None)  # an evaluation that fails keeps nothing
-        if stale is not None and kept is not None and kept.holds_for(state, deployment):
+        kept = self.kept.pop(model.name, None)  # an evaluation that fails keeps nothing
+        if stale is not None and kept is not None and kept.holds_for(model):
             found, ids = kept.found, self._with_neighbours(stale)
-        for some, piece in self._pieces(state, settings, name, deployment, ids):
+        for some, piece in self._pieces(model, ids):
             chosen = torch.zeros(self.federation.clients, dtype=torch.bool)
             chosen[some] = True
             for key, rows in piece.items():
@@ -535,65 +526,52 @@ class Evaluator:
                 if key not in found:
                     found[key] = rows.new_empty(len(owner), *rows.shape[1:])
                 found[key][chosen[owner]] = rows
-        if self._can_keep(deployment) and not self._is_same_for_all(state, deployment):
-            self.kept[name] = Kept.of(state, deployment, found)
+        if self._can_keep(model.deployment) and not self._is_same_for_all(model):
+            now = Kept.of(model, found)
+            self.kept[model.name] = replace(now, sent=copied(now.sent))
         return found
 
     def _pieces(
-        self,
-        state: State,
-        settings: RoundSettings,
-        name: str,
-        deployment: Deployment,
-        ids: Tensor,
-        most: int | None = None,
+        self, model: Model, ids: Tensor, most: int | None = None
     ) -> Iterator[tuple[Tensor, Tree]]:
         """Yield ids [K] of clients, piece after piece, and what is predicted of their n samples.
 
         If clients share a model, the samples of several clients are evaluated together.
 
         Args:
-            state: State after the round.
-            settings: Settings of the round that was completed.
-            name: Name of the deployment.
-            deployment: The deployment.
+            model: The model.
             ids: Ascending ids [K] of all clients of the pieces; 0 to K-1 if they share a model.
             most: Largest number of clients whose predictions fit into memory; None for any number.
         """
-        arguments = (name, deployment)
-        if self._is_same_for_all(state, deployment) and self._can_pool(deployment):
+        deployment, group = model.deployment, 1
+        if self._is_same_for_all(model) and not self.net.mixes and is_known(deployment.predict):
             samples = sum(int(sizes.sum()) for sizes in self._sizes.values())
             group = max(1, POOLED * self.federation.clients // max(1, samples))
             group = min(group, most or group, len(ids))
-            statistics = self.part_statistics(deployment, group)
             # The samples of `group` clients are read as those of the first of them.
-            for some in torch.split(ids[::group], BLOCK if most is None else most // group):
-                found = self.run_statistics(state, settings, *arguments, some, statistics)
-                theirs = ids[int(some[0]) : int(some[-1]) + group]
-                yield theirs, self._without_padding(found, theirs, group)
-            return
-        statistics = self.part_statistics(deployment)
-        stacked = KEPT if self._can_keep(deployment) else BLOCK
-        calls = self._calls(settings, ids, stacked, self._length, most) if len(ids) else ()
-        for some, grouped in calls:
-            found = self.run_statistics(state, grouped, *arguments, some, statistics)
-            yield some, self._without_padding(found, some)
+            split = torch.split(ids[::group], BLOCK if most is None else most // group)
+            calls: Iterable[tuple[Tensor, Model]] = ((some, model) for some in split)
+        else:
+            stacked = KEPT if self._can_keep(deployment) else BLOCK
+            calls = self._calls(model, ids, stacked, self._length, most)
+        statistics = self.part_statistics(deployment, group)
+        for some, called in calls:
+            found = self.run_statistics(*called, some, statistics)
+            theirs = some if group == 1 else ids[int(some[0]) : int(some[-1]) + group]
+            sizes = {part: _summed(self._sizes[part][theirs], group) for part in self.parts}
+            flat = (_cut(part, found, sizes[part]) for part in self.parts)
+            yield theirs, {key: rows for tree in flat for key, rows in tree.items()}
 
     def _calls(
-        self,
-        settings: RoundSettings,
-        ids: Tensor,
-        group: int,
-        length: int,
-        most: int | None = None,
-    ) -> Iterator[tuple[Tensor, RoundSettings]]:
-        """Yield the clients of each call of the engine, and the settings of the call.
+        self, model: Model, ids: Tensor, group: int, length: int, most: int | None = None
+    ) -> Iterator[tuple[Tensor, Model]]:
+        """Yield the clients of each call of the engine, and the model with the call's settings.
 
         A call has as many clients as the memory of their predictions allows, so that workers can
         share them. Which clients are stacked depends on `group` alone.
 
         Args:
-            settings: Settings of the round.
+            model: The model.
             ids: Ids [K] of the clients.
             group: Largest number of clients that are stacked.
             length: Largest number of samples of a client.
@@ -605,23 +583,9 @@ class Evaluator:
         fitting = OBSERVED // (max(1, length) * width)
         if most is not None:
             fitting = most * OBSERVED // SCALARS
-        grouped = replace(settings, group=group)
-        for some in torch.split(ids, max(1, fitting // group) * group):
+        grouped = model._replace(settings=replace(model.settings, group=group))
+        for some in torch.split(ids, max(1, fitting // group) * group) if len(ids) else ():
             yield some, grouped
-
-    def _without_padding(self, observed: Tree, ids: Tensor, group: int = 1) -> Tree:
-        """Return results [K, L, ...] of Statistics of the parts as [n, ...] each.
-
-        Args:
-            observed: The results; each of the K rows has the samples of `group` clients.
-            ids: Ids of the clients.
-            group: Number of clients of a row.
-        """
-        return {
-            key: rows
-            for part in self.parts
-            for key, rows in _cut(part, observed, _summed(self._sizes[part][ids], group)).items()
-        }
 
     @cached_property
     def _sizes(self) -> dict[str, Tensor]:
@@ -665,12 +629,9 @@ class Evaluator:
         is_pure = self.net.is_pure and is_known(functions) and not is_of_user(self.algorithm)
         return is_pure and not changes
 
-    def _can_pool(self, deployment: Deployment) -> bool:
-        """Return whether the samples of several clients can be in one batch of a deployment."""
-        return not self.net.mixes and is_known(deployment.predict)
-
-    def _is_same_for_all(self, state: State, deployment: Deployment) -> bool:
+    def _is_same_for_all(self, model: Model) -> bool:
         """Return whether a deployment is the same model for all clients."""
+        state, deployment = model.state, model.deployment
         if deployment.program or deployment.dispatch.rows.values or self.recalibrate:
             return False
         functions = (deployment.weights, deployment.predict)
@@ -678,17 +639,17 @@ class Evaluator:
             return not state.clients and is_known(functions)
         return not self.algorithm.setting.net.names("all") & state.clients.keys()
 
-    def _report_undefined(self, state: State, name: str, found: Tree) -> None:
+    def _report_undefined(self, model: Model, found: Tree) -> None:
         """Report clients whose models have finite weights, but NaN scores.
 
         Args:
-            state: State after a round.
-            name: Name of the deployment.
+            model: The model.
             found: What was predicted of the samples of all clients.
 
         Raises:
             DivergedError: All samples of all clients are among them, for the personal models.
         """
+        number, name = model.state.round, model.name
         undefined = torch.zeros(self.federation.clients)
         for part in self.parts:
             undefined.index_add_(0, self._owner[part], found[f"{part}.undefined"].float())
@@ -698,14 +659,14 @@ class Evaluator:
         samples = sum(len(self._owner[part]) for part in self.parts)
         if name == "personal" and int(undefined.sum()) == samples:
             raise DivergedError(
-                f"the models of all clients after round {state.round} have finite weights, but NaN"
+                f"the models of all clients after round {number} have finite weights, but NaN"
                 f" scores for all samples, so that they predict nothing: training has diverged."
                 f" {cure}"
             )
         called = self.federation.partition.called
         clients = ", ".join(map(called, undefined.nonzero()[:, 0].tolist()))
         self.warn(
-            f"round {state.round}: the model `{name}` has NaN scores for {int(undefined.sum())} of"
+            f"round {number}: the model `{name}` has NaN scores for {int(undefined.sum())} of"
             f" {samples} samples, at the clients [{clients}]. They count as predictions"
             f" of the class with NaN, mostly the first. {cure}"
         )
@@ -779,43 +740,28 @@ class Evaluator:
             DivergedError: A model has weights that are not finite.
         """
         everyone = torch.arange(self.federation.clients)
-        for name, deployment in self._deployments(state).items() if self.has_common() else ():
-            is_gm = name == "gm"
+        for model in self._models(state, settings) if self.has_common() else ():
+            name, is_gm = model.name, model.name == "gm"
             if name not in ("personal", "gm") or (is_gm and self.recalibrate):
                 continue
             evaluation.common[name] = self.judge.scores(1) if is_gm else self.no_scores()
-            statistics = self.common_statistics(deployment, whole=is_gm)
-            arguments = (state, settings, name, deployment)
-            if is_gm or self._is_same_for_all(state, deployment):  # one model, at the first client
-                found = self._common_in_pieces(*arguments, statistics[0])
+            [statistic] = self.common_statistics(model.deployment, whole=is_gm)
+            if is_gm or self._is_same_for_all(model):
+                found = self._common_of_one(model, statistic)
                 seen = self.predictions_of("common", everyone[:1], found, whole=is_gm)
                 evaluation.add_(name, "common", seen, None if is_gm else everyone)
                 continue
             length = len(self.federation.common_rows(self.config.common.limit))
             most = self.judge.most_clients(length)
-            for ids, grouped in self._calls(settings, everyone, BLOCK, length, most):
-                found = self.run_statistics(state, grouped, name, deployment, ids, statistics)
+            for ids, grouped in self._calls(model, everyone, BLOCK, length, most):
+                found = self.run_statistics(*grouped, ids, (statistic,))
                 evaluation.add_(name, "common", self.predictions_of("common", ids, found))
 
-    def _common_in_pieces(
-        self,
-        state: State,
-        settings: RoundSettings,
-        name: str,
-        deployment: Deployment,
-        statistic: Statistic,
-    ) -> Tree:
+    def _common_of_one(self, model: Model, statistic: Statistic) -> Tree:
         """Return what a model that all clients share predicts on the common test set, [1, L].
 
         Clients 0 to P-1 read pieces of it, which workers evaluate at the same time. An engine that
         stacks clients, or has larger batches, reads all of it at once.
-
-        Args:
-            state: State after a round.
-            settings: Settings of that round.
-            name: Name of the deployment.
-            deployment: The deployment.
-            statistic: That of `common_statistics`.
         """
         length = len(self.federation.common_rows(statistic.samples.limit))
         piece = PIECE * -(-length // (PIECE * self.federation.clients))
@@ -823,8 +769,8 @@ class Evaluator:
         # Each client has random numbers of its own, if the net or the method draws any.
         if (
             length > piece
-            and self._is_same_for_all(state, deployment)
-            and self._can_keep(deployment)
+            and self._is_same_for_all(model)
+            and self._can_keep(model.deployment)
             and self.engine.block(size) is None
             and self.engine.stacked(LocalProgram(()), (statistic,), size) == 1
         ):
@@ -832,8 +778,8 @@ class Evaluator:
             statistic = replace(statistic, samples=samples, finish=Pad(piece))
         else:
             piece = length
-        ids = torch.arange(max(1, -(-length // piece)))
-        found = self.run_statistics(state, settings, name, deployment, ids, (statistic,))
+        ids = torch.arange(-(-length // piece))
+        found = self.run_statistics(*model, ids, (statistic,))
         # [P, piece, ...] -> [1, L, ...]; the last piece alone is padded
         return {key: value.flatten(0, 1)[None, :length] for key, value in found.items()}
 
@@ -927,14 +873,14 @@ class Evaluator:
         held = dict(self.net.held) if whole else {}
         names = (described.names("all") | described.fixed) - self.net.held.keys()
         most = max(1, SCALARS // described.size)
-        name, deployment = next(iter(self._deployments(state).items()))
-        if self._is_same_for_all(state, deployment):
-            everyone = torch.arange(self.federation.clients) if clients is None else clients
-            for one in self._deployed(state, settings, name, deployment, everyone[:1], names):
-                yield from repeat(held | one, len(everyone))
+        model = next(self._models(state, settings))
+        everyone = torch.arange(self.federation.clients) if clients is None else clients
+        if self._is_same_for_all(model):
+            [one] = self._deployed(model, everyone[:1], names)
+            yield from repeat(held | one, len(everyone))
             return
-        for ids in self._blocks(min(BLOCK, most), clients):
-            for one in self._deployed(state, settings, name, deployment, ids, names):
+        for ids in torch.split(everyone, min(BLOCK, most)):
+            for one in self._deployed(model, ids, names):
                 yield held | one
 
     def hashed(
@@ -948,28 +894,18 @@ class Evaluator:
             yield dict(self.net.held)
         yield from self.deployed(state, settings, clients, whole=False)
 
-    def _deployed(
-        self,
-        state: State,
-        settings: RoundSettings,
-        name: str,
-        deployment: Deployment,
-        ids: Tensor,
-        names: frozenset[str],
-    ) -> Iterator[Tree]:
+    def _deployed(self, model: Model, ids: Tensor, names: frozenset[str]) -> Iterator[Tree]:
         """Yield the leaves `names` of the net that some clients are evaluated with."""
-        net, known = self.algorithm.setting.net, names | state.clients.keys()
-        changes = self._steps(deployment) or net.fixed
-        chosen = None if changes else _selection(deployment.weights, known)
+        net, weights = self.algorithm.setting.net, model.deployment.weights
+        changes = self._steps(model.deployment) or net.fixed
+        chosen = None if changes else _selection(weights, names | model.state.clients.keys())
         if chosen is None:
-            weights = deployment.weights
             call = () if weights is None else (Transform(_WriteDeployedWeights(weights)),)
-            kept = self._run(state, settings, name, deployment, ids, call, names).kept
+            kept = self._run(model, ids, call, names).kept
             sources = {leaf: leaf for leaf in kept}
         else:  # the leaves are copied, without a step of a program
             sources = {leaf: chosen.get(leaf, leaf) for leaf in net.leaves}
-            keeps = frozenset(sources.values())
-            kept = self._run(state, settings, name, deployment, ids, (), keeps).kept
+            kept = self._run(model, ids, (), frozenset(sources.values())).kept
         for k in range(len(ids)):
             yield {leaf: kept[source][k] for leaf, source in sources.items()}
 
@@ -998,14 +934,11 @@ class Evaluator:
         Raises:
             DivergedError: A model has weights that are not finite.
         """
-        return self._run(state, settings, name, deployment, ids, statistics).observed
+        return self._run(Model(state, settings, name, deployment), ids, statistics).observed
 
     def _run(
         self,
-        state: State,
-        settings: RoundSettings,
-        name: str,
-        deployment: Deployment,
+        model: Model,
         ids: Tensor,
         then: tuple[Step, ...],
         keeps: frozenset[str] = frozenset(),
@@ -1015,10 +948,7 @@ class Evaluator:
         Clients whose fine-tuning diverges are evaluated without it.
 
         Args:
-            state: State after a round.
-            settings: Settings of that round.
-            name: Name of the deployment.
-            deployment: The deployment.
+            model: The model.
             ids: Ids [K] of the clients.
             then: Transforms that end the program, and Statistics to compute after it.
             keeps: Leaves to return as `Results.kept`.
@@ -1026,6 +956,7 @@ class Evaluator:
         Raises:
             DivergedError: A model has weights that are not finite.
         """
+        state, settings, name, deployment = model
 
         def dispatched(some: Tensor) -> Dispatch:
             return apply_masks(deployments(self.algorithm, state, some)[name].dispatch)
@@ -1055,8 +986,8 @@ class Evaluator:
             f"round {state.round}: fine-tuning diverged at clients [{who}]; they are"
             " evaluated without it."
         )
-        plain = replace(deployment, program=None)
-        untuned = self._run(state, settings, name, plain, failed, then, keeps)
+        plain = model._replace(deployment=replace(deployment, program=None))
+        untuned = self._run(plain, failed, then, keeps)
         # Bring the clients that succeeded and those that failed back into the order of `ids`.
         order = torch.argsort(torch.cat([results.ids, failed]))
         order = order[torch.argsort(torch.argsort(ids))]  # argsort twice: rank of each id
@@ -1078,17 +1009,14 @@ class Evaluator:
             *(deployment.program.steps if deployment.program else ()),
         )
 
-    def _deployments(self, state: State) -> dict[str, Deployment]:
-        """Return the method's deployments, with the dispatch for client 0 alone.
+    def _models(self, state: State, settings: RoundSettings) -> Iterator[Model]:
+        """Yield the method's deployments, the personal one first.
 
         Engines ask for the dispatch of the clients that they evaluate next. A dispatch for a whole
         block would need the memory of one or more models for each client.
         """
-        return deployments(self.algorithm, state, torch.tensor([0]))
-
-    def _blocks(self, most: int, clients: Tensor | None = None) -> Iterator[Tensor]:
-        clients = torch.arange(self.federation.clients) if clients is None else clients
-        yield from torch.split(clients, most)
+        for name, one in deployments(self.algorithm, state, torch.tensor([0])).items():
+            yield Model(state, settings, name, one)
 
 
 def _summed(numbers: Tensor, group: int) -> Tensor:

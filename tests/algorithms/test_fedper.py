@@ -77,7 +77,7 @@ def test_gm_is_the_averaged_body_under_the_first_head():
     assert not torch.equal(state.clients["head.weight"][0], first["head.weight"])
 
     settings = settings_of(built.algorithm, state)
-    counts = built.evaluator(print).evaluate_common(state, settings).common["gm"]
+    counts = built.evaluator(print).evaluate(state, settings, common=True).common["gm"]
 
     x = plain.federation.inputs(rows, torch.float64)
     logits = plain.outputs({**state.server, **first}, x, train=False).logits

@@ -7,7 +7,7 @@ import torch
 
 from flbench.core.storage import Storage
 from flbench.engine import local
-from flbench.experiment import estimate
+from flbench.experiment import estimate, rounds
 from flbench.workers import nesting
 from tests.support import build
 
@@ -84,5 +84,7 @@ def test_a_shared_model_is_evaluated_once_on_the_common_test_set(method, passes)
     state = built.start()
     evaluator = built.evaluator(lambda text: None)
 
-    assert evaluator.common_passes(state) == passes
+    settings = rounds.settings_of(built.algorithm, state)
+
+    assert evaluator.common_passes(state, settings) == passes
     assert torch.equal(state.participation_count, torch.zeros(12, dtype=torch.int64))

@@ -187,13 +187,14 @@ def test_weights_are_those_of_each_client_alone(trained):
 
     wanted = []
     name, deployment = next(iter(built.algorithm.deploy(state, torch.tensor([0])).items()))
+    model = evaluate.Model(state, settings, name, deployment)
     names = built.algorithm.setting.net.names("all")
     write = evaluate.Transform(
         evaluate._WriteDeployedWeights(deployment.weights or (lambda leaves, ctx: {}))
     )
     for client in range(built.federation.clients):
         ids = torch.tensor([client])
-        kept = slow._run(state, settings, name, deployment, ids, (write,), names).kept
+        kept = slow._run(model, ids, (write,), names).kept
         wanted.append({leaf: rows[0] for leaf, rows in kept.items()})
     assert digest(found) == digest(wanted)
 

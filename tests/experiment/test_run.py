@@ -145,14 +145,14 @@ def test_a_model_that_all_share_is_evaluated_once_on_the_common_test_set(keys, o
     asked, engine_run = [], built.engine.run
 
     def noted(program, ids, **others):
-        asked.append(len(ids))
+        asked.extend(len(ids) for one in others["observe"] if one.name == "common")
         return engine_run(program, ids, **others)
 
     monkeypatch.setattr(built.engine, "run", noted)
-    found = evaluator.evaluate_common(state, settings).common["personal"]
+    found = evaluator.evaluate(state, settings, common=True).common["personal"]
     assert asked[0] == (1 if once else 5)
     monkeypatch.setattr(evaluate.Evaluator, "_is_same_for_all", lambda *args: False)
-    slow = evaluator.evaluate_common(state, settings).common["personal"]
+    slow = evaluator.evaluate(state, settings, common=True).common["personal"]
 
     for name in ("support", "predicted", "correct", "confusion"):
         assert torch.equal(getattr(found, name), getattr(slow, name))
