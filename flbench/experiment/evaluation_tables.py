@@ -1,9 +1,11 @@
 """Metrics of an evaluation as rows of the CSV files of a run folder."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from flbench.data.federation import Federation
 from flbench.experiment.evaluate import Evaluation
 from flbench.metrics import probability_scores, ranking
 from flbench.metrics.classes import confusable_classes
@@ -157,52 +159,51 @@ CLASS_HEADER = (
 
 def client_table(
     moment: str,
-    evaluation: Evaluation[ConfusionCounts],
-    train_counts: Tensor,
-    participation_count: Tensor,
-    names: tuple[str, ...] = (),
-    shifts: tuple[str, ...] = (),
+    federation: Federation,
+    trainings: Tensor,
+    metrics: Mapping[str, Mapping[str, Sequence[float]]],
 ) -> list[dict[str, object]]:
     """Return the rows of clients.csv, each as a dict from column to cell.
 
-    The column `name` is there for clients with names, and `auroc` and `average_precision` for two
-    classes; with `evaluation.probabilities` those of `probability_names.NAMES` too. Metrics of the
-    validation part have the prefix `validation_`, those of the test part
-    have none.
+    The column `name` is there for clients with names, `shift` for shifted samples, and `classes`
+    for classes. Metrics of the validation part have the prefix `validation_`.
 
     Args:
         moment: `last` or `best`: the round that was evaluated.
-        evaluation: Counts of the personal models on the clients' validation and test parts.
-        train_counts: Training samples [N, C] by client and class.
-        participation_count: Number of trainings [N] that each client has completed.
-        names: Names of the N natural clients; empty for clients without names.
-        shifts: How the samples of each client are shifted; empty if none are.
+        federation: Samples of all clients.
+        trainings: Number of trainings [N] that each client has completed.
+        metrics: Metrics [N] of the personal models on the parts `test` and `validation`.
     """
-    (test_sizes, test), (validation_sizes, validation) = (
-        _of_clients(evaluation, part) for part in ("test", "validation")
-    )
+    partition = federation.partition
+    size = {part: [*map(len, rows)] for part, rows in partition.parts.items()}
+    has_classes = federation.dataset.targets is None
+    classes = (federation.counts > 0).sum(dim=1).tolist() if has_classes else []  # [N, C] -> [N]
     return [
         {
             "moment": moment,
             "client": client,
-            **({"name": names[client]} if names else {}),
-            **({"shift": shifts[client]} if shifts else {}),
-            "train_size": int(train_counts[client].sum()),
-            "test_size": test_sizes[client],
-            "classes": int((train_counts[client] > 0).sum()),
-            "trainings": int(participation_count[client]),
-            **{name: values[client] for name, values in test.items()},
-            "validation_size": validation_sizes[client],
-            **{f"{VALIDATION}{name}": values[client] for name, values in validation.items()},
+            **({"name": partition.names[client]} if partition.names else {}),
+            **({"shift": partition.shifts[client]} if partition.shifts else {}),
+            "train_size": size["train"][client],
+            "test_size": size["test"][client],
+            **({"classes": classes[client]} if has_classes else {}),
+            "trainings": count,
+            **{name: values[client] for name, values in metrics["test"].items()},
+            "validation_size": size["validation"][client],
+            **{f"{VALIDATION}{k}": values[client] for k, values in metrics["validation"].items()},
         }
-        for client in range(len(train_counts))
+        for client, count in enumerate(trainings.tolist())
     ]
 
 
-def _of_clients(
+def metrics_of_clients(
     evaluation: Evaluation[ConfusionCounts], part: str
-) -> tuple[list[int], dict[str, list[float]]]:
-    """Return the numbers [N] of samples of a part, and metrics [N] of the personal models on it."""
+) -> dict[str, list[float]]:
+    """Return the metrics [N] of the personal models on a part.
+
+    For two classes `auroc` and `average_precision` are among them, and with
+    `evaluation.probabilities` those of `probability_names.NAMES`.
+    """
     counts = evaluation.local["personal", part]
     metrics = {name: values.tolist() for name, values in per_client(counts).items()}
     margins = evaluation.margins.get(("personal", part))
@@ -211,7 +212,7 @@ def _of_clients(
         metrics |= {name: values.tolist() for name, values in ranks.items()}
     if counts.probabilities is not None:
         metrics |= probability_scores.per_client(counts.probabilities)
-    return counts.support.sum(dim=1).tolist(), metrics  # [N, C] -> [N]
+    return metrics
 
 
 def class_table(

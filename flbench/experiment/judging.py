@@ -11,7 +11,7 @@ from flbench.config.schema import BestConfig
 from flbench.core.types import State, StepContext, Tree
 from flbench.data.federation import Federation
 from flbench.data.schemes import Indices
-from flbench.experiment.evaluate import Evaluation, Predict
+from flbench.experiment.evaluate import PARTS, Evaluation, Predict
 from flbench.experiment.evaluation_tables import (
     CLASS_HEADER,
     ClassGroups,
@@ -19,6 +19,7 @@ from flbench.experiment.evaluation_tables import (
     client_table,
     confusion_table,
     metric_rows,
+    metrics_of_clients,
 )
 from flbench.metrics.confusion import ConfusionCounts
 from flbench.metrics.own import OwnMetric
@@ -83,17 +84,11 @@ class ClassJudge:
         self, evaluations: Mapping[str, tuple[Evaluation[ConfusionCounts], State]]
     ) -> Iterator[tuple[str, Sequence[str], Sequence[Sequence[object]]]]:
         """Yield clients.csv, per_class.csv and confusion.csv."""
-        names, counts = self.federation.dataset.classes, self.groups.train_counts
-        clients, classes = [], []
+        names, clients, classes = self.federation.dataset.classes, [], []
         for moment, (evaluation, evaluated) in evaluations.items():
-            clients += client_table(
-                moment,
-                evaluation,
-                counts,
-                evaluated.participation_count,
-                self.federation.partition.names,
-                self.federation.partition.shifts,
-            )
+            metrics = {part: metrics_of_clients(evaluation, part) for part in PARTS}
+            count = evaluated.participation_count
+            clients += client_table(moment, self.federation, count, metrics)
             classes += class_table(moment, evaluation, self.groups, names)
         last, _ = evaluations["last"]
         yield "clients.csv", tuple(clients[0]), [tuple(row.values()) for row in clients]

@@ -21,12 +21,12 @@ from flbench.data.federation import Federation
 from flbench.data.schemes import Indices
 from flbench.engine.base import dtype_of
 from flbench.experiment import own_metrics
-from flbench.experiment.evaluate import SCALARS, Evaluation, Predict
+from flbench.experiment.evaluate import PARTS, SCALARS, Evaluation, Predict
+from flbench.experiment.evaluation_tables import client_table
 from flbench.metrics.own import OwnMetric
 from flbench.metrics.target_scores import TargetScores, torchmetric, value_of
 from flbench.models.lightning_net import LightningNet
 from flbench.results.metrics_file import Row
-from flbench.results.reading import VALIDATION
 
 EXAMPLE: Final = "metrics={'mae': torchmetrics.MeanAbsoluteError()}"
 
@@ -100,26 +100,13 @@ class TargetJudge:
         self, evaluations: Mapping[str, tuple[Evaluation[TargetScores], State]]
     ) -> Iterator[tuple[str, Sequence[str], Sequence[Sequence[object]]]]:
         """Yield clients.csv."""
-        partition, lines = self.federation.partition, []
+        lines = []
         for moment, (evaluation, evaluated) in evaluations.items():
-            test, validation = (
-                evaluation.local["personal", part].clients for part in ("test", "validation")
-            )
-            lines += [
-                {
-                    "moment": moment,
-                    "client": client,
-                    **({"name": partition.names[client]} if partition.names else {}),
-                    **({"shift": partition.shifts[client]} if partition.shifts else {}),
-                    "train_size": len(partition.parts["train"][client]),
-                    "test_size": len(partition.parts["test"][client]),
-                    "trainings": int(evaluated.participation_count[client]),
-                    **{name: float(values[client]) for name, values in test.items()},
-                    "validation_size": len(partition.parts["validation"][client]),
-                    **{f"{VALIDATION}{name}": float(v[client]) for name, v in validation.items()},
-                }
-                for client in range(partition.clients)
-            ]
+            metrics = {
+                part: {k: v.tolist() for k, v in evaluation.local["personal", part].clients.items()}
+                for part in PARTS
+            }
+            lines += client_table(moment, self.federation, evaluated.participation_count, metrics)
         yield "clients.csv", tuple(lines[0]), [tuple(line.values()) for line in lines]
 
 
