@@ -29,10 +29,7 @@ from flbench.workers.session import connect, disconnect
 START_SECONDS: Final = 120.0
 """Seconds that the actors may take until they are ready, or `engine.wait_seconds` if that is more:
 on a machine with much to do, the imports of a process take minutes."""
-OTHERS_SECONDS: Final = 25.0
-"""Seconds that the others may take when one is ready. Then the training begins without them."""
 PERIOD: Final = 1.0  # seconds between two looks at actors that start
-NAME: Final = "a worker of engine.name=ray"
 
 
 class RayEngine:
@@ -71,41 +68,36 @@ class RayEngine:
 
     def _opened(self) -> ActorPool:
         """Return the actors; start them if there are none, as after `close`."""
-        if self._pool is None:
-            net, federation, config = self._given
-            self._owns_ray = connect(config.address)
-            try:
-                # The workers check that the device exists; this process need not have it.
-                on_gpu = self._is_on_gpu = device_there(config.device, config.address) == "cuda"
-                count = _workers(config, self._tell, on_gpu=on_gpu)
-                # The references are kept, because an actor that takes the place of a lost one reads
-                # the objects again. All actors of a machine share the samples.
-                self._samples = ray.put(federation.x.numpy())
-                rest = net, federation.without_samples(), config
-                self._rest = ray.put(portable(rest, ray.cloudpickle.dumps))
-                needs = {"CPU": 1.0, "GPU": 1.0 if on_gpu else 0.0}
-                kind = ray.remote(Worker).options(num_cpus=needs["CPU"], num_gpus=needs["GPU"])
-                self._pool = ActorPool(
-                    lambda: kind.remote(self._samples, self._rest),
-                    *(count, needs, NAME, config.wait_seconds, self._tell),
-                )
-                _wait(self._pool, count, config)
-            except (ConfigError, RunError):
-                self.close()
-                raise
+        if self._pool is not None:
+            return self._pool
+        net, federation, config = self._given
+        self._owns_ray = connect(config.address)
+        try:
+            # The workers check that the device exists; this process need not have it.
+            self._is_on_gpu = device_there(config.device, config.address) == "cuda"
+            count = _workers(config, self._tell, on_gpu=self._is_on_gpu)
+            # The references are kept, because an actor that takes the place of a lost one reads the
+            # objects again. All actors of a machine share the samples.
+            self._samples = ray.put(federation.x.numpy())
+            rest = net, federation.without_samples(), config
+            self._rest = ray.put(portable(rest, ray.cloudpickle.dumps))
+            needs = {"CPU": 1.0, "GPU": float(self._is_on_gpu)}
+            kind = ray.remote(Worker).options(num_cpus=needs["CPU"], num_gpus=needs["GPU"])
+            self._pool = ActorPool(
+                lambda: kind.remote(self._samples, self._rest),
+                *(count, needs, "a worker of engine.name=ray", config.wait_seconds, self._tell),
+            )
+            _wait(self._pool, count, max(START_SECONDS, config.wait_seconds))
+        except (ConfigError, RunError):
+            self.close()
+            raise
         return self._pool
 
     def tell_by(self, tell: Callable[[str], None]) -> None:
-        """Tell the user of lost workers by a function; notes so far are told at once.
-
-        Args:
-            tell: Function that gets notes for the user.
-        """
+        """Tell the user of lost workers by a function; notes so far are told at once."""
         for note in self._notes:
             tell(note)
-        self._tell = tell
-        if self._pool is not None:
-            self._pool.tell = tell
+        self._tell = self._opened().tell = tell
 
     def run(
         self,
@@ -119,18 +111,17 @@ class RayEngine:
     ) -> Results:
         """Train the clients on the actors, one call each for a group; see `Engine.run`."""
         call = Call(program, rows, dispatch, settings, observe)
-        parts = (self._run(group, call) for group in settings.groups(ids))
-        return concatenate_results(parts, ids, settings.storage)
-
-    def _run(self, ids: Tensor, call: Call) -> Results:
-        """Train clients that may be stacked together."""
         pool = self._opened()
         pool.fill()  # an actor that was lost may find a free core by now
         pool.ended(0)
         self._used = max(1, pool.ready)
-        work = self._sizes[ids].tolist()
-        found = distributed(pool, call, list(torch.split(ids, 1)), work, 0, self._tell)
-        return in_order(found, ids, call.settings.storage)
+
+        def trained(group: Tensor) -> Results:
+            parts, work = list(torch.split(group, 1)), self._sizes[group].tolist()
+            found = distributed(pool, call, parts, work, 0, self._tell)
+            return in_order(found, group, settings.storage)
+
+        return concatenate_results(map(trained, settings.groups(ids)), ids, settings.storage)
 
     def block(self, batch_size: int) -> int | None:
         """Return None: each actor decides how many clients it stacks."""
@@ -159,8 +150,7 @@ class RayEngine:
 def _workers(config: EngineConfig, tell: Callable[[str], None], *, on_gpu: bool) -> int:
     """Return the number of actors: `engine.workers`, or one per CPU or GPU of the cluster.
 
-    A cluster with an address, and one in which this process is a worker itself, may have lost
-    nodes since the run began. Then there are as many actors as it has CPUs or GPUs.
+    A cluster with an address, or of this worker's driver, may have lost nodes since the run began.
 
     Raises:
         ConfigError: The cluster has fewer CPUs or GPUs.
@@ -170,9 +160,8 @@ def _workers(config: EngineConfig, tell: Callable[[str], None], *, on_gpu: bool)
     count = available if config.workers == "auto" else config.workers
     if count > available >= 1 and (is_elsewhere(config.address) or is_ray_worker()):
         tell(
-            f"engine.workers={count}, but the nodes of the Ray cluster have {available}"
-            f" {resource}{'' if available == 1 else 's'}: as many workers train. The digest does"
-            " not depend on it."
+            f"engine.workers={count}, but the Ray cluster has {available} {resource}s: as many"
+            " workers train. The digest does not depend on it."
         )
         return available
     if not 1 <= count <= available:
@@ -183,23 +172,19 @@ def _workers(config: EngineConfig, tell: Callable[[str], None], *, on_gpu: bool)
     return count
 
 
-def _wait(pool: ActorPool, count: int, config: EngineConfig) -> None:
-    """Start the actors, and wait until they are ready. Some of them are enough.
+def _wait(pool: ActorPool, count: int, seconds: float) -> None:
+    """Start the actors, and wait until they are ready. Some of them are enough after that time.
 
     Raises:
         RunError: None of them is ready in time, or one cannot begin.
     """
     pool.fill()
-    patience = max(START_SECONDS, config.wait_seconds)
-    end = time.monotonic() + patience
+    end = time.monotonic() + seconds
     while pool.ready < count and pool.failed is None and time.monotonic() < end:
         pool.ended(PERIOD)
-        if pool.ready:
-            end = min(end, time.monotonic() + OTHERS_SECONDS)
-    if pool.ready and pool.failed is None:
-        return
-    why = f" within {patience:g} s." if pool.failed is None else f": {pool.failed}"
-    raise RunError(
-        f"workers of engine.name=ray did not start{why} Lower engine.workers, use"
-        " engine.name=sequential, or begin again when the machine has less to do."
-    )
+    if pool.failed is not None or not pool.ready:
+        why = f" within {seconds:g} s." if pool.failed is None else f": {pool.failed}"
+        raise RunError(
+            f"workers of engine.name=ray did not start{why} Lower engine.workers, use"
+            " engine.name=sequential, or begin again when the machine has less to do."
+        )
