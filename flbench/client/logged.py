@@ -1,11 +1,11 @@
 """What clients log while they train a LightningModule of the user."""
 
-from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from flbench.core import metric_names
 from flbench.core.types import Tree
 
 LOGGED: Final = "log."
@@ -13,51 +13,44 @@ LOGGED: Final = "log."
 
 
 class Log:
-    """What a client's module has logged in a round, by `self.log`."""
+    """What a client's module has logged in a round: the mean over the calls of `self.log`.
+
+    Attributes:
+        ignored: Options of `self.log` that would change a value in a Trainer, and do not here.
+    """
 
     def __init__(self) -> None:
         self._values: dict[str, list[Tensor]] = {}
-        self._weights: dict[str, list[float]] = {}
-        self._reduce: dict[str, Callable[[Tensor], Tensor]] = {}
+        self._metrics: dict[str, Any] = {}
+        self.ignored: set[str] = set()
 
-    def add(
-        self,
-        name: str,
-        value: Tensor,
-        reduce: Callable[[Tensor], Tensor],
-        weight: float = 1.0,
-    ) -> None:
-        """Add the value of one step.
+    def log(self, name: str, value: Any, *_: Any, **options: Any) -> None:
+        """Take the place of `LightningModule.log`: add a number, or a metric of torchmetrics."""
+        metric_names.check(name, "a LightningModule logs")
+        if options.get("reduce_fx", "mean") not in ("mean", torch.mean):
+            self.ignored.add("reduce_fx")
+        if options.get("batch_size") is not None:
+            self.ignored.add("batch_size")
+        if hasattr(value, "compute"):
+            self._metrics[name] = value
+            return
+        if not isinstance(value, Tensor):  # a tensor of float32 would have fewer digits
+            value = torch.tensor(float(value), dtype=torch.float64)
+        self._values.setdefault(name, []).append(value.detach().to(torch.float64).reshape(()))
 
-        Args:
-            name: Name of the value.
-            value: The value, 0-dim float64.
-            reduce: How the values [n] of n steps become one.
-            weight: Weight of the value in a mean, such as the number of samples, > 0.
-        """
-        self._values.setdefault(name, []).append(value)
-        self._weights.setdefault(name, []).append(weight)
-        self._reduce[name] = reduce
-
-    def names(self) -> set[str]:
-        """Return the names of the values that were logged."""
-        return set(self._values)
+    def end_phase(self) -> None:
+        """Add the values of metrics, which have seen the whole phase."""
+        for name, metric in self._metrics.items():
+            self.log(name, metric.compute())
+        self._metrics = {}
 
     def tree(self) -> Tree:
-        """Return (value, 1) [2] float64 for each name, reduced over the steps.
+        """Return (value, 1) [2] float64 for each name.
 
         A client that has not logged a name that others have gets (0, 0) from the engine.
         """
+        means = {name: float(torch.stack(each).mean()) for name, each in self._values.items()}
         return {
-            LOGGED + name: torch.tensor([self._reduced(name), 1.0], dtype=torch.float64)
-            for name in self._values
+            LOGGED + name: torch.tensor([mean, 1.0], dtype=torch.float64)
+            for name, mean in means.items()
         }
-
-    def _reduced(self, name: str) -> float:
-        """Return the value of a name, reduced over the steps."""
-        values, weights, reduce = self._values[name], self._weights[name], self._reduce[name]
-        stacked = torch.stack(values)
-        if reduce is torch.mean and len(set(weights)) > 1:
-            each = torch.tensor(weights, dtype=stacked.dtype, device=stacked.device)
-            return float((stacked * each).sum() / each.sum())
-        return float(reduce(stacked))

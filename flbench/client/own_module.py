@@ -6,12 +6,11 @@ that of `ClientModule`, so one client with all data trains the weights of Lightn
 bit for bit in float64.
 """
 
-import inspect
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,27 +20,14 @@ from flbench.client.logged import Log
 from flbench.client.module import ClientModule
 from flbench.client.own_optimizer import Schedule, described, learning_rates, parse, retarget
 from flbench.client.program import Phase
-from flbench.core import metric_names
 from flbench.core.errors import ConfigError, RunError, UserError
-from flbench.core.lightning import Metric, is_param_in_hook_signature
+from flbench.core.lightning import is_param_in_hook_signature
 from flbench.core.raised import user_line
 from flbench.core.types import Batch, Outputs, StepContext, Tree
 from flbench.models import fixed
 from flbench.models.lightning_head import Call, features_of, recorded
-from flbench.models.lightning_hooks import LOG_WITHOUT_EFFECT, base_of, overrides
+from flbench.models.lightning_hooks import base_of, overrides
 from flbench.models.lightning_net import LightningNet
-
-REDUCTIONS: Final[dict[Any, Callable[[Tensor], Tensor]]] = {
-    "mean": torch.mean,
-    "sum": torch.sum,
-    "min": torch.min,
-    "max": torch.max,
-    torch.mean: torch.mean,
-    torch.sum: torch.sum,
-    torch.min: torch.min,
-    torch.max: torch.max,
-}
-MOST_TRIED: Final = 10_000  # steps that schedulers are tried for before a run
 
 
 class Round(NamedTuple):
@@ -74,8 +60,8 @@ class OwnModule(ClientModule):
     """One phase of one client's training by the user's own training step and optimizer.
 
     The engine sets the module's Python attributes back at the beginning of each phase, and seeds
-    the global random generators; see `flbench.engine.client_run`. Hooks are called as in
-    `Trainer.fit`; see `flbench.models.lightning_hooks`.
+    the global random generators; see `flbench.engine.client_run`. The hooks of `fit` are called as
+    a Trainer calls them; `self.trainer` is a namespace with the position in the training.
 
     Args:
         net: The user's module as a net.
@@ -87,11 +73,9 @@ class OwnModule(ClientModule):
         factor: Factor of the round on the learning rates.
         log: What the client has logged so far.
         pack: Makes what the module's hooks get as a batch.
-        logs_validation: Whether what is logged while the module is validated counts, instead of
-            what is logged in the training.
 
     Attributes:
-        ignored: Options of `self.log` that were given and have no effect.
+        schedules: The schedulers of learning rates, set by `configure_optimizers`.
         optimizer: Class and arguments of the optimizer, set by `configure_optimizers`.
     """
 
@@ -109,7 +93,6 @@ class OwnModule(ClientModule):
         factor: float,
         log: Log,
         pack: Pack = pair,
-        logs_validation: bool = False,
     ) -> None:
         super().__init__(net, phase, leaves, start, ctx)
         self.writes_gradients = True  # the user's optimizer may do so
@@ -117,23 +100,18 @@ class OwnModule(ClientModule):
         self._factor = factor
         self._logged = log
         self._pack = pack
-        self._logs_validation = logs_validation
-        self._metrics: dict[str, Metric] = {}
-        self._schedules: tuple[Schedule, ...] = ()
-        self._position = _Position(net, phase, now)
+        self.schedules: tuple[Schedule, ...] = ()
+        self.optimizer: dict[str, Any] = {}
+        self._trainer_of_module = _position(phase, now)
         self._batch_idx = 0
         self._optimizer: torch.optim.Optimizer | None = None
         self._wanted: Tree = {}
-        self._seen: dict[str, tuple[Tensor, torch.dtype, torch.device]] = {}
         self._has_started = self._is_in_epoch = False
-        self._is_called, self._validates, self._rows_of_batch = False, False, 1
-        self.ignored: set[str] = set()
-        self.optimizer: dict[str, Any] = {}
 
     @property
     def should_stop(self) -> bool:
         """Whether the module has set `trainer.should_stop`."""
-        return bool(self._position.should_stop)
+        return bool(self._trainer_of_module.should_stop)
 
     def step_context(self, batch: Batch) -> StepContext:
         """Return what loss terms and Statistics read in the step on this batch.
@@ -199,10 +177,9 @@ class OwnModule(ClientModule):
 
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:
         """Return the phase's loss on a batch, 0-dim: the module's own, and the method's terms."""
-        self._batch_idx = batch_idx
-        self._position.place(batch_idx)
-        given = self._packed(batch)
-        if self._call("on_train_batch_start", given, batch_idx) == -1:
+        self._batch_idx, position = batch_idx, self._trainer_of_module
+        position.is_last_batch = batch_idx + 1 == position.num_training_batches
+        if self._hook("on_train_batch_start", self._packed(batch), batch_idx) == -1:
             raise ConfigError(
                 f"{self.net.title}.on_train_batch_start returned -1, which skips the rest of an"
                 " epoch. A client trains on all of its batches: remove it."
@@ -210,25 +187,12 @@ class OwnModule(ClientModule):
         return super().training_step(batch, batch_idx)
 
     def gradients(self, loss: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradient of each leaf of `trained`; None for one that the user has frozen.
-
-        Raises:
-            ConfigError: The loss depends on no parameter that is trained.
-        """
+        """Return the gradient of each leaf of `trained`; None for one that the user has frozen."""
         if self.phase.gradient is not None:
             return super().gradients(loss)
         free = [leaf for leaf in self.trained.values() if leaf.requires_grad]
         if not free:
-            raise ConfigError(
-                f"{self.net.title} has frozen all parameters that the method trains"
-                f" ({', '.join(sorted(self.trained)[:3])}, ...). Leave requires_grad=True for some"
-                " of them, or take another method."
-            )
-        if not loss.requires_grad:
-            raise ConfigError(
-                f"{self.net.title}.training_step returned a loss without a gradient. Compute it"
-                " from self(x), without detach(), item() or torch.no_grad()."
-            )
+            raise ConfigError(f"{self.net.title} has frozen all parameters that the method trains.")
         found = iter(torch.autograd.grad(loss, free, allow_unused=True))
         return tuple(next(found) if leaf.requires_grad else None for leaf in self.trained.values())
 
@@ -240,31 +204,49 @@ class OwnModule(ClientModule):
         they are, and those that are left out of the optimizer are never trained. In a phase whose
         optimizer the method sets itself, the module's `configure_optimizers` is not called.
         """
-        net, own = self.net, dict(self.net.named_parameters())
-        _attach(net.module, self._position)
-        self._position.begin(self.batches_per_epoch)
-        net.module.__dict__["log"] = self._log
+        net, position = self.net, self._trainer_of_module
+        own: Tree = dict(net.named_parameters())
+        position.num_training_batches = batches = self.batches_per_epoch
+        steps = position.max_epochs * batches if position.max_steps < 0 else position.max_steps
+        position.estimated_stepping_batches = max(1, steps)
+        _attach(net.module, position)
+        net.module.__dict__["log"] = self._logged.log
         weights = self._weights()
         # Frozen parameters are not among the leaves: a second model has those of the module.
         seen = own if weights is None else {name: weights.get(name, own[name]) for name in own}
-        self._seen = {name: (one, one.dtype, one.device) for name, one in seen.items()}
         for name, parameter in seen.items():
             parameter.requires_grad_(name not in net.frozen)
-        self._staged("setup")
-        if not self.phase.by_module:
-            return self._method_optimizer()
-        optimizer, self._schedules = parse(self._call("configure_optimizers"), net.title)
-        self.optimizer = described(optimizer, self._schedules)
+        self._hook("setup", "fit")
+        if self.phase.by_module:
+            optimizer, self.schedules = parse(self._call("configure_optimizers"), net.title)
+            self.optimizer = described(optimizer, self.schedules)
+            self._train_by(optimizer, seen)
+        else:
+            self.lr = self.phase.optimizer.lr * self._factor
+            optimizer = super().configure_optimizers()
+            self._wanted, self._optimizer = self.trained, optimizer
+        position.optimizers, position.lr_scheduler_configs = [optimizer], list(self.schedules)
+        position.strategy = SimpleNamespace(_lightning_optimizers=[optimizer])
+        return optimizer
+
+    def _train_by(self, optimizer: torch.optim.Optimizer, seen: Tree) -> None:
+        """Let the user's optimizer train the leaves of the phase.
+
+        Args:
+            optimizer: The optimizer of the module's parameters.
+            seen: What the parameters of the module are in this phase, by name.
+        """
+        title = self.net.title
         if self._factor != 1.0:
-            if self._schedules:
+            if self.schedules:
                 raise ConfigError(
-                    f"{net.title} has a scheduler of its own, and `train.schedule` changes the"
+                    f"{title} has a scheduler of its own, and `train.schedule` changes the"
                     " learning rate by round as well. Use one of them."
                 )
             for group in optimizer.param_groups:
                 group["lr"] = group["lr"] * self._factor
         self._wanted = {name: leaf for name, leaf in self.leaves.items() if self.phase.trains(name)}
-        of = {parameter_of(name, own): leaf for name, leaf in self._wanted.items()}
+        of = {parameter_of(name, seen): leaf for name, leaf in self._wanted.items()}
         retarget(optimizer, {one: of.get(name) for name, one in seen.items()})
         for name, one in seen.items():
             leaf = of.get(name)
@@ -274,25 +256,15 @@ class OwnModule(ClientModule):
                 leaf.requires_grad_(one.requires_grad)
                 one.requires_grad_(False)
         self._optimizer = optimizer
-        self._position.step_by(optimizer, self._schedules)
         self._find_trained()
         if not self.trained:
             raise ConfigError(
-                f"{net.title}.configure_optimizers returns an optimizer of none of the parameters"
+                f"{title}.configure_optimizers returns an optimizer of none of the parameters"
                 f" that the method trains ({', '.join(sorted(self._wanted)[:3])}, ...). Give it"
                 " self.parameters()."
             )
         rates = set(learning_rates(optimizer))
-        self.lr = rates.pop() if len(rates) == 1 and not self._schedules else math.nan
-        return optimizer
-
-    def _method_optimizer(self) -> torch.optim.Optimizer:
-        """Return the optimizer that the method sets itself in this phase."""
-        self.lr = self.phase.optimizer.lr * self._factor
-        optimizer = super().configure_optimizers()
-        self._wanted, self._optimizer = self.trained, optimizer
-        self._position.step_by(optimizer, ())
-        return optimizer
+        self.lr = rates.pop() if len(rates) == 1 and not self.schedules else math.nan
 
     def _find_trained(self) -> None:
         """Set `trained` to the leaves of the phase that the optimizer has; it may get more."""
@@ -318,7 +290,7 @@ class OwnModule(ClientModule):
 
     def begin_epoch(self, number: int) -> None:
         """Call the module's hooks at the beginning of an epoch that has a batch."""
-        self._position.current_epoch = number
+        self._trainer_of_module.current_epoch = number
         if not self._has_started:
             self._has_started = True
             self._hook("on_train_start")
@@ -328,13 +300,12 @@ class OwnModule(ClientModule):
 
     def end_step(self, batch: Batch, loss: Tensor) -> None:
         """Advance schedulers and call the module's hook after an optimizer step."""
-        self._position.global_step += 1
-        title = self.net.title
-        for schedule in self._schedules:
-            schedule.advance("step", self._batch_idx, title)
-        if self._position.is_last_batch:  # as a Trainer does, before the hooks
-            for schedule in self._schedules:
-                schedule.advance("epoch", self._position.current_epoch, title)
+        position = self._trainer_of_module
+        position.global_step += 1
+        for schedule in self.schedules:
+            schedule.advance("step", self._batch_idx)
+            if position.is_last_batch:  # as a Trainer does, before the hooks
+                schedule.advance("epoch", position.current_epoch)
         self._hook("on_train_batch_end", {"loss": loss}, self._packed(batch), self._batch_idx)
 
     def end_epoch(self, number: int) -> None:
@@ -342,77 +313,20 @@ class OwnModule(ClientModule):
         if self._is_in_epoch:
             self._is_in_epoch = False
             self._hook("on_train_epoch_end")
-            self._position.current_epoch = number + 1
+            self._trainer_of_module.current_epoch = number + 1
 
     def end_phase(self) -> None:
-        """Call the module's last hooks, and log the values of metrics that it has logged."""
+        """Call the module's last hooks."""
         if self._has_started:
             self._hook("on_train_end")
-        self._log_metrics()
+        self._logged.end_phase()
         self._hook("on_fit_end")
-        self._staged("teardown")
-        for one, _, _ in self._seen.values():
+        self._hook("teardown", "fit")
+        for one in (*self.net.parameters(), *self.trained.values()):
             one.requires_grad_(False)
             if one._backward_hooks:  # of the parameter, registered while this client trained
                 one._backward_hooks.clear()
         _attach(self.net.module, None)
-
-    def validate(self, batches: Iterable[Batch]) -> None:
-        """Call `validation_step` of the module for some batches, and log what it logs.
-
-        The hooks that a Trainer calls before the training are called too, because they may set what
-        `validation_step` reads; what they log is left out.
-
-        Args:
-            batches: The batches, at least one; `rows` returns those of the one that was taken last.
-        """
-        module: Any = self.net.module
-        own_step: Any = module.validation_step
-        with torch.enable_grad():
-            self.configure_optimizers()
-            self.begin_phase()
-            self._hook("on_train_start")
-        self._position.validate()
-        self._validates = True
-        module.eval()
-        for name in ("on_validation_start", "on_validation_epoch_start"):
-            self._hook(name)
-        for index, batch in enumerate(batches):
-            self._rows_of_batch = len(batch.y)
-            given = self._packed(batch)
-            self._hook("on_validation_batch_start", given, index)
-            takes_index = is_param_in_hook_signature(own_step, "batch_idx", min_args=2)
-            found = self._call("validation_step", given, *((index,) if takes_index else ()))
-            self._hook("on_validation_batch_end", found, given, index)
-        for name in ("on_validation_epoch_end", "on_validation_end"):
-            self._hook(name)
-        self.end_phase()
-        for leaf in self.trained.values():
-            leaf.requires_grad_(False)
-
-    def _log_metrics(self) -> None:
-        """Log the values of metrics that the module has logged as objects."""
-        for name, metric in self._metrics.items():
-            value = metric.compute()
-            if not isinstance(value, Tensor) or value.numel() != 1:
-                raise ConfigError(
-                    f"{self.net.title} logs the metric {type(metric).__name__} as `{name}`, whose"
-                    " value is not one number. Log its entries one by one."
-                )
-            self._logged.add(name, _number(value), torch.mean)
-
-    def advance_to_the_end(self) -> None:
-        """Advance the schedulers as often as in a whole phase, which one step has begun.
-
-        Raises:
-            ConfigError: A scheduler ends before the phase does.
-        """
-        batches, title = self.batches_per_epoch, self.net.title
-        for number in range(1, min(batches * (self.phase.epochs or 1), MOST_TRIED)):
-            for schedule in self._schedules:
-                schedule.advance("step", number % batches, title)
-                if (number + 1) % batches == 0:
-                    schedule.advance("epoch", number // batches, title)
 
     def _task_loss(self, batch: Any, weights: Tree | None) -> Tensor:
         """Return what the module's training step returns for a batch: its loss, 0-dim.
@@ -435,37 +349,26 @@ class OwnModule(ClientModule):
             )
         return loss.reshape(())
 
-    def _staged(self, name: str) -> None:
-        """Call `setup` or `teardown`, with the stage by name where it has one of that name."""
-        if overrides(self.net.module, name):
-            found = inspect.signature(getattr(self.net.module, name)).parameters
-            by_name = "stage" in found or any(one.kind is one.VAR_KEYWORD for one in found.values())
-            arguments, named = ((), {"stage": "fit"}) if by_name else (("fit",), {})
-            self._call(name, *arguments, **named)
-
-    def _hook(self, name: str, *arguments: Any) -> None:
-        """Call a hook; it may have given the optimizer further parameters."""
-        if overrides(self.net.module, name):
-            self._call(name, *arguments)
-            self._find_trained()
-
-    def _call(self, name: str, *arguments: Any, **named: Any) -> Any:
-        """Return what a method of the user's module returns; None for a hook that it has not."""
+    def _hook(self, name: str, *arguments: Any) -> Any:
+        """Call a hook, if the module has it; it may have given the optimizer further parameters."""
         if not overrides(self.net.module, name):
             return None
-        return self._call_with(self._weights(), name, *arguments, **named)
+        found = self._call(name, *arguments)
+        if self._optimizer is not None:
+            self._find_trained()
+        return found
 
-    def _call_with(self, weights: Tree | None, name: str, *arguments: Any, **named: Any) -> Any:
+    def _call(self, name: str, *arguments: Any) -> Any:
+        """Return what a method of the user's module returns."""
+        return self._call_with(self._weights(), name, *arguments)
+
+    def _call_with(self, weights: Tree | None, name: str, *arguments: Any) -> Any:
         """Return what a method of the user's module returns with these weights.
 
         Raises:
-            ConfigError: It raised an exception, with the line of code in the message, or it
-                replaced parameters.
+            ConfigError: It raised an exception, with the line of code in the message.
         """
-        known = {id(leaf) for leaf in self.leaves.values()}
-        are_leaves = weights is None or all(id(leaf) in known for leaf in weights.values())
-        call = partial(self._called, name, are_leaves, *arguments, **named)
-        called_before, self._is_called = self._is_called, True
+        call = partial(getattr(self.net.module, name), *arguments)
         try:
             if weights is None:
                 return call()
@@ -481,109 +384,6 @@ class OwnModule(ClientModule):
                 f"{self.net.title}.{name} raised {type(error).__name__}: {error}"
                 f"{user_line(error)}. Correct the module."
             ) from error
-        finally:
-            self._is_called = called_before
-
-    def _called(self, name: str, are_leaves: bool, *arguments: Any, **named: Any) -> Any:
-        """Return what a method of the module returns, and check the parameters after it."""
-        found = getattr(self.net.module, name)(*arguments, **named)
-        if name != "training_step" or self._position.global_step == 0:
-            self._check_parameters(name, are_leaves=are_leaves)
-        return found
-
-    def _check_parameters(self, name: str, *, are_leaves: bool) -> None:
-        """Raise a ConfigError if a method of the module has replaced, moved or cast parameters.
-
-        Args:
-            name: Name of the method of the module.
-            are_leaves: Whether the parameters are leaves, and not computed for this call.
-        """
-        what = f"{self.net.title}.{name}"
-        now = dict(self.net.named_parameters())
-        known = self._seen if are_leaves else {}
-        other = [key for key, (one, _, _) in known.items() if now.get(key) is not one]
-        if changed := [*other, *(now.keys() - self._seen.keys())]:
-            raise ConfigError(
-                f"{what} adds, removes or replaces parameters"
-                f" ({', '.join(key.removeprefix('module.') for key in changed[:3])}). A client"
-                " trains those that the module has when it is made: make them in __init__, and"
-                " change their values in place: with torch.no_grad(): p.copy_(...)."
-            )
-        for key, (one, dtype, device) in known.items():
-            place = key.removeprefix("module.")
-            if key in self.net.frozen and one.requires_grad:
-                raise ConfigError(
-                    f"{what} unfreezes `{place}`, which was frozen when the module was given."
-                    " Methods do not see such a parameter, so it cannot be trained. Freeze it in"
-                    " on_fit_start instead of before."
-                )
-            if (one.dtype, one.device) != (dtype, device):
-                raise ConfigError(
-                    f"{what} moves or casts the module (to, cuda, double, ...): `{place}` was"
-                    f" {dtype} on {device} and is {one.dtype} on {one.device}. Set engine.device"
-                    " and engine.precision instead."
-                )
-            if getattr(one, "_post_accumulate_grad_hooks", None):
-                raise ConfigError(
-                    f"{what} calls register_post_accumulate_grad_hook of `{place}`, whose hooks"
-                    " are not called: gradients are not accumulated. Use register_hook."
-                )
-
-    def _log(
-        self,
-        name: str,
-        value: Any,
-        prog_bar: bool = False,
-        logger: bool | None = None,
-        on_step: bool | None = None,
-        on_epoch: bool | None = None,
-        reduce_fx: Any = "mean",
-        enable_graph: bool = False,
-        sync_dist: bool = False,
-        sync_dist_group: Any = None,
-        add_dataloader_idx: bool = True,
-        batch_size: int | None = None,
-        metric_attribute: str | None = None,
-        rank_zero_only: bool = False,
-    ) -> None:
-        """Take the place of `LightningModule.log`, with its arguments.
-
-        `batch_size` weighs the value in the mean over steps. The names of other options that change
-        what a Trainer shows are put into `ignored`; the rest has no effect on one process either.
-        Values are left out if `forward` logs them while a method calls it on its own.
-        """
-        if not self._is_called or self._position.validating != self._logs_validation:
-            return
-        given = (prog_bar or None, None if logger is True else logger, on_step, on_epoch)
-        self.ignored.update(
-            option
-            for option, chosen in zip(LOG_WITHOUT_EFFECT, given, strict=True)
-            if chosen is not None
-        )
-        metric_names.check(name, f"{self.net.title} logs")
-        if isinstance(value, Metric):
-            self._metrics[name] = value
-            return
-        if reduce_fx not in REDUCTIONS:
-            raise ConfigError(
-                f"{self.net.title} logs `{name}` with reduce_fx={reduce_fx!r}. Use mean, sum, min"
-                " or max."
-            )
-        if isinstance(value, Tensor) and value.numel() != 1:
-            raise ConfigError(
-                f"{self.net.title} logs `{name}`, a tensor of shape {list(value.shape)}. Log one"
-                " number."
-            )
-        try:
-            number = _number(value)
-        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-            raise ConfigError(
-                f"{self.net.title} logs `{name}`, an object of type {type(value).__name__}. Log one"
-                " number."
-            ) from error
-        known = self._rows_of_batch if self._validates else 1
-        weight = float(known if batch_size is None else batch_size)
-        self._logged.add(name, number, REDUCTIONS[reduce_fx], weight)
 
 
 class _OwnStep:
@@ -636,94 +436,34 @@ class _Call(nn.Module):
         return self.step()
 
 
-class _Position:
-    """What `self.trainer` is in a client's training: the position in it, and nothing else.
+def _position(phase: Phase, now: Round) -> SimpleNamespace:
+    """Return what `self.trainer` is in a client's training: the position in it, and nothing else.
 
-    Args:
-        net: The user's module as a net.
-        phase: The phase that is trained.
-        now: The round, and the numbers of the client's samples.
-
-    Attributes:
-        round: Number of the round, from 0.
-        max_rounds: Number of rounds of the run.
-        num_training_samples: Number of the client's training samples.
-        class_counts: Number of these samples of each class, [C] in the type of the parameters; None
-            for targets that are not classes.
-        current_epoch: Number of epochs completed in the phase.
-        global_step: Number of optimizer steps taken in the phase.
-        should_stop: Whether the phase ends before its next step; the module may set it.
-        num_training_batches: Number of batches of an epoch of the client.
-        estimated_stepping_batches: Number of optimizer steps of the phase, at least 1.
-        is_last_batch: Whether the batch is the last one of its epoch.
-        optimizers: The optimizer, as a list; there is none before `configure_optimizers` returns.
-        lr_scheduler_configs: Its schedulers.
+    It gets the optimizer and its schedulers by `configure_optimizers`. The module may set
+    `should_stop`, which ends the phase before its next step.
     """
-
-    def __init__(self, net: LightningNet, phase: Phase, now: Round) -> None:
-        steps = -1 if phase.steps is None else phase.steps
-        self.__dict__.update(
-            title=net.title,
-            round=now.number,
-            max_rounds=now.rounds,
-            num_training_samples=now.samples,
-            class_counts=now.class_counts,
-            current_epoch=0,
-            global_step=0,
-            max_epochs=-1 if phase.epochs is None else phase.epochs,
-            max_steps=steps,
-            should_stop=False,
-            num_training_batches=0,
-            estimated_stepping_batches=1,
-            is_last_batch=False,
-            accumulate_grad_batches=1,
-            progress_bar_callback=None,
-            **dict.fromkeys(("global_rank", "local_rank", "node_rank"), 0),
-            **dict.fromkeys(("world_size", "num_nodes", "num_devices"), 1),
-            **dict.fromkeys(("is_global_zero", "training"), True),
-            **dict.fromkeys(("validating", "testing", "predicting", "sanity_checking"), False),
-            evaluating=False,
-        )
-
-    def begin(self, batches: int) -> None:
-        """Set how many batches an epoch has."""
-        whole = self.max_epochs * batches
-        steps = whole if self.max_steps < 0 else self.max_steps
-        self.__dict__.update(num_training_batches=batches, estimated_stepping_batches=max(1, steps))
-
-    def validate(self) -> None:
-        """Say that the module is validated."""
-        self.__dict__.update(training=False, validating=True, evaluating=True)
-
-    def step_by(self, optimizer: torch.optim.Optimizer, schedules: Sequence[Schedule]) -> None:
-        """Set the optimizer and its schedulers. `LightningModule.optimizers` reads `strategy`."""
-        self.__dict__.update(
-            optimizers=[optimizer],
-            lr_scheduler_configs=list(schedules),
-            strategy=SimpleNamespace(_lightning_optimizers=[optimizer]),
-        )
-
-    def place(self, batch_idx: int) -> None:
-        """Set which batch of the epoch is trained on."""
-        self.__dict__["is_last_batch"] = batch_idx + 1 == self.num_training_batches
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        there = [key for key in vars(self) if key not in ("title", "strategy")]
-        raise ConfigError(
-            f"{self.title} reads `{name}` of its Trainer (self.trainer.{name}, or a property that"
-            " needs it). Clients are trained by an engine of flbench, which has no Trainer: of it"
-            f" there are {', '.join(there)}."
-        )
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name not in ("current_epoch", "global_step", "should_stop"):
-            raise ConfigError(
-                f"{self.title} sets `{name}` of its Trainer (self.trainer.{name}), which has no"
-                " effect: clients are trained by an engine of flbench. Only should_stop can be set."
-            )
-        self.__dict__[name] = value
+    return SimpleNamespace(
+        round=now.number,
+        max_rounds=now.rounds,
+        num_training_samples=now.samples,
+        class_counts=now.class_counts,
+        current_epoch=0,
+        global_step=0,
+        max_epochs=-1 if phase.epochs is None else phase.epochs,
+        max_steps=-1 if phase.steps is None else phase.steps,
+        should_stop=False,
+        num_training_batches=0,
+        estimated_stepping_batches=1,
+        is_last_batch=False,
+        training=True,
+        validating=False,
+        sanity_checking=False,
+        is_global_zero=True,
+        world_size=1,
+        global_rank=0,
+        local_rank=0,
+        progress_bar_callback=None,
+    )
 
 
 def parameter_of(leaf: str, own: Collection[str]) -> str | None:
@@ -741,17 +481,7 @@ def parameter_of(leaf: str, own: Collection[str]) -> str | None:
     return next((name for name in names if name in own), None)
 
 
-def _number(value: Any) -> Tensor:
-    """Return a logged value as a 0-dim tensor of float64, without a copy to the host."""
-    if isinstance(value, int | float):  # a tensor of float32 would have fewer digits
-        return torch.tensor(float(value), dtype=torch.float64)
-    found = torch.as_tensor(value).detach()
-    if found.is_complex():
-        raise TypeError("a complex number has no order")
-    return found.to(torch.float64).reshape(())
-
-
-def _attach(module: nn.Module, position: _Position | None) -> None:
+def _attach(module: nn.Module, position: SimpleNamespace | None) -> None:
     """Set what `self.trainer` of a LightningModule and of those within it is."""
     for one in module.modules():
         if base_of(type(one)) is not None:

@@ -1,19 +1,17 @@
-"""The optimizer and the schedulers that a LightningModule of the user configures."""
+"""The optimizer and the scheduler that a LightningModule of the user configures."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from flbench.core.errors import ConfigError
 
-RETURNS: Final = (
-    "Return an optimizer, ([optimizer], [scheduler]), or {'optimizer': ..., 'lr_scheduler': ...}."
-)
+FIELDS: Final = ("scheduler", "interval", "frequency")
+"""Keys of a scheduler's dict that are read."""
 
 
 @dataclass(frozen=True)
@@ -30,56 +28,60 @@ class Schedule:
     interval: str = "epoch"
     frequency: int = 1
 
-    def advance(self, interval: str, number: int, title: str) -> None:
+    def advance(self, interval: str, number: int) -> None:
         """Advance the scheduler if it is due, as Lightning's Trainer does.
 
         Args:
             interval: What has ended: a `step` or an `epoch`.
             number: Number of the step within its epoch, or of the epoch, from 0.
-            title: Name of the user's class, for messages.
-
-        Raises:
-            ConfigError: The scheduler is at its end, or raised another exception.
         """
-        if interval != self.interval or (number + 1) % self.frequency:
-            return
-        try:
+        if interval == self.interval and (number + 1) % self.frequency == 0:
             self.scheduler.step()
-        except Exception as error:
-            raise ConfigError(
-                f"{title}.configure_optimizers: the scheduler {type(self.scheduler).__name__}"
-                f" cannot be advanced after {interval} {number + 1}: {error}. A scheduler with a"
-                " number of steps needs that of the client's training:"
-                " self.trainer.estimated_stepping_batches."
-            ) from error
 
 
 def parse(found: Any, title: str) -> tuple[Optimizer, tuple[Schedule, ...]]:
-    """Return the optimizer and the schedulers in what `configure_optimizers` returned.
+    """Return the optimizer and the scheduler, if there is one, of `configure_optimizers`.
 
     Args:
         found: What it returned.
         title: Name of the user's class, for messages.
 
     Raises:
-        ConfigError: It is not one optimizer, or a scheduler cannot be advanced exactly.
+        ConfigError: It is not one optimizer and at most one scheduler by step or epoch.
     """
-    optimizers, schedulers = _listed(found, title)
-    what = f"{title}.configure_optimizers"
-    if len(optimizers) != 1:
+    optimizers: Any
+    schedulers: Any = []
+    if isinstance(found, Mapping):
+        optimizers, schedulers = [found.get("optimizer")], found.get("lr_scheduler") or []
+    elif isinstance(found, list | tuple) and len(found) == 2 and isinstance(found[0], list):
+        optimizers, schedulers = found
+    else:
+        optimizers = list(found) if isinstance(found, list | tuple) else [found]
+    schedulers = list(schedulers) if isinstance(schedulers, list | tuple) else [schedulers]
+    is_one = len(optimizers) == 1 and isinstance(optimizers[0], Optimizer)
+    schedules = [
+        Schedule(**{key: one[key] for key in FIELDS if key in one})
+        if isinstance(one, Mapping)
+        else Schedule(one)
+        for one in schedulers
+    ]
+    if not is_one or len(schedules) > 1 or not all(map(_is_exact, schedules)):
         raise ConfigError(
-            f"{what} returns {len(optimizers)} optimizers. A client trains by one: give its"
-            " parameter groups learning rates of their own instead."
+            f"{title}.configure_optimizers returns {found!r}. A client trains by one optimizer, and"
+            " by at most one scheduler of torch.optim.lr_scheduler, other than ReduceLROnPlateau,"
+            " that advances by step or epoch: return an optimizer, ([optimizer], [scheduler]), or"
+            " {'optimizer': ..., 'lr_scheduler': ...}."
         )
-    optimizer = optimizers[0]
-    if not isinstance(optimizer, Optimizer):
-        raise ConfigError(f"{what} returns {type(optimizer).__name__}. {RETURNS}")
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise ConfigError(
-            f"{what} returns LBFGS, which evaluates a batch several times. Take SGD, Adam or"
-            " another optimizer of one gradient per step."
-        )
-    return optimizer, tuple(_schedule(one, what) for one in schedulers)
+    return optimizers[0], tuple(schedules)
+
+
+def _is_exact(schedule: Schedule) -> bool:
+    """Return whether a schedule depends on the number of steps or epochs alone."""
+    return (
+        isinstance(schedule.scheduler, LRScheduler)
+        and not isinstance(schedule.scheduler, ReduceLROnPlateau)
+        and schedule.interval in ("step", "epoch")
+    )
 
 
 def retarget(optimizer: Optimizer, leaves: Mapping[Tensor, Tensor | None]) -> None:
@@ -97,53 +99,6 @@ def retarget(optimizer: Optimizer, leaves: Mapping[Tensor, Tensor | None]) -> No
             state = optimizer.state.pop(parameter, None)
             if state is not None and leaf is not None:
                 optimizer.state[leaf] = state
-
-
-def _listed(found: Any, title: str) -> tuple[list[Any], list[Any]]:
-    """Return the optimizers and the schedulers, in each form that Lightning accepts."""
-    if isinstance(found, Optimizer):
-        return [found], []
-    if isinstance(found, Mapping):
-        return [found.get("optimizer")], _of(found)
-    if isinstance(found, list | tuple):
-        if len(found) == 2 and isinstance(found[0], list):
-            second = found[1]
-            return found[0], list(second) if isinstance(second, list | tuple) else [second]
-        if all(isinstance(one, Mapping) for one in found):
-            schedulers = [scheduler for one in found for scheduler in _of(one)]
-            return [one.get("optimizer") for one in found], schedulers
-        return list(found), []
-    raise ConfigError(f"{title}.configure_optimizers returns {type(found).__name__}. {RETURNS}")
-
-
-def _of(found: Mapping[str, Any]) -> list[Any]:
-    """Return the scheduler of a dict, if it has one."""
-    scheduler = found.get("lr_scheduler")
-    return [] if scheduler is None else [scheduler]
-
-
-def _schedule(given: Any, what: str) -> Schedule:
-    """Return the schedule of a scheduler, or of a dict with its interval and frequency."""
-    options = dict(given) if isinstance(given, Mapping) else {"scheduler": given}
-    scheduler = options.get("scheduler")
-    if options.get("reduce_on_plateau") or isinstance(scheduler, ReduceLROnPlateau):
-        raise ConfigError(
-            f"{what} returns the scheduler ReduceLROnPlateau, which follows a metric of validation"
-            " that a client does not compute while it trains. Take one that advances by step or"
-            " epoch, or `train.schedule` for a learning rate by round."
-        )
-    if not isinstance(scheduler, LRScheduler):
-        raise ConfigError(
-            f"{what} returns the scheduler {type(scheduler).__name__}, which is none of"
-            " torch.optim.lr_scheduler. Take one of those."
-        )
-    interval, frequency = options.get("interval", "epoch"), options.get("frequency", 1)
-    if interval not in ("step", "epoch") or not isinstance(frequency, int) or frequency < 1:
-        raise ConfigError(
-            f"{what} returns a scheduler with interval={interval!r} and frequency={frequency!r}."
-            " The interval is 'step' or 'epoch', the frequency a whole number of at least 1."
-        )
-    return Schedule(scheduler, interval, frequency)
 
 
 def described(optimizer: Optimizer, schedules: Iterable[Schedule]) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """One client's local program in a round, step by step, on one device."""
 
-from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,8 +11,6 @@ from flbench.client.logged import Log
 from flbench.client.module import ClientModule
 from flbench.client.program import Phase, Statistic, Step, Transform
 from flbench.client.recording import Recording
-from flbench.client.validation import ValidationStep
-from flbench.core.errors import ConfigError
 from flbench.core.raised import placed
 from flbench.core.rng import seeded
 from flbench.core.tree import is_finite, where_masked
@@ -67,7 +64,6 @@ class ClientRun:
         self._losses: list[Tensor] = []
         self._lr = 0.0
         self._log: Log | None = None
-        self._validated: Log | None = None
         self.steps = 0
         self.start = dict(env.start)
         self.ctx: Tree = {
@@ -126,8 +122,6 @@ class ClientRun:
         match step:
             case Phase():
                 self._run_phase(step)
-            case Statistic(fn=ValidationStep()):
-                self._validate(step)
             case Statistic():
                 self._run_statistic(step)
             case Transform():
@@ -160,36 +154,6 @@ class ClientRun:
         self._losses += training.run()
         self.steps += training.steps
 
-    def _validate(self, step: Statistic) -> None:
-        """Call the `validation_step` of the user's LightningModule on the client's samples."""
-        env = self._environment
-        rows = env.federation.rows(step.samples, self._client, self._settings.draw)
-        if not len(rows) or not is_lightning(env.net):
-            return
-        train = self._settings.train
-        phase = Phase("*", (TaskLoss(),), train.optimizer, epochs=1, by_module=True)
-        log = Log()
-        module = self._own_module(env.net, phase, log, logs_validation=True)
-        size, done = train.batch_size, [0]
-        module.batches_per_epoch = -(-len(rows) // size)
-        module.rows = lambda: rows[done[0] : done[0] + size]
-
-        def taken() -> Iterator[Batch]:
-            for number, batch in enumerate(batches.in_order(env.federation, rows, env.dtype, size)):
-                done[0] = number * size
-                yield batch
-
-        with torch.no_grad(), mode(env.net, train=True), env.fabric.autocast():
-            module.validate(taken())
-        training = set() if self._log is None else self._log.names()
-        if both := sorted(training & log.names()):
-            raise ConfigError(
-                f"{env.net.title} logs `{both[0]}` in its training and in its validation_step, and"
-                " metrics.csv has one value of each name in a round. Log it under another name,"
-                " such as `val_loss`."
-            )
-        self._validated = log
-
     def _module(self, phase: Phase) -> ClientModule:
         """Return the module that trains a phase: flbench's, or one around that of the user."""
         net, factor = self._environment.net, self._settings.lr_factor
@@ -200,9 +164,7 @@ class ClientRun:
         self._log = self._log or Log()
         return self._own_module(net, phase, self._log)
 
-    def _own_module(
-        self, net: "LightningNet", phase: Phase, log: Log, *, logs_validation: bool = False
-    ) -> "OwnModule":
+    def _own_module(self, net: "LightningNet", phase: Phase, log: Log) -> "OwnModule":
         """Return a module around that of the user."""
         from flbench.client.own_module import OwnModule, Round
 
@@ -225,13 +187,11 @@ class ClientRun:
             factor=settings.lr_factor,
             log=log,
             pack=partial(env.federation.packed, dtype=env.dtype),
-            logs_validation=logs_validation,
         )
 
     def logged(self) -> Tree:
         """Return what a LightningModule of the user has logged; see `Log.tree`."""
-        logs = [log for log in (self._log, self._validated) if log is not None]
-        return {name: value for log in logs for name, value in log.tree().items()}
+        return {} if self._log is None else self._log.tree()
 
     def _run_statistic(self, statistic: Statistic) -> None:
         """Compute a Statistic over the client's samples and write the result into ctx."""

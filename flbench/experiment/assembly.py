@@ -402,11 +402,9 @@ def _method(
         method = local_terms.with_terms(method, terms)
     if is_lightning(net):
         from flbench.experiment import own_training  # it loads Lightning
-        from flbench.models.lightning_hooks import overrides
 
         own_training.check_keys(asked)
-        validates = overrides(net.module, "validation_step")
-        method = own_training.with_module(method, validates=validates)
+        method = own_training.with_module(method)
     return method, terms
 
 

@@ -24,9 +24,8 @@ from flbench.client.forward import is_buffer
 from flbench.client.logged import Log
 from flbench.client.own_module import OwnModule, Round, parameter_of
 from flbench.client.program import CrossEntropyTerm, LocalProgram, LossTerm, Phase, Statistic, Step
-from flbench.client.validation import VALIDATION
 from flbench.config.schema import Config, OptimizerConfig
-from flbench.core.errors import ConfigError
+from flbench.core.errors import ConfigError, UserError
 from flbench.core.rng import Draw, seeded
 from flbench.core.types import Batch, State, StepContext
 from flbench.data.batches import arrange
@@ -36,10 +35,10 @@ from flbench.engine.base import dtype_of
 from flbench.experiment.rounds import programs, visible_to_server
 from flbench.losses import CrossEntropy, TaskLoss
 from flbench.models.base import NetSpec, net_leaves
-from flbench.models.lightning_hooks import overrides
 from flbench.models.lightning_net import LightningNet
 
 TRIED: Final = 4  # samples of the step that is tried before a run
+MOST_TRIED: Final = 10_000  # steps that schedulers are tried for
 
 
 def check_keys(config: Config) -> None:
@@ -65,13 +64,11 @@ def check_keys(config: Config) -> None:
         )
 
 
-def with_module(kind: type[Algorithm], *, validates: bool = False) -> type[Algorithm]:
+def with_module(kind: type[Algorithm]) -> type[Algorithm]:
     """Return a subclass of a method whose task loss is that of the user's module.
 
     Args:
         kind: The method.
-        validates: Whether the module has a `validation_step`, which is called after the local
-            programs of evaluated rounds.
     """
 
     class WithModule(kind):  # type: ignore[misc, valid-type]
@@ -87,10 +84,6 @@ def with_module(kind: type[Algorithm], *, validates: bool = False) -> type[Algor
                 else replace(model, program=_with_task_loss(model.program, optimizer))
                 for name, model in deployments.items()
             }
-
-        def diagnostics(self) -> tuple[Statistic, ...]:
-            own: tuple[Statistic, ...] = super().diagnostics()
-            return (*own, VALIDATION) if validates else own
 
     WithModule.__name__, WithModule.__qualname__ = kind.__name__, kind.__qualname__
     return WithModule
@@ -254,21 +247,18 @@ def try_step(
     rows = max(several, key=len)
     optimizer, epochs = config.train.optimizer, config.train.local_epochs
     whole = Phase("*", (TaskLoss(),), optimizer, epochs=epochs, by_module=True)
-    tried = _try_phase(net, whole, config, federation, rows)
-    if overrides(net.module, "validation_step"):
-        module, batch = _on_a_copy(net, whole, config, federation, rows, logs_validation=True)
-        with _seeded(config, federation), torch.no_grad():
-            module.validate([batch])
+    log = Log()
+    tried = _try_phase(net, whole, config, federation, rows, log)
     about = {"optimizer": tried.optimizer, **saved}
     notes = _own_optimizers(algorithm, start)
     for names in _parts_trained(net, algorithm, start):
-        _try_phase(net, replace(whole, train=names), config, federation, rows)
-    if not tried.ignored:
+        _try_phase(net, replace(whole, train=names), config, federation, rows, Log())
+    if not log.ignored:
         return notes, about
     note = (
         f"model: {net.title} gives self.log options without effect"
-        f" ({', '.join(sorted(tried.ignored))}): metrics.csv has one value of each name in a round,"
-        " reduced over the steps."
+        f" ({', '.join(sorted(log.ignored))}): metrics.csv has one value of each name in a round,"
+        " the mean over its steps."
     )
     return [*notes, note], about
 
@@ -320,7 +310,12 @@ def _parts_trained(
 
 
 def _try_phase(
-    net: LightningNet, phase: Phase, config: Config, federation: Federation, rows: Indices
+    net: LightningNet,
+    phase: Phase,
+    config: Config,
+    federation: Federation,
+    rows: Indices,
+    log: Log,
 ) -> OwnModule:
     """Compute one step of a phase on a copy of the net; see `try_step`.
 
@@ -330,11 +325,16 @@ def _try_phase(
         config: Configuration of the run.
         federation: Samples of the run.
         rows: Rows of a client's training part.
+        log: What the step logs.
 
     Returns:
         The module after the step.
+
+    Raises:
+        ConfigError: The module's code raised an exception, or replaces, moves or casts parameters.
     """
-    module, batch = _on_a_copy(net, phase, config, federation, rows)
+    module, batch = _on_a_copy(net, phase, config, federation, rows, log)
+    before = _parameters(module.net)
     if federation.dataset.extras:
         _refuse_further_values(module.net, batch, tuple(federation.dataset.extras))
     with _seeded(config, federation):
@@ -342,21 +342,48 @@ def _try_phase(
         module.begin_phase()
         module.begin_epoch(0)
         loss = module.training_step(batch)
-        for leaf, gradient in zip(module.trained.values(), module.gradients(loss), strict=True):
-            leaf.grad = gradient
         try:
+            pairs = zip(module.trained.values(), module.gradients(loss), strict=True)
+            for leaf, gradient in pairs:
+                leaf.grad = gradient
             optimizer.step()
+            module.end_step(batch, loss.detach())
+            _advance_to_the_end(module)
+        except UserError:
+            raise
         except Exception as error:
             raise ConfigError(
-                f"{net.title}.configure_optimizers: a step of {type(optimizer).__name__} raised"
-                f" {type(error).__name__}: {error}. Take an optimizer whose step needs gradients"
-                " alone."
+                f"{net.title}: a step of its {type(optimizer).__name__} and of its scheduler raised"
+                f" {type(error).__name__}: {error}. Compute the loss from self(x), and take an"
+                " optimizer whose step needs gradients alone, and a scheduler of at least"
+                " self.trainer.estimated_stepping_batches steps."
             ) from error
-        module.end_step(batch, loss.detach())
         module.end_epoch(0)
         module.end_phase()
-        module.advance_to_the_end()
+    changed = before.items() ^ _parameters(module.net).items()
+    if names := sorted({name.removeprefix("module.") for name, _ in changed}):
+        raise ConfigError(
+            f"{net.title} adds, replaces, moves or casts parameters ({', '.join(names[:3])}). A"
+            " client trains those that the module has when it is made, in the type of"
+            " `engine.precision`: make them in __init__, and change their values in place: with"
+            " torch.no_grad(): p.copy_(...)."
+        )
     return module
+
+
+def _parameters(net: LightningNet) -> dict[str, tuple[int, torch.dtype, torch.device]]:
+    """Return identity, type and device of each parameter."""
+    return {name: (id(one), one.dtype, one.device) for name, one in net.named_parameters()}
+
+
+def _advance_to_the_end(module: OwnModule) -> None:
+    """Advance the scheduler as often as in a whole phase, which one step has begun."""
+    batches = module.batches_per_epoch
+    for number in range(1, min(batches * (module.phase.epochs or 1), MOST_TRIED)):
+        for schedule in module.schedules:
+            schedule.advance("step", number % batches)
+            if (number + 1) % batches == 0:
+                schedule.advance("epoch", number // batches)
 
 
 def _refuse_further_values(net: LightningNet, batch: Batch, extras: Sequence[str | int]) -> None:
@@ -408,8 +435,7 @@ def _on_a_copy(
     config: Config,
     federation: Federation,
     rows: Indices,
-    *,
-    logs_validation: bool = False,
+    log: Log,
 ) -> tuple[OwnModule, Batch]:
     """Return the module of a phase around a copy of the net, and a batch of a few samples.
 
@@ -419,7 +445,7 @@ def _on_a_copy(
         config: Configuration of the run.
         federation: Samples of the run.
         rows: Rows of a client's training part.
-        logs_validation: See `OwnModule`.
+        log: See `OwnModule`.
     """
     dtype = dtype_of(config.engine)
     try:
@@ -446,9 +472,8 @@ def _on_a_copy(
         {},
         now=now,
         factor=factor,
-        log=Log(),
+        log=log,
         pack=pack,
-        logs_validation=logs_validation,
     )
     taken = len(arrange(rows, config.train, skip_single=False))
     module.batches_per_epoch = max(1, -(-taken // config.train.batch_size))

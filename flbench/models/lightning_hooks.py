@@ -15,10 +15,6 @@ ACTS: Final = frozenset(
         *("setup", "configure_optimizers", "on_fit_start", "on_train_start"),
         *("on_train_epoch_start", "on_train_batch_start", "training_step", "on_train_batch_end"),
         *("on_train_epoch_end", "on_train_end", "on_fit_end", "teardown", "forward"),
-        # called after a client's training in evaluated rounds, if there is a `validation_step`
-        *("on_validation_start", "on_validation_epoch_start", "on_validation_batch_start"),
-        *("validation_step", "on_validation_batch_end", "on_validation_epoch_end"),
-        "on_validation_end",
         # what the module calls or reads
         *("log", "log_dict", "print", "freeze", "unfreeze", "trainer", "fabric"),
         *("optimizers", "lr_schedulers"),
@@ -74,10 +70,10 @@ _DATA: Final = "the samples are those of `data`"
 _CHECKPOINT: Final = "checkpoints hold parameters and buffers alone"
 
 NO_EFFECT: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("test_step", "predict_step", "on_validation_model_eval"), _EVALUATION),
+    **dict.fromkeys(("validation_step", "test_step", "predict_step"), _EVALUATION),
     **{
         f"on_{part}_{moment}": _EVALUATION
-        for part in ("test", "predict")
+        for part in ("validation", "test", "predict")
         for moment in (
             *("start", "end", "epoch_start", "epoch_end", "batch_start", "batch_end"),
             "model_eval",
@@ -100,9 +96,6 @@ NO_EFFECT: Final[Mapping[str, str]] = {
     "example_input_array": "no graph of the module is logged",
 }
 """Hooks and attributes without effect, with the reason; a note names those that a module has."""
-
-LOG_WITHOUT_EFFECT: Final = ("prog_bar", "logger", "on_step", "on_epoch")
-"""Options of `self.log` that say where and when a Trainer shows a value; a note names them."""
 
 
 def base_of(kind: type) -> type | None:

@@ -75,15 +75,16 @@ def test_nothing_is_kept_of_the_forward_pass_that_is_measured():
 def test_less_memory_and_larger_batches_make_smaller_stacks(monkeypatch):
     """What fits is written into the configuration: a resume stacks the same clients."""
     blocks = {}
-    for free in (2**20, 2**26):
+    for free in (2**20, 2**23, 2**30):
         monkeypatch.setattr(memory, "free", lambda device, free=free: free)
         for size in (8, 512):
             keys = ("algorithm=fedavg", "engine.name=vectorized", f"train.batch_size={size}")
             blocks[free, size] = build(*keys).config.engine.block
 
     assert blocks[2**20, 512] == 1
-    assert blocks[2**26, 512] < blocks[2**26, 8]
-    assert blocks[2**20, 8] < blocks[2**26, 8]
+    assert blocks[2**23, 512] < blocks[2**23, 8]
+    assert blocks[2**20, 8] < blocks[2**23, 8]
+    assert blocks[2**30, 8] == 5  # all clients
     assert (
         build("algorithm=fedavg", "engine.name=vectorized", "engine.block=3").config.engine.block
         == 3
