@@ -327,7 +327,7 @@ def build(
         federation = load_federation(asked) if federation is None else federation
         net, about_net = _net(asked, federation, folder)
         judge, about_classes = _judge(asked, net, federation)
-        method, terms = _method(asked, net, federation, stacked=used.name == "vectorized")
+        method, terms = _method(asked, net, federation)
         found = _found(asked, used, federation, about_net, judge, terms)
         config = found.complete(asked)
         algorithm, before = _started(method, config, net, federation)
@@ -343,8 +343,6 @@ def build(
         has_own_net = isinstance(asked.model, OwnModelConfig)
         start = training_state(algorithm, before)
         trial = CodeTrial(here, algorithm, net, has_own_net, federation, start)
-        if tried:
-            trial.check_names()
         about_code = trial.check(partial(_anew, trial, config, method)) if tried else []
         shown: Cached | str | None = None
         if tried and fixed.of(net).parameters:
@@ -391,14 +389,14 @@ def _net(
 
 
 def _method(
-    asked: Config, net: nn.Module, federation: Federation, *, stacked: bool
+    asked: Config, net: nn.Module, federation: Federation
 ) -> tuple[type[Algorithm], "LocalTerms | None"]:
     """Return the class of the method, with the user's terms and module, and these terms."""
     method, terms = own_methods.find(asked.algorithm), None
     if asked.train.terms:
         from flbench.experiment import local_terms
 
-        terms = local_terms.make(asked.train.terms, net, federation, stacked=stacked)
+        terms = local_terms.make(asked.train.terms, net, federation)
         method = local_terms.with_terms(method, terms)
     if is_lightning(net):
         from flbench.experiment import own_training  # it loads Lightning

@@ -25,7 +25,8 @@ from flbench.core import parts, source_hash
 from flbench.core.errors import ConfigError
 from flbench.core.raised import calling
 from flbench.core.registry import TERMS
-from flbench.core.types import Batch, State, StepContext, Tree
+from flbench.core.rng import seeded
+from flbench.core.types import Batch, State, StepContext
 from flbench.data.federation import Federation
 from flbench.losses import CrossEntropy
 from flbench.losses.class_counts import COUNTS
@@ -69,7 +70,6 @@ class LocalTerms:
         added: Terms that are added to a method's cross entropy.
         instead: Terms that take its place.
         classes: Number of classes C.
-        untrained: Names of terms with tensors that require gradients and are not the net's.
         hashes: SHA-256 (hex) of the source of each term, in the order of `train.terms`; None for
             terms of flbench, and if it is not known.
     """
@@ -78,7 +78,6 @@ class LocalTerms:
     instead: tuple[LossTerm, ...]
     classes: int
     hashes: tuple[str | None, ...]
-    untrained: tuple[str, ...] = ()
 
     def extend(self, program: LocalProgram) -> LocalProgram:
         """Return a program whose phases take the terms into account.
@@ -126,24 +125,20 @@ def with_terms(kind: type[Algorithm], terms: LocalTerms) -> type[Algorithm]:
     return WithTerms
 
 
-def make(
-    entries: Sequence[TermConfig], net: nn.Module, federation: Federation, *, stacked: bool
-) -> LocalTerms:
-    """Return the terms of `train.terms`.
+def make(entries: Sequence[TermConfig], net: nn.Module, federation: Federation) -> LocalTerms:
+    """Return the terms of `train.terms`; the smoke round tries those of the user.
 
     Args:
         entries: The entries, at least one.
-        net: The net, to try functions of the user.
-        federation: Samples of the run, to try functions of the user.
-        stacked: Whether functions of the user must work under `torch.vmap`.
+        net: The net, to compare functions of the user with and without padding.
+        federation: Samples of the run.
 
     Raises:
-        ConfigError: A function of the user is not there, has changed since the run began, or is not
-            a loss term.
+        ConfigError: A function of the user is not there, has changed since the run began, cannot be
+            called, or depends on padding.
     """
     added: list[LossTerm] = []
     instead: list[LossTerm] = []
-    untrained: list[str] = []
     hashes: list[str | None] = []
     for k, entry in enumerate(entries):
         try:
@@ -154,8 +149,7 @@ def make(
                 whose = f"`{entry.name}`"
                 now = source_hash.unchanged(own.function, entry.name, entry.sha256, whose, cure)
                 hashes.append(now)
-                if _try(own, net, federation, stacked):
-                    untrained.append(entry.name)
+                _check_padding(own, net, federation)
                 term: LossTerm = own
             else:
                 term = TERMS.find(entry.name)(**entry.model_dump(exclude={"name", "instead"}))
@@ -163,13 +157,11 @@ def make(
         except ConfigError as error:
             raise ConfigError(f"`train.terms.{k}`: {error}") from error
         (instead if entry.instead else added).append(term)
-    return LocalTerms(
-        tuple(added), tuple(instead), federation.classes, tuple(hashes), tuple(untrained)
-    )
+    return LocalTerms(tuple(added), tuple(instead), federation.classes, tuple(hashes))
 
 
 def notes(config: Config, terms: LocalTerms, algorithm: Algorithm, start: State) -> list[str]:
-    """Return notes that say where the terms are: in which phases, in which not, and what is fixed.
+    """Return notes that say where the terms are: in which phases, and in which not.
 
     Args:
         config: Configuration of the run, with at least one term.
@@ -211,13 +203,7 @@ def notes(config: Config, terms: LocalTerms, algorithm: Algorithm, start: State)
     text += " fine-tuning before an evaluation."
     if with_none:
         text += f" There is no cross entropy in {', '.join(with_none)}."
-    fixed = [
-        f"train.terms: {name} reads tensors of its own that require gradients. Only the net's"
-        " parameters are trained, so these tensors stay as they are. To train them, make them"
-        " parameters of the net, which a term reads in `context.leaves`."
-        for name in terms.untrained
-    ]
-    return [text, *fixed]
+    return [text]
 
 
 def _is_extended(phase: Phase) -> bool:
@@ -243,83 +229,31 @@ def _own_term(entry: OwnTermConfig) -> OwnTerm:
     return term
 
 
-def _try(term: OwnTerm, net: nn.Module, federation: Federation, stacked: bool) -> bool:
-    """Compute a term of the user on three samples, one of them padding.
+def _check_padding(term: OwnTerm, net: nn.Module, federation: Federation) -> None:
+    """Raise a ConfigError if a term depends on rows of padding, which are not the client's samples.
 
     Args:
         term: The term.
         net: The net.
-        federation: Samples of the run.
-        stacked: Whether the term must work under `torch.vmap`.
-
-    Returns:
-        Whether the term depends on a tensor that requires gradients, is not the net's, and lasts
-        from call to call. A copy of the samples, for their gradients, does not last.
-
-    Raises:
-        ConfigError: The term raises an exception, is not a finite 0-dim tensor, depends on
-            padding, or is random.
+        federation: Samples of the run; the last of three is padding.
     """
     leaves = {
         name: leaf.detach().float() if leaf.is_floating_point() else leaf.detach()
         for name, leaf in net_leaves(net).items()
     }
-    samples = federation.inputs(torch.arange(3), torch.float32)
-
-    def value(parameters: Tree, padding: int) -> Tensor:
-        x, y = samples.clone(), federation.y[:3].clone()
-        x[2] = samples[0] if padding else 0.0
-        y[2] = padding
-        mask = torch.tensor([True, True, False])
+    ctx = {COUNTS: torch.ones(federation.classes, dtype=torch.float64)}
+    mask = torch.tensor([True, True, False])
+    found = []
+    for padding in (0, federation.classes - 1):
+        x = federation.inputs(torch.arange(3), torch.float32).clone()
+        y = federation.y[:3].clone()
+        x[2], y[2] = (x[0] if padding else torch.zeros_like(x[0])), padding
         batch = Batch(x, y, mask, torch.arange(3), torch.tensor(0))
-        own = leaves | parameters
-        forward = partial(apply, net, own, x)
-        ctx = {COUNTS: torch.ones(federation.classes, dtype=torch.float64)}
-        return term(make_step_context(net, forward, batch, ctx, own, leaves))
-
-    trained = {name: leaves[name] for name, _ in net.named_parameters()}
-    with calling(f"`{term.path}`", "Correct the function."):
-        results = [value(trained, padding) for padding in (0, 0, federation.classes - 1)]
-    if not all(isinstance(one, Tensor) and one.shape == () for one in results):
-        shape = getattr(results[0], "shape", None)
-        got = type(results[0]).__name__ if shape is None else f"a tensor of shape {list(shape)}"
-        raise ConfigError(f"`{term.path}` must return a 0-dim tensor, and returns {got}.")
-    if not all(one.isfinite() for one in results):
-        raise ConfigError(f"`{term.path}` is {results[0].item()} on the first samples.")
-    if not torch.equal(results[0], results[1]):
-        raise ConfigError(
-            f"`{term.path}` is random or remembers earlier calls: two calls with the same batch"
-            " differ, so a run could not be repeated. Draw from `context.batch.key`, by"
-            " `flbench.core.rng.uniform`, and compute what changes in the course of the training"
-            " from `context.batch.step`."
-        )
-    if not torch.equal(results[0], results[2]):
+        forward = partial(apply, net, leaves, x)
+        with seeded(0), calling(f"`{term.path}`", "Correct the function."):
+            found.append(term(make_step_context(net, forward, batch, ctx, leaves, leaves)))
+    if all(isinstance(one, Tensor) for one in found) and not torch.equal(*found):
         raise ConfigError(
             f"`{term.path}` depends on rows of padding, where `context.batch.mask` is False."
             " Leave them out, for example by `flbench.losses.similarity.masked_mean`."
         )
-    if stacked:
-        pairs = {name: torch.stack([leaf, leaf]) for name, leaf in trained.items()}
-        what = f"`{term.path}` under torch.vmap, which engine.name=vectorized needs,"
-        with calling(what, "Correct the function."):
-            torch.vmap(torch.func.grad(lambda parameters: value(parameters, 0)))(pairs)
-    # The leaves of the net do not require gradients here.
-    return bool(_origins(results[0]) & _origins(results[1]))
-
-
-def _origins(value: Tensor) -> set[int]:
-    """Return the ids of the tensors that require gradients and that a value is computed from.
-
-    They are valid as long as the value exists.
-    """
-    found = {id(value)} if value.requires_grad and value.is_leaf else set()
-    queue, seen = [value.grad_fn], set()
-    while queue:
-        node = queue.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if isinstance(variable := getattr(node, "variable", None), Tensor):
-            found.add(id(variable))
-        queue += [one for one, _ in node.next_functions]
-    return found
