@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Final
 
-from flbench.api import html
 from flbench.api.progress import accuracy_text
 from flbench.callbacks import Callback, RunView
 from flbench.reports.terminal import duration
@@ -94,6 +93,8 @@ class NotebookBar(Callback):
             self._handle.update(self._html(self._page()))
 
     def _page(self) -> str:
+        from flbench.api import html
+
         bar = "starting"
         if self._rounds:
             bar = (

@@ -15,7 +15,7 @@ from flbench.core.metric_names import SUFFIXES
 from flbench.core.parts import offered
 from flbench.core.text import warn
 from flbench.reports.tables import PROBABILITY_TITLES, RANKING_TITLES, score, size
-from flbench.results import reading, tables
+from flbench.results import reading
 from flbench.results.reading import VALIDATION
 from flbench.results.summary import ended_after
 
@@ -39,22 +39,30 @@ class _Tables:
 
     @cached_property
     def metrics(self) -> "pd.DataFrame":
+        from flbench.results import tables
+
         return tables.metrics(self._run.rows)
 
     @cached_property
     def per_class(self) -> "pd.DataFrame":
+        from flbench.results import tables
+
         self._run.check_classes()
         table = tables.read(self._run.path / "per_class.csv", tables.PER_CLASS)
         return tables.both_moments(table)
 
     @cached_property
     def clients(self) -> "pd.DataFrame":
+        from flbench.results import tables
+
         columns = tables.CLIENTS if self._run.config.has_classes else tables.TARGET_CLIENTS
         table = tables.read(self._run.path / "clients.csv", columns, optional=tables.SOMETIMES)
         return tables.both_moments(table)
 
     @cached_property
     def new_clients(self) -> "pd.DataFrame":
+        from flbench.results import tables
+
         columns = dict(tables.NEW_CLIENTS)
         if not self._run.config.has_classes:
             del columns["classes"]
@@ -64,6 +72,8 @@ class _Tables:
 
     @cached_property
     def confusion(self) -> "pd.DataFrame":
+        from flbench.results import tables
+
         self._run.check_classes()
         return tables.read(self._run.path / "confusion.csv", tables.CONFUSION)
 

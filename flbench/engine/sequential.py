@@ -22,6 +22,7 @@ from flbench.engine.base import (
     STACKED_SIZE,
     ClientRows,
     Dispatcher,
+    Engine,
     KeptRows,
     RoundSettings,
     dtype_of,
@@ -29,7 +30,6 @@ from flbench.engine.base import (
 )
 from flbench.engine.client_run import ClientRun
 from flbench.engine.environment import Environment
-from flbench.engine.vectorized import VectorizedEngine
 from flbench.models import fixed, trial
 from flbench.models.base import net_leaves
 from flbench.models.module_state import ModuleState, may_draw_in_eval, needs_isolation
@@ -69,7 +69,7 @@ class SequentialEngine:
         self._stacks = stacks and is_small and is_plain and not may_draw_in_eval(net)
         seeded = deepcopy(net) if self._stacks else net
         self._given = seeded, federation, config.altered(block=STACKED_CLIENTS)
-        self._stack: VectorizedEngine | None = None
+        self._stack: Engine | None = None
         self._means: dict[str, float] = {}
         net = fabric.to_device(deepcopy(net).to(dtype)).requires_grad_(False)
         own = net_leaves(net)
@@ -98,6 +98,8 @@ class SequentialEngine:
     ) -> Results:
         """Train the clients one after the other; see `Engine.run`."""
         if self._can_stack(program, observe) and len(ids) > 1:
+            from flbench.engine.vectorized import VectorizedEngine
+
             try:
                 self._stack = self._stack or VectorizedEngine(*self._given)
                 return self._stack.run(
