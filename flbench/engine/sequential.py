@@ -1,4 +1,4 @@
-"""The reference engine: one client after the other on one net, driven by Lightning Fabric."""
+"""The reference engine: one client after the other on one net."""
 
 import logging
 from copy import deepcopy

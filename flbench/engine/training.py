@@ -1,4 +1,4 @@
-"""One phase of one client's training, driven by Lightning Fabric."""
+"""One phase of one client's training; device and precision are those of Lightning Fabric."""
 
 import torch
 from torch import Tensor
