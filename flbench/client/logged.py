@@ -5,7 +5,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from flbench.core import metric_names
+from flbench.core.names import check_metric
 from flbench.core.types import Tree
 
 LOGGED: Final = "log."
@@ -26,7 +26,7 @@ class Log:
 
     def log(self, name: str, value: Any, *_: Any, **options: Any) -> None:
         """Take the place of `LightningModule.log`: add a number, or a metric of torchmetrics."""
-        metric_names.check(name, "a LightningModule logs")
+        check_metric(name, "a LightningModule logs")
         if options.get("reduce_fx", "mean") not in ("mean", torch.mean):
             self.ignored.add("reduce_fx")
         if options.get("batch_size") is not None:

@@ -12,8 +12,7 @@ from flbench.config.resolve import read
 from flbench.config.schema import Config, EngineConfig
 from flbench.config.sources import Layer, leaves
 from flbench.core.errors import ConfigError, UserError
-from flbench.core.numbers import check_whole
-from flbench.core.wording import setting
+from flbench.core.wording import check_whole, setting
 from flbench.experiment import assembly
 from flbench.experiment.found import Found, find_engine, on_this_machine
 from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME

@@ -117,6 +117,11 @@ def _expanded(path: Path) -> Path:
 UserPath = Annotated[Path, AfterValidator(_expanded)]
 
 
+def _sha256(of: str) -> Any:
+    """Return a pydantic field for the SHA-256 (hex) of something that a configuration names."""
+    return Field(None, pattern="^[0-9a-f]{64}$", description=of)
+
+
 def _in_one_order(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return names of columns sorted and each once, because their order changes nothing."""
     if any(not name.strip() for name in names):
@@ -133,7 +138,7 @@ def _none_if_empty(names: Freeze) -> Freeze:
 
 
 def _column(name: object) -> object:
-    """Return the name of a column, which YAML and Python may give as a number, as text."""
+    """Return the name of a column or a class, which YAML may read as a number, as text."""
     return str(name) if type(name) in (int, float) else name
 
 
@@ -262,10 +267,8 @@ class DataConfig(Strict):
         description="a function of your own, `package.module:name`, that returns the data, instead"
         " of a search by name; `object` for data given in Python",
     )
-    sha256: str | None = Field(
-        None,
-        pattern="^[0-9a-f]{64}$",
-        description="SHA-256 of the samples of `source`; flbench writes it to config.yaml",
+    sha256: str | None = _sha256(
+        "SHA-256 of the samples of `source`; flbench writes it to config.yaml"
     )
     normalize: Annotated[
         Literal["standard", "unit", "none", "client"] | GivenNormalization,
@@ -443,11 +446,9 @@ class PartitionConfig(Strict):
         description="keyword arguments of a function of your own: numbers, booleans, texts, and"
         " lists of them",
     )
-    sha256: str | None = Field(
-        None,
-        pattern="^[0-9a-f]{64}$",
-        description="SHA-256 of the source file of a function of your own, or of the partition that"
-        " an object made; flbench writes it to config.yaml",
+    sha256: str | None = _sha256(
+        "SHA-256 of the source file of a function of your own, or of the partition that"
+        " an object made; flbench writes it to config.yaml"
     )
 
     new_clients: int | float | None = Field(
@@ -621,11 +622,7 @@ class ModelConfig(Strict):
         " .pth), or the name of pretrained weights, such as DEFAULT, of a net of torchvision or"
         " timm (default: drawn from `seed`)",
     )
-    weights_sha256: str | None = Field(
-        None,
-        pattern="^[0-9a-f]{64}$",
-        description="SHA-256 of the weights; flbench writes it to config.yaml",
-    )
+    weights_sha256: str | None = _sha256("SHA-256 of the weights; flbench writes it to config.yaml")
     freeze: Annotated[Freeze, AfterValidator(_none_if_empty)] = Field(
         "none",
         description="parameters that no method trains, sends or keeps: none, backbone (all but the"
@@ -663,10 +660,8 @@ class OwnModelConfig(ModelConfig):
         description="keyword arguments of the function or class that makes the net: numbers,"
         " booleans, texts, and lists of them",
     )
-    sha256: str | None = Field(
-        None,
-        pattern="^[0-9a-f]{64}$",
-        description="SHA-256 of the source file, or of an object; flbench writes it to config.yaml",
+    sha256: str | None = _sha256(
+        "SHA-256 of the source file, or of an object; flbench writes it to config.yaml"
     )
     fixed: str | None = Field(
         None,
@@ -695,11 +690,9 @@ class OwnAlgorithmConfig(AlgorithmConfig):
         description="class of the method, `package.module:name`, or `object` for one of a script or"
         " notebook; flbench writes it to config.yaml",
     )
-    sha256: str | None = Field(
-        None,
-        pattern="^[0-9a-f]{64}$",
-        description="SHA-256 of the source of the method and of the modules of the same package or"
-        " folder that it imports; flbench writes it to config.yaml",
+    sha256: str | None = _sha256(
+        "SHA-256 of the source of the method and of the modules of the same package or"
+        " folder that it imports; flbench writes it to config.yaml"
     )
 
 
@@ -862,10 +855,8 @@ class OwnTermConfig(TermConfig):
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, StrictBool | StrictInt | StrictFloat | StrictStr]
 
-    sha256: str | None = Field(
-        None,
-        pattern="^[0-9a-f]{64}$",
-        description="SHA-256 of the function's source file; flbench writes it to config.yaml",
+    sha256: str | None = _sha256(
+        "SHA-256 of the function's source file; flbench writes it to config.yaml"
     )
 
     def arguments(self) -> dict[str, Scalar]:
@@ -1072,10 +1063,8 @@ class OwnMetricConfig(Strict):
         description="import path package.module:name of a function of a confusion matrix, or of a"
         " metric of torchmetrics",
     )
-    sha256: str | None = Field(
-        None,
-        pattern="^[0-9a-f]{64}$",
-        description="SHA-256 of the function's source file; flbench writes it to config.yaml",
+    sha256: str | None = _sha256(
+        "SHA-256 of the function's source file; flbench writes it to config.yaml"
     )
 
     @model_validator(mode="before")
@@ -1201,7 +1190,7 @@ class EvaluationConfig(Strict):
     metrics: dict[str, OwnMetricConfig] | None = Field(
         None, description="metrics of your own, by name: package.module:name of a function"
     )
-    positive: str | None = Field(
+    positive: Column | None = Field(
         None,
         description="positive class of AUROC and average precision, by its name, where there are"
         " two classes (default: the second one)",
@@ -1225,12 +1214,6 @@ class EvaluationConfig(Strict):
         description="accuracy; the rounds and bytes until the validation accuracy reaches it are"
         " reported, or until the test accuracy does if there is no validation part",
     )
-
-    @field_validator("positive", mode="before")
-    @classmethod
-    def _number_as_text(cls, value: object) -> object:
-        """Return the name of a class that YAML reads as a whole number, such as 1, as text."""
-        return str(value) if type(value) is int else value
 
 
 class TrackingConfig(Strict):

@@ -7,52 +7,39 @@ read; where a name is written, the writer escapes it for the form of the text: s
 
 from typing import Any, Final
 
-from flbench.core.errors import shortened
+from flbench.core.errors import ConfigError, shortened
 from flbench.core.text import is_printable, printable
 
 LONGEST: Final = 1000
 """Largest number of characters of a name."""
-
-
-def why_not(name: object) -> str | None:
-    r"""Return why a value cannot be a name; None if it can.
-
-    A name is a text of one line without control characters, at most 1,000 characters long. It may
-    have letters of all alphabets, emoji, spaces, and signs such as `$`, `&` and `<`.
-
-    Args:
-        name: The value.
-
-    Returns:
-        The end of a sentence that begins with the name of the value.
-
-    >>> why_not("R&D, Köln"), why_not("a\x1b[31m")
-    (None, "has control characters or line breaks: 'a\\x1b[31m'")
-    """
-    if not isinstance(name, str):
-        return f"must be a text, not {shortened(repr(name), 60)}"
-    if not name.strip():
-        return "is empty"
-    if len(name) > LONGEST:
-        return f"has {len(name):,} characters; a name has at most {LONGEST:,}"
-    if not is_printable(name) or "\n" in name or "\t" in name:
-        return f"has control characters or line breaks: {printable(repr(shortened(name, 60)))}"
-    return None
+SUFFIXES: Final = ("_mean", "_worst10")
+"""What `OwnMetric.pooled` adds to the name: mean over clients, and mean of the worst tenth."""
 
 
 def checked(name: Any, what: str) -> str:
-    """Return a name that was read from a file.
+    r"""Return a name that was read from a file.
+
+    A name is a text of one line without control characters, at most 1,000 characters long. It may
+    have letters of all alphabets, emoji, spaces, and signs such as `$`, `&` and `<`.
 
     Args:
         name: The value in the file.
         what: What it names, as the beginning of a sentence, such as its key.
 
     Raises:
-        ValueError: The value is not a name; see `why_not`.
+        ValueError: The value is not a name.
+
+    >>> checked("R&D, Köln", "the client")
+    'R&D, Köln'
     """
-    if (why := why_not(name)) is not None:
-        raise ValueError(f"{what} {why}")
-    return str(name)
+    if not isinstance(name, str):
+        raise ValueError(f"{what} must be a text, not {shortened(repr(name), 60)}")
+    if not name.strip():
+        raise ValueError(f"{what} is empty")
+    if not is_printable(name) or "\n" in name or "\t" in name:
+        shown = printable(repr(shortened(name, 60)))
+        raise ValueError(f"{what} has control characters or line breaks: {shown}")
+    return as_written(name, what)
 
 
 def as_written(name: str, what: str) -> str:
@@ -74,3 +61,20 @@ def as_written(name: str, what: str) -> str:
     if len(written) > LONGEST:
         raise ValueError(f"{what} has {len(written):,} characters; a name has at most {LONGEST:,}")
     return written
+
+
+def check_metric(name: object, who: str) -> None:
+    r"""Raise a ConfigError if a metric cannot have a name, which must be readable in metrics.csv.
+
+    Args:
+        name: The name.
+        who: What gives the name, as the beginning of a sentence: `Net logs`.
+
+    >>> check_metric("top1/val", "Net logs")
+    """
+    is_text = isinstance(name, str) and name.isprintable() and bool(name) and name == name.strip()
+    if not is_text or set(str(name)) & set(',"'):
+        raise ConfigError(
+            f"{who} the name {name!r}. A name is a text of printable characters without commas,"
+            " quotation marks and line breaks, such as `top1`."
+        )

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from flbench.core.errors import ConfigError
+
 _NOTHING: Final = object()
 
 
@@ -92,3 +94,17 @@ def how_to_resume(path: Path, command: str = "run", again: Sequence[str] | None 
     if again is None:
         return f"flbench {command} --resume {in_shell(path)}"
     return f"fl.resume({', '.join([repr(str(path)), *again])})"
+
+
+def check_whole(name: str, value: Any, least: int) -> None:
+    """Raise a ConfigError if the value of a setting is not a whole number of at least `least`.
+
+    >>> check_whole("trials", 0, 1)
+    Traceback (most recent call last):
+        ...
+    flbench.core.errors.ConfigError: `trials` must be a whole number of at least 1, got 0.
+    """
+    if type(value) is not int or value < least:
+        raise ConfigError(
+            f"{setting(name)} must be a whole number of at least {least}, got {value!r}."
+        )

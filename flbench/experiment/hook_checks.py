@@ -6,8 +6,8 @@ from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Deployment
 from flbench.client.program import LocalProgram
-from flbench.core import metric_names
 from flbench.core.errors import ConfigError, UnknownNameError, did_you_mean
+from flbench.core.names import check_metric
 from flbench.core.tree import write_counts
 from flbench.core.types import Dispatch, Message, State, Update
 from flbench.experiment.communication import apply_mask
@@ -57,7 +57,7 @@ def deployed(algorithm: Algorithm, models: Any, clients: int) -> None:
             " Deployments, of which the first is called `personal`."
         )
     for name, model in models.items():
-        metric_names.check(name, f"{_hook(algorithm, 'deploy')} gives a model")
+        check_metric(name, f"{_hook(algorithm, 'deploy')} gives a model")
         dispatch(algorithm, "deploy", model.dispatch, clients)
 
 
@@ -96,7 +96,7 @@ def update(algorithm: Algorithm, found: Any, state: State, clients: int) -> None
                 f"{f' of the shape {wanted}' if wanted else ''}."
             )
     for name, metric in found.metrics.items():
-        metric_names.check(name, f"{who} gives a metric")
+        check_metric(name, f"{who} gives a metric")
         try:
             float(metric)
         except (TypeError, ValueError, RuntimeError) as error:

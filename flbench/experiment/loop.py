@@ -19,8 +19,8 @@ from flbench.callbacks.run_view import Memory, RunView
 from flbench.client.logged import LOGGED
 from flbench.client.program import LocalProgram, Statistic, Step
 from flbench.config.schema import Config
-from flbench.core import metric_names
 from flbench.core.errors import CallbackError, DivergedError, RunError, UserError
+from flbench.core.names import check_metric
 from flbench.core.storage import Storage
 from flbench.core.types import Results, Stage, State, Tree
 from flbench.core.wording import lower_rate
@@ -519,7 +519,7 @@ def _diagnosed(diagnostics: tuple[Statistic, ...], results: Results, number: int
         for statistic in diagnostics:
             if len(values) and name.startswith(f"{statistic.name}."):
                 key = name.removeprefix(f"{statistic.name}.")
-                metric_names.check(key, "`diagnostics` gives a value")
+                check_metric(key, "`diagnostics` gives a value")
                 yield Row(number, "train", "", key, float(values.double().mean()))
 
 

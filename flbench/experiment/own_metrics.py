@@ -11,7 +11,7 @@ from torch import Tensor
 from flbench.config.schema import EvaluationConfig, OwnMetricConfig
 from flbench.core import parts, source_hash
 from flbench.core.errors import ConfigError
-from flbench.core.metric_names import SUFFIXES
+from flbench.core.names import SUFFIXES
 from flbench.core.raised import calling
 from flbench.metrics import ranking_names
 from flbench.metrics.classification import per_client, pooled

@@ -10,9 +10,8 @@ from flbench.config.resolve import resolve
 from flbench.config.schema import CHECKPOINT_SECONDS, EngineConfig, EvaluationConfig
 from flbench.config.sources import Layer, from_values
 from flbench.core.errors import ConfigError, did_you_mean
-from flbench.core.metric_names import SUFFIXES
-from flbench.core.numbers import check_whole
-from flbench.core.wording import setting
+from flbench.core.names import SUFFIXES
+from flbench.core.wording import check_whole, setting
 from flbench.jobs import repetitions
 from flbench.jobs.repetitions import Vary
 from flbench.metrics import ranking_names, rare_names
