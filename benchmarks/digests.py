@@ -219,7 +219,7 @@ def workers(file: Path) -> int:
         file: File for all digests, and the sentences about those that differ. Runs that it has
             already, from a call that was interrupted, are not trained again.
     """
-    from flbench.workers.session import connect, disconnect
+    from flbench.workers.ray_session import connect, disconnect
 
     before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     rows: Rows = before.get("rows", {})

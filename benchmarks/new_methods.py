@@ -49,7 +49,7 @@ from flbench.results.study_folder import Header, MethodEntry
 from flbench.tuning import fitting, library
 from flbench.tuning.samplers import RandomSampler
 from flbench.tuning.study import TrainingJob, now, write_record
-from flbench.workers.resources import CELL, Resources
+from flbench.workers.ray_resources import CELL, Resources
 from flbench.workers.supervisor import Supervisor
 
 CONFIGS: Final = Path(__file__).resolve().parents[1] / "configs"

@@ -239,7 +239,7 @@ def start(
     """
     require_ray_tune()
     from flbench.tuning import cost, prepare
-    from flbench.workers.cluster import cluster
+    from flbench.workers.ray_cluster import cluster
 
     with campaigns.supervised(caller, objects) as supervisor:
         with caller.during(campaigns.CHECK):
@@ -314,7 +314,7 @@ def carry_on(
     require_ray_tune()
     from flbench.tuning import prepare, run, study_page
     from flbench.tuning.study import StudyFolder
-    from flbench.workers.cluster import cluster
+    from flbench.workers.ray_cluster import cluster
     from flbench.workers.shipping import pack
 
     with (

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flbench.cli.aliases import ALIASES
-from flbench.workers import server
+from flbench.workers import fork_server
 
 GPUS: Final = Path("/dev/nvidiactl")
 """File of the driver of GPUs, on which no workers of this machine train."""
@@ -20,7 +20,7 @@ def prepare(given: Mapping[str, Any]) -> None:
     on_gpu = given.get("engine.device", "auto") != "cpu" and GPUS.exists()
     if on_gpu or given.get("engine.name") == "ray" or given.get("engine.workers") in (1, "1"):
         return
-    server.prepare()
+    fork_server.prepare()
 
 
 def texts_of_keys(words: Sequence[str], aliases: Mapping[str, str]) -> dict[str, str]:

@@ -103,7 +103,7 @@ class Engine(Protocol):
                 else they change is discarded.
 
         Raises:
-            ValueError: The program trains, keeps or sends a leaf that no client has.
+            UnknownNameError: The program trains, keeps or sends a leaf that no client has.
             ConfigError: The engine cannot run the program.
         """
 

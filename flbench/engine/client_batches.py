@@ -29,7 +29,6 @@ class ClientBatches(IterableDataset[Batch]):
         needs_two: Whether batches of one sample are left out in any case.
 
     Attributes:
-        samples: Which samples these are (`Phase.samples`).
         indices: [n] The client's rows of the data set.
         rows: [B] The rows of the batch that was yielded last.
         per_epoch: Number of batches of each epoch.
@@ -46,7 +45,6 @@ class ClientBatches(IterableDataset[Batch]):
         has_batchnorm: bool,
         needs_two: bool = False,
     ) -> None:
-        self.samples = phase.samples
         self.indices = federation.rows(phase.samples, client, settings.draw)
         self.rows = self.indices[:0]
         self._federation = federation

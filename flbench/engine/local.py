@@ -24,7 +24,7 @@ from flbench.engine.worker import SENT, Call, Worker, distributed, in_order
 from flbench.models.base import net_leaves
 from flbench.workers import cores
 from flbench.workers.nesting import reason_against_workers
-from flbench.workers.processes import FILES, ProcessPool, SharedArray
+from flbench.workers.process_pool import FILES, ProcessPool, SharedArray
 
 SPENT: Final = 0.2
 """Seconds of training in this process before workers are started. A run that ends before would gain

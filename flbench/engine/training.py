@@ -27,7 +27,7 @@ class Training:
         steps: Optimizer steps taken so far.
 
     Raises:
-        ValueError: The phase trains no parameter.
+        UnknownNameError: The phase trains no parameter.
     """
 
     def __init__(

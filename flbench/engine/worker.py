@@ -4,7 +4,6 @@ Actors of Ray and processes of this machine are the same class, `Worker`. A work
 its own and keeps no state between calls, so that one that has died is replaced by a new one.
 """
 
-import os
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -35,7 +34,7 @@ from flbench.engine.base import (
     find_device,
 )
 from flbench.models.base import is_lightning
-from flbench.workers.calls import RESTARTS, Pool
+from flbench.workers.pool import RESTARTS, Pool
 
 SENT: Final = 2**29
 """Bytes that are sent to workers and returned by them at the same time, so that large models of
@@ -70,9 +69,8 @@ class Worker:
         torch.set_num_threads(config.threads)
         self.engine = _engine(net, federation.with_samples(samples), config, stacks=stacks)
 
-    def ready(self) -> int:
-        """Return the id of the process, when the engine is ready."""
-        return os.getpid()
+    def ready(self) -> None:
+        """Return when the engine is ready."""
 
     def run(
         self,

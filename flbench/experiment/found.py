@@ -11,7 +11,7 @@ from flbench.core.errors import ConfigError
 from flbench.engine.base import check_precision, find_device
 from flbench.workers import cores
 from flbench.workers.nesting import is_ray_worker
-from flbench.workers.resources import is_elsewhere
+from flbench.workers.ray_resources import is_elsewhere
 
 THREADS_PER_CORE: Final = 16
 
@@ -101,7 +101,7 @@ def find_engine(
         address = asked.address
     if is_elsewhere(address) or (has_workers and is_ray_worker()):
         try:
-            from flbench.workers.cluster import device_there  # importing Ray takes a second
+            from flbench.workers.ray_cluster import device_there  # importing Ray takes a second
         except ModuleNotFoundError as error:
             raise ConfigError(
                 f"{key} needs the package `ray`, which is not installed:"

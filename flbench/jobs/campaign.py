@@ -12,7 +12,7 @@ from flbench.jobs.job import Job, Outcome, Task
 from flbench.jobs.launchers import launcher
 from flbench.jobs.progress import JobProgress
 from flbench.jobs.samples import LoadedSamples
-from flbench.workers.resources import Resources
+from flbench.workers.ray_resources import Resources
 from flbench.workers.supervisor import Supervisor
 
 

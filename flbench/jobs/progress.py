@@ -18,7 +18,7 @@ from flbench.core.wording import listed
 from flbench.jobs.folder import JobFolder
 from flbench.jobs.job import Job, Outcome
 from flbench.reports.terminal import Silence, duration, open_console
-from flbench.workers.resources import Kind
+from flbench.workers.ray_resources import Kind
 
 TAIL: Final = 4096  # bytes at the end of metrics.csv in which the last round is searched
 NAMED: Final = 4  # running jobs that a line names

@@ -10,7 +10,7 @@ from ray import tune
 from flbench.tuning.progress_table import ProgressTable
 from flbench.tuning.queue import JobQueue
 from flbench.tuning.waits import Waits
-from flbench.workers.lost import LOST, OUT_OF_MEMORY, why_lost
+from flbench.workers.ray_lost import LOST, OUT_OF_MEMORY, why_lost
 from flbench.workers.supervisor import StudyStopped, Supervisor
 
 

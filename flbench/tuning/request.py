@@ -17,7 +17,7 @@ from flbench.jobs.repetitions import Vary
 from flbench.metrics import ranking_names, rare_names
 from flbench.results.study_folder import PERSONAL
 from flbench.workers import cores
-from flbench.workers.resources import Resources
+from flbench.workers.ray_resources import Resources
 
 Search = Literal["random", "grid", "optuna"]
 Scheduler = Literal["asha", "pbt", "none"]

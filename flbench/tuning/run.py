@@ -32,8 +32,8 @@ from flbench.tuning.study import (
 )
 from flbench.tuning.waits import Waits
 from flbench.tuning.worker import TrialWorker
-from flbench.workers.lost import OUT_OF_MEMORY, why_lost
 from flbench.workers.orphans import wait_for_orphans
+from flbench.workers.ray_lost import OUT_OF_MEMORY, why_lost
 from flbench.workers.shipping import SealedParcel
 from flbench.workers.supervisor import Supervisor
 

@@ -10,9 +10,9 @@ from typing import Final
 
 from flbench.core.wording import listed
 from flbench.tuning.ray_tune import Reservations
-from flbench.workers.cluster import workers_of
-from flbench.workers.pool import NOTICE, amounts, end_of_wait, free, there
-from flbench.workers.resources import Resources
+from flbench.workers.ray_cluster import workers_of
+from flbench.workers.ray_pool import NOTICE, amounts, end_of_wait, free, there
+from flbench.workers.ray_resources import Resources
 
 LOOK: Final = 4.0
 """Seconds between two looks at the nodes of the cluster."""

@@ -21,7 +21,7 @@ def happened(tmp_path, monkeypatch):
         events.append("trains")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(early_workers.server, "prepare", lambda: events.append("begins"))
+    monkeypatch.setattr(early_workers.fork_server, "prepare", lambda: events.append("begins"))
     monkeypatch.setattr(early_workers, "GPUS", tmp_path / "none")
     monkeypatch.setattr(running, "start", trains)
     monkeypatch.setattr(running, "carry_on", trains)

@@ -26,8 +26,8 @@ from flbench.engine.local import LocalEngine
 from flbench.engine.worker import assign
 from flbench.experiment import evaluate, rounds
 from flbench.testing.setting import NET
-from flbench.workers import calls, nesting
-from flbench.workers.processes import ProcessPool
+from flbench.workers import nesting, pool
+from flbench.workers.process_pool import ProcessPool
 from tests.algorithms.test_contract import KINDS
 from tests.engine.playing import played
 from tests.engine.test_vectorized import REDUCE, Count
@@ -200,7 +200,7 @@ def test_killed_worker_is_started_again_and_changes_nothing(engines):
     assert not set(workers_of(os.getpid())) & set(before)
 
 
-@pytest.mark.parametrize(("kills", "workers"), [(calls.RESTARTS, 3), (100, 1)])
+@pytest.mark.parametrize(("kills", "workers"), [(pool.RESTARTS, 3), (100, 1)])
 def test_worker_that_is_killed_while_it_starts_is_started_again(monkeypatch, kills, workers):
     monkeypatch.delenv(nesting.VARIABLE, raising=False)
     built, notes, killed = build(*KEYS["sequential"]), [], []
@@ -264,7 +264,7 @@ def warns():
 
 
 def test_worker_that_always_dies_ends_the_run_with_a_sentence(engines):
-    with pytest.raises(RunError, match=rf"lost {calls.RESTARTS + 1} workers.*engine\.workers"):
+    with pytest.raises(RunError, match=rf"lost {pool.RESTARTS + 1} workers.*engine\.workers"):
         trained(engines["sequential"], dies)
     engines["sequential"].start()  # for the next tests
 

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 ray = pytest.importorskip("ray")
 from flbench.engine.ray import RayEngine  # noqa: E402  # it needs Ray
-from flbench.workers.session import connect, disconnect  # noqa: E402
+from flbench.workers.ray_session import connect, disconnect  # noqa: E402
 
 METHODS = ALGORITHMS.load()
 KEYS = (*NET, "engine.threads=1")
@@ -272,7 +272,7 @@ class Raising:
 @pytest.mark.parametrize("cause", [ConfigError("correct the net"), KeyError("a fault of flbench")])
 def test_an_error_of_a_worker_is_raised_as_it_was(engine, cause):
     """Ray puts the traceback of the worker into the text of its own errors."""
-    from flbench.workers.pool import ActorPool
+    from flbench.workers.ray_pool import ActorPool
 
     kind = ray.remote(Raising).options(num_cpus=0)
     with closing(ActorPool(kind.remote, 1, {"CPU": 0}, "a worker", 60.0, print)) as pool:

@@ -43,7 +43,7 @@ SHARES = {"run": 0.5, "compare": 0.34, "tune": 0.16}
 """How many of the kills each kind gets."""
 ENDED = 1.0  # seconds after which no process of a killed command may be left
 RAYS_ENDED = 30.0  # the same for processes of Ray, which notice the end of a driver later
-REAPER = "workers/reaper.py"
+REAPER = "workers/ray_reaper.py"
 FINISHED = 900.0  # seconds after which a command that was not killed counts as hanging
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(4 * 3600)]

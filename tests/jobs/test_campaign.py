@@ -10,7 +10,7 @@ from flbench.jobs import campaign
 from flbench.jobs.job import Job
 from flbench.jobs.samples import LoadedSamples
 from flbench.workers import orphans
-from flbench.workers.resources import CELL, Resources
+from flbench.workers.ray_resources import CELL, Resources
 from flbench.workers.supervisor import Supervisor
 from tests.support import SMALL, config_of
 

@@ -13,7 +13,7 @@ from flbench.jobs import progress as progresses
 from flbench.jobs.job import Job, Outcome
 from flbench.jobs.progress import JobProgress
 from flbench.reports import terminal
-from flbench.workers.resources import CELL
+from flbench.workers.ray_resources import CELL
 from tests.support import config_of
 
 

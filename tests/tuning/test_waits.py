@@ -6,7 +6,7 @@ import pytest
 
 from flbench.config.schema import EngineConfig
 from flbench.core.errors import RunError
-from flbench.workers.resources import Resources
+from flbench.workers.ray_resources import Resources
 from flbench.workers.supervisor import Supervisor
 
 pytest.importorskip("ray")

@@ -23,7 +23,7 @@ from flbench.jobs.job import Job, Outcome, Task
 from flbench.jobs.samples import LoadedSamples
 from flbench.tuning import prepare
 from flbench.tuning.request import TuneRequest
-from flbench.workers.resources import CELL, TRIAL, Resources
+from flbench.workers.ray_resources import CELL, TRIAL, Resources
 from flbench.workers.supervisor import Supervisor
 from tests.support import SMALL, build, config_of
 from tests.tuning.test_prepare import layers_of
@@ -35,8 +35,8 @@ from flbench.engine import ray as ray_engine  # noqa: E402
 from flbench.jobs.launchers import ray_actors  # noqa: E402
 from flbench.tuning import run  # noqa: E402
 from flbench.tuning.worker import TrialWorker  # noqa: E402
-from flbench.workers.cluster import cluster  # noqa: E402
-from flbench.workers.session import connect, disconnect  # noqa: E402
+from flbench.workers.ray_cluster import cluster  # noqa: E402
+from flbench.workers.ray_session import connect, disconnect  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

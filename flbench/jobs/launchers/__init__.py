@@ -12,7 +12,7 @@ from flbench.jobs.launchers.base import Launcher
 from flbench.jobs.launchers.local_processes import local_processes
 from flbench.jobs.launchers.this_process import ThisProcess
 from flbench.jobs.samples import LoadedSamples
-from flbench.workers.resources import Resources
+from flbench.workers.ray_resources import Resources
 from flbench.workers.supervisor import Supervisor
 
 

@@ -13,9 +13,9 @@ from flbench.jobs.launchers.job_worker import JobWorker
 from flbench.jobs.launchers.pooled import Pooled
 from flbench.jobs.launchers.shipped import Store, StoredSamples
 from flbench.jobs.samples import LoadedSamples
-from flbench.workers import server
-from flbench.workers.processes import ProcessPool, SharedArray
-from flbench.workers.resources import Resources
+from flbench.workers import fork_server
+from flbench.workers.process_pool import ProcessPool, SharedArray
+from flbench.workers.ray_resources import Resources
 from flbench.workers.shipping import Parcel, pack
 from flbench.workers.supervisor import Supervisor
 
@@ -43,7 +43,7 @@ def local_processes(
     """
     methods = sorted({job.config.algorithm.name for job in jobs})
     parcel = pack(samples.objects, methods)
-    server.prepare()
+    fork_server.prepare()
     with supervisor.waiting():
         launcher = Pooled(
             resources.concurrent,

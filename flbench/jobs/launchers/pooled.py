@@ -8,7 +8,7 @@ from flbench.core.errors import RunError
 from flbench.jobs.job import Job, Outcome, Task
 from flbench.jobs.launchers.attempts import Attempts, Lost
 from flbench.jobs.launchers.shipped import Store
-from flbench.workers.calls import Pool
+from flbench.workers.pool import Pool
 from flbench.workers.supervisor import Supervisor
 
 PERIOD: Final = 0.3  # seconds between two looks for stop signals

@@ -14,9 +14,9 @@ from flbench.jobs.launchers.job_worker import JobWorker
 from flbench.jobs.launchers.pooled import Pooled
 from flbench.jobs.launchers.shipped import Store, StoredSamples
 from flbench.jobs.samples import LoadedSamples
-from flbench.workers.cluster import cluster
-from flbench.workers.pool import ActorPool, there
-from flbench.workers.resources import Resources
+from flbench.workers.ray_cluster import cluster
+from flbench.workers.ray_pool import ActorPool, there
+from flbench.workers.ray_resources import Resources
 from flbench.workers.samples import SharedSamples
 from flbench.workers.shipping import pack
 from flbench.workers.supervisor import Supervisor

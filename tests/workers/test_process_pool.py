@@ -15,7 +15,7 @@ from flbench.core import startup
 from flbench.jobs.job import Job
 from flbench.jobs.launchers.attempts import Attempts
 from flbench.workers import nesting
-from flbench.workers.processes import ProcessPool, SharedArray
+from flbench.workers.process_pool import ProcessPool, SharedArray
 from tests.support import SMALL, config_of
 
 
@@ -104,8 +104,8 @@ def test_a_lost_worker_gives_its_call_back_and_the_others_go_on():
 IMPORTING = """
 import os, time
 from pathlib import Path
-from flbench.workers import server
-server.start()
+from flbench.workers import fork_server
+fork_server.start()
 print(Path(f"/proc/self/task/{os.getpid()}/children").read_text(), flush=True)
 time.sleep(100)
 """

@@ -10,7 +10,7 @@ import flbench as fl
 from flbench.core.errors import ConfigError, RunError, UserError
 from flbench.core.tree import digest
 from flbench.testing.setting import NET
-from flbench.workers import pool as pools
+from flbench.workers import ray_pool as pools
 from tests.engine.playing import played
 from tests.support import build, config_of
 

@@ -26,7 +26,7 @@ from ray.job_config import JobConfig
 from flbench.core import hosts
 from flbench.core.errors import ConfigError, RunError
 from flbench.core.parts import is_searched_early
-from flbench.workers import cores, reaper
+from flbench.workers import cores, ray_reaper
 
 ADDRESS_VARIABLE: Final = "RAY_ADDRESS"
 _ONE_MACHINE: Final = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # false: Ray uses the loopback interface
@@ -192,7 +192,7 @@ class _Private:
             self._reaper = os.posix_spawn(
                 sys.executable,
                 # -I: nothing of the current folder or of $PYTHONPATH is imported.
-                [sys.executable, "-I", "-S", reaper.__file__, str(self.folder.resolve())],
+                [sys.executable, "-I", "-S", ray_reaper.__file__, str(self.folder.resolve())],
                 os.environ,
                 file_actions=[(os.POSIX_SPAWN_DUP2, end, 0), nothing, (os.POSIX_SPAWN_DUP2, 2, 1)],
                 setpgroup=0,  # Ctrl-C is not for it

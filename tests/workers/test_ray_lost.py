@@ -6,7 +6,7 @@ import pytest
 
 ray = pytest.importorskip("ray")
 callbacks = pytest.importorskip("flbench.tuning.callbacks")
-lost = pytest.importorskip("flbench.workers.lost")
+lost = pytest.importorskip("flbench.workers.ray_lost")
 
 MONITOR = "1 worker(s) were killed due to the node running low on memory.\nObject store: 7 lines"
 INIT = "The actor died because of an error raised in its creation task\nNo module named 'x'"

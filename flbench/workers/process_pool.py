@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from flbench.core.errors import RunError
 from flbench.core.parts import portable, where_to_put
-from flbench.workers import server
-from flbench.workers.calls import DIED, RESTARTS, Ended
+from flbench.workers import fork_server
+from flbench.workers.pool import DIED, RESTARTS, Ended
 
 FILES: Final = 9
 """Files that a worker opens in this process."""
@@ -54,7 +54,7 @@ class SharedArray:
 
 
 class ProcessPool:
-    """Processes of this machine as workers; see `flbench.workers.calls.Pool`.
+    """Processes of this machine as workers; see `flbench.workers.pool.Pool`.
 
     Args:
         make: Function or class that makes the object of a worker.
@@ -77,7 +77,7 @@ class ProcessPool:
         return sum(one.is_ready() for one in self._processes)
 
     def fill(self) -> None:
-        server.start()
+        fork_server.start()
         for process in [one for one in self._processes if one.begun.done()]:
             error = process.begun.exception()
             if error is not None:
@@ -87,7 +87,7 @@ class ProcessPool:
                     self.failed = f"a worker {error}"
                 elif self._deaths > RESTARTS:
                     self.failed = f"a worker was ended {self._deaths} times while it started"
-        while server.is_ready() and len(self._processes) < self.most and self.failed is None:
+        while fork_server.is_ready() and len(self._processes) < self.most and self.failed is None:
             self._add()
 
     def submit(self, key: Any, method: str, *arguments: Any) -> None:
@@ -127,7 +127,7 @@ class ProcessPool:
         Raises:
             RunError: The system starts no further process.
         """
-        server.start()
+        fork_server.start()
         try:
             process = _Process(self._content)
         except OSError as error:
@@ -152,8 +152,10 @@ class _Process:
     """
 
     def __init__(self, content: bytes) -> None:
-        end, self._alive = server.context.Pipe(duplex=False)
-        self._executor = ProcessPoolExecutor(1, server.context, _begin, (end, os.getcwd(), content))
+        end, self._alive = fork_server.context.Pipe(duplex=False)
+        self._executor = ProcessPoolExecutor(
+            1, fork_server.context, _begin, (end, os.getcwd(), content)
+        )
         try:
             self.begun = self.call("ready", ())
         except BaseException:

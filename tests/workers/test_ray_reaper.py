@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from flbench.workers import reaper
+from flbench.workers import ray_reaper
 
 SLEEP = "import time; time.sleep(60)"
 
@@ -18,11 +18,11 @@ def test_processes_of_the_cluster_are_ended_and_no_others(tmp_path):
 
     Titles of Ray's agents take the place of their environment. Their logs are in the folder.
     """
-    environment = {**os.environ, reaper.TOKEN: "of-this-cluster"}
+    environment = {**os.environ, ray_reaper.TOKEN: "of-this-cluster"}
     (tmp_path / "cluster").mkdir()
 
     def begin(token, *marks):
-        env = {**environment, reaper.TOKEN: token}
+        env = {**environment, ray_reaper.TOKEN: token}
         return subprocess.Popen([sys.executable, "-I", "-S", "-c", SLEEP, *marks], env=env)
 
     def agent(folder):
@@ -34,7 +34,7 @@ def test_processes_of_the_cluster_are_ended_and_no_others(tmp_path):
     titled, titled_other = agent(tmp_path / "cluster"), agent(tmp_path)
     users, others = begin("of-this-cluster"), begin("of-another", "ray::DashboardAgent")
     program = subprocess.Popen(
-        [sys.executable, "-I", "-S", reaper.__file__, str(tmp_path / "cluster")],
+        [sys.executable, "-I", "-S", ray_reaper.__file__, str(tmp_path / "cluster")],
         stdin=subprocess.PIPE,
         env=environment,
     )

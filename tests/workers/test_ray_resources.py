@@ -5,7 +5,7 @@ import pytest
 from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError
 from flbench.workers import cores
-from flbench.workers.resources import CELL, PER_CORE, TRIAL, Resources, gpu_share
+from flbench.workers.ray_resources import CELL, PER_CORE, TRIAL, Resources, gpu_share
 
 CORES = cores.available()
 

@@ -15,7 +15,7 @@ from flbench.core import hosts, parts
 from flbench.core.errors import ConfigError
 
 ray = pytest.importorskip("ray")
-session = pytest.importorskip("flbench.workers.session")
+ray_session = pytest.importorskip("flbench.workers.ray_session")
 
 ATTACK = "import pathlib; pathlib.Path({place!r}).touch()\n"
 OTHER = 54321  # a user who is not this one
@@ -102,7 +102,7 @@ def cluster(tmp_path_factory):
         patch.chdir(folder)
         patch.setenv("HOME", str(home))
         patch.setenv("RAY_AUTH_MODE", "disabled")  # of the user, for another cluster
-        assert session.connect(None, cpus=1)
+        assert ray_session.connect(None, cpus=1)
         # The class travels by value: the worker has no path to the modules of the tests.
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
         try:
@@ -112,7 +112,7 @@ def cluster(tmp_path_factory):
             yield executed, home, ray.get(actor.look.remote(), timeout=100)
         finally:
             ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-            session.disconnect()
+            ray_session.disconnect()
             sys.modules.pop("own_module_of_test", None)
     assert os.environ.get("RAY_AUTH_TOKEN") is None
 
@@ -146,7 +146,7 @@ class TestLocalCluster:
     def test_files_of_the_session_are_private(self, private):
         assert private.stat().st_mode & 0o777 == 0o700
         assert private.stat().st_uid == os.getuid()
-        assert private.parent in (Path("/tmp"), Path(session._place()))
+        assert private.parent in (Path("/tmp"), Path(ray_session._place()))
 
     @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
     def test_another_user_does_not_reach_a_socket(self, cluster):
@@ -204,9 +204,9 @@ class TestLocalCluster:
             "from ray._private import services\n"
             f"services.find_gcs_addresses = lambda: [{address!r}]\n"
             "from flbench.core.errors import ConfigError\n"
-            "from flbench.workers import session\n"
+            "from flbench.workers import ray_session\n"
             f"for one in ('auto', {address!r}):\n"
-            "    try: session.connect(one)\n"
+            "    try: ray_session.connect(one)\n"
             "    except ConfigError as error: print(error)\n"
         )
         kept = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
@@ -270,9 +270,9 @@ class TestLocalCluster:
 def test_local_starts_a_private_cluster(monkeypatch):
     started = []
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(session, "_start", lambda options, cpus: started.append(cpus))
+    monkeypatch.setattr(ray_session, "_start", lambda options, cpus: started.append(cpus))
 
-    session.connect("local", cpus=1)
+    ray_session.connect("local", cpus=1)
 
     assert started == [1]
 
@@ -296,9 +296,9 @@ def test_variables_do_not_open_a_cluster_to_others(variable, tmp_path, monkeypat
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", init)
     try:
-        assert session.connect(None, cpus=1)
+        assert ray_session.connect(None, cpus=1)
     finally:
-        session.disconnect()
+        ray_session.disconnect()
 
     assert seen["host"] == "127.0.0.1"
     assert seen["one machine"] == "0"
@@ -310,10 +310,10 @@ def test_variables_do_not_open_a_cluster_to_others(variable, tmp_path, monkeypat
 
 def test_the_private_folder_is_closed_to_others(tmp_path, monkeypatch):
     """Also with the umask of a careless user."""
-    monkeypatch.setattr(session, "_place", lambda: str(tmp_path))
+    monkeypatch.setattr(ray_session, "_place", lambda: str(tmp_path))
     umask = os.umask(0)
     try:
-        private = session._Private()
+        private = ray_session._Private()
     finally:
         os.umask(umask)
 
@@ -339,7 +339,7 @@ class TestClusterOfAnotherUser:
         calls = []
         monkeypatch.setattr(ray, "init", lambda **options: calls.append(options))
         monkeypatch.setattr(ray, "is_initialized", lambda: False)
-        monkeypatch.setattr(session, "_refusal", lambda address: None)
+        monkeypatch.setattr(ray_session, "_refusal", lambda address: None)
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
         return calls
 
@@ -348,7 +348,7 @@ class TestClusterOfAnotherUser:
         monkeypatch.setattr(os, "getuid", lambda: OTHER)
 
         with pytest.raises(ConfigError, match=r"--address.*belongs to the user .*ray start"):
-            session.connect(form.format(port), key="--address")
+            ray_session.connect(form.format(port), key="--address")
 
         assert joined == []
 
@@ -357,7 +357,7 @@ class TestClusterOfAnotherUser:
         monkeypatch.setattr(hosts, "users_at", lambda port: {OTHER})
 
         with pytest.raises(ConfigError, match=f"the user with the id {OTHER}"):
-            session.connect(f"127.0.0.1:{port}")
+            ray_session.connect(f"127.0.0.1:{port}")
 
         assert joined == []
 
@@ -375,7 +375,7 @@ class TestClusterOfAnotherUser:
         monkeypatch.syspath_prepend(tmp_path)
 
         with pytest.raises(ConfigError, match=r"--address.*ray://HOST:PORT"):
-            session.connect(form.format(port), key="--address")
+            ray_session.connect(form.format(port), key="--address")
 
         assert joined == []
 
@@ -384,7 +384,7 @@ class TestClusterOfAnotherUser:
         monkeypatch.setattr(hosts, "users_at", {10001: {OTHER}}.__getitem__)
 
         with pytest.raises(ConfigError, match=f"the user with the id {OTHER}"):
-            session.connect("ray://127.0.0.1")
+            ray_session.connect("ray://127.0.0.1")
 
         assert joined == []
 
@@ -403,7 +403,7 @@ class TestClusterOfAnotherUser:
             monkeypatch.setattr("ray._private.services.find_gcs_addresses", lambda: {address})
 
         with pytest.raises(ConfigError, match="ray start --head"):
-            session.connect("auto")
+            ray_session.connect("auto")
 
         assert joined == []
 
@@ -413,7 +413,7 @@ class TestClusterOfAnotherUser:
         monkeypatch.setattr("ray._private.services.find_gcs_addresses", lambda: {address})
         before = os.environ.get("RAY_AUTH_TOKEN")
 
-        assert session.connect("auto")
+        assert ray_session.connect("auto")
 
         assert [call["address"] for call in joined] == [address]
         assert os.environ.get("RAY_AUTH_TOKEN") == before
@@ -477,15 +477,15 @@ def test_another_process_searches_folders_in_the_order_of_this_one(tmp_path, mon
 def test_messages_of_servers_are_not_printed_between_tables(monkeypatch):
     from ray._private import worker
 
-    monkeypatch.setattr(session, "_start", lambda *_: None)
+    monkeypatch.setattr(ray_session, "_start", lambda *_: None)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
-    session.disconnect()  # earlier tests connect to clusters that are not there, and stay connected
+    ray_session.disconnect()  # earlier tests stay connected to clusters that are not there
     printer = worker.print_to_stdstream
 
-    assert session.connect(None)
+    assert ray_session.connect(None)
     assert worker.print_to_stdstream({"is_err": False, "lines": ["x"]}, ignore_prefix=False) is None
     assert worker.print_to_stdstream is not printer
-    session.disconnect()
+    ray_session.disconnect()
 
     assert worker.print_to_stdstream is printer
