@@ -346,7 +346,7 @@ def run(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Print sizes and estimates of time and memory; train nothing."
+            "--dry-run", help="Print sizes and estimates of time and memory, from one round."
         ),
     ] = False,
     print_config: Annotated[
