@@ -122,8 +122,10 @@ def check(file: Path, *trees: Any) -> None:
             " you can do. Read it, and if you trust it, add --run-code (in Python: trust=True)."
         )
     # The import compares: what has been overlooked here, or appears later, is not imported.
-    accepted = {one.path for one in (*places, *_found(trees, ())) if one.is_known or one in places}
-    consent.refuse({path for text in _texts(trees) for path in PATH.findall(text)} - accepted)
+    found = {*_found(trees, ())}
+    accepted = {one.path for one in found if one.is_known or one in places}
+    overlooked = {path for text in _texts(trees) for path in PATH.findall(text)}
+    consent.refuse((overlooked | {one.path for one in found}) - accepted)
 
 
 def record(place: Path, *trees: Any) -> None:

@@ -28,7 +28,7 @@ from flbench.core.parts import OBJECT, file_of, folder_of, here, is_installed, m
 POINTS: Final = ("flbench.algorithms", "flbench.models", "flbench.losses")
 """Groups of entry points by which packages register parts."""
 SOURCE, PACKAGE = 1, 5  # kinds of modules, as `modulefinder` calls them
-CONSTANTS: Final = (bool, int, float, complex, str, bytes, tuple, frozenset, type(None))
+CONSTANTS: Final = (bool, int, float, complex, str, bytes, type(None))
 
 # Name of a module -> (its spec, SHA-256 of its file when it was first hashed). A module that is
 # imported anew or reloaded has another spec.
@@ -250,39 +250,58 @@ def _texts(thing: Any) -> set[str]:
     home, space = code.__module__, vars(sys.modules.get(code.__module__, ModuleType("none")))
     finder = _Finder(Path(here()))
     found = {_source(code), "" if code is thing else _value(thing)}
-    seen: set[int] = set()
-    queue = [code]
+    seen: dict[int, Any] = {}  # what is kept has an id of its own
+    queue = [("", code)] if code is thing else [("", code), ("thing", thing)]
     while queue:
-        one = queue.pop()
-        if id(one) in seen:
+        key, value = queue.pop()
+        is_own = type(value).__module__ == home
+        if isinstance(value, CONSTANTS):
+            found.add(f"{key} = {value!r}")
+        elif is_own or isinstance(value, partial):
+            found.add(f"{key} = {_value(value)}")
+        if isinstance(value, CONSTANTS) or id(value) in seen:
             continue
-        seen.add(id(one))
-        try:
-            text = _source(one)
-        except OSError:  # what a decorator such as `dataclass` has made
-            continue
-        found.add(text)
-        compiled = _compiled(text, one)
-        finder.scan_code(compiled, finder.add_module("__main__"))
-        named = {key: space[key] for key in _names(compiled) if key in space}
-        named |= {
-            f"cell {k}": x.cell_contents for k, x in enumerate(_get(one, "__closure__") or ())
-        }
-        named |= {"wrapped": _get(one, "__wrapped__")}
-        if isinstance(one, type):
-            named |= {kind.__qualname__: kind for kind in one.__mro__[1:]}
-            named |= {key: x for key, x in vars(one).items() if isinstance(x, FunctionType)}
-        for key, value in named.items():
-            if isinstance(value, type | FunctionType) and value.__module__ == home:
-                queue.append(value)
-            elif isinstance(value, type | FunctionType | ModuleType):
-                _follow(finder, getattr(value, "__module__", None) or value.__name__)
-            elif isinstance(value, CONSTANTS):
-                found.add(f"{key} = {value!r}")
-            elif type(value).__module__ == home:
-                queue.append(type(value))
-                found.add(f"{key} = {_value(value)}")
+        seen[id(value)] = value
+        if isinstance(value, type | FunctionType) and value.__module__ == home:
+            try:
+                text = _source(value)
+            except OSError:  # what a decorator such as `dataclass` has made
+                continue
+            found.add(text)
+            compiled = _compiled(text, value)
+            finder.scan_code(compiled, finder.add_module("__main__"))
+            queue += [(name, space[name]) for name in _names(compiled) if name in space]
+            queue += [("base", kind) for kind in getattr(value, "__mro__", ())]
+        elif isinstance(value, type | FunctionType | ModuleType):
+            _follow(finder, getattr(value, "__module__", None) or value.__name__)
+        queue += [("type", type(value))] * is_own + _within(value, home)
     return found | {file.read_text("utf-8") for file in _files(finder).values()}
+
+
+def _within(value: Any, home: str) -> list[tuple[str, Any]]:
+    """Return what a value of a script or notebook consists of, with names.
+
+    These are the values in closures, tuples, decorated and partial functions, and the functions and
+    objects in its classes, their objects, lists, dicts and sets, whose other values are data.
+    """
+    if isinstance(value, partial):
+        return [("func", value.func), *_within(value.args, home), *value.keywords.items()]
+    if isinstance(value, tuple):
+        return [(str(k), one) for k, one in enumerate(value)]
+    if isinstance(value, property):
+        return [("property", value.fget), ("property", value.fset)]
+    if isinstance(value, type):
+        value = vars(value) if value.__module__ == home else ()
+    if isinstance(value, Mapping):
+        value = [*value.values()]
+    if isinstance(value, list | set | frozenset | tuple):
+        return [("", one) for one in value if not isinstance(one, CONSTANTS)]
+    cells = getattr(value, "__closure__", None) or ()
+    found = [(f"cell {k}", cell.cell_contents) for k, cell in enumerate(cells)]
+    found += [("wrapped", getattr(value, name, None)) for name in ("__wrapped__", "__func__")]
+    if type(value).__module__ == home:  # constants may be counters that its methods change
+        found += _within(getattr(value, "__dict__", {}), home)
+    return found
 
 
 def _follow(finder: _Finder, module: str) -> None:
@@ -298,7 +317,7 @@ def _compiled(text: str, thing: Any) -> CodeType:
     try:
         return compile(textwrap.dedent(text), "<source>", "exec")
     except SyntaxError:
-        return _get(thing, "__code__") or compile("", "<source>", "exec")
+        return getattr(thing, "__code__", None) or compile("", "<source>", "exec")
 
 
 def _names(code: CodeType) -> set[str]:
@@ -317,13 +336,12 @@ def _source(code: Any) -> str:
     except (OSError, TypeError):
         if not isinstance(code, type):
             raise OSError from None
-    values = {k: v for k, v in vars(code).items() if isinstance(v, CONSTANTS) and k[:2] != "__"}
+    simple = (*CONSTANTS, tuple)
+    values = {
+        k: _value(v) for k, v in vars(code).items() if isinstance(v, simple) and k[:2] != "__"
+    }
     fields = {k: str(v) for k, v in vars(code).get("__annotations__", {}).items()}
     return f"class {code.__qualname__}: {values}, {fields}"
-
-
-def _get(thing: Any, name: str) -> Any:
-    return vars(thing).get(name) if isinstance(thing, type) else getattr(thing, name, None)
 
 
 def _value(thing: Any) -> str:

@@ -34,6 +34,8 @@ ENVIRONMENT: Final = {
     VARIABLE: "1",
 }
 """Environment of the server, in which libraries start no threads when they are imported."""
+TRACKER: Final = "ignore::UserWarning:multiprocessing.resource_tracker"
+"""Filter of warnings. Python deletes what a killed process has left, and need not say so."""
 START_SECONDS: Final = 30.0
 """Seconds after which the server is taken as ready. One that code of the user has started before
 says nothing, and its workers import PyTorch themselves."""
@@ -69,7 +71,12 @@ def start() -> None:
             time.monotonic(),
         )
         context.set_forkserver_preload([__name__])
-    added = {**ENVIRONMENT, IS_READY: f"/proc/{os.getpid()}/fd/{_Started.ready.fileno()}"}
+    silent = f"{os.environ.get('PYTHONWARNINGS', '')},{TRACKER}"
+    added = {
+        **ENVIRONMENT,
+        "PYTHONWARNINGS": silent,
+        IS_READY: f"/proc/{os.getpid()}/fd/{_Started.ready.fileno()}",
+    }
     before = {name: os.environ.get(name) for name in added}
     os.environ.update(added)
     try:

@@ -17,7 +17,7 @@ import yaml
 import flbench as fl
 from flbench.cli.app import main
 from flbench.config import trust
-from flbench.core import parts
+from flbench.core import consent, parts
 from flbench.core.errors import ConfigError
 from flbench.core.text import is_printable
 from flbench.testing import run
@@ -429,6 +429,18 @@ def test_the_import_asks_where_the_search_for_code_has_overlooked_it(
     Path(f"{evil}.py").rename("elsewhere")
     assert main(command) == 2
     assert "no module" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["plain/later1", "with a blank/later2", "a+b/later3"])
+def test_code_that_appears_after_the_question_is_not_imported(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = f"{place}.py:load"
+    with consent.run_code(False):
+        trust.check(Path("theirs.yaml"), {"data": {"source": path}})
+        Path(place).parent.mkdir()
+        Path(f"{place}.py").write_text("raise SystemExit('imported')")
+        with pytest.raises(ConfigError, match="have not allowed"):
+            parts.find(path)
 
 
 def test_code_of_another_place_under_a_known_name_is_asked_about(own, tmp_path, monkeypatch):
