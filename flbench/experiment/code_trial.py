@@ -40,8 +40,7 @@ from flbench.experiment import hook_checks, rounds
 from flbench.experiment.communication import apply_mask, apply_masks
 from flbench.experiment.constant_draws import ConstantDraws
 from flbench.experiment.evaluate import Predict
-from flbench.models.base import net_leaves
-from flbench.models.lightning_net import LightningNet
+from flbench.models.base import is_lightning, net_leaves
 
 if TYPE_CHECKING:  # it imports Lightning, which takes a second
     from flbench.engine.sequential import SequentialEngine
@@ -167,7 +166,7 @@ class CodeTrial:
                 " draw from a random generator of its own, read a clock, or remember earlier calls."
                 f" {CURE}"
             )
-        if attributes and not isinstance(self.net, LightningNet):
+        if attributes and not is_lightning(self.net):
             return [
                 f"model: the net's code changes {_listed(list(attributes))}. Such attributes begin"
                 " as they were for each client in each round, and in each evaluation. Register a"
@@ -180,7 +179,7 @@ class CodeTrial:
         if not (names := engine.changed_fixed()):
             return
         cure = "Make them buffers (register_buffer), which clients keep and send."
-        if isinstance(self.net, LightningNet):
+        if is_lightning(self.net):
             cure += " Or leave requires_grad=True, and leave them out of the optimizer."
         shown = [name.removeprefix("module.").removeprefix("backbone.") for name in names]
         raise ConfigError(
@@ -341,7 +340,7 @@ class CodeTrial:
         Raises:
             ConfigError: The vectorized engine cannot run the code, or gives other results.
         """
-        if isinstance(self.net, LightningNet):
+        if is_lightning(self.net):
             return
         program, parts = self._program(self.state), self._parts()
         if not self.has_own_net and not parts:
@@ -521,7 +520,7 @@ class CodeTrial:
             ids=ids,
             program=shortened(program, STEPS),
             checked=True,
-            observe=() if isinstance(self.net, LightningNet) else observe,
+            observe=() if is_lightning(self.net) else observe,
         ).results
 
     def _are_equal(
