@@ -165,16 +165,16 @@ def test_contract_finds_state_that_a_checkpoint_does_not_hold(tmp_path_factory):
 
     @ALGORITHMS.register("hidden")
     class Hidden(Algorithm):
-        """FedAvg, whose server shrinks the mean a little more at each call after round 1.
+        """FedAvg, whose server shrinks the mean a little more after each second round.
 
-        The trial before a run consists of first rounds, so it cannot find this state.
+        The trial before a run consists of first and last rounds, so it cannot find this state.
         """
 
         paper = Paper("Hidden", "nobody", "invented")
         communication = Communication(down="w", up="w", keeps="nothing")
 
         def aggregate(self, state, results):
-            if state.round > 1:
+            if state.round == 1:
                 calls.append(state.round)
             change = super().aggregate(state, results).server
             return Update({key: value * 0.99 ** len(calls) for key, value in change.items()})

@@ -29,6 +29,7 @@ from flbench.experiment.run_folder import RunFolder
 from flbench.results import reading
 from flbench.results.summary import training_failure
 from flbench.tracking import mirror
+from flbench.tracking.callback import StartMirror
 
 Item = TypeVar("Item")
 show_progress = progress  # `progress` is also an argument of the functions below
@@ -321,7 +322,7 @@ def _train(
         ending.mirrors,
         offered(objects),
     ):
-        start_mirror = mirror.StartMirror(ending.mirrors, display.on_note)
+        start_mirror = StartMirror(ending.mirrors, display.on_note)
         how_to_resume = caller.how_to_resume or RunFolder.command_to_resume
         ending.paths.append(train([start_mirror, display, *callbacks], loggers, how_to_resume))
 

@@ -33,6 +33,10 @@ CONSTANTS: Final = (bool, int, float, complex, str, bytes, type(None))
 # Name of a module -> (its spec, SHA-256 of its file when it was first hashed). A module that is
 # imported anew or reloaded has another spec.
 _first: dict[str, tuple[Any, str]] = {}
+# Name of a module, folder -> (its files by module, packages, times of the last edits of the files).
+_closures: dict[
+    tuple[str, Path | None], tuple[dict[str, Path], set[str], dict[Path, int | None]]
+] = {}
 _known: ContextVar[Mapping[int, str | None] | None] = ContextVar("hashes", default=None)
 
 
@@ -191,9 +195,20 @@ def is_of_package(thing: Any) -> bool:
 
 def _found(module: str) -> tuple[dict[str, Path], set[str]]:
     """Return the files that a module consists of, and the packages that these import."""
-    finder = _Finder(folder_of(module.partition(".")[0]))
-    finder.import_hook(module)
-    return _files(finder), {name.partition(".")[0] for name in finder.badmodules}
+    folder = folder_of(module.partition(".")[0])
+    known = _closures.get((module, folder))
+    if known is None or any(_edited(file) != when for file, when in known[2].items()):
+        finder = _Finder(folder)
+        finder.import_hook(module)
+        found, others = _files(finder), {name.partition(".")[0] for name in finder.badmodules}
+        known = found, others, {file: _edited(file) for file in found.values()}
+        _closures[module, folder] = known
+    return known[:2]
+
+
+def _edited(file: Path) -> int | None:
+    """Return when a file was edited, in nanoseconds; None if there is none."""
+    return file.stat().st_mtime_ns if file.is_file() else None
 
 
 class _Finder(ModuleFinder):

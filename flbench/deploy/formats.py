@@ -241,13 +241,19 @@ def _as_weights(model: TrainedModel, card: Card) -> bytes:
     """Return the content of a .safetensors file.
 
     Raises:
-        UserError: The model predicts by a rule that weights cannot express.
+        UserError: The model predicts by a rule that weights cannot express, or has buffers that
+            are not among the weights.
     """
     if model.net.rule is not None:
         raise UserError(
             f"`safetensors` holds the weights of the net alone, but the model `{card['model']}` of"
             f" `{card['method']}` does not predict by the logits of its net. Choose another"
             f" format: {', '.join(name for name in FORMATS if name != 'safetensors')}."
+        )
+    if model.net.unsaved:
+        raise UserError(
+            f"`safetensors` holds what `load_state_dict` reads, and training has changed the buffer"
+            f" `{model.net.unsaved[0]}`, which is not persistent. Choose another format."
         )
     # Copies, because safetensors refuses tensors that share memory, as tied weights do.
     state = model.net.net.state_dict()

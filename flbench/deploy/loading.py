@@ -272,9 +272,12 @@ def _net(
     own = kinds["net"]
     net = deepcopy(experiment.net).cpu()
     net = net.to(next(value for value in own.values() if value.is_floating_point()))
+    leaves, saved = net_leaves(net), net.state_dict()
+    changed = (leaf for leaf, value in own.items() if not torch.equal(value, leaves[leaf]))
+    unsaved = tuple(leaf for leaf in changed if leaf not in saved)
     with torch.no_grad():
         # Not by load_state_dict, which leaves out the buffers that are not persistent.
-        for leaf, tensor in net_leaves(net).items():
+        for leaf, tensor in leaves.items():
             tensor.copy_(own.get(leaf, tensor))
     net.eval().requires_grad_(False)
     if deployment.predict is None:
@@ -282,6 +285,7 @@ def _net(
     else:
         trees = _that_are_read(net, deployment.predict, kinds, experiment.federation.shape)
         deployed = DeployedNet(net, deployment.predict, *trees)
+    deployed.unsaved = unsaved
     if isinstance(net, LightningNet):  # the user's module, which may be trained further
         for leaf, parameter in net.named_parameters():
             parameter.requires_grad_(leaf not in net.frozen)

@@ -47,7 +47,12 @@ class DeployedNet(nn.Module):
         rule: `Deployment.predict`; None takes the net's logits.
         leaves: Leaves that the rule reads.
         ctx: Entries of ctx that the rule reads.
+
+    Attributes:
+        unsaved: Names of the buffers that training has changed and that `state_dict` leaves out.
     """
+
+    unsaved: tuple[str, ...] = ()
 
     def __init__(
         self,

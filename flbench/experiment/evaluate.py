@@ -650,7 +650,7 @@ class Evaluator:
             DivergedError: All samples of all clients are among them, for the personal models.
         """
         number, name = model.state.round, model.name
-        undefined = torch.zeros(self.federation.clients)
+        undefined = torch.zeros(self.federation.clients, dtype=torch.float32)
         for part in self.parts:
             undefined.index_add_(0, self._owner[part], found[f"{part}.undefined"].float())
         if not undefined.any():

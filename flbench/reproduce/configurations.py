@@ -128,6 +128,8 @@ def fingerprint(config: Config) -> str:
     tree, partition = _compared(config), config.partition
     tree["evaluation.every"] = config.evaluation_period
     tree["partition.seed"] = config.partition_seed
+    if config.train.early_stopping.patience is None:
+        tree = {key: tree[key] for key in tree if not key.startswith("train.early_stopping.")}
     if tree.get("algorithm.agg_weights") == "samples":
         del tree["algorithm.agg_weights"]  # a method that averages nothing may lack the key
     if config.data.path is not None:

@@ -26,7 +26,7 @@ from flbench.core.tree import is_finite
 from flbench.core.types import Dispatch, Message, State
 from flbench.data.dataset import PARTS
 from flbench.data.partition import ClientParts
-from flbench.experiment import assembly, checkpoint, lifecycle, rounds
+from flbench.experiment import assembly, checkpoint, communication, lifecycle, rounds
 from flbench.experiment.communication import apply_mask, apply_masks
 from flbench.experiment.new_clients import NewClients
 from flbench.experiment.rounds import visible_to_server
@@ -328,7 +328,7 @@ class Contract(Conditions):
         monkeypatch.setattr(rounds, "visible_to_server", poisoned_rows)
         monkeypatch.setattr(rounds, "apply_mask", lambda message: apply_mask(poisoned(message)))
         monkeypatch.setattr(
-            rounds,
+            communication,
             "apply_masks",
             lambda d: apply_masks(Dispatch(poisoned(d.shared), poisoned(d.rows), d.numbers)),
         )

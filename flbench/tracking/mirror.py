@@ -14,7 +14,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self
 
-from flbench.callbacks import Callback, RunView
 from flbench.config.schema import Config, TrackingConfig
 from flbench.core import files, startup
 from flbench.core.errors import ConfigError
@@ -247,18 +246,3 @@ class Mirrors:
             self._announce_end("finished")
         else:
             self._announce_end("killed" if issubclass(kind, KeyboardInterrupt) else "failed")
-
-
-class StartMirror(Callback):
-    """Starts the mirror of a run when the run begins.
-
-    Args:
-        mirrors: The mirrors of the command.
-        warn: Prints why the run is not mirrored.
-    """
-
-    def __init__(self, mirrors: Mirrors, warn: Callable[[str], object]) -> None:
-        self._mirrors, self._warn = mirrors, warn
-
-    def on_run_start(self, run: RunView) -> None:
-        self._mirrors.open(run.path, run.config, self._warn)

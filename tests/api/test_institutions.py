@@ -150,7 +150,7 @@ def test_files_with_and_without_dropped_columns_have_the_same_predictions(
         csv.writer(new).writerows([line[1:4] for line in lines[:3]] + [["1", "cehst", "2"]])
     words = ["predict", str(run), "--global", str(tmp_path / "new.csv"), "--json"]
     assert app.main(words) == 2
-    assert "--normalize-by" in capsys.readouterr().err
+    assert "`normalize_by`" in capsys.readouterr().err
     assert app.main([*words, "--normalize-by", str(tmp_path / "new.csv")]) == 0
     captured = capsys.readouterr()
     assert len(json.loads(captured.out)) == 3

@@ -86,7 +86,7 @@ def test_each_key_that_differs_is_named_with_both_values(study, key, value, ther
         prepare(one, LoadedSamples(), 1)
     [sentence] = notes(one)
     here = str(value).strip("[]")
-    for told in (study.name, f"{key}: ", f"{here} here", f"{there or ''} there", "force=True"):
+    for told in (study.name, f"{key}: ", f"{here} here", f"{there or ''} there", "`force`"):
         assert told in str(refused.value)
 
     assert f"{key}: " in sentence

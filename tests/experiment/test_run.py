@@ -782,10 +782,6 @@ def test_one_thread_is_the_default_on_every_machine(monkeypatch, engine):
     assert find_engine(config_of("engine.threads=2").engine).threads == 2
 
 
-def test_null_of_earlier_versions_is_the_default_number_of_threads():
-    assert config_of("engine.threads=null").engine.threads == 1
-
-
 def test_too_many_threads_are_refused():
     with pytest.raises(ConfigError, match=r"`engine\.threads`=99999 is too many"):
         find_engine(config_of("engine.threads=99999").engine)

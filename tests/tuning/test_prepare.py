@@ -183,7 +183,7 @@ def test_reopened_study_is_the_one_that_was_begun(begin):
 def test_reopened_study_joins_no_cluster_that_a_folder_of_others_names(begin, monkeypatch):
     folder, _ = begin("fedavg", trials=1, concurrent=1, gpus=0, address="192.0.2.1:6379")
     assert prepare.reopen(folder, {}).resources.address == "192.0.2.1:6379"
-    monkeypatch.setattr(trust, "_recorded", lambda digest: None)  # that of another user
+    monkeypatch.setattr(trust, "_is_listed", lambda place: False)  # that of another user
 
     with pytest.raises(ConfigError, match=r"(?s)study\.json.*192\.0\.2\.1:6379.*--run-code"):
         prepare.reopen(folder, {})
