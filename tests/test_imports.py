@@ -22,7 +22,8 @@ MAY_IMPORT = {
     "ray": {
         "jobs/launchers/ray_actors.py",
         "engine/ray.py",
-        *(f"workers/{name}.py" for name in ("cluster", "lost", "pool", "samples", "session")),
+        *(f"workers/ray_{name}.py" for name in ("cluster", "lost", "pool", "session")),
+        "workers/samples.py",
         *(
             f"tuning/{name}.py"
             for name in (

@@ -310,7 +310,8 @@ def _within(value: Any, home: str) -> list[tuple[str, Any]]:
     if isinstance(value, Mapping):
         value = [*value.values()]
     if isinstance(value, list | set | frozenset | tuple):
-        return [("", one) for one in value if not isinstance(one, CONSTANTS)]
+        inner = ([*one] if isinstance(one, tuple) else one for one in value)  # data, as in a list
+        return [("", one) for one in inner if not isinstance(one, CONSTANTS)]
     cells = getattr(value, "__closure__", None) or ()
     found = [(f"cell {k}", cell.cell_contents) for k, cell in enumerate(cells)]
     found += [("wrapped", getattr(value, name, None)) for name in ("__wrapped__", "__func__")]

@@ -273,8 +273,11 @@ def _net(
     net = deepcopy(experiment.net).cpu()
     net = net.to(next(value for value in own.values() if value.is_floating_point()))
     leaves, saved = net_leaves(net), net.state_dict()
-    changed = (leaf for leaf, value in own.items() if not torch.equal(value, leaves[leaf]))
-    unsaved = tuple(leaf for leaf in changed if leaf not in saved)
+    unsaved = tuple(
+        leaf
+        for leaf, value in leaves.items()
+        if leaf in own and leaf not in saved and not torch.equal(value, own[leaf])
+    )
     with torch.no_grad():
         # Not by load_state_dict, which leaves out the buffers that are not persistent.
         for leaf, tensor in leaves.items():
