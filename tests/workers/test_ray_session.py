@@ -117,6 +117,15 @@ def cluster(tmp_path_factory):
     assert os.environ.get("RAY_AUTH_TOKEN") is None
 
 
+def of_ray() -> list[int]:
+    """Return the processes below this one, without the workers of earlier tests."""
+    return [
+        pid
+        for pid in descendants(os.getpid())
+        if b"multiprocessing" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+
+
 @pytest.mark.slow
 class TestLocalCluster:
     def test_workers_import_nothing_of_the_current_folder_but_what_the_user_names(self, cluster):
@@ -129,9 +138,7 @@ class TestLocalCluster:
 
     def test_token_is_random_and_known_to_this_user_alone(self, cluster):
         _, home, (*_, token, _) = cluster
-        lines = [
-            Path(f"/proc/{pid}/cmdline").read_text() for pid in descendants(os.getpid()) if pid
-        ]
+        lines = [Path(f"/proc/{pid}/cmdline").read_text() for pid in of_ray() if pid]
 
         assert len(token) == 64
         assert token == os.environ["RAY_AUTH_TOKEN"]
@@ -156,7 +163,7 @@ class TestLocalCluster:
         assert subprocess.run(command, capture_output=True, check=False).returncode != 0
 
     def test_servers_listen_on_the_loopback_interface(self, cluster):
-        found = listening([os.getpid(), *descendants(os.getpid())])
+        found = listening([os.getpid(), *of_ray()])
 
         assert found
         assert found <= {"0100007F", "0000000000000000FFFF00000100007F"}
@@ -167,7 +174,7 @@ class TestLocalCluster:
         table, inode = f"/proc/net/{kind}", {"packet": 8, "unix": 6}.get(kind, 9)
         if not Path(table).exists():
             pytest.skip(f"this machine has no {table}")
-        found = sockets(table, [os.getpid(), *descendants(os.getpid())], inode=inode)
+        found = sockets(table, [os.getpid(), *of_ray()], inode=inode)
 
         if kind != "unix":
             assert {fields[1].partition(":")[0] for fields in found} <= {"0100007F"}
@@ -178,7 +185,7 @@ class TestLocalCluster:
 
     def test_no_file_outside_of_the_private_folder_is_written(self, cluster, private):
         """Memory that is shared between processes has no name, or permissions of this user."""
-        pids = descendants(os.getpid())
+        pids = of_ray()
         written = {
             (link, pid, number)
             for pid in pids
@@ -252,7 +259,7 @@ class TestLocalCluster:
             *("InternalKVGcsService/InternalKVGet", "JobInfoGcsService/GetAllJobInfo"),
             *("ObjectManagerService/Push", "ObjectManagerService/Pull"),
         )
-        own = [os.getpid(), *descendants(os.getpid())]
+        own = [os.getpid(), *of_ray()]
         ports = [port for port in listening_ports(own) if hosts.users_at(port) == {os.getuid()}]
         answers = set()
         for port in ports:
