@@ -162,7 +162,8 @@ def _sentence(key: str, items: Sequence[Any], layer: Layer, tree: Any) -> str:
         return f"`{key}` is missing ({place})."
     if kind == "unknown_name" or (kind == "value_error" and isinstance(value, Mapping)):
         return f"`{key}` ({place}): {text.removeprefix('Value error, ').rstrip('.')}."
-    # A section is no word, and a word no section: the other alternative says what is wrong.
+    # A key that takes a section or a word has an error for each of them. Only the error of the kind
+    # that the user has written helps.
     others = [one for one in items if one["type"] not in ("model_type", "none_required")] or items
     conditions = " or ".join(dict.fromkeys(map(_condition, others))).replace(" or be ", " or ")
     got = MASK if key == "tracking.uri" else redact(repr(value))  # an address may have a password

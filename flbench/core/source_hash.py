@@ -272,7 +272,7 @@ def _texts(thing: Any) -> set[str]:
         is_own = type(value).__module__ == home
         if isinstance(value, CONSTANTS):
             found.add(f"{key} = {value!r}")
-        elif is_own or isinstance(value, partial):
+        elif is_own:
             found.add(f"{key} = {_value(value)}")
         if isinstance(value, CONSTANTS) or id(value) in seen:
             continue

@@ -247,7 +247,10 @@ def _user(match: re.Match[str]) -> str:
 
 
 def _raw_password(match: re.Match[str]) -> str:
-    """Return the same for a password that is not encoded; `http://host:5000/x@y` has none."""
+    """Return the masked beginning of an address whose password has characters like `/`.
+
+    An `@` in a path (`http://host:5000/x@y`) is no sign of a password.
+    """
     is_path = match["scheme"].lower() in HTTP and _PORT.match(match["user"])
     return match[0] if is_path else f"{match['scheme']}://{MASK}@"
 

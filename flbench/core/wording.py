@@ -12,7 +12,7 @@ _NOTHING: Final = object()
 
 
 def setting(name: str, value: Any = _NOTHING) -> str:
-    """Return a setting as messages name it: the argument in Python, whose option has hyphens.
+    """Return a setting as messages name it, by the name of its argument in Python.
 
     >>> setting("gpus_per_trial"), setting("metric", "auc")
     ('`gpus_per_trial`', '`metric=auc`')

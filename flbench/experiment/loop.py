@@ -358,8 +358,8 @@ class FederatedLoop:
         """Write the checkpoint `last`, and `best` if the state is the best one so far.
 
         Both are one file with two names. The best state is the one with the highest validation
-        accuracy, or what `evaluation.best` says. That of the last round replaces an older `best`
-        only: it is at hand when the run ends.
+        accuracy, or what `evaluation.best` says. If that is the last round, `best` is written only
+        where there is an older one, because `last` has the same content.
 
         Args:
             state: State to save.

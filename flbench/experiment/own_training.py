@@ -437,16 +437,7 @@ def _on_a_copy(
     rows: Indices,
     log: Log,
 ) -> tuple[OwnModule, Batch]:
-    """Return the module of a phase around a copy of the net, and a batch of a few samples.
-
-    Args:
-        net: The net.
-        phase: The phase.
-        config: Configuration of the run.
-        federation: Samples of the run.
-        rows: Rows of a client's training part.
-        log: See `OwnModule`.
-    """
+    """Return the module around a copy of the net, and a few samples; see `_try_phase`."""
     dtype = dtype_of(config.engine)
     try:
         net = deepcopy(net).to(dtype)

@@ -15,7 +15,7 @@ class Ended(NamedTuple):
         key: What the caller has given with the call.
         value: What it returned.
         lost: A sentence about the loss of its worker; None if it returned.
-        is_final: Whether the worker could not begin, as another one could not either.
+        is_final: Whether the worker could not begin for a reason that holds for all workers.
     """
 
     key: Any

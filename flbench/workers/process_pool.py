@@ -27,7 +27,7 @@ FILES: Final = 9
 
 
 class CouldNotBeginError(RunError):
-    """A worker cannot make its object, as another one could not either."""
+    """A worker could not make its object, and neither could another worker."""
 
 
 class SharedArray:
