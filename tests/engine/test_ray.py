@@ -171,8 +171,29 @@ def test_more_workers_than_cpus_are_refused(engine):
         RayEngine(built.net, built.federation, config)
 
 
+class Raising:
+    """An actor whose calls fail."""
+
+    def fail(self, error):
+        raise error
+
+
+@pytest.mark.parametrize("cause", [ConfigError("correct the net"), KeyError("a fault of flbench")])
+def test_an_error_of_a_worker_is_raised_as_it_was(engine, cause):
+    """Ray puts the traceback of the worker into the text of its own errors."""
+    from flbench.workers.ray_pool import ActorPool
+
+    kind = ray.remote(Raising).options(num_cpus=0)
+    with closing(ActorPool(kind.remote, 1, {"CPU": 0}, "a worker", 60.0, print)) as pool:
+        pool.submit("a", "fail", cause)
+        with pytest.raises(type(cause)) as found:
+            [pool.ended(1.0) for _ in range(60)]
+    is_of_ray = isinstance(found.value, ray.exceptions.RayTaskError)
+    assert is_of_ray is isinstance(cause, KeyError)
+
+
 class TestWithoutAClusterOfTheTests:
-    """These come last: they need Ray to be down at first."""
+    """Ray is down at first, so no later test may use the engine of the tests."""
 
     @pytest.fixture(autouse=True)
     def _down(self, engine):
@@ -260,27 +281,6 @@ def test_workers_that_do_not_start_in_time_end_the_run():
     pool = SimpleNamespace(ready=0, failed=None, fill=lambda: None, ended=lambda seconds: [])
     with pytest.raises(RunError, match="Lower"):
         ray_engine._wait(pool, 2, 0.01)
-
-
-class Raising:
-    """An actor whose calls fail."""
-
-    def fail(self, error):
-        raise error
-
-
-@pytest.mark.parametrize("cause", [ConfigError("correct the net"), KeyError("a fault of flbench")])
-def test_an_error_of_a_worker_is_raised_as_it_was(engine, cause):
-    """Ray puts the traceback of the worker into the text of its own errors."""
-    from flbench.workers.ray_pool import ActorPool
-
-    kind = ray.remote(Raising).options(num_cpus=0)
-    with closing(ActorPool(kind.remote, 1, {"CPU": 0}, "a worker", 60.0, print)) as pool:
-        pool.submit("a", "fail", cause)
-        with pytest.raises(type(cause)) as found:
-            [pool.ended(1.0) for _ in range(60)]
-    is_of_ray = isinstance(found.value, ray.exceptions.RayTaskError)
-    assert is_of_ray is isinstance(cause, KeyError)
 
 
 def test_an_exception_of_the_users_code_in_a_worker_names_its_line():
