@@ -34,8 +34,8 @@ Axis letters: N clients, K clients of the cohort, B batch, C classes, D features
 """
 
 from collections.abc import Callable, Set
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -123,6 +123,10 @@ class Setting:
     own_optimizer: bool = False
 
 
+Rewrite = Callable[[LocalProgram, Setting], LocalProgram]
+"""(program of a method, setting) -> the program that the run executes in its place."""
+
+
 @dataclass(frozen=True)
 class Deployment:
     """A model to evaluate: one per client, or one for all.
@@ -184,6 +188,9 @@ class Algorithm:
             begin with it. Clients that join after the training have entries of `init` there.
         config: The section `algorithm` of the configuration, an instance of `Config`.
         setting: What the method may know of the experiment.
+        rewrites: Functions (program, setting) -> program that the run applies to each program of
+            the method, to add the terms of `train.terms` or to train by the loss of the user's
+            LightningModule. The hooks themselves return programs without them.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = AlgorithmConfig
@@ -192,6 +199,8 @@ class Algorithm:
     communication: ClassVar[Communication]
     needs: ClassVar[tuple[str, ...]] = ()
     by_client: ClassVar[tuple[tuple[str, tuple[int, ...]], ...]] = ()
+
+    rewrites: tuple[Rewrite, ...] = ()
 
     def __init__(self, config: AlgorithmConfig, setting: Setting) -> None:
         self.config = config
@@ -414,6 +423,39 @@ class Algorithm:
             state: State after the last round, with all leaves of the clients.
         """
         return ()
+
+    # What a run calls instead of `program`, `deploy` and `join`
+
+    def local_program(self, state: State) -> LocalProgram:
+        """Return `program(state)` with the rewrites."""
+        return self._rewritten(self.program(state))
+
+    def deployed(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+        """Return `deploy(state, ids)`, whose programs have the rewrites."""
+        models = self.deploy(state, ids)
+        if not self.rewrites:
+            return models
+        return {
+            name: replace(one, program=one.program and self._rewritten(one.program))
+            for name, one in models.items()
+        }
+
+    def joining(self, state: State, ids: Tensor) -> Joining | None:
+        """Return `join(state, ids)`, whose program has the rewrites."""
+        found = self.join(state, ids)
+        return found and replace(found, program=self._rewritten(found.program))
+
+    def with_setting(self, setting: Setting) -> Self:
+        """Return a new object of the method in a setting, with the same rewrites."""
+        other = type(self)(self.config, setting)
+        other.rewrites = self.rewrites
+        return other
+
+    def _rewritten(self, program: LocalProgram) -> LocalProgram:
+        """Return a program with the rewrites."""
+        for rewrite in self.rewrites:
+            program = rewrite(program, self.setting)
+        return program
 
     # Parts that hooks are made of
 

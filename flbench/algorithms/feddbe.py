@@ -35,7 +35,7 @@ from flbench.algorithms import (
 )
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.algorithms.shared.linear_head import LinearHead, unmet
-from flbench.losses import CrossEntropy, ScoresCrossEntropy
+from flbench.losses.cross_entropy import CrossEntropy, ScoresCrossEntropy
 
 BIAS = "prbm"  # e_i [D], the vector that a client adds to its features
 COMMON = "consensus"  # zbar [D], the common mean, which a client receives once

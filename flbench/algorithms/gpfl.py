@@ -35,8 +35,7 @@ from flbench.algorithms import (
 )
 from flbench.algorithms.shared.linear_head import LinearHead, unmet
 from flbench.algorithms.shared.prototypes import CountClasses
-from flbench.losses import ScoresCrossEntropy
-from flbench.losses.cross_entropy import mean_cross_entropy
+from flbench.losses.cross_entropy import ScoresCrossEntropy, mean_cross_entropy
 from flbench.losses.similarity import cosines
 
 EMBEDDINGS = "gce.weight"  # G [C, D], the embeddings of categories

@@ -12,7 +12,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, ValidationError
 from torch import Tensor, nn
 
 from flbench.algorithms import Algorithm, Setting
-from flbench.algorithms.base import state_of
+from flbench.algorithms.base import Rewrite, state_of
 from flbench.callbacks.callback_list import CallbackList
 from flbench.callbacks.run_view import Memory
 from flbench.client.forward import is_buffer
@@ -327,23 +327,23 @@ def build(
         federation = load_federation(asked) if federation is None else federation
         net, about_net = _net(asked, federation, folder)
         judge, about_classes = _judge(asked, net, federation)
-        method, terms = _method(asked, net, federation)
+        rewrites, terms = _rewrites(asked, net, federation)
         found = _found(asked, used, federation, about_net, judge, terms)
         config = found.complete(asked)
-        algorithm, before = _started(method, config, net, federation)
+        algorithm, before = _started(config, net, federation, rewrites)
         module, about_module = _module(config, net, federation, algorithm, before)
         about_terms = []
         if terms is not None:
             from flbench.experiment import local_terms
 
             without = replace(before, clients={})
-            about_terms = local_terms.notes(config, terms, algorithm, without)
+            about_terms = local_terms.check_method(algorithm, without)
         # Ray's workers may have a GPU that this process lacks.
         here = on_this_machine(used) if used.name == "ray" else used
         has_own_net = isinstance(asked.model, OwnModelConfig)
         start = training_state(algorithm, before)
         trial = CodeTrial(here, algorithm, net, has_own_net, federation, start)
-        about_code = trial.check(partial(_anew, trial, config, method)) if tried else []
+        about_code = trial.check(partial(_anew, trial, config)) if tried else []
         shown: Cached | str | None = None
         if tried and fixed.of(net).parameters:
             from flbench.experiment import features
@@ -388,22 +388,23 @@ def _net(
     return net, about
 
 
-def _method(
+def _rewrites(
     asked: Config, net: nn.Module, federation: Federation
-) -> tuple[type[Algorithm], "LocalTerms | None"]:
-    """Return the class of the method, with the user's terms and module, and these terms."""
-    method, terms = own_methods.find(asked.algorithm), None
+) -> tuple[tuple[Rewrite, ...], "LocalTerms | None"]:
+    """Return what the user's terms and module change in a method's programs, and these terms."""
+    rewrites: list[Rewrite] = []
+    terms = None
     if asked.train.terms:
         from flbench.experiment import local_terms
 
         terms = local_terms.make(asked.train.terms, net, federation)
-        method = local_terms.with_terms(method, terms)
+        rewrites.append(terms)
     if is_lightning(net):
         from flbench.experiment import own_training  # it loads Lightning
 
         own_training.check_keys(asked)
-        method = own_training.with_module(method)
-    return method, terms
+        rewrites.append(own_training.by_module)
+    return tuple(rewrites), terms
 
 
 def _found(
@@ -435,7 +436,7 @@ def _found(
 
 
 def _started(
-    method: type[Algorithm], config: Config, net: nn.Module, federation: Federation
+    config: Config, net: nn.Module, federation: Federation, rewrites: tuple[Rewrite, ...]
 ) -> tuple[Algorithm, State]:
     """Return the method, whose requirements are met, and a state that is only to be read."""
     setting = Setting(
@@ -449,7 +450,8 @@ def _started(
         model=config.model.name,
         own_optimizer=is_lightning(net),
     )
-    algorithm = method(config.algorithm, setting)
+    algorithm = own_methods.find(config.algorithm)(config.algorithm, setting)
+    algorithm.rewrites = rewrites
     _refuse(config, net, _sentences(algorithm.requires()))
     before = _start(net, algorithm, dtype_of(config.engine))
     _refuse(config, net, [*_too_large(before), *_without_training(algorithm, before)])
@@ -485,7 +487,7 @@ def _module(
     return module, notes
 
 
-def _anew(trial: CodeTrial, config: Config, method: type[Algorithm]) -> CodeTrial:
+def _anew(trial: CodeTrial, config: Config) -> CodeTrial:
     """Return a trial with another net and method of the same seed."""
     net, federation = trial.net, trial.federation
     if isinstance(config.model, OwnModelConfig):
@@ -493,7 +495,7 @@ def _anew(trial: CodeTrial, config: Config, method: type[Algorithm]) -> CodeTria
 
         if own.is_made(config.model):
             net = build_net(config.model, federation.shape, federation.output, config.seed)
-    algorithm = method(config.algorithm, trial.algorithm.setting)
+    algorithm = trial.algorithm.with_setting(trial.algorithm.setting)
     start = _start(net, algorithm, dtype_of(config.engine))
     return replace(trial, algorithm=algorithm, net=net, state=training_state(algorithm, start))
 

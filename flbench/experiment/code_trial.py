@@ -466,14 +466,14 @@ class CodeTrial:
             rounds.seeded_method(self.algorithm, self._draw(state)),
             rounds.naming(self.algorithm, state),
         ):
-            return self.algorithm.program(seen)
+            return self.algorithm.local_program(seen)
 
     def _parts(self) -> str:
         """Return the names of the parts of net, programs and models whose code is not known."""
         program = self._program(self.state)
         seen = rounds.visible_to_server(self.state, program)
         try:
-            models = tuple(self.algorithm.deploy(seen, torch.tensor([0])).values())
+            models = tuple(self.algorithm.deployed(seen, torch.tensor([0])).values())
         except Exception:  # noqa: BLE001 a method may have no model before its first round
             models = ()
         deployments = [(model.program, model.predict, model.weights) for model in models]

@@ -88,7 +88,7 @@ def measure(experiment: Experiment) -> Estimate:
     setting = algorithm.setting
     before = rounds.training_state(algorithm, experiment.sketch())
     settings = rounds.settings_of(algorithm, before)
-    program = algorithm.program(rounds.visible_to_server(before, LocalProgram(())))
+    program = algorithm.local_program(rounds.visible_to_server(before, LocalProgram(())))
     ids = algorithm.cohort(rounds.visible_to_server(before, program), settings.draw)
     evaluated = torch.arange(min(setting.clients, BLOCK, max(1, SCALARS // setting.net.size)))
     state = rounds.training_state(algorithm, experiment.sketch(torch.cat([ids, evaluated])))
@@ -98,7 +98,7 @@ def measure(experiment: Experiment) -> Estimate:
     # The first dispatch can be smaller: clients know the seeded initial values.
     after = rounds.exchange(algorithm, state, trained).state
     now = rounds.settings_of(algorithm, after)
-    program = algorithm.program(rounds.visible_to_server(after, LocalProgram(())))
+    program = algorithm.local_program(rounds.visible_to_server(after, LocalProgram(())))
     short = shortened(program, 1)
     down = rounds.train(algorithm, engine, after, now, ids=ids[:1], program=short).down
     evaluator = experiment.evaluator(lambda text: None)
@@ -162,7 +162,7 @@ def _common(evaluator: Evaluator, state: State, settings: RoundSettings) -> floa
     if not (passes := evaluator.common_passes(state, settings)):
         return 0.0
     client = torch.tensor([0])
-    deployment = evaluator.algorithm.deploy(rounds.named(state), client)["personal"]
+    deployment = evaluator.algorithm.deployed(rounds.named(state), client)["personal"]
     statistics = evaluator.common_statistics(deployment)
     run = partial(evaluator.run_statistics, state, settings, "personal", deployment, client)
     return passes * _timed(partial(run, statistics))[0]

@@ -14,13 +14,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from flbench.algorithms import Algorithm
-from flbench.algorithms.base import Deployment
+from flbench.algorithms.base import Algorithm, Setting
 from flbench.algorithms.shared.prototypes import CountClasses
 from flbench.client.forward import apply, make_step_context
 from flbench.client.program import CrossEntropyTerm, LocalProgram, LossTerm, Phase, Statistic, Step
 from flbench.client.step import local_loss
-from flbench.config.schema import Config, OwnTermConfig, TermConfig
+from flbench.config.schema import OwnTermConfig, TermConfig
 from flbench.core import parts, source_hash
 from flbench.core.errors import ConfigError
 from flbench.core.raised import calling
@@ -64,32 +63,30 @@ class ExtendedCrossEntropy:
 
 @dataclass(frozen=True)
 class LocalTerms:
-    """The terms of `train.terms`.
+    """The terms of `train.terms`, as a rewrite of a method's programs.
 
     Attributes:
         added: Terms that are added to a method's cross entropy.
         instead: Terms that take its place.
-        classes: Number of classes C.
         hashes: SHA-256 (hex) of the source of each term, in the order of `train.terms`; None for
             terms of flbench, and if it is not known.
     """
 
     added: tuple[LossTerm, ...]
     instead: tuple[LossTerm, ...]
-    classes: int
     hashes: tuple[str | None, ...]
 
-    def extend(self, program: LocalProgram) -> LocalProgram:
+    def __call__(self, program: LocalProgram, setting: Setting) -> LocalProgram:
         """Return a program whose phases take the terms into account.
 
         The client counts its training samples by class first. Nothing else changes, and nothing
         more is kept or sent. A program without a phase that has a cross entropy is returned as it
-        is, and so is one that is already extended.
+        is.
         """
         steps = tuple(self._extend_step(step) for step in program.steps)
         if steps == program.steps:
             return program
-        count = Statistic(COUNTS.partition(".")[0], CountClasses(self.classes))
+        count = Statistic(COUNTS.partition(".")[0], CountClasses(setting.classes))
         return replace(program, steps=(count, *steps))
 
     def _extend_step(self, step: Step) -> Step:
@@ -103,26 +100,6 @@ class LocalTerms:
             for term in step.terms
         )
         return replace(step, terms=terms)
-
-
-def with_terms(kind: type[Algorithm], terms: LocalTerms) -> type[Algorithm]:
-    """Return a subclass of a method whose local programs and fine-tunings have the terms."""
-
-    class WithTerms(kind):  # type: ignore[misc, valid-type]
-        def program(self, state: State) -> LocalProgram:
-            return terms.extend(super().program(state))
-
-        def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
-            deployments: dict[str, Deployment] = super().deploy(state, ids)
-            return {
-                name: model
-                if model.program is None
-                else replace(model, program=terms.extend(model.program))
-                for name, model in deployments.items()
-            }
-
-    WithTerms.__name__, WithTerms.__qualname__ = kind.__name__, kind.__qualname__
-    return WithTerms
 
 
 def make(entries: Sequence[TermConfig], net: nn.Module, federation: Federation) -> LocalTerms:
@@ -157,53 +134,31 @@ def make(entries: Sequence[TermConfig], net: nn.Module, federation: Federation) 
         except ConfigError as error:
             raise ConfigError(f"`train.terms.{k}`: {error}") from error
         (instead if entry.instead else added).append(term)
-    return LocalTerms(tuple(added), tuple(instead), federation.classes, tuple(hashes))
+    return LocalTerms(tuple(added), tuple(instead), tuple(hashes))
 
 
-def notes(config: Config, terms: LocalTerms, algorithm: Algorithm, start: State) -> list[str]:
-    """Return notes that say where the terms are: in which phases, and in which not.
+def check_method(algorithm: Algorithm, start: State) -> list[str]:
+    """Return a note if stages have no cross entropy that the terms could join.
 
     Args:
-        config: Configuration of the run, with at least one term.
-        terms: The terms.
         algorithm: The method, with the terms.
         start: State before the first round, without the clients' leaves.
 
     Raises:
-        ConfigError: No phase of the method has a cross entropy.
+        ConfigError: No stage of the method has one.
     """
-    where, with_none, found = [], [], 0
-    for number, stage in enumerate(algorithm.stages()):
-        program = algorithm.program(replace(start, stage=number))
-        phases = [step for step in program.steps if isinstance(step, Phase)]
-        extended = [_is_extended(phase) for phase in phases]
-        found += sum(extended)
-        if any(extended):
-            which = "all" if all(extended) else f"{sum(extended)} of {len(extended)}"
-            count = f"{which} training phases" if len(extended) > 1 else "the training phase"
-            where.append(f"{count} of the stage `{stage.name}`")
-        else:
-            with_none.append(f"`{stage.name}`")
-    if not found:
+    stages = algorithm.stages()
+    without = []
+    for number, stage in enumerate(stages):
+        program = algorithm.local_program(replace(start, stage=number))
+        if not any(isinstance(step, Phase) and _is_extended(step) for step in program.steps):
+            without.append(f"`{stage.name}`")
+    if len(without) == len(stages):
         raise ConfigError(
             f"`train.terms`: no training phase of `{algorithm.name}` has a cross entropy that a"
             " term can be added to. Remove the key, or take another method."
         )
-    names = {
-        choice: ", ".join(
-            f"{entry.name} (weight {entry.weight:g})"
-            for entry in config.train.terms
-            if entry.instead == choice
-        )
-        for choice in (True, False)
-    }
-    parts = [f"{names[True]} instead of the cross entropy"] if names[True] else []
-    parts += [f"{names[False]} added to the cross entropy"] if names[False] else []
-    text = f"train.terms: {' and '.join(parts)}, in {', '.join(where)}, and in any"
-    text += " fine-tuning before an evaluation."
-    if with_none:
-        text += f" There is no cross entropy in {', '.join(with_none)}."
-    return [text]
+    return [f"train.terms: there is no cross entropy in {', '.join(without)}."] if without else []
 
 
 def _is_extended(phase: Phase) -> bool:

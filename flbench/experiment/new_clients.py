@@ -87,12 +87,11 @@ class NewClients:
             sizes=federation.sizes,
             train=experiment.algorithm.setting.train.altered(schedule=ScheduleConfig()),
         )
-        made = partial(type(experiment.algorithm), experiment.algorithm.config)
-        self.algorithm = self._adapting = made(setting)
+        self.algorithm = self._adapting = experiment.algorithm.with_setting(setting)
         if (lr := self._config.finetune_lr) is not None:
             optimizer = setting.train.optimizer.altered(lr=lr)
             train = setting.train.altered(optimizer=optimizer)
-            self._adapting = made(replace(setting, train=train))
+            self._adapting = self.algorithm.with_setting(replace(setting, train=train))
         self._trained = experiment.federation.clients  # M
         self._warn = warn
         everyone = replace(
@@ -248,7 +247,7 @@ class NewClients:
         ids = torch.arange(self._trained, self.experiment.federation.clients)
         last = self._of_training(state)
         seen = visible_to_server(state, self.algorithm.program(replace(last, clients={})))
-        joining = self.algorithm.join(seen, ids[:1])
+        joining = self.algorithm.joining(seen, ids[:1])
         if joining is None or not (joining.program.keeps or joining.aggregate):
             return state, joining is None or joining.adapts
         hook_checks.kept(joining.program, state)
@@ -334,7 +333,7 @@ class NewClients:
         """
         evaluator, algorithm = self._evaluator, self._adapting
         name, deployment = next(iter(deployments(algorithm, state, ids[:1]).items()))
-        program = algorithm.program(replace(state, clients={}))
+        program = algorithm.local_program(replace(state, clients={}))
         seen = visible_to_server(state, program)
         steps, in_round = self._steps(deployment, program, epochs, state)
         estimate = evaluator.recalibration_steps(deployment)

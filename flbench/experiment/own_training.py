@@ -18,8 +18,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from flbench.algorithms import Algorithm
-from flbench.algorithms.base import Deployment
+from flbench.algorithms.base import Algorithm, Setting
 from flbench.client.forward import is_buffer
 from flbench.client.logged import Log
 from flbench.client.own_module import OwnModule, Round, parameter_of
@@ -64,38 +63,13 @@ def check_keys(config: Config) -> None:
         )
 
 
-def with_module(kind: type[Algorithm]) -> type[Algorithm]:
-    """Return a subclass of a method whose task loss is that of the user's module.
-
-    Args:
-        kind: The method.
-    """
-
-    class WithModule(kind):  # type: ignore[misc, valid-type]
-        def program(self, state: State) -> LocalProgram:
-            return _with_task_loss(super().program(state), self.setting.train.optimizer)
-
-        def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
-            optimizer = self.setting.train.optimizer
-            deployments: dict[str, Deployment] = super().deploy(state, ids)
-            return {
-                name: model
-                if model.program is None
-                else replace(model, program=_with_task_loss(model.program, optimizer))
-                for name, model in deployments.items()
-            }
-
-    WithModule.__name__, WithModule.__qualname__ = kind.__name__, kind.__qualname__
-    return WithModule
-
-
-def _with_task_loss(program: LocalProgram, optimizer: OptimizerConfig) -> LocalProgram:
+def by_module(program: LocalProgram, setting: Setting) -> LocalProgram:
     """Return a program whose phases have the module's loss instead of the cross entropy.
 
-    Args:
-        program: The program.
-        optimizer: `train.optimizer`, in whose place the module makes an optimizer.
+    It is a rewrite of a method's programs; the module makes an optimizer in the place of
+    `train.optimizer`.
     """
+    optimizer = setting.train.optimizer
     return replace(program, steps=tuple(_changed(step, optimizer) for step in program.steps))
 
 
@@ -124,8 +98,8 @@ def check_method(
         net: The user's module as a net.
         has_classes: Whether the data have classes, which a method may need.
     """
-    first = algorithm.program(replace(start, clients={}))
-    deployments = algorithm.deploy(visible_to_server(start, first), torch.tensor([0])).values()
+    first = algorithm.local_program(replace(start, clients={}))
+    deployments = algorithm.deployed(visible_to_server(start, first), torch.tensor([0])).values()
     reasons: list[str] = []
     readers: list[str] = []
     for _, program in programs(algorithm, start):
@@ -301,7 +275,7 @@ def _parts_trained(
     own = frozenset(name for name, _ in net.named_parameters() if name not in net.frozen)
     seen = {own, frozenset[str]()}
     for number in range(len(algorithm.stages())):
-        for step in algorithm.program(replace(start, stage=number, clients={})).steps:
+        for step in algorithm.local_program(replace(start, stage=number, clients={})).steps:
             if isinstance(step, Phase) and step.weights is None:
                 names = frozenset(name for name in own if step.trains(name))
                 if names not in seen:

@@ -158,7 +158,7 @@ def deployments(
 
     def found(some: Tensor, *part: int) -> dict[str, Deployment]:
         with seeded_method(algorithm, draw, 1, *part):
-            models = algorithm.deploy(named(state), some)
+            models = algorithm.deployed(named(state), some)
         if checked:
             hook_checks.deployed(algorithm, models, len(some))
         return dict(models)
@@ -216,7 +216,7 @@ def train(
         checked: Whether to check what the method's hooks return; see `hook_checks`.
     """
     with naming(algorithm, state):
-        program = program or algorithm.program(visible_to_server(state, LocalProgram(())))
+        program = program or algorithm.local_program(visible_to_server(state, LocalProgram(())))
         seen = visible_to_server(state, program)
         if ids is None:
             ids = algorithm.cohort(seen, settings.draw)
@@ -382,12 +382,15 @@ def programs(algorithm: Algorithm, start: State) -> Iterator[tuple[str, LocalPro
         start: State before the first round.
     """
     found = [
-        (f"the stage `{stage.name}`", algorithm.program(replace(start, stage=number, clients={})))
+        (
+            f"the stage `{stage.name}`",
+            algorithm.local_program(replace(start, stage=number, clients={})),
+        )
         for number, stage in enumerate(algorithm.stages())
     ]
     yield from found
     seen = visible_to_server(start, found[0][1])
-    for name, model in algorithm.deploy(seen, torch.tensor([0])).items():
+    for name, model in algorithm.deployed(seen, torch.tensor([0])).items():
         if model.program is not None:
             yield f"the model `{name}`", model.program
 

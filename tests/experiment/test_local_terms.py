@@ -102,7 +102,7 @@ def test_the_guides_term_is_accepted(own):
 
 def phases(built, stage=0):
     state = replace(built.start(), stage=stage)
-    return [s for s in built.algorithm.program(state).steps if isinstance(s, Phase)]
+    return [s for s in built.algorithm.local_program(state).steps if isinstance(s, Phase)]
 
 
 def test_a_term_joins_the_cross_entropy_and_other_terms_stay():
@@ -142,7 +142,7 @@ def test_the_terms_of_fednh_and_apfl_read_the_logits_of_their_cross_entropy():
 
 def test_the_client_counts_its_training_samples_once_before_it_trains():
     built = build("algorithm=fedrep", "train.local_epochs=2", "train.terms=[balanced_softmax]")
-    first, *others = built.algorithm.program(built.start()).steps
+    first, *others = built.algorithm.local_program(built.start()).steps
 
     assert f"{first.name}.counts" == COUNTS
     assert first.samples.part == "train"
@@ -156,15 +156,27 @@ def test_terms_change_neither_what_is_kept_nor_what_is_sent():
         for more in ((), ("train.terms=[balanced_softmax]",))
     )
     state = build("algorithm=scaffold").start()
-    one, two = plain.program(state), extended.program(state)
+    one, two = plain.program(state), extended.local_program(state)
 
     assert (one.keeps, one.sends, one.masks) == (two.keeps, two.sends, two.masks)
     assert len(two.steps) == len(one.steps) + 1
 
 
+def test_terms_are_in_the_training_of_a_client_that_joins():
+    built = build("algorithm=fedcpmd", "train.terms=[focal]", "train.rounds=4")
+    state = replace(built.start(), stage=1, round=3)
+    [phase] = [
+        step
+        for step in built.algorithm.joining(state, torch.arange(2)).program.steps
+        if isinstance(step, Phase)
+    ]
+
+    assert isinstance(phase.terms[0], ExtendedCrossEntropy)
+
+
 def test_terms_are_in_a_fine_tuning_before_an_evaluation():
     built = build("algorithm=ft", "train.terms=[{name: focal, instead: true}]")
-    tuning = built.algorithm.deploy(built.start(), torch.arange(2))["personal"].program
+    tuning = built.algorithm.deployed(built.start(), torch.arange(2))["personal"].program
     trained = [step for step in tuning.steps if isinstance(step, Phase)]
 
     assert trained
@@ -182,24 +194,14 @@ def test_stacked_clients_train_as_one_after_the_other():
         assert torch.allclose(value, many.clients[name], rtol=0, atol=1e-10)
 
 
-def test_notes_say_where_the_terms_are_and_where_not():
-    [note] = [n for n in build("algorithm=fedavg", "train.terms=[focal]").notes if "terms" in n]
-    assert "focal (weight 1) added to the cross entropy, in the training phase of the stage" in note
+def test_a_note_names_the_stages_without_cross_entropy():
+    assert not any(
+        "train.terms" in n for n in build("algorithm=fedavg", "train.terms=[focal]").notes
+    )
 
-    terms = "[{name: balanced_softmax, instead: true}, {name: focal, weight: 0.5}]"
-    [note] = [
-        n for n in build("algorithm=fedpc", f"train.terms={terms}").notes if "train.terms" in n
-    ]
-    assert "balanced_softmax (weight 1) instead of the cross entropy" in note
-    assert "focal (weight 0.5) added to the cross entropy" in note
+    notes = build("algorithm=fedpc", "train.terms=[focal]").notes
+    [note] = [one for one in notes if "train.terms" in one]
     assert "no cross entropy in `cluster`" in note
-
-
-def test_without_terms_there_is_no_note_and_the_method_is_the_registered_class():
-    built = build("algorithm=fedavg")
-
-    assert type(built.algorithm) is ALGORITHMS.find("fedavg")
-    assert not any("train.terms" in note for note in built.notes)
 
 
 def test_a_method_without_cross_entropy_is_refused(monkeypatch):
@@ -299,13 +301,12 @@ def test_a_module_that_cannot_be_imported_is_named(own):
 @pytest.mark.slow
 def test_a_run_keeps_path_and_hash_and_is_not_resumed_with_another_source(own, tmp_path):
     entry = "train.terms=[{name: own_terms:scaled, factor: 2}]"
-    path, summary = run(tmp_path / "runs", "algorithm=fedavg", entry)
+    path, _ = run(tmp_path / "runs", "algorithm=fedavg", entry)
     written = (path / "config.yaml").read_text()
     before = build("algorithm=fedavg", entry).config.train.terms[0].sha256
 
     assert "own_terms:scaled" in written
     assert before in written
-    assert any("own_terms:scaled" in note for note in summary["notes"])
 
     (path / "summary.json").unlink()
     own.write_text(MODULE + "\n# another one\n")

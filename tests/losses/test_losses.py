@@ -20,9 +20,9 @@ from flbench.losses import (
     PrototypeDistillation,
     PrototypeL2,
     Proximal,
-    ScoresCrossEntropy,
     SemanticKL,
 )
+from flbench.losses.cross_entropy import ScoresCrossEntropy
 from flbench.losses.similarity import class_sums, cosines
 from tests.losses.support import TINY, assert_vmap_safe, case
 
