@@ -42,6 +42,7 @@ class Log:
         """Add the values of metrics, which have seen the whole phase."""
         for name, metric in self._metrics.items():
             self.log(name, metric.compute())
+            metric.reset()
         self._metrics = {}
 
     def tree(self) -> Tree:

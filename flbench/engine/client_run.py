@@ -86,8 +86,7 @@ class ClientRun:
             name: env.own[name] if name in env.own else value.clone()
             for name, value in self.start.items()
         }
-        # Code that flbench does not know may have written to what is frozen.
-        unchanged = fixed.of(env.net).leaves if env.state is None else frozenset()
+        unchanged = fixed.of(env.net).leaves
         with torch.no_grad():
             for name, leaf in env.own.items():
                 if name not in unchanged:
@@ -97,17 +96,13 @@ class ClientRun:
     def execute(self, step: Step) -> None:
         """Run one step of the local program.
 
-        A net that may remember more than parameters and buffers begins each step as it was before
-        the first client. For such nets, and for programs with code that flbench does not own, the
-        global random generators begin at a seed of the run, the client and the round.
+        For nets that may draw random numbers, and for programs with code that flbench does not own,
+        the global random generators begin at a seed of the run, the client and the round.
         """
-        state = self._environment.state
         with placed(self._place):
-            if state is None and not self._has_own:
+            if not self._environment.may_draw and not self._has_own:
                 self._execute(step)
                 return
-            if state is not None:
-                state.restore()
             part = () if isinstance(step, Phase) else (1,)
             with seeded(self._settings.draw.module_seed(self._client, *part)):
                 self._execute(step)

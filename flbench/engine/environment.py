@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from flbench.core.lightning import Fabric
 from flbench.core.types import Tree
 from flbench.data.federation import Federation
-from flbench.models.module_state import ModuleState
+from flbench.models.module_state import write_back
 
 
 @dataclass(frozen=True)
@@ -21,26 +21,27 @@ class Environment:
         net: The net. It is filled with each client's values in turn.
         own: The net's parameters and buffers by name (the tensors themselves).
         start: Their seeded values.
+        buffers: Where each buffer is: its name, and the dict of its module with its key there.
         federation: The samples, on the device.
         dtype: Type of weights and inputs.
         has_batchnorm: Whether the net has BatchNorm in training mode, which cannot train on a batch
             of one sample.
         needs_two: Whether the net cannot train on a batch of one sample for another reason.
         scaler: The initial state of the loss scaler of `16-mixed`; empty for other precisions.
-        state: What the net was before the first client, for a net that may remember more than
-            parameters and buffers, or draw random numbers; None for other nets.
+        may_draw: Whether the net may draw random numbers in training.
     """
 
     fabric: Fabric
     net: nn.Module
     own: Tree
     start: Tree
+    buffers: tuple[tuple[str, dict[str, Tensor | None], str], ...]
     federation: Federation
     dtype: torch.dtype
     has_batchnorm: bool
     needs_two: bool
     scaler: dict[str, Any]
-    state: ModuleState | None
+    may_draw: bool
 
     @property
     def device(self) -> torch.device:
@@ -49,8 +50,10 @@ class Environment:
 
     def write_back(self) -> None:
         """Copy buffers that the code of the net has assigned anew into the leaves."""
-        if self.state is not None:
-            self.state.write_back()
+        for name, buffers, key in self.buffers:
+            if (value := buffers[key]) is not (leaf := self.own[name]):
+                write_back(name, leaf, value)
+                buffers[key] = leaf
 
     def reset_scaler(self) -> None:
         """Reset the loss scaler, so that no client's scale depends on the client before it."""

@@ -1,8 +1,8 @@
 """The reference engine: one client after the other on one net."""
 
 import logging
+from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import replace
 from time import perf_counter
 
 import torch
@@ -32,7 +32,7 @@ from flbench.engine.client_run import ClientRun
 from flbench.engine.environment import Environment
 from flbench.models import fixed, trial
 from flbench.models.base import net_leaves
-from flbench.models.module_state import ModuleState, may_draw_in_eval, needs_isolation
+from flbench.models.module_state import may_draw, may_draw_in_eval
 
 STACKED_CLIENTS = 64
 """Clients that are stacked to evaluate their models."""
@@ -78,12 +78,13 @@ class SequentialEngine:
             net=net,
             own=own,
             start={name: leaf.detach().clone() for name, leaf in own.items()},
+            buffers=tuple(_places(net)),
             federation=federation.to(fabric.device, dtype),
             dtype=dtype,
             has_batchnorm=fixed.trains_batchnorm(net),
             needs_two=trial.needs_two(net),
             scaler=dict(fabric.strategy.precision.state_dict()),
-            state=ModuleState(net) if needs_isolation(net) else None,
+            may_draw=may_draw(net),
         )
 
     def run(
@@ -187,40 +188,19 @@ class SequentialEngine:
         """Return `STACKED_CLIENTS` for evaluations of small models, and 1 for all else."""
         return STACKED_CLIENTS if self._can_stack(program, observe) else 1
 
-    def changed_attributes(self) -> dict[str, bool]:
-        """Return the attributes of the net that its code has changed since the first such call.
-
-        They are set back before each step of a program; see `ModuleState.changed`.
-        """
-        state = self._environment.state
-        if state is None:
-            return {}
-        if state.changes is None:
-            state.changes = {}
-        state.restore()
-        return state.changes
-
-    def changed_fixed(self) -> list[str]:
-        """Return the names of the tensors that the user has fixed and the last client has changed.
-
-        Each client begins with their first values.
-        """
-        env = self._environment
-        names = sorted(fixed.of(env.net).leaves)
-        return [name for name in names if not torch.equal(env.own[name], env.start[name])]
-
-    def settle(self) -> None:
-        """Let each further step begin with the net's attributes as its code has left them."""
-        env = self._environment
-        if env.state is not None:
-            self._environment = replace(env, state=ModuleState(env.net))
-
     def report(self) -> dict[str, float]:
         """Return an empty dict: this engine has no measurements of its own."""
         return {}
 
     def close(self) -> None:
         """Do nothing: this engine holds no processes."""
+
+
+def _places(net: nn.Module) -> Iterator[tuple[str, dict[str, Tensor | None], str]]:
+    """Yield the name of each buffer of a net, and the dict of its module with its key there."""
+    for name, _ in net.named_buffers():
+        path, _, key = name.rpartition(".")
+        yield name, net.get_submodule(path)._buffers, key
 
 
 def make_fabric(config: EngineConfig) -> Fabric:

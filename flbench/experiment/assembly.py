@@ -343,7 +343,8 @@ def build(
         has_own_net = isinstance(asked.model, OwnModelConfig)
         start = training_state(algorithm, before)
         trial = CodeTrial(here, algorithm, net, has_own_net, federation, start)
-        about_code = trial.check(partial(_anew, trial, config)) if tried else []
+        if tried:
+            trial.check(partial(_anew, trial, config))
         shown: Cached | str | None = None
         if tried and fixed.of(net).parameters:
             from flbench.experiment import features
@@ -359,7 +360,6 @@ def build(
         *about_terms,
         *configuration_notes(config, federation, net, algorithm),
         *about_module,
-        *about_code,
         *([] if shown is None else [shown if isinstance(shown, str) else shown.note]),
         *about_engine,
     ]

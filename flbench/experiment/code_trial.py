@@ -5,7 +5,8 @@ tensors, its samples and the run's seed alone. The code of the user may depend o
 remembers from call to call, or on random numbers of its own. A client is therefore trained twice
 for a few steps. Code that remembers something from one training to the next, or that gives other
 results, is refused, because results would depend on the order of clients, on the number of workers
-and on a resume. What the modules of a net remember is set back by the engines and is allowed.
+and on a resume. A net may remember what it wants in parameters and buffers, which begin as the
+client's own.
 
 The vectorized engine calls code once for many clients. Code that it may call so gives the results
 of the sequential engine, up to rounding.
@@ -116,8 +117,8 @@ class CodeTrial:
     federation: Federation
     state: State
 
-    def check(self, anew: "Callable[[], CodeTrial]") -> list[str]:
-        """Execute a smoke round twice, and with parts that are made anew; return notes on the net.
+    def check(self, anew: "Callable[[], CodeTrial]") -> None:
+        """Execute a smoke round twice, and with parts that are made anew.
 
         Nothing is done for a run that has no code but that of PyTorch and flbench.
 
@@ -133,17 +134,14 @@ class CodeTrial:
         ids = self._clients(2)
         parts = self._parts()
         if not len(ids) or not parts:
-            return []
+            return
         own = replace(self, algorithm=copy.deepcopy(self.algorithm))
         with self._alone():
             engine = self._engine(self.engine.precision)
-            engine.changed_attributes()
             programs: dict[int, LocalProgram] = {}
             try:
                 first = own._smoke(engine, ids, programs)
-                self._check_fixed(engine)
                 second = own._smoke(engine, ids, programs)
-                attributes = engine.changed_attributes()
                 other = anew()
                 starts = [self._start(ids), other._start(ids)]
                 third = other._smoke(other._engine(self.engine.precision), ids, {})
@@ -152,12 +150,14 @@ class CodeTrial:
             except Exception as error:
                 if sentence := _raised(error):
                     raise ConfigError(sentence) from error
-                return []  # the first round says what is wrong
+                return  # the first round says what is wrong
         if not self._are_equal(first, second):
             raise ConfigError(
                 f"two rounds of client {self.federation.partition.called(int(ids[0]))} from the"
                 f" same state, with the same batches and seeds, differ. {parts} may draw from a"
-                f" random generator of its own, read a clock, or remember earlier calls. {CURE}"
+                " random generator of its own, read a clock, or remember earlier calls other than"
+                " in the buffers and trained parameters of a net (register_buffer, in a module that"
+                f" is not in eval mode). {CURE}"
             )
         if digest(starts[0]) != digest(starts[1]) or not self._are_equal(first, third):
             raise ConfigError(
@@ -166,27 +166,6 @@ class CodeTrial:
                 " draw from a random generator of its own, read a clock, or remember earlier calls."
                 f" {CURE}"
             )
-        if attributes and not is_lightning(self.net):
-            return [
-                f"model: the net's code changes {_listed(list(attributes))}. Such attributes begin"
-                " as they were for each client in each round, and in each evaluation. Register a"
-                " buffer in `__init__`, with a first value, for what must last."
-            ]
-        return []
-
-    def _check_fixed(self, engine: "SequentialEngine") -> None:
-        """Raise a ConfigError if a client's training has changed what the user has fixed."""
-        if not (names := engine.changed_fixed()):
-            return
-        cure = "Make them buffers (register_buffer), which clients keep and send."
-        if is_lightning(self.net):
-            cure += " Or leave requires_grad=True, and leave them out of the optimizer."
-        shown = [name.removeprefix("module.").removeprefix("backbone.") for name in names]
-        raise ConfigError(
-            f"model: the code changes {_listed(shown)} while a client trains, which"
-            " requires_grad=False or the eval mode fixes: what is fixed is the same for all clients"
-            f" in all rounds, so the change would be lost after each training. {cure}"
-        )
 
     def _smoke(
         self, engine: Engine, ids: Tensor, programs: dict[int, LocalProgram]
@@ -352,7 +331,6 @@ class CodeTrial:
             for precision in dict.fromkeys(("64-true", self.engine.precision)):
                 try:
                     one = self._engine(precision)
-                    one.changed_attributes()
                     expected = self._trained(one, _with_sgd(program), ids)
                 except (UserError, RunError):
                     raise
@@ -377,12 +355,6 @@ class CodeTrial:
         subject = f"`engine.name=vectorized` cannot train with {parts}"
         cure = "Use engine.name=sequential, ray or auto."
         bound = TOLERANCE.get(precision, 0.1)
-        # Tensors are compared by their effect: forward may write to them before it reads them.
-        if attributes := self._unsettled(one, program, ids):
-            raise ConfigError(
-                f"{subject}: the net's code changes {_listed(attributes)} from call to call, and"
-                f" this engine calls it once for many clients. {cure}"
-            )
         try:
             config = self.engine.altered(precision=precision, block=None)
             many = VectorizedEngine(self.net, self.federation, config)
@@ -408,20 +380,6 @@ class CodeTrial:
                 " of the sequential engine by more than rounding. The code may remember earlier"
                 f" calls, change buffers outside of training, or read the batch as a whole. {cure}"
             )
-
-    def _unsettled(self, one: "SequentialEngine", program: LocalProgram, ids: Tensor) -> list[str]:
-        """Return the attributes that change again and again, unlike a flag that is set once."""
-
-        def changed() -> list[str]:
-            return [name for name, is_tensor in one.changed_attributes().items() if not is_tensor]
-
-        if not changed():
-            return []
-        self._trained(one, program, ids, observe=())
-        one.settle()
-        one.changed_attributes()
-        self._trained(one, program, ids, observe=())
-        return changed()
 
     def _difference(self, expected: Results, found: Results, bound: float) -> str | None:
         """Return what differs between two engines by more than a share of what was trained."""

@@ -1,6 +1,5 @@
 """Hooks and attributes of a user's LightningModule, beside Lightning's own Trainer."""
 
-import copy
 import warnings
 
 import lightning
@@ -406,19 +405,6 @@ class Hooked(Lit):
         self.fc.weight.register_hook(lambda gradient: 0 * gradient)
 
 
-class Teacher(Lit):
-    """A frozen copy of a layer follows it, as the target networks of BYOL and mean teachers do."""
-
-    def __init__(self):
-        super().__init__()
-        self.teacher = copy.deepcopy(self.body).requires_grad_(False)
-
-    def on_train_batch_end(self, *_):
-        with torch.no_grad():
-            for old, new in zip(self.teacher.parameters(), self.body.parameters(), strict=True):
-                old.lerp_(new, 0.1)
-
-
 def short_schedule(self):
     optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=3)
@@ -436,7 +422,6 @@ def short_schedule(self):
         (Hooked, ("fc.weight", "register_hook", "on_fit_start")),
         (Enclosing, ("`body`", "self.NAME")),
         (Late, ("no parameters", "setup", "__init__")),
-        (Teacher, ("teacher.1.weight", "register_buffer", "optimizer")),
         (
             changed(
                 "on_train_start",
