@@ -1,9 +1,9 @@
 """SHA-256 of the source of a part of the user's own.
 
 The source of a module is its file and those of the modules beside it that it imports, directly or
-through others. Installed packages are not hashed; their versions are recorded. Code of a script or
-notebook has no module that can be imported: its source is the text of the function or class, and
-of those of the same script or notebook, and modules beside it, that it names.
+through others. Installed packages are not hashed; their versions are recorded. The source of a
+function or class of a script or notebook is its text, the text of the functions and classes there
+that it names, and the modules beside the script that these import.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from importlib.metadata import entry_points, packages_distributions, version
@@ -33,10 +33,6 @@ CONSTANTS: Final = (bool, int, float, complex, str, bytes, type(None))
 # Name of a module -> (its spec, SHA-256 of its file when it was first hashed). A module that is
 # imported anew or reloaded has another spec.
 _first: dict[str, tuple[Any, str]] = {}
-# Name of a module, folder -> (its files by module, packages, times of the last edits of the files).
-_closures: dict[
-    tuple[str, Path | None], tuple[dict[str, Path], set[str], dict[Path, int | None]]
-] = {}
 _known: ContextVar[Mapping[int, str | None] | None] = ContextVar("hashes", default=None)
 
 
@@ -56,18 +52,12 @@ def of_path(path: str) -> str:
     return next(iter(found.values())) if len(found) == 1 else combined(found)
 
 
-def check_unedited(path: str) -> None:
-    """Raise a ConfigError if the file of an import path's module was edited after its import."""
-    if file_of(module_of(path)) is not None:
-        of_path(path)
-
-
 def of_object(thing: Any) -> str | None:
     """Return the SHA-256 (hex) of the source of a function or class of a script or notebook.
 
     Args:
-        thing: The function or class, a partial function, or an object of such a class; what its
-            `repr` says counts.
+        thing: The function or class, a partial function, or an object of such a class; what the
+            `repr` of the latter two says counts.
 
     Returns:
         The hash; None if there is no text, as of code of `exec` or of an extension.
@@ -75,9 +65,12 @@ def of_object(thing: Any) -> str | None:
     if id(thing) in (known := _known.get() or {}):
         return known[id(thing)]
     try:
-        found = _texts(thing)
+        found = _texts(_code(thing))
     except OSError:
         return None
+    values = (thing.args, thing.keywords) if isinstance(thing, partial) else thing
+    if thing is not _code(thing) and " at 0x" not in repr(values):
+        found.add(repr(values))
     return _sha256("\n".join(sorted(found)).encode())
 
 
@@ -103,7 +96,7 @@ def of_net(net: Any) -> str | None:
 
 
 def unchanged(thing: Any, path: str, recorded: str | None, whose: str, cure: str) -> str | None:
-    """Return the SHA-256 (hex) of the source of a function or class of the user.
+    """Return the SHA-256 (hex) of the source of a function or class; None if it is not known.
 
     Args:
         thing: The function or class.
@@ -111,9 +104,6 @@ def unchanged(thing: Any, path: str, recorded: str | None, whose: str, cure: str
         recorded: The hash that was recorded earlier; None for none.
         whose: What the source belongs to, for the message.
         cure: What to do if the source is not that of the recorded hash.
-
-    Returns:
-        The hash; None if the source of something without an import path is not known.
 
     Raises:
         ConfigError: The source has changed since the hash was recorded.
@@ -165,7 +155,7 @@ def files(module: str) -> dict[str, Path]:
     file = file_of(module)
     if file is None or is_installed(file):
         return {module: Path(str(file))}
-    found = _found(module)[0]
+    found = _imports(module).files
     return {module: file, **{name: found[name] for name in sorted(found) if name != module}}
 
 
@@ -174,8 +164,8 @@ def versions(modules: Iterable[str]) -> dict[str, str]:
     tops: set[str] = set()
     for name in modules:
         file = file_of(name)
-        others = set() if file is None or is_installed(file) else _found(name)[1]
-        tops |= {name.partition(".")[0], *others}
+        others = () if file is None or is_installed(file) else _imports(name).badmodules
+        tops |= {one.partition(".")[0] for one in (name, *others)}
     owners = packages_distributions() if tops else {}
     names = {owner for top in tops for owner in owners.get(top, ())}
     for point in (point for group in POINTS for point in entry_points(group=group)):
@@ -193,29 +183,17 @@ def is_of_package(thing: Any) -> bool:
     )
 
 
-def _found(module: str) -> tuple[dict[str, Path], set[str]]:
-    """Return the files that a module consists of, and the packages that these import."""
-    folder = folder_of(module.partition(".")[0])
-    known = _closures.get((module, folder))
-    if known is None or any(_edited(file) != when for file, when in known[2].items()):
-        finder = _Finder(folder)
-        finder.import_hook(module)
-        found, others = _files(finder), {name.partition(".")[0] for name in finder.badmodules}
-        known = found, others, {file: _edited(file) for file in found.values()}
-        _closures[module, folder] = known
-    return known[:2]
-
-
-def _edited(file: Path) -> int | None:
-    """Return when a file was edited, in nanoseconds; None if there is none."""
-    return file.stat().st_mtime_ns if file.is_file() else None
-
-
 class _Finder(ModuleFinder):
     """Finds imports of modules in a folder, packages without `__init__.py` included."""
 
     def __init__(self, folder: Path | None) -> None:
         super().__init__([str(folder)], excludes=["flbench"])
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The files that were found, by the names of their modules."""
+        found = {name: getattr(one, "__file__", None) for name, one in self.modules.items()}
+        return {name: Path(file) for name, file in found.items() if file and os.path.isfile(file)}
 
     def find_module(self, name: str, path: Any, parent: Any = None) -> Any:
         try:
@@ -229,10 +207,11 @@ class _Finder(ModuleFinder):
             raise ImportError(name) from None
 
 
-def _files(finder: _Finder) -> dict[str, Path]:
-    """Return the files that were found, by the names of the modules."""
-    found = {name: getattr(one, "__file__", None) for name, one in finder.modules.items()}
-    return {name: Path(file) for name, file in found.items() if file and os.path.isfile(file)}
+def _imports(module: str) -> _Finder:
+    """Return what a module of the user imports."""
+    finder = _Finder(folder_of(module.partition(".")[0]))
+    finder.import_hook(module)
+    return finder
 
 
 def _of_file(path: str, name: str, file: Path) -> str:
@@ -261,71 +240,30 @@ def _texts(thing: Any) -> set[str]:
     Raises:
         OSError: Python does not know the text.
     """
-    code = _code(thing)
-    home, space = code.__module__, vars(sys.modules.get(code.__module__, ModuleType("none")))
-    finder = _Finder(Path(here()))
-    found = {_source(code), "" if code is thing else _value(thing)}
-    seen: dict[int, Any] = {}  # what is kept has an id of its own
-    queue = [("", code)] if code is thing else [("", code), ("thing", thing)]
+    home = thing.__module__
+    space = vars(sys.modules.get(home, ModuleType("none")))
+    finder, constants = _Finder(Path(here())), set()
+    found, queue = {thing: _source(thing)}, [thing]
     while queue:
-        key, value = queue.pop()
-        is_own = type(value).__module__ == home
-        if isinstance(value, CONSTANTS):
-            found.add(f"{key} = {value!r}")
-        elif is_own:
-            found.add(f"{key} = {_value(value)}")
-        if isinstance(value, CONSTANTS) or id(value) in seen:
-            continue
-        seen[id(value)] = value
-        if isinstance(value, type | FunctionType) and value.__module__ == home:
-            try:
-                text = _source(value)
-            except OSError:  # what a decorator such as `dataclass` has made
+        compiled = _compiled(found[one := queue.pop()], one)
+        finder.scan_code(compiled, finder.add_module("__main__"))
+        named = {name: space[name] for name in _names(compiled) if name in space}
+        if isinstance(one, FunctionType):
+            named |= inspect.getclosurevars(one).nonlocals
+        for name, value in named.items():
+            value = inspect.unwrap(value)
+            if isinstance(value, CONSTANTS):
+                constants.add(f"{name} = {value!r}")
+            elif not isinstance(value, type | FunctionType | ModuleType):
                 continue
-            found.add(text)
-            compiled = _compiled(text, value)
-            finder.scan_code(compiled, finder.add_module("__main__"))
-            queue += [(name, space[name]) for name in _names(compiled) if name in space]
-            queue += [("base", kind) for kind in getattr(value, "__mro__", ())]
-        elif isinstance(value, type | FunctionType | ModuleType):
-            _follow(finder, getattr(value, "__module__", None) or value.__name__)
-        queue += [("type", type(value))] * is_own + _within(value, home)
-    return found | {file.read_text("utf-8") for file in _files(finder).values()}
-
-
-def _within(value: Any, home: str) -> list[tuple[str, Any]]:
-    """Return what a value of a script or notebook consists of, with names.
-
-    These are the values in closures, tuples, decorated and partial functions, and the functions and
-    objects in its classes, their objects, lists, dicts and sets, whose other values are data.
-    """
-    if isinstance(value, partial):
-        return [("func", value.func), *_within(value.args, home), *value.keywords.items()]
-    if isinstance(value, tuple):
-        return [(str(k), one) for k, one in enumerate(value)]
-    if isinstance(value, property):
-        return [("property", value.fget), ("property", value.fset)]
-    if isinstance(value, type):
-        value = vars(value) if value.__module__ == home else ()
-    if isinstance(value, Mapping):
-        value = [*value.values()]
-    if isinstance(value, list | set | frozenset | tuple):
-        inner = ([*one] if isinstance(one, tuple) else one for one in value)  # data, as in a list
-        return [("", one) for one in inner if not isinstance(one, CONSTANTS)]
-    cells = getattr(value, "__closure__", None) or ()
-    found = [(f"cell {k}", cell.cell_contents) for k, cell in enumerate(cells)]
-    found += [("wrapped", getattr(value, name, None)) for name in ("__wrapped__", "__func__")]
-    if type(value).__module__ == home:  # constants may be counters that its methods change
-        found += _within(getattr(value, "__dict__", {}), home)
-    return found
-
-
-def _follow(finder: _Finder, module: str) -> None:
-    """Let a finder follow the imports of a module, if it is beside the script."""
-    try:
-        finder.import_hook(module)
-    except (ImportError, SyntaxError):
-        return
+            elif getattr(value, "__module__", None) != home:
+                with suppress(ImportError, SyntaxError):  # it is not beside the script
+                    finder.import_hook(getattr(value, "__module__", None) or value.__name__)
+            elif value not in found:
+                found[value] = _source(value)
+                queue.append(value)
+    modules = {file.read_text("utf-8") for file in finder.files.values()}
+    return {*found.values(), *constants, *modules}
 
 
 def _compiled(text: str, thing: Any) -> CodeType:
@@ -343,33 +281,32 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _source(code: Any) -> str:
-    """Return the text of a function or class; of a notebook's class, what can be known of it.
+    """Return the text of a function or class.
 
-    Before Python 3.13, a class knows no line of its text; its functions do.
+    Before Python 3.13, a class of a notebook knows no line of its text, and its functions do.
     """
     try:
         return inspect.getsource(code)
     except (OSError, TypeError):
         if not isinstance(code, type):
             raise OSError from None
-    simple = (*CONSTANTS, tuple)
-    values = {
-        k: _value(v) for k, v in vars(code).items() if isinstance(v, simple) and k[:2] != "__"
-    }
     fields = {k: str(v) for k, v in vars(code).get("__annotations__", {}).items()}
-    return f"class {code.__qualname__}: {values}, {fields}"
-
-
-def _value(thing: Any) -> str:
-    """Return what an object or a partial function says of its values; "" for an address."""
-    args = (thing.args, thing.keywords) if isinstance(thing, partial) else thing
-    return "" if " at 0x" in (text := repr(args)) else text
+    bases = ", ".join(one.__name__ for one in code.__bases__)
+    text = f"class {code.__name__}({bases}):\n    {fields}\n"
+    for name, value in vars(code).items():
+        if isinstance(value, (*CONSTANTS, tuple)) and name[:2] != "__":
+            text += f"    {name} = {value!r}\n"
+        elif isinstance(value := getattr(value, "__func__", value), FunctionType):
+            with suppress(OSError):  # of a method that `dataclass` has made
+                text += inspect.getsource(value)
+    return text
 
 
 def _code(thing: Any) -> Any:
     """Return a function or class itself, what a partial function calls, or an object's class."""
     while isinstance(thing, partial | MethodType):
         thing = thing.func if isinstance(thing, partial) else thing.__func__
+    thing = inspect.unwrap(thing)
     return thing if inspect.isroutine(thing) or isinstance(thing, type) else type(thing)
 
 

@@ -148,7 +148,7 @@ def _own(config: DataConfig) -> Dataset:
     _check_no_client_folders(config, "`data.source`")
     found = parts.part(str(config.source), "data", "`data` of this run", "data=...")
     if config.source != parts.OBJECT:
-        source_hash.check_unedited(str(config.source))
+        source_hash.of_path(str(config.source))
         found = result_of(found, f"`data.source={config.source}`")
     if not isinstance(found, Data):
         found = Data(

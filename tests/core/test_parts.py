@@ -6,7 +6,6 @@ import importlib.util
 import os
 import py_compile
 import sys
-from types import ModuleType
 
 import pytest
 import torch
@@ -46,8 +45,6 @@ def test_a_file_that_was_edited_after_the_import_is_refused_until_it_is_imported
     assert parts.find(PATH) == 1  # workers of a run that began before the edit go on
     with pytest.raises(ConfigError, match=EDITED):
         source_hash.of_path(PATH)
-    with pytest.raises(ConfigError, match=EDITED):
-        source_hash.check_unedited(PATH)
 
     importlib.reload(sys.modules["edited_module"])
     assert parts.find(PATH) == 1000
@@ -80,14 +77,6 @@ def test_code_is_loaded_from_its_source_and_not_from_bytecode_beside_it(tmp_path
     finally:
         for name in names:
             sys.modules.pop(name.replace("/", "."), None)
-
-
-def test_a_module_without_a_file_is_not_checked(monkeypatch):
-    module = ModuleType("in_memory")
-    module.x = [1]
-    monkeypatch.setitem(sys.modules, "in_memory", module)
-    assert parts.find("in_memory:x") == [1]
-    source_hash.check_unedited("in_memory:x")
 
 
 def test_the_file_of_a_hash_that_was_edited_last_is_named(file):

@@ -142,10 +142,6 @@ CLASS = "class part(Base):\n    def f(self, x=3):\n        return {}\n"
 HOLDER = "from dataclasses import dataclass\n@dataclass\nclass A:\n    k: int\n"
 BASE = "class Base: ...\n"
 CALLER = "def part(c):\n    return f(c)"
-DECORATOR = (
-    "class D:\n    def __init__(self, f):\n        self.f = f\n"
-    "    def __call__(self, n):\n        return self.f(n)"
-)
 WRAP = "def deco(f):\n    def g(*a):\n        return ONE * f(*a)\n    return g\n"
 
 
@@ -155,7 +151,6 @@ WRAP = "def deco(f):\n    def g(*a):\n        return ONE * f(*a)\n    return g\n
         (BASE, CLASS.format("ONE")),
         (BASE, "K = ONE", CLASS.format("K")),
         (BASE, "def h():\n    return ONE", "def g():\n    return h()", CLASS.format("g()")),
-        (BASE, f"{HOLDER}K = A(ONE)", CLASS.format("K.k")),
         ("class Base:\n    k = ONE", CLASS.format("self.k")),
         (BASE, "K = ONE", CLASS.format("self.k") + "    k = K\n"),
         ("def make(k):\n    def f(c):\n        return k\n    return f", "part = make(ONE)"),
@@ -167,16 +162,6 @@ WRAP = "def deco(f):\n    def g(*a):\n        return ONE * f(*a)\n    return g\n
         ("from functools import partial\ndef f(c, k):\n    return k", "part = partial(f, k=ONE)"),
         (HOLDER, "part = A(ONE)"),
         ("from functools import cache\n@cache\ndef f(n):\n    return ONE", CALLER),
-        (DECORATOR, "@D\ndef f(n):\n    return ONE", CALLER),
-        (DECORATOR, "def h(n):\n    return ONE", "part = D(h)"),
-        (
-            "from functools import partial",
-            "def h(k, n):\n    return k",
-            "f = partial(h, ONE)",
-            CALLER,
-        ),
-        ("f = {'x': [lambda n: ONE]}", "def part(c):\n    return f['x'][0](c)"),
-        ("def h(n):\n    return ONE", "f = (h, 3)", "def part(c):\n    return f[0](c)"),
         ("class f:\n    @staticmethod\n    def g(n):\n        return ONE", CALLER),
     ],
     ids=str,
