@@ -26,7 +26,7 @@ from flbench.comparison.prepare import PreparedComparison
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, folder_of, from_values, is_line, leaves, merge, values_of
 from flbench.config.trust import check as check_code
-from flbench.core.consent import run_code
+from flbench.config.trust import run_code
 from flbench.core.documents import read_json
 from flbench.core.errors import ConfigError, RunError, UserError
 from flbench.core.expected import as_flbench_errors

@@ -13,7 +13,7 @@ from flbench.api import html
 from flbench.calls import arguments, parts
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
-from flbench.core.consent import run_code
+from flbench.config.trust import run_code
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import ConfigError, DataError, UserError, did_you_mean
 from flbench.core.parts import offered

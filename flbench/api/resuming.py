@@ -12,7 +12,7 @@ from flbench.callbacks import Callback
 from flbench.callbacks.logger import Logger
 from flbench.calls import arguments
 from flbench.comparison.folder import is_comparison
-from flbench.core.consent import run_code
+from flbench.config.trust import run_code
 from flbench.core.errors import ConfigError
 from flbench.results import study_folder
 

@@ -19,7 +19,7 @@ from flbench.calls.process import preserved
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
 from flbench.config.sources import Layer, from_values
-from flbench.core.consent import run_code
+from flbench.config.trust import run_code
 from flbench.core.errors import PrintableError, RunError, combined
 from flbench.core.expected import as_flbench_errors
 from flbench.core.parts import offered

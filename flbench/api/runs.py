@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from flbench.calls import arguments
 from flbench.config.schema import Config
-from flbench.core.consent import run_code
+from flbench.config.trust import run_code
 from flbench.core.errors import UserError, did_you_mean
 from flbench.core.names import SUFFIXES
 from flbench.core.parts import offered

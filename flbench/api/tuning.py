@@ -16,7 +16,7 @@ from flbench.calls import arguments, parts
 from flbench.calls.arguments import Section
 from flbench.calls.process import preserved
 from flbench.config.sources import Layer
-from flbench.core.consent import run_code
+from flbench.config.trust import run_code
 from flbench.core.errors import ConfigError, RunError
 from flbench.core.expected import as_flbench_errors
 from flbench.core.registry import ALGORITHMS

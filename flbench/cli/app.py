@@ -22,7 +22,8 @@ from flbench import __version__
 from flbench.cli import completion, suggestions
 from flbench.cli.aliases import ALIASES, DATA, with_aliases, with_options_of
 from flbench.cli.declared import Form, with_arguments_of
-from flbench.core import consent, files, startup
+from flbench.config import trust
+from flbench.core import files, startup
 from flbench.core.errors import RunError, UserError, shortened
 from flbench.core.expected import as_flbench_errors
 from flbench.core.text import print_warnings, printable
@@ -292,7 +293,7 @@ RunCode = Annotated[
     typer.Option(
         "--run-code",
         help="Run code that a file or folder names, although your flbench has not written it.",
-        callback=lambda value: consent.allow() if value else None,
+        callback=lambda value: trust.allow() if value else None,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -1044,7 +1045,7 @@ def main(arguments: list[str] | None = None) -> int:
             _print_error(f"the argument {argument!r} contains NUL or is not UTF-8 text.{cure}")
             return 2
     try:
-        with consent.run_code(allowed=False):  # `--run-code` holds for this call
+        with trust.run_code(allowed=False):  # `--run-code` holds for this call
             _command()(args=arguments, prog_name="flbench")
     except SystemExit as stop:
         if stop.code is None:

@@ -12,91 +12,64 @@ of `torch.nn` and the nets of `torchvision.models`.
 """
 
 import os
-import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Final
 
 import platformdirs
 
-from flbench.core import consent, parts
+from flbench.core import parts
 from flbench.core.errors import ConfigError
 
-PLACES: Final = (
-    ("model",),
-    ("model", "name"),
-    ("algorithm",),
-    ("algorithm", "name"),
-    ("algorithm", "source"),
-    ("data", "source"),
-    ("partition",),
-    ("partition", "scheme"),
-    ("terms",),
-    ("terms", "name"),
-    ("metrics", "*"),
-    ("metrics", "*", "source"),
-    ("engine", "address"),
-)
-"""Last parts of the dotted keys whose values can name code; `*` stands for a name of the user. A
-section can be given by its name alone. The address of a Ray cluster is among them: its answers are
-unpickled, which executes code."""
-SPACE: Final = ("choice", "fixed")
-"""Words of a search space below a key."""
-PATH: Final = re.compile(r"[\w./~-]+:[\w.]+")
-"""What may be an import path in a text."""
+ADDRESS: Final = "engine.address"
+"""Key with the address of a Ray cluster, whose answers are unpickled, which executes code."""
 
 _here: set[str] = set()  # what this process has added to the list
+_allowed: ContextVar[bool] = ContextVar("run_code", default=False)
 
 
-@dataclass(frozen=True)
-class NamedCode:
-    """Code that a file names.
-
-    Attributes:
-        key: Dotted key, such as `model.name`.
-        path: Import path `package.module:name` or `FILE.py:name`; address of a Ray cluster.
-    """
-
-    key: str
-    path: str
-
-    @property
-    def is_address(self) -> bool:
-        """Whether the code is not in a module, but comes from a Ray cluster."""
-        return self.key.endswith("engine.address")
-
-    @property
-    def place(self) -> str | None:
-        """Address, or path of the file; None if there is none, or the name is no import path."""
-        try:
-            file = None if self.is_address else parts.file_of(parts.module_of(self.path))
-        except ConfigError:  # the import says what is wrong
-            return None
-        if self.is_address:
-            return self.path
-        return None if file is None else os.path.realpath(file)
-
-    @property
-    def is_known(self) -> bool:
-        """Whether it is a net of PyTorch or torchvision, or the Ray cluster of this user."""
-        if self.is_address:
-            return self.path == os.environ.get("RAY_ADDRESS")
-        return self.key.endswith(("model", "model.name")) and parts.names_net(self.path)
+@contextmanager
+def run_code(allowed: bool) -> Iterator[None]:
+    """Return a context manager in which code that files name may run, if the user allows it."""
+    token = _allowed.set(allowed or _allowed.get())
+    try:
+        yield
+    finally:
+        _allowed.reset(token)
 
 
-def named_code(*trees: Any) -> list[NamedCode]:
-    """Return the code that trees of values name, without importing anything.
+def allow() -> None:
+    """Let code that files name run until the end of the enclosing `run_code`."""
+    _allowed.set(True)
+
+
+def named_code(*trees: Any) -> dict[str, str]:
+    """Return the code that trees of values name, as `KEY=VALUE` with the path of its file.
+
+    Every value that is an import path of a module counts, whatever its key is. Nothing is imported.
+    The path is "" for a module without a file, which is never on the list; a Ray cluster has its
+    address there.
 
     Args:
         trees: Values as a file has them: a configuration, or a tree with configurations in it.
             Keys may be dotted.
-
-    >>> named_code({"model": {"name": "nets:Net"}, "data.source": "mine:load", "seed": 1})
-    [NamedCode(key='model.name', path='nets:Net'), NamedCode(key='data.source', path='mine:load')]
     """
-    return [one for one in dict.fromkeys(_found(trees, ())) if not one.is_known]
+    texts = [*_texts(trees, "")]
+    modules = {text: _module(text) for _, text in texts}  # all, as one may add a folder to search
+    found = {}
+    for key, text in texts:
+        module, top = modules[text], modules[text].partition(".")[0]
+        if ADDRESS in key:
+            if text != os.environ.get("RAY_ADDRESS"):
+                found[f"{key}={text}"] = text
+        elif top in sys.modules or parts.spec_of(top):  # packages are imported with their modules
+            file = parts.file_of(module)
+            found[f"{key}={text}"] = os.path.realpath(file) if file else ""
+    return found
 
 
 def check(file: Path, *trees: Any) -> None:
@@ -111,21 +84,15 @@ def check(file: Path, *trees: Any) -> None:
             and the user has not allowed the code to run.
     """
     named = named_code(*trees)
-    places = {one: place for one in named if (place := one.place) is not None}
-    if consent.is_allowed():
+    if _allowed.get():
         record(file, *trees)
-    elif places and not all(map(_is_trusted, (os.path.realpath(file), *places.values()))):
-        lines = [f"  {one.key}={one.path}: {_about(one, place)}" for one, place in places.items()]
+    elif named and not all(map(_is_trusted, (os.path.realpath(file), *named.values()))):
+        lines = [f"  {key}: {_about(place)}" for key, place in named.items()]
         raise ConfigError(
             f"{file} names code. It is not on the list of what your flbench has written or you have"
             " allowed, or others can change it:\n" + "\n".join(lines) + "\nCode can do all that"
             " you can do. Read it, and if you trust it, add --run-code (in Python: trust=True)."
         )
-    # The import compares: what has been overlooked here, or appears later, is not imported.
-    found = {*_found(trees, ())}
-    accepted = {one.path for one in found if one.is_known or one in places}
-    overlooked = {path for text in _texts(trees) for path in PATH.findall(text)}
-    consent.refuse((overlooked | {one.path for one in found}) - accepted)
 
 
 def record(place: Path, *trees: Any) -> None:
@@ -139,7 +106,7 @@ def record(place: Path, *trees: Any) -> None:
     """
     if not (named := named_code(*trees)):
         return
-    places = [os.path.realpath(place), *(one.place for one in named)]
+    places = [os.path.realpath(place), *named.values()]
     added = [one for one in places if one and "\n" not in one and not _is_listed(one)]
     _here.update(added)
     file = list_file()
@@ -158,6 +125,28 @@ def list_file() -> Path:
     It is in the folder for the state of programs, on Linux `~/.local/state/flbench`.
     """
     return platformdirs.user_state_path("flbench", appauthor=False) / "trusted"
+
+
+def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
+    """Yield the texts in a tree of values, with their dotted keys."""
+    if isinstance(value, str):
+        yield key, value.strip()
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _texts(inner, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner, key)
+
+
+def _module(text: str) -> str:
+    """Return the module of an import path that must be judged; "" for any other text."""
+    if ":" not in text or text.startswith(f"{parts.OBJECT}:") or parts.names_net(text):
+        return ""
+    try:
+        return parts.module_of(text)
+    except ConfigError:  # nothing can be imported by it
+        return ""
 
 
 def _is_trusted(place: str) -> bool:
@@ -195,48 +184,11 @@ def _is_private(file: Path) -> bool:
     )
 
 
-def _about(code: NamedCode, place: str) -> str:
+def _about(place: str) -> str:
     """Return where code is, and whose it is."""
-    if code.is_address:
-        return "a Ray cluster, whose answers can execute code"
+    if not os.path.isabs(place):
+        return "a Ray cluster, whose answers can execute code" if place else "no file"
     try:
         return f"{place}, owner {Path(place).owner()}"
     except (OSError, KeyError, NotImplementedError):
         return f"{place}, owner unknown"
-
-
-def _found(value: Any, place: tuple[str, ...]) -> Iterator[NamedCode]:
-    """Yield the code that a value at a place names, and what it contains."""
-    if isinstance(value, str):
-        # An entry of a list has a number, and a search space has a word, after the key. A metric
-        # can have such a word as its name.
-        key = tuple(part for part in place if not part.isdecimal() and part not in SPACE)
-        is_object = value.startswith(f"{parts.OBJECT}:") and "terms" in key[-2:]
-        is_code = any(_matches(one, last) for one in (key, place) for last in PLACES)
-        if ":" in value and is_code and not is_object:
-            yield NamedCode(".".join(place), value)
-    elif isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from _found(inner, (*place, *str(name).split(".")))
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _found(inner, place)
-
-
-def _matches(place: Sequence[str], last: Sequence[str]) -> bool:
-    """Return whether a place ends with given parts, one of which may be any."""
-    return len(place) >= len(last) and all(
-        wanted in ("*", part) for wanted, part in zip(last, place[-len(last) :], strict=True)
-    )
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yield the keys and values of a tree that are texts."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from (str(key), *_texts(inner))
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _texts(inner)

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import os
 import pickle
+import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +25,6 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, Final
 
-from flbench.core import consent
 from flbench.core.errors import ConfigError, did_you_mean
 
 OBJECT: Final = "object"
@@ -118,8 +118,7 @@ def find(path: str) -> Any:
             function that makes this net of timm; see `MAKERS`.
 
     Raises:
-        ConfigError: There is no such module or name, the module cannot be imported, or a file
-            names it that may be a stranger's; see `flbench.config.trust`.
+        ConfigError: There is no such module or name, or the module cannot be imported.
 
     >>> find("torchvision.models:resnet18").__name__
     'resnet18'
@@ -135,11 +134,6 @@ def find(path: str) -> Any:
             " class or function of a module of your own."
         )
     folder = folder_of(top)
-    if folder is not None and consent.is_refused(path):
-        raise ConfigError(
-            f"`{path}` is code that a file names, and you have not allowed it. Code can do all that"
-            " you can do. Read it, and if you trust it, add --run-code (in Python: trust=True)."
-        )
     if folder is not None and not is_installed(folder):
         search(str(folder))
     dtype = torch.get_default_dtype()
@@ -253,12 +247,12 @@ def module_of(path: str) -> str:
     >>> module_of("package.module:name")
     'package.module'
     """
-    place = path.rpartition(":")[0] or path
+    place, _, name = path.rpartition(":") if ":" in path else (path, "", "name")
+    if not re.fullmatch(r"[\w.]+", name) or not (place.endswith(".py") or is_dotted(place)):
+        raise ConfigError(
+            f"`{path}` is no import path. Write `package.module:name`, or `FILE.py:name`."
+        )
     if not place.endswith(".py"):
-        if not is_dotted(place):
-            raise ConfigError(
-                f"`{path}` is no import path. Write `package.module:name`, or `FILE.py:name`."
-            )
         return place
     file = Path(here(), Path(place).expanduser()).resolve()
     if not file.is_file():

@@ -10,7 +10,7 @@ from flbench.calls.arguments import Section
 from flbench.calls.process import preserved
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, leaves
-from flbench.core.consent import run_code
+from flbench.config.trust import run_code
 from flbench.core.errors import ConfigError
 from flbench.core.expected import as_flbench_errors
 from flbench.core.parts import offered, portable

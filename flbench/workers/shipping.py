@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import cloudpickle
 
-from flbench.core import consent, source_hash
+from flbench.config.trust import run_code
+from flbench.core import source_hash
 from flbench.core.errors import ConfigError
 from flbench.core.parts import METRICS, OBJECT, TERMS, offered, portable, where_to_put
 from flbench.core.registry import ALGORITHMS
@@ -57,7 +58,7 @@ class Parcel:
             for (one, name), sha in self.hashes.items()
         }
         with (
-            consent.run_code(allowed=True),  # the process that sends the parcel has asked
+            run_code(allowed=True),  # the process that sends the parcel has asked
             offered(self.objects),
             source_hash.known(known),
             started_by(self.command),

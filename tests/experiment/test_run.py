@@ -19,8 +19,8 @@ from flbench.client.program import LocalProgram, Phase, Statistic, Transform
 from flbench.config.resolve import resolve, resolve_written
 from flbench.config.schema import OptimizerConfig
 from flbench.config.sources import Layer, from_overrides
+from flbench.config.trust import run_code
 from flbench.core import files
-from flbench.core.consent import run_code
 from flbench.core.errors import ConfigError, DataError, RunError, UserError
 from flbench.data.sources import digits
 from flbench.engine import sequential
