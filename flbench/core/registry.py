@@ -25,10 +25,9 @@ class Registry(dict[str, T]):
     Args:
         kind: What the registry holds, as error messages call it, such as "method".
         package: Dotted name of the package whose modules register.
-        base: Import path of the class that all registered classes are derived from; "" where
-            classes are registered by their modules alone.
-        symbol: Name of the registry in the code of users, for messages.
-        needs: Class attributes that a class must have.
+        base: Import path of the class that classes of the user must be derived from; "" where
+            they are registered by their modules alone.
+        needs: Class attributes that they must have.
 
     >>> colours = Registry("colour", "flbench.models")
     >>> @colours.register("red")
@@ -38,19 +37,10 @@ class Registry(dict[str, T]):
     """
 
     def __init__(
-        self,
-        kind: str,
-        package: str,
-        base: str = "",
-        symbol: str = "",
-        needs: tuple[str, ...] = (),
+        self, kind: str, package: str, base: str = "", needs: tuple[str, ...] = ()
     ) -> None:
         super().__init__()
-        self.kind = kind
-        self.package = package
-        self.base = base
-        self.symbol = symbol
-        self.needs = needs
+        self.kind, self.package, self.base, self.needs = kind, package, base, needs
         self._complete = False
 
     def register(self, name: str) -> Callable[[T], T]:
@@ -81,7 +71,7 @@ class Registry(dict[str, T]):
                 imported if nothing has registered the name.
 
         Raises:
-            ConfigError: No class has this name; the message names a similar one, or all that exist.
+            ConfigError: No class has this name.
         """
         if name not in self and name.isidentifier() and find_spec(f"{self.package}.{name}"):
             # A class is usually registered by the module of its name: one import instead of all.
@@ -90,45 +80,15 @@ class Registry(dict[str, T]):
             self.adopt(parts.find(source), source, name)
         if name not in self:
             self.load()
-        if name not in self and source == OBJECT:
-            raise ConfigError(
-                f"the {self.kind} `{name}` is a class of a script or notebook, which has no import"
-                " path. Define it again before the call, with the decorator that registers"
-                f" `{name}` or as the argument `algorithm`, or put it into a module."
-            )
         if name not in self:
             hint = did_you_mean(name, self) or f" Known: {', '.join(sorted(self))}."
+            if source == OBJECT:
+                hint = (
+                    " It is a class of a script or notebook: define it again before the call, or"
+                    " put it into a module."
+                )
             raise ConfigError(f"there is no {self.kind} `{name}`.{hint}")
         return self[name]
-
-    def built_in(self, name: str) -> T | None:
-        """Return the class of flbench itself that is registered as `name`; None if there is none.
-
-        No other package is imported, so that names from files of others can be looked up.
-        """
-        if name not in self:
-            if name.isidentifier() and find_spec(f"{self.package}.{name}"):
-                importlib.import_module(f"{self.package}.{name}")
-            if name not in self:
-                self._load_own()
-        found = self.get(name)
-        return None if found is None or self.is_own(found) else found
-
-    def installed(self, name: str) -> T | None:
-        """Return the class registered as `name`; None if no installed package registers it.
-
-        A name is never taken as an import path: what a file of others names is not imported.
-        """
-        if name not in self.names():
-            return None
-        try:
-            return self.find(name)
-        except ConfigError:  # the package cannot be loaded, or its entry point has another name
-            return None
-
-    def is_own(self, thing: Any) -> bool:
-        """Return whether a class is not one of flbench's own."""
-        return not str(thing.__module__).startswith(f"{self.package}.")
 
     def source(self, thing: Any) -> str | None:
         """Return the import path of a class that is not flbench's own, or `object`; else None.
@@ -136,7 +96,7 @@ class Registry(dict[str, T]):
         `object` stands for a class that another process cannot import, because it is defined in a
         script, a notebook or a function.
         """
-        if not self.is_own(thing):
+        if str(thing.__module__).startswith(f"{self.package}."):
             return None
         return parts.path_of(thing) or OBJECT
 
@@ -167,20 +127,19 @@ class Registry(dict[str, T]):
         missing = [one for one in self.needs if not hasattr(thing, one)]
         if missing:
             raise ConfigError(
-                f"`{path}` has no class attribute {' and no '.join(f'`{one}`' for one in missing)}."
-                f" Set it, as other subclasses of {parent} do."
+                f"`{path}` needs the class attributes {', '.join(missing)}. Set them."
             )
         name = own if name is None and isinstance(own, str) else name or thing.__name__.lower()
-        if name not in self:
-            self.built_in(name)
-        if name in self and not _is_again(thing, self[name]):
-            raise ConfigError(
-                f"`{path}`: another {self.kind} is called `{name}`, that of"
-                f" {self[name].__module__}. Register the class under another name, by a decorator"
-                f" such as @{self.symbol}.register('my-{name}')."
-            )
+        if name in self.names():
+            self.find(name)
         add: Callable[[Any], Any] = self.register(name)
-        add(thing)
+        try:
+            add(thing)
+        except ValueError as error:
+            raise ConfigError(
+                f"`{path}`: {error}, by {self[name].__module__} too. Register the class under"
+                f" another name, by the decorator register('my-{name}')."
+            ) from error
         return name
 
     def section(self, given: Any) -> dict[str, str]:
@@ -227,26 +186,21 @@ class Registry(dict[str, T]):
             ConfigError: The entry point of another package cannot be loaded.
         """
         if not self._complete:
-            self._load_own()
+            folders = importlib.import_module(self.package).__path__
+            for module in pkgutil.iter_modules(folders):
+                if not module.ispkg:
+                    importlib.import_module(f"{self.package}.{module.name}")
             for point in entry_points(group=self.package):
                 try:
                     point.load()
                 except Exception as error:
-                    package_name = point.dist.name if point.dist is not None else "unknown"
                     raise ConfigError(
-                        f"the {self.kind} `{point.name}` of the installed package `{package_name}`"
-                        f" cannot be loaded: {point.value} raised {type(error).__name__}: {error}."
-                        f" Correct the package, or uninstall it."
+                        f"the {self.kind} `{point.name}` of an installed package cannot be loaded:"
+                        f" {point.value} raised {type(error).__name__}: {error}. Correct the"
+                        " package, or uninstall it."
                     ) from error
             self._complete = True
         return sorted(self)
-
-    def _load_own(self) -> None:
-        """Import all modules of flbench's package that can register names."""
-        package = importlib.import_module(self.package)
-        for module in pkgutil.iter_modules(package.__path__):
-            if not module.ispkg:
-                importlib.import_module(f"{self.package}.{module.name}")
 
 
 def _is_again(thing: Any, known: Any) -> bool:
@@ -258,7 +212,6 @@ ALGORITHMS: Registry[Any] = Registry(
     "method",
     "flbench.algorithms",
     base="flbench.algorithms.base:Algorithm",
-    symbol="ALGORITHMS",
     needs=("paper", "communication"),
 )
 """All methods: subclasses of `flbench.algorithms.Algorithm` by name."""

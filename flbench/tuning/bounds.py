@@ -46,8 +46,7 @@ def _constraints(keys: list[str], method: str) -> Iterator[Any]:
 
 def _method(name: str) -> Any:
     """Return the configuration class of a method; None for an unknown method."""
-    found = ALGORITHMS.installed(name)
-    return None if found is None else found.Config
+    return ALGORITHMS.find(name).Config if name in ALGORITHMS.names() else None
 
 
 def _field(model: Any, key: str) -> Any:
