@@ -36,13 +36,6 @@ METRICS: Final = "evaluation.metrics"
 """Name under which the functions of `evaluation.metrics` are offered, as a dict by their names."""
 TERMS: Final = "train.terms"
 """Name under which the functions of `train.terms` are offered, as a dict by their names there."""
-NO_PARTS: Final = frozenset(
-    (
-        *("flbench", "torch", "lightning", "pytorch_lightning", "numpy", "scipy", "pandas", "PIL"),
-        *("ray", "mlflow", "optuna", "cloudpickle", "joblib", "yaml", "pydantic"),
-    )
-)
-"""Packages whose functions are no parts of an experiment; some of them load code or run it."""
 NETS: Final = ("torch.nn.", "torchvision.models.")
 """Modules, with a dot at the end, of which only layers and nets can be named; see `names_net`."""
 MAKERS: Final = {"timm": ("create_model", "flbench[pretrained]")}
@@ -153,7 +146,11 @@ def find(path: str) -> Any:
             file = getattr(found, "__file__", module)
             raise ConfigError(f"`{path}`: `{file}` has no name `{one}`.{did_you_mean(one, known)}")
         found = getattr(found, one)
-    _check_is_part(path, found)
+    if names_net(path) and not _is_net(found):
+        raise ConfigError(
+            f"`{path}` is neither a layer of torch.nn nor a net of torchvision.models"
+            " (torchvision.models.list_models()). Name one, or code of a module of your own."
+        )
     return found
 
 
@@ -162,8 +159,7 @@ def _not_imported(path: str, module: str, error: BaseException) -> ConfigError:
     if isinstance(error, ModuleNotFoundError) and module.startswith(error.name or "."):
         if module in MAKERS:
             return ConfigError(
-                f"`{path}` needs the package `{module}`, which is not installed: pip install"
-                f" '{MAKERS[module][1]}'"
+                f"`{path}`: {module} is not installed: pip install {MAKERS[module][1]}"
             )
         return ConfigError(
             f"`{path}`: there is no module `{error.name}`. It must be an installed package, or a"
@@ -175,31 +171,6 @@ def _not_imported(path: str, module: str, error: BaseException) -> ConfigError:
     return ConfigError(
         f"`{path}`: importing `{module}` raised {type(error).__name__}: {error}. {cure}"
     )
-
-
-def _check_is_part(path: str, found: Any) -> None:
-    """Raise a ConfigError if an object is code that cannot be a part of an experiment.
-
-    A module may have functions of Python and of libraries, by an import or under another name.
-    """
-    if names_net(path) and not _is_net(found):
-        raise ConfigError(
-            f"`{path}` is neither a layer of torch.nn nor a net of torchvision.models"
-            " (torchvision.models.list_models()). Name one, or code of a module of your own."
-        )
-    while isinstance(found, functools.partial):
-        found = found.func
-    if not isinstance(found, type) and not inspect.isroutine(found):
-        return
-    owner = type(getattr(found, "__self__", None))  # of a method of a built-in class
-    home = str(getattr(found, "__module__", None) or owner.__module__)
-    top = home.partition(".")[0]
-    if top in sys.stdlib_module_names or (top in NO_PARTS and not isinstance(found, type)):
-        name = getattr(found, "__qualname__", str(found))
-        raise ConfigError(
-            f"`{path}` is {name} of {home}, which is no part of an experiment. Name a class or"
-            " function of a module of your own."
-        )
 
 
 def names_net(path: str) -> bool:
@@ -285,9 +256,6 @@ def path_of(thing: Any) -> str | None:
     Objects of `__main__`, those made within a function, and those of modules that Python does not
     find where this process has them from have none.
 
-    Args:
-        thing: Any object.
-
     >>> from fractions import Fraction
     >>> path_of(Fraction), path_of(Fraction.limit_denominator), path_of(Fraction(1, 2))
     ('fractions:Fraction', 'fractions:Fraction.limit_denominator', None)
@@ -312,7 +280,6 @@ def check_arguments(
     takes: Sequence[str],
     arguments: Mapping[str, Any],
     what: str,
-    prefix: str = "",
     others: Iterable[str] = (),
 ) -> None:
     """Check that a function of the user can be called with its arguments.
@@ -324,7 +291,6 @@ def check_arguments(
         takes: What it gets by position, in words.
         arguments: Its keyword arguments by name.
         what: The function as messages name it.
-        prefix: What stands before the name of an argument in its key, such as `partition.args.`.
         others: Further names that the user may have meant.
 
     Raises:
@@ -338,11 +304,10 @@ def check_arguments(
         signature.bind(*[None] * len(takes), **arguments)
     except TypeError as error:
         known = [*list(signature.parameters)[len(takes) :], *others]
-        wrong = next((f"`{prefix}{one}`" for one in arguments if one not in known), "")
-        hint = did_you_mean(wrong.strip("`").removeprefix(prefix), known) if wrong else ""
+        hints = (did_you_mean(one, known) for one in arguments if one not in known)
         raise ConfigError(
             f"{what} is called with {', '.join(takes)} and the keyword arguments"
-            f" {sorted(arguments)}, and does not accept {wrong or 'them'}: {error}.{hint}"
+            f" {sorted(arguments)}: {error}.{next(hints, '')}"
         ) from error
 
 

@@ -44,7 +44,7 @@ def assign(
     if config.scheme != parts.OBJECT:
         _unchanged_source(config)
     what = f"`partition.scheme={config.scheme}`"
-    parts.check_arguments(scheme, TAKES, config.args or {}, what, "partition.args.")
+    parts.check_arguments(scheme, TAKES, config.args or {}, what)
     again = deepcopy(rng)
 
     def made(rng: np.random.Generator) -> tuple[list[Any], Callable[..., Any] | None]:

@@ -331,16 +331,10 @@ def test_a_file_that_the_user_edits_is_allowed_once(own, tmp_path, capsys):
         "subprocess:run",
         "os:system",
         "builtins:exec",
-        "torch:load",
-        "torch.hub:load",
-        "pandas:read_pickle",
-        "{own}:run",
-        "{own}:nn.Module.register_forward_hook",
     ],
 )
-def test_what_is_called_is_a_part(path, own, capsys):
+def test_the_standard_library_has_no_parts(path, own, capsys):
     """Also for a user who has named it himself."""
-    path = path.format(own=own)
     for key in ("model.name", "partition.scheme", "data.source", "train.terms"):
         value = f"[{{name: '{path}'}}]" if key == "train.terms" else path
         assert main(["run", f"{key}={value}", "train.rounds=1"]) == 2, key
