@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -1038,6 +1039,9 @@ def main(arguments: list[str] | None = None) -> int:
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see `flbench/__main__.py`
             signal.signal(signal.SIGINT, signal.default_int_handler)
     given = sys.argv[1:] if arguments is None else arguments
+    if any(not one and before[:1] != "-" for before, one in pairwise(given)):
+        _print_error("an argument is empty. As a path, it would be the current folder: `.`")
+        return 2
     for argument in given:
         if not files.is_text(argument):
             known = sys.getfilesystemencoding()

@@ -182,8 +182,8 @@ def _condition(item: Any) -> str:
         return f"be {sign} {context[name]:g}"
     if kind == "tuple_type":
         return f"be a list, like [{redact(str(item['input']))}]"
-    if kind == "model_type":
-        return "be a section with keys"
+    if kind in ("model_type", "path_type"):
+        return "be a section with keys" if kind == "model_type" else "be a path"
     if kind == "value_error":
         return f"be {text.removeprefix('Value error, ')}"
     return re.sub(r"^\w+ should |, unable to .*", "", text)

@@ -89,6 +89,8 @@ class Strict(BaseModel):
         kind = cls.model_fields[str(info.field_name)].annotation
         if value is None and isinstance(kind, type) and issubclass(kind, Strict):
             return {}
+        if isinstance(value, str) and kind in (int, int | None):
+            return found if type(found := scalar(value)) is float else value  # 1e3, as in a file
         if isinstance(value, str) and get_origin(kind) is Literal:
             return value if value in get_args(kind) else scalar(value)
         if isinstance(value, bool) and kind in (int, float, int | None, float | None):
@@ -1260,11 +1262,10 @@ class OutputConfig(Strict):
     )
 
 
-NOT_HASHED: Final = (
-    *("engine.", "evaluation.", "tracking.", "output."),
-    *("data.root", "algorithm.source", "model.weights"),
-)
-"""Keys that do not determine a result, and places of what counts by its SHA-256."""
+NOT_HASHED: Final = ("engine", "evaluation", "tracking", "output")
+"""Sections that do not determine a result, except for `engine.precision`."""
+PLACES: Final = ("data.root", "algorithm.source", "model.weights")
+"""Places of what counts by its SHA-256."""
 
 
 class Config(Strict):
@@ -1332,8 +1333,9 @@ class Config(Strict):
     def hash(self) -> str:
         """Return the SHA-256 (hex) over the keys that define the experiment.
 
-        These are the keys whose values differ from the defaults of the schema, without
-        `NOT_HASHED`; the keys of a method and of a net count with all their values.
+        These are the keys whose values differ from the defaults of the schema, without `NOT_HASHED`
+        and `PLACES`; the keys of a method and of a net count with all their values. Early stopping
+        depends on the rounds that are evaluated.
         """
         defaults = leaves(Config().tree())
         kept = {
@@ -1341,9 +1343,12 @@ class Config(Strict):
             for key, value in leaves(self.tree()).items()
             if (key not in defaults or value != defaults[key]) and _is_hashed(key)
         }
+        if self.train.early_stopping.patience is not None:
+            kept["evaluation.every"] = self.evaluation_period
         return hashlib.sha256(json.dumps(["2", kept], sort_keys=True).encode()).hexdigest()
 
 
 def _is_hashed(key: str) -> bool:
     """Return whether a key determines results."""
-    return key not in NOT_HASHED and not key.startswith(NOT_HASHED[:4])
+    section = key.partition(".")[0]
+    return key == "engine.precision" or not (section in NOT_HASHED or key in PLACES)

@@ -1,6 +1,6 @@
 """YAML of plain values: reading with the scalars of YAML 1.2, and writing with comments.
 
-`no`, `0x10` and dates are texts, `010` is ten. Objects, tags, anchors' aliases and texts that would
+`no`, `0x10`, `010` and dates are texts. Objects, tags, anchors' aliases and texts that would
 need minutes are refused with one kind of error.
 """
 
@@ -29,10 +29,10 @@ FORMS: Final[dict[str, tuple[re.Pattern[str], list[str], Callable[[str], Scalar]
         [*"tTfF"],
         lambda text: BOOLEANS[text.lower()],
     ),
-    "int": (re.compile("[-+]?[0-9]+"), [*"-+0123456789"], int),
+    "int": (re.compile("[-+]?(0|[1-9][0-9]*)"), [*"-+0123456789"], int),
     "float": (
         re.compile(
-            r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
+            r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
             r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
         ),
         [*"-+.0123456789"],

@@ -97,6 +97,7 @@ WRONG = {
     "empty list": (["model.hidden=[]"], "`model.hidden` must have at least 1 item"),
     "method named twice": (["--algo", "fedavg,fedavg"], "`fedavg` is named twice"),
     "method without a name": (["--algo", "fedavg,"], "a name is empty"),
+    "empty argument": (["fedavg", ""], "an argument is empty"),
     "empty option": (["--config", ""], "--config is empty"),
     "several at once": (["train.rounds=0", "partition.alpha=0"], "`partition.alpha`"),
     # the command line

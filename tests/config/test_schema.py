@@ -219,3 +219,12 @@ def test_wrong_values_below_names_of_the_user_are_named_whole(override, sentence
         resolve([from_overrides([override])])
     assert sentence in str(caught.value)
     assert "(default)" not in str(caught.value)
+
+
+def test_hash_covers_what_changes_results():
+    one = Config().hash()
+    stopping = {"train": {"early_stopping": {"patience": 3}}}
+
+    assert Config(engine={"precision": "64-true"}).hash() != one
+    assert Config(engine={"threads": 2}, evaluation={"every": 3}).hash() == one
+    assert Config(**stopping).hash() != Config(**stopping, evaluation={"every": 3}).hash()

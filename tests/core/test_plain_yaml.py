@@ -30,14 +30,14 @@ def test_lines_of_keys():
 
 
 def test_numbers_are_decimal_and_words_of_yaml_1_1_are_texts():
-    words = ["0x10", "1_000", "1:30", "2001-01-01", "no", "off", "yes", "1e", "+", "- 1"]
+    words = ["010", "0x10", "1_000", "1:30", "2001-01-01", "no", "off", "yes", "1e", "+", "- 1"]
 
-    assert parse("[007, 010, -08, +1, 1e3, .5, -.inf, true, ~]")[0] == [
+    assert parse("[7, 10, -8, +1, 1e3, .5, -.inf, true, ~]")[0] == [
         *(7, 10, -8, 1, 1000.0, 0.5, float("-inf"), True, None),
     ]
     assert parse(f"[{', '.join(words[:-1])}]")[0] == words[:-1]
     assert [scalar(word) for word in words] == words
-    assert [scalar(word) for word in ("010", "1e3", "true", "null", "-.5")] == [
+    assert [scalar(word) for word in ("10", "1e3", "true", "null", "-.5")] == [
         *(10, 1000.0, True, None, -0.5),
     ]
 
