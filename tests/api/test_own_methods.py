@@ -140,7 +140,7 @@ def test_a_method_of_a_notebook_travels_with_its_hash(monkeypatch):
         assert source_hash.of_object(received) == sha256
     assert received.__qualname__ == "Cell"
     del ALGORITHMS["cell"]
-    with pytest.raises(ConfigError, match="Define it again"):
+    with pytest.raises(ConfigError, match="define it again"):
         ALGORITHMS.find("cell", "object")
 
 
@@ -151,7 +151,7 @@ class Bare(Algorithm):
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        (Bare, "`paper`"),
+        (Bare, "paper"),
         (int, "subclass"),
         ("tests.api.test_own_methods:KEYS", "subclass"),
         ("tests.api.test_own_methods:Nothing", "`Nothing`"),
