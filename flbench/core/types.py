@@ -157,16 +157,14 @@ class Samples:
         limit: Largest number of samples; None for no limit.
         redraw: Whether the order is drawn once per `run` or again in each `round`. It has no effect
             if all samples are selected.
-        clients: Number of clients whose samples are read, one client after the other: those of the
-            client itself and of the clients with the next ids. More than one serves evaluations of
-            a model that clients share; then all samples of the parts are selected.
-        piece: Number of samples n of the part `common` that each client reads: client k reads the
-            samples k n to (k + 1) n - 1, as far as there are any. None for all samples. It serves
-            evaluations of a model that clients share, too.
+        piece: Number of samples n that each client reads of a part of all clients, one client after
+            the other, or of the part `common`: client k reads the samples k n to (k + 1) n - 1, as
+            far as there are any. It serves evaluations of a model that clients share. None reads
+            the client's own samples.
 
     Raises:
-        ValueError: The fractions are not 0 <= low < high <= 1, a share of the samples of several
-            clients is selected, or a piece is of another part than `common` or has no sample.
+        ValueError: The fractions are not 0 <= low < high <= 1, or a piece has no sample or is of a
+            share of the samples.
 
     >>> first_fifth = Samples("train", 0, 0.2)
     >>> at_most_100 = Samples("validation", limit=100)
@@ -177,18 +175,12 @@ class Samples:
     high: float = 1.0
     limit: int | None = None
     redraw: Literal["run", "round"] = "run"
-    clients: int = 1
     piece: int | None = None
 
     def __post_init__(self) -> None:
-        if self.piece is not None and (self.part != "common" or self.piece < 1):
-            raise ValueError(
-                f"A piece must have 1 sample of the part `common` or more, got {self.piece} of"
-                f" `{self.part}`."
-            )
-        is_whole = (self.low, self.high, self.limit) == (0.0, 1.0, None)
-        if self.clients < 1 or (self.clients > 1 and not is_whole):
-            raise ValueError(f"Samples of {self.clients} clients needs whole parts of 1 or more.")
+        is_whole = self.part == "common" or (self.low, self.high, self.limit) == (0.0, 1.0, None)
+        if self.piece is not None and (self.piece < 1 or not is_whole):
+            raise ValueError("A piece of Samples has 1 sample or more, of whole parts.")
         if not 0.0 <= self.low < self.high <= 1.0:
             raise ValueError(
                 f"Samples needs 0 <= low < high <= 1, got low={self.low}, high={self.high}."

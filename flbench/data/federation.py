@@ -142,6 +142,11 @@ class Federation:
         """Number of training samples [N] int64 by client."""
         return self.counts.sum(dim=1)
 
+    @cached_property
+    def _together(self) -> dict[str, Indices]:
+        """Rows [n] of the samples of all clients by part, one client after the other."""
+        return {part: np.concatenate(rows) for part, rows in self.partition.parts.items()}
+
     def rows(self, which: Samples, client: int, draw: Draw) -> Indices:
         """Return the rows of the data set that a step of a program reads.
 
@@ -158,14 +163,12 @@ class Federation:
         Returns:
             Rows [n] int64.
         """
-        if which.part == "common":
-            rows = self.common_rows(which.limit)
-            if which.piece is not None:
-                rows = rows[client * which.piece : (client + 1) * which.piece]
-            return rows
+        if which.part == "common" or which.piece is not None:
+            is_common = which.part == "common"
+            rows = self.common_rows(which.limit) if is_common else self._together[which.part]
+            begin = client * (which.piece or 0)
+            return rows[begin:][: which.piece]
         parts = self.partition.parts[which.part]
-        if which.clients > 1:
-            return np.concatenate(parts[client : client + which.clients])
         rows = parts[client]
         if (
             which.low == 0.0
@@ -178,24 +181,6 @@ class Federation:
         order = rng.permutation(rows)
         low, high = _cut(which.low, len(rows)), _cut(which.high, len(rows))
         return np.asarray(order[low:high][: which.limit])
-
-    def counts_of(self, which: Samples) -> Tensor:
-        """Return how many samples a step of a program reads, without ranges and limits of parts.
-
-        Args:
-            which: Selection of the clients' samples.
-
-        Returns:
-            Numbers [N] int64, for clients 0 to N-1.
-        """
-        if which.part == "common":
-            count = len(self.common_rows(which.limit))
-            begins = torch.arange(self.clients) * (which.piece or 0)
-            return (count - begins).clamp(0, which.piece)
-        sizes = torch.tensor([len(rows) for rows in self.partition.parts[which.part]])
-        ends = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])  # [N + 1]
-        last = (torch.arange(self.clients) + which.clients).clamp(max=self.clients)
-        return ends[last] - ends[:-1]
 
     def inputs(
         self, rows: Indices | Tensor, dtype: torch.dtype, keys: Tensor | None = None

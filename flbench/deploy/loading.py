@@ -35,7 +35,7 @@ from flbench.deploy import cards
 from flbench.deploy.models import DeployedNet, RawInputs, TrainedModel, context_of
 from flbench.experiment import checkpoint, own_methods, rounds
 from flbench.experiment.assembly import Experiment, build
-from flbench.experiment.evaluate import BLOCK, SCALARS
+from flbench.experiment.evaluate import BLOCK, SCALARS, Model
 from flbench.experiment.found import on_this_machine
 from flbench.models.base import net_leaves
 from flbench.models.lightning_net import LightningNet
@@ -259,9 +259,8 @@ def _net(
     statistic = Statistic(CAPTURED, _count, finish=capture, samples=Samples("train", limit=1))
     block = _block(experiment, deployment, client)
     settings = rounds.evaluation_settings(experiment.algorithm, state)
-    found = experiment.evaluator(warn).run_statistics(
-        state, settings, name, deployment, block, (statistic,)
-    )
+    model = Model(state, settings, name, deployment)
+    found = experiment.evaluator(warn).run_statistics(model, block, (statistic,))
     row = block.tolist().index(client)
     kinds: dict[str, Tree] = {"net": {}, "leaf": {}, "ctx": {}}
     for key, value in found.items():

@@ -17,7 +17,7 @@ from flbench.engine.local import most_processes, worker_bytes
 from flbench.experiment import rounds
 from flbench.experiment.assembly import Experiment
 from flbench.experiment.communication import apply_mask, row_bytes
-from flbench.experiment.evaluate import BLOCK, Evaluator
+from flbench.experiment.evaluate import BLOCK, Evaluator, Model
 from flbench.experiment.rounds import Trained
 from flbench.workers.nesting import reason_against_workers
 
@@ -102,9 +102,8 @@ def measure(experiment: Experiment) -> Estimate:
     short = shortened(program, 1)
     down = rounds.train(algorithm, engine, after, now, ids=ids[:1], program=short).down
     evaluator = experiment.evaluator(lambda text: None)
-    evaluator.measure(after, settings, 1)
-    seconds, _ = _timed(partial(evaluator.measure, after, settings, len(evaluated)))
-    evaluate = seconds * setting.clients / len(evaluated)
+    evaluator.seconds(after, settings, 1)  # the first pass of a process is slower
+    evaluate = evaluator.seconds(after, settings, len(evaluated))
     common = _common(evaluator, after, settings)
     often = config.evaluation.common.every
     evaluations = 1 - (-config.train.rounds // config.evaluation_period)  # and the best round
@@ -163,6 +162,6 @@ def _common(evaluator: Evaluator, state: State, settings: RoundSettings) -> floa
         return 0.0
     client = torch.tensor([0])
     deployment = evaluator.algorithm.deployed(rounds.named(state), client)["personal"]
-    statistics = evaluator.common_statistics(deployment)
-    run = partial(evaluator.run_statistics, state, settings, "personal", deployment, client)
-    return passes * _timed(partial(run, statistics))[0]
+    model = Model(state, settings, "personal", deployment)
+    statistics = evaluator.statistics(deployment, ("common",))
+    return passes * _timed(partial(evaluator.run_statistics, model, client, statistics))[0]

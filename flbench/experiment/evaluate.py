@@ -3,6 +3,7 @@
 An evaluation runs a local program whose leaves are neither kept nor sent, so it changes no state.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -35,10 +36,9 @@ BLOCK = 256  # clients evaluated at once; it bounds the memory of their predicti
 KEPT = (
     64  # clients evaluated at once if their predictions can be kept, and evaluated again together
 )
-POOLED = 2048  # samples of several clients that share a model, which are evaluated together
 OBSERVED = 2**22  # numbers that an engine observes in one call: 16 MB of float32
 PIECE = 4 * STATISTIC_BATCH
-"""Samples of the common test set that one call reads for a model that all clients share. Workers
+"""Samples of all clients that one of them reads for a model that all of them share. Workers
 evaluate several pieces at the same time. Batches do not depend on them."""
 SCALARS = 2**26  # parameters of the models that `deployed` computes at once: 256 MB of float32
 PARTS = ("validation", "test")
@@ -229,40 +229,37 @@ class Model(NamedTuple):
     deployment: Deployment
 
 
-@dataclass(frozen=True)
-class Kept:
+class Kept(NamedTuple):
     """What a deployment predicts for all clients, kept until the next evaluation.
 
     Attributes:
-        clients: The clients' tree that the models were made of; the loop writes it in place.
-        sent: A copy of what the server sent all clients, values and masks.
-        functions: What else the models were made of: `weights`, `predict`, and the numbers sent.
         found: The predictions by `PART.RESULT`, [n, ...] for the samples of all clients.
+        clients: The clients' tree that the models were made of; the loop writes it in place.
+        functions: What else the models were made of: `weights`, `predict`, and the numbers sent.
+        sent: A copy of what the server sent all clients, values and masks.
     """
 
-    clients: Tree
-    sent: Tree
-    functions: tuple[Any, ...]
     found: Tree
-
-    @staticmethod
-    def of(model: Model, found: Tree) -> "Kept":
-        """Return the predictions of a model with what it is made of."""
-        made = model.deployment
-        shared = made.dispatch.shared
-        sent = {**shared.values, **{f"mask {name}": mask for name, mask in shared.mask.items()}}
-        functions = (made.weights, made.predict, dict(made.dispatch.numbers))
-        return Kept(model.state.clients, sent, functions, found)
+    clients: Tree
+    functions: tuple[Any, ...]
+    sent: Tree
 
     def holds_for(self, model: Model) -> bool:
         """Return whether a model can differ only for clients whose leaves have changed."""
-        now = Kept.of(model, {})
+        functions, sent = _made_of(model)
         return (
-            now.clients is self.clients
-            and now.functions == self.functions
-            and now.sent.keys() == self.sent.keys()
-            and all(torch.equal(value, now.sent[name]) for name, value in self.sent.items())
+            model.state.clients is self.clients
+            and functions == self.functions
+            and sent.keys() == self.sent.keys()
+            and all(torch.equal(value, sent[name]) for name, value in self.sent.items())
         )
+
+
+def _made_of(model: Model) -> tuple[tuple[Any, ...], Tree]:
+    """Return what a model is made of beside the clients' leaves; see `Kept`."""
+    made, shared = model.deployment, model.deployment.dispatch.shared
+    masks = {f"mask {name}": mask for name, mask in shared.mask.items()}
+    return (made.weights, made.predict, dict(made.dispatch.numbers)), {**shared.values, **masks}
 
 
 S = TypeVar("S", bound=Scores)
@@ -425,23 +422,14 @@ class Evaluator:
                 have NaN scores for all samples.
         """
         evaluation: Evaluation[Any] = Evaluation(state.round, {})
-        everyone = torch.arange(self.federation.clients)
-        most = self.judge.most_clients(self.longest(common=False))
         for model in self._models(state, settings):
-            if model.name == "gm":
-                continue
-            evaluation.local.update({(model.name, part): self.no_scores() for part in self.parts})
-            if most is None:
-                found = self._predicted(model, stale)
-                self._report_undefined(model, found)
-                pieces: Iterable[tuple[Tensor, Tree]] = [(everyone, found)]
-            else:  # the outputs of all clients may be too large
-                pieces = self._pieces(model, everyone, most)
-            for ids, piece in pieces:
-                for part in self.parts:
-                    evaluation.add_(model.name, part, self._paired(part, ids, piece))
-        if common:
-            self._add_common(evaluation, state, settings)
+            if model.name != "gm":
+                self._add_own(evaluation, model, stale=stale)
+        for model in self._models(state, settings) if common and self.has_common() else ():
+            if model.name == "gm" and not self.recalibrate:
+                self._add_global(evaluation, model)
+            elif model.name == "personal":
+                self._add_common(evaluation, model)
         return evaluation
 
     def evaluate_cohort(
@@ -457,14 +445,8 @@ class Evaluator:
         Raises:
             DivergedError: A model has weights that are not finite.
         """
-        model = next(self._models(state, settings))
-        statistics = self.part_statistics(model.deployment)
-        local = {(model.name, part): self.no_scores() for part in self.parts}
-        evaluation = Evaluation(state.round, local)
-        for some, grouped in self._calls(model, ids, BLOCK, self._length):
-            found = self.run_statistics(*grouped, some, statistics)
-            for part in self.parts:
-                evaluation.add_(model.name, part, self.predictions_of(part, some, found))
+        evaluation: Evaluation[Any] = Evaluation(state.round, {})
+        self._add_own(evaluation, next(self._models(state, settings)), ids)
         return evaluation
 
     def predictions(self, state: State, settings: RoundSettings) -> Iterator[tuple[int, Tensor]]:
@@ -484,14 +466,20 @@ class Evaluator:
             if len(predicted):
                 yield client, predicted
 
-    def measure(self, state: State, settings: RoundSettings, clients: int) -> None:
-        """Evaluate the first clients on their own samples, for a measurement of the time."""
-        ids = torch.arange(clients)
-        most = self.judge.most_clients(self.longest(common=False))
+    def seconds(self, state: State, settings: RoundSettings, clients: int) -> float:
+        """Return the estimated seconds of an evaluation of all clients on their own samples.
+
+        Models that clients share are evaluated for all of them, and others for the first clients.
+        """
+        total = 0.0
         for model in self._models(state, settings):
             if model.name != "gm":
-                for _ in self._pieces(model, ids, most):
-                    pass
+                begin, is_one = time.perf_counter(), self._is_one_pass(model)
+                ids = None if is_one else torch.arange(clients)
+                self._add_own(Evaluation(state.round, {}), model, ids)
+                share = 1.0 if is_one else clients / self.federation.clients
+                total += (time.perf_counter() - begin) / share
+        return total
 
     def common_passes(self, state: State, settings: RoundSettings) -> float:
         """Return how often an evaluation reads as many common samples as one client's model does.
@@ -504,21 +492,117 @@ class Evaluator:
         is_one = self._is_same_for_all(models["personal"])
         passes = 1.0 if is_one else float(self.federation.clients)
         if "gm" in models and not self.recalibrate:
-            limited = self.federation.common_rows(self.config.common.limit)
-            passes += len(self.federation.common) / len(limited)
+            passes += len(self.federation.common) / int(self._sizes["common"][0])
         return passes
+
+    def observers(self, deployment: Deployment, *, common: bool) -> tuple[Step, ...]:
+        """Return the steps that evaluate a cohort's models right after local training.
+
+        They are empty if the predictions of the cohort do not fit into memory at once.
+
+        Args:
+            deployment: The deployment.
+            common: Whether to evaluate on the common test set too.
+        """
+        parts = (*self.parts, "common") if common and self.has_common() else self.parts
+        most = self.most_clients(parts)
+        cohort = self.algorithm.setting.train.participation * self.federation.clients
+        if most is not None and most < cohort:
+            return ()
+        return (*self.recalibration_steps(deployment), *self.statistics(deployment, parts))
+
+    def observed(self, results: Results, number: int) -> Evaluation[Any]:
+        """Return the scores of a cohort's models right after local training of round `number`.
+
+        They are without predictions if all clients failed.
+
+        Args:
+            results: Results of a call of the engine with `observers`.
+            number: Number of the round.
+        """
+        evaluation: Evaluation[Any] = Evaluation(number, {})
+        for part in (*self.parts, "common"):
+            is_there = f"{part}.predicted" in results.observed
+            if part != "common":
+                evaluation.local["personal", part] = self.no_scores()
+            elif is_there:
+                evaluation.common["personal"] = self.no_scores()
+            if is_there:
+                seen = self.predictions_of(part, results.ids, results.observed)
+                evaluation.add_("personal", part, seen)
+        return evaluation
+
+    def most_clients(self, parts: tuple[str, ...]) -> int | None:
+        """Return for how many clients predictions on parts fit into memory; None for any number."""
+        return self.judge.most_clients(max(int(self._sizes[part].max()) for part in parts))
+
+    def no_scores(self) -> Any:
+        """Return scores of all clients without predictions."""
+        return self.judge.scores(self.federation.clients)
+
+    def _add_own(
+        self,
+        evaluation: Evaluation[Any],
+        model: Model,
+        ids: Tensor | None = None,
+        stale: Tensor | None = None,
+    ) -> None:
+        """Add the predictions of a model on the clients' own samples.
+
+        Args:
+            evaluation: Gets the scores, in place.
+            model: The model.
+            ids: Ids [K] of the clients; None for all, whose predictions may be kept.
+            stale: See `evaluate`.
+        """
+        evaluation.local.update({(model.name, part): self.no_scores() for part in self.parts})
+        everyone = torch.arange(self.federation.clients)
+        most = self.most_clients(self.parts)
+        if ids is None and (most is None or most >= len(everyone)):
+            found = self._predicted(model, stale)
+            self._report_undefined(model, found)
+            pieces: Iterable[tuple[Tensor, Tree]] = [(everyone, found)]
+        else:
+            pieces = self._pieces(model, everyone if ids is None else ids, self.parts)
+        for some, piece in pieces:
+            for part in self.parts:
+                evaluation.add_(model.name, part, self._paired(part, some, piece))
+
+    def _add_common(self, evaluation: Evaluation[Any], model: Model) -> None:
+        """Add the predictions of personal models on `evaluation.common.limit` common samples."""
+        evaluation.common[model.name] = self.no_scores()
+        everyone = torch.arange(self.federation.clients)
+        if self._is_same_for_all(model):
+            limit = self.config.common.limit
+            found = self._in_one_pass(model, Samples("common", limit=limit))
+            seen = self._paired("common", everyone[:1], found)
+            evaluation.add_(model.name, "common", seen, everyone)
+            return
+        for ids, piece in self._pieces(model, everyone, ("common",)):
+            evaluation.add_(model.name, "common", self._paired("common", ids, piece))
+
+    def _add_global(self, evaluation: Evaluation[Any], model: Model) -> None:
+        """Add the predictions of the global model on the whole common test set."""
+        evaluation.common[model.name] = self.judge.scores(1)
+        found = self._in_one_pass(model, Samples("common"))
+        client = torch.zeros(len(self.federation.common), dtype=torch.int64)
+        seen = self._as_predictions("common", client, self.federation.common, found)
+        evaluation.add_(model.name, "common", seen)
 
     def _predicted(self, model: Model, stale: Tensor | None = None) -> Tree:
         """Return what is predicted of the samples of all clients, by `PART.RESULT` [n, ...].
 
         Predictions are kept from the last evaluation for clients that are not stale.
         """
+        if self._is_one_pass(model):
+            of_parts = (self._in_one_pass(model, Samples(part)) for part in self.parts)
+            return {key: rows for found in of_parts for key, rows in found.items()}
         found: Tree = {}
         ids = torch.arange(self.federation.clients)
         kept = self.kept.pop(model.name, None)  # an evaluation that fails keeps nothing
         if stale is not None and kept is not None and kept.holds_for(model):
             found, ids = kept.found, self._with_neighbours(stale)
-        for some, piece in self._pieces(model, ids):
+        for some, piece in self._pieces(model, ids, self.parts):
             chosen = torch.zeros(self.federation.clients, dtype=torch.bool)
             chosen[some] = True
             for key, rows in piece.items():
@@ -526,83 +610,84 @@ class Evaluator:
                 if key not in found:
                     found[key] = rows.new_empty(len(owner), *rows.shape[1:])
                 found[key][chosen[owner]] = rows
-        if self._can_keep(model.deployment) and not self._is_same_for_all(model):
-            now = Kept.of(model, found)
-            self.kept[model.name] = replace(now, sent=copied(now.sent))
+        if self._can_keep(model.deployment):
+            functions, sent = _made_of(model)
+            self.kept[model.name] = Kept(found, model.state.clients, functions, copied(sent))
         return found
 
-    def _pieces(
-        self, model: Model, ids: Tensor, most: int | None = None
-    ) -> Iterator[tuple[Tensor, Tree]]:
-        """Yield ids [K] of clients, piece after piece, and what is predicted of their n samples.
+    def _in_one_pass(self, model: Model, samples: Samples) -> Tree:
+        """Return what a model that all clients share predicts, by `PART.RESULT` [n, ...].
 
-        If clients share a model, the samples of several clients are evaluated together.
+        Clients 0 to P-1 read pieces of the samples, which workers evaluate at the same time. An
+        engine that stacks clients, or has larger batches, reads all of them at once.
 
         Args:
             model: The model.
-            ids: Ascending ids [K] of all clients of the pieces; 0 to K-1 if they share a model.
-            most: Largest number of clients whose predictions fit into memory; None for any number.
+            samples: The samples: a whole part, for all clients, or the common test set.
         """
-        deployment, group = model.deployment, 1
-        if self._is_same_for_all(model) and not self.net.mixes and is_known(deployment.predict):
-            samples = sum(int(sizes.sum()) for sizes in self._sizes.values())
-            group = max(1, POOLED * self.federation.clients // max(1, samples))
-            group = min(group, most or group, len(ids))
-            # The samples of `group` clients are read as those of the first of them.
-            split = torch.split(ids[::group], BLOCK if most is None else most // group)
-            calls: Iterable[tuple[Tensor, Model]] = ((some, model) for some in split)
-        else:
-            stacked = KEPT if self._can_keep(deployment) else BLOCK
-            calls = self._calls(model, ids, stacked, self._length, most)
-        statistics = self.part_statistics(deployment, group)
-        for some, called in calls:
-            found = self.run_statistics(*called, some, statistics)
-            theirs = some if group == 1 else ids[int(some[0]) : int(some[-1]) + group]
-            sizes = {part: _summed(self._sizes[part][theirs], group) for part in self.parts}
-            flat = (_cut(part, found, sizes[part]) for part in self.parts)
-            yield theirs, {key: rows for tree in flat for key, rows in tree.items()}
+        deployment, length = model.deployment, len(self._owner.get(samples.part, ()))
+        if samples.part == "common":
+            length = len(self.federation.common_rows(samples.limit))
+        piece = max(1, length)
+        statistic = self._statistic(deployment, replace(samples, piece=piece), piece, stacked=False)
+        size = self.algorithm.setting.train.batch_size
+        # Each client has random numbers of its own, if the net or the method draws any.
+        is_pure = self.net.is_pure and is_known((deployment.weights, deployment.predict))
+        is_alone = self.engine.stacked(LocalProgram(()), (statistic,), size) == 1
+        if is_pure and is_alone and self._is_same_for_all(model):
+            piece = PIECE * -(-piece // (PIECE * self.federation.clients))
+            samples = replace(samples, piece=piece)
+            statistic = replace(statistic, samples=samples, finish=Pad(piece))
+        ids = torch.arange(max(1, -(-length // piece)))
+        found = self.run_statistics(model, ids, (statistic,))
+        # [P, piece, ...] -> [n, ...]; the last piece alone is padded
+        return {key: value.flatten(0, 1)[:length] for key, value in found.items()}
 
-    def _calls(
-        self, model: Model, ids: Tensor, group: int, length: int, most: int | None = None
-    ) -> Iterator[tuple[Tensor, Model]]:
-        """Yield the clients of each call of the engine, and the model with the call's settings.
+    def _pieces(
+        self, model: Model, ids: Tensor, parts: tuple[str, ...]
+    ) -> Iterator[tuple[Tensor, Tree]]:
+        """Yield the clients of each call of the engine, and what is predicted of their n samples.
 
         A call has as many clients as the memory of their predictions allows, so that workers can
-        share them. Which clients are stacked depends on `group` alone.
+        share them. Which clients are stacked does not depend on the memory.
 
         Args:
-            model: The model.
+            model: The model, which may differ between clients.
             ids: Ids [K] of the clients.
-            group: Largest number of clients that are stacked.
-            length: Largest number of samples of a client.
-            most: Largest number of clients whose predictions fit into memory; None for any number.
+            parts: Parts to evaluate on: those of the clients, or `common`.
+
+        Yields:
+            Ids of clients, and results by `PART.RESULT` [n, ...].
         """
-        group = min(group, most or group)
+        most = self.most_clients(parts)
+        is_kept = "common" not in parts and self._can_keep(model.deployment)
+        group = min(KEPT if is_kept else BLOCK, most or BLOCK)
         # Class, margin and whether it is defined; perhaps a probability for each class.
         width = 3 + (self.federation.classes if self.config.probabilities else 0)
-        fitting = OBSERVED // (max(1, length) * width)
-        if most is not None:
-            fitting = most * OBSERVED // SCALARS
-        grouped = model._replace(settings=replace(model.settings, group=group))
+        length = max(1, sum(int(self._sizes[part].max()) for part in parts))
+        fitting = OBSERVED // (length * width) if most is None else most * OBSERVED // SCALARS
+        model = model._replace(settings=replace(model.settings, group=group))
+        statistics = self.statistics(model.deployment, parts)
         for some in torch.split(ids, max(1, fitting // group) * group) if len(ids) else ():
-            yield some, grouped
+            found = self.run_statistics(model, some, statistics)
+            flat = (_cut(part, found, self._sizes[part][some]) for part in parts)
+            yield some, {key: rows for tree in flat for key, rows in tree.items()}
 
     @cached_property
     def _sizes(self) -> dict[str, Tensor]:
-        """Numbers of samples [N] int64 of all clients by part."""
-        parts = self.federation.partition.parts
-        return {part: torch.tensor([len(rows) for rows in parts[part]]) for part in PARTS}
+        """Numbers of samples [N] int64 that each client's model is evaluated on, by part."""
+        parts, limit = self.federation.partition.parts, self.config.common.limit
+        common = torch.tensor(len(self.federation.common_rows(limit)) if self.has_common() else 0)
+        return {
+            **{part: torch.tensor([len(rows) for rows in parts[part]]) for part in PARTS},
+            "common": common.expand(self.federation.clients),
+        }
 
     @cached_property
     def _owner(self) -> dict[str, Tensor]:
         """Client [n] int64 of each sample by part, one client after the other."""
         everyone = torch.arange(self.federation.clients)
-        return {part: everyone.repeat_interleave(sizes) for part, sizes in self._sizes.items()}
-
-    @property
-    def _length(self) -> int:
-        """Largest number of samples of a client in each part, added up."""
-        return sum(int(self._sizes[part].max()) for part in self.parts)
+        return {part: everyone.repeat_interleave(self._sizes[part]) for part in PARTS}
 
     def _with_neighbours(self, changed: Tensor) -> Tensor:
         """Return the ids of clients to evaluate, of which some [N] bool have changed.
@@ -610,17 +695,12 @@ class Evaluator:
         Rounding depends on which clients are stacked. Whole blocks are therefore evaluated again,
         so that a resumed run, which has kept nothing, has the same predictions.
         """
-        stacks = self.engine.block(self.algorithm.setting.train.batch_size) is not None
-        if stacks or self._size <= STACKED_SIZE:
-            blocks = _summed(changed.long(), KEPT) > 0
-            changed = blocks.repeat_interleave(KEPT)[: len(changed)]
-        return changed.nonzero()[:, 0]
-
-    @property
-    def _size(self) -> int:
-        """Number of scalars of the net that the engine has."""
         whole = self.algorithm.setting.net.size
-        return whole if self.net.size is None else self.net.size
+        size = whole if self.net.size is None else self.net.size
+        stacks = self.engine.block(self.algorithm.setting.train.batch_size) is not None
+        if stacks or size <= STACKED_SIZE:
+            changed = torch.cat([one.any().expand_as(one) for one in torch.split(changed, KEPT)])
+        return changed.nonzero()[:, 0]
 
     def _can_keep(self, deployment: Deployment) -> bool:
         """Return whether predictions depend on nothing but the model, and can be kept."""
@@ -639,6 +719,11 @@ class Evaluator:
             return not state.clients and is_known(functions)
         return not self.algorithm.setting.net.names("all") & state.clients.keys()
 
+    def _is_one_pass(self, model: Model) -> bool:
+        """Return whether the samples of several clients can be in one batch."""
+        is_plain = not self.net.mixes and is_known(model.deployment.predict)
+        return is_plain and self._is_same_for_all(model)
+
     def _report_undefined(self, model: Model, found: Tree) -> None:
         """Report clients whose models have finite weights, but NaN scores.
 
@@ -652,7 +737,8 @@ class Evaluator:
         number, name = model.state.round, model.name
         undefined = torch.zeros(self.federation.clients, dtype=torch.float32)
         for part in self.parts:
-            undefined.index_add_(0, self._owner[part], found[f"{part}.undefined"].float())
+            if (values := found.get(f"{part}.undefined")) is not None:
+                undefined.index_add_(0, self._owner[part], values.float())
         if not undefined.any():
             return
         cure = "Lower train.optimizer.lr or set train.clip."
@@ -671,170 +757,59 @@ class Evaluator:
             f" of the class with NaN, mostly the first. {cure}"
         )
 
-    def no_scores(self) -> Any:
-        """Return scores of all clients without predictions."""
-        return self.judge.scores(self.federation.clients)
-
-    def longest(self, *, common: bool) -> int:
-        """Return the largest number of samples that a model is evaluated on, at least 1.
-
-        Args:
-            common: Whether the common test set counts, beside the clients' own parts.
-        """
-        lengths = [int(self._sizes[part].max()) for part in self.parts]
-        if common:
-            lengths.append(len(self.federation.common_rows(self.config.common.limit)))
-        return max(1, *lengths)
-
-    def predictions_of(
-        self, part: str, ids: Tensor, observed: Tree, *, whole: bool = False
-    ) -> Predictions:
+    def predictions_of(self, part: str, ids: Tensor, observed: Tree) -> Predictions:
         """Return the predictions that Statistics have computed.
 
         Args:
             part: `validation`, `test` or `common`: the Statistic that computed them.
             ids: Ids [K] of the clients.
             observed: Results [K, ...] of the Statistics.
-            whole: Whether the whole common test set was read, not `evaluation.common.limit`.
         """
-        rows = self._rows(part, ids, whole=whole)
-        sizes = torch.tensor([len(mine) for mine in rows], dtype=torch.int64)  # [K]
-        return self._paired(part, ids, _cut(part, observed, sizes), whole=whole)
+        return self._paired(part, ids, _cut(part, observed, self._sizes[part][ids]))
 
-    def _paired(self, part: str, ids: Tensor, flat: Tree, *, whole: bool = False) -> Predictions:
+    def _paired(self, part: str, ids: Tensor, flat: Tree) -> Predictions:
         """Return predictions as `predictions_of` does, of results [n, ...] without padding."""
-        rows = self._rows(part, ids, whole=whole)
-        sizes = torch.tensor([len(mine) for mine in rows], dtype=torch.int64)  # [K]
-        client = ids.repeat_interleave(sizes)
-        true, predicted = self.judge.pairs(np.concatenate(rows), flat[f"{part}.predicted"])
+        if part == "common":
+            rows = [self.federation.common_rows(self.config.common.limit)] * len(ids)
+        else:
+            rows = [self.federation.partition.parts[part][client] for client in ids.tolist()]
+        client = ids.repeat_interleave(self._sizes[part][ids])
+        return self._as_predictions(part, client, np.concatenate(rows), flat)
+
+    def _as_predictions(self, part: str, client: Tensor, rows: Indices, flat: Tree) -> Predictions:
+        """Return predictions for n rows of the data set, with the client [n] of each."""
+        true, predicted = self.judge.pairs(rows, flat[f"{part}.predicted"])
         margins, margin = None, flat.get(f"{part}.margin")
         if margin is not None:
             positive = positive_class(self.config, self.federation.dataset.classes)
             margins = Margins(margin if positive else -margin, true == positive, client)
         return Predictions(client, true, predicted, margins, flat.get(f"{part}.logarithms"))
 
-    def _rows(self, part: str, ids: Tensor, *, whole: bool) -> list[Indices]:
-        """Return the rows of the data set of each client's samples; see `predictions_of`."""
-        if part == "common":
-            limit = None if whole else self.config.common.limit
-            return [self.federation.common_rows(limit)] * len(ids)
-        parts = self.federation.partition.parts[part]
-        return [parts[client] for client in ids.tolist()]
-
-    def _add_common(
-        self, evaluation: Evaluation[Any], state: State, settings: RoundSettings
-    ) -> None:
-        """Add the predictions of the personal and the global model on the common test set.
-
-        Personal models are evaluated on at most `evaluation.common.limit` samples, the global model
-        on all, and not if each client re-estimates the BatchNorm statistics. Nothing is added if
-        there is no common test set or the part `test` is not evaluated.
-
-        Args:
-            evaluation: Gets the scores, in place: those of N clients under `personal`, and of one
-                model under `gm`.
-            state: State after a round.
-            settings: Settings of that round.
-
-        Raises:
-            DivergedError: A model has weights that are not finite.
-        """
-        everyone = torch.arange(self.federation.clients)
-        for model in self._models(state, settings) if self.has_common() else ():
-            name, is_gm = model.name, model.name == "gm"
-            if name not in ("personal", "gm") or (is_gm and self.recalibrate):
-                continue
-            evaluation.common[name] = self.judge.scores(1) if is_gm else self.no_scores()
-            [statistic] = self.common_statistics(model.deployment, whole=is_gm)
-            if is_gm or self._is_same_for_all(model):
-                found = self._common_of_one(model, statistic)
-                seen = self.predictions_of("common", everyone[:1], found, whole=is_gm)
-                evaluation.add_(name, "common", seen, None if is_gm else everyone)
-                continue
-            length = len(self.federation.common_rows(self.config.common.limit))
-            most = self.judge.most_clients(length)
-            for ids, grouped in self._calls(model, everyone, BLOCK, length, most):
-                found = self.run_statistics(*grouped, ids, (statistic,))
-                evaluation.add_(name, "common", self.predictions_of("common", ids, found))
-
-    def _common_of_one(self, model: Model, statistic: Statistic) -> Tree:
-        """Return what a model that all clients share predicts on the common test set, [1, L].
-
-        Clients 0 to P-1 read pieces of it, which workers evaluate at the same time. An engine that
-        stacks clients, or has larger batches, reads all of it at once.
-        """
-        length = len(self.federation.common_rows(statistic.samples.limit))
-        piece = PIECE * -(-length // (PIECE * self.federation.clients))
-        size = self.algorithm.setting.train.batch_size
-        # Each client has random numbers of its own, if the net or the method draws any.
-        if (
-            length > piece
-            and self._is_same_for_all(model)
-            and self._can_keep(model.deployment)
-            and self.engine.block(size) is None
-            and self.engine.stacked(LocalProgram(()), (statistic,), size) == 1
-        ):
-            samples = replace(statistic.samples, piece=piece)
-            statistic = replace(statistic, samples=samples, finish=Pad(piece))
-        else:
-            piece = length
-        ids = torch.arange(-(-length // piece))
-        found = self.run_statistics(*model, ids, (statistic,))
-        # [P, piece, ...] -> [1, L, ...]; the last piece alone is padded
-        return {key: value.flatten(0, 1)[None, :length] for key, value in found.items()}
-
-    def part_statistics(self, deployment: Deployment, clients: int = 1) -> tuple[Statistic, ...]:
-        """Return one Statistic for each of `parts`.
+    def statistics(self, deployment: Deployment, parts: tuple[str, ...]) -> tuple[Statistic, ...]:
+        """Return a Statistic for each part that evaluates a deployment.
 
         Its results are `PART.predicted` [L, ...] and, with two classes, `PART.margin` [L], for at
         most L samples of a client.
 
         Args:
             deployment: The deployment.
-            clients: Number of clients whose samples are read together, see `Samples.clients`.
+            parts: Parts of the clients' samples, and perhaps `common`.
         """
+        limits = {"common": self.config.common.limit}
         return tuple(
             self._statistic(
-                part,
-                deployment,
-                Samples(part, clients=clients),
-                int(_summed(self._sizes[part], clients).max()),
-                stacked=clients == 1,
+                deployment, Samples(part, limit=limits.get(part)), int(self._sizes[part].max())
             )
-            for part in self.parts
+            for part in parts
         )
 
-    def common_statistics(
-        self, deployment: Deployment, *, whole: bool = False
-    ) -> tuple[Statistic, ...]:
-        """Return the Statistic that evaluates a deployment on the common test set.
-
-        Its results are named as those of `part_statistics`. The tuple is empty if there is no
-        common test set or the part `test` is not evaluated.
-
-        Args:
-            deployment: The deployment.
-            whole: Whether to read the whole common test set, not `evaluation.common.limit`.
-        """
-        if not self.has_common():
-            return ()
-        limit = None if whole else self.config.common.limit
-        length = len(self.federation.common_rows(limit))
-        return (self._statistic("common", deployment, Samples("common", limit=limit), length),)
-
     def _statistic(
-        self,
-        name: str,
-        deployment: Deployment,
-        samples: Samples,
-        length: int,
-        *,
-        stacked: bool = True,
+        self, deployment: Deployment, samples: Samples, length: int, *, stacked: bool = True
     ) -> Statistic:
         """Return a Statistic that evaluates a deployment on at most `length` samples."""
         return Statistic(
-            name,
-            self.judge.observe(deployment, name),
+            samples.part,
+            self.judge.observe(deployment, samples.part),
             reduce="rows",
             finish=Pad(max(1, length)),
             samples=samples,
@@ -883,16 +858,14 @@ class Evaluator:
             for one in self._deployed(model, ids, names):
                 yield held | one
 
-    def hashed(
-        self, state: State, settings: RoundSettings, clients: Tensor | None = None
-    ) -> Iterator[Tree]:
-        """Yield what the digest of clients' models is computed from; see `deployed`.
+    def hashed(self, state: State, settings: RoundSettings) -> Iterator[Tree]:
+        """Yield what the digest of all clients' models is computed from; see `deployed`.
 
         Frozen tensors that the engine does not have come first, once for all clients.
         """
         if self.net.held:
             yield dict(self.net.held)
-        yield from self.deployed(state, settings, clients, whole=False)
+        yield from self.deployed(state, settings, whole=False)
 
     def _deployed(self, model: Model, ids: Tensor, names: frozenset[str]) -> Iterator[Tree]:
         """Yield the leaves `names` of the net that some clients are evaluated with."""
@@ -909,22 +882,11 @@ class Evaluator:
         for k in range(len(ids)):
             yield {leaf: kept[source][k] for leaf, source in sources.items()}
 
-    def run_statistics(
-        self,
-        state: State,
-        settings: RoundSettings,
-        name: str,
-        deployment: Deployment,
-        ids: Tensor,
-        statistics: tuple[Statistic, ...],
-    ) -> Tree:
+    def run_statistics(self, model: Model, ids: Tensor, statistics: tuple[Statistic, ...]) -> Tree:
         """Compute Statistics of the models that are deployed to some clients.
 
         Args:
-            state: State after a round.
-            settings: Settings of that round.
-            name: Name of the deployment.
-            deployment: The deployment, which holds for all these clients.
+            model: The deployment, after a round.
             ids: Ids [K] of the clients.
             statistics: Statistics to compute.
 
@@ -934,7 +896,7 @@ class Evaluator:
         Raises:
             DivergedError: A model has weights that are not finite.
         """
-        return self._run(Model(state, settings, name, deployment), ids, statistics).observed
+        return self._run(model, ids, statistics).observed
 
     def _run(
         self,
@@ -988,26 +950,17 @@ class Evaluator:
         )
         plain = model._replace(deployment=replace(deployment, program=None))
         untuned = self._run(plain, failed, then, keeps)
-        # Bring the clients that succeeded and those that failed back into the order of `ids`.
-        order = torch.argsort(torch.cat([results.ids, failed]))
-        order = order[torch.argsort(torch.argsort(ids))]  # argsort twice: rank of each id
-        return replace(
-            results,
-            ids=ids,
-            kept=_joined(results.kept, untuned.kept, order),
-            observed=_joined(results.observed, untuned.observed, order),
-            failures=(),
-        )
+        from flbench.engine.worker import in_order  # few runs need it
+
+        return in_order([results, untuned], ids, settings.storage)
 
     def has_common(self) -> bool:
         """Return whether models are evaluated on a common test set."""
         return "test" in self.parts and len(self.federation.common) > 0
 
     def _steps(self, deployment: Deployment) -> tuple[Step, ...]:
-        return (
-            *self.recalibration_steps(deployment),
-            *(deployment.program.steps if deployment.program else ()),
-        )
+        tuning = deployment.program.steps if deployment.program else ()
+        return (*self.recalibration_steps(deployment), *tuning)
 
     def _models(self, state: State, settings: RoundSettings) -> Iterator[Model]:
         """Yield the method's deployments, the personal one first.
@@ -1017,12 +970,6 @@ class Evaluator:
         """
         for name, one in deployments(self.algorithm, state, torch.tensor([0])).items():
             yield Model(state, settings, name, one)
-
-
-def _summed(numbers: Tensor, group: int) -> Tensor:
-    """Return the sums [K / group, rounded up] of each `group` of K numbers."""
-    whole = torch.nn.functional.pad(numbers, (0, -len(numbers) % group))
-    return whole.reshape(-1, group).sum(dim=1)
 
 
 def _cut(part: str, observed: Tree, sizes: Tensor) -> Tree:
@@ -1036,17 +983,6 @@ def _cut(part: str, observed: Tree, sizes: Tensor) -> Tree:
     keys = [key for key in (f"{part}.{result}" for result in RESULTS) if key in observed]
     return {
         key: observed[key][torch.arange(observed[key].shape[1]) < sizes[:, None]] for key in keys
-    }
-
-
-def _joined(first: Tree, second: Tree, order: Tensor) -> Tree:
-    """Concatenate the rows [K1, ...] and [K2, ...] of two trees and reorder them.
-
-    Leaves that `first` lacks (it may be empty) have the rows of `second` alone.
-    """
-    return {
-        name: torch.cat([first[name], rows])[order] if name in first else rows[order]
-        for name, rows in second.items()
     }
 
 

@@ -275,13 +275,18 @@ class FederatedLoop:
             KeyboardInterrupt: A signal interrupted training; nothing has changed.
             RunError: A client diverged under `train.on_divergence=stop`, or the disk failed.
         """
-        evaluated = not stage.setup and self._is_evaluation_due(state.round + 1)
+        number = state.round + (not stage.setup)  # after this round
+        evaluated = not stage.setup and self._is_evaluation_due(number)
         settings = rounds.settings_of(self.algorithm, state, setup=stage.setup)
         settings = replace(settings, storage=self.storage)
         groups = None if stage.setup else self._cohort_groups(state)
         with self.seconds.measure("train"):
             diagnostics = self.algorithm.diagnostics() if evaluated else ()
-            observers = self._observers(state) if evaluated or groups is not None else ()
+            observers: tuple[Step, ...] = ()
+            if evaluated or groups is not None:
+                models = rounds.deployments(self.algorithm, state, torch.tensor([0]))
+                first, common = next(iter(models.values())), self._is_common_evaluation_due(number)
+                observers = self.evaluator.observers(first, common=common)
             with interrupts.allowed():
                 trained = rounds.train(
                     self.algorithm,
@@ -294,7 +299,7 @@ class FederatedLoop:
         self.seconds.count_as_evaluation(trained.results.observe_seconds)
         self._report_failures(trained.results, state)
         ids, moments = trained.results.ids, {}
-        diagnosed = [*_diagnosed(diagnostics, trained.results, state.round + 1)]
+        diagnosed = [*_diagnosed(diagnostics, trained.results, number)]
         if groups is not None:
             # The exchange writes into the clients' leaves, so this evaluation precedes it.
             with self.seconds.measure("evaluate"), interrupts.allowed():
@@ -305,18 +310,18 @@ class FederatedLoop:
             over = replace(over, state=replace(over.state, server=server))
             self.folder.changes.changed(ids)
             self.stale[ids] = True
-        number, split = over.state.round, "setup" if stage.setup else "train"
+        split = "setup" if stage.setup else "train"
         lines = [Row(number, split, "", name, value) for name, value in over.costs.items()]
         lines += [Row(number, "server", "", name, float(v)) for name, v in over.metrics.items()]
         if not stage.setup:
             lines += _logged(trained.results, number)
         if evaluated:
-            evaluation = self._observed(trained.results, number)
+            evaluation = self.evaluator.observed(trained.results, number)
             lines += self.evaluator.judge.rows(evaluation, suffix="@local")
             lines += diagnosed
         if groups is not None:
             with self.seconds.measure("evaluate"):
-                moments["@local"] = self._observed(trained.results, number)
+                moments["@local"] = self.evaluator.observed(trained.results, number)
                 moments["@aggregated"] = self.evaluator.evaluate_cohort(over.state, settings, ids)
             for suffix, evaluation in moments.items():
                 lines += group_rows(replace(evaluation, round=number), groups, suffix)
@@ -457,40 +462,6 @@ class FederatedLoop:
     def _cohort_groups(self, state: State) -> torch.Tensor | None:
         """Return the groups [N] by which the method reports the accuracy of cohorts, if it does."""
         return self.algorithm.cohort_groups(rounds.visible_to_server(state, LocalProgram(())))
-
-    def _observers(self, state: State) -> tuple[Step, ...]:
-        """Return the steps that evaluate the cohort's models right after local training.
-
-        There are none if the predictions of the cohort do not fit into memory at once.
-        """
-        common = self._is_common_evaluation_due(state.round + 1)
-        most = self.evaluator.judge.most_clients(self.evaluator.longest(common=common))
-        cohort = self.config.train.participation * self.evaluator.federation.clients
-        if most is not None and most < cohort:
-            return ()
-        models = rounds.deployments(self.algorithm, state, torch.tensor([0]))
-        first = next(iter(models.values()))
-        return (
-            *self.evaluator.recalibration_steps(first),
-            *self.evaluator.part_statistics(first),
-            *(self.evaluator.common_statistics(first) if common else ()),
-        )
-
-    def _observed(self, results: Results, number: int) -> Evaluation[Any]:
-        """Return the scores of the cohort's models right after local training of round `number`.
-
-        They are without predictions if all clients failed.
-        """
-        evaluator = self.evaluator
-        local = {("personal", part): evaluator.no_scores() for part in evaluator.parts}
-        has_common = "common.predicted" in results.observed
-        common = {"personal": evaluator.no_scores()} if has_common else {}
-        evaluation = Evaluation(number, local, common)
-        for part in (*evaluator.parts, "common"):
-            if f"{part}.predicted" in results.observed:
-                seen = evaluator.predictions_of(part, results.ids, results.observed)
-                evaluation.add_("personal", part, seen)
-        return evaluation
 
     def _report_failures(self, results: Results, state: State) -> None:
         """Report the clients that diverged.

@@ -337,7 +337,7 @@ class NewClients:
         seen = visible_to_server(state, program)
         steps, in_round = self._steps(deployment, program, epochs, state)
         estimate = evaluator.recalibration_steps(deployment)
-        observe: tuple[Step, ...] = evaluator.part_statistics(deployment)
+        observe: tuple[Step, ...] = evaluator.statistics(deployment, evaluator.parts)
         if in_round:
             observe = (*estimate, *observe)
         else:
@@ -349,7 +349,7 @@ class NewClients:
                 found = over(algorithm.dispatch(seen, some), found)
             return meter.counted(some, found)
 
-        most = self.experiment.judge.most_clients(evaluator.longest(common=False)) or BLOCK
+        most = evaluator.most_clients(evaluator.parts) or BLOCK
         taken, failed = 0, []
         for some in torch.split(ids, min(most, BLOCK)):
             results = self.experiment.engine.run(

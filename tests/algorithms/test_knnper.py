@@ -8,6 +8,7 @@ import torch
 from flbench.algorithms import Batch, Outputs, Statistic, StepContext
 from flbench.algorithms.knnper import Mixture, best_share
 from flbench.core.types import Samples
+from flbench.experiment.evaluate import Model
 from flbench.experiment.rounds import settings_of
 from flbench.testing import after, fingerprint
 from tests.algorithms.loops import CLASSES, KEYS, WIDTH, Clients, assert_equal, net
@@ -74,7 +75,7 @@ def test_probabilities_equal_a_loop(keys, engine):
     scores = Statistic("s", Scores(deployment.predict), reduce="rows", samples=Samples("test"))
     found = [
         built.evaluator(print).run_statistics(
-            state, settings, "personal", deployment, ids[i : i + 1], (scores,)
+            Model(state, settings, "personal", deployment), ids[i : i + 1], (scores,)
         )["s.scores"][0]
         for i in range(len(clients))
     ]

@@ -133,8 +133,7 @@ def test_evaluation_is_that_of_one_process(engines, kind, name, monkeypatch):
     whole = evaluated(built, built.engine, state)
     for size in ("BLOCK", "KEPT"):  # clients are stacked by two
         monkeypatch.setattr(evaluate, size, 2)
-    monkeypatch.setattr(evaluate, "POOLED", 40)
-    monkeypatch.setattr(evaluate, "PIECE", 80)
+    monkeypatch.setattr(evaluate, "PIECE", 40)
     calls = counted(monkeypatch)
 
     many = evaluated(built, engines[kind], state)

@@ -71,8 +71,9 @@ def one_by_one(built, state):
     for name, deployment in built.algorithm.deploy(state, torch.tensor([0])).items():
         for client in range(built.federation.clients) if name != "gm" else ():
             ids = torch.tensor([client])
-            statistics = evaluator.part_statistics(deployment)
-            seen = evaluator.run_statistics(state, settings, name, deployment, ids, statistics)
+            statistics = evaluator.statistics(deployment, evaluator.parts)
+            model = evaluate.Model(state, settings, name, deployment)
+            seen = evaluator.run_statistics(model, ids, statistics)
             for part in evaluator.parts:
                 found[name, part, client] = evaluator.predictions_of(part, ids, seen).predicted
     return found
@@ -93,7 +94,7 @@ def assert_same_counts(built, state, evaluation):
 
 def test_predictions_are_those_of_each_client_alone(trained, monkeypatch):
     built, state, _ = trained
-    monkeypatch.setattr(evaluate, "POOLED", 150)
+    monkeypatch.setattr(evaluate, "PIECE", 30)
 
     assert_same_counts(built, state, evaluated(evaluator_of(built), state))
 
@@ -103,21 +104,21 @@ def test_clients_that_share_a_model_are_evaluated_in_large_batches():
     evaluator = evaluator_of(built)
     evaluated(evaluator, state)
 
-    # One call for the parts of all clients, and two for the common test set (personal and gm).
-    assert evaluator.engine.clients == 3
+    # One call for each part of all clients, and two for the common test set (personal and gm).
+    assert evaluator.engine.clients == 4
 
 
-def test_samples_of_several_clients_are_read_one_after_the_other():
+def test_samples_of_all_clients_are_read_in_pieces():
     federation = build(*KEYS).federation
-    parts = federation.partition.parts["test"]
+    together = [row for rows in federation.partition.parts["test"] for row in rows.tolist()]
 
-    rows = federation.rows(Samples("test", clients=3), 4, draw=None)
-    last = federation.rows(Samples("test", clients=3), 8, draw=None)
+    second = federation.rows(Samples("test", piece=20), 1, draw=None)
+    last = federation.rows(Samples("test", piece=20), len(together) // 20, draw=None)
 
-    assert rows.tolist() == [row for client in (4, 5, 6) for row in parts[client]]
-    assert last.tolist() == parts[8].tolist()
+    assert second.tolist() == together[20:40]
+    assert last.tolist() == together[len(together) // 20 * 20 :]
     with pytest.raises(ValueError, match="whole parts"):
-        Samples("test", high=0.5, clients=2)
+        Samples("test", high=0.5, piece=20)
 
 
 @pytest.mark.parametrize("method", ["ditto", "local"])
