@@ -1,19 +1,19 @@
 """Clients distributed over processes of this machine, beside an engine of this process.
 
-Until the workers are ready this process trains alone, so that nobody waits for them, and short runs
-start none. Results do not depend on who trains a client.
+Results do not depend on who trains a client. A rule that only reads the configuration decides who
+does: small rounds are trained by this process, and short runs start no workers.
 """
 
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
-from flbench.client.program import LocalProgram, Step
+from flbench.client.program import LocalProgram, Phase, Statistic, Step
 from flbench.config.schema import EngineConfig
 from flbench.core.tree import nbytes
 from flbench.core.types import Results
@@ -26,14 +26,15 @@ from flbench.workers import cores
 from flbench.workers.nesting import reason_against_workers
 from flbench.workers.process_pool import FILES, ProcessPool, SharedArray
 
-SPENT: Final = 0.2
-"""Seconds of training in this process before workers are started. A run that ends before would gain
-nothing by them."""
-WORTH: Final = 0.02
-"""Seconds of training in a round from which on its clients are distributed."""
-SENDING: Final = 4e-9
-"""Seconds of training for each byte of clients from which on they are distributed. Sending a byte
-takes about half of it."""
+# A unit of work is one sample of a small net in a forward pass: some microseconds.
+LARGE: Final = 100_000
+"""Scalars of a net whose samples cost twice as much as those of a very small one."""
+STARTED: Final = 200_000
+"""Units that the rest of a run must have before workers are started for it: about a second."""
+WORTH: Final = 4_000
+"""Units of a round from which on its clients are distributed."""
+SENDING: Final = 1e-3
+"""Units for each byte of clients from which on they are distributed."""
 WORKER_BYTES: Final = 250 * 2**20
 """Memory of a worker that it shares with no other process, besides net and clients. Measured: 0.2
 GiB with LeNet-5."""
@@ -85,9 +86,8 @@ class LocalEngine:
         engine: The engine of this process, on a CPU.
         net: The seeded net.
         federation: The samples of all clients.
-        config: `workers`, the number of workers; and what their engines need. With `auto`, workers
-            are started when this process has trained for `SPENT` seconds, and clients of a round
-            are distributed if their training takes `WORTH` seconds.
+        config: `workers`, the number of workers; and what their engines need. With `auto`, small
+            rounds are not distributed, see `WORTH`, and short runs start no workers.
         tell: Function that gets notes for the user.
     """
 
@@ -104,9 +104,9 @@ class LocalEngine:
         self._is_auto = config.workers == "auto"
         self._pool: ProcessPool | None = None
         self._samples: SharedArray | None = None
-        self._spent = 0.0
-        self._seconds: dict[Any, float] = {}  # by unit of work, for the kinds of steps of a call
         self._is_alone, self._used = False, 1
+        leaves = net_leaves(net)
+        self._bytes, self._scalars = nbytes(leaves), sum(x.numel() for x in leaves.values())
         if (reason := reason_against_workers()) is not None:
             self._stay_alone(reason)
 
@@ -122,17 +122,21 @@ class LocalEngine:
     ) -> Results:
         """Train the clients; see `Engine.run`."""
         call = Call(program, rows, dispatch, settings, observe)
-        if self._is_alone or not (program.steps or observe) or not len(ids):
-            return call.run(self._engine, ids)
         parts = self._parts(call, ids)
+        # What is sent to a client is about as large as what it keeps.
+        size = max(self._bytes, nbytes(rows(ids[:1]))) if len(parts) > 1 else 0
+        size += self._bytes if program.keeps or program.sends else 0
+        if len(parts) < 2 or not self._pays(call, ids, size) or self.start(len(parts)) < 2:
+            return call.run(self._engine, ids)
+        assert self._pool is not None
+        self._used = max(self._used, min(self._pool.ready, len(parts)))
         work = [float((self._federation.sizes[part] + 1).sum()) for part in parts]
-        if len(parts) < 2 or not self._is_worthwhile(call, sum(work), ids):
-            return self._measured(call, ids, sum(work))
         try:
-            return self._together(call, ids, parts, work)
+            found = distributed(self._pool, call, parts, work, size, self._tell)
         except BaseException:
             self._end_workers()
             raise
+        return in_order(found, ids, settings.storage)
 
     def block(self, batch_size: int) -> int | None:
         """Return how many clients the engine stacks."""
@@ -144,11 +148,24 @@ class LocalEngine:
         """Return how many clients the engine computes at once."""
         return self._engine.stacked(program, observe, batch_size)
 
-    def start(self) -> int:
-        """Start all workers, wait until they are ready, and return their number; 1 without any."""
-        most = most_processes(self._config, self._net, self._federation)
-        while not self._is_ready(most) and not self._is_alone:
-            time.sleep(0.01)
+    def start(self, most: int | None = None) -> int:
+        """Start workers, wait until they are ready, and return their number; 1 without any.
+
+        Args:
+            most: Largest number of workers that are needed; None for any number.
+        """
+        try:
+            pool = None if self._is_alone else self._opened()
+            if pool is not None:
+                pool.most = max(pool.most, min(self._most, most or self._most))
+                pool.fill()
+                while pool.ready < pool.most and pool.failed is None:
+                    time.sleep(0.01)
+                    pool.fill()
+                if pool.failed is not None:
+                    self._stay_alone(pool.failed)
+        except Exception as error:  # noqa: BLE001  # the net of a user may refuse to be pickled
+            self._stay_alone(f"workers cannot be started ({type(error).__name__}: {error})")
         return 1 if self._pool is None else self._pool.ready
 
     def report(self) -> dict[str, float]:
@@ -160,72 +177,28 @@ class LocalEngine:
         self._end_workers()
         self._engine.close()
 
-    def _parts(self, call: Call, ids: Tensor) -> list[Tensor]:
+    def _parts(self, call: Call, ids: Tensor) -> tuple[Tensor, ...]:
         """Return the clients in parts, in their order, of which each one must stay together."""
+        if self._is_alone or not (call.program.steps or call.observe) or not len(ids):
+            return ()
         size = call.settings.train.batch_size
         stack = self._engine.stacked(call.program, call.observe, size) or len(ids)
         group = call.settings.group
         if group is not None and group % stack:  # a stack ends where its group ends
             stack = group
-        return list(torch.split(ids, stack))
+        return torch.split(ids, stack)
 
-    def _bytes(self, call: Call, ids: Tensor) -> int:
-        """Return about how many bytes a worker gets for a client and returns."""
-        net = nbytes(net_leaves(self._net))
-        size = max(net, nbytes(call.rows(ids[:1])))  # what the server sends is about as large
-        return size + net if call.program.keeps or call.program.sends else size
-
-    def _is_worthwhile(self, call: Call, work: float, ids: Tensor) -> bool:
-        """Return whether clients are distributed, or trained in this process as workers start."""
-        seconds = self._seconds.get(_kind(call))
-        if not self._is_auto or seconds is None:
-            return not self._is_auto
-        expected = seconds * work
-        if expected < WORTH + SENDING * len(ids) * self._bytes(call, ids):
+    def _pays(self, call: Call, ids: Tensor, size: int) -> bool:
+        """Return whether clients, for each of which `size` bytes are sent, are distributed."""
+        if not self._is_auto:
+            return True
+        sizes, steps = self._federation.sizes[ids], (*call.program.steps, *call.observe)
+        samples = sum(_samples(step, sizes, call.settings.train.batch_size) for step in steps)
+        work = samples * (1 + self._scalars / LARGE)
+        if work < WORTH + SENDING * size * len(ids):
             return False
-        return max(self._spent, expected) >= SPENT
-
-    def _measured(self, call: Call, ids: Tensor, work: float) -> Results:
-        """Train clients in this process, and measure the time."""
-        begin = time.perf_counter()
-        results = call.run(self._engine, ids)
-        seconds = time.perf_counter() - begin
-        self._seconds[_kind(call)] = seconds / work
-        self._spent += seconds
-        return results
-
-    def _together(
-        self, call: Call, ids: Tensor, parts: Sequence[Tensor], work: Sequence[float]
-    ) -> Results:
-        """Train clients in this process until the workers are ready, and the others with them."""
-        found: list[Results] = []
-        done = 0
-        while done < len(parts) and not self._is_ready(len(parts)):
-            found.append(self._measured(call, parts[done], work[done]))
-            done += 1
-        if done < len(parts):
-            assert self._pool is not None
-            self._used = max(self._used, min(self._pool.ready, len(parts) - done))
-            size = self._bytes(call, ids)
-            found += distributed(self._pool, call, parts[done:], work[done:], size, self._tell)
-        return in_order(found, ids, call.settings.storage)
-
-    def _is_ready(self, parts: int) -> bool:
-        """Return whether all workers are ready, at most one for each part; start those missing."""
-        if self._is_alone:
-            return False
-        try:
-            pool = self._opened()
-            if pool is None:
-                return False
-            pool.most = max(pool.most, min(self._most, parts))
-            pool.fill()
-        except Exception as error:  # noqa: BLE001  # the net of a user may refuse to be pickled
-            self._stay_alone(f"workers cannot be started ({type(error).__name__}: {error})")
-            return False
-        if pool.failed is not None:
-            self._stay_alone(pool.failed)
-        return pool.failed is None and pool.ready == pool.most
+        left = call.settings.train.rounds - call.settings.draw.round
+        return self._pool is not None or work * max(1, left) >= STARTED
 
     def _opened(self) -> ProcessPool | None:
         """Return the pool of workers; None if this process trains alone."""
@@ -265,6 +238,19 @@ class LocalEngine:
             samples.close()
 
 
-def _kind(call: Call) -> tuple[type[Step], ...]:
-    """Return the kinds of the steps of a client, which decide about how long they take."""
-    return tuple(map(type, (*call.program.steps, *call.observe)))
+def _samples(step: Step, sizes: Tensor, batch_size: int) -> float:
+    """Return how many samples clients read, about; the training on a sample counts as three.
+
+    Args:
+        step: The step.
+        sizes: Numbers of samples [K] of the clients.
+        batch_size: Samples of an optimizer step.
+    """
+    match step:
+        case Phase(epochs=int(epochs)):
+            return 3.0 * epochs * float(sizes.sum())
+        case Phase(steps=int(steps)):
+            return 3.0 * steps * batch_size * len(sizes)
+        case Statistic():
+            return float(sizes.sum())
+    return 0.0

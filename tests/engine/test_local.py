@@ -349,7 +349,6 @@ def test_parts_are_dealt_by_size():
 
 def test_auto_starts_no_workers_for_little_work(monkeypatch):
     monkeypatch.delenv(nesting.VARIABLE, raising=False)
-    monkeypatch.setattr(local, "SPENT", 60.0)  # a busy machine takes long for little work
     built, notes = build(*NET), []
     engine = LocalEngine(
         built.engine, built.net, built.federation, built.config.engine, notes.append
@@ -364,8 +363,9 @@ def test_auto_starts_no_workers_for_little_work(monkeypatch):
 
 def test_auto_starts_workers_when_enough_was_trained(monkeypatch):
     monkeypatch.delenv(nesting.VARIABLE, raising=False)
-    monkeypatch.setattr(local, "SPENT", 0.0)
+    monkeypatch.setattr(local, "STARTED", 0.0)
     monkeypatch.setattr(local, "WORTH", 0.0)
+    monkeypatch.setattr(local, "SENDING", 0.0)
     monkeypatch.setattr(local.cores, "available", lambda: 2)
     built, notes = build(*NET, "algorithm.name=fedavg"), []
     used = built.config.engine
@@ -385,7 +385,7 @@ def test_auto_starts_workers_when_enough_was_trained(monkeypatch):
 @pytest.mark.parametrize("asked", ["auto", "2"])
 def test_workers_do_not_multiply(monkeypatch, asked):
     monkeypatch.setenv(nesting.VARIABLE, "1")
-    monkeypatch.setattr(local, "SPENT", 0.0)
+    monkeypatch.setattr(local, "STARTED", 0.0)
     built, notes = build(*NET, f"engine.workers={asked}"), []
     used = built.config.engine
     engine = LocalEngine(built.engine, built.net, built.federation, used, notes.append)
