@@ -40,7 +40,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from flbench.client.program import LocalProgram, LossTerm, Phase, Statistic
+from flbench.client.program import LocalProgram, LossTerm, Phase
 from flbench.config.schema import AlgorithmConfig, TrainConfig
 from flbench.core.errors import ConfigError
 from flbench.core.learned import Learned
@@ -399,14 +399,6 @@ class Algorithm:
             state: State before the round. `state.clients` is empty here.
         """
         return None
-
-    def diagnostics(self) -> tuple[Statistic, ...]:
-        """Return Statistics of 0-dim results to log after the programs of an evaluated round.
-
-        The cohort's mean of each result is logged under its key. The server does not see the
-        results, and no bytes are charged for them.
-        """
-        return ()
 
     def client_axes(self, name: str) -> tuple[int, ...]:
         """Return the axes of N clients of an entry of the server's tree; see `by_client`."""

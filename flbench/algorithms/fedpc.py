@@ -1,8 +1,6 @@
 """FedPC: clients grouped by prototypes, groups mixed by their cosines (Liu et al., 2025)."""
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -26,12 +24,9 @@ from flbench.algorithms import (
     Message,
     Paper,
     Results,
-    Samples,
     Setting,
     Stage,
     State,
-    Statistic,
-    StepContext,
     Tree,
     UniformConfig,
     Update,
@@ -48,8 +43,7 @@ from flbench.algorithms.shared.prefixes import prefixed, stripped
 from flbench.algorithms.shared.prototypes import NearestPrototype
 from flbench.algorithms.shared.simplex import simplex, softmax_among
 from flbench.losses import ClassPull, CrossEntropy, PrototypeL2, class_pull
-from flbench.losses.cross_entropy import sum_cross_entropy
-from flbench.losses.similarity import EPSILON, class_sums
+from flbench.losses.similarity import EPSILON
 
 PROTOTYPES, PRESENT = "group.prototypes", "group.present"
 TABLE = (PROTOTYPES, PRESENT)
@@ -279,10 +273,6 @@ class FedPc(Algorithm):
         if config.pull == "per_sample_mse":
             return PrototypeL2(config.gamma, PROTOTYPES, PRESENT)
         return ClassPull(config.gamma, config.pull, PROTOTYPES, PRESENT)
-
-    def diagnostics(self) -> tuple[Statistic, ...]:
-        finish = FINISH_PULL_SHARE.get(self.config.pull)
-        return () if finish is None else (pull_share(self.setting, finish),)
 
     # Server
 
@@ -555,95 +545,6 @@ def table_cosines(tables: Tensor, present: Tensor) -> Tensor:
 def group_bytes(groups: Tree) -> int:
     """Return the bytes of one group's backbone and prototypes, of groups [J, ...] each."""
     return nbytes({name: value[0] for name, value in groups.items() if name != PRESENT})
-
-
-# The metric `pull_share`: how much of the local loss is L_p.
-
-Finish = Callable[[Tree, Tree, Tree], Tree]
-
-
-def pull_share(setting: Setting, finish: Finish) -> Statistic:
-    """Return the Statistic of `pull_share` = L_p / (L_p + CE), on one batch of each client.
-
-    Args:
-        setting: Setting of the method, with C and the batch size.
-        finish: Function that computes the share from the sums of `PullSums`.
-    """
-    samples = Samples(limit=setting.train.batch_size, redraw="round")
-    return Statistic("pull", PullSums(setting.classes), finish=finish, samples=samples)
-
-
-@dataclass(frozen=True)
-class PullSums:
-    """Function of a Statistic: sums from which L_p and cross entropy are computed.
-
-    Padding does not count.
-
-    Attributes:
-        classes: Number of classes C.
-    """
-
-    classes: int
-
-    def __call__(self, context: StepContext) -> Tree:
-        """Return sums over the samples of one batch.
-
-        Returns:
-            By class: `features` [C, D], the sum of the features z; `squares` [C], the sum of
-            ||z - P_k||^2 / D; `counts` [C], the number of samples. Over all classes: `loss` [], the
-            sum of the cross entropies.
-        """
-        y, mask, features = context.batch.y, context.batch.mask, context.out.features
-        sums, counts = class_sums(features, y, self.classes, mask)
-        square = (features - context.ctx[PROTOTYPES][y]).square().mean(dim=1)  # [B]
-        squares, _ = class_sums(square[:, None], y, self.classes, mask)  # [C, 1]
-        loss = sum_cross_entropy(context.out.logits, y, mask)
-        return {"features": sums, "squares": squares[:, 0], "counts": counts, "loss": loss}
-
-
-def finish_samples(sums: Tree, leaves: Tree, ctx: Tree) -> Tree:
-    """Return `pull_share` [] in [0, 1] of the mean square; 0 without a sample or a prototype.
-
-    Args:
-        sums: Result of `PullSums` over all samples.
-        leaves: Not used.
-        ctx: The group's table, under the names of `TABLE`.
-    """
-    counts = torch.where(ctx[PRESENT], sums["counts"], 0.0)  # [C]
-    pull = torch.where(ctx[PRESENT], sums["squares"], 0.0).sum() / counts.sum().clamp_min(1)
-    return share_of(pull, sums)
-
-
-def finish_class_means(sums: Tree, leaves: Tree, ctx: Tree) -> Tree:
-    """Return `pull_share` [] in [0, 1] of eq. 3; 0 without a sample or a prototype.
-
-    Args:
-        sums: Result of `PullSums` over all samples.
-        leaves: Not used.
-        ctx: The group's table, under the names of `TABLE`.
-    """
-    counts = sums["counts"]
-    means = sums["features"] / counts.clamp_min(1)[:, None]  # [C, D]
-    distance = torch.linalg.vector_norm(means - ctx[PROTOTYPES], dim=1)  # [C]
-    return share_of(torch.where((counts > 0) & ctx[PRESENT], distance, 0.0).sum(), sums)
-
-
-def share_of(pull: Tensor, sums: Tree) -> Tree:
-    """Return `pull_share` [] = L_p / (L_p + CE).
-
-    Args:
-        pull: L_p [].
-        sums: Result of `PullSums` over all samples.
-    """
-    cross_entropy = sums["loss"] / sums["counts"].sum().clamp_min(1)
-    return {"pull_share": pull / (pull + cross_entropy).clamp_min(EPSILON)}
-
-
-FINISH_PULL_SHARE: dict[Pull, Finish] = {
-    "per_sample_mse": finish_samples,
-    "class_mean": finish_class_means,
-}
-"""Forms of L_p whose share of the loss is logged."""
 
 
 # Set-up: clients are grouped by principal components and k-means (scikit-learn).

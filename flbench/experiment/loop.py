@@ -17,10 +17,9 @@ from flbench.algorithms.base import Algorithm
 from flbench.callbacks.callback_list import CallbackList
 from flbench.callbacks.run_view import Memory, RunView
 from flbench.client.logged import LOGGED
-from flbench.client.program import LocalProgram, Statistic, Step
+from flbench.client.program import LocalProgram, Step
 from flbench.config.schema import Config
 from flbench.core.errors import CallbackError, DivergedError, RunError, UserError
-from flbench.core.names import check_metric
 from flbench.core.storage import Storage
 from flbench.core.types import Results, Stage, State, Tree
 from flbench.core.wording import lower_rate
@@ -281,7 +280,6 @@ class FederatedLoop:
         settings = replace(settings, storage=self.storage)
         groups = None if stage.setup else self._cohort_groups(state)
         with self.seconds.measure("train"):
-            diagnostics = self.algorithm.diagnostics() if evaluated else ()
             observers: tuple[Step, ...] = ()
             if evaluated or groups is not None:
                 models = rounds.deployments(self.algorithm, state, torch.tensor([0]))
@@ -293,13 +291,12 @@ class FederatedLoop:
                     self.engine,
                     state,
                     settings,
-                    observe=(*observers, *diagnostics),
+                    observe=observers,
                     checked=not state.stage_round,
                 )
         self.seconds.count_as_evaluation(trained.results.observe_seconds)
         self._report_failures(trained.results, state)
         ids, moments = trained.results.ids, {}
-        diagnosed = [*_diagnosed(diagnostics, trained.results, number)]
         if groups is not None:
             # The exchange writes into the clients' leaves, so this evaluation precedes it.
             with self.seconds.measure("evaluate"), interrupts.allowed():
@@ -318,7 +315,6 @@ class FederatedLoop:
         if evaluated:
             evaluation = self.evaluator.observed(trained.results, number)
             lines += self.evaluator.judge.rows(evaluation, suffix="@local")
-            lines += diagnosed
         if groups is not None:
             with self.seconds.measure("evaluate"):
                 moments["@local"] = self.evaluator.observed(trained.results, number)
@@ -482,16 +478,6 @@ class FederatedLoop:
                     f" The run so far is saved in {self.folder.path}"
                 )
             self.callbacks.on_note(text)
-
-
-def _diagnosed(diagnostics: tuple[Statistic, ...], results: Results, number: int) -> Iterator[Row]:
-    """Yield the means over the cohort of the results of a method's diagnostics as rows."""
-    for name, values in results.observed.items():
-        for statistic in diagnostics:
-            if len(values) and name.startswith(f"{statistic.name}."):
-                key = name.removeprefix(f"{statistic.name}.")
-                check_metric(key, "`diagnostics` gives a value")
-                yield Row(number, "train", "", key, float(values.double().mean()))
 
 
 def _logged(results: Results, number: int) -> Iterator[Row]:

@@ -12,14 +12,12 @@ from flbench.algorithms.shared.prototypes import NearestPrototype
 from flbench.client.program import Phase
 from flbench.config.schema import AlgorithmConfig
 from flbench.core.errors import UserError
-from flbench.core.types import Message, Results, Samples, State
+from flbench.core.types import Message, Results, State
 from flbench.experiment import rounds
 from flbench.losses import ClassPull, PrototypeL2
 from flbench.models.base import net_leaves
-from flbench.results.metrics_file import read
 from flbench.testing import after, fingerprint, played
-from tests.algorithms.plain import Plain
-from tests.support import build, run, summary_of_run, write_npz
+from tests.support import build, summary_of_run, write_npz
 
 LENET = ("model.name=lenet5", "train.participation=0.6", "train.optimizer.momentum=0.9")
 DOUBLE = "engine.precision=64-true"
@@ -100,66 +98,6 @@ def test_first_round_has_no_pull():
 
     assert fingerprint(one) == fingerprint(other)
     assert fingerprint(played(weak, one)[0]) != fingerprint(played(strong, other)[0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", ["per_sample_mse", "class_mean"])
-@pytest.mark.one_of("engine")
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_share_of_the_pull_is_logged_for_one_batch_of_each_client(engine, form):
-    """The share is that of L_p on the trained models, and 0 before there are prototypes."""
-    keys = ("model.name=lenet5", "train.batch_size=16", f"engine.name={engine}", DOUBLE)
-    built = build("algorithm=fedpc", f"algorithm.pull={form}", *keys)
-    state, shares = built.start(), []
-    for _ in range(3):  # set-up, a round without prototypes, a round with them
-        settings = rounds.settings_of(built.algorithm, state)
-        observe = built.algorithm.diagnostics() if state.stage else ()
-        trained = rounds.train(built.algorithm, built.engine, state, settings, observe=observe)
-        shares.append(trained.results.observed.get("pull.pull_share"))
-        before, state = state, rounds.exchange(built.algorithm, state, trained).state
-
-    plain = Plain(built)
-    for k, client in enumerate(trained.results.ids.tolist()):
-        leaves = {name: rows[k] for name, rows in trained.results.kept.items()}
-        leaves |= {name: rows[k] for name, rows in trained.results.sent.values.items()}
-        picked = Samples(limit=16, redraw="round")
-        rows = built.federation.rows(picked, client, settings.draw)
-        x, y = plain.federation.inputs(rows, torch.float64), plain.federation.y[rows]
-        out = plain.outputs(leaves, x, train=False)
-        group = int(before.server["groups"][client])
-        table, present = (before.server[name][group] for name in TABLE)
-        if form == "class_mean":
-            pull = sum(
-                float((out.features[y == c].mean(dim=0) - table[c]).norm())
-                for c in y.unique().tolist()
-                if present[c]
-            )
-        else:
-            squares = [
-                float(((z - table[c]) ** 2).mean())
-                for z, c in zip(out.features, y.tolist(), strict=True)
-                if present[c]
-            ]
-            pull = sum(squares) / len(squares)
-        expected = pull / (pull + float(torch.nn.functional.cross_entropy(out.logits, y)))
-        assert len(y) <= 16
-        assert float(shares[2][k]) == pytest.approx(expected, abs=1e-9)
-        assert 0 < expected < 1
-    assert not shares[1].any()
-
-
-@pytest.mark.slow
-def test_share_is_logged_in_evaluated_rounds_and_costs_nothing(tmp_path):
-    keys = ("train.rounds=4", "evaluation.every=2")
-    path, summary = run(tmp_path, "algorithm=fedpc", *keys)
-    other = summary_of_run("algorithm=fedpc", "algorithm.pull=mse", *keys)
-
-    logged = [row for row in read(path / "metrics.csv") if row.metric == "pull_share"]
-    assert [(row.round, row.split, row.value > 0) for row in logged] == [
-        (2, "train", True),
-        (4, "train", True),
-    ]
-    assert summary["communication"] == other["communication"]
 
 
 # Set-up

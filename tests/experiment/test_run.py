@@ -15,7 +15,7 @@ import torch
 
 from flbench.algorithms import ALGORITHMS
 from flbench.cli import app
-from flbench.client.program import LocalProgram, Phase, Statistic, Transform
+from flbench.client.program import LocalProgram, Phase, Transform
 from flbench.config.resolve import resolve, resolve_written
 from flbench.config.schema import OptimizerConfig
 from flbench.config.sources import Layer, from_overrides
@@ -964,20 +964,14 @@ def test_dropped_statistics_make_no_global_model(tmp_path):
 
 @pytest.mark.one_of("place")
 @pytest.mark.parametrize("name", ["top1, val", 'a"', "a\nb", "a\u2028b", "", 3])
-@pytest.mark.parametrize("place", ["aggregate", "diagnostics", "deploy"])
+@pytest.mark.parametrize("place", ["aggregate", "deploy"])
 def test_names_that_metrics_csv_cannot_hold_are_refused(tmp_path, monkeypatch, place, name):
     """Of whatever a method gives a name to; the message says what does."""
-    if name == 3 and place == "diagnostics":
-        return  # the name of a Statistic and the key are one text
 
     class Named(ALGORITHMS.find("fedavg")):
         def aggregate(self, state, results):
             update = super().aggregate(state, results)
             return replace(update, metrics={name: 1.0}) if place == "aggregate" else update
-
-        def diagnostics(self):
-            count = Statistic("d", lambda context: {name: context.batch.mask.sum()})
-            return (count,) if place == "diagnostics" else ()
 
         def deploy(self, state, ids):
             models = super().deploy(state, ids)
