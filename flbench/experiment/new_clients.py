@@ -16,7 +16,7 @@ The protocols are called `new@K`, and `seen@K` for the clients that trained, fro
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ from flbench.core.wording import lower_rate
 from flbench.engine.base import RoundSettings
 from flbench.experiment import hook_checks
 from flbench.experiment.assembly import Experiment, build_engine
-from flbench.experiment.communication import DispatchMeter, apply_mask
+from flbench.experiment.communication import DispatchMeter, apply_mask, row_bytes
 from flbench.experiment.evaluate import BLOCK, Evaluation
 from flbench.experiment.rounds import (
     deployments,
@@ -67,6 +67,22 @@ class Adapted:
 
 Found = Mapping[tuple[str, int], Adapted]
 """What was found, by group of clients (`new`, `seen`) and number of epochs."""
+
+
+class Joined(NamedTuple):
+    """What the new clients have done first.
+
+    Attributes:
+        state: State with rows for all clients.
+        adapts: Whether the models of new clients are trained further.
+        received: What each client has received.
+        sent: Bytes that a new client has sent, as a mean over the new clients.
+    """
+
+    state: State
+    adapts: bool
+    received: DispatchMeter
+    sent: float = 0.0
 
 
 class NewClients:
@@ -119,8 +135,7 @@ class NewClients:
             DivergedError: A model that is not trained further has weights that are not finite.
         """
         with seeded_method(self.algorithm, self._draw, 3):
-            received, sent = DispatchMeter(), DispatchMeter()
-            grown, adapts = self._join(self.grown(state), received, sent)
+            joined = self._join(self.grown(state))
             groups = {NEW: torch.arange(self._trained, self.experiment.federation.clients)}
             if self._config.seen:
                 groups[SEEN] = torch.arange(self._trained)
@@ -128,9 +143,10 @@ class NewClients:
             for who, ids in groups.items():
                 models: dict[int, Adapted] = {}
                 for epochs in self._config.finetune_epochs:
-                    work = epochs if adapts else 0  # closed forms are the same after any number
+                    # Closed forms are the same after any number.
+                    work = epochs if joined.adapts else 0
                     if work not in models:
-                        models[work] = self._after(grown, ids, work, received.copy(), sent)
+                        models[work] = self._after(joined, ids, work, is_new=who == NEW)
                     found[who, epochs] = models[work]
             return found
 
@@ -230,27 +246,20 @@ class NewClients:
     def _settings(self) -> RoundSettings:
         return RoundSettings(self.algorithm.setting.train, self._draw)
 
-    def _join(
-        self, state: State, received: DispatchMeter, to_server: DispatchMeter
-    ) -> tuple[State, bool]:
+    def _join(self, state: State) -> Joined:
         """Do at the new clients what the method's `join` says; write their rows in place.
 
         Args:
             state: State with rows for all clients.
-            received: Counts what the clients receive.
-            to_server: Counts what they send.
-
-        Returns:
-            The state with what the server makes of what they send, and whether their models are
-            trained further.
         """
         ids = torch.arange(self._trained, self.experiment.federation.clients)
         last = self._of_training(state)
         seen = visible_to_server(state, self.algorithm.program(replace(last, clients={})))
         joining = self.algorithm.joining(seen, ids[:1])
         if joining is None or not (joining.program.keeps or joining.aggregate):
-            return state, joining is None or joining.adapts
+            return Joined(state, joining is None or joining.adapts, DispatchMeter())
         hook_checks.kept(joining.program, state)
+        received = DispatchMeter()
 
         def dispatched(some: Tensor) -> Dispatch:
             found = (self.algorithm.join(seen, some) or Joining()).dispatch
@@ -266,45 +275,32 @@ class NewClients:
         )
         put_(state.clients, results.ids, results.kept)
         if joining.aggregate is None or not len(results.ids):
-            return state, joining.adapts
+            return Joined(state, joining.adapts, received)
         sent = apply_mask(results.sent)
         stored = {name: rows for name, rows in sent.values.items() if name in joining.program.keeps}
         put_(state.clients, results.ids, stored)
-        to_server.counted(results.ids, Dispatch(rows=sent))
         update = joining.aggregate(seen, replace(results, sent=sent))
         hook_checks.update(self.algorithm, update, state, len(results.ids))
         reply = Message() if update.reply is None else apply_mask(update.reply)
         received.counted(results.ids, Dispatch(rows=reply))
         put_(state.clients, results.ids, reply.values, reply.mask)
-        return replace(state, server={**state.server, **update.server}), joining.adapts
+        state = replace(state, server={**state.server, **update.server})
+        return Joined(state, joining.adapts, received, int(row_bytes(sent).sum()) / len(ids))
 
     def _of_training(self, state: State) -> State:
         """Return a state in a stage that trains: the present one, or the longest."""
         is_setup = self.algorithm.stages()[state.stage].setup
         return training_state(self.algorithm, state) if is_setup else state
 
-    def _after(
-        self,
-        state: State,
-        ids: Tensor,
-        epochs: int,
-        received: DispatchMeter,
-        sent: DispatchMeter,
-    ) -> Adapted:
-        """Return the models of some clients after a number of epochs, on a copy.
-
-        Args:
-            state: State with rows for all clients; it is not changed.
-            ids: Ids [K] of the clients, at least one.
-            epochs: Number of epochs k.
-            received: Counts what the clients receive; it has what they received when they joined.
-            sent: Has counted what they sent when they joined.
-        """
-        evaluator = self._evaluator
-        local = {("personal", part): evaluator.no_scores() for part in evaluator.parts}
-        evaluation = Evaluation(state.round, local)
-        steps = self._add(self._of_training(state), ids, epochs, evaluation, received)
-        return Adapted(evaluation, received.mean(ids), sent.mean(ids), steps / len(ids))
+    def _after(self, joined: Joined, ids: Tensor, epochs: int, *, is_new: bool) -> Adapted:
+        """Return the models of some clients after a number of epochs, on a copy."""
+        evaluation: Evaluation[Any] = Evaluation(joined.state.round, {})
+        for part in self._evaluator.parts:
+            evaluation.local["personal", part] = self._evaluator.no_scores()
+        state, received = self._of_training(joined.state), joined.received.copy()
+        steps = self._add(state, ids, epochs, evaluation, received)
+        sent = joined.sent if is_new else 0.0
+        return Adapted(evaluation, received.mean(ids), sent, steps / len(ids))
 
     def _add(
         self,
@@ -405,21 +401,17 @@ class NewClients:
         if not epochs:
             return tuple(step for step in tuning if not _has_length(step)), False
         if any(map(_has_length, tuning)):
-            return self._scaled(self._at_rate(tuning), frozenset(), epochs, state), False
+            tuning = tuple(map(self._at_rate, tuning))
+            return self._scaled(tuning, frozenset(), epochs, state), False
         keeps = program.keeps if self._config.train == "own" else frozenset()
         return self._scaled(program.steps, keeps, epochs, state), True
 
-    def _at_rate(self, steps: tuple[Step, ...]) -> tuple[Step, ...]:
-        """Return the steps of a fine-tuning, with `evaluation.adapt.finetune_lr` in all phases."""
+    def _at_rate(self, step: Step) -> Step:
+        """Return a step of a fine-tuning, a phase with `evaluation.adapt.finetune_lr`."""
         lr = self._config.finetune_lr
-        if lr is None:
-            return steps
-        return tuple(
-            replace(step, optimizer=step.optimizer.altered(lr=lr))
-            if isinstance(step, Phase)
-            else step
-            for step in steps
-        )
+        if lr is None or not isinstance(step, Phase):
+            return step
+        return replace(step, optimizer=step.optimizer.altered(lr=lr))
 
     def _scaled(
         self, steps: tuple[Step, ...], own: frozenset[str], epochs: int, state: State

@@ -11,7 +11,6 @@ from flbench.algorithms.fedcpmd import elected
 from flbench.core.errors import ConfigError
 from flbench.core.tree import copied
 from flbench.core.types import State
-from flbench.experiment.communication import DispatchMeter
 from flbench.experiment.new_clients import NewClients
 from flbench.reports import page
 from flbench.testing.setting import after, build, fingerprint, run
@@ -209,7 +208,7 @@ def joined(built, state):
     """The state after the new clients of an experiment have joined; nothing is evaluated."""
     clients = NewClients(built, print)
     try:
-        return clients._join(clients.grown(state), DispatchMeter(), DispatchMeter())[0]
+        return clients._join(clients.grown(state)).state
     finally:
         clients.close()
 
