@@ -106,13 +106,12 @@ def check_unchanged(
             samples are compared before they are sent to it.
 
     Raises:
-        DataError: They differ, or partition.json cannot be read. What it lacks is not compared.
+        DataError: They differ, or partition.json cannot be read.
     """
     written = read_json(folder / "partition.json")
     data = data_hash(dataset) if has_samples else written.get("data")
     for key, now, what in (("data", data, "data"), ("hash", partition.hash(), "partition")):
-        began = written.get(key)
-        if began is not None and began != now:  # descriptions of version 0.1 have no `data`
+        if (began := written.get(key)) != now:
             raise DataError(
                 f"the {what} of `{dataset.name}` differ from those that {folder} began with (hash"
                 f" {str(now)[:12]}, not {str(began)[:12]}). {cure}"

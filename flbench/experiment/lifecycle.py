@@ -1,6 +1,5 @@
 """Running an experiment from its beginning, or resuming it from its last checkpoint."""
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -16,7 +15,7 @@ from flbench.config.resolve import resolve_written
 from flbench.config.schema import Config
 from flbench.config.sources import Layer, leaves
 from flbench.core import files
-from flbench.core.errors import ConfigError, DataError, RunError, UserError
+from flbench.core.errors import ConfigError, RunError, UserError
 from flbench.core.expected import as_flbench_errors
 from flbench.core.plain_yaml import to_yaml
 from flbench.core.storage import GIB
@@ -92,15 +91,9 @@ def run(
     """
     begin = time.perf_counter()
     with ExitStack() as stack:
-        told = _callbacks(callbacks, loggers)
+        told = CallbackList([*callbacks, *map(LoggerCallback, loggers)])
         samples = None if supplied is None else supplied.federation
-        experiment = build(config, samples, tell=told.on_note)
-        experiment = _with_workers(experiment, told, is_alone=is_alone)
-        stack.callback(experiment.engine.close)
-        if experiment.cached is not None and not is_alone:
-            from flbench.experiment import features
-
-            stack.callback(features.forget)
+        experiment = _built(stack, config, samples, told, is_alone=is_alone)
         told.prepare(experiment.config, _parts(experiment), experiment.judge.metrics)
         for sentence in experiment.notes:
             told.on_note(sentence)
@@ -195,18 +188,16 @@ def resume(
         written, _ = resolve_written(path / "config.yaml")
         config, _ = resolve_written(path / "config.yaml", overrides)
         _check_unchanged(written, config, path)
-        told = _callbacks(callbacks, loggers)
+        told = CallbackList([*callbacks, *map(LoggerCallback, loggers)])
         if is_finished(path):
             told.on_note(f"{path} is finished: there is nothing to resume.")
             return path
-        experiment = build(config, federation, folder=path, tell=told.on_note)
-        experiment = _with_workers(experiment, told, is_alone=is_alone)
-        stack.callback(experiment.engine.close)
-        if experiment.cached is not None and not is_alone:
-            from flbench.experiment import features
-
-            stack.callback(features.forget)
-        _check_data(experiment, path, has_samples=federation is None)
+        experiment = _built(stack, config, federation, told, path, is_alone=is_alone)
+        samples = experiment.federation
+        cure, is_loaded = "Restore the old files, or start a new run.", federation is None
+        partition_files.check_unchanged(
+            path, samples.partition, samples.dataset, cure, has_samples=is_loaded
+        )
         told.prepare(experiment.config, _parts(experiment), experiment.judge.metrics)
         if not folder.checkpoint("last").exists():
             told.on_note("there is no checkpoint yet: the run starts from the beginning.")
@@ -218,21 +209,26 @@ def resume(
     return folder.path
 
 
-def _with_workers(experiment: Experiment, told: CallbackList, *, is_alone: bool) -> Experiment:
-    """Return an experiment with worker processes of this machine; see `run`."""
+def _built(
+    stack: ExitStack,
+    config: Config,
+    federation: Federation | None,
+    told: CallbackList,
+    folder: Path | None = None,
+    *,
+    is_alone: bool,
+) -> Experiment:
+    """Return an experiment, perhaps with workers of this machine, that ends with the stack."""
+    experiment = build(config, federation, folder=folder, tell=told.on_note)
     used = experiment.found.engine
-    if is_alone and used.workers == "auto" and used.name != "ray":
-        return experiment
-    return experiment.with_workers(told.on_note)
+    if not is_alone or used.workers != "auto" or used.name == "ray":
+        experiment = experiment.with_workers(told.on_note)
+    stack.callback(experiment.engine.close)
+    if experiment.cached is not None and not is_alone:
+        from flbench.experiment import features
 
-
-def _callbacks(callbacks: Sequence[Callback], loggers: Sequence[Logger]) -> CallbackList:
-    """Return the given callbacks, and those of the loggers.
-
-    Raises:
-        ConfigError: One of them is not a callback, or not a logger.
-    """
-    return CallbackList([*callbacks, *map(LoggerCallback, loggers)])
+        stack.callback(features.forget)
+    return experiment
 
 
 def _parts(experiment: Experiment) -> list[str]:
@@ -291,26 +287,3 @@ def _check_unchanged(written: Config, wanted: Config, path: Path) -> None:
                 for key in changed
             )
         )
-
-
-def _check_data(experiment: Experiment, path: Path, *, has_samples: bool) -> None:
-    """Raise a DataError if the data differ from those that the run began with.
-
-    Args:
-        experiment: The experiment of the resumed run.
-        path: The run folder.
-        has_samples: See `partition_files.check_unchanged`.
-    """
-    try:
-        # `check_unchanged` does not compare what a file lacks, but a resume needs this hash.
-        json.loads(files.read_text(path / "partition.json"))["hash"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(
-            f"{path / 'partition.json'} cannot be read ({error}). Restore it from a copy, or start"
-            " a new run."
-        ) from error
-    federation = experiment.federation
-    cure = "Restore the old files, or start a new run."
-    partition_files.check_unchanged(
-        path, federation.partition, federation.dataset, cure, has_samples=has_samples
-    )
