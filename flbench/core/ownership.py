@@ -17,16 +17,11 @@ PACKAGES: Final = ("torch", "flbench")
 """The packages whose code is known."""
 WRAPPERS: Final = frozenset({"GraphModule", "ScriptModule"})
 """Classes of PyTorch whose objects run code that was made of other code."""
+CODE: Final = (type, FunctionType, BuiltinFunctionType)
 PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, Tensor)
 """Types without code."""
 HOLDERS: Final = (Mapping, tuple, list, set, frozenset, partial, MethodType)
 """Types that only hold other things."""
-HOOKS: Final = tuple(
-    name
-    for name, value in vars(nn.Module()).items()
-    if isinstance(value, dict) and name.endswith("hooks")
-)
-"""Attributes of a module that hold its hooks."""
 
 
 def is_known(thing: object) -> bool:
@@ -46,23 +41,15 @@ def unknown_parts(thing: object) -> list[Any]:
     Args:
         thing: A net with its submodules and hooks, a program, a loss term, a function with what is
             bound to it, or a collection of them.
-
-    >>> unknown_parts((nn.ReLU(), sorted))
-    [<built-in function sorted>]
     """
-    found: dict[int, Any] = {}
     seen: dict[int, object] = {}
     queue = [thing]
     while queue:
         one = queue.pop()
-        if isinstance(one, PLAIN) or id(one) in seen:
-            continue
-        seen[id(one)] = one
-        queue += _inner(one)
-        is_code = isinstance(one, type | FunctionType | BuiltinFunctionType)
-        if not isinstance(one, HOLDERS) and not _is_ours(one if is_code else type(one)):
-            found[id(one)] = one
-    return list(found.values())
+        if not isinstance(one, PLAIN) and id(one) not in seen:
+            seen[id(one)] = one
+            queue += _inner(one)
+    return [one for one in seen.values() if not isinstance(one, HOLDERS) and not _is_ours(one)]
 
 
 def _inner(thing: Any) -> Iterable[object]:
@@ -76,27 +63,18 @@ def _inner(thing: Any) -> Iterable[object]:
             return thing.func, *thing.args, *thing.keywords.values()
         case MethodType():
             return thing.__func__, thing.__self__
-        case FunctionType():
-            cells = thing.__closure__ or ()
-            return [value for cell in cells for value in _content(cell) if callable(value)]
-        case nn.Module():
-            hooks = [hook for name in HOOKS for hook in (getattr(thing, name, None) or {}).values()]
-            own = [x for x in vars(thing).values() if callable(x) and not isinstance(x, type)]
-            return *thing.children(), *hooks, *own
-        case _ if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-            return [getattr(thing, field.name) for field in dataclasses.fields(thing)]
+        case nn.Module():  # submodules and hooks are in dicts
+            held = vars(thing).values()
+            return [
+                x for x in held if isinstance(x, Mapping) or (callable(x) and type(x) is not type)
+            ]
+    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
+        return [getattr(thing, field.name) for field in dataclasses.fields(thing)]
     return ()
 
 
-def _content(cell: Any) -> Iterable[object]:
-    """Yield the value of a variable of a closure, if it has one."""
-    try:
-        yield cell.cell_contents
-    except ValueError:
-        return
-
-
-def _is_ours(kind: Any) -> bool:
-    """Return whether a class or function was defined by a known package."""
+def _is_ours(thing: Any) -> bool:
+    """Return whether a class, a function, or the class of an object is of a known package."""
+    kind = thing if isinstance(thing, CODE) else type(thing)
     known = str(getattr(kind, "__module__", "")).partition(".")[0] in PACKAGES
     return known and WRAPPERS.isdisjoint(one.__name__ for one in getattr(kind, "__mro__", ()))

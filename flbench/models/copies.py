@@ -13,9 +13,14 @@ from typing import Any, Final
 
 from torch import nn
 
-from flbench.core.ownership import HOOKS
 from flbench.core.parts import is_installed
 
+HOOKS: Final = tuple(
+    name
+    for name, value in vars(nn.Module()).items()
+    if isinstance(value, dict) and name.endswith("hooks")
+)
+"""Attributes of a module that hold its hooks."""
 PLAIN: Final = (bool, int, float, complex, str, bytes, tuple, type(None))
 """Types of attributes that the original and its copies have in common."""
 
