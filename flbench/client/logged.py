@@ -5,6 +5,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from flbench.core.errors import ConfigError
 from flbench.core.names import check_metric
 from flbench.core.types import Tree
 
@@ -13,24 +14,20 @@ LOGGED: Final = "log."
 
 
 class Log:
-    """What a client's module has logged in a round: the mean over the calls of `self.log`.
-
-    Attributes:
-        ignored: Options of `self.log` that would change a value in a Trainer, and do not here.
-    """
+    """What a client's module has logged in a round: the mean over the calls of `self.log`."""
 
     def __init__(self) -> None:
         self._values: dict[str, list[Tensor]] = {}
         self._metrics: dict[str, Any] = {}
-        self.ignored: set[str] = set()
 
     def log(self, name: str, value: Any, *_: Any, **options: Any) -> None:
         """Take the place of `LightningModule.log`: add a number, or a metric of torchmetrics."""
         check_metric(name, "a LightningModule logs")
         if options.get("reduce_fx", "mean") not in ("mean", torch.mean):
-            self.ignored.add("reduce_fx")
-        if options.get("batch_size") is not None:
-            self.ignored.add("batch_size")
+            raise ConfigError(
+                f"self.log({name!r}, reduce_fx={options['reduce_fx']!r}): a round has the mean over"
+                " the steps. Leave reduce_fx out, or log a metric of torchmetrics."
+            )
         if hasattr(value, "compute"):
             self._metrics[name] = value
             return

@@ -192,7 +192,7 @@ class ClientModule(LightningModule):
     ) -> None:
         """Scale the gradients so that their norm over all trained leaves is at most `phase.clip`.
 
-        The Trainer's own `gradient_clip_val` is refused when training starts.
+        The arguments, which are the Trainer's own, are not read.
         """
         if self.phase.clip is not None:
             nn.utils.clip_grad_norm_(list(self.trained.values()), self.phase.clip)
@@ -227,38 +227,12 @@ class ClientModule(LightningModule):
         self.project()
 
     def on_train_start(self) -> None:
-        """Set the training mode, which a Trainer leaves as it is.
-
-        Raises:
-            ValueError: The Trainer would train other weights than the engines.
-        """
+        """Set the training mode, which a Trainer leaves as it is."""
         phase = self.phase
         if phase.until is not None or phase.record or phase.gradient is not None:
             raise ValueError(
                 "lightning.Trainer cannot train a phase with `until`, `record` or `gradient`. Use"
                 " an engine (flbench.engine)."
-            )
-        needed = {
-            "max_epochs": -1 if phase.epochs is None else phase.epochs,
-            "max_steps": -1 if phase.epochs is not None else phase.steps,
-            "limit_train_batches": 1.0,
-            "gradient_clip_val": None,
-            "accumulate_grad_batches": 1,
-            "world_size": 1,
-        }
-        found = {name: getattr(self.trainer, name) for name in needed}
-        if wrong := [f"{name}={found[name]}" for name in needed if found[name] != needed[name]]:
-            cures = ", ".join(f"{name}={value}" for name, value in needed.items())
-            raise ValueError(
-                f"lightning.Trainer with {', '.join(wrong)} would not train this phase as engines"
-                f" do. It needs {cures}."
-            )
-        own = [*self.net.named_parameters(), *self.net.named_buffers()]
-        if copies := [name for name, tensor in own if self.leaves.get(name) is not tensor]:
-            raise ValueError(
-                f"{copies} are not the net's own tensors: a Trainer replaces buffers when it moves"
-                " or casts a net. Move and cast the net first, then take its leaves by"
-                " flbench.models.base.net_leaves."
             )
         self.train()
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Collection
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,30 +22,12 @@ from flbench.client.own_optimizer import Schedule, described, learning_rates, pa
 from flbench.client.program import Phase
 from flbench.core.errors import ConfigError, RunError, UserError
 from flbench.core.lightning import is_param_in_hook_signature
-from flbench.core.raised import user_line
+from flbench.core.raised import calling, user_line
 from flbench.core.types import Batch, Outputs, StepContext, Tree
 from flbench.models import fixed
 from flbench.models.lightning_head import Call, features_of, recorded
 from flbench.models.lightning_hooks import base_of, overrides
 from flbench.models.lightning_net import LightningNet
-
-
-class Round(NamedTuple):
-    """What a client's module may read of the round and of the client.
-
-    Attributes:
-        number: Number of the round, from 0.
-        rounds: Number of rounds of the run.
-        samples: Number of the client's training samples.
-        class_counts: Number of the client's training samples of each class, [C] in the type of the
-            net's parameters; None for targets that are not classes.
-    """
-
-    number: int
-    rounds: int
-    samples: int
-    class_counts: Tensor | None
-
 
 Pack = Callable[[Tensor, Tensor, Any], Any]
 """(inputs [B, ...], labels [B], rows [B] of the data set) -> the batch that a module gets."""
@@ -59,9 +41,9 @@ def pair(x: Tensor, y: Tensor, rows: Any) -> Any:
 class OwnModule(ClientModule):
     """One phase of one client's training by the user's own training step and optimizer.
 
-    The engine sets the module's Python attributes back at the beginning of each phase, and seeds
-    the global random generators; see `flbench.engine.client_run`. The hooks of `fit` are called as
-    a Trainer calls them; `self.trainer` is a namespace with the position in the training.
+    The hooks of `fit` are called as a Trainer calls them; `self.trainer` is a namespace with the
+    position in the training. The module may set its `should_stop`, which ends the phase before its
+    next step.
 
     Args:
         net: The user's module as a net.
@@ -69,14 +51,13 @@ class OwnModule(ClientModule):
         leaves: See `ClientModule`.
         start: See `ClientModule`.
         ctx: See `ClientModule`.
-        now: The round, and the numbers of the client's samples.
+        position: What `self.trainer` knows of the round and of the client.
         factor: Factor of the round on the learning rates.
         log: What the client has logged so far.
         pack: Makes what the module's hooks get as a batch.
 
     Attributes:
         schedules: The schedulers of learning rates, set by `configure_optimizers`.
-        optimizer: Class and arguments of the optimizer, set by `configure_optimizers`.
     """
 
     net: LightningNet
@@ -89,7 +70,7 @@ class OwnModule(ClientModule):
         start: Tree,
         ctx: Tree,
         *,
-        now: Round,
+        position: SimpleNamespace,
         factor: float,
         log: Log,
         pack: Pack = pair,
@@ -101,8 +82,15 @@ class OwnModule(ClientModule):
         self._logged = log
         self._pack = pack
         self.schedules: tuple[Schedule, ...] = ()
-        self.optimizer: dict[str, Any] = {}
-        self._trainer_of_module = _position(phase, now)
+        vars(position).update(
+            current_epoch=0,
+            global_step=0,
+            max_epochs=-1 if phase.epochs is None else phase.epochs,
+            max_steps=-1 if phase.steps is None else phase.steps,
+            should_stop=False,
+        )
+        self._trainer_of_module = position
+        self._parameters_of_net = _parameters(net)
         self._batch_idx = 0
         self._optimizer: torch.optim.Optimizer | None = None
         self._wanted: Tree = {}
@@ -166,6 +154,7 @@ class OwnModule(ClientModule):
             mask: Which samples of the step's batch these are; None for all.
         """
         given = self._packed(batch, mask)
+        self.net.labels = batch.y
         step = _OwnStep(self.net, partial(self._task_loss, given, weights), len(batch.y))
         return make_step_context(
             self.net, step.outputs, batch, self.ctx, leaves, self.start, task=step.loss
@@ -177,8 +166,7 @@ class OwnModule(ClientModule):
 
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:
         """Return the phase's loss on a batch, 0-dim: the module's own, and the method's terms."""
-        self._batch_idx, position = batch_idx, self._trainer_of_module
-        position.is_last_batch = batch_idx + 1 == position.num_training_batches
+        self._batch_idx = batch_idx
         if self._hook("on_train_batch_start", self._packed(batch), batch_idx) == -1:
             raise ConfigError(
                 f"{self.net.title}.on_train_batch_start returned -1, which skips the rest of an"
@@ -219,14 +207,13 @@ class OwnModule(ClientModule):
         self._hook("setup", "fit")
         if self.phase.by_module:
             optimizer, self.schedules = parse(self._call("configure_optimizers"), net.title)
-            self.optimizer = described(optimizer, self.schedules)
+            net.optimizer = described(optimizer, self.schedules)
             self._train_by(optimizer, seen)
         else:
             self.lr = self.phase.optimizer.lr * self._factor
             optimizer = super().configure_optimizers()
             self._wanted, self._optimizer = self.trained, optimizer
-        position.optimizers, position.lr_scheduler_configs = [optimizer], list(self.schedules)
-        position.strategy = SimpleNamespace(_lightning_optimizers=[optimizer])
+        position.optimizers = [optimizer]
         return optimizer
 
     def _train_by(self, optimizer: torch.optim.Optimizer, seen: Tree) -> None:
@@ -236,13 +223,7 @@ class OwnModule(ClientModule):
             optimizer: The optimizer of the module's parameters.
             seen: What the parameters of the module are in this phase, by name.
         """
-        title = self.net.title
         if self._factor != 1.0:
-            if self.schedules:
-                raise ConfigError(
-                    f"{title} has a scheduler of its own, and `train.schedule` changes the"
-                    " learning rate by round as well. Use one of them."
-                )
             for group in optimizer.param_groups:
                 group["lr"] = group["lr"] * self._factor
         self._wanted = {name: leaf for name, leaf in self.leaves.items() if self.phase.trains(name)}
@@ -259,9 +240,9 @@ class OwnModule(ClientModule):
         self._find_trained()
         if not self.trained:
             raise ConfigError(
-                f"{title}.configure_optimizers returns an optimizer of none of the parameters"
-                f" that the method trains ({', '.join(sorted(self._wanted)[:3])}, ...). Give it"
-                " self.parameters()."
+                f"{self.net.title}.configure_optimizers returns an optimizer of none of the"
+                f" parameters that the method trains ({', '.join(sorted(self._wanted)[:3])}, ...)."
+                " Give it self.parameters()."
             )
         rates = set(learning_rates(optimizer))
         self.lr = rates.pop() if len(rates) == 1 and not self.schedules else math.nan
@@ -302,10 +283,12 @@ class OwnModule(ClientModule):
         """Advance schedulers and call the module's hook after an optimizer step."""
         position = self._trainer_of_module
         position.global_step += 1
-        for schedule in self.schedules:
-            schedule.advance("step", self._batch_idx)
-            if position.is_last_batch:  # as a Trainer does, before the hooks
-                schedule.advance("epoch", position.current_epoch)
+        cure = "Its number of steps is self.trainer.estimated_stepping_batches."
+        with calling(f"{self.net.title}: the scheduler", cure):
+            for schedule in self.schedules:
+                schedule.advance("step", self._batch_idx)
+                if self._batch_idx + 1 == self.batches_per_epoch:  # as a Trainer, before the hooks
+                    schedule.advance("epoch", position.current_epoch)
         self._hook("on_train_batch_end", {"loss": loss}, self._packed(batch), self._batch_idx)
 
     def end_epoch(self, number: int) -> None:
@@ -327,6 +310,13 @@ class OwnModule(ClientModule):
             if one._backward_hooks:  # of the parameter, registered while this client trained
                 one._backward_hooks.clear()
         _attach(self.net.module, None)
+        changed = self._parameters_of_net.items() ^ _parameters(self.net).items()
+        if names := sorted({name.removeprefix("module.") for name, _ in changed}):
+            raise ConfigError(
+                f"{self.net.title} adds, replaces, moves or casts parameters"
+                f" ({', '.join(names[:3])}). Make them in __init__, and change their values in"
+                " place: with torch.no_grad(): p.copy_(...)."
+            )
 
     def _task_loss(self, batch: Any, weights: Tree | None) -> Tensor:
         """Return what the module's training step returns for a batch: its loss, 0-dim.
@@ -436,34 +426,9 @@ class _Call(nn.Module):
         return self.step()
 
 
-def _position(phase: Phase, now: Round) -> SimpleNamespace:
-    """Return what `self.trainer` is in a client's training: the position in it, and nothing else.
-
-    It gets the optimizer and its schedulers by `configure_optimizers`. The module may set
-    `should_stop`, which ends the phase before its next step.
-    """
-    return SimpleNamespace(
-        round=now.number,
-        max_rounds=now.rounds,
-        num_training_samples=now.samples,
-        class_counts=now.class_counts,
-        current_epoch=0,
-        global_step=0,
-        max_epochs=-1 if phase.epochs is None else phase.epochs,
-        max_steps=-1 if phase.steps is None else phase.steps,
-        should_stop=False,
-        num_training_batches=0,
-        estimated_stepping_batches=1,
-        is_last_batch=False,
-        training=True,
-        validating=False,
-        sanity_checking=False,
-        is_global_zero=True,
-        world_size=1,
-        global_rank=0,
-        local_rank=0,
-        progress_bar_callback=None,
-    )
+def _parameters(net: nn.Module) -> dict[str, tuple[int, torch.dtype, torch.device]]:
+    """Return identity, type and device of each parameter."""
+    return {name: (id(one), one.dtype, one.device) for name, one in net.named_parameters()}
 
 
 def parameter_of(leaf: str, own: Collection[str]) -> str | None:

@@ -13,6 +13,15 @@ from flbench.core.parts import is_installed
 HERE = str(Path(__file__).parent.parent)
 REFUSED_CALL: Final = re.compile(r"\(\) (takes|missing|got an unexpected|got multiple values)")
 """What Python says of a function that does not take its arguments."""
+CURES: Final = {
+    "dtype": " Engines give parameters, buffers and samples one type, that of `engine.precision`:"
+    " convert to the type of a parameter instead of a fixed one.",
+    "inplace operation": " Write `x = x + y` instead of `x += y`, and take functions without `_` at"
+    " the end of their names.",
+    "does not require grad": " Set requires_grad where the net is made: what its code freezes while"
+    " it trains would be frozen for all further clients.",
+}
+"""What else to say about an exception, by words of its text."""
 
 
 @contextmanager
@@ -34,9 +43,10 @@ def as_errors(subject: str = "a part of your own") -> Iterator[None]:
         if not is_raised_by_user(error) or "out of memory" in str(error):
             raise
         place = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
+        cure = next((cure for word, cure in CURES.items() if word in str(error)), "")
         raise MethodError(
             f"{subject} raised {type(error).__name__}: {error}{user_line(error)}{place}. Correct"
-            f" its code.{_user_lines(error)}"
+            f" its code.{cure}{_user_lines(error)}"
         ) from error
 
 
@@ -114,26 +124,19 @@ def is_raised_by_user(error: Exception) -> bool:
     """Return whether the user's code has raised an exception, itself or in a call of a package.
 
     A function that does not take the arguments which flbench gives it counts too: Python raises the
-    exception where it is called.
+    exception where it is called. So does an exception of PyTorch while it computes gradients, whose
+    cause is an operation of the forward pass.
 
     Args:
         error: The exception.
     """
     frames = _own_frames(error)
     is_refused_call = isinstance(error, TypeError) and REFUSED_CALL.search(str(error)) is not None
-    return bool(frames) and (is_refused_call or not frames[-1].filename.startswith(HERE))
-
-
-def is_of_gradients(error: Exception) -> bool:
-    """Return whether PyTorch has raised an exception while it computed gradients.
-
-    The cause is an operation of the forward pass, which the traceback does not have.
-
-    Args:
-        error: The exception.
-    """
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and frames[-1].name == "_engine_run_backward"
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    is_of_gradients = any(frame.name == "_engine_run_backward" for frame in last)
+    return bool(frames) and (
+        is_refused_call or is_of_gradients or not frames[-1].filename.startswith(HERE)
+    )
 
 
 def _own_frames(error: Exception) -> list[traceback.FrameSummary]:

@@ -1,6 +1,7 @@
 """One client's local program in a round, step by step, on one device."""
 
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import torch
@@ -161,16 +162,16 @@ class ClientRun:
 
     def _own_module(self, net: "LightningNet", phase: Phase, log: Log) -> "OwnModule":
         """Return a module around that of the user."""
-        from flbench.client.own_module import OwnModule, Round
+        from flbench.client.own_module import OwnModule
 
         env, settings = self._environment, self._settings
         counts = env.federation.counts[self._client]  # [C]
         has_classes = env.federation.output is not None
-        now = Round(
-            settings.draw.round,
-            settings.train.rounds,
-            int(counts.sum()),
-            counts.to(env.device, env.dtype) if has_classes else None,
+        position = SimpleNamespace(
+            round=settings.draw.round,
+            max_rounds=settings.train.rounds,
+            num_training_samples=int(counts.sum()),
+            class_counts=counts.to(env.device, env.dtype) if has_classes else None,
         )
         return OwnModule(
             net,
@@ -178,7 +179,7 @@ class ClientRun:
             self.leaves,
             self.start,
             self.ctx,
-            now=now,
+            position=position,
             factor=settings.lr_factor,
             log=log,
             pack=partial(env.federation.packed, dtype=env.dtype),

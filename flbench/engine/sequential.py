@@ -87,6 +87,11 @@ class SequentialEngine:
             may_draw=may_draw(net),
         )
 
+    @property
+    def net(self) -> nn.Module:
+        """The copy of the net that is filled with each client's values."""
+        return self._environment.net
+
     def run(
         self,
         program: LocalProgram,

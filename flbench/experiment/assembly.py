@@ -34,16 +34,16 @@ from flbench.data.federation import Federation
 from flbench.data.federation import build as build_federation
 from flbench.engine.base import Engine, dtype_of
 from flbench.experiment import checkpoint, engine_choice, own_methods
-from flbench.experiment.code_trial import CodeTrial
 from flbench.experiment.evaluate import PARTS, Evaluator, Judge, NetTraits, positive_class
 from flbench.experiment.evaluation_tables import ClassGroups
 from flbench.experiment.found import Found, find_engine, on_this_machine
 from flbench.experiment.judging import ClassJudge
 from flbench.experiment.loop import FederatedLoop, Seconds
 from flbench.experiment.notes import configuration_notes
-from flbench.experiment.rounds import check_programs, programs, seeded_method, training_state
+from flbench.experiment.rounds import check_programs, programs, seeded_method
 from flbench.experiment.row_files import ChangedRows
 from flbench.experiment.run_folder import RunFolder
+from flbench.experiment.smoke import Smoke
 from flbench.metrics.classes import confusable_classes, rare_classes, read_confusion
 from flbench.metrics.own import OwnMetric
 from flbench.models import fixed
@@ -327,11 +327,15 @@ def build(
         federation = load_federation(asked) if federation is None else federation
         net, about_net = _net(asked, federation, folder)
         judge, about_classes = _judge(asked, net, federation)
-        rewrites, terms = _rewrites(asked, net, federation)
+        rewrites, terms = _rewrites(asked, net)
         found = _found(asked, used, federation, about_net, judge, terms)
         config = found.complete(asked)
         algorithm, before = _started(config, net, federation, rewrites)
-        module, about_module = _module(config, net, federation, algorithm, before)
+        if is_lightning(net):
+            from flbench.experiment import own_training
+
+            has_classes = federation.dataset.targets is None
+            own_training.check_method(algorithm, before, net, has_classes=has_classes)
         about_terms = []
         if terms is not None:
             from flbench.experiment import local_terms
@@ -341,10 +345,13 @@ def build(
         # Ray's workers may have a GPU that this process lacks.
         here = on_this_machine(used) if used.name == "ray" else used
         has_own_net = isinstance(asked.model, OwnModelConfig)
-        start = training_state(algorithm, before)
-        trial = CodeTrial(here, algorithm, net, has_own_net, federation, start)
+        begin = partial(_start, dtype=dtype_of(config.engine))
+        trial = Smoke(here, algorithm, net, has_own_net, federation, begin)
+        module: dict[str, Any] = {}
         if tried:
-            trial.check(partial(_anew, trial, config))
+            used_net = trial.check(partial(_anew, trial, config))
+            if is_lightning(net):
+                module = own_training.recorded(used_net, config)
         shown: Cached | str | None = None
         if tried and fixed.of(net).parameters:
             from flbench.experiment import features
@@ -359,7 +366,6 @@ def build(
         *_sentences(algorithm.notes()),
         *about_terms,
         *configuration_notes(config, federation, net, algorithm),
-        *about_module,
         *([] if shown is None else [shown if isinstance(shown, str) else shown.note]),
         *about_engine,
     ]
@@ -388,16 +394,14 @@ def _net(
     return net, about
 
 
-def _rewrites(
-    asked: Config, net: nn.Module, federation: Federation
-) -> tuple[tuple[Rewrite, ...], "LocalTerms | None"]:
+def _rewrites(asked: Config, net: nn.Module) -> tuple[tuple[Rewrite, ...], "LocalTerms | None"]:
     """Return what the user's terms and module change in a method's programs, and these terms."""
     rewrites: list[Rewrite] = []
     terms = None
     if asked.train.terms:
         from flbench.experiment import local_terms
 
-        terms = local_terms.make(asked.train.terms, net, federation)
+        terms = local_terms.make(asked.train.terms)
         rewrites.append(terms)
     if is_lightning(net):
         from flbench.experiment import own_training  # it loads Lightning
@@ -473,21 +477,7 @@ def _refuse(config: Config, net: nn.Module, unmet: list[str]) -> None:
     raise ConfigError("\n".join(lines))
 
 
-def _module(
-    config: Config, net: nn.Module, federation: Federation, algorithm: Algorithm, before: State
-) -> tuple[dict[str, Any], list[str]]:
-    """Return optimizer and hyper-parameters of a LightningModule, after one step, and notes."""
-    if not is_lightning(net):
-        return {}, []
-    from flbench.experiment import own_training
-
-    has_classes = federation.dataset.targets is None
-    own_training.check_method(algorithm, before, net, has_classes=has_classes)
-    notes, module = own_training.try_step(net, config, federation, algorithm, before)
-    return module, notes
-
-
-def _anew(trial: CodeTrial, config: Config) -> CodeTrial:
+def _anew(trial: Smoke, config: Config) -> Smoke:
     """Return a trial with another net and method of the same seed."""
     net, federation = trial.net, trial.federation
     if isinstance(config.model, OwnModelConfig):
@@ -496,15 +486,14 @@ def _anew(trial: CodeTrial, config: Config) -> CodeTrial:
         if own.is_made(config.model):
             net = build_net(config.model, federation.shape, federation.output, config.seed)
     algorithm = trial.algorithm.with_setting(trial.algorithm.setting)
-    start = _start(net, algorithm, dtype_of(config.engine))
-    return replace(trial, algorithm=algorithm, net=net, state=training_state(algorithm, start))
+    return replace(trial, algorithm=algorithm, net=net)
 
 
 def _engine(
     used: EngineConfig,
     config: Config,
     given: tuple[nn.Module, Federation],
-    trial: CodeTrial | None,
+    trial: Smoke | None,
     tell: Callable[[str], None] | None,
 ) -> tuple[Engine, EngineConfig, list[str]]:
     """Return the engine, the section `engine` with its name and block, and notes.

@@ -9,28 +9,21 @@ cluster) stays with the plain cross entropy.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Setting
 from flbench.algorithms.shared.prototypes import CountClasses
-from flbench.client.forward import apply, make_step_context
 from flbench.client.program import CrossEntropyTerm, LocalProgram, LossTerm, Phase, Statistic, Step
 from flbench.client.step import local_loss
 from flbench.config.schema import OwnTermConfig, TermConfig
 from flbench.core import parts, source_hash
 from flbench.core.errors import ConfigError
-from flbench.core.raised import calling
 from flbench.core.registry import TERMS
-from flbench.core.rng import seeded
-from flbench.core.types import Batch, State, StepContext
-from flbench.data.federation import Federation
+from flbench.core.types import State, StepContext
 from flbench.losses import CrossEntropy
 from flbench.losses.class_counts import COUNTS
 from flbench.losses.own import OwnTerm
-from flbench.models.base import net_leaves
 
 
 @dataclass(frozen=True)
@@ -102,17 +95,15 @@ class LocalTerms:
         return replace(step, terms=terms)
 
 
-def make(entries: Sequence[TermConfig], net: nn.Module, federation: Federation) -> LocalTerms:
+def make(entries: Sequence[TermConfig]) -> LocalTerms:
     """Return the terms of `train.terms`; the smoke round tries those of the user.
 
     Args:
         entries: The entries, at least one.
-        net: The net, to compare functions of the user with and without padding.
-        federation: Samples of the run.
 
     Raises:
-        ConfigError: A function of the user is not there, has changed since the run began, cannot be
-            called, or depends on padding.
+        ConfigError: A function of the user is not there, has changed since the run began, or cannot
+            be called.
     """
     added: list[LossTerm] = []
     instead: list[LossTerm] = []
@@ -126,7 +117,6 @@ def make(entries: Sequence[TermConfig], net: nn.Module, federation: Federation) 
                 whose = f"`{entry.name}`"
                 now = source_hash.unchanged(own.function, entry.name, entry.sha256, whose, cure)
                 hashes.append(now)
-                _check_padding(own, net, federation)
                 term: LossTerm = own
             else:
                 term = TERMS.find(entry.name)(**entry.model_dump(exclude={"name", "instead"}))
@@ -182,33 +172,3 @@ def _own_term(entry: OwnTermConfig) -> OwnTerm:
         others=OwnTermConfig.model_fields,
     )
     return term
-
-
-def _check_padding(term: OwnTerm, net: nn.Module, federation: Federation) -> None:
-    """Raise a ConfigError if a term depends on rows of padding, which are not the client's samples.
-
-    Args:
-        term: The term.
-        net: The net.
-        federation: Samples of the run; the last of three is padding.
-    """
-    leaves = {
-        name: leaf.detach().float() if leaf.is_floating_point() else leaf.detach()
-        for name, leaf in net_leaves(net).items()
-    }
-    ctx = {COUNTS: torch.ones(federation.classes, dtype=torch.float64)}
-    mask = torch.tensor([True, True, False])
-    found = []
-    for padding in (0, federation.classes - 1):
-        x = federation.inputs(torch.arange(3), torch.float32).clone()
-        y = federation.y[:3].clone()
-        x[2], y[2] = (x[0] if padding else torch.zeros_like(x[0])), padding
-        batch = Batch(x, y, mask, torch.arange(3), torch.tensor(0))
-        forward = partial(apply, net, leaves, x)
-        with seeded(0), calling(f"`{term.path}`", "Correct the function."):
-            found.append(term(make_step_context(net, forward, batch, ctx, leaves, leaves)))
-    if all(isinstance(one, Tensor) for one in found) and not torch.equal(*found):
-        raise ConfigError(
-            f"`{term.path}` depends on rows of padding, where `context.batch.mask` is False."
-            " Leave them out, for example by `flbench.losses.similarity.masked_mean`."
-        )

@@ -8,10 +8,8 @@ in the method's programs, so this holds for methods of other packages too.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from copy import deepcopy
 from dataclasses import replace
-from functools import partial, wraps
+from functools import wraps
 from inspect import signature
 from typing import Any, Final
 
@@ -20,20 +18,14 @@ from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Setting
 from flbench.client.forward import is_buffer
-from flbench.client.logged import Log
-from flbench.client.own_module import OwnModule, Round, parameter_of
+from flbench.client.own_module import parameter_of
 from flbench.client.program import CrossEntropyTerm, LocalProgram, LossTerm, Phase, Statistic, Step
-from flbench.config.schema import Config, OptimizerConfig
-from flbench.core.errors import ConfigError, UserError
-from flbench.core.rng import Draw, seeded
+from flbench.config.schema import Config, OptimizerConfig, ScheduleConfig
+from flbench.core.errors import ConfigError
 from flbench.core.types import Batch, State, StepContext
-from flbench.data.batches import arrange
-from flbench.data.federation import Federation
-from flbench.data.schemes import Indices
-from flbench.engine.base import dtype_of
 from flbench.experiment.rounds import programs, visible_to_server
 from flbench.losses import CrossEntropy, TaskLoss
-from flbench.models.base import NetSpec, net_leaves
+from flbench.models.base import NetSpec
 from flbench.models.lightning_net import LightningNet
 
 TRIED: Final = 4  # samples of the step that is tried before a run
@@ -192,62 +184,22 @@ def _name(thing: object) -> str:
     return str(getattr(thing, "__name__", type(thing).__name__))
 
 
-def try_step(
-    net: LightningNet, config: Config, federation: Federation, algorithm: Algorithm, start: State
-) -> tuple[list[str], dict[str, Any]]:
-    """Compute a step of the module, with all its hooks, on a few samples and a copy.
-
-    If the method has phases that train a part of the net alone, a step of each is computed too.
+def recorded(net: LightningNet, config: Config) -> dict[str, Any]:
+    """Return the `optimizer` (class and arguments) and the `hyperparameters` of a module.
 
     Args:
-        net: The net.
+        net: A net that has been trained.
         config: Configuration of the run.
-        federation: Samples of the run.
-        algorithm: The method, with the module's loss.
-        start: State before the first round.
-
-    Returns:
-        Notes on what the module does without effect, and what it trains by: its `optimizer` (class
-        and arguments) and its `hyperparameters`.
 
     Raises:
-        ConfigError: The module's code raised an exception, or returned something else than a loss
-            or an optimizer.
+        ConfigError: The module has a scheduler, and there is one of the rounds as well.
     """
-    several = [rows for rows in federation.partition.parts["train"] if len(rows) > 1]
-    saved = _saved_hyperparameters(net)
-    if not several:
-        return [], saved
-    rows = max(several, key=len)
-    optimizer, epochs = config.train.optimizer, config.train.local_epochs
-    whole = Phase("*", (TaskLoss(),), optimizer, epochs=epochs, by_module=True)
-    log = Log()
-    tried = _try_phase(net, whole, config, federation, rows, log)
-    about = {"optimizer": tried.optimizer, **saved}
-    notes = _own_optimizers(algorithm, start)
-    for names in _parts_trained(net, algorithm, start):
-        _try_phase(net, replace(whole, train=names), config, federation, rows, Log())
-    if not log.ignored:
-        return notes, about
-    note = (
-        f"model: {net.title} gives self.log options without effect"
-        f" ({', '.join(sorted(log.ignored))}): metrics.csv has one value of each name in a round,"
-        " the mean over its steps."
-    )
-    return [*notes, note], about
-
-
-def _own_optimizers(algorithm: Algorithm, start: State) -> list[str]:
-    """Return a note if a method sets the optimizer of some phases itself."""
-    steps = [step for _, program in programs(algorithm, start) for step in program.steps]
-    found = [step.optimizer for step in steps if isinstance(step, Phase) and not step.by_module]
-    if not found:
-        return []
-    kinds = _listed(f"{one.name} with lr={one.lr:g}" for one in found)
-    return [
-        f"model: {algorithm.name} sets the optimizer of {len(found)} training phases itself"
-        f" ({kinds}). The module's configure_optimizers is for the other phases."
-    ]
+    if "schedulers" in net.optimizer and config.train.schedule != ScheduleConfig():
+        raise ConfigError(
+            f"{net.title} has a scheduler of its own, and `train.schedule` changes the learning"
+            " rate by round as well. Use one of them."
+        )
+    return {"optimizer": net.optimizer, **_saved_hyperparameters(net)} if net.optimizer else {}
 
 
 def _saved_hyperparameters(net: LightningNet) -> dict[str, Any]:
@@ -268,106 +220,13 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else str(value)
 
 
-def _parts_trained(
-    net: LightningNet, algorithm: Algorithm, start: State
-) -> Iterator[frozenset[str]]:
-    """Yield the names of the parameters of each phase that trains only a part of the net."""
-    own = frozenset(name for name, _ in net.named_parameters() if name not in net.frozen)
-    seen = {own, frozenset[str]()}
-    for number in range(len(algorithm.stages())):
-        for step in algorithm.local_program(replace(start, stage=number, clients={})).steps:
-            if isinstance(step, Phase) and step.weights is None:
-                names = frozenset(name for name in own if step.trains(name))
-                if names not in seen:
-                    seen.add(names)
-                    yield names
-
-
-def _try_phase(
-    net: LightningNet,
-    phase: Phase,
-    config: Config,
-    federation: Federation,
-    rows: Indices,
-    log: Log,
-) -> OwnModule:
-    """Compute one step of a phase on a copy of the net; see `try_step`.
-
-    Args:
-        net: The net.
-        phase: The phase.
-        config: Configuration of the run.
-        federation: Samples of the run.
-        rows: Rows of a client's training part.
-        log: What the step logs.
-
-    Returns:
-        The module after the step.
-
-    Raises:
-        ConfigError: The module's code raised an exception, or replaces, moves or casts parameters.
-    """
-    module, batch = _on_a_copy(net, phase, config, federation, rows, log)
-    before = _parameters(module.net)
-    if federation.dataset.extras:
-        _refuse_further_values(module.net, batch, tuple(federation.dataset.extras))
-    with _seeded(config, federation):
-        optimizer = module.configure_optimizers()
-        module.begin_phase()
-        module.begin_epoch(0)
-        loss = module.training_step(batch)
-        try:
-            pairs = zip(module.trained.values(), module.gradients(loss), strict=True)
-            for leaf, gradient in pairs:
-                leaf.grad = gradient
-            optimizer.step()
-            module.end_step(batch, loss.detach())
-            _advance_to_the_end(module)
-        except UserError:
-            raise
-        except Exception as error:
-            raise ConfigError(
-                f"{net.title}: a step of its {type(optimizer).__name__} and of its scheduler raised"
-                f" {type(error).__name__}: {error}. Compute the loss from self(x), and take an"
-                " optimizer whose step needs gradients alone, and a scheduler of at least"
-                " self.trainer.estimated_stepping_batches steps."
-            ) from error
-        module.end_epoch(0)
-        module.end_phase()
-    changed = before.items() ^ _parameters(module.net).items()
-    if names := sorted({name.removeprefix("module.") for name, _ in changed}):
-        raise ConfigError(
-            f"{net.title} adds, replaces, moves or casts parameters ({', '.join(names[:3])}). A"
-            " client trains those that the module has when it is made, in the type of"
-            " `engine.precision`: make them in __init__, and change their values in place: with"
-            " torch.no_grad(): p.copy_(...)."
-        )
-    return module
-
-
-def _parameters(net: LightningNet) -> dict[str, tuple[int, torch.dtype, torch.device]]:
-    """Return identity, type and device of each parameter."""
-    return {name: (id(one), one.dtype, one.device) for name, one in net.named_parameters()}
-
-
-def _advance_to_the_end(module: OwnModule) -> None:
-    """Advance the scheduler as often as in a whole phase, which one step has begun."""
-    batches = module.batches_per_epoch
-    for number in range(1, min(batches * (module.phase.epochs or 1), MOST_TRIED)):
-        for schedule in module.schedules:
-            schedule.advance("step", number % batches)
-            if (number + 1) % batches == 0:
-                schedule.advance("epoch", number // batches)
-
-
-def _refuse_further_values(net: LightningNet, batch: Batch, extras: Sequence[str | int]) -> None:
-    """Let a step refuse a `forward` that gets further values of the batch, such as a mask.
+def refuse_further_values(net: LightningNet, extras: Sequence[str | int]) -> None:
+    """Let a net refuse calls of `forward` with further values of the batch, such as a mask.
 
     Evaluations call `forward` with the samples alone.
 
     Args:
-        net: The net of the step, which is changed.
-        batch: The batch of the step.
+        net: The net, which is changed.
         extras: Keys of the further values.
 
     Raises:
@@ -386,7 +245,7 @@ def _refuse_further_values(net: LightningNet, batch: Batch, extras: Sequence[str
     def checked(*args: Any, **named: Any) -> Any:
         values = [value for value in (*args, *named.values()) if isinstance(value, Tensor)]
         # A module may compute its outputs from the labels too while it is trained.
-        if not all(_is_same(value, batch.y) for value in values[1:]):
+        if not all(_is_same(value, net.labels) for value in values[1:]):
             raise error
         return forward(*args, **named)
 
@@ -396,56 +255,3 @@ def _refuse_further_values(net: LightningNet, batch: Batch, extras: Sequence[str
 def _is_same(value: Tensor, other: Tensor) -> bool:
     """Return whether two tensors have the same shape and the same numbers."""
     return value.shape == other.shape and bool((value == other).all())
-
-
-def _seeded(config: Config, federation: Federation) -> AbstractContextManager[None]:
-    """Return a context with the random generators of the first step of client 0."""
-    return seeded(Draw(config.seed, (0,), federation.clients).module_seed(0))
-
-
-def _on_a_copy(
-    net: LightningNet,
-    phase: Phase,
-    config: Config,
-    federation: Federation,
-    rows: Indices,
-    log: Log,
-) -> tuple[OwnModule, Batch]:
-    """Return the module around a copy of the net, and a few samples; see `_try_phase`."""
-    dtype = dtype_of(config.engine)
-    try:
-        net = deepcopy(net).to(dtype)
-    except Exception as error:
-        raise ConfigError(
-            f"{net.title} cannot be copied: {type(error).__name__}: {error}. Each client begins"
-            " with a copy of its attributes: make such an object in on_train_start."
-        ) from error
-    leaves = net_leaves(net.requires_grad_(False))
-    start = {name: leaf.detach().clone() for name, leaf in leaves.items()}
-    factor = config.train.schedule.factor(config.train.rounds - 1, config.train.rounds)
-    counts = None
-    if federation.output is not None:
-        counts = torch.bincount(federation.y[torch.from_numpy(rows)], minlength=federation.classes)
-        counts = counts.to(dtype)
-    now = Round(0, config.train.rounds, len(rows), counts)
-    pack = partial(federation.packed, dtype=dtype)
-    module = OwnModule(
-        net,
-        phase,
-        leaves,
-        start,
-        {},
-        now=now,
-        factor=factor,
-        log=log,
-        pack=pack,
-    )
-    taken = len(arrange(rows, config.train, skip_single=False))
-    module.batches_per_epoch = max(1, -(-taken // config.train.batch_size))
-    rows = rows[:TRIED]
-    module.rows = lambda: rows
-    x, y = federation.inputs(rows, dtype), federation.y[torch.from_numpy(rows)]
-    y = y.to(dtype) if y.is_floating_point() else y
-    ones, key = torch.ones(len(y), dtype=torch.bool), torch.arange(len(y))
-    module.train()
-    return module, Batch(x, y, ones, key, torch.tensor(0))

@@ -1,32 +1,9 @@
-"""What a client's training does with each hook and attribute of a LightningModule.
-
-Each public name of `lightning.pytorch.LightningModule` is in one of three lists. A test compares
-them with the class of the installed version.
-"""
+"""Hooks and attributes of a LightningModule that a client's training refuses, or does not read."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from torch import nn
-
-ACTS: Final = frozenset(
-    (
-        # called in a client's training of one phase as a Trainer calls them in `fit`
-        *("setup", "configure_optimizers", "on_fit_start", "on_train_start"),
-        *("on_train_epoch_start", "on_train_batch_start", "training_step", "on_train_batch_end"),
-        *("on_train_epoch_end", "on_train_end", "on_fit_end", "teardown", "forward"),
-        # what the module calls or reads
-        *("log", "log_dict", "print", "freeze", "unfreeze", "trainer", "fabric"),
-        *("optimizers", "lr_schedulers"),
-        *("toggle_optimizer", "untoggle_optimizer", "toggled_optimizer"),
-        *("current_epoch", "global_step", "global_rank", "local_rank", "on_gpu"),
-        *("device", "dtype", "save_hyperparameters", "hparams", "hparams_initial"),
-        "remove_ignored_hparams",
-        # what needs no Trainer
-        *("to_onnx", "to_torchscript", "to_tensorrt", "load_from_checkpoint"),
-    )
-)
-"""Hooks and attributes that do what they do in Lightning's Trainer."""
 
 REFUSED_HOOKS: Final[Mapping[str, str]] = {
     **dict.fromkeys(
@@ -52,18 +29,6 @@ REFUSED_HOOKS: Final[Mapping[str, str]] = {
 }
 """Hooks that change what is computed, and that a Trainer alone calls: they are refused, and the
 message says what to do instead."""
-
-REFUSED_USES: Final = frozenset(
-    (
-        # read what only a Trainer has
-        *("logger", "loggers", "all_gather", "device_mesh"),
-        # for manual optimization, which `automatic_optimization=False` would switch on
-        *("automatic_optimization", "manual_backward", "clip_gradients"),
-        # move or cast the tensors of the client
-        *("to", "cuda", "cpu", "type", "float", "double", "half"),
-    )
-)
-"""Attributes whose use in a client's training is refused; they may be read before it."""
 
 _EVALUATION: Final = "the models are evaluated by `forward`"
 _DATA: Final = "the samples are those of `data`"

@@ -35,11 +35,15 @@ class LightningNet(nn.Module):
         frozen: Names of the parameters in this net that the user has frozen
             (`requires_grad=False`).
         compiled: Names of the submodules whose method `compile` was called.
+        optimizer: Class and arguments of the optimizer that the module has made last.
+        labels: Labels of the present batch while a client trains.
     """
 
     def __init__(self, module: nn.Module, head: str | None, compiled: tuple[str, ...] = ()) -> None:
         super().__init__()
         self.compiled = compiled
+        self.optimizer: dict[str, Any] = {}
+        self.labels: Tensor = torch.empty(0)
         self.module = module
         self.head = None if head is None else f"module.{head}"
         self.head_call = 0

@@ -1,7 +1,7 @@
 """What a net does beside computing: random numbers that it draws, and buffers that it changes.
 
 A net may remember what it wants in its parameters and buffers. Other attributes are not set back
-between clients; `experiment/code_trial.py` refuses a net whose results depend on them.
+between clients; `experiment/smoke.py` refuses a net whose results depend on them.
 """
 
 import warnings

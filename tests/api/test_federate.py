@@ -28,13 +28,12 @@ DOUBLE = {"name": "sequential", "precision": "64-true", "threads": 1}
 
 
 class Lit(lightning.LightningModule):
-    """A module with BatchNorm that logs two values, and counts its steps in an attribute."""
+    """A module with BatchNorm that logs two values."""
 
     def __init__(self, width=12):
         super().__init__()
         self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.BatchNorm1d(width))
         self.fc = nn.Linear(width, 10)
-        self.steps = 0
 
     def forward(self, x):
         return self.fc(self.body(x).relu())
@@ -43,7 +42,6 @@ class Lit(lightning.LightningModule):
         x, y = batch
         logits = self(x)
         loss = nn.functional.cross_entropy(logits, y)
-        self.steps += 1
         self.log("loss", loss, prog_bar=True)
         self.log("acc", (logits.argmax(1) == y).float().mean())
         return loss
@@ -237,7 +235,6 @@ class Random(Lit):
         loss = super().training_step(batch, batch_idx)
         self.accuracy(self(batch[0]), batch[1])
         self.log("metric", self.accuracy)
-        self.log("steps", self.steps)
         return loss
 
 
@@ -280,15 +277,12 @@ def test_what_is_logged_reaches_callbacks_and_metrics(random_run):
     run, told = random_run
     rows = run.metrics[run.metrics["split"] == "log"]
 
-    assert {*rows["metric"]} == {"loss", "acc", "metric", "steps"}
+    assert {*rows["metric"]} == {"loss", "acc", "metric"}
     assert [metrics["log/loss"] for metrics in told] == pytest.approx(
         [metrics["train/loss"] for metrics in told]
     )
     assert [*rows[rows["metric"] == "acc"]["value"]] == [metrics["log/acc"] for metrics in told]
     assert 0 < told[1]["log/metric"] <= 1
-    # Attributes begin anew at each client: means of 1, 2, ... to the number of its steps.
-    steps = [2 * -(-size // 32) for size in run.clients.query("moment == 'last'")["train_size"]]
-    assert told[1]["log/steps"] == pytest.approx(sum((n + 1) / 2 for n in steps) / len(steps))
     assert any("Random is trained by its own training_step" in note for note in run.notes)
 
 
@@ -559,17 +553,22 @@ def test_resumed_run_knows_the_loss_of_its_last_round(tmp_path):
     assert told.losses == [losses.iloc[0]]
 
 
-def test_the_mean_over_the_steps_is_logged_and_other_reductions_are_noted(tmp_path):
+def test_the_mean_over_the_steps_is_logged_and_other_reductions_are_refused(tmp_path):
     def step(self, batch, batch_idx):
-        self.log("plain", float(batch_idx), prog_bar=True)
-        self.log("largest", float(batch_idx), reduce_fx="max", batch_size=len(batch[0]))
+        self.log("plain", float(batch_idx), prog_bar=True, batch_size=len(batch[0]))
+        return Lit.training_step(self, batch, batch_idx)
+
+    def largest(self, batch, batch_idx):
+        self.log("largest", float(batch_idx), reduce_fx="max")
         return Lit.training_step(self, batch, batch_idx)
 
     told = Rounds()
     run = short(tmp_path, made(changed("training_step", step)), partition=ALL, callbacks=told)
 
-    assert told.metrics[0]["log/plain"] == told.metrics[0]["log/largest"] == 1.0  # of 3 steps
-    assert any("(batch_size, reduce_fx)" in note for note in run.notes)
+    assert told.metrics[0]["log/plain"] == 1.0  # of 3 steps
+    assert not any("self.log" in note for note in run.notes)
+    with pytest.raises(fl.ConfigError, match="reduce_fx"):
+        short(tmp_path, made(changed("training_step", largest)))
 
 
 def test_advice_on_divergence_is_about_the_module(tmp_path):

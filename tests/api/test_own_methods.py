@@ -34,7 +34,7 @@ from flbench.core.types import Dispatch, Message
 from flbench.deploy import loading
 from flbench.experiment import lifecycle
 from flbench.experiment.assembly import load_federation
-from flbench.experiment.code_trial import CodeTrial
+from flbench.experiment.smoke import Smoke
 from flbench.workers.shipping import pack
 from tests.support import SMALL
 
@@ -111,7 +111,7 @@ def test_a_constant_of_the_package_is_in_the_hash_and_an_edit_is_refused(kit, tm
     kit(1)
     assert fl.resume(by_class.path, progress=False).digest == by_class.digest
     with pytest.MonkeyPatch.context() as patch:  # the models of a finished run need no trial
-        patch.setattr(CodeTrial, "check", lambda *_: pytest.fail("the method was tried"))
+        patch.setattr(Smoke, "check", lambda *_: pytest.fail("the method was tried"))
         assert loading.load(by_class.path, 0) is not None
 
 

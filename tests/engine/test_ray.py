@@ -33,7 +33,7 @@ from flbench.workers.ray_session import connect, disconnect  # noqa: E402
 
 METHODS = ALGORITHMS.load()
 KEYS = (*NET, "engine.threads=1")
-RANDOM = "model.name=tests.experiment.test_code_trial:All"
+RANDOM = "model.name=tests.experiment.test_smoke:All"
 """A net with random layers of many kinds."""
 
 

@@ -280,8 +280,12 @@ def test_a_function_that_cannot_be_trained_is_refused(own, name):
 
 @pytest.mark.parametrize("name", ["padded", "square"])
 def test_a_function_of_padding_is_refused(own, name):
-    with pytest.raises(ConfigError, match=r"`train.terms.0`: .*padding"):
-        build("algorithm=fedavg", f"train.terms=[{{name: own_terms:{name}}}]")
+    """In a stack of clients; the sequential engine has no rows of padding in training."""
+    term = f"train.terms=[{{name: own_terms:{name}}}]"
+    build("algorithm=fedavg", term, "engine.name=sequential")
+
+    with pytest.raises(ConfigError, match=rf"`{name}`.*padding"):
+        build("algorithm=fedavg", term, "engine.name=vectorized")
 
 
 def test_a_function_that_vmap_cannot_run_is_refused_by_the_vectorized_engine_alone(own):
