@@ -14,7 +14,7 @@ from inspect import signature
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flbench.algorithms.base import Algorithm, Setting
 from flbench.client.forward import is_buffer
@@ -184,7 +184,7 @@ def _name(thing: object) -> str:
     return str(getattr(thing, "__name__", type(thing).__name__))
 
 
-def recorded(net: LightningNet, config: Config) -> dict[str, Any]:
+def recorded(net: nn.Module, config: Config) -> dict[str, Any]:
     """Return the `optimizer` (class and arguments) and the `hyperparameters` of a module.
 
     Args:
@@ -194,6 +194,7 @@ def recorded(net: LightningNet, config: Config) -> dict[str, Any]:
     Raises:
         ConfigError: The module has a scheduler, and there is one of the rounds as well.
     """
+    assert isinstance(net, LightningNet)
     if "schedulers" in net.optimizer and config.train.schedule != ScheduleConfig():
         raise ConfigError(
             f"{net.title} has a scheduler of its own, and `train.schedule` changes the learning"
@@ -220,7 +221,7 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else str(value)
 
 
-def refuse_further_values(net: LightningNet, extras: Sequence[str | int]) -> None:
+def refuse_further_values(net: nn.Module, extras: Sequence[str | int]) -> None:
     """Let a net refuse calls of `forward` with further values of the batch, such as a mask.
 
     Evaluations call `forward` with the samples alone.
@@ -232,6 +233,7 @@ def refuse_further_values(net: LightningNet, extras: Sequence[str | int]) -> Non
     Raises:
         ConfigError: An argument of `forward` has the name of one of the values.
     """
+    assert isinstance(net, LightningNet)
     forward = net.module.forward
     error = ConfigError(
         f"{net.title}.forward gets further values of a batch ({', '.join(map(str, extras))}) beside"

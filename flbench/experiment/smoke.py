@@ -37,7 +37,7 @@ from flbench.core.tree import digest, take, write_counts
 from flbench.core.types import Dispatch, Results, Samples, State, StepContext, Tree
 from flbench.core.wording import listed
 from flbench.data.federation import Federation
-from flbench.engine.base import Engine
+from flbench.engine.base import Engine, RoundSettings
 from flbench.experiment import rounds
 from flbench.experiment.communication import apply_masks
 from flbench.experiment.constant_draws import ConstantDraws
@@ -345,7 +345,7 @@ class Smoke:
         self,
         engine: Engine,
         state: State,
-        settings: rounds.RoundSettings,
+        settings: RoundSettings,
         ids: Tensor,
         program: LocalProgram,
     ) -> rounds.Trained:
@@ -375,7 +375,7 @@ class Smoke:
         server = {name: value.clone() for name, value in state.server.items()}
         return replace(state, server=server, clients=only_rows(state.clients, ids))
 
-    def _settings(self, state: State, *, setup: bool = False) -> rounds.RoundSettings:
+    def _settings(self, state: State, *, setup: bool = False) -> RoundSettings:
         """Return the settings of a round, with small batches."""
         settings = rounds.settings_of(self.algorithm, state, setup=setup)
         size = min(SAMPLES, settings.train.batch_size)
