@@ -60,7 +60,8 @@ if TYPE_CHECKING:
     from flbench.api.runs import Run
     from flbench.api.studies import Study
     from flbench.api.tuning import tune
-    from flbench.callbacks import Callback, EarlyStopping
+    from flbench.callbacks import Callback
+    from flbench.callbacks.early_stopping import EarlyStopping
     from flbench.core.errors import ConfigError, DataError, RunError, UserError
     from flbench.data.own import Data
 
@@ -82,7 +83,8 @@ _PLACES: Final = {
     "flbench.api.runs": ("Run",),
     "flbench.api.studies": ("Study",),
     "flbench.api.tuning": ("tune",),
-    "flbench.callbacks": ("Callback", "EarlyStopping"),
+    "flbench.callbacks": ("Callback",),
+    "flbench.callbacks.early_stopping": ("EarlyStopping",),
     "flbench.core.errors": ("ConfigError", "DataError", "RunError", "UserError"),
     "flbench.data.own": ("Data",),
 }

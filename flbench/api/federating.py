@@ -7,7 +7,7 @@ from typing import Any
 from flbench.api import running
 from flbench.api.runs import Run
 from flbench.callbacks import Callback
-from flbench.callbacks.logger import Logger
+from flbench.callbacks.base import Logger
 from flbench.calls.arguments import Section
 from flbench.core.errors import ConfigError
 

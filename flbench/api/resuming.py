@@ -9,7 +9,7 @@ from flbench.api.comparisons import PlannedComparison
 from flbench.api.runs import Run
 from flbench.api.studies import Study
 from flbench.callbacks import Callback
-from flbench.callbacks.logger import Logger
+from flbench.callbacks.base import Logger
 from flbench.calls import arguments
 from flbench.comparison.folder import is_comparison
 from flbench.config.trust import run_code

@@ -12,7 +12,7 @@ from flbench.api import progress
 from flbench.api.caller import Caller, program
 from flbench.api.runs import Run
 from flbench.callbacks import Callback
-from flbench.callbacks.logger import Logger
+from flbench.callbacks.base import Logger
 from flbench.calls import arguments, parts
 from flbench.calls.arguments import Section
 from flbench.calls.process import preserved

@@ -2,8 +2,6 @@
 
 from flbench.callbacks.base import Callback
 from flbench.callbacks.callback_list import CallbackList
-from flbench.callbacks.early_stopping import EarlyStopping
-from flbench.callbacks.logger import LoggerCallback
 from flbench.callbacks.run_view import RunView
 
-__all__ = ["Callback", "CallbackList", "EarlyStopping", "LoggerCallback", "RunView"]
+__all__ = ["Callback", "CallbackList", "RunView"]

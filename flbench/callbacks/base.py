@@ -2,10 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flbench.callbacks.run_view import RunView
 from flbench.config.schema import Config
+from flbench.metrics.own import OwnMetric
+
+if TYPE_CHECKING:
+    from lightning.pytorch.loggers import Logger as Logger
+else:
+    Logger = Any  # to import Lightning takes a second
 
 
 class Callback:
@@ -22,11 +28,16 @@ class Callback:
     A callback that must remember something overrides `state_dict` and `load_state_dict`. What it
     remembers is a part of each checkpoint, so a resumed run continues exactly.
 
+    Attributes:
+        own_metrics: Metrics of the user that judge the run; set before `requires` is called.
+
     >>> class StopAtTarget(Callback):
     ...     def on_evaluation_end(self, run, metrics):
     ...         if metrics["validation/personal/accuracy"] > 0.9:
     ...             run.stop("the validation accuracy is above 0.9")
     """
+
+    own_metrics: tuple[OwnMetric, ...] = ()
 
     def requires(self, config: Config, parts: Sequence[str]) -> Sequence[str]:
         """Return sentences that say why the callback cannot work in a run; empty if it can.

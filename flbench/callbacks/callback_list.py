@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flbench.callbacks.base import Callback
-from flbench.callbacks.early_stopping import EarlyStopping
 from flbench.config.schema import Config
 from flbench.core.errors import CallbackError, ConfigError, RunError, UserError
 from flbench.metrics.own import OwnMetric
@@ -43,13 +42,15 @@ class CallbackList:
         Raises:
             ConfigError: A callback cannot. The message has one line for each reason.
         """
-        own = EarlyStopping.of(config.train.early_stopping)
-        if own is not None:
-            self._callbacks = _named([own, *self._callbacks.values()])
+        stop = config.train.early_stopping
+        if stop.patience is not None:
+            from flbench.callbacks.early_stopping import EarlyStopping
+
+            asked: dict[str, Any] = stop.model_dump()
+            self._callbacks = _named([EarlyStopping(**asked), *self._callbacks.values()])
         unmet: list[str] = []
         for name, callback in self._callbacks.items():
-            if isinstance(callback, EarlyStopping):
-                callback.metrics = tuple(metrics)
+            callback.own_metrics = tuple(metrics)
             unmet += _call(name, callback, "requires", config, parts)
         if unmet:
             raise ConfigError("\n".join(unmet))

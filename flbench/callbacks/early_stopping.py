@@ -9,7 +9,6 @@ from flbench.config.schema import Config, EarlyStoppingConfig
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.names import SUFFIXES
 from flbench.metrics import probability_names, ranking_names
-from flbench.metrics.own import OwnMetric
 from flbench.results.summary import SHARES
 
 EVALUATED: Final = ("validation", "test", "common")
@@ -37,9 +36,6 @@ class EarlyStopping(Callback):
         mode: Whether a larger value (`max`) or a smaller one (`min`) is better; None for what is
             known of the metric: accuracies and losses of flbench, and metrics of your own, say it.
 
-    Attributes:
-        metrics: Metrics of the user, for their modes; `CallbackList.prepare` sets them.
-
     Raises:
         ConfigError: An argument is out of its range.
 
@@ -56,48 +52,34 @@ class EarlyStopping(Callback):
         min_delta: float = 0.0,
         mode: Literal["max", "min"] | None = None,
     ) -> None:
-        if not isinstance(patience, int) or patience < 1:
+        if not (isinstance(patience, int) and patience >= 1 and min_delta >= 0):
             raise ConfigError(
-                f"EarlyStopping: `patience` must be a whole number, at least 1, got {patience!r}."
+                "EarlyStopping: `patience` must be a whole number, at least 1, and `min_delta` at"
+                f" least 0, got {patience!r} and {min_delta!r}."
             )
-        if not min_delta >= 0:
-            raise ConfigError(f"EarlyStopping: `min_delta` must be at least 0, got {min_delta}.")
         if mode not in ("max", "min", None):
             raise ConfigError(f"EarlyStopping: `mode` must be max or min, got {mode!r}.")
         self.metric, self.patience, self.min_delta, self.mode = metric, patience, min_delta, mode
-        self.metrics: tuple[OwnMetric, ...] = ()
-        self._place = "EarlyStopping"
         self._is_resumed = False
         self._mode = mode
         self._forget()
-
-    @classmethod
-    def of(cls, config: EarlyStoppingConfig) -> "EarlyStopping | None":
-        """Return the callback that `train.early_stopping` describes; None if it is off."""
-        if config.patience is None:
-            return None
-        callback = cls(
-            config.metric, patience=config.patience, min_delta=config.min_delta, mode=config.mode
-        )
-        callback._place = "`train.early_stopping`"
-        return callback
 
     def requires(self, config: Config, parts: Sequence[str]) -> Sequence[str]:
         split, name = self.metric.partition("/")[0], self.metric.rpartition("/")[2]
         if "/" not in self.metric or split not in SPLITS:
             return (
-                f"{self._place}: the metric `{self.metric}` does not begin with a split."
+                f"EarlyStopping: the metric `{self.metric}` does not begin with a split."
                 f"{did_you_mean(split, SPLITS)} Write split/protocol/metric, such as"
                 f" {DEFAULT_METRIC}; the splits are {', '.join(SPLITS)}.",
             )
         reason = self._why_never(config, parts) if split in EVALUATED else None
         if reason is not None:
-            return (f"{self._place}: the metric `{self.metric}` is never computed: {reason}.",)
+            return (f"EarlyStopping: the metric `{self.metric}` is never computed: {reason}.",)
         self._mode = self.mode or self._known_mode()
         if self._mode is None:
             hint = did_you_mean(name, LESS_IS_BETTER | MORE_IS_BETTER)
             return (
-                f"{self._place}: it is not known whether larger values of the metric"
+                f"EarlyStopping: it is not known whether larger values of the metric"
                 f" `{self.metric}` are better.{hint} Set mode to max or min.",
             )
         return ()
@@ -120,7 +102,7 @@ class EarlyStopping(Callback):
     def _known_mode(self) -> Literal["max", "min"] | None:
         """Return which values of the metric are better, as far as its name or the user says it."""
         split, name = self.metric.partition("/")[0], self.metric.rpartition("/")[2]
-        for one in self.metrics:
+        for one in self.own_metrics:
             if name in _columns([one.name]):
                 return one.direction
         if name in LESS_IS_BETTER or (split == "log" and name.endswith("loss")):
@@ -140,7 +122,7 @@ class EarlyStopping(Callback):
         split = self.metric.partition("/")[0]
         if split in ("test", "common"):
             run.note(
-                f"{self._place} watches {self.metric}: a run that stops by test samples reports"
+                f"EarlyStopping watches {self.metric}: a run that stops by test samples reports"
                 " test metrics that are too good. Watch a metric of the validation part."
             )
 
@@ -151,7 +133,7 @@ class EarlyStopping(Callback):
         self._watch(run, metrics, "evaluations")
         if self.metric not in run.metrics:
             raise ConfigError(
-                f"{self._place}: the metric `{self.metric}` was not computed in the first"
+                f"EarlyStopping: the metric `{self.metric}` was not computed in the first"
                 f" {run.round} rounds, so it would never stop the run."
                 f"{did_you_mean(self.metric, run.metrics)} Metrics there:"
                 f" {', '.join(run.metrics)}. For the common test set, set evaluation.common.every."

@@ -6,18 +6,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from flbench.callbacks.base import Callback
+from flbench.callbacks.base import Callback, Logger
 from flbench.callbacks.run_view import RunView
 from flbench.config.sources import leaves
 from flbench.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from lightning.pytorch.loggers import Logger as Logger
-else:
-    Logger = Any  # to import Lightning takes a second
 
 METHODS: Final = ("log_hyperparams", "log_metrics", "save", "finalize")
 LEFT_OUT: Final = ("tracking.", "output.")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from flbench.callbacks import Callback, CallbackList, LoggerCallback
-from flbench.callbacks.logger import Logger
+from flbench.callbacks import Callback, CallbackList
+from flbench.callbacks.base import Logger
 from flbench.callbacks.run_view import Memory
 from flbench.config import trust
 from flbench.config.resolve import resolve_written
@@ -91,7 +91,7 @@ def run(
     """
     begin = time.perf_counter()
     with ExitStack() as stack:
-        told = CallbackList([*callbacks, *map(LoggerCallback, loggers)])
+        told = _callbacks(callbacks, loggers)
         samples = None if supplied is None else supplied.federation
         experiment = _built(stack, config, samples, told, is_alone=is_alone)
         told.prepare(experiment.config, _parts(experiment), experiment.judge.metrics)
@@ -188,7 +188,7 @@ def resume(
         written, _ = resolve_written(path / "config.yaml")
         config, _ = resolve_written(path / "config.yaml", overrides)
         _check_unchanged(written, config, path)
-        told = CallbackList([*callbacks, *map(LoggerCallback, loggers)])
+        told = _callbacks(callbacks, loggers)
         if is_finished(path):
             told.on_note(f"{path} is finished: there is nothing to resume.")
             return path
@@ -229,6 +229,19 @@ def _built(
 
         stack.callback(features.forget)
     return experiment
+
+
+def _callbacks(callbacks: Sequence[Callback], loggers: Sequence[Logger]) -> CallbackList:
+    """Return the given callbacks, and those of the loggers.
+
+    Raises:
+        ConfigError: One of them is not a callback, or not a logger.
+    """
+    if not loggers:
+        return CallbackList(callbacks)
+    from flbench.callbacks.logger import LoggerCallback
+
+    return CallbackList([*callbacks, *map(LoggerCallback, loggers)])
 
 
 def _parts(experiment: Experiment) -> list[str]:

@@ -7,7 +7,8 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping as LightningEarlyStopping
 from pydantic import ValidationError
 
-from flbench.callbacks import Callback, EarlyStopping
+from flbench.callbacks import Callback
+from flbench.callbacks.early_stopping import EarlyStopping
 from flbench.config.sources import Layer
 from flbench.core.errors import CallbackError, ConfigError, UserError
 from flbench.core.tree import digest
