@@ -20,7 +20,8 @@ from flbench.jobs.job import Job
 from flbench.jobs.samples import LoadedSamples
 from flbench.results.differences import CODE, SOURCE
 from flbench.workers import cores
-from flbench.workers.ray_resources import CELL, Resources, gpu_share, is_elsewhere
+from flbench.workers.nesting import is_elsewhere
+from flbench.workers.ray_resources import CELL, Resources, gpu_share
 
 RETRIES: Final = 2  # new attempts of a cell whose process dies
 SEEDS: Final = ("seed", "partition.seed", "partition.sha256")  # what differs between repetitions

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flbench.config.schema import HUGGING_FACE, DataConfig, TextConfig
-from flbench.core import parts, source_hash
+from flbench.core import parts
 from flbench.core.errors import DataError, did_you_mean
-from flbench.data import labels
 from flbench.data.dataset import Dataset, check_classes, check_lengths, notes_on_names
 from flbench.data.partition_files import data_hash
 
@@ -148,6 +147,8 @@ def _own(config: DataConfig) -> Dataset:
     _check_no_client_folders(config, "`data.source`")
     found = parts.part(str(config.source), "data", "`data` of this run", "data=...")
     if config.source != parts.OBJECT:
+        from flbench.core import source_hash
+
         source_hash.of_path(str(config.source))
         found = result_of(found, f"`data.source={config.source}`")
     if not isinstance(found, Data):
@@ -288,6 +289,8 @@ def _with_array(dataset: Dataset, path: Path, name: str) -> Dataset:
             f"{path} has no array `{name}`, which `data.group` names. Save one with a value for"
             " each sample."
         )
+    from flbench.data import labels
+
     return labels.with_blocks(dataset, arrays[name], name, f"{path}: `{name}`")
 
 

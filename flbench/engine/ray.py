@@ -20,10 +20,9 @@ from flbench.core.types import Results
 from flbench.data.federation import Federation
 from flbench.engine.base import Dispatcher, KeptRows, RoundSettings, concatenate_results
 from flbench.engine.worker import Call, Worker, distributed, in_order
-from flbench.workers.nesting import is_ray_worker
+from flbench.workers.nesting import is_elsewhere, is_ray_worker
 from flbench.workers.ray_cluster import device_there
 from flbench.workers.ray_pool import ActorPool
-from flbench.workers.ray_resources import is_elsewhere
 from flbench.workers.ray_session import connect, disconnect
 
 START_SECONDS: Final = 120.0

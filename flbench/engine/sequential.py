@@ -30,8 +30,8 @@ from flbench.engine.base import (
 )
 from flbench.engine.client_run import ClientRun
 from flbench.engine.environment import Environment
-from flbench.models import fixed, trial
-from flbench.models.base import net_leaves
+from flbench.models import fixed
+from flbench.models.base import needs_two, net_leaves
 from flbench.models.module_state import may_draw, may_draw_in_eval
 
 STACKED_CLIENTS = 64
@@ -82,7 +82,7 @@ class SequentialEngine:
             federation=federation.to(fabric.device, dtype),
             dtype=dtype,
             has_batchnorm=fixed.trains_batchnorm(net),
-            needs_two=trial.needs_two(net),
+            needs_two=needs_two(net),
             scaler=dict(fabric.strategy.precision.state_dict()),
             may_draw=may_draw(net),
         )

@@ -29,8 +29,8 @@ from flbench.engine.base import (
 from flbench.engine.padding import exclude_padding
 from flbench.engine.stack import Stack, StackEnvironment
 from flbench.engine.stacked_training import train
-from flbench.models import fixed, trial
-from flbench.models.base import is_lightning, net_leaves
+from flbench.models import fixed
+from flbench.models.base import is_lightning, needs_two, net_leaves
 
 MEMORY_SHARE = 0.25
 """Share of the free memory that a block of clients may take."""
@@ -87,7 +87,7 @@ class VectorizedEngine:
             dtype=dtype,
             autocast=torch.bfloat16 if config.precision == "bf16-mixed" else None,
             has_batchnorm=fixed.trains_batchnorm(net),
-            needs_two=trial.needs_two(net),
+            needs_two=needs_two(net),
             padding=exclude_padding(net),
         )
 

@@ -12,7 +12,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, ValidationError
 from torch import Tensor, nn
 
 from flbench.algorithms import Algorithm, Setting
-from flbench.algorithms.base import Rewrite, state_of
+from flbench.algorithms.base import Rewrite, is_of_user, state_of
 from flbench.callbacks.callback_list import CallbackList
 from flbench.callbacks.run_view import Memory
 from flbench.client.forward import is_buffer
@@ -25,6 +25,7 @@ from flbench.config.schema import (
     RecordedAlgorithmConfig,
 )
 from flbench.core.errors import ConfigError, DataError
+from flbench.core.ownership import is_known
 from flbench.core.rng import Draw
 from flbench.core.storage import GIB, Storage, layout_of, memory_of_machine, only_rows
 from flbench.core.tree import nbytes
@@ -43,19 +44,18 @@ from flbench.experiment.notes import configuration_notes
 from flbench.experiment.rounds import check_programs, programs, seeded_method
 from flbench.experiment.row_files import ChangedRows
 from flbench.experiment.run_folder import RunFolder
-from flbench.experiment.smoke import Smoke
 from flbench.metrics.classes import confusable_classes, rare_classes, read_confusion
 from flbench.metrics.own import OwnMetric
 from flbench.models import fixed
+from flbench.models.base import MIXES, describe, is_lightning, net_leaves
 from flbench.models.base import build as build_net
-from flbench.models.base import describe, is_lightning, net_leaves
 from flbench.models.module_state import may_draw_in_eval
-from flbench.models.trial import MIXES
 from flbench.reports.tables import size
 
 if TYPE_CHECKING:
     from flbench.experiment.features import Cached
     from flbench.experiment.local_terms import LocalTerms
+    from flbench.experiment.smoke import Smoke
 
 ENGINES: Final = {
     "sequential": ("flbench.engine.sequential", "SequentialEngine"),
@@ -346,9 +346,12 @@ def build(
         here = on_this_machine(used) if used.name == "ray" else used
         has_own_net = isinstance(asked.model, OwnModelConfig)
         begin = partial(_start, dtype=dtype_of(config.engine))
-        trial = Smoke(here, algorithm, net, has_own_net, federation, begin)
+        trial = None
         module: dict[str, Any] = {}
-        if tried:
+        if tried and (has_own_net or is_of_user(algorithm) or not is_known((net, rewrites))):
+            from flbench.experiment.smoke import Smoke
+
+            trial = Smoke(here, algorithm, net, has_own_net, federation, begin)
             used_net = trial.check(partial(_anew, trial, config))
             if is_lightning(net):
                 module = own_training.recorded(used_net, config)
@@ -359,7 +362,7 @@ def build(
             shown = features.cached(config, net, federation, here)
         cached = None if isinstance(shown, str) else shown
         given = (net, federation) if cached is None else (cached.net, cached.federation)
-        made, used, about_engine = _engine(used, config, given, trial if tried else None, tell)
+        made, used, about_engine = _engine(used, config, given, trial, tell)
     notes = [
         *federation.notes,
         *about_classes,
@@ -477,7 +480,7 @@ def _refuse(config: Config, net: nn.Module, unmet: list[str]) -> None:
     raise ConfigError("\n".join(lines))
 
 
-def _anew(trial: Smoke, config: Config) -> Smoke:
+def _anew(trial: "Smoke", config: Config) -> "Smoke":
     """Return a trial with another net and method of the same seed."""
     net, federation = trial.net, trial.federation
     if isinstance(config.model, OwnModelConfig):
@@ -493,7 +496,7 @@ def _engine(
     used: EngineConfig,
     config: Config,
     given: tuple[nn.Module, Federation],
-    trial: Smoke | None,
+    trial: "Smoke | None",
     tell: Callable[[str], None] | None,
 ) -> tuple[Engine, EngineConfig, list[str]]:
     """Return the engine, the section `engine` with its name and block, and notes.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import repeat
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -29,8 +29,10 @@ from flbench.engine.base import STACKED_SIZE, STATISTIC_BATCH, Engine, RoundSett
 from flbench.experiment.communication import apply_masks
 from flbench.experiment.rounds import deployments
 from flbench.metrics.own import OwnMetric
-from flbench.metrics.ranking import Margins
 from flbench.results.metrics_file import Row
+
+if TYPE_CHECKING:
+    from flbench.metrics.ranking import Margins
 
 BLOCK = 256  # clients evaluated at once; it bounds the memory of their predictions
 KEPT = (
@@ -174,7 +176,7 @@ class Predictions:
     client: Tensor
     true: Tensor
     predicted: Tensor
-    margins: Margins | None = None
+    margins: "Margins | None" = None
     logarithms: Tensor | None = None
 
 
@@ -282,7 +284,7 @@ class Evaluation(Generic[S]):
     round: int
     local: dict[tuple[str, str], S]
     common: dict[str, S] = field(default_factory=dict)
-    margins: dict[tuple[str, str], Margins] = field(default_factory=dict)
+    margins: dict[tuple[str, str], "Margins"] = field(default_factory=dict)
 
     def add_(self, protocol: str, part: str, seen: Predictions, ids: Tensor | None = None) -> None:
         """Add the predictions of a protocol on a part, in place.
@@ -302,6 +304,8 @@ class Evaluation(Generic[S]):
         if seen.logarithms is not None:
             scores.add_probabilities_(seen.client, seen.true, seen.logarithms)
         if (more := seen.margins) is not None:
+            from flbench.metrics.ranking import Margins
+
             if ids is not None:
                 more = Margins(
                     more.value.repeat(len(ids)),
@@ -782,6 +786,8 @@ class Evaluator:
         margins, margin = None, flat.get(f"{part}.margin")
         if margin is not None:
             positive = positive_class(self.config, self.federation.dataset.classes)
+            from flbench.metrics.ranking import Margins
+
             margins = Margins(margin if positive else -margin, true == positive, client)
         return Predictions(client, true, predicted, margins, flat.get(f"{part}.logarithms"))
 

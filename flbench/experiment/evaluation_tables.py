@@ -7,7 +7,6 @@ from torch import Tensor
 
 from flbench.data.federation import Federation
 from flbench.experiment.evaluate import Evaluation
-from flbench.metrics import probability_scores, ranking
 from flbench.metrics.classes import confusable_classes
 from flbench.metrics.classification import (
     Metrics,
@@ -72,6 +71,8 @@ def metric_rows(
         )
         rows += _ranking_rows(evaluation, part, protocol, suffix)
         if counts.probabilities is not None:
+            from flbench.metrics import probability_scores
+
             found = probability_scores.pooled(counts.probabilities)
             rows += _rows(evaluation.round, part, protocol + suffix, found)
     return rows + common_rows(evaluation, class_groups, suffix)
@@ -139,6 +140,8 @@ def _ranking_rows(
     margins = evaluation.margins.get((protocol, part))
     if margins is None:
         return []
+    from flbench.metrics import ranking
+
     return _rows(evaluation.round, part, protocol + suffix, ranking.pooled(margins))
 
 
@@ -208,9 +211,13 @@ def metrics_of_clients(
     metrics = {name: values.tolist() for name, values in per_client(counts).items()}
     margins = evaluation.margins.get(("personal", part))
     if margins is not None:
+        from flbench.metrics import ranking
+
         ranks = ranking.per_client(margins, len(counts.support))
         metrics |= {name: values.tolist() for name, values in ranks.items()}
     if counts.probabilities is not None:
+        from flbench.metrics import probability_scores
+
         metrics |= probability_scores.per_client(counts.probabilities)
     return metrics
 

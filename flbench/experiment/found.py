@@ -10,8 +10,7 @@ from flbench.config.schema import BestConfig, Config, EngineConfig
 from flbench.core.errors import ConfigError
 from flbench.engine.base import check_precision, find_device
 from flbench.workers import cores
-from flbench.workers.nesting import is_ray_worker
-from flbench.workers.ray_resources import is_elsewhere
+from flbench.workers.nesting import is_elsewhere, is_ray_worker
 
 THREADS_PER_CORE: Final = 16
 

@@ -8,7 +8,7 @@ from flbench.algorithms.base import Algorithm
 from flbench.config.schema import SCHEME_KEYS, Config, ModelConfig, OwnModelConfig
 from flbench.core.wording import listed
 from flbench.data.federation import Federation
-from flbench.models import fixed, freezing
+from flbench.models import fixed
 from flbench.models.base import padding_note
 
 SHOWN: Final = 8  # layers that a note lists
@@ -78,8 +78,10 @@ def _about_frozen(config: ModelConfig, net: nn.Module) -> list[str]:
     """Return notes on adapters, and on frozen weights that are random."""
     notes = []
     if config.lora.rank is not None:
+        from flbench.models.freezing import in_net_of_user
+
         adapted = [
-            freezing.in_net_of_user(net, name.removesuffix(".base_layer"))
+            in_net_of_user(net, name.removesuffix(".base_layer"))
             for name, _ in net.named_modules()
             if name.endswith(".base_layer")
         ]
@@ -115,4 +117,4 @@ def _key_of_random_frozen(config: ModelConfig, net: nn.Module) -> str | None:
             return None
     if config.lora.rank is not None:
         return "model.lora"
-    return "model.freeze" if config.freeze != freezing.NONE else None
+    return "model.freeze" if config.freeze != "none" else None

@@ -6,7 +6,7 @@ from typing import Any
 
 from flbench.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig
 from flbench.config.schema import Config, OwnAlgorithmConfig
-from flbench.core import parts, source_hash
+from flbench.core import parts
 from flbench.core.errors import ConfigError
 from flbench.core.parts import OBJECT
 from flbench.core.raised import as_errors
@@ -63,6 +63,8 @@ def sha256(config: AlgorithmConfig, method: type[Algorithm]) -> str | None:
     """
     if not isinstance(config, OwnAlgorithmConfig):
         return None
+    from flbench.core import source_hash
+
     whose = f"the method `{config.name}` ({method.__module__})"
     cure = "Restore the source, or start a new run without `algorithm.sha256`."
     return source_hash.unchanged(method, str(config.source), config.sha256, whose, cure)

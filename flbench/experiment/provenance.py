@@ -12,7 +12,6 @@ from typing import Any, Final
 import torch
 
 from flbench import __version__
-from flbench.core import source_hash
 from flbench.core.startup import command
 from flbench.workers import cores
 
@@ -42,12 +41,17 @@ def now(modules: Sequence[str] = (), module: Mapping[str, Any] | None = None) ->
         - `module`, only with a LightningModule of the user: its `optimizer` (class and arguments)
           and its `hyperparameters`.
     """
+    packages = _versions()
+    if modules:
+        from flbench.core import source_hash
+
+        packages |= source_hash.versions(modules)
     return {
         "flbench": __version__,
         "git_revision": git_revision(),
         "started": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "python": platform.python_version(),
-        "packages": {**_versions(), **source_hash.versions(modules)},
+        "packages": packages,
         "platform": platform.platform(),
         "processor": _processor(),
         "cores": cores.available(),

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeGuard
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +16,16 @@ from flbench.core.errors import ConfigError
 from flbench.core.registry import MODELS
 from flbench.core.rng import seeded, torch_seed
 from flbench.core.types import Outputs, Tree
-from flbench.models import fixed, freezing
+from flbench.models import fixed
 from flbench.models.module_state import tried
 
 if TYPE_CHECKING:
     from flbench.models.lightning_net import LightningNet
     from flbench.models.lora import Adapter
 
+NEEDS_TWO: Final = "fails_for_one_sample"
+MIXES: Final = "mixes_samples"
+"""Attributes of a net that trials write (`flbench.models.trial`); copies of the net have them."""
 Role = Literal["all", "backbone", "head", "batchnorm", "linear", "lora_A", "lora_B"]
 Norm = Literal["batch", "group", "none"]
 
@@ -252,6 +255,8 @@ def build(config: ModelConfig, shape: tuple[int, ...], classes: int | None, seed
         if not any(module.training for module in net.modules()):
             net.train()
         if config.lora.rank is None:
+            from flbench.models import freezing
+
             freezing.freeze(net, config)
         else:
             from flbench.models import lora
@@ -304,6 +309,11 @@ def describe(net: nn.Module, shape: tuple[int, ...]) -> NetSpec:
         _tied(net, leaves),
         _adapters(net),
     )
+
+
+def needs_two(net: nn.Module) -> bool:
+    """Return whether a net fails in training mode for a batch of one sample, besides BatchNorm."""
+    return bool(net.__dict__.get(NEEDS_TWO, False))
 
 
 def is_lightning(net: nn.Module) -> "TypeGuard[LightningNet]":

@@ -14,11 +14,10 @@ from flbench.core.errors import ConfigError
 from flbench.core.shapes import examples
 from flbench.core.types import Outputs
 from flbench.models import fixed
+from flbench.models.base import MIXES, NEEDS_TWO
 from flbench.models.module_state import tried
 
 # Attributes of the net that trials write; copies of the net have them too.
-NEEDS_TWO: Final = "fails_for_one_sample"
-MIXES: Final = "mixes_samples"
 TOLD: Final = "given_in_eval_mode"
 CURE: Final = (
     "The net may draw from a random generator of its own, read a clock, or remember earlier calls."
@@ -26,11 +25,6 @@ CURE: Final = (
     " client and round."
 )
 TOLERANCE: Final = 1e-3  # of scores in batches of another composition, relative to the largest
-
-
-def needs_two(net: nn.Module) -> bool:
-    """Return whether a net fails in training mode for a batch of one sample, besides BatchNorm."""
-    return bool(net.__dict__.get(NEEDS_TWO, False))
 
 
 def copied(net: nn.Module, what: str) -> nn.Module:

@@ -45,7 +45,8 @@ from flbench.tuning.samplers import Sampler
 from flbench.tuning.search_methods import sampler
 from flbench.tuning.search_space import Space
 from flbench.tuning.study import Record, StudyFolder, now
-from flbench.workers.ray_resources import Resources, is_elsewhere
+from flbench.workers.nesting import is_elsewhere
+from flbench.workers.ray_resources import Resources
 from flbench.workers.shipping import NOTHING, Parcel
 
 KEPT = (

@@ -31,3 +31,12 @@ def is_ray_worker() -> bool:
 def has_gpu_of_ray() -> bool:
     """Return whether this process is a worker to which Ray has assigned a GPU or a part."""
     return is_ray_worker() and bool(sys.modules["ray"].get_gpu_ids())
+
+
+def is_elsewhere(address: str | None) -> bool:
+    """Return whether an address is that of a running cluster, and not of one that flbench starts.
+
+    >>> is_elsewhere("auto"), is_elsewhere("local"), is_elsewhere(None)
+    (True, False, False)
+    """
+    return address not in (None, "local")

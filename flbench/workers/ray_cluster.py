@@ -7,7 +7,8 @@ import ray
 
 from flbench.core.errors import ConfigError
 from flbench.core.wording import setting
-from flbench.workers.ray_resources import Resources, is_elsewhere
+from flbench.workers.nesting import is_elsewhere
+from flbench.workers.ray_resources import Resources
 from flbench.workers.ray_session import connect, disconnect
 from flbench.workers.supervisor import Server, Supervisor
 

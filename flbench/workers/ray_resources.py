@@ -49,15 +49,6 @@ def gpu_share(at_once: int, devices: int) -> float:
     return UNITS // on_one / UNITS  # rounded down: seven times 0.1429 would be more than one GPU
 
 
-def is_elsewhere(address: str | None) -> bool:
-    """Return whether an address is that of a running cluster, and not of one that flbench starts.
-
-    >>> is_elsewhere("auto"), is_elsewhere("local"), is_elsewhere(None)
-    (True, False, False)
-    """
-    return address not in (None, "local")
-
-
 @dataclass(frozen=True)
 class Resources:
     """Resources that the trainings of a study or of a comparison may use.
