@@ -31,8 +31,8 @@ from flbench.engine.base import (
 from flbench.engine.client_run import ClientRun
 from flbench.engine.environment import Environment
 from flbench.models import fixed
-from flbench.models.base import needs_two, net_leaves
-from flbench.models.module_state import may_draw, may_draw_in_eval
+from flbench.models.base import net_leaves
+from flbench.models.module_state import may_draw, may_draw_in_eval, needs_two
 
 STACKED_CLIENTS = 64
 """Clients that are stacked to evaluate their models."""

@@ -30,7 +30,8 @@ from flbench.engine.padding import exclude_padding
 from flbench.engine.stack import Stack, StackEnvironment
 from flbench.engine.stacked_training import train
 from flbench.models import fixed
-from flbench.models.base import is_lightning, needs_two, net_leaves
+from flbench.models.base import is_lightning, net_leaves
+from flbench.models.module_state import needs_two
 
 MEMORY_SHARE = 0.25
 """Share of the free memory that a block of clients may take."""

@@ -47,9 +47,9 @@ from flbench.experiment.run_folder import RunFolder
 from flbench.metrics.classes import confusable_classes, rare_classes, read_confusion
 from flbench.metrics.own import OwnMetric
 from flbench.models import fixed
-from flbench.models.base import MIXES, describe, is_lightning, net_leaves
 from flbench.models.base import build as build_net
-from flbench.models.module_state import may_draw_in_eval
+from flbench.models.base import describe, is_lightning, net_leaves
+from flbench.models.module_state import MIXES, may_draw_in_eval
 from flbench.reports.tables import size
 
 if TYPE_CHECKING:

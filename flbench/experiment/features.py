@@ -21,8 +21,8 @@ from flbench.data.federation import Federation
 from flbench.engine import memory
 from flbench.engine.base import dtype_of, open_device
 from flbench.models import fixed, freezing
-from flbench.models.base import MIXES, Net, is_lightning, net_leaves
-from flbench.models.module_state import random_layers
+from flbench.models.base import Net, is_lightning, net_leaves
+from flbench.models.module_state import MIXES, random_layers
 from flbench.models.own import OwnNet
 
 BATCH: Final = 256  # samples of one forward pass

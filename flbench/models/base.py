@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeGuard
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from flbench.models.lightning_net import LightningNet
     from flbench.models.lora import Adapter
 
-NEEDS_TWO: Final = "fails_for_one_sample"
-MIXES: Final = "mixes_samples"
-"""Attributes of a net that trials write (`flbench.models.trial`); copies of the net have them."""
 Role = Literal["all", "backbone", "head", "batchnorm", "linear", "lora_A", "lora_B"]
 Norm = Literal["batch", "group", "none"]
 
@@ -309,11 +306,6 @@ def describe(net: nn.Module, shape: tuple[int, ...]) -> NetSpec:
         _tied(net, leaves),
         _adapters(net),
     )
-
-
-def needs_two(net: nn.Module) -> bool:
-    """Return whether a net fails in training mode for a batch of one sample, besides BatchNorm."""
-    return bool(net.__dict__.get(NEEDS_TWO, False))
 
 
 def is_lightning(net: nn.Module) -> "TypeGuard[LightningNet]":

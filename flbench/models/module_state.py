@@ -19,6 +19,15 @@ from flbench.core.rng import seeded
 POOLS: Final = (nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 """Layers of PyTorch that draw random numbers in eval mode too."""
 
+NEEDS_TWO: Final = "fails_for_one_sample"
+MIXES: Final = "mixes_samples"
+"""Attributes of a net that trials write (`flbench.models.trial`); copies of the net have them."""
+
+
+def needs_two(net: nn.Module) -> bool:
+    """Return whether a net fails in training mode for a batch of one sample, besides BatchNorm."""
+    return bool(net.__dict__.get(NEEDS_TWO, False))
+
 
 def random_layers(net: nn.Module) -> list[str]:
     """Return descriptions of PyTorch's layers in a net that draw random numbers.

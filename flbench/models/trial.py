@@ -14,8 +14,7 @@ from flbench.core.errors import ConfigError
 from flbench.core.shapes import examples
 from flbench.core.types import Outputs
 from flbench.models import fixed
-from flbench.models.base import MIXES, NEEDS_TWO
-from flbench.models.module_state import tried
+from flbench.models.module_state import MIXES, NEEDS_TWO, tried
 
 # Attributes of the net that trials write; copies of the net have them too.
 TOLD: Final = "given_in_eval_mode"
