@@ -41,7 +41,7 @@ def now(modules: Sequence[str] = (), module: Mapping[str, Any] | None = None) ->
         - `module`, only with a LightningModule of the user: its `optimizer` (class and arguments)
           and its `hyperparameters`.
     """
-    packages = _versions()
+    packages = dict(_versions())
     if modules:
         from flbench.core import source_hash
 
