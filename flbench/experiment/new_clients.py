@@ -24,7 +24,7 @@ from torch import Tensor
 from flbench.algorithms.base import Deployment, Joining
 from flbench.client.program import GradFn, GradientHook, LocalProgram, Phase, Step
 from flbench.config.schema import ScheduleConfig
-from flbench.core.errors import ConfigError, DivergedError
+from flbench.core.errors import DivergedError
 from flbench.core.rng import Draw
 from flbench.core.tree import put_, take
 from flbench.core.types import Batch, Dispatch, Message, State, Tree
@@ -226,12 +226,6 @@ class NewClients:
             axes, blank = self.algorithm.client_axes(name), start.server.get(name)
             if axes:
                 server[name] = grown(value, blank, axes, *counts)
-            elif blank is not None and counts in zip(value.shape, blank.shape, strict=False):
-                raise ConfigError(
-                    f"`{name}` in the server's tree of the method `{self.algorithm.name}` has an"
-                    " axis of clients. Name it in `by_client` of the class, such as"
-                    f' `by_client = (("{name}", (0,)),)`, so that clients can join.'
-                )
         return replace(
             state, server=server, clients=start.clients, participation_count=count, stale=stale
         )

@@ -338,10 +338,13 @@ def test_the_rate_of_adaptation_is_that_of_a_methods_own_fine_tuning(keys, key):
     assert not torch.equal(found["new"][part], confusions(plain, state)["new"][part])
 
 
-def test_an_entry_of_the_server_with_an_undeclared_axis_of_clients_is_refused(monkeypatch):
-    built = build(*NEW, "algorithm.name=ifca")
-    state = after(built, 1)
-    monkeypatch.setattr(type(built.algorithm), "by_client", ())
+def test_groups_as_many_as_clients_are_no_axis_of_clients():
+    built = build(*NEW, "algorithm.name=fedpc")
+    state = after(built, 2)
 
-    with pytest.raises(ConfigError, match="choices"):
-        NewClients(built, print).evaluate(state)
+    clients = NewClients(built, print)
+    grown = clients.grown(state)
+
+    assert len(grown.server["groups"]) == 7
+    assert len(grown.server["seen"]) == len(state.server["seen"]) == 5
+    assert clients.evaluate(state)["new", 0].received > 0
