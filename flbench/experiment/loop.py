@@ -68,11 +68,7 @@ class Seconds:
             self.total += spent
 
     def count_as_evaluation(self, seconds: float) -> None:
-        """Count a part of the time of a training round as time of evaluations.
-
-        Args:
-            seconds: Time in which the engine evaluated the models of the cohort.
-        """
+        """Count a part of the time of a training round as time of evaluations."""
         self.train -= seconds
         self.evaluate += seconds
 
@@ -244,17 +240,11 @@ class FederatedLoop:
         if stopped and self.evaluator.has_common() and not self._has_row(state, "common"):
             # In other runs this is a part of the evaluation after the last round.
             self._evaluated(state, interrupts, common=True)
-        ends = stopped or state.round == self.config.train.rounds
-        if ends or self._is_save_due(state.round):
+        output, is_last = self.config.output, state.round == self.config.train.rounds
+        is_old = time.monotonic() - self.saved_at >= output.checkpoint_seconds
+        is_due = state.round % output.checkpoint_every == 0 and is_old
+        if stopped or is_last or is_due or self.running.best == state.round:
             self.save(state)
-        elif self.running.best == state.round:
-            self.save(state, last=False)
-
-    def _is_save_due(self, done: int) -> bool:
-        """Return whether the state is saved after a round because of rounds and time passed."""
-        output = self.config.output
-        passed = time.monotonic() - self.saved_at
-        return done % output.checkpoint_every == 0 and passed >= output.checkpoint_seconds
 
     def round(self, state: State, stage: Stage, interrupts: Interrupts) -> tuple[State, list[Row]]:
         """Run one round and write its costs and, if an evaluation is due, its metrics.
@@ -326,17 +316,7 @@ class FederatedLoop:
         return over.state, lines
 
     def evaluate(self, state: State, interrupts: Interrupts) -> None:
-        """Evaluate all models, write the metrics and tell the callbacks.
-
-        Args:
-            state: State after a round.
-            interrupts: Handler of signals, which may interrupt the evaluation.
-
-        Raises:
-            KeyboardInterrupt: A signal interrupted the evaluation; nothing has been written.
-            RunError: A model has weights that are not finite, the disk failed, or a callback
-                failed.
-        """
+        """Evaluate all models, write the metrics and tell the callbacks."""
         common = self._is_common_evaluation_due(state.round)
         self._notify("on_evaluation_end", self._evaluated(state, interrupts, common=common))
 
@@ -355,7 +335,7 @@ class FederatedLoop:
         """Return the settings of the round that led to `state`, to evaluate its models."""
         return rounds.evaluation_settings(self.algorithm, state)
 
-    def save(self, state: State, *, last: bool = True) -> None:
+    def save(self, state: State) -> None:
         """Write the checkpoint `last`, and `best` if the state is the best one so far.
 
         Both are one file with two names. The best state is the one with the highest validation
@@ -364,7 +344,6 @@ class FederatedLoop:
 
         Args:
             state: State to save.
-            last: Whether to write `last`.
 
         Raises:
             RunError: The disk failed, or a callback cannot say what it remembers.
@@ -375,7 +354,7 @@ class FederatedLoop:
         if state.round == self.config.train.rounds:
             is_best = is_best and self.folder.checkpoint("best").exists()
         names = ["best"] if is_best else []
-        if last and (self.saved is None or self.saved[0] is not state or self.saved[1] != stored):
+        if self.saved is None or self.saved[0] is not state or self.saved[1] != stored:
             names.append("last")
         with self.seconds.measure("write"):
             extra = {"seconds": vars(self.seconds), **stored}
