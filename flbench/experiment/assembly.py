@@ -610,10 +610,7 @@ def load_federation(config: Config) -> Federation:
 
 
 def _check_resolved(config: Config) -> None:
-    """Raise a TypeError for a configuration that was read as data.
-
-    The code that it names may be a stranger's, and runs only after `flbench.config.trust.check`.
-    """
+    """Raise a TypeError for a configuration that was read as data, which may name any code."""
     if isinstance(config.algorithm, RecordedAlgorithmConfig):
         raise TypeError("nothing is built from a configuration that was read as data: resolve it")
 
@@ -639,15 +636,7 @@ def _start(
     dtype: torch.dtype,
     own: Callable[[Tree], Tree] = lambda rows: rows,
 ) -> State:
-    """Return the state before the first round.
-
-    Args:
-        net: The net.
-        algorithm: The method.
-        dtype: Type of the engine's numbers.
-        own: Function that copies the clients' rows. By default they may share memory, so that the
-            state is only to be read.
-    """
+    """Return the state before the first round; without `own` the clients' rows share memory."""
     draw = Draw(algorithm.setting.seed, (0,), algorithm.setting.clients)
     with seeded_method(algorithm, draw, 2):
         return state_of(algorithm, _start_values(net, dtype), own)
@@ -697,12 +686,7 @@ def build_engine(
 
 
 def stacks(config: EngineConfig, net: nn.Module) -> bool:
-    """Return whether clients are stacked: by the vectorized engine, or by Ray's workers on GPUs.
-
-    Args:
-        config: Section `engine` as it is used.
-        net: The net.
-    """
+    """Return whether clients are stacked: by the vectorized engine, or by Ray's workers on GPUs."""
     on_gpu = config.device.startswith("cuda")
     by_workers = config.name == "ray" and on_gpu and not is_lightning(net)
     return config.name == "vectorized" or by_workers

@@ -119,15 +119,7 @@ def remove_unnamed(folder: Path) -> None:
 
 
 def save_frozen(path: Path, tree: Tree) -> None:
-    """Write what is frozen in a net, which is the same in all rounds, beside the checkpoints.
-
-    Args:
-        path: The file to write.
-        tree: Frozen parameters and statistics by name.
-
-    Raises:
-        OSError: The file cannot be written. Its old content is unchanged.
-    """
+    """Write what is frozen in a net, the same in all rounds, atomically beside the checkpoints."""
     contiguous = {name: value.detach().contiguous() for name, value in tree.items()}
     try:
         row_files.write_tensors(path, contiguous, {"format": FORMAT})
@@ -183,11 +175,7 @@ def _of_disk(error: SafetensorError, path: Path) -> OSError:
 
 
 def load(path: Path, config_hash: str) -> tuple[State, dict[str, Any]]:
-    """Read a checkpoint into main memory; see `read`.
-
-    Returns:
-        The state, and the JSON values that were saved with it.
-    """
+    """Return the state of a checkpoint, in main memory, and its JSON values; see `read`."""
     found = read(path, config_hash, Storage())
     return found.state, found.extra
 

@@ -11,13 +11,11 @@ import torch
 
 from flbench.client.program import LocalProgram, shortened
 from flbench.core.tree import nbytes
-from flbench.core.types import State
-from flbench.engine.base import RoundSettings
 from flbench.engine.local import most_processes, worker_bytes
 from flbench.experiment import rounds
 from flbench.experiment.assembly import Experiment
 from flbench.experiment.communication import apply_mask, row_bytes
-from flbench.experiment.evaluate import BLOCK, Evaluator, Model
+from flbench.experiment.evaluate import BLOCK
 from flbench.experiment.rounds import Trained
 from flbench.workers.nesting import reason_against_workers
 
@@ -102,9 +100,9 @@ def measure(experiment: Experiment) -> Estimate:
     short = shortened(program, 1)
     down = rounds.train(algorithm, engine, after, now, ids=ids[:1], program=short).down
     evaluator = experiment.evaluator(lambda text: None)
-    evaluator.seconds(after, settings, 1)  # the first pass of a process is slower
-    evaluate = evaluator.seconds(after, settings, len(evaluated))
-    common = _common(evaluator, after, settings)
+    evaluator.seconds(after, settings, 1, common=False)  # the first pass of a process is slower
+    evaluate = evaluator.seconds(after, settings, len(evaluated), common=False)
+    common = evaluator.seconds(after, settings, 1, common=True)
     often = config.evaluation.common.every
     evaluations = 1 - (-config.train.rounds // config.evaluation_period)  # and the best round
     total = config.train.rounds * one_round + evaluations * evaluate
@@ -154,14 +152,3 @@ def _mean_upload(trained: Trained) -> int:
     """Return the mean number of bytes that one client has sent."""
     sent = row_bytes(apply_mask(trained.results.sent))
     return int(sent.double().mean()) if len(sent) else 0
-
-
-def _common(evaluator: Evaluator, state: State, settings: RoundSettings) -> float:
-    """Return the estimated seconds of an evaluation on the common test set; 0 without one."""
-    if not (passes := evaluator.common_passes(state, settings)):
-        return 0.0
-    client = torch.tensor([0])
-    deployment = evaluator.algorithm.deployed(rounds.named(state), client)["personal"]
-    model = Model(state, settings, "personal", deployment)
-    statistics = evaluator.statistics(deployment, ("common",))
-    return passes * _timed(partial(evaluator.run_statistics, model, client, statistics))[0]

@@ -430,25 +430,13 @@ class Evaluator:
             if model.name != "gm":
                 self._add_own(evaluation, model, stale=stale)
         for model in self._models(state, settings) if common and self.has_common() else ():
-            if model.name == "gm" and not self.recalibrate:
-                self._add_global(evaluation, model)
-            elif model.name == "personal":
-                self._add_common(evaluation, model)
+            self._add_common(evaluation, model)
         return evaluation
 
     def evaluate_cohort(
         self, state: State, settings: RoundSettings, ids: Tensor
     ) -> Evaluation[Any]:
-        """Evaluate the personal models of some clients on the clients' own samples.
-
-        Args:
-            state: State before or after a round.
-            settings: Settings of that round.
-            ids: Ids [K] of the clients.
-
-        Raises:
-            DivergedError: A model has weights that are not finite.
-        """
+        """Evaluate the personal models of some clients on the clients' own samples."""
         evaluation: Evaluation[Any] = Evaluation(state.round, {})
         self._add_own(evaluation, next(self._models(state, settings)), ids)
         return evaluation
@@ -470,34 +458,32 @@ class Evaluator:
             if len(predicted):
                 yield client, predicted
 
-    def seconds(self, state: State, settings: RoundSettings, clients: int) -> float:
-        """Return the estimated seconds of an evaluation of all clients on their own samples.
+    def seconds(
+        self, state: State, settings: RoundSettings, clients: int, *, common: bool
+    ) -> float:
+        """Return the estimated seconds of an evaluation of all clients.
 
         Models that clients share are evaluated for all of them, and others for the first clients.
+
+        Args:
+            state: State after a round.
+            settings: Settings of that round.
+            clients: Number of clients that are evaluated.
+            common: Whether to evaluate on the common test set, not on the clients' own samples.
         """
         total = 0.0
-        for model in self._models(state, settings):
-            if model.name != "gm":
-                begin, is_one = time.perf_counter(), self._is_one_pass(model)
-                ids = None if is_one else torch.arange(clients)
-                self._add_own(Evaluation(state.round, {}), model, ids)
-                share = 1.0 if is_one else clients / self.federation.clients
-                total += (time.perf_counter() - begin) / share
+        for model in self._models(state, settings) if self.has_common() or not common else ():
+            evaluation: Evaluation[Any] = Evaluation(state.round, {})
+            is_shared = self._is_same_for_all(model) if common else self._is_one_pass(model)
+            is_whole = is_shared or model.name == "gm"
+            ids, begin = None if is_whole else torch.arange(clients), time.perf_counter()
+            if common:
+                self._add_common(evaluation, model, ids)
+            elif model.name != "gm":
+                self._add_own(evaluation, model, ids)
+            share = 1.0 if is_whole else clients / self.federation.clients
+            total += (time.perf_counter() - begin) / share
         return total
-
-    def common_passes(self, state: State, settings: RoundSettings) -> float:
-        """Return how often an evaluation reads as many common samples as one client's model does.
-
-        It is 0 without a common test set, and N for personal models.
-        """
-        if not self.has_common():
-            return 0.0
-        models = {model.name: model for model in self._models(state, settings)}
-        is_one = self._is_same_for_all(models["personal"])
-        passes = 1.0 if is_one else float(self.federation.clients)
-        if "gm" in models and not self.recalibrate:
-            passes += len(self.federation.common) / int(self._sizes["common"][0])
-        return passes
 
     def observers(self, deployment: Deployment, *, common: bool) -> tuple[Step, ...]:
         """Return the steps that evaluate a cohort's models right after local training.
@@ -572,18 +558,29 @@ class Evaluator:
             for part in self.parts:
                 evaluation.add_(model.name, part, self._paired(part, some, piece))
 
-    def _add_common(self, evaluation: Evaluation[Any], model: Model) -> None:
-        """Add the predictions of personal models on `evaluation.common.limit` common samples."""
+    def _add_common(
+        self, evaluation: Evaluation[Any], model: Model, ids: Tensor | None = None
+    ) -> None:
+        """Add the predictions of the personal or the global model on the common test set.
+
+        Args:
+            evaluation: Gets the scores, in place.
+            model: The model; of other models than these two, nothing is added.
+            ids: Ids [K] of the clients whose models are evaluated; None for all.
+        """
+        if model.name == "gm" and not self.recalibrate:
+            self._add_global(evaluation, model)
+        if model.name != "personal":
+            return
         evaluation.common[model.name] = self.no_scores()
-        everyone = torch.arange(self.federation.clients)
+        ids = torch.arange(self.federation.clients) if ids is None else ids
         if self._is_same_for_all(model):
             limit = self.config.common.limit
             found = self._in_one_pass(model, Samples("common", limit=limit))
-            seen = self._paired("common", everyone[:1], found)
-            evaluation.add_(model.name, "common", seen, everyone)
+            evaluation.add_(model.name, "common", self._paired("common", ids[:1], found), ids)
             return
-        for ids, piece in self._pieces(model, everyone, ("common",)):
-            evaluation.add_(model.name, "common", self._paired("common", ids, piece))
+        for some, piece in self._pieces(model, ids, ("common",)):
+            evaluation.add_(model.name, "common", self._paired("common", some, piece))
 
     def _add_global(self, evaluation: Evaluation[Any], model: Model) -> None:
         """Add the predictions of the global model on the whole common test set."""
@@ -762,13 +759,7 @@ class Evaluator:
         )
 
     def predictions_of(self, part: str, ids: Tensor, observed: Tree) -> Predictions:
-        """Return the predictions that Statistics have computed.
-
-        Args:
-            part: `validation`, `test` or `common`: the Statistic that computed them.
-            ids: Ids [K] of the clients.
-            observed: Results [K, ...] of the Statistics.
-        """
+        """Return the predictions in results [K, ...] of the Statistic of a part at clients [K]."""
         return self._paired(part, ids, _cut(part, observed, self._sizes[part][ids]))
 
     def _paired(self, part: str, ids: Tensor, flat: Tree) -> Predictions:
@@ -823,10 +814,7 @@ class Evaluator:
         )
 
     def recalibration_steps(self, deployment: Deployment) -> tuple[Step, ...]:
-        """Return the steps that re-estimate BatchNorm statistics before a deployment is evaluated.
-
-        They are empty unless `recalibrate` is set.
-        """
+        """Return the steps that re-estimate BatchNorm statistics; none without `recalibrate`."""
         if not self.recalibrate:
             return ()
         return recalibrate(self.algorithm.setting.net, deployment.weights)
@@ -889,19 +877,7 @@ class Evaluator:
             yield {leaf: kept[source][k] for leaf, source in sources.items()}
 
     def run_statistics(self, model: Model, ids: Tensor, statistics: tuple[Statistic, ...]) -> Tree:
-        """Compute Statistics of the models that are deployed to some clients.
-
-        Args:
-            model: The deployment, after a round.
-            ids: Ids [K] of the clients.
-            statistics: Statistics to compute.
-
-        Returns:
-            Results [K, ...] of the Statistics, by `STATISTIC.RESULT`.
-
-        Raises:
-            DivergedError: A model has weights that are not finite.
-        """
+        """Return results [K, ...] of Statistics at some clients, by `STATISTIC.RESULT`."""
         return self._run(model, ids, statistics).observed
 
     def _run(
@@ -979,13 +955,7 @@ class Evaluator:
 
 
 def _cut(part: str, observed: Tree, sizes: Tensor) -> Tree:
-    """Return the results [K, L, ...] of one Statistic as [n, ...], without the padding.
-
-    Args:
-        part: Name of the Statistic.
-        observed: Results of all Statistics.
-        sizes: Numbers [K] of samples of each row.
-    """
+    """Return the results [K, L, ...] of one Statistic as [n, ...], of `sizes` [K] rows each."""
     keys = [key for key in (f"{part}.{result}" for result in RESULTS) if key in observed]
     return {
         key: observed[key][torch.arange(observed[key].shape[1]) < sizes[:, None]] for key in keys

@@ -107,12 +107,7 @@ def _evaluate_new_clients(
 
 
 def weights_digest(loop: FederatedLoop, state: State) -> str:
-    """Return the SHA-256 (hex) over the weights of all clients' personal models.
-
-    Args:
-        loop: Loop of the run.
-        state: State after a round.
-    """
+    """Return the SHA-256 (hex) over the weights of all clients' personal models."""
     return digest(loop.evaluator.hashed(state, loop.evaluation_settings(state)))
 
 

@@ -109,12 +109,7 @@ def settings_of(algorithm: Algorithm, state: State, *, setup: bool = False) -> R
 
 
 def evaluation_settings(algorithm: Algorithm, state: State) -> RoundSettings:
-    """Return the settings of the round that led to a state, to evaluate its models.
-
-    Args:
-        algorithm: The method.
-        state: State after a round, or before the first one.
-    """
+    """Return the settings of the round that led to a state, to evaluate its models."""
     return settings_of(algorithm, replace(state, round=max(0, state.round - 1)))
 
 
@@ -180,14 +175,7 @@ def _joined(rows: list[Tree]) -> Tree:
 
 
 def training_state(algorithm: Algorithm, start: State) -> State:
-    """Return the initial state moved to the longest stage that is not a set-up stage.
-
-    It serves to measure the costs of a typical round.
-
-    Args:
-        algorithm: The method.
-        start: State before the first round.
-    """
+    """Return the initial state moved to the longest stage that trains, to measure a round."""
     lengths = [0 if stage.setup else stage.rounds for stage in algorithm.stages()]
     return replace(start, stage=lengths.index(max(lengths)))
 
@@ -405,10 +393,7 @@ def named(state: State) -> State:
 
 
 def _mask_replies(state: State, ids: Tensor, program: LocalProgram, reply: Message) -> None:
-    """Set stored replies to zero outside the clients' own masks, in place.
-
-    See `LocalProgram.reply_masks`.
-    """
+    """Set stored replies to zero outside the clients' `LocalProgram.reply_masks`, in place."""
     for name, mask in program.reply_masks:
         if name in reply.values:
             zeros = {name: torch.zeros_like(reply.values[name])}

@@ -148,12 +148,7 @@ def read(
 
 
 def remove_others(folder: Path, named: Iterable[str]) -> None:
-    """Remove the files of rows in a folder that no checkpoint names, complete or not.
-
-    Args:
-        folder: Folder of the checkpoints.
-        named: Names of the files that checkpoints name.
-    """
+    """Remove the files of rows in a folder that no checkpoint names, complete or not."""
     kept = set(named)
     for file in folder.glob("rows-*"):
         if file.name not in kept and OF_ROWS.fullmatch(file.name.removesuffix(PART)):

@@ -23,7 +23,8 @@ from flbench.results.reading import check_run_folder
 class RunFolder(LockedFolder):
     """The folder of one run: configuration, partition, metrics, tables, summary, checkpoints.
 
-    Use `create` for a new run and `reopen` for an existing one; both lock the folder.
+    Use `create` for a new run and `reopen` for an existing one; both lock the folder. What writes
+    raises a RunError if the disk is full or fails.
 
     Args:
         path: An existing folder.
@@ -52,32 +53,12 @@ class RunFolder(LockedFolder):
 
     @classmethod
     def create(cls, root: Path, experiment: str, run: str) -> Self:
-        """Create and lock a new run folder `root/experiment/run-DATE-TIME-xxxxxxxx/`.
-
-        Args:
-            root: Folder of all runs; created if it does not exist.
-            experiment: Name of the subfolder.
-            run: Beginning of the run folder's name.
-
-        Raises:
-            UserError: The folder cannot be created or written to.
-            RunError: The disk is full or failed.
-        """
+        """Create and lock a new run folder `root/experiment/run-DATE-TIME-xxxxxxxx/`."""
         return cls.make(root / experiment, run, "checkpoints")._begun()
 
     @classmethod
     def at(cls, path: Path) -> Self:
-        """Make and lock a run folder at a path, for a run that begins.
-
-        Args:
-            path: The folder. A run that was killed before its configuration was written may have
-                made it.
-
-        Raises:
-            UserError: Another process writes to the folder.
-            RunError: The disk is full or failed.
-            OSError: The folder cannot be made.
-        """
+        """Make and lock a run folder at a path, for a run that begins."""
         (path / "checkpoints").mkdir(parents=True, exist_ok=True)
         folder = cls(path)
         folder.lock()
@@ -113,28 +94,11 @@ class RunFolder(LockedFolder):
     def write_table(
         self, name: str, header: Sequence[str], rows: Iterable[Sequence[object]]
     ) -> None:
-        """Write a CSV file; see `flbench.core.text`.
-
-        Args:
-            name: Name of the file.
-            header: Names of the columns.
-            rows: Cells of each row.
-
-        Raises:
-            RunError: The file cannot be written.
-        """
+        """Write a CSV file; see `flbench.core.text`."""
         self.write(name, csv_text(header, rows))
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        """Write a JSON file.
-
-        Args:
-            name: Name of the file.
-            value: Its content.
-
-        Raises:
-            RunError: The file cannot be written.
-        """
+        """Write a JSON file."""
         self.write(name, json.dumps(value, indent=1) + "\n")
 
     def add_metrics(self, rows: Sequence[Row]) -> None:
@@ -197,14 +161,7 @@ class RunFolder(LockedFolder):
                 checkpoint.remove_unnamed(path.parent)
 
     def save_frozen(self, tree: Tree) -> None:
-        """Write what is frozen in the net beside the checkpoints, once for the whole run.
-
-        Args:
-            tree: Frozen parameters and statistics by name; nothing is written if there are none.
-
-        Raises:
-            RunError: The file cannot be written.
-        """
+        """Write what is frozen in the net, if anything is, beside the checkpoints."""
         if tree:
             with self.guard(f"checkpoints/{checkpoint.FROZEN}"):
                 checkpoint.save_frozen(self.path / "checkpoints" / checkpoint.FROZEN, tree)
@@ -214,15 +171,7 @@ class RunFolder(LockedFolder):
         return self.path / "checkpoints" / f"{name}.safetensors"
 
     def rewind(self, lines: int) -> None:
-        """Remove metrics that are newer than a checkpoint.
-
-        Args:
-            lines: Number of rows of metrics.csv to keep.
-
-        Raises:
-            DataError: metrics.csv is damaged.
-            RunError: The file cannot be written.
-        """
+        """Remove the rows of metrics.csv that are newer than a checkpoint; `lines` stay."""
         rows = metrics_file.read(self.path / "metrics.csv")[:lines]
         self.write("metrics.csv", metrics_file.header_line() + metrics_file.to_text(rows))
         self.rows = rows

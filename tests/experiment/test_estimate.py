@@ -78,13 +78,20 @@ def test_no_process_of_this_machine_trains_for_gpus_and_ray(changes, monkeypatch
     assert not other.may_have_workers
 
 
-@pytest.mark.parametrize(("method", "passes"), [("fedavg", 2.0), ("local", 12.0)])
-def test_a_shared_model_is_evaluated_once_on_the_common_test_set(method, passes):
+@pytest.mark.parametrize(("method", "calls"), [("fedavg", 2), ("local", 1)])
+def test_the_time_of_the_common_test_set_is_that_of_one_client(method, calls, monkeypatch):
+    """Of FedAvg these are its personal and its global model; 12 clients of Local take 12 times."""
     built = build(f"algorithm={method}", *KEYS)
-    state = built.start()
+    state, asked, engine_run = built.start(), [], built.engine.run
     evaluator = built.evaluator(lambda text: None)
 
+    def noted(program, ids, **others):
+        asked.append(len(ids))
+        return engine_run(program, ids, **others)
+
+    monkeypatch.setattr(built.engine, "run", noted)
     settings = rounds.settings_of(built.algorithm, state)
 
-    assert evaluator.common_passes(state, settings) == passes
+    assert evaluator.seconds(state, settings, 1, common=True) > 0
+    assert asked == [1] * calls
     assert torch.equal(state.participation_count, torch.zeros(12, dtype=torch.int64))
