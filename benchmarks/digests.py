@@ -219,7 +219,7 @@ def workers(file: Path) -> int:
         file: File for all digests, and the sentences about those that differ. Runs that it has
             already, from a call that was interrupted, are not trained again.
     """
-    from flbench.workers.ray_session import connect, disconnect
+    import ray
 
     before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     rows: Rows = before.get("rows", {})
@@ -240,14 +240,14 @@ def workers(file: Path) -> int:
             for engine, counts in LOCAL.items():
                 if f"{method} {engine} {counts[-1]}" not in rows:
                     compare_with(f"{method} {engine} 1", runs_of(method, engine, counts))
-    connect(None, cpus=sum(ON_RAY))
+    ray.init("local", num_cpus=sum(ON_RAY), include_dashboard=False, log_to_driver=False)
     try:
         with shared_actors(), no_pictures():
             for method in by_needs():
                 if f"{method} ray {ON_RAY[-1]}" not in rows:
                     compare_with(f"{method} sequential 1", runs_of(method, "ray", ON_RAY))
     finally:
-        disconnect()
+        ray.shutdown()
     for found in commands():
         compare_with(next(iter(found)), found)
     print(*differences, sep="\n")

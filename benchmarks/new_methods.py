@@ -50,7 +50,6 @@ from flbench.tuning import fitting, library
 from flbench.tuning.samplers import RandomSampler
 from flbench.tuning.study import TrainingJob, now, write_record
 from flbench.workers.ray_resources import CELL, Resources
-from flbench.workers.supervisor import Supervisor
 
 CONFIGS: Final = Path(__file__).resolve().parents[1] / "configs"
 REFERENCES: Final = ("local", "fedavg", "ft")
@@ -335,10 +334,7 @@ def train(parts: Sequence[Part], jobs: int, end: float) -> list[str]:
     running: dict[int, Item] = {}
     begin = time.monotonic()
     known = [item.job for part in parts for item in part.items()]
-    with (
-        Supervisor(ends_process=False) as supervisor,
-        launcher(known, samples, resources, supervisor, print) as chosen,
-    ):
+    with launcher(known, samples, resources, print) as chosen:
         while time.monotonic() < end:
             while len(running) < jobs and (item := _next(parts, begun)) is not None:
                 begun.add(item.path)

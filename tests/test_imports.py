@@ -20,8 +20,6 @@ MAY_IMPORT = {
         "analysis/figures.py",
     },
     "ray": {
-        "jobs/launchers/ray_actors.py",
-        "engine/ray.py",
         *(f"workers/ray_{name}.py" for name in ("cluster", "lost", "pool", "session")),
         "workers/samples.py",
         *(

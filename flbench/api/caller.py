@@ -18,12 +18,10 @@ class Caller:
         shown: Whether to show progress and notes.
         how_to_resume: Function from a folder to what the user calls to resume it; None for the
             command.
-        ends_process: Whether this process may be ended if Ray does not answer after a signal.
     """
 
     shown: bool = True
     how_to_resume: Callable[[Path], str] | None = None
-    ends_process: bool = True
 
     def tell(self, sentences: Sequence[str]) -> None:
         """Print sentences on standard error, as `note: ...`; nothing if notes are not shown."""
@@ -48,4 +46,4 @@ def program(*, shown: bool, again: Sequence[str] = ()) -> Caller:
             `flbench.calls.parts.again`.
     """
     resume = partial(how_to_resume, again=again)
-    return Caller(shown=shown, how_to_resume=resume, ends_process=False)
+    return Caller(shown=shown, how_to_resume=resume)

@@ -43,7 +43,6 @@ from flbench.results import study_folder
 from flbench.tracking import mirror
 from flbench.tracking.mlflow_store import NamedBy
 from flbench.tuning.study import now
-from flbench.workers.supervisor import Supervisor
 
 FILES: Final = (".npz", ".zip", ".csv", ".tsv", ".parquet")  # ends of a data set's name in --data
 RESUMED: Final = "flbench compare --resume"  # origin of values that changed on resume
@@ -324,7 +323,7 @@ def start(
         RunError: A server of Ray was lost.
         KeyboardInterrupt: A stop signal has arrived.
     """
-    with campaigns.supervised(caller, own[0]) as supervisor:
+    with campaigns.stopped_by_signals(own[0]):
         with caller.during(campaigns.CHECK):
             named_by = _store_named_by(asked)
             design = design_of(asked)
@@ -346,7 +345,7 @@ def start(
             folder.save(design, prepared.cells, **about)
             reusing.take(found, folder)
             _tell_start(folder, prepared, caller)
-            return _carry_out(folder, prepared, Layer(), supervisor, caller, named_by)
+            return _carry_out(folder, prepared, Layer(), caller, named_by)
 
 
 def _repeated(prepared: PreparedComparison) -> dict[str, Any]:
@@ -402,10 +401,9 @@ def carry_on(
         KeyboardInterrupt: A stop signal has arrived.
     """
     with (
-        campaigns.supervised(caller, own[0]) as supervisor,
+        campaigns.stopped_by_signals(own[0]),
         closing(campaigns.addressed(ComparisonFolder.reopen(path), caller)) as folder,
     ):
-        supervisor.note = campaigns.note(folder)
         before, about = read_design(folder.path)
         if asked.force and before.tuned is None:
             raise _needless_force()
@@ -431,7 +429,7 @@ def carry_on(
             _tell_start(folder, prepared, caller)
         else:
             caller.tell([f"{path} is finished: there is nothing to resume."])
-        return _carry_out(folder, prepared, changed, supervisor, caller, named_by)
+        return _carry_out(folder, prepared, changed, caller, named_by)
 
 
 def _needless_force() -> ConfigError:
@@ -899,19 +897,17 @@ def _carry_out(
     folder: ComparisonFolder,
     prepared: PreparedComparison,
     changed: Layer,
-    supervisor: Supervisor,
     caller: Caller,
     named_by: NamedBy,
 ) -> ComparisonEnding:
     """Train what is left of a comparison."""
     config = prepared.cells[0].config
-    with campaigns.mirrored(folder, config, supervisor, caller, named_by) as mirrors:
+    with campaigns.mirrored(folder, config, caller, named_by) as mirrors:
         failures = campaign.carry_out(
             prepared.cells,
             folder,
             prepared.samples,
             prepared.resources,
-            supervisor,
             changed=changed,
             shown=caller.shown,
         )

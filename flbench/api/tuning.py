@@ -25,12 +25,13 @@ from flbench.tracking import mirror
 from flbench.tracking.mlflow_store import NamedBy
 from flbench.tuning.failures import search_failure
 from flbench.tuning.request import require_ray_tune
+from flbench.workers import fork_server
 
 if TYPE_CHECKING:
     from flbench.tuning.cost import StudyCost
     from flbench.tuning.prepare import PreparedStudy
     from flbench.tuning.study import StudyFolder
-    from flbench.workers.supervisor import Supervisor
+    from flbench.workers.ray_driver import RayDriver
 
 
 RESOURCES: Final = ("concurrent", "gpus_per_trial", "retries", "address")
@@ -237,11 +238,12 @@ def start(
         RunError: A server of Ray was lost.
         KeyboardInterrupt: A stop signal has arrived.
     """
+    fork_server.prepare()  # the driver of Ray begins there
     require_ray_tune()
     from flbench.tuning import cost, prepare
     from flbench.workers.ray_cluster import cluster
 
-    with campaigns.supervised(caller, objects) as supervisor:
+    with campaigns.stopped_by_signals(objects):
         with caller.during(campaigns.CHECK):
             prepared = _prepared(layers, options, caller, objects)
             if caller.shown:
@@ -249,10 +251,10 @@ def start(
                     caller.tell(cost.measure(prepared).sentences())
         # The cluster is checked before a folder is made.
         with (
-            cluster(prepared.resources, supervisor),
+            cluster(prepared.resources) as driver,
             closing(campaigns.addressed(prepare.create(prepared, command), caller)) as folder,
         ):
-            return _carry_out(folder, prepared, supervisor, caller, _store_named_by(prepared))
+            return _carry_out(driver, folder, prepared, caller, _store_named_by(prepared))
 
 
 def plan(layers: dict[str, list[Layer]], options: dict[str, Any], caller: Caller) -> "StudyCost":
@@ -311,6 +313,7 @@ def carry_on(
         RunError: A server of Ray was lost.
         KeyboardInterrupt: A stop signal has arrived.
     """
+    fork_server.prepare()
     require_ray_tune()
     from flbench.tuning import prepare, run, study_page
     from flbench.tuning.study import StudyFolder
@@ -318,10 +321,9 @@ def carry_on(
     from flbench.workers.shipping import pack
 
     with (
-        campaigns.supervised(caller, objects) as supervisor,
+        campaigns.stopped_by_signals(objects),
         closing(campaigns.addressed(StudyFolder.reopen(path), caller)) as folder,
     ):
-        supervisor.note = campaigns.note(folder)
         prepared = prepare.reopen(folder, resources)
         prepared = replace(prepared, parcel=pack(objects, prepared.configs))
         run.begin_again(folder)
@@ -330,8 +332,8 @@ def carry_on(
             study_page.write(folder.path)
             caller.tell([f"{path} is finished: there is nothing to resume."])
             return StudyEnding(folder.path, [])
-        with cluster(prepared.resources, supervisor):
-            return _carry_out(folder, prepared, supervisor, caller, "folder")
+        with cluster(prepared.resources) as driver:
+            return _carry_out(driver, folder, prepared, caller, "folder")
 
 
 def failure(ending: StudyEnding) -> str | None:
@@ -351,9 +353,9 @@ def _store_named_by(prepared: "PreparedStudy") -> NamedBy:
 
 
 def _carry_out(
+    driver: "RayDriver",
     folder: "StudyFolder",
     prepared: "PreparedStudy",
-    supervisor: "Supervisor",
     caller: Caller,
     named_by: NamedBy,
 ) -> StudyEnding:
@@ -361,7 +363,7 @@ def _carry_out(
     from flbench.tuning import run, study_page
 
     request = prepared.request
-    supervisor.report = partial(study_page.write, folder.path)
+    report = partial(study_page.write, folder.path)
     finals = (
         "; then final trainings of the default and the best parameters with"
         f" {request.seeds} seed{'' if request.seeds == 1 else 's'}"
@@ -374,8 +376,8 @@ def _carry_out(
             f"{finals if request.seeds else ''}."
         ]
     )
-    with campaigns.mirrored(folder, prepared.config, supervisor, caller, named_by) as mirrors:
-        run.carry_out(folder, prepared, supervisor, shown=caller.shown)
+    with campaigns.mirrored(folder, prepared.config, caller, named_by, report) as mirrors:
+        run.carry_out(driver, folder, prepared, shown=caller.shown)
     with caller.during(campaigns.MLFLOW):
         notes = mirrors.finish()
     return StudyEnding(folder.path, notes, run.how_to_resume(folder, prepared))

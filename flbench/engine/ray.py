@@ -6,24 +6,24 @@ machine beside the first one is used in this way too.
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
-import ray
 import torch
 from torch import Tensor, nn
 
 from flbench.client.program import LocalProgram, Step
 from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError, RunError
-from flbench.core.parts import portable
 from flbench.core.types import Results
 from flbench.data.federation import Federation
 from flbench.engine.base import Dispatcher, KeptRows, RoundSettings, concatenate_results
 from flbench.engine.worker import Call, Worker, distributed, in_order
+from flbench.workers import ray_pool
 from flbench.workers.nesting import is_elsewhere, is_ray_worker
-from flbench.workers.ray_cluster import device_there
-from flbench.workers.ray_pool import ActorPool
-from flbench.workers.ray_session import connect, disconnect
+from flbench.workers.pool import LostError
+from flbench.workers.ray_cluster import device_of
+from flbench.workers.ray_driver import RayDriver, RayPool
 
 START_SECONDS: Final = 120.0
 """Seconds that the actors may take until they are ready, or `engine.wait_seconds` if that is more:
@@ -60,34 +60,32 @@ class RayEngine:
         self._sizes = federation.sizes
         self._notes: list[str] = []  # until somebody hears them
         self._tell = tell or self._notes.append
-        self._pool: ActorPool | None = None
-        self._owns_ray = False
+        self._driver: RayDriver | None = None
+        self._pool: RayPool | None = None
         self._used = 0
         self._opened()
 
-    def _opened(self) -> ActorPool:
+    def _opened(self) -> RayPool:
         """Return the actors; start them if there are none, as after `close`."""
         if self._pool is not None:
             return self._pool
         net, federation, config = self._given
-        self._owns_ray = connect(config.address)
+        self._driver = RayDriver(config.address)
         try:
+            there = self._driver.call(ray_pool.there, ["CPU", "GPU"])
             # The workers check that the device exists; this process need not have it.
-            self._is_on_gpu = device_there(config.device, config.address) == "cuda"
-            count = _workers(config, self._tell, on_gpu=self._is_on_gpu)
-            # The references are kept, because an actor that takes the place of a lost one reads the
-            # objects again. All actors of a machine share the samples.
-            self._samples = ray.put(federation.x.numpy())
+            self._is_on_gpu = device_of(config.device, there) == "cuda"
+            count = _workers(config, there, self._tell, on_gpu=self._is_on_gpu)
+            # All actors of a machine share the samples.
             rest = net, federation.without_samples(), config
-            self._rest = ray.put(portable(rest, ray.cloudpickle.dumps))
             needs = {"CPU": 1.0, "GPU": float(self._is_on_gpu)}
-            kind = ray.remote(Worker).options(num_cpus=needs["CPU"], num_gpus=needs["GPU"])
-            self._pool = ActorPool(
-                lambda: kind.remote(self._samples, self._rest),
-                *(count, needs, "a worker of engine.name=ray", config.wait_seconds, self._tell),
-            )
+            with self._driver.shared(federation.x.numpy()) as samples:
+                self._pool = RayPool(
+                    *(self._driver, Worker, [samples, rest], count, needs),
+                    *("a worker of engine.name=ray", config.wait_seconds, self._tell),
+                )
             _wait(self._pool, count, max(START_SECONDS, config.wait_seconds))
-        except (ConfigError, RunError):
+        except BaseException:
             self.close()
             raise
         return self._pool
@@ -138,16 +136,18 @@ class RayEngine:
 
     def close(self) -> None:
         """End the actors, and the cluster if this engine started it; `run` starts them again."""
-        if self._pool is not None:
-            self._pool.close(kill=True)
-        self._pool = None
-        if self._owns_ray:
-            disconnect()
-            self._owns_ray = False
+        if self._driver is not None and self._pool is not None:
+            with suppress(LostError):
+                self._pool.close()  # in a worker of Ray the driver is this process
+        if self._driver is not None:
+            self._driver.close()
+        self._driver = self._pool = None
 
 
-def _workers(config: EngineConfig, tell: Callable[[str], None], *, on_gpu: bool) -> int:
-    """Return the number of actors: `engine.workers`, or one per CPU or GPU of the cluster.
+def _workers(
+    config: EngineConfig, there: dict[str, float], tell: Callable[[str], None], *, on_gpu: bool
+) -> int:
+    """Return the number of actors: `engine.workers`, or one per CPU or GPU that is there.
 
     A cluster with an address, or of this worker's driver, may have lost nodes since the run began.
 
@@ -155,7 +155,7 @@ def _workers(config: EngineConfig, tell: Callable[[str], None], *, on_gpu: bool)
         ConfigError: The cluster has fewer CPUs or GPUs.
     """
     resource = "GPU" if on_gpu else "CPU"
-    available = int(ray.cluster_resources().get(resource, 0))
+    available = int(there[resource])
     count = available if config.workers == "auto" else config.workers
     if count > available >= 1 and (is_elsewhere(config.address) or is_ray_worker()):
         tell(
@@ -171,7 +171,7 @@ def _workers(config: EngineConfig, tell: Callable[[str], None], *, on_gpu: bool)
     return count
 
 
-def _wait(pool: ActorPool, count: int, seconds: float) -> None:
+def _wait(pool: RayPool, count: int, seconds: float) -> None:
     """Start the actors, and wait until they are ready. Some of them are enough after that time.
 
     Raises:

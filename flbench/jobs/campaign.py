@@ -13,7 +13,6 @@ from flbench.jobs.launchers import launcher
 from flbench.jobs.progress import JobProgress
 from flbench.jobs.samples import LoadedSamples
 from flbench.workers.ray_resources import Resources
-from flbench.workers.supervisor import Supervisor
 
 
 @dataclass
@@ -57,7 +56,6 @@ def carry_out(
     folder: JobFolder,
     samples: LoadedSamples,
     resources: Resources,
-    supervisor: Supervisor,
     *,
     changed: Layer,
     shown: bool,
@@ -69,7 +67,6 @@ def carry_out(
         folder: Its folder, locked by this process.
         samples: The data of the jobs.
         resources: Number of jobs at the same time, and the resources of each.
-        supervisor: Stops the campaign after a stop signal or the loss of a server of Ray.
         changed: New values of keys that may change when a job is resumed.
         shown: Whether to show the progress.
 
@@ -89,11 +86,10 @@ def carry_out(
     folder.save_failures(failures)
     progress = JobProgress(jobs, folder, resources.kind)
     progress.console.quiet = not shown
-    supervisor.close_display = progress.close
     campaign = _Campaign(folder, changed, progress, failures)
     with (
         progress.live(),
-        launcher(left, samples, resources, supervisor, progress.note) as chosen,
+        launcher(left, samples, resources, progress.note) as chosen,
     ):
         try:
             executor.carry_out(left, campaign, chosen)

@@ -64,12 +64,6 @@ class LiveProgress(ABC):
             yield
         self._live = None
 
-    def close(self) -> None:
-        """End the live table, if there is one; the cursor of the terminal is visible again."""
-        self._silence.close()
-        if self._live is not None:
-            self._live.stop()
-
     def note(self, text: str) -> None:
         """Print a note above the table."""
         self.print(f"note: {text}")

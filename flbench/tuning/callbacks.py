@@ -11,7 +11,11 @@ from flbench.tuning.progress_table import ProgressTable
 from flbench.tuning.queue import JobQueue
 from flbench.tuning.waits import Waits
 from flbench.workers.ray_lost import LOST, OUT_OF_MEMORY, why_lost
-from flbench.workers.supervisor import StudyStopped, Supervisor
+from flbench.workers.ray_session import Servers
+
+
+class StudyStopped(BaseException):
+    """Ends Ray Tune's loop. It is not an Exception, after which Ray Tune calls its servers."""
 
 
 class TuneCallbacks(tune.Callback):  # type: ignore[misc]
@@ -20,18 +24,14 @@ class TuneCallbacks(tune.Callback):  # type: ignore[misc]
     Args:
         queue: Queue that hands out the trials.
         progress: Progress table of the study.
-        supervisor: Stops the study after a stop signal or the loss of a server of Ray.
         waits: Watches over the trials that do not run.
 
     Attributes:
         begins_again: Whether the loop was stopped so that the trials begin again on other nodes.
     """
 
-    def __init__(
-        self, queue: JobQueue, progress: ProgressTable, supervisor: Supervisor, waits: Waits
-    ) -> None:
-        self._queue, self._progress, self._supervisor = queue, progress, supervisor
-        self._waits = waits
+    def __init__(self, queue: JobQueue, progress: ProgressTable, waits: Waits) -> None:
+        self._queue, self._progress, self._waits = queue, progress, waits
         self.begins_again = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -39,12 +39,11 @@ class TuneCallbacks(tune.Callback):  # type: ignore[misc]
         return {}
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        """Stop Ray Tune's loop if the study is to stop, or its trials wait for what is not there.
+        """Stop Ray Tune's loop if the trials wait for what is not there.
 
         Raises:
             StudyStopped: This is so.
         """
-        self._supervisor.check()
         waiting, running = (
             [self._queue.jobs[trial.trial_id].name for trial in trials if trial.status == status]
             for status in ("PENDING", "RUNNING")
@@ -54,7 +53,7 @@ class TuneCallbacks(tune.Callback):  # type: ignore[misc]
             self.begins_again = True
             raise StudyStopped
         if (reason := self._waits.look(waiting, running)) is not None:
-            self._supervisor.give_up(reason)
+            raise StudyStopped(reason)
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
@@ -65,9 +64,9 @@ class TuneCallbacks(tune.Callback):  # type: ignore[misc]
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Count another attempt of a trial whose worker failed, and print a note.
 
-        If the study stops, the worker was ended for this reason, and the trial has no new attempt.
+        If servers of Ray are lost, the worker was ended for this reason.
         """
-        if self._supervisor.is_over():
+        if Servers.are_lost():
             return
         self._queue.count_retry(trial.trial_id)
         job = self._queue.jobs[trial.trial_id]

@@ -13,7 +13,7 @@ from flbench.config.sources import Layer, leaves
 from flbench.config.trust import run_code
 from flbench.core.errors import ConfigError
 from flbench.core.expected import as_flbench_errors
-from flbench.core.parts import offered, portable
+from flbench.core.parts import offered
 from flbench.core.plain_yaml import to_yaml
 from flbench.core.registry import ALGORITHMS
 from flbench.data import partition_files
@@ -94,7 +94,7 @@ def trainable(
     """
     given = arguments.sections(locals(), keys)
     require_ray_tune()
-    from ray import cloudpickle, tune
+    from ray import tune
 
     from flbench.tuning import prepare
     from flbench.tuning.ray_tune import bundles
@@ -150,7 +150,7 @@ def trainable(
         deployment,
         test,
         digest(samples),
-        portable(parcel, cloudpickle.dumps),
+        parcel,
     )
     function = tune.with_parameters(
         train_trial, base=base, samples=samples, rest=federation.without_samples()

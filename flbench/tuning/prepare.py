@@ -91,6 +91,15 @@ class PreparedStudy:
         """
         return next(iter(self.configs.values()))
 
+    def federations(self) -> list[Federation]:
+        """Return the partitioned data sets of the trials and of the final trainings."""
+        return [self.federation, *self.partitions.values()]
+
+    def with_federations(self, found: Sequence[Federation]) -> "PreparedStudy":
+        """Return the study with other data sets; see `federations`."""
+        partitions = dict(zip(self.partitions, found[1:], strict=True))
+        return replace(self, federation=found[0], partitions=partitions)
+
     @property
     def budget(self) -> Budget:
         """Budget of each method."""

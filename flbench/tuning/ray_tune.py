@@ -2,8 +2,6 @@
 
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, ClassVar, Final
 
 import ray
@@ -26,26 +24,10 @@ QUIET: Final = {
 }
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Set the environment variables of Ray Tune that are not set yet, for the `with` block.
-
-    In the block, Ray Tune does not log which trials have failed either.
-
-    Afterwards, a Tuner of the user's own in the same process has Ray Tune's results and checkpoints
-    of the search, which it needs.
-    """
-    missing = {key: value for key, value in QUIET.items() if key not in os.environ}
-    os.environ.update(missing)
-    log = logging.getLogger("ray.tune.tune")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
-        for key in missing:
-            os.environ.pop(key, None)
+def quiet() -> None:
+    """Set the environment of Ray Tune, which does not log which trials have failed either."""
+    os.environ.update(QUIET | os.environ)
+    logging.getLogger("ray.tune.tune").setLevel(logging.CRITICAL)
 
 
 class Reservations(tune.PlacementGroupFactory):  # type: ignore[misc]

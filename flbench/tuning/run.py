@@ -1,16 +1,20 @@
 """Carries out a study, or the part of it that is left, on Ray Tune."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import ray
+from numpy.typing import NDArray
 from ray import tune
 
 from flbench.core.errors import RunError
+from flbench.core.parts import portable
 from flbench.results import metrics_file
-from flbench.tuning.callbacks import TuneCallbacks
+from flbench.tuning.callbacks import StudyStopped, TuneCallbacks
 from flbench.tuning.deployments import score_at
 from flbench.tuning.leftovers import remove_copies
 from flbench.tuning.perturbing import perturbed
@@ -33,9 +37,10 @@ from flbench.tuning.study import (
 from flbench.tuning.waits import Waits
 from flbench.tuning.worker import TrialWorker
 from flbench.workers.orphans import wait_for_orphans
+from flbench.workers.pool import LostError
+from flbench.workers.ray_driver import RayDriver
 from flbench.workers.ray_lost import OUT_OF_MEMORY, why_lost
-from flbench.workers.shipping import SealedParcel
-from flbench.workers.supervisor import Supervisor
+from flbench.workers.ray_session import Servers
 
 
 def is_over(folder: StudyFolder, prepared: PreparedStudy) -> bool:
@@ -91,14 +96,14 @@ def _lost(folder: StudyFolder) -> list[Record]:
 
 
 def carry_out(
-    folder: StudyFolder, prepared: PreparedStudy, supervisor: Supervisor, *, shown: bool = True
+    driver: RayDriver, folder: StudyFolder, prepared: PreparedStudy, *, shown: bool = True
 ) -> None:
-    """Train the jobs of a study that have not ended, on a connected Ray cluster.
+    """Train the jobs of a study that have not ended, in the process of a driver.
 
     Args:
+        driver: The driver, which is that of `ray_cluster.cluster(prepared.resources)`.
         folder: Study folder.
-        prepared: The study. `cluster.cluster(prepared.resources, supervisor)` must be active.
-        supervisor: Stops the study after a stop signal or the loss of a server of Ray.
+        prepared: The study.
         shown: Whether to show the progress.
 
     Raises:
@@ -107,6 +112,35 @@ def carry_out(
         RunError: Ray Tune stopped before the end, trials waited too long for resources, a server
             of Ray was lost, or a trial changed the shared samples.
     """
+    rests, found = prepared.federations(), {}
+    with ExitStack() as files:
+        for one in rests:
+            if one.x.data_ptr() not in found:  # partitions may share the samples
+                found[one.x.data_ptr()] = files.enter_context(driver.shared(one.x.numpy()))
+        sent = prepared.with_federations([one.without_samples() for one in rests])
+        given = portable(sent, cloudpickle.dumps), [found[one.x.data_ptr()] for one in rests]
+        driver.call(_carried_out, folder.path, folder.resume_command, *given, shown)
+
+
+def _carried_out(
+    path: Path, resume: str, sent: PreparedStudy, samples: Sequence[NDArray[Any]], shown: bool
+) -> None:
+    """Train the jobs of a study, which has been sent to this process without its samples."""
+    rests = zip(sent.federations(), samples, strict=True)
+    prepared = sent.with_federations([rest.with_samples(array) for rest, array in rests])
+    with prepared.parcel.opened():
+        train(StudyFolder(path, resume), prepared, shown=shown)
+
+
+def train(folder: StudyFolder, prepared: PreparedStudy, *, shown: bool = True) -> None:
+    """Train the jobs of a study on the cluster to which this process is connected.
+
+    Args:
+        folder: Study folder, which this process need not have locked.
+        prepared: The study.
+        shown: Whether to show the progress.
+    """
+    quiet()
     settings = prepared.settings
     records = list(folder.records())
     progress = ProgressTable(
@@ -119,10 +153,9 @@ def carry_out(
     progress.console.quiet = not shown
     progress.add_ended(record for record in records if record["state"] in ENDS)
     progress.add_interrupted(record for record in records if record["state"] not in ENDS)
-    supervisor.close_display = progress.close
     losses: list[str] = []  # why Ray Tune has ended before its trials, by Ray's memory monitor
-    with quiet(), progress.live():
-        while not _train(folder, prepared, records, progress, supervisor, losses):
+    with progress.live():
+        while not _train(folder, prepared, records, progress, losses):
             records = list(folder.records())
             progress.add_interrupted(record for record in records if record["state"] not in ENDS)
 
@@ -132,7 +165,6 @@ def _train(
     prepared: PreparedStudy,
     records: Sequence[Record],
     progress: ProgressTable,
-    supervisor: Supervisor,
     losses: list[str],
 ) -> bool:
     """Train the jobs of a study that have not ended, pass by pass.
@@ -142,7 +174,6 @@ def _train(
         prepared: The study.
         records: Contents of trial.json of the trials that have begun.
         progress: Progress table to update.
-        supervisor: Stops the study.
         losses: Why Ray Tune has ended before its trials; another reason is added.
 
     Returns:
@@ -161,7 +192,7 @@ def _train(
             rounds=settings.rounds,
             samples=shared.references,
             rests=shared.rests,
-            parcel=SealedParcel(prepared.parcel),
+            parcel=prepared.parcel,
             resume=folder.resume_command,
         ),
         bundles(prepared.resources, Reservations),
@@ -177,36 +208,38 @@ def _train(
             wanted,
             progress.end,
             rounds=settings.rounds,
-            is_over=supervisor.is_over,
+            is_over=Servers.are_lost,
             keeps_all=prepared.config.output.keep_trials == "all",
         )
         waits = Waits(prepared.resources, progress.note)
-        callbacks = TuneCallbacks(queue, progress, supervisor, waits)
-        with supervisor.waiting():
-            try:
-                _fit(trainable, queue, schedule(queue), callbacks, folder, prepared)
-            except RuntimeError as error:
-                # Ray Tune does not expect this error of a worker that it waits for.
-                if OUT_OF_MEMORY not in str(error) or supervisor.is_over():
-                    raise
-                losses.append(why_lost(ray.exceptions.OutOfMemoryError(str(error))))
-                if len(losses) > prepared.resources.retries:
-                    raise RunError(
-                        f"a trial failed: {losses[-1]} This happened {len(losses)} times. Resume"
-                        f" with: {_with_fewer(folder, prepared)}"
-                    ) from error
-                progress.note(
-                    f"a trial failed: {losses[-1]} All trials that have begun continue from their"
-                    " last checkpoints."
-                )
-                callbacks.begins_again = True
+        callbacks = TuneCallbacks(queue, progress, waits)
+        try:
+            _fit(trainable, queue, schedule(queue), callbacks, folder, prepared)
+        except StudyStopped as stopped:
+            if not callbacks.begins_again:
+                raise LostError(str(stopped)) from None
+        except RuntimeError as error:
+            # Ray Tune does not expect this error of a worker that it waits for.
+            if OUT_OF_MEMORY not in str(error) or Servers.are_lost():
+                raise
+            losses.append(why_lost(ray.exceptions.OutOfMemoryError(str(error))))
+            if len(losses) > prepared.resources.retries:
+                raise RunError(
+                    f"a trial failed: {losses[-1]} This happened {len(losses)} times. Resume"
+                    f" with: {_with_fewer(folder, prepared)}"
+                ) from error
+            progress.note(
+                f"a trial failed: {losses[-1]} All trials that have begun continue from their"
+                " last checkpoints."
+            )
+            callbacks.begins_again = True
         if callbacks.begins_again:
             Reservations.release()
             return False
         queue.remove_leftovers()  # a worker may have saved a trial after it was stopped
         remove_copies(folder.path)
         if not plan.is_over(wanted):
-            raise RunError(f"Ray Tune stopped before the end. {supervisor.note}")
+            raise LostError("Ray Tune stopped before the end.")
     shared.check()
     return True
 

@@ -10,7 +10,7 @@ from ray import tune
 from flbench.tuning.shared_federations import Rests
 from flbench.tuning.study import load_job
 from flbench.tuning.training import TrialTraining
-from flbench.workers.shipping import SealedParcel
+from flbench.workers.shipping import Parcel
 
 WORST = -1.0  # score of a trial without one, for the scheduler; metrics are in [0, 1]
 
@@ -32,7 +32,7 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]
         rounds: int,
         samples: Sequence[Any],
         rests: Rests,
-        parcel: SealedParcel,
+        parcel: Parcel,
         resume: str,
     ) -> None:
         """Get the samples from shared memory.

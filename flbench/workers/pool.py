@@ -2,10 +2,16 @@
 
 from typing import Any, Final, NamedTuple, Protocol
 
+from flbench.core.errors import RunError
+
 RESTARTS: Final = 3
 """How often a call is given to another worker, or a worker is started again, before that fails."""
 DIED: Final = "its process died: it was killed, or memory ran out."
 """Sentence about the loss of a worker whose machine still answers."""
+
+
+class LostError(RunError):
+    """The workers of a study or a comparison are lost, which can be resumed."""
 
 
 class Ended(NamedTuple):

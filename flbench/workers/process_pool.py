@@ -201,6 +201,8 @@ def _without_main() -> Iterator[None]:
             main.__file__ = file
 
 
+at_end: Final[list[Callable[[], object]]] = []
+"""In a worker: what is called before it ends because its owner has ended."""
 _given = b""  # in a worker: the pickled function that makes its object, with its arguments
 _object: Any = None  # in a worker
 
@@ -211,6 +213,8 @@ def _begin(end: Any, folder: str, content: bytes) -> None:
 
     def follow() -> None:
         connection.wait([end])
+        for function in at_end:
+            function()
         os._exit(1)
 
     threading.Thread(target=follow, daemon=True).start()

@@ -1,45 +1,36 @@
 """The Ray cluster of a study or of a comparison."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import ray
 
 from flbench.core.errors import ConfigError
 from flbench.core.wording import setting
+from flbench.workers import ray_pool
 from flbench.workers.nesting import is_elsewhere
+from flbench.workers.ray_driver import RayDriver
 from flbench.workers.ray_resources import Resources
-from flbench.workers.ray_session import connect, disconnect
-from flbench.workers.supervisor import Server, Supervisor
 
 
-@contextmanager
-def cluster(resources: Resources, supervisor: Supervisor) -> Iterator[None]:
-    """Connect to a Ray cluster, or start a local one, for the duration of the `with` block.
-
-    A cluster that this call started is shut down at the end; one that was already connected stays.
+def cluster(resources: Resources) -> RayDriver:
+    """Return the driver of a Ray cluster, which is started here if it has no address.
 
     Args:
         resources: Resources of all trainings.
-        supervisor: Watches the servers of the cluster that this process calls.
 
     Raises:
         ConfigError: No cluster answers at the address, or no node has the resources of one
             training.
     """
     # A local cluster declares as many cores as the trainings at once need, which limits them.
-    owns = connect(
-        resources.address, key=setting("address"), cpus=resources.concurrent * resources.cpus
-    )
-    supervisor.catch_signals()
+    cpus = resources.concurrent * resources.cpus
+    driver = RayDriver(resources.address, key=setting("address"), cpus=cpus)
     try:
-        supervisor.watch(_servers(), is_local=owns and resources.address is None)
-        _check(resources)
-        yield
-    finally:
-        if owns and not supervisor.is_lost():
-            supervisor.watch((), is_local=True)
-            disconnect()
+        driver.call(check, resources)
+    except BaseException:
+        driver.close()
+        raise
+    return driver
 
 
 def workers_of(resources: Resources) -> int:
@@ -58,12 +49,10 @@ def workers_of(resources: Resources) -> int:
 
 
 def device_there(device: str, address: str | None, key: str = "`engine.address`") -> str:
-    """Return the device of trainings on the nodes of a cluster, which this process need not have.
-
-    Ray assigns GPUs to worker processes. Each sees its own as the first, and checks that it exists.
+    """Return the device of trainings on the nodes of a cluster; see `device_of`.
 
     Args:
-        device: `engine.device`; `auto` is a GPU if a node has one.
+        device: `engine.device`.
         address: Address of the cluster; it is not used if this process is connected to one.
         key: The key or option of the address, as error messages write it.
 
@@ -71,27 +60,26 @@ def device_there(device: str, address: str | None, key: str = "`engine.address`"
         ConfigError: No cluster answers at the address.
     """
     if device != "auto":
+        return device_of(device, {})
+    with RayDriver(address, key=key) as driver:
+        return device_of(device, driver.call(ray_pool.there, ["GPU"]))
+
+
+def device_of(device: str, there: Mapping[str, float]) -> str:
+    """Return the device of trainings on nodes, which this process need not have.
+
+    Ray assigns GPUs to worker processes. Each sees its own as the first, and checks that it exists.
+
+    Args:
+        device: `engine.device`; `auto` is a GPU if a node has one.
+        there: Resources of the nodes by Ray's names.
+    """
+    if device != "auto":
         return device.partition(":")[0]
-    owns = connect(address, key=key)
-    try:
-        return "cuda" if ray.cluster_resources().get("GPU") else "cpu"
-    finally:
-        if owns:
-            disconnect()
+    return "cuda" if there.get("GPU") else "cpu"
 
 
-def _servers() -> list[Server]:
-    """Return the servers that this process calls: the cluster's and that of its node."""
-    context = ray.get_runtime_context()
-    host, _, port = context.gcs_address.rpartition(":")
-    nodes = [node for node in ray.nodes() if node["NodeID"] == context.get_node_id()]
-    return [
-        (host.strip("[]"), int(port)),
-        *((node["NodeManagerAddress"], node["NodeManagerPort"]) for node in nodes),
-    ]
-
-
-def _check(resources: Resources) -> None:
+def check(resources: Resources) -> None:
     """Raise a ConfigError if no node has the resources of a training: Ray would wait forever."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     needs = {"CPU": float(resources.cpus), "GPU": resources.gpus}

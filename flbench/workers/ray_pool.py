@@ -8,14 +8,18 @@ resources.
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from itertools import count
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import ray
 
-from flbench.core.errors import ConfigError, PrintableError, RunError
-from flbench.workers.pool import Ended
+from flbench.core.errors import ConfigError, PrintableError
+from flbench.core.parts import portable
+from flbench.workers.pool import Ended, LostError
 from flbench.workers.ray_lost import LOST, could_not_begin, unreadable, why_lost
+from flbench.workers.samples import check_unchanged
 
 NOTICE: Final = 20.0
 """Seconds of a wait for resources after which the user is told, and told again."""
@@ -82,7 +86,7 @@ class ActorPool:
         Raises:
             ConfigError: An actor cannot read the arguments of a call, such as an object of a module
                 that it does not find.
-            RunError: Calls have waited too long, and no node has the resources of an actor.
+            LostError: Calls have waited too long, and no node has the resources of an actor.
             Exception: A call raised it.
         """
         found: list[Ended] = []
@@ -151,9 +155,10 @@ class ActorPool:
             self._idle.append(actor)
             if (reason := unreadable(error)) is not None:
                 raise ConfigError(f"{self._name} cannot read what it is sent: {reason}") from error
-            if isinstance(error.cause, PrintableError):
-                raise error.cause from None  # without Ray's traceback in the text
-            raise
+            cause: BaseException = error.cause
+            if not isinstance(cause, PrintableError):
+                cause.add_note(str(error))  # Ray's own error cannot be pickled
+            raise cause from None
         self._idle.append(actor)
         found.append(Ended(call.key, value))
 
@@ -171,7 +176,7 @@ class ActorPool:
             return
         self._stuck = now if self._stuck is None else self._stuck
         if now - self._stuck >= self._patience:
-            raise RunError(f"{self._sentence(now - self._stuck)} {end_of_wait(self._patience)}")
+            raise LostError(f"{self._sentence(now - self._stuck)} {end_of_wait(self._patience)}")
 
     def _sentence(self, waited: float) -> str:
         """Return a sentence about the present wait for resources."""
@@ -227,3 +232,78 @@ def _end(actor: Any) -> None:
         ray.kill(actor)
     except (*LOST, ray.exceptions.RaySystemError, ValueError):  # it has ended, or its state is lost
         return
+
+
+class Stored(NamedTuple):
+    """Stands for an object in Ray's object store, in a process that does not call Ray."""
+
+    key: int
+
+
+_numbers = count()
+_stored: dict[Stored, Any] = {}  # references, by what stands for them
+_open: dict[int, tuple[ActorPool, list[str]]] = {}  # pools, and notes about them
+
+
+def put(thing: Any) -> Stored:
+    """Store an object; see `ray_driver.RayPool.put`."""
+    found = Stored(next(_numbers))
+    _stored[found] = _in_store(thing)
+    return found
+
+
+def _in_store(thing: Any) -> Any:
+    """Return the reference of an object in the store; processes share the memory of an array."""
+    if isinstance(thing, np.ndarray):
+        return ray.put(np.asarray(thing))
+    return ray.put(portable(thing, ray.cloudpickle.dumps))
+
+
+def check_samples(stored: Stored, sha256: str) -> None:
+    """Raise a RunError if a training has changed samples, which are given up."""
+    check_unchanged(ray.get(_stored[stored]), sha256)
+    _stored[stored] = None
+
+
+def open_actors(
+    kind: type,
+    given: Sequence[Any],
+    most: int,
+    needs: dict[str, float],
+    name: str,
+    patience: float,
+) -> int:
+    """Return the key of new actors; see `ray_driver.RayPool`."""
+    # An actor that takes the place of a lost one reads the arguments again.
+    references = [_in_store(one) for one in given]
+    actor = ray.remote(kind).options(num_cpus=needs["CPU"], num_gpus=needs["GPU"])
+    notes: list[str] = []
+    pool = ActorPool(lambda: actor.remote(*references), most, needs, name, patience, notes.append)
+    key = next(_numbers)
+    _open[key] = pool, notes
+    return key
+
+
+def fill(pool: int) -> None:
+    """Start the actors that are missing."""
+    _open[pool][0].fill()
+
+
+def submit(pool: int, key: Any, method: str, arguments: Sequence[Any]) -> None:
+    """Let an actor call a method."""
+    given = [_stored[one] if isinstance(one, Stored) else one for one in arguments]
+    _open[pool][0].submit(key, method, *given)
+
+
+def ended(pool: int, seconds: float) -> tuple[list[Ended], list[str], int, str | None]:
+    """Return the calls that have ended, new notes, the number of ready actors, and why none is."""
+    actors, notes = _open[pool]
+    found = actors.ended(seconds)
+    said = [*notes]
+    notes.clear()
+    return found, said, actors.ready, actors.failed
+
+
+def close(pool: int) -> None:
+    """End the actors."""
+    _open.pop(pool)[0].close(kill=True)

@@ -1,120 +1,117 @@
-"""Connections to Ray: a private cluster on this machine, or a cluster that runs already.
+"""Connections to Ray, for the process of a driver: to a new cluster, or to one that runs already.
 
-Everybody who can call the servers of a cluster can execute code as the user who started it.
-Therefore a cluster that flbench starts has a random token, listens on the loopback interface alone,
-and keeps its files in a folder that only this user can read. A cluster of another user is refused.
+A cluster of another user is refused: everybody who can call its servers could execute code as the
+user who joins it.
 """
 
 import os
 import pwd
 import re
-import secrets
-import shutil
-import signal
 import socket
-import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import ray
-from ray._private import worker
 from ray.job_config import JobConfig
 
 from flbench.core import hosts
 from flbench.core.errors import ConfigError, RunError
 from flbench.core.parts import is_searched_early
-from flbench.workers import cores, ray_reaper
+from flbench.workers import cores
 
 ADDRESS_VARIABLE: Final = "RAY_ADDRESS"
-_ONE_MACHINE: Final = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # false: Ray uses the loopback interface
 CLIENT_PORT: Final = "10001"
 """Port of an address `ray://HOST` without one."""
+CONNECT_SECONDS: Final = 2.0
 _PORT: Final = re.compile("[0-9]{1,5}")
-_PREFIX: Final = "fl-"
-_LONGEST_PLACE: Final = 29
-"""Characters of the temporary folder. The names of Ray's sockets below it may have 107 in all."""
 
 
 def connect(
     address: str | None,
-    *,
     key: str = "`engine.address`",
     cpus: int | None = None,
-    gpus: int | None = None,
-) -> bool:
-    """Join or start a Ray cluster, unless this process is already connected to one.
+    folder: str | None = None,
+) -> list[tuple[str, int]]:
+    """Connect this process to a Ray cluster; see `flbench.workers.ray_driver`.
 
     Args:
         address: Address of a running cluster, `HOST:PORT` or `ray://HOST:PORT`; `auto` to find one
             of this user; None or `local` to start one on this machine.
         key: The key or option of the address, as error messages write it.
         cpus: Number of CPUs of a cluster that is started; None takes the available cores.
-        gpus: Number of GPUs that a cluster that is started declares, whether the machine has them
-            or not; None takes those that Ray finds.
+        folder: Folder for the files of a cluster that is started.
 
     Returns:
-        Whether this call joined or started the cluster, which `disconnect` ends then; False if the
-        process was connected already.
+        Host and port of the servers that this process calls: the cluster's and that of its node.
 
     Raises:
         ConfigError: No cluster answers at the address, or another user has started it.
         RunError: Ray does not start on this machine.
     """
-    if ray.is_initialized():
-        return False
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    _Messages.drop()
+    if folder is None:
+        _join(options, str(address), key)
+    else:
+        _start(options, cores.available() if cpus is None else cpus, folder)
+    Servers.found = [one for one in _servers() if connection_error(one) is None]
+    return Servers.found
+
+
+def connection_error(server: tuple[str, int]) -> OSError | None:
+    """Return the error of a connection to host and port; None if a server accepts it."""
     try:
-        if address in (None, "local"):
-            if gpus is not None:
-                options["num_gpus"] = gpus
-            _start(options, cores.available() if cpus is None else cpus)
-        else:
-            _join(options, address, key)
-    except BaseException:
-        _Messages.show()
-        raise
-    return True
+        socket.create_connection(server, timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        return error
+    return None
 
 
-def disconnect() -> None:
-    """End the connection, and the cluster if `connect` has started it, with its files."""
-    ray.shutdown()
-    _Messages.show()
-    if _Private.current is not None:
-        _Private.current.close()
+class Servers:
+    """The servers that this process calls. A proxy may be between: it is not watched.
+
+    Attributes:
+        found: Host and port of each.
+    """
+
+    found: ClassVar[list[tuple[str, int]]] = []
+
+    @classmethod
+    def are_lost(cls) -> bool:
+        """Return whether one of them does not answer: workers are lost for this reason then."""
+        return any(connection_error(one) for one in cls.found)
 
 
-def _start(options: dict[str, Any], cpus: int) -> None:
+def _servers() -> list[tuple[str, int]]:
+    """Return host and port of the servers that this process calls."""
+    context = ray.get_runtime_context()
+    host, _, port = context.gcs_address.rpartition(":")
+    nodes = [node for node in ray.nodes() if node["NodeID"] == context.get_node_id()]
+    return [
+        (host.strip("[]"), int(port)),
+        *((node["NodeManagerAddress"], node["NodeManagerPort"]) for node in nodes),
+    ]
+
+
+def _start(options: dict[str, Any], cpus: int, folder: str) -> None:
     """Start a cluster on this machine."""
-    private = _Private()
     try:
-        with _for_this_machine():
-            ray.init(
-                # `local`: without it Ray would join a cluster that an environment variable names.
-                address="local",
-                include_dashboard=False,
-                num_cpus=cpus,
-                job_config=_Job(),
-                # Workers begin in the current folder, from which PyTorch would take a library.
-                runtime_env={"worker_process_setup_hook": "flbench.core.startup.load_pytorch"},
-                # Ray lets everybody write to this folder, but nobody can reach it.
-                _temp_dir=str(private.folder / "r"),
-                **options,
-            )
+        ray.init(
+            # `local`: without it Ray would join a cluster that an environment variable names.
+            address="local",
+            include_dashboard=False,
+            num_cpus=cpus,
+            job_config=_Job(),
+            # Workers begin in the current folder, from which PyTorch would take a library.
+            runtime_env={"worker_process_setup_hook": "flbench.core.startup.load_pytorch"},
+            # Ray lets everybody write to this folder, but nobody can reach it.
+            _temp_dir=f"{folder}/r",
+            **options,
+        )
     except Exception as error:  # Ray raises the base class if a server does not start in time
-        private.close()
         raise RunError(
             f"Ray did not start on this machine: {error} It waits half a minute for its"
             " servers: free memory, end programs that keep all cores busy, and try again."
         ) from error
-    except BaseException:  # Ctrl-C
-        private.close()
-        raise
 
 
 def _join(options: dict[str, Any], address: str, key: str) -> None:
@@ -130,130 +127,6 @@ def _join(options: dict[str, Any], address: str, key: str) -> None:
             f"{key}: no Ray cluster answers at {found} ({error}). Start one with"
             " `ray start --head`, or leave the address out."
         ) from error
-
-
-class _Messages:
-    """Messages of Ray's servers, which Ray prints on standard output, between tables and JSON.
-
-    They describe Ray's internals. What is lost is an error of the calls that wait for it.
-    `log_to_driver` of `ray.init` concerns the output of workers alone, and no public option stops
-    the thread that prints these messages; so its function of Ray's private module is replaced.
-    """
-
-    _printer: Any = None  # Ray's own function, while messages are dropped
-
-    @classmethod
-    def drop(cls) -> None:
-        """Print none of them."""
-        if cls._printer is None:
-            cls._printer = worker.print_to_stdstream
-            worker.print_to_stdstream = lambda *_, **__: None
-
-    @classmethod
-    def show(cls) -> None:
-        """Print them again, for the user's own use of Ray in this process."""
-        if cls._printer is not None:
-            worker.print_to_stdstream, cls._printer = cls._printer, None
-
-
-class _Private:
-    """What a cluster on this machine has for itself: a token, and a folder of this user.
-
-    The environment has the token until `close`. Other users cannot read the environment of a
-    process, as they can its command line.
-
-    Attributes:
-        folder: The folder.
-    """
-
-    current: "_Private | None" = None
-
-    def __init__(self) -> None:
-        if _Private.current is not None:  # the user's own code has ended Ray
-            _Private.current.close()
-        _Private.current = self
-        self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_place()))
-        variables = {
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": secrets.token_hex(32),
-            _ONE_MACHINE: "0",
-        }
-        self._before = {name: os.environ.get(name) for name in variables}
-        os.environ.update(variables)
-        _read_environment()
-        self._reaper: int | None = None
-        self._start_reaper()
-
-    def _start_reaper(self) -> None:
-        """Start the process that ends what is left of the cluster if this process is killed."""
-        end, self._lifeline = os.pipe()  # it reads nothing before this process ends
-        nothing = (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)
-        try:
-            self._reaper = os.posix_spawn(
-                sys.executable,
-                # -I: nothing of the current folder or of $PYTHONPATH is imported.
-                [sys.executable, "-I", "-S", ray_reaper.__file__, str(self.folder.resolve())],
-                os.environ,
-                file_actions=[(os.POSIX_SPAWN_DUP2, end, 0), nothing, (os.POSIX_SPAWN_DUP2, 2, 1)],
-                setpgroup=0,  # Ctrl-C is not for it
-            )
-        except OSError:  # the system starts no further process
-            self._reaper = None
-        finally:
-            os.close(end)
-
-    def close(self) -> None:
-        """Restore the environment, and delete the folder."""
-        if self._reaper is not None:
-            with suppress(OSError):  # the user's code has waited for all processes
-                os.kill(self._reaper, signal.SIGKILL)
-                os.waitpid(self._reaper, 0)
-        os.close(self._lifeline)
-        for name, value in self._before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        _read_environment()
-        shutil.rmtree(self.folder, ignore_errors=True)
-        _Private.current = None
-
-
-def _read_environment() -> None:
-    """Let Ray read its environment variables again, which it does when it is imported."""
-    from ray import _raylet
-
-    library: Any = _raylet  # compiled, without types
-    library.Config.initialize("")
-    library.AuthenticationTokenLoader.instance().reset_cache()
-
-
-@contextmanager
-def _for_this_machine() -> Iterator[None]:
-    """Let Ray start servers for this machine alone in the context.
-
-    They use the loopback interface. Workers are started by this Python: after `uv run`, Ray would
-    copy the working folder to an archive and start each worker by the path of uv, which fails for
-    a relative path, a folder above 500 MB and a subfolder of the project.
-    """
-    from ray._private import ray_constants
-
-    names = ("ENABLE_RAY_CLUSTER", "RAY_ENABLE_UV_RUN_RUNTIME_ENV")
-    before = {name: getattr(ray_constants, name) for name in names}
-    for name in names:
-        setattr(ray_constants, name, False)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(ray_constants, name, value)
-
-
-def _place() -> str:
-    """Return the folder for temporary folders, whose name must be short."""
-    place = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
-    is_short = len(os.fsencode(os.path.abspath(place))) <= _LONGEST_PLACE
-    return place if is_short or not os.access("/tmp", os.W_OK) else "/tmp"
 
 
 class _Job(JobConfig):  # type: ignore[misc]

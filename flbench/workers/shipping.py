@@ -4,7 +4,7 @@ import pickle
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import cloudpickle
@@ -28,81 +28,54 @@ MODEL: Final = "model"
 
 @dataclass(frozen=True)
 class Parcel:
-    """Objects and methods of the user without an import path, and the hashes of their sources.
+    """Objects and methods of the user without an import path, pickled with what describes them.
 
     Attributes:
-        objects: Nets and functions by the section of the configuration that they stand for.
-        hashes: Hashes of the source of each function, by section and name, of each method, by
-            `algorithm` and name, and of the net, by `model` and ""; None where the source is not
-            known. A worker compares them with those in the configuration, and cannot read the
-            source of a script or of a notebook's cell itself.
-        methods: Pickled classes of methods that workers cannot import, by their names.
-        command: How the user started the process that sends the parcel; runs of workers record it.
-            None for the command of the process that opens the parcel.
+        content: The pickle, which a worker process reads when it begins a training. If it cannot
+            be read there, that training fails with the reason.
     """
 
-    objects: Mapping[str, Any]
-    hashes: Mapping[tuple[str, str], str | None]
-    methods: Mapping[str, bytes] = field(default_factory=dict)
-    command: str | None = None
-
-    @contextmanager
-    def opened(self) -> Iterator[None]:
-        """Return a context manager in which the configuration finds the objects."""
-        for name, pickled in self.methods.items():
-            if name not in ALGORITHMS:
-                ALGORITHMS.adopt(pickle.loads(pickled), name, name)
-        found = {**self.objects, METHOD: {name: ALGORITHMS[name] for name in self.methods}}
-        known = {
-            id(found[one][name] if name else found[one]): sha
-            for (one, name), sha in self.hashes.items()
-        }
-        with (
-            run_code(allowed=True),  # the process that sends the parcel has asked
-            offered(self.objects),
-            source_hash.known(known),
-            started_by(self.command),
-        ):
-            yield
-
-
-NOTHING: Final = Parcel({}, {})
-
-
-class SealedParcel:
-    """A parcel that a worker process reads when it begins a training.
-
-    If it cannot be read there, the training fails with the reason. Otherwise the process would end,
-    as if it had been lost, and would be started again.
-
-    Args:
-        parcel: The parcel.
-    """
-
-    def __init__(self, parcel: Parcel) -> None:
-        self._content = cloudpickle.dumps(portable(parcel, cloudpickle.dumps))
+    content: bytes
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Return a context manager in which the configuration finds the objects.
 
         Raises:
-            ConfigError: The process cannot read the parcel, such as an object of a module that it
-                does not find.
+            ConfigError: The process cannot read them, such as an object of a module that it does
+                not find.
         """
         try:
-            parcel = pickle.loads(self._content)
+            objects, hashes, methods, started = pickle.loads(self.content)
+            for name, pickled in methods.items():
+                if name not in ALGORITHMS:
+                    ALGORITHMS.adopt(pickle.loads(pickled), name, name)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise ConfigError(
                 f"a worker process cannot read what it is sent ({reason}).{where_to_put(reason)}"
             ) from error
-        with parcel.opened():
+        found = {**objects, METHOD: {name: ALGORITHMS[name] for name in methods}}
+        known = {
+            id(found[one][name] if name else found[one]): sha for (one, name), sha in hashes.items()
+        }
+        with (
+            run_code(allowed=True),  # the process that sends them has asked
+            offered(objects),
+            source_hash.known(known),
+            started_by(started),
+        ):
             yield
+
+
+NOTHING: Final = Parcel(pickle.dumps(({}, {}, {}, None)))
 
 
 def pack(objects: Mapping[str, Any], methods: Iterable[str] = ()) -> Parcel:
     """Return the objects that workers need, and check that they can be sent to other processes.
+
+    The hashes of their sources are sent too: a worker compares them with those in the
+    configuration, and cannot read the source of a script or of a notebook's cell itself.
 
     Workers get the samples through shared memory; the object that they come from is not sent. They
     import methods by their import paths; the class of a script or notebook is sent itself.
@@ -136,7 +109,8 @@ def pack(objects: Mapping[str, Any], methods: Iterable[str] = ()) -> Parcel:
     classes = {name: ALGORITHMS[name] for name, source in sources.items() if source == OBJECT}
     hashes |= {(METHOD, name): source_hash.of_object(kind) for name, kind in classes.items()}
     pickled = {name: _pickled(name, kind) for name, kind in classes.items()}
-    return Parcel(sent, hashes, pickled, command())
+    content = (sent, hashes, pickled, command())  # `command` is recorded by runs of workers
+    return Parcel(cloudpickle.dumps(portable(content, cloudpickle.dumps)))
 
 
 def _pickled(name: str, kind: type) -> bytes:

@@ -43,7 +43,6 @@ SHARES = {"run": 0.5, "compare": 0.34, "tune": 0.16}
 """How many of the kills each kind gets."""
 ENDED = 1.0  # seconds after which no process of a killed command may be left
 RAYS_ENDED = 30.0  # the same for processes of Ray, which notice the end of a driver later
-REAPER = "workers/ray_reaper.py"
 FINISHED = 900.0  # seconds after which a command that was not killed counts as hanging
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(4 * 3600)]
@@ -165,8 +164,7 @@ def test_killed_processes_change_no_digest_and_leave_none_behind(kind, tmp_path,
                 process.wait(draw.uniform(0.1, 0.6) * whole)
             if process.poll() is None and done < wanted:
                 family = below(process.pid)
-                # The process that ends Ray's other ones waits until they had time to end.
-                rays = {one for one, line in family.items() if "ray" in line or REAPER in line}
+                rays = {one for one, line in family.items() if "ray" in line}
                 name, victim = chosen(process.pid, draw)
                 with suppress(ProcessLookupError):
                     os.kill(victim, signal.SIGKILL)

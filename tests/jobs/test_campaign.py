@@ -11,22 +11,19 @@ from flbench.jobs.job import Job
 from flbench.jobs.samples import LoadedSamples
 from flbench.workers import orphans
 from flbench.workers.ray_resources import CELL, Resources
-from flbench.workers.supervisor import Supervisor
 from tests.support import SMALL, config_of
 
 
 def carried_out(jobs: list[Job], folder: ComparisonFolder) -> dict[str, str]:
     """Train jobs of one configuration in this process, and return why some have failed."""
-    with Supervisor() as supervisor:
-        failures = campaign.carry_out(
-            jobs,
-            folder,
-            LoadedSamples(),
-            Resources(1, find_engine(jobs[0].config.engine), 0, 0, kind=CELL),
-            supervisor,
-            changed=Layer({}),
-            shown=True,
-        )
+    failures = campaign.carry_out(
+        jobs,
+        folder,
+        LoadedSamples(),
+        Resources(1, find_engine(jobs[0].config.engine), 0, 0, kind=CELL),
+        changed=Layer({}),
+        shown=True,
+    )
     folder.close()
     return failures
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 import flbench as fl
 from flbench.config.sources import Layer
-from flbench.core import source_hash
+from flbench.core import parts, source_hash
 from flbench.core.tree import digest
 from flbench.tuning import library, own_tuner
 from flbench.tuning.trainable_function import parameters, rounds_of, train_trial
@@ -186,10 +186,10 @@ def test_hash_of_a_notebooks_function_travels_with_it(section, monkeypatch):
 
     monkeypatch.delitem(linecache.cache, "<cell 1>")  # another process has not run the cell
     parcel = pickle.loads(sent)
-    received = parcel.objects[section]["first"]
-    assert source_hash.of_object(received) != sha256
     with parcel.opened():
+        received = parts.given(section)["first"]
         assert source_hash.of_object(received) == sha256
+    assert source_hash.of_object(received) != sha256
 
 
 @pytest.mark.parametrize("method", ["hfcd", "ft", "cfl", "dispfl"])

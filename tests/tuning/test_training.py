@@ -5,6 +5,7 @@ import hashlib
 import sys
 from contextlib import contextmanager
 
+import cloudpickle
 import numpy as np
 import pytest
 import yaml
@@ -29,7 +30,7 @@ from flbench.tuning.study import (
     write_record,
 )
 from flbench.tuning.training import TrialTraining
-from flbench.workers.shipping import Parcel, SealedParcel
+from flbench.workers.shipping import Parcel
 from tests.deploy import test_inputs
 from tests.support import config_of, run
 
@@ -305,7 +306,8 @@ def test_trial_that_cannot_read_what_it_is_sent_fails_with_the_reason(
     # What arrives sets the folders in which its process looks for modules.
     monkeypatch.setattr(parts, "sender", None)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    sealed = SealedParcel(Parcel({"model": OfMissingModule()}, {}))
+    content = {"model": OfMissingModule()}, {}, {}, None
+    sealed = Parcel(cloudpickle.dumps(parts.portable(content, cloudpickle.dumps)))
 
     training = TrialTraining(
         study, job_of(index=9), federation, metric="accuracy", rounds=4, opened=sealed.opened

@@ -5,14 +5,12 @@ from types import SimpleNamespace
 import pytest
 
 from flbench.config.schema import EngineConfig
-from flbench.core.errors import RunError
 from flbench.workers.ray_resources import Resources
-from flbench.workers.supervisor import Supervisor
 
 pytest.importorskip("ray")
 
 from flbench.tuning import waits as module
-from flbench.tuning.callbacks import TuneCallbacks
+from flbench.tuning.callbacks import StudyStopped, TuneCallbacks
 
 
 @pytest.fixture
@@ -44,14 +42,8 @@ def test_a_wait_is_never_silent_for_half_a_minute_and_ends_the_study(clock):
     clock.now = 61.0
     trial = SimpleNamespace(PENDING="PENDING", RUNNING="RUNNING", status="PENDING", trial_id="x")
     queue = SimpleNamespace(jobs={"x": SimpleNamespace(name="fedavg/0000")})
-    with Supervisor(ends_process=False) as supervisor:
-        supervisor.note = "Resume with: this"
-        callbacks = TuneCallbacks(queue, None, supervisor, waits)
-        with (
-            pytest.raises(RunError, match=r"fedavg/0000.*wait_seconds.*Resume with: this"),
-            supervisor.waiting(),
-        ):
-            callbacks.on_step_begin(1, [trial])
+    with pytest.raises(StudyStopped, match=r"fedavg/0000.*wait_seconds"):
+        TuneCallbacks(queue, None, waits).on_step_begin(1, [trial])
 
 
 def test_a_trial_that_runs_begins_the_wait_anew(clock):

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import cloudpickle
 import pytest
 
 import flbench as fl
@@ -24,7 +25,6 @@ from flbench.jobs.samples import LoadedSamples
 from flbench.tuning import prepare
 from flbench.tuning.request import TuneRequest
 from flbench.workers.ray_resources import CELL, TRIAL, Resources
-from flbench.workers.supervisor import Supervisor
 from tests.support import SMALL, build, config_of
 from tests.tuning.test_prepare import layers_of
 
@@ -36,7 +36,6 @@ from flbench.jobs.launchers import ray_actors  # noqa: E402
 from flbench.tuning import run  # noqa: E402
 from flbench.tuning.worker import TrialWorker  # noqa: E402
 from flbench.workers.ray_cluster import cluster  # noqa: E402
-from flbench.workers.ray_session import connect, disconnect  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -119,6 +118,10 @@ class RecordingWorker:
     def __init__(self, samples, rest):
         pass
 
+    def assigned(self):
+        time.sleep(LONGER)  # so that each has one call
+        return ray.get_gpu_ids(), os.environ["CUDA_VISIBLE_DEVICES"]
+
 
 class Cells:
     """A plan that keeps the outcomes."""
@@ -139,36 +142,31 @@ class Cells:
 @pytest.fixture(scope="module", autouse=True)
 def by_value():
     """The classes of this module travel by value: workers have no path to the tests."""
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    for one in (cloudpickle, ray.cloudpickle):
+        one.register_pickle_by_value(sys.modules[__name__])
     yield
-    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    for one in (cloudpickle, ray.cloudpickle):
+        one.unregister_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture(scope="module")
 def two_devices():
-    assert connect(None, cpus=12, gpus=DEVICES)
+    options = {"num_cpus": 12, "num_gpus": DEVICES, "include_dashboard": False}
+    ray.init("local", log_to_driver=False, **options)
     yield
-    disconnect()
+    ray.shutdown()
 
 
-@pytest.fixture
-def supervisor():
-    with Supervisor(ends_process=False) as found:
-        yield found
-
-
-def trained_cells(folder: Path, count: int, resources: Resources, supervisor: Supervisor) -> None:
+def trained_cells(folder: Path, count: int, resources: Resources) -> None:
     jobs = [Job(f"job{k}", "ft", "", "", k, config_of(*SMALL), {}) for k in range(count)]
     plan = Cells(folder)
-    with ray_actors.ray_actors(jobs, LoadedSamples(), resources, supervisor, print) as launcher:
+    with ray_actors.ray_actors(jobs, LoadedSamples(), resources, print) as launcher:
         executor.carry_out(jobs, plan, launcher)
     assert plan.outcomes == [None] * count
 
 
 @pytest.mark.full  # eight processes of Ray at once take the whole machine for more than a minute
-def test_trials_with_a_quarter_of_a_gpu_are_four_on_each(
-    two_devices, supervisor, tmp_path, monkeypatch
-):
+def test_trials_with_a_quarter_of_a_gpu_are_four_on_each(two_devices, tmp_path, monkeypatch):
     """12 trials, all asked for at once: 8 run, and the others follow in their processes."""
     RecordingTrial.folder, RecordingTrial.together = tmp_path / "seen", 8
     RecordingTrial.folder.mkdir()
@@ -180,8 +178,7 @@ def test_trials_with_a_quarter_of_a_gpu_are_four_on_each(
     prepared = replace(prepared, resources=replace(prepared.resources, gpus=0.25))
     folder = prepare.create(prepared, ["flbench", "tune"])
     try:
-        with cluster(prepared.resources, supervisor):
-            run.carry_out(folder, prepared, supervisor, shown=False)
+        run.train(folder, prepared, shown=False)
         states = Counter(record["state"] for record in folder.records())
     finally:
         folder.close()
@@ -193,11 +190,11 @@ def test_trials_with_a_quarter_of_a_gpu_are_four_on_each(
     assert {gpu: most_at_once(some) for (_, gpu), some in devices.items()} == {"0": 4, "1": 4}
 
 
-def test_cells_have_a_gpu_each(two_devices, supervisor, tmp_path, monkeypatch):
+def test_cells_have_a_gpu_each(two_devices, tmp_path, monkeypatch):
     RecordingActor.folder, RecordingActor.together = tmp_path, DEVICES
     monkeypatch.setattr(ray_actors, "JobWorker", RecordingActor)
 
-    trained_cells(tmp_path, 4, Resources(DEVICES, CPU, 1.0, 0, kind=CELL), supervisor)
+    trained_cells(tmp_path, 4, Resources(DEVICES, CPU, 1.0, 0, kind=CELL))
 
     devices = on_each(assignments(tmp_path))
     assert {gpu for _, gpu in devices} == {"0", "1"}
@@ -206,29 +203,18 @@ def test_cells_have_a_gpu_each(two_devices, supervisor, tmp_path, monkeypatch):
 
 
 def test_workers_of_an_engine_have_a_gpu_each(two_devices, monkeypatch):
-    actors = []
-
-    class RecordingPool(ray_engine.ActorPool):
-        def __init__(self, start, *given):
-            super().__init__(lambda: actors.append(start()) or actors[-1], *given)
-
     monkeypatch.setattr(ray_engine, "Worker", RecordingWorker)
-    monkeypatch.setattr(ray_engine, "ActorPool", RecordingPool)
     built = build(*SMALL)
     config = config_of(*SMALL, "engine.name=ray", "engine.workers=auto").engine
     engine = ray_engine.RayEngine(built.net, built.federation, config)
     try:
-        found = ray.get(
-            [
-                actor.__ray_call__.remote(
-                    lambda self: (ray.get_gpu_ids(), os.environ["CUDA_VISIBLE_DEVICES"])
-                )
-                for actor in actors
-            ]
-        )
+        found = []
+        for number in range(DEVICES):
+            engine._pool.submit(number, "assigned")
+        while len(found) < DEVICES:
+            found += [one.value for one in engine._pool.ended(1.0)]
     finally:
         engine.close()
-    assert len(found) == DEVICES
     assert sorted(visible for _, visible in found) == ["0", "1"]
     assert all([str(gpu) for gpu in gpus] == [visible] for gpus, visible in found)
 
@@ -286,10 +272,10 @@ def test_a_cell_says_that_the_gpu_of_its_node_is_not_there(two_devices, tmp_path
         (TRIAL, EngineConfig(name="ray", workers=3), 1.0, ("engine.workers",)),
     ],
 )
-def test_more_gpus_than_there_are_are_refused(two_devices, supervisor, kind, engine, gpus, cures):
+def test_more_gpus_than_there_are_are_refused(two_devices, kind, engine, gpus, cures):
     resources = Resources(1, engine, gpus, 0, kind=kind)
 
-    with pytest.raises(ConfigError) as error, cluster(resources, supervisor):
+    with pytest.raises(ConfigError) as error, cluster(resources):
         pass
 
     for named in (f"a {kind.name} needs", "3 GPUs", f"{DEVICES} GPUs", *cures):
@@ -300,13 +286,13 @@ def test_more_workers_than_gpus_are_refused(two_devices):
     config = EngineConfig(name="ray", workers=3)
 
     with pytest.raises(ConfigError, match=r"`engine\.workers`=3.*GPUs.*has 2"):
-        ray_engine._workers(config, print, on_gpu=True)
+        ray_engine._workers(config, {"GPU": 2.0}, print, on_gpu=True)
 
 
 @pytest.mark.full
-def test_two_nodes_with_a_gpu_each_both_work(supervisor, tmp_path, monkeypatch):
+def test_two_nodes_with_a_gpu_each_both_work(tmp_path, monkeypatch):
     if ray.is_initialized():
-        disconnect()
+        ray.shutdown()
     from ray.cluster_utils import Cluster
 
     RecordingActor.folder, RecordingActor.together = tmp_path, 2
@@ -316,7 +302,7 @@ def test_two_nodes_with_a_gpu_each_both_work(supervisor, tmp_path, monkeypatch):
     try:
         nodes.add_node(**node)
         resources = Resources(2, CPU, 1.0, 0, address=nodes.address, kind=CELL)
-        trained_cells(tmp_path, 4, resources, supervisor)
+        trained_cells(tmp_path, 4, resources)
     finally:
         if ray.is_initialized():
             ray.shutdown()

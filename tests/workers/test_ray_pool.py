@@ -7,12 +7,16 @@ from threading import Thread
 import pytest
 
 import flbench as fl
+from flbench.config.resolve import resolve
+from flbench.config.sources import from_file, from_overrides
 from flbench.core.errors import ConfigError, RunError, UserError
 from flbench.core.tree import digest
+from flbench.experiment import lifecycle
 from flbench.testing.setting import NET
 from flbench.workers import ray_pool as pools
 from tests.engine.playing import played
-from tests.support import build, config_of
+from tests.support import Silent, build, config_of
+from tests.tuning.test_prepare import layers_of
 
 ray = pytest.importorskip("ray")
 
@@ -175,7 +179,8 @@ def test_an_actor_that_cannot_begin_is_no_loss(nodes):
 @pytest.mark.filterwarnings("ignore:.*")  # notes about the data
 def test_a_study_goes_on_with_what_is_left_of_a_cluster(nodes, tmp_path, monkeypatch, capsys):
     """Memory runs out at first; then one of two nodes is lost on which the trial has a worker."""
-    from flbench.tuning import run, waits
+    from flbench.tuning import prepare, run, waits
+    from flbench.tuning.request import TuneRequest
 
     fit, failed = run._fit, []
 
@@ -191,8 +196,9 @@ def test_a_study_goes_on_with_what_is_left_of_a_cluster(nodes, tmp_path, monkeyp
     monkeypatch.setattr(run, "_fit", fit_later)
     monkeypatch.setattr(waits, "LOOK", 1.0)
     monkeypatch.setattr(waits, "HOLD", 0.5)
-    keys = {"data": "digits", "partition": fl.Dirichlet(alpha=0.5, clients=4, samples=300)}
-    keys |= {"train": {"rounds": 30, "local_epochs": 1}, "evaluation": {"every": 1}}
+    keys = ["train.rounds=30", "evaluation.every=1", "engine.name=ray", "engine.workers=2"]
+    budget = {"trials": 1, "seeds": 0, "concurrent": 1, "scheduler": "none", "retries": 1}
+    asked = TuneRequest(("fedavg",), **budget, address=nodes.address, out=tmp_path / "study")
     node = nodes.add_node(**NODE)
 
     def lose_node():
@@ -204,25 +210,29 @@ def test_a_study_goes_on_with_what_is_left_of_a_cluster(nodes, tmp_path, monkeyp
 
     losing = Thread(target=lose_node, daemon=True)
     losing.start()
-    engine = {"name": "ray", "workers": 2, "threads": 1}
-    budget = {"trials": 1, "seeds": 0, "concurrent": 1, "scheduler": "none", "retries": 1}
-    study = fl.tune(
-        "fedavg", **budget, engine=engine, address=nodes.address, out=tmp_path / "study", **keys
-    )
+    if not ray.is_initialized():
+        ray.init(address=nodes.address, log_to_driver=False)
+    prepared = prepare.prepare(asked, layers_of("fedavg", more=keys))
+    study = prepare.create(prepared, ["flbench", "tune"])
+    run.train(study, prepared)
+    study.close()
     losing.join()
-    twin = fl.run("fedavg", engine={"threads": 1}, output={"dir": tmp_path / "run"}, **keys)
+    [trial] = study.path.glob("trials/fedavg/*/metrics.csv")
+    own = [f"output.dir={tmp_path / 'run'}", "engine.name=sequential"]
+    twin = lifecycle.run(
+        *resolve([from_file(trial.parent / "config.yaml"), from_overrides(own)]), [Silent()]
+    )
 
     said = capsys.readouterr().err
     assert "a node of the Ray cluster was lost" in said
     assert "engine.workers=1" in said
     assert said.count("memory of the machine was almost full") == 1
-    [trial] = study.path.glob("trials/fedavg/*/metrics.csv")
     rows = [
         [line for line in file.read_text().splitlines() if ",validation," in line]
-        for file in (trial, twin.path / "metrics.csv")
+        for file in (trial, twin / "metrics.csv")
     ]
     assert [row for row in rows[0] if row in rows[1]] == rows[1]  # a trial has its loss too
-    assert list(study.trials["attempts"]) == [1]
+    assert [record["attempts"] for record in study.records()] == [1]
 
 
 @pytest.mark.filterwarnings("ignore:.*")  # notes about the data
@@ -240,18 +250,16 @@ def test_cells_of_a_comparison_are_trained_on_a_cluster(nodes, tmp_path):
     assert [cell.digest == here.digest for cell in cells] == [True, False]
 
 
-def test_an_engine_whose_workers_do_not_begin_says_so_while_it_waits(nodes, monkeypatch):
+def test_an_engine_whose_workers_do_not_begin_says_so(nodes, monkeypatch):
     """The one CPU of the cluster is in use."""
     from flbench.engine import ray as ray_engine
 
-    monkeypatch.setattr(pools, "NOTICE", 0.0)
     monkeypatch.setattr(ray_engine, "START_SECONDS", 1.0)
     if not ray.is_initialized():
         ray.init(address=nodes.address, log_to_driver=False)
     holder = pool_of([], cpus=1)
     holder.submit(0, "doubled", 0)
     all_ended(holder, 1)
-    notes: list[str] = []
     built = build(*KEYS)
     config = config_of(
         *(*KEYS, "engine.name=ray", "engine.workers=1", "engine.wait_seconds=1"),
@@ -259,8 +267,6 @@ def test_an_engine_whose_workers_do_not_begin_says_so_while_it_waits(nodes, monk
     )
 
     with pytest.raises(RunError, match="did not start within"):
-        ray_engine.RayEngine(built.net, built.federation, config.engine, notes.append)
+        ray_engine.RayEngine(built.net, built.federation, config.engine)
 
     holder.close(kill=True)
-    assert "a worker of engine.name=ray that needs 1 CPU" in notes[0]
-    assert "0 CPUs free of 1 CPU" in notes[0]

@@ -9,25 +9,19 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import cloudpickle
 import pytest
 
 from flbench.core import hosts, parts
-from flbench.core.errors import ConfigError
+from flbench.core.errors import ConfigError, RunError
+from flbench.workers import ray_driver
+from flbench.workers.ray_driver import RayDriver, RayPool
 
 ray = pytest.importorskip("ray")
 ray_session = pytest.importorskip("flbench.workers.ray_session")
 
 ATTACK = "import pathlib; pathlib.Path({place!r}).touch()\n"
 OTHER = 54321  # a user who is not this one
-
-
-def descendants(pid: int) -> list[int]:
-    """Return the processes below a process."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
-            found += [int(child), *descendants(int(child))]
-    return found
 
 
 def listening(pids: list[int]) -> set[str]:
@@ -91,90 +85,109 @@ class Seen:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    """A cluster of flbench, started in a folder of somebody else."""
+def driver(tmp_path_factory):
+    """A cluster of flbench, started in a folder of somebody else.
+
+    The user has set variables for a cluster of several machines.
+    """
     folder, home = tmp_path_factory.mktemp("downloaded"), tmp_path_factory.mktemp("home")
-    executed = folder.parent / "executed"
     for name in ("colorsys", "wave", "torch", "numpy"):
-        (folder / f"{name}.py").write_text(ATTACK.format(place=str(executed)))
+        (folder / f"{name}.py").write_text(ATTACK.format(place=str(folder.parent / "executed")))
     (folder / "own_module_of_test.py").write_text("class Own:\n    def answer(self): return 42\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("HOME", str(home))
-        patch.setenv("RAY_AUTH_MODE", "disabled")  # of the user, for another cluster
-        assert ray_session.connect(None, cpus=1)
-        # The class travels by value: the worker has no path to the modules of the tests.
-        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-        try:
-            own = parts.find("own_module_of_test:Own")()
-            sent = ray.put(parts.portable(own, ray.cloudpickle.dumps))
-            actor = ray.remote(Seen).remote(sent)
-            yield executed, home, ray.get(actor.look.remote(), timeout=100)
-        finally:
-            ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-            ray_session.disconnect()
-            sys.modules.pop("own_module_of_test", None)
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "1")
+        patch.setenv("RAY_ADDRESS", "192.0.2.1:6379")
+        with RayDriver("local", cpus=1) as found:
+            yield found
     assert os.environ.get("RAY_AUTH_TOKEN") is None
 
 
-def of_ray() -> list[int]:
-    """Return the processes below this one, without the workers of earlier tests."""
-    return [
-        pid
-        for pid in descendants(os.getpid())
-        if b"multiprocessing" not in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
+@pytest.fixture(scope="module")
+def seen(driver, tmp_path_factory):
+    """What a worker of the cluster sees, and whether files of the folder were executed."""
+    # The class travels by value: the worker has no path to the modules of the tests.
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    own = parts.find("own_module_of_test:Own")()
+    needs = {"CPU": 1.0, "GPU": 0.0}
+    pool = RayPool(driver, Seen, [own], 1, needs, "a worker", 100.0, print)
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    pool.submit("a", "look")
+    while not (ended := pool.ended(1.0)):
+        pass
+    yield *ended[0].value, (tmp_path_factory.getbasetemp() / "executed").exists()
+    sys.modules.pop("own_module_of_test", None)
+
+
+def of_ray(driver: RayDriver) -> list[int]:
+    """Return the processes of a driver's session, without the driver."""
+    leader, found = driver.call(os.getpid), []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if os.getsid(int(entry.name)) == leader != int(entry.name):
+                found.append(int(entry.name))
+    return found
+
+
+def address_of() -> str:
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def session_folder() -> str:
+    return str(ray._private.worker._global_node.get_session_dir_path())
 
 
 @pytest.mark.slow
 class TestLocalCluster:
-    def test_workers_import_nothing_of_the_current_folder_but_what_the_user_names(self, cluster):
-        executed, _, (found, path, _, answer) = cluster
+    def test_workers_import_nothing_of_the_current_folder_but_what_the_user_names(self, seen):
+        found, path, _, answer, is_executed = seen
 
-        assert not executed.exists()
+        assert not is_executed
         assert all(Path(file).parent == Path(os.__file__).parent for file in found.values())
         assert answer == 42
         assert path.index(os.getcwd()) > path.index(str(Path(os.__file__).parent))
 
-    def test_token_is_random_and_known_to_this_user_alone(self, cluster):
-        _, home, (*_, token, _) = cluster
-        lines = [Path(f"/proc/{pid}/cmdline").read_text() for pid in of_ray() if pid]
+    def test_token_is_random_and_known_to_this_user_alone(self, driver, seen):
+        token, home = seen[2], Path(driver.call(os.getenv, "HOME"))
+        lines = [Path(f"/proc/{pid}/cmdline").read_text() for pid in of_ray(driver)]
 
         assert len(token) == 64
-        assert token == os.environ["RAY_AUTH_TOKEN"]
+        assert token == driver.call(os.getenv, "RAY_AUTH_TOKEN")
         assert not any(token in line for line in lines)
-        assert list(home.iterdir()) == []
+        assert not (home / ".ray").exists()
 
     @pytest.fixture
-    def private(self, cluster):
+    def private(self, driver):
         """The folder of the cluster that only this user can open."""
-        return Path(ray._private.worker._global_node.get_session_dir_path()).parents[1]
+        return Path(driver.call(session_folder)).parents[1]
 
     def test_files_of_the_session_are_private(self, private):
         assert private.stat().st_mode & 0o777 == 0o700
         assert private.stat().st_uid == os.getuid()
-        assert private.parent in (Path("/tmp"), Path(ray_session._place()))
+        assert private.parent in (Path("/tmp"), Path(ray_driver.place()))
 
     @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-    def test_another_user_does_not_reach_a_socket(self, cluster):
-        sockets = Path(ray._private.worker._global_node.get_session_dir_path()) / "sockets"
+    def test_another_user_does_not_reach_a_socket(self, driver):
+        sockets = Path(driver.call(session_folder)) / "sockets"
         command = ["setpriv", f"--reuid={OTHER}", "--clear-groups", "ls", str(sockets)]
 
         assert subprocess.run(command, capture_output=True, check=False).returncode != 0
 
-    def test_servers_listen_on_the_loopback_interface(self, cluster):
-        found = listening([os.getpid(), *of_ray()])
+    def test_servers_listen_on_the_loopback_interface(self, driver):
+        found = listening([driver.call(os.getpid), *of_ray(driver)])
 
         assert found
         assert found <= {"0100007F", "0000000000000000FFFF00000100007F"}
 
     @pytest.mark.parametrize("kind", ["udp", "udp6", "raw", "raw6", "packet", "unix"])
-    def test_no_other_socket_is_open_to_other_users(self, kind, cluster, private):
+    def test_no_other_socket_is_open_to_other_users(self, kind, driver, private):
         """A socket of Unix without a file, whose name begins with @, has no permissions."""
         table, inode = f"/proc/net/{kind}", {"packet": 8, "unix": 6}.get(kind, 9)
         if not Path(table).exists():
             pytest.skip(f"this machine has no {table}")
-        found = sockets(table, [os.getpid(), *of_ray()], inode=inode)
+        found = sockets(table, [driver.call(os.getpid), *of_ray(driver)], inode=inode)
 
         if kind != "unix":
             assert {fields[1].partition(":")[0] for fields in found} <= {"0100007F"}
@@ -183,9 +196,9 @@ class TestLocalCluster:
         assert listening_at
         assert {Path(place).is_relative_to(private) for place in listening_at} == {True}
 
-    def test_no_file_outside_of_the_private_folder_is_written(self, cluster, private):
+    def test_no_file_outside_of_the_private_folder_is_written(self, driver, private):
         """Memory that is shared between processes has no name, or permissions of this user."""
-        pids = of_ray()
+        pids = of_ray(driver)
         written = {
             (link, pid, number)
             for pid in pids
@@ -196,17 +209,18 @@ class TestLocalCluster:
         }
         elsewhere = {one for one in written if not Path(one[0]).is_relative_to(private)}
         assert len(written) > len(elsewhere)
-        # Ray keeps logs of this driver open after its cluster has ended; its children inherit them.
-        elsewhere = {one for one in elsewhere if f"_{os.getpid()}.log" not in one[0]}
+        # Its children inherit logs of the driver.
+        leader = driver.call(os.getpid)
+        elsewhere = {one for one in elsewhere if f"_{leader}.log" not in one[0]}
 
         for link, pid, number in elsewhere:
             assert link.startswith("/dev/shm/")
             assert link.endswith(" (deleted)")
             assert os.stat(f"/proc/{pid}/fd/{number}").st_mode & 0o077 == 0, link
 
-    def test_it_is_joined_by_no_other_process(self, cluster, tmp_path):
+    def test_it_is_joined_by_no_other_process(self, driver, tmp_path):
         """Neither by its address nor by `auto`, and without a long wait."""
-        address = ray.get_runtime_context().gcs_address
+        address = driver.call(address_of)
         code = (
             "from ray._private import services\n"
             f"services.find_gcs_addresses = lambda: [{address!r}]\n"
@@ -231,14 +245,14 @@ class TestLocalCluster:
         assert "`ray start --head`" in auto
         assert "RAY_AUTH_TOKEN_PATH" in explicit
 
-    def test_call_without_the_token_is_refused(self, cluster):
-        address = ray.get_runtime_context().gcs_address
+    def test_call_without_the_token_is_refused(self, driver):
+        address = driver.call(address_of)
         code = (
             "from ray._raylet import GcsClient\n"
             f"try: GcsClient(address={address!r}, cluster_id=None)\n"
             "except Exception as error: print(type(error).__name__)\n"
         )
-        environment = {**os.environ, "RAY_AUTH_TOKEN": "0" * 64}
+        environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
 
         done = subprocess.run(
             [sys.executable, "-c", code],
@@ -250,7 +264,7 @@ class TestLocalCluster:
 
         assert "AuthenticationError" in done.stdout
 
-    def test_no_service_answers_without_the_token(self, cluster):
+    def test_no_service_answers_without_the_token(self, driver):
         """Each server has one or the other of these services."""
         grpc = pytest.importorskip("grpc")
         calls = (
@@ -259,7 +273,7 @@ class TestLocalCluster:
             *("InternalKVGcsService/InternalKVGet", "JobInfoGcsService/GetAllJobInfo"),
             *("ObjectManagerService/Push", "ObjectManagerService/Pull"),
         )
-        own = [os.getpid(), *of_ray()]
+        own = [driver.call(os.getpid), *of_ray(driver)]
         ports = [port for port in listening_ports(own) if hosts.users_at(port) == {os.getuid()}]
         answers = set()
         for port in ports:
@@ -274,62 +288,14 @@ class TestLocalCluster:
         assert "UNAUTHENTICATED" in answers
 
 
-def test_local_starts_a_private_cluster(monkeypatch):
-    started = []
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray_session, "_start", lambda options, cpus: started.append(cpus))
+def test_ray_that_does_not_start_is_one_message(monkeypatch, tmp_path):
+    def init(**_):
+        raise Exception("The current node timed out during startup.")
 
-    ray_session.connect("local", cpus=1)
-
-    assert started == [1]
-
-
-@pytest.mark.parametrize("variable", ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "RAY_ADDRESS"])
-def test_variables_do_not_open_a_cluster_to_others(variable, tmp_path, monkeypatch):
-    """Variables that a user has set for a cluster of several machines."""
-    from ray._private import ray_constants, services
-
-    seen = {}
-
-    def init(**options):
-        seen.update(options, host=services.get_node_ip_address(), mode=os.environ["RAY_AUTH_MODE"])
-        seen["one machine"] = os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"]
-        # What Ray reads to decide whether workers are started by `uv run`, as this process was.
-        seen["uv"] = ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV
-
-    monkeypatch.setenv(variable, {"RAY_ADDRESS": "192.0.2.1:6379"}.get(variable, "1"))
-    monkeypatch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", True)
-    monkeypatch.setattr(ray._private.worker, "_global_node", None)
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", init)
-    try:
-        assert ray_session.connect(None, cpus=1)
-    finally:
-        ray_session.disconnect()
 
-    assert seen["host"] == "127.0.0.1"
-    assert seen["one machine"] == "0"
-    assert not seen["uv"]
-    assert ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV
-    assert (seen["address"], seen["include_dashboard"], seen["mode"]) == ("local", False, "token")
-    assert ray_constants.ENABLE_RAY_CLUSTER
-
-
-def test_the_private_folder_is_closed_to_others(tmp_path, monkeypatch):
-    """Also with the umask of a careless user."""
-    monkeypatch.setattr(ray_session, "_place", lambda: str(tmp_path))
-    umask = os.umask(0)
-    try:
-        private = ray_session._Private()
-    finally:
-        os.umask(umask)
-
-    try:
-        there = private.folder.stat()
-        assert (there.st_mode & 0o7777, there.st_uid) == (0o700, os.getuid())
-    finally:
-        private.close()
-    assert not private.folder.exists()
+    with pytest.raises(RunError, match="Ray did not start on this machine: The current node"):
+        ray_session.connect(None, folder=str(tmp_path))
 
 
 class TestClusterOfAnotherUser:
@@ -345,7 +311,7 @@ class TestClusterOfAnotherUser:
         """What is asked of Ray, which is not called."""
         calls = []
         monkeypatch.setattr(ray, "init", lambda **options: calls.append(options))
-        monkeypatch.setattr(ray, "is_initialized", lambda: False)
+        monkeypatch.setattr(ray_session, "_servers", list)
         monkeypatch.setattr(ray_session, "_refusal", lambda address: None)
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
         return calls
@@ -418,12 +384,9 @@ class TestClusterOfAnotherUser:
         address = f"127.0.0.1:{port}"
         monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
         monkeypatch.setattr("ray._private.services.find_gcs_addresses", lambda: {address})
-        before = os.environ.get("RAY_AUTH_TOKEN")
-
-        assert ray_session.connect("auto")
+        ray_session.connect("auto")
 
         assert [call["address"] for call in joined] == [address]
-        assert os.environ.get("RAY_AUTH_TOKEN") == before
 
 
 @pytest.mark.slow
@@ -479,20 +442,3 @@ def test_another_process_searches_folders_in_the_order_of_this_one(tmp_path, mon
 
     is_first = str(position == "first")
     assert done.stdout.decode().split() == ["given", str(tmp_path / "current"), "/", is_first]
-
-
-def test_messages_of_servers_are_not_printed_between_tables(monkeypatch):
-    from ray._private import worker
-
-    monkeypatch.setattr(ray_session, "_start", lambda *_: None)
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "shutdown", lambda: None)
-    ray_session.disconnect()  # earlier tests stay connected to clusters that are not there
-    printer = worker.print_to_stdstream
-
-    assert ray_session.connect(None)
-    assert worker.print_to_stdstream({"is_err": False, "lines": ["x"]}, ignore_prefix=False) is None
-    assert worker.print_to_stdstream is not printer
-    ray_session.disconnect()
-
-    assert worker.print_to_stdstream is printer

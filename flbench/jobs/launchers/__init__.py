@@ -13,14 +13,12 @@ from flbench.jobs.launchers.local_processes import local_processes
 from flbench.jobs.launchers.this_process import ThisProcess
 from flbench.jobs.samples import LoadedSamples
 from flbench.workers.ray_resources import Resources
-from flbench.workers.supervisor import Supervisor
 
 
 def launcher(
     jobs: Sequence[Job],
     samples: LoadedSamples,
     resources: Resources,
-    supervisor: Supervisor,
     tell: Callable[[str], None],
 ) -> AbstractContextManager[Launcher]:
     """Return a context manager with the launcher for jobs.
@@ -29,7 +27,6 @@ def launcher(
         jobs: The jobs that are left.
         samples: Their data.
         resources: Number of jobs at the same time, and what each of them needs.
-        supervisor: Stops the jobs after a stop signal or the loss of a server of Ray.
         tell: Function that gets notes for the user.
     """
     if resources.address is None and min(resources.concurrent, len(jobs)) < 2:
@@ -37,5 +34,5 @@ def launcher(
     if resources.gpus or resources.address:
         from flbench.jobs.launchers.ray_actors import ray_actors  # importing Ray takes a second
 
-        return ray_actors(jobs, samples, resources, supervisor, tell)
-    return local_processes(jobs, samples, resources, supervisor, tell)
+        return ray_actors(jobs, samples, resources, tell)
+    return local_processes(jobs, samples, resources, tell)

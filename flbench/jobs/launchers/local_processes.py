@@ -17,7 +17,6 @@ from flbench.workers import fork_server
 from flbench.workers.process_pool import ProcessPool, SharedArray
 from flbench.workers.ray_resources import Resources
 from flbench.workers.shipping import Parcel, pack
-from flbench.workers.supervisor import Supervisor
 
 
 @contextmanager
@@ -25,7 +24,6 @@ def local_processes(
     jobs: Sequence[Job],
     samples: LoadedSamples,
     resources: Resources,
-    supervisor: Supervisor,
     tell: Callable[[str], None],
 ) -> Iterator[Pooled]:
     """Context manager with a launcher whose processes end with it.
@@ -34,29 +32,25 @@ def local_processes(
         jobs: The jobs that are left.
         samples: Their data.
         resources: Number of jobs at the same time.
-        supervisor: Stops the jobs after a stop signal.
         tell: Function that gets notes for the user.
 
     Raises:
-        KeyboardInterrupt: A stop signal has arrived.
         RunError: The system starts no further process.
     """
     methods = sorted({job.config.algorithm.name for job in jobs})
     parcel = pack(samples.objects, methods)
     fork_server.prepare()
-    with supervisor.waiting():
-        launcher = Pooled(
-            resources.concurrent,
-            ProcessPool(quiet_worker, parcel, most=resources.concurrent),
-            Store(jobs, samples, _stored),
-            supervisor,
-            Attempts(resources.retries, tell),
-            Lost(resources.engine.wait_seconds, tell),
-        )
-        try:
-            yield launcher
-        finally:
-            launcher.close()
+    launcher = Pooled(
+        resources.concurrent,
+        ProcessPool(quiet_worker, parcel, most=resources.concurrent),
+        Store(jobs, samples, _stored),
+        Attempts(resources.retries, tell),
+        Lost(resources.engine.wait_seconds, tell),
+    )
+    try:
+        yield launcher
+    finally:
+        launcher.close()
 
 
 def quiet_worker(parcel: Parcel) -> JobWorker:

@@ -4,14 +4,12 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from flbench.core.errors import RunError
 from flbench.jobs.job import Job, Outcome, Task
 from flbench.jobs.launchers.attempts import Attempts, Lost
 from flbench.jobs.launchers.shipped import Store
 from flbench.workers.pool import Pool
-from flbench.workers.supervisor import Supervisor
 
-PERIOD: Final = 0.3  # seconds between two looks for stop signals
+PERIOD: Final = 0.3  # seconds between two looks at lost jobs
 
 
 class _Running(NamedTuple):
@@ -28,7 +26,6 @@ class Pooled:
         at_once: Number of workers.
         pool: The workers, which have a `JobWorker` each.
         store: The samples of the jobs.
-        supervisor: Stops the jobs.
         attempts: Counts the losses of workers by job.
         lost: Jobs whose workers were lost.
     """
@@ -38,12 +35,11 @@ class Pooled:
         at_once: int,
         pool: Pool,
         store: Store,
-        supervisor: Supervisor,
         attempts: Attempts,
         lost: Lost,
     ) -> None:
         self.at_once = at_once
-        self._pool, self._store, self._supervisor = pool, store, supervisor
+        self._pool, self._store = pool, store
         self._attempts, self._lost = attempts, lost
         self._running: dict[str, _Running] = {}
 
@@ -56,17 +52,10 @@ class Pooled:
         yield from self._begin_again()
         if not self._running:
             time.sleep(PERIOD)
-        try:
-            found = self._pool.ended(PERIOD)
-        except RunError as error:
-            raise RunError(f"{error} {self._supervisor.note}".rstrip()) from error
-        self._supervisor.check()
-        for one in found:
+        for one in self._pool.ended(PERIOD):
             job, task = self._running.pop(one.key)
             outcome: Outcome | None = one.value
             if one.lost is not None:
-                if self._supervisor.is_over():
-                    self._supervisor.check()
                 if one.is_final:  # another process could not begin either
                     outcome = Outcome(one.lost)
                 else:

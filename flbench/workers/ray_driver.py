@@ -1,0 +1,295 @@
+"""The process that calls Ray, of which this process knows nothing but its results.
+
+Ray reads its environment when it is imported, prints on standard output, changes the handlers of
+signals, and starts servers below the process that calls it. So another process calls it: with an
+environment of its own, and in a session of its own, which Ctrl-C in a terminal does not reach. This
+process ends the session after a signal, and the session ends itself if this process is killed.
+
+Everybody who can call the servers of a cluster can execute code as the user who started it.
+Therefore a cluster that flbench starts has a random token, listens on the loopback interface alone,
+and keeps its files in a folder that only this user can read.
+"""
+
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import cloudpickle
+import numpy as np
+from numpy.typing import NDArray
+
+from flbench.core.parts import portable
+from flbench.workers import process_pool
+from flbench.workers.nesting import is_elsewhere, is_ray_worker
+from flbench.workers.pool import Ended, LostError
+from flbench.workers.process_pool import ProcessPool, SharedArray
+
+PRIVATE: Final = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray uses the loopback interface
+    # After `uv run`, Ray would copy the working folder, and start workers by the path of uv.
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+}
+"""Environment of a cluster on this machine, with a token. Other users cannot read the environment
+of a process, as they can its command line."""
+LOSS: Final = "a server of Ray has ended, or cannot be reached."
+PREFIX: Final = "fl-"
+LONGEST_PLACE: Final = 29
+"""Characters of the temporary folder. The names of Ray's sockets below it may have 107 in all."""
+PERIOD: Final = 0.5  # seconds between two looks at the servers
+TOLERANCE: Final = 10.0
+"""Seconds after which a server that does not answer, or one of another machine, is lost. A server
+of this machine that refuses connections has ended, and is lost at once."""
+
+
+class RayDriver:
+    """A process that is connected to a Ray cluster; a context manager that ends it.
+
+    A cluster of this machine is started for it, unless it has an address, or this process is
+    connected to one, which it joins then. In a worker of Ray it is this process.
+
+    Args:
+        address: Address of a running cluster; see `ray_session.connect`.
+        key: The key or option of the address, as error messages write it.
+        cpus: Number of CPUs of a cluster that is started; None takes the available cores.
+
+    Raises:
+        ConfigError: No cluster answers at the address, or another user has started it.
+        RunError: Ray does not start on this machine.
+    """
+
+    def __init__(
+        self, address: str | None, *, key: str = "`engine.address`", cpus: int | None = None
+    ) -> None:
+        self._servers: list[tuple[str, int]] = []
+        self._silent: float | None = None  # time since when a server has not answered
+        self._leader: int | None = None
+        self._is_closed = False
+        self._folder: str | None = None
+        self._pool: ProcessPool | None = None  # None: it is this process
+        if is_ray_worker():
+            return
+        ray: Any = sys.modules.get("ray")
+        if ray is not None and ray.is_initialized():
+            address = ray.get_runtime_context().gcs_address
+        environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+        self._is_local = not is_elsewhere(address)
+        if self._is_local:
+            self._folder = tempfile.mkdtemp(prefix=PREFIX, dir=place())
+            environment |= {**PRIVATE, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        from flbench.workers import ray_session  # it imports Ray
+
+        self._error_of = ray_session.connection_error
+        self._pool = ProcessPool(_Session, environment, self._folder, most=1)
+        try:
+            self._leader = self.call(os.getpid)
+            self._servers = self.call(ray_session.connect, address, key, cpus, self._folder)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function in the process; after an interrupt or a loss, the process is ended.
+
+        Raises:
+            LostError: A server of Ray was lost, or the process has died.
+            Exception: The function raised it.
+        """
+        if self._is_closed:
+            raise LostError(LOSS)
+        if self._pool is None:
+            return function(*arguments)
+        try:
+            self._pool.submit(None, "call", self._leader, function, arguments)
+            while not (found := self._pool.ended(PERIOD)):
+                self._check()
+        except Exception:
+            self._check(at_once=True)
+            raise
+        except BaseException:
+            self.close()
+            raise
+        if found[0].lost is not None:
+            self.close()
+            raise LostError(LOSS)
+        return found[0].value
+
+    @contextmanager
+    def shared(self, array: NDArray[Any]) -> Iterator[Any]:
+        """Context manager with what arrives in the process as an array, by no pipe."""
+        if self._pool is None:
+            yield array
+            return
+        with closing(SharedArray(array)) as found:
+            yield found
+
+    def close(self) -> None:
+        """End the process, with a cluster that was started for it."""
+        self._is_closed = True
+        if self._leader is not None:
+            end_session(self._leader)
+        if self._pool is not None:
+            self._pool.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _check(self, *, at_once: bool = False) -> None:
+        """Raise a LostError if a server is lost; see `TOLERANCE`.
+
+        Args:
+            at_once: Whether a server that does not answer is lost.
+        """
+        errors = [one for one in map(self._error_of, self._servers) if one is not None]
+        if not errors:
+            self._silent = None
+            return
+        self._silent = self._silent or time.monotonic()
+        has_ended = self._is_local and any(isinstance(e, ConnectionRefusedError) for e in errors)
+        if at_once or has_ended or time.monotonic() - self._silent >= TOLERANCE:
+            self.close()
+            raise LostError(LOSS)
+
+
+class RayPool:
+    """Actors of Ray as workers, which the process of a driver calls; see `pool.Pool`.
+
+    Args:
+        driver: The driver.
+        kind: Class of the object of an actor.
+        given: Its arguments, which are stored in Ray's object store once.
+        most: Largest number of actors.
+        needs: Resources of an actor by Ray's names, such as `{"CPU": 1}`.
+        name: What one of the actors does, for messages, such as `a worker of engine.name=ray`.
+        patience: Seconds that calls may wait while no actor runs.
+        tell: Function that gets notes for the user.
+    """
+
+    def __init__(
+        self,
+        driver: RayDriver,
+        kind: type,
+        given: Sequence[Any],
+        most: int,
+        needs: dict[str, float],
+        name: str,
+        patience: float,
+        tell: Callable[[str], None],
+    ) -> None:
+        from flbench.workers import ray_pool  # it imports Ray
+
+        self.tell, self._call, self._of = tell, driver.call, ray_pool
+        self.ready = 0
+        self.failed: str | None = None
+        sent = [_with_modules(one) for one in given]
+        self._key = driver.call(ray_pool.open_actors, kind, sent, most, needs, name, patience)
+
+    def put(self, thing: Any) -> Any:
+        """Store an object; return what stands for it among the arguments of a call."""
+        return self._call(self._of.put, _with_modules(thing))
+
+    def fill(self) -> None:
+        self._call(self._of.fill, self._key)
+
+    def submit(self, key: Any, method: str, *arguments: Any) -> None:
+        self._call(self._of.submit, self._key, key, method, arguments)
+
+    def ended(self, seconds: float) -> list[Ended]:
+        found, notes, self.ready, self.failed = self._call(self._of.ended, self._key, seconds)
+        for note in notes:
+            self.tell(note)
+        return list(found)
+
+    def close(self) -> None:
+        self._call(self._of.close, self._key)
+
+
+def _with_modules(thing: Any) -> Any:
+    """Return an object that finds its modules where it arrives; an array needs none."""
+    is_array = isinstance(thing, SharedArray | np.ndarray)
+    return thing if is_array else portable(thing, cloudpickle.dumps)
+
+
+class _Session:
+    """What the process of a driver has instead of an object: it calls functions.
+
+    Args:
+        environment: Its environment.
+        folder: The folder of its private cluster, which is deleted if its owner is killed.
+    """
+
+    def __init__(self, environment: dict[str, str], folder: str | None) -> None:
+        os.setsid()
+        os.environ.clear()
+        os.environ.update(environment)
+        process_pool.at_end.append(partial(_end_all, folder))
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Ray prints there what its servers say
+
+    def ready(self) -> None:
+        """Do nothing: a pool calls this to know when the process has begun."""
+
+    def call(
+        self, leader: int | None, function: Callable[..., Any], arguments: Sequence[Any]
+    ) -> Any:
+        """Call a function, unless a pool has started this process in the place of the leader."""
+        if leader not in (None, os.getpid()):
+            raise LostError(LOSS)
+        return function(*arguments)
+
+
+def _end_all(folder: str | None) -> None:
+    """End the session of this process, and delete its folder."""
+    end_session(os.getpid())
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_session(leader: int) -> None:
+    """End all processes of a session but this one.
+
+    Args:
+        leader: Id of the process that began the session.
+    """
+    while found := [one for one in _session(leader) if one != os.getpid()]:
+        for one in found:
+            with suppress(ProcessLookupError):
+                os.kill(one, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def _session(leader: int) -> list[int]:
+    """Return the processes of a session that have not ended."""
+    found = []
+    for entry in os.listdir("/proc"):
+        with suppress(OSError, ValueError):
+            fields = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) == leader and fields[0] not in "ZX":
+                found.append(int(entry))
+    return found
+
+
+def place() -> str:
+    """Return the folder for temporary folders, whose name must be short."""
+    found = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    is_short = len(os.fsencode(os.path.abspath(found))) <= LONGEST_PLACE
+    return found if is_short or not os.access("/tmp", os.W_OK) else "/tmp"
