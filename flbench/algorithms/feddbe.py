@@ -209,7 +209,7 @@ class FedDBE(Algorithm):
         numbers = {}
         if self.runs:
             train = self.setting.train
-            rate = train.optimizer.lr * train.schedule.factor(state.round, self.setting.rounds)
+            rate = train.optimizer.lr * train.schedule.lr_factor(state.round, self.setting.rounds)
             numbers[PACE] = self.config.mu / rate if rate else 0.0
         return Dispatch(net, Message({COMMON: mean}, {COMMON: unknown}), numbers)
 

@@ -144,7 +144,7 @@ class PerFedAvg(Algorithm):
         """Return the personalizing steps before an evaluation of the state."""
         c, setting = self.config, self.setting
         # The learning rate of an evaluation is scaled as in the round before it; alpha is not.
-        factor = setting.train.schedule.factor(max(0, state.round - 1), setting.rounds)
+        factor = setting.train.schedule.lr_factor(max(0, state.round - 1), setting.rounds)
         phase = replace(self.phase(*self.terms()), optimizer=OptimizerConfig(lr=c.alpha / factor))
         if c.adapt_epochs is not None:
             return replace(phase, clip=None, epochs=c.adapt_epochs)

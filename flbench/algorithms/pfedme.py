@@ -145,7 +145,7 @@ class PFedMe(Algorithm):
         return phase
 
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
-        factor = self.setting.train.schedule.factor(state.round, self.setting.rounds)
+        factor = self.setting.train.schedule.lr_factor(state.round, self.setting.rounds)
         return replace(super().dispatch(state, ids), numbers={"factor": factor})
 
     def aggregate(self, state: State, results: Results) -> Update:

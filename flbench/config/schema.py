@@ -773,7 +773,7 @@ class ScheduleConfig(Strict):
         0.0, ge=0, le=1, description="cosine: last learning rate as a share of the first"
     )
 
-    def factor(self, done: int, rounds: int) -> float:
+    def lr_factor(self, done: int, rounds: int) -> float:
         """Return the factor in [0, 1] that multiplies the learning rate of one round.
 
         With s = done / rounds it is 1 for `constant`, final + (1 - final) (1 + cos(pi s)) / 2 for
@@ -785,7 +785,7 @@ class ScheduleConfig(Strict):
                 after the last round.
             rounds: Number of rounds of the run, at least 1.
 
-        >>> ScheduleConfig(name="step", decay=0.5, every=10).factor(25, 100)
+        >>> ScheduleConfig(name="step", decay=0.5, every=10).lr_factor(25, 100)
         0.25
         """
         if self.name == "cosine":

@@ -28,8 +28,7 @@ CURES: Final = {
 def as_errors(subject: str = "a part of your own") -> Iterator[None]:
     """Return a context manager in which an exception of the user's code is a MethodError.
 
-    Errors of flbench and of memory stay as they are. If several lines of the user's code called
-    each other, the message lists them, the outermost first.
+    Errors of flbench and of memory stay as they are.
 
     Args:
         subject: What the code is, for the message, which has the line of code and the exception's
@@ -46,7 +45,7 @@ def as_errors(subject: str = "a part of your own") -> Iterator[None]:
         cure = next((cure for word, cure in CURES.items() if word in str(error)), "")
         raise MethodError(
             f"{subject} raised {type(error).__name__}: {error}{user_line(error)}{place}. Correct"
-            f" its code.{cure}{_user_lines(error)}"
+            f" its code.{cure}"
         ) from error
 
 
@@ -111,13 +110,6 @@ def user_line(error: Exception) -> str:
     """
     frames = [frame for frame in _own_frames(error) if not frame.filename.startswith(HERE)]
     return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-
-
-def _user_lines(error: Exception) -> str:
-    """Return the lines of the user's code in a traceback, one below the other; "" for one line."""
-    frames = [frame for frame in _own_frames(error) if not frame.filename.startswith(HERE)]
-    lines = [f"\n  {one.filename}:{one.lineno} in {one.name}: {one.line}" for one in frames]
-    return "".join(lines) if len(lines) > 1 else ""
 
 
 def is_raised_by_user(error: Exception) -> bool:

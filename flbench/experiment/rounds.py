@@ -104,7 +104,7 @@ def settings_of(algorithm: Algorithm, state: State, *, setup: bool = False) -> R
     """
     key = (state.round, state.stage + 1, state.stage_round + 1) if setup else (state.round,)
     setting = algorithm.setting
-    factor = setting.train.schedule.factor(state.round, setting.rounds)
+    factor = setting.train.schedule.lr_factor(state.round, setting.rounds)
     return RoundSettings(setting.train, Draw(setting.seed, key, setting.clients), factor)
 
 

@@ -203,7 +203,7 @@ def test_leaves_are_dotted_paths():
     ],
 )
 def test_schedule_is_a_function_of_the_round(schedule, done, expected):
-    assert schedule.factor(done, 10) == pytest.approx(expected, rel=1e-12)
+    assert schedule.lr_factor(done, 10) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(
