@@ -50,7 +50,6 @@ from flbench.models import fixed
 from flbench.models.base import build as build_net
 from flbench.models.base import describe, is_lightning, net_leaves
 from flbench.models.module_state import MIXES, may_draw_in_eval
-from flbench.reports.tables import size
 
 if TYPE_CHECKING:
     from flbench.experiment.features import Cached
@@ -579,15 +578,6 @@ def _judge(config: Config, net: nn.Module, federation: Federation) -> tuple[Judg
         notes.append(
             f"two classes: the positive class of AUROC and average precision is `{positive}`; the"
             " key evaluation.positive chooses it."
-        )
-    if config.evaluation.probabilities:
-        parts = federation.partition.parts
-        samples = sum(len(rows) for part in PARTS for rows in parts[part])
-        kept = 4 * samples * federation.classes
-        notes.append(
-            f"evaluation.probabilities: {size(kept)} of predicted probabilities are kept in memory"
-            f" by each evaluation of a model ({samples:,} validation and test samples times"
-            f" {federation.classes} classes); none are written to the disk."
         )
     judge = ClassJudge(
         federation, groups, metrics, has_probabilities=config.evaluation.probabilities

@@ -67,11 +67,6 @@ class Seconds:
             setattr(self, purpose, getattr(self, purpose) + spent)
             self.total += spent
 
-    def count_as_evaluation(self, seconds: float) -> None:
-        """Count a part of the time of a training round as time of evaluations."""
-        self.train -= seconds
-        self.evaluate += seconds
-
 
 @dataclass
 class FederatedLoop:
@@ -284,7 +279,8 @@ class FederatedLoop:
                     observe=observers,
                     checked=not state.stage_round,
                 )
-        self.seconds.count_as_evaluation(trained.results.observe_seconds)
+        self.seconds.train -= trained.results.observe_seconds
+        self.seconds.evaluate += trained.results.observe_seconds
         self._report_failures(trained.results, state)
         ids, moments = trained.results.ids, {}
         if groups is not None:
