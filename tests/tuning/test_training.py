@@ -290,7 +290,9 @@ def test_a_trial_that_the_scheduler_has_stopped_is_saved_if_all_are_kept(
     write_record(study, job_of(), read_record(study, job_of()) | {"state": "stopped"})
     stopped.close()
 
-    assert written == [1] + [1] * (keep == "all")  # the best round, and that of the stop
+    assert written == [1]  # the checkpoint of the best round is also that of the stop
+    [last] = study.rglob("last.safetensors")
+    assert last.is_file()
 
 
 class OfMissingModule:
