@@ -16,10 +16,12 @@ from flbench.core.errors import ConfigError, UnknownNameError
 from flbench.core.rng import Draw
 from flbench.core.types import Dispatch, Message, Samples
 from flbench.data import batches
+from flbench.engine import sequential
 from flbench.engine.base import RoundSettings, open_device
 from flbench.engine.sequential import SequentialEngine
 from flbench.losses import CrossEntropy
 from flbench.models.base import net_leaves
+from tests.engine.playing import played
 from tests.support import build, config_of
 
 SGD = OptimizerConfig(lr=0.05)
@@ -653,3 +655,22 @@ def test_bf16_on_a_cpu_trains_and_stays_finite():
 def test_program_that_keeps_what_no_client_has_is_a_mistake(mlp):
     with pytest.raises(UnknownNameError, match=r"`keeps`.*`misspelt`"):
         go(mlp, LocalProgram((phase(),), frozenset({"misspelt"})))
+
+
+@pytest.mark.parametrize("method", ["ditto", "fedavgm"])
+def test_channels_last_in_memory_change_only_rounding(method, monkeypatch):
+    keys = (f"algorithm.name={method}", "model.name=cnn", "engine.precision=64-true")
+    keys = (*keys, "partition.clients=3", "partition.samples=60", "train.batch_size=8")
+
+    def after_rounds():
+        built = build(*keys)
+        state = played(built, built.engine, 3)
+        return state.server | {f"client {n}": x for n, x in state.clients.items()}
+
+    last = after_rounds()
+    monkeypatch.setattr(sequential, "has_wide_convolutions", lambda net: False)
+    first = after_rounds()
+
+    assert max(float((x - first[n]).abs().max()) for n, x in last.items()) < 1e-12
+    assert any(not torch.equal(x, first[n]) for n, x in last.items())
+    assert all(x.is_contiguous() for x in last.values())
