@@ -96,21 +96,12 @@ def _check_name(name: str, others: Sequence[str]) -> None:
     empty = ConfusionCounts.empty(clients=1, classes=2)
     of_clients = (*per_client(empty), *ranking_names.NAMES)
     taken = {*pooled(empty), *of_clients, *OTHERS, *(f"{VALIDATION}{key}" for key in of_clients)}
-    for own in (name, *(f"{name}{suffix}" for suffix in SUFFIXES)):
-        if own in taken:
-            raise ConfigError(
-                f"`evaluation.metrics.{name}`: flbench has a metric `{own}`. Give yours another"
-                " name."
-            )
-        if own != name and own in others:
-            raise ConfigError(
-                f"`evaluation.metrics.{own}`: flbench computes `{own}` from `{name}`. Give yours"
-                " another name."
-            )
-    if (own := f"{VALIDATION}{name}") in others:
+    derived = (f"{VALIDATION}{name}", *(f"{name}{suffix}" for suffix in SUFFIXES))
+    wrong = [one for one in (name, *derived) if one in taken]
+    if wrong := wrong + [one for one in derived if one in others]:
         raise ConfigError(
-            f"`evaluation.metrics.{own}`: clients.csv has a column `{own}` for the validation"
-            f" values of `{name}`. Give yours another name."
+            f"`evaluation.metrics.{name}` has values under the names {', '.join((name, *derived))},"
+            f" and there is a metric or column `{wrong[0]}` already. Give yours another name."
         )
 
 

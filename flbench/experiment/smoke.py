@@ -312,14 +312,10 @@ class Smoke:
             allowed = bound * (moves[name] + 1e-3 * total + 1e-6 * size)
             if not (value.double() - got[name].double()).norm() <= allowed:
                 return f"`{name}`"
-        pairs = [("the training loss", expected.losses, found.losses)]
-        pairs += [
-            (f"what the net computes (`{name}`)", value, found.observed[name])
-            for name, value in expected.observed.items()
-            if name in found.observed
-        ]
-        for name, one, other in pairs:
-            one, other = one.double().nan_to_num(), other.double().nan_to_num()
+        seen = {"the training loss": expected.losses, **expected.observed}
+        others = {"the training loss": found.losses, **found.observed}
+        for name in seen.keys() & others.keys():
+            one, other = (tree[name].double().nan_to_num() for tree in (seen, others))
             if not (one - other).norm() <= bound * one.norm() + 1e-12:
                 return name
         return None
