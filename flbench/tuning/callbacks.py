@@ -39,11 +39,7 @@ class TuneCallbacks(tune.Callback):  # type: ignore[misc]
         return {}
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        """Stop Ray Tune's loop if the trials wait for what is not there.
-
-        Raises:
-            StudyStopped: This is so.
-        """
+        """Raise StudyStopped if the trials wait for what is not there."""
         waiting, running = (
             [self._queue.jobs[trial.trial_id].name for trial in trials if trial.status == status]
             for status in ("PENDING", "RUNNING")
@@ -62,11 +58,8 @@ class TuneCallbacks(tune.Callback):  # type: ignore[misc]
         self._progress.update(self._queue.jobs[trial.trial_id], result["round"])
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Count another attempt of a trial whose worker failed, and print a note.
-
-        If servers of Ray are lost, the worker was ended for this reason.
-        """
-        if Servers.are_lost():
+        """Count another attempt of a trial whose worker failed, and print a note."""
+        if Servers.are_lost():  # the worker was ended for this reason
             return
         self._queue.count_retry(trial.trial_id)
         job = self._queue.jobs[trial.trial_id]

@@ -20,9 +20,8 @@ class JobQueue(Searcher):  # type: ignore[misc]
         wanted: Filter for the jobs of this pass.
         on_end: Function that is called with the record of each trial that has ended.
         rounds: Number of rounds of a complete trial.
-        is_over: Function that returns whether servers of Ray are lost. The worker of a trial that
-            fails then was ended for this reason, and the trial is continued by a resumed study:
-            nothing is recorded.
+        is_over: Function that returns whether servers of Ray are lost. Then nothing is recorded of
+            a trial that fails, which a resumed study continues.
         keeps_all: Whether the checkpoints of trials that have lost are kept.
     """
 

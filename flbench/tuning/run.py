@@ -107,8 +107,6 @@ def carry_out(
         shown: Whether to show the progress.
 
     Raises:
-        KeyboardInterrupt: A stop signal has arrived. Trainings that have ended are kept; the others
-            resume from their checkpoints when the study is resumed.
         RunError: Ray Tune stopped before the end, trials waited too long for resources, a server
             of Ray was lost, or a trial changed the shared samples.
     """
@@ -133,13 +131,7 @@ def _carried_out(
 
 
 def train(folder: StudyFolder, prepared: PreparedStudy, *, shown: bool = True) -> None:
-    """Train the jobs of a study on the cluster to which this process is connected.
-
-    Args:
-        folder: Study folder, which this process need not have locked.
-        prepared: The study.
-        shown: Whether to show the progress.
-    """
+    """Train the jobs of a study on the cluster to which this process is connected."""
     quiet()
     settings = prepared.settings
     records = list(folder.records())
@@ -167,18 +159,10 @@ def _train(
     progress: ProgressTable,
     losses: list[str],
 ) -> bool:
-    """Train the jobs of a study that have not ended, pass by pass.
+    """Train the jobs of a study that have not ended, pass by pass; return whether all have ended.
 
-    Args:
-        folder: Study folder.
-        prepared: The study.
-        records: Contents of trial.json of the trials that have begun.
-        progress: Progress table to update.
-        losses: Why Ray Tune has ended before its trials; another reason is added.
-
-    Returns:
-        Whether all have ended. Otherwise a node or a worker was lost, and those that are left must
-        be trained with what the cluster has now.
+    Otherwise a node or a worker was lost, and those that are left must be trained with what the
+    cluster has now. `losses` says why Ray Tune has ended before its trials; a reason is added.
     """
     settings = prepared.settings
     plan = StudyPlan(prepared.samplers(), prepared.budget, records)
