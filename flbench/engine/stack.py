@@ -7,8 +7,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from traceback import walk_tb
-from types import FrameType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,6 +19,7 @@ from flbench.client.forward import call, make_step_context, mode
 from flbench.client.program import Statistic, Transform, merge_context
 from flbench.client.recording import REDUCTIONS
 from flbench.core.errors import ConfigError, shortened
+from flbench.core.raised import user_line
 from flbench.core.tree import where_masked
 from flbench.core.types import Batch, Dispatch, Info, Outputs, StepContext, Tree
 from flbench.data.federation import Federation
@@ -403,22 +402,10 @@ def _padded_rows(statistic: Statistic, key: str, value: Tensor, sizes: NDArray[n
 
 
 def _refusal(error: RuntimeError) -> str:
-    """Return a message with what vmap does not support, and the innermost call outside PyTorch."""
-    call, line = [frame for frame in walk_tb(error.__traceback__) if not _is_pytorch(frame[0])][-1]
-    code = call.f_code
+    """Return a message with what vmap does not support, and the line of the user's code."""
     first, _, _ = str(error).removeprefix("vmap: ").partition(". ")
-    cure = "Use engine.name=sequential, or use masks instead of reading values."
-    if "inplace randomness" in first:
-        first = "it fills a tensor with random numbers in place, the same for all clients"
-        cure = "Use torch.rand, torch.randn or torch.rand_like, or engine.name=sequential or ray."
-    elif "atching rule" in first or "support aten" in first:
-        cure = "Use engine.name=sequential or ray."
     return (
-        f"`{code.co_qualname}` ({code.co_filename}:{line}) cannot be done for many clients at once"
-        f" ({first}). {cure}"
+        f"code cannot be called for many clients at once ({first}){user_line(error)}. Use masks"
+        " instead of reading values, torch.rand instead of filling a tensor in place, or"
+        " engine.name=sequential or ray."
     )
-
-
-def _is_pytorch(call: FrameType) -> bool:
-    """Return whether a call is one of PyTorch's own."""
-    return str(call.f_globals.get("__name__")).partition(".")[0] == "torch"
