@@ -159,7 +159,7 @@ def _not_imported(path: str, module: str, error: BaseException) -> ConfigError:
     if isinstance(error, ModuleNotFoundError) and module.startswith(error.name or "."):
         if module in MAKERS:
             return ConfigError(
-                f"`{path}`: {module} is not installed: pip install {MAKERS[module][1]}"
+                f"`{path}`: {module} is not installed: pip install '{MAKERS[module][1]}'"
             )
         return ConfigError(
             f"`{path}`: there is no module `{error.name}`. It must be an installed package, or a"

@@ -9,7 +9,7 @@ from torch import nn
 from flbench.config.schema import OwnModelConfig
 from flbench.core.errors import ConfigError
 from flbench.core.parts import offered
-from flbench.models import trial
+from flbench.models import module_state, trial
 from flbench.models.base import build
 
 
@@ -103,7 +103,7 @@ def test_notes_are_there_where_they_belong(between, expected):
 
     assert {name for name in flags if net.__dict__.get(name)} == expected
     assert len(trial.notes(net)) == len(expected)
-    assert trial.needs_two(net) == (trial.NEEDS_TWO in expected)
+    assert module_state.needs_two(net) == (trial.NEEDS_TWO in expected)
 
 
 def test_net_in_eval_mode_as_a_whole_has_a_note():
