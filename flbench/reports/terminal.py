@@ -39,8 +39,11 @@ def open_console(*, errors: bool = False) -> Console:
         errors: Whether to write to standard error instead.
     """
     stream = sys.stderr if errors else sys.stdout
+    is_shown = stream.isatty() or Console().is_jupyter
     return SafeConsole(
         file=stream,
+        # Rich takes a file for a terminal if FORCE_COLOR is set, as in the processes of notebooks.
+        force_terminal=None if is_shown else False,
         width=None if stream.isatty() else NARROW,
         highlight=False,
         markup=False,

@@ -1,9 +1,11 @@
 """Carries out a study, or the part of it that is left, on Ray Tune."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stderr
 from functools import partial
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import cloudpickle
@@ -117,16 +119,38 @@ def carry_out(
                 found[one.x.data_ptr()] = files.enter_context(driver.shared(one.x.numpy()))
         sent = prepared.with_federations([one.without_samples() for one in rests])
         given = portable(sent, cloudpickle.dumps), [found[one.x.data_ptr()] for one in rests]
-        driver.call(_carried_out, folder.path, folder.resume_command, *given, shown)
+        # The process prints on the standard error of this one, unless a notebook or the program has
+        # redirected it: this process then prints the lines of a file.
+        is_redirected = sys.stderr is not sys.__stderr__
+        lines = files.enter_context(NamedTemporaryFile("r", encoding="utf-8"))
+
+        def show() -> None:
+            sys.stderr.write(lines.read())
+
+        files.callback(show)
+        driver.call(
+            *(_carried_out, folder.path, folder.resume_command, *given, shown),
+            lines.name if is_redirected else None,
+            meanwhile=show,
+        )
 
 
 def _carried_out(
-    path: Path, resume: str, sent: PreparedStudy, samples: Sequence[NDArray[Any]], shown: bool
+    path: Path,
+    resume: str,
+    sent: PreparedStudy,
+    samples: Sequence[NDArray[Any]],
+    shown: bool,
+    lines: str | None,
 ) -> None:
     """Train the jobs of a study, which has been sent to this process without its samples."""
     rests = zip(sent.federations(), samples, strict=True)
     prepared = sent.with_federations([rest.with_samples(array) for rest, array in rests])
-    with prepared.parcel.opened():
+    with ExitStack() as context:
+        context.enter_context(prepared.parcel.opened())
+        if lines is not None:
+            file = context.enter_context(open(lines, "a", encoding="utf-8", buffering=1))
+            context.enter_context(redirect_stderr(file))
         train(StudyFolder(path, resume), prepared, shown=shown)
 
 

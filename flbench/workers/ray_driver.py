@@ -109,8 +109,18 @@ class RayDriver:
     ) -> None:
         self.close()
 
-    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def call(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> Any:
         """Call a function in the process; after an interrupt or a loss, the process is ended.
+
+        Args:
+            function: The function.
+            arguments: Its arguments.
+            meanwhile: Function that this process calls while it waits; see `PERIOD`.
 
         Raises:
             LostError: A server of Ray was lost, or the process has died.
@@ -124,6 +134,8 @@ class RayDriver:
             self._pool.submit(None, "call", self._leader, function, arguments)
             while not (found := self._pool.ended(PERIOD)):
                 self._check()
+                if meanwhile is not None:
+                    meanwhile()
         except Exception:
             self._check(at_once=True)
             raise
