@@ -246,6 +246,8 @@ def _check_logits(
     try:
         with torch.no_grad(), tried(net):
             found = net.module(x)
+    except ConfigError:
+        raise
     except Exception as error:
         raise ConfigError(
             f"{what} does not accept samples of the shape {list(x.shape[1:])}:"

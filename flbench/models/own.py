@@ -467,6 +467,8 @@ def _outputs(
     try:
         with torch.no_grad(), tried(net):
             return net(x)
+    except ConfigError:
+        raise
     except Exception as error:
         cure = pretrained.input_cure(net, source, tuple(x.shape[1:]))
         cure = cure or token_cure(shape or (), error)

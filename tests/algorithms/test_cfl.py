@@ -11,7 +11,6 @@ from flbench.algorithms.cfl import bipartition, norms
 from flbench.algorithms.shared.mixing import pairwise_cosines
 from flbench.core.types import Message, Results, State
 from flbench.experiment import checkpoint
-from flbench.experiment.communication import DispatchMeter
 from flbench.experiment.new_clients import NewClients
 from flbench.experiment.rounds import settings_of
 from flbench.testing import played
@@ -421,7 +420,7 @@ def test_a_new_client_joins_those_with_labels_like_its_own(tmp_path):
         state, _ = played(built, state)
     clients = NewClients(built, print)
 
-    grown, adapts = clients._join(clients.grown(state), DispatchMeter(), DispatchMeter())
+    grown, adapts, *_ = clients._join(clients.grown(state))
     rows = built.federation.with_new_clients().partition.parts["train"]
     odd = torch.tensor([int(mine[0]) // 4 % 2 == 1 for mine in rows])  # labels turned around
     cluster = grown.server["cluster"]

@@ -98,7 +98,6 @@ def test_pages_exist_under_their_titles():
         ("fl.run", "fl.run\n"),
         ("testing.run", "flbench.testing.run\n"),
         ("flbench.core.types.Dispatch", "flbench.algorithms.Dispatch\n"),
-        ("flbench.callbacks.EarlyStopping", "flbench.callbacks.EarlyStopping\n"),
         ("Algorithm.dispatch", "flbench.algorithms.Algorithm.dispatch\n"),
         ("dispatch", "flbench.algorithms.Algorithm.dispatch\n"),
         ("names", "flbench.algorithms.NetSpec.names\n"),

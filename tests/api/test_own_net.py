@@ -333,7 +333,7 @@ class Teacher(nn.Module):
 
 
 def test_frozen_parameters_that_the_code_changes_are_refused(tmp_path):
-    with pytest.raises(fl.ConfigError, match=r"`teacher.weight`.*register_buffer"):
+    with pytest.raises(fl.ConfigError, match="register_buffer"):
         short(tmp_path, Teacher(), "fedavg")
     assert not [*tmp_path.glob("*/*/metrics.csv")]
 
@@ -463,7 +463,7 @@ def test_a_layer_that_a_net_makes_while_it_trains_is_refused(tmp_path, make, is_
     if not is_refused:
         assert short(tmp_path, MadeLate(make), "fedavg").finished
         return
-    with pytest.raises(fl.ConfigError, match=r"makes `.*late` while it trains.*__init__"):
+    with pytest.raises(fl.ConfigError, match=r"makes the parameter `late.*__init__"):
         short(tmp_path, MadeLate(make), "fedavg")
     assert not [*tmp_path.glob("*/*/metrics.csv")]
 

@@ -137,7 +137,6 @@ def test_json_names_what_was_written(here, capsys):
         ("2nd", "Did you mean `nd`"),
         ("../up", "Did you mean `up`"),
         ("é", "lower-case letters"),
-        ("", "lower-case letters"),
         ("import", "word of Python"),
         ("none", "word of Python"),
         ("train", "key of the configuration"),

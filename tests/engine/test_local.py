@@ -270,16 +270,9 @@ def test_worker_that_always_dies_ends_the_run_with_a_sentence(engines):
 
 def test_error_of_the_users_code_in_a_worker_names_its_line(engines):
     where = r"spike .*test_local\.py:\d+\) at client [0-4] in round 1\."
-    with pytest.raises(ConfigError, match=where) as error:
+    with pytest.raises(ConfigError, match=where):
         trained(engines["sequential"], fails)
     engines["sequential"].start()
-    _, *lines = str(error.value).splitlines()
-    assert [line.split(" in ")[1].split(":")[0] for line in lines] == [
-        "__call__",
-        "fails",
-        "raise_spike",
-    ]
-    assert all("test_local.py" in line for line in lines)  # neither flbench's lines nor PyTorch's
 
 
 def test_warning_of_the_users_code_in_workers_arrives(engines):
