@@ -171,6 +171,7 @@ def test_trials_with_a_quarter_of_a_gpu_are_four_on_each(two_devices, tmp_path, 
     RecordingTrial.folder, RecordingTrial.together = tmp_path / "seen", 8
     RecordingTrial.folder.mkdir()
     monkeypatch.setattr(run, "TrialWorker", RecordingTrial)
+    monkeypatch.setattr(run, "quiet", lambda: None)  # the environment is that of later tests
     asked = TuneRequest(
         ("fedavg",), trials=12, seeds=0, scheduler="none", concurrent=12, out=tmp_path / "studies"
     )

@@ -194,6 +194,7 @@ def test_a_study_goes_on_with_what_is_left_of_a_cluster(nodes, tmp_path, monkeyp
         fit(*given)
 
     monkeypatch.setattr(run, "_fit", fit_later)
+    monkeypatch.setattr(run, "quiet", lambda: None)  # the environment is that of later tests
     monkeypatch.setattr(waits, "LOOK", 1.0)
     monkeypatch.setattr(waits, "HOLD", 0.5)
     keys = ["train.rounds=30", "evaluation.every=1", "engine.name=ray", "engine.workers=2"]
