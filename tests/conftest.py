@@ -107,6 +107,22 @@ def _git_is_asked_once():
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _tests_are_read_once():
+    """Find the imports of a module of the tests once per process: they are 400 files."""
+    from flbench.core import source_hash
+
+    plain = source_hash._imports
+    once = cache(plain)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            source_hash,
+            "_imports",
+            lambda module: (once if module.startswith("tests.") else plain)(module),
+        )
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _no_pictures_in_pages():
     """Leave the pictures out of pages and reports: one takes longer than most trainings here.
 
