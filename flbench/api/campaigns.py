@@ -1,4 +1,4 @@
-"""What studies and comparisons have around their trainings: supervision, MLflow, interrupts."""
+"""What studies and comparisons have around their trainings: stop signals and MLflow."""
 
 import signal
 import threading

@@ -79,7 +79,7 @@ class EarlyStopping(Callback):
         if self._mode is None:
             hint = did_you_mean(name, LESS_IS_BETTER | MORE_IS_BETTER)
             return (
-                f"EarlyStopping: it is not known whether larger values of the metric"
+                "EarlyStopping: it is not known whether larger values of the metric"
                 f" `{self.metric}` are better.{hint} Set mode to max or min.",
             )
         return ()

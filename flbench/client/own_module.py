@@ -283,7 +283,7 @@ class OwnModule(ClientModule):
         """Advance schedulers and call the module's hook after an optimizer step."""
         position = self._trainer_of_module
         position.global_step += 1
-        cure = "Its number of steps is self.trainer.estimated_stepping_batches."
+        cure = "Give it self.trainer.estimated_stepping_batches as its number of steps."
         with calling(f"{self.net.title}: the scheduler", cure):
             for schedule in self.schedules:
                 schedule.advance("step", self._batch_idx)

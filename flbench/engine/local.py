@@ -32,9 +32,9 @@ LARGE: Final = 100_000
 STARTED: Final = 200_000
 """Units that the rest of a run must have before workers are started for it: about a second."""
 WORTH: Final = 4_000
-"""Units of a round from which on its clients are distributed."""
+"""Units that a round must have so that its clients are distributed."""
 SENDING: Final = 1e-3
-"""Units for each byte of clients from which on they are distributed."""
+"""Further units that it must have for each byte that is sent to workers and back."""
 WORKER_BYTES: Final = 250 * 2**20
 """Memory of a worker that it shares with no other process, besides net and clients. Measured: 0.2
 GiB with LeNet-5."""

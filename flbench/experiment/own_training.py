@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from inspect import signature
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +27,6 @@ from flbench.experiment.rounds import programs, visible_to_server
 from flbench.losses import CrossEntropy, TaskLoss
 from flbench.models.base import NetSpec
 from flbench.models.lightning_net import LightningNet
-
-TRIED: Final = 4  # samples of the step that is tried before a run
-MOST_TRIED: Final = 10_000  # steps that schedulers are tried for
 
 
 def check_keys(config: Config) -> None:

@@ -15,7 +15,7 @@ from flbench.workers.ray_session import Servers
 
 
 class StudyStopped(BaseException):
-    """Ends Ray Tune's loop. It is not an Exception, after which Ray Tune calls its servers."""
+    """Ends Ray Tune's loop. After an Exception, Ray Tune would call its servers first."""
 
 
 class TuneCallbacks(tune.Callback):  # type: ignore[misc]

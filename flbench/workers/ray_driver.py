@@ -1,4 +1,4 @@
-"""The process that calls Ray, of which this process knows nothing but its results.
+"""A process of its own that calls Ray, and sends what its functions return.
 
 Ray reads its environment when it is imported, prints on standard output, changes the handlers of
 signals, and starts servers below the process that calls it. So another process calls it: with an
@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 import cloudpickle
@@ -56,7 +55,7 @@ class RayDriver:
     """A process that is connected to a Ray cluster; a context manager that ends it.
 
     A cluster of this machine is started for it, unless it has an address, or this process is
-    connected to one, which it joins then. In a worker of Ray it is this process.
+    connected to one, which it joins then. In a worker of Ray, this process calls the functions.
 
     Args:
         address: Address of a running cluster; see `ray_session.connect`.
@@ -101,12 +100,7 @@ class RayDriver:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def call(
@@ -149,7 +143,7 @@ class RayDriver:
 
     @contextmanager
     def shared(self, array: NDArray[Any]) -> Iterator[Any]:
-        """Context manager with what arrives in the process as an array, by no pipe."""
+        """Context manager with what the process receives as this array, through shared memory."""
         if self._pool is None:
             yield array
             return
@@ -190,11 +184,7 @@ class RayPool:
         driver: The driver.
         kind: Class of the object of an actor.
         given: Its arguments, which are stored in Ray's object store once.
-        most: Largest number of actors.
-        needs: Resources of an actor by Ray's names, such as `{"CPU": 1}`.
-        name: What one of the actors does, for messages, such as `a worker of engine.name=ray`.
-        patience: Seconds that calls may wait while no actor runs.
-        tell: Function that gets notes for the user.
+        most, needs, name, patience, tell: See `flbench.workers.ray_pool.ActorPool`.
     """
 
     def __init__(
@@ -243,7 +233,7 @@ def _with_modules(thing: Any) -> Any:
 
 
 class _Session:
-    """What the process of a driver has instead of an object: it calls functions.
+    """The object of a driver's process: it calls functions.
 
     Args:
         environment: Its environment.

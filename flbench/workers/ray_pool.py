@@ -100,16 +100,10 @@ class ActorPool:
         self._check_wait()
         return found
 
-    def close(self, *, kill: bool = False) -> None:
-        """Give up all references to Ray's objects, with which the actors end.
-
-        Args:
-            kill: Whether to end the actors at once.
-        """
-        if kill:
-            beginning = [actor for actor, _ in self._beginning.values()]
-            for actor in (*self._idle, *(actor for actor, _ in self._busy.values()), *beginning):
-                _end(actor)
+    def close(self) -> None:
+        beginning = [actor for actor, _ in self._beginning.values()]
+        for actor in (*self._idle, *(actor for actor, _ in self._busy.values()), *beginning):
+            _end(actor)
         for part in (self._queue, self._beginning, self._idle, self._busy):
             part.clear()
 
@@ -306,4 +300,4 @@ def ended(pool: int, seconds: float) -> tuple[list[Ended], list[str], int, str |
 
 def close(pool: int) -> None:
     """End the actors."""
-    _open.pop(pool)[0].close(kill=True)
+    _open.pop(pool)[0].close()

@@ -67,7 +67,7 @@ def connection_error(server: tuple[str, int]) -> OSError | None:
 
 
 class Servers:
-    """The servers that this process calls. A proxy may be between: it is not watched.
+    """The servers that this process calls, as far as they can be reached without a proxy.
 
     Attributes:
         found: Host and port of each.

@@ -114,7 +114,7 @@ def test_an_idle_actor_takes_the_calls_of_one_that_never_begins(nodes, monkeypat
 
     assert all_ended(pool, 4) == {number: 2 * number for number in range(4)}
     assert "a cell that needs 1 CPU" in notes[0]
-    pool.close(kill=True)
+    pool.close()
 
 
 def test_a_wait_for_what_no_node_has_is_told_and_ends(nodes, monkeypatch):
@@ -128,7 +128,7 @@ def test_a_wait_for_what_no_node_has_is_told_and_ends(nodes, monkeypatch):
     with pytest.raises(RunError, match=r"7 CPUs.*of 1 CPU.*engine\.wait_seconds"):
         all_ended(pool, 1)
 
-    pool.close(kill=True)
+    pool.close()
     assert len(notes) > 1
 
 
@@ -150,7 +150,7 @@ def test_what_an_actor_cannot_read_is_named(nodes):
 
     assert "Traceback" not in str(found.value)
     assert "$PYTHONPATH" in str(found.value)
-    pool.close(kill=True)
+    pool.close()
 
 
 def test_an_actor_that_cannot_begin_is_no_loss(nodes):
@@ -173,7 +173,7 @@ def test_an_actor_that_cannot_begin_is_no_loss(nodes):
     [one] = ended
     assert one.is_final
     assert "named 'module_of_this_process'." in one.lost
-    pool.close(kill=True)
+    pool.close()
 
 
 @pytest.mark.filterwarnings("ignore:.*")  # notes about the data
@@ -270,4 +270,4 @@ def test_an_engine_whose_workers_do_not_begin_says_so(nodes, monkeypatch):
     with pytest.raises(RunError, match="did not start within"):
         ray_engine.RayEngine(built.net, built.federation, config.engine)
 
-    holder.close(kill=True)
+    holder.close()
