@@ -668,7 +668,7 @@ def test_channels_last_in_memory_change_only_rounding(method, monkeypatch):
         return state.server | {f"client {n}": x for n, x in state.clients.items()}
 
     last = after_rounds()
-    monkeypatch.setattr(sequential, "has_wide_convolutions", lambda net: False)
+    monkeypatch.setattr(sequential, "has_plain_convolutions", lambda net: False)
     first = after_rounds()
 
     assert max(float((x - first[n]).abs().max()) for n, x in last.items()) < 1e-12
