@@ -1,14 +1,14 @@
 """Reading of files, and atomic writing: after a crash a file has its old or its new content."""
 
 import errno
-import fcntl
 import os
 import re
 import stat
-import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
+
+from filelock import FileLock, Timeout
 
 from flbench.core.errors import UserError
 
@@ -21,7 +21,7 @@ memory is needed for what it contains."""
 LONGEST_NAME: Final = 100
 """Bytes of a folder's name that comes from the user's data."""
 LOCK_SECONDS: Final = 0.5
-"""For how long a locked folder is tried again: a mirror holds the lock briefly to look at it."""
+"""For how long a locked folder is tried again: a look at its lock holds it."""
 
 
 def is_text(text: str) -> bool:
@@ -200,61 +200,37 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def open_lock(path: Path) -> IO[str]:
-    """Open a file to lock it. A file that exists does not change.
-
-    Raises:
-        OSError: The path is a link, or cannot be opened.
-    """
-    return os.fdopen(not_a_link(str(path), os.O_WRONLY | os.O_CREAT), "w")
-
-
 def is_locked(folder: Path) -> bool:
     """Return whether another process has locked a folder, which need not exist."""
     file = folder / ".lock"
-    if not file.exists():
-        return False
     try:
-        lock = open_lock(file)
+        with FileLock(file, blocking=False) if file.exists() else nullcontext():
+            return False
+    except Timeout:
+        return True
     except OSError:  # nobody can write there
         return False
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
 
 
-def lock_folder(folder: Path) -> IO[str]:
-    """Lock a folder against other processes.
+def lock_folder(folder: Path) -> FileLock:
+    """Lock a folder against other processes, until `release` or the end of this process.
 
     Args:
         folder: An existing folder; the lock is the file `.lock` in it.
 
-    Returns:
-        The open lock file. The folder is locked until it is closed or the process ends.
-
     Raises:
         UserError: Another process has locked the folder, or the folder cannot be written to.
     """
+    lock = FileLock(folder / ".lock", timeout=LOCK_SECONDS, thread_local=False)
     try:
-        lock = open_lock(folder / ".lock")
+        lock.acquire()
+    except Timeout as error:
+        raise UserError(
+            f"another process is writing to {folder}. Wait for it, or end it."
+        ) from error
     except OSError as error:
         raise UserError(
             f"{folder} cannot be written to ({error.strerror}). Change its permissions, or choose"
             " another folder."
         ) from error
-    end = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if time.monotonic() < end:
-                time.sleep(LOCK_SECONDS / 20)
-                continue
-            lock.close()
-            raise UserError(
-                f"another process is writing to {folder}. Wait for it, or end it."
-            ) from error
-        return lock
+    return lock

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import IO, ClassVar, Self
+from typing import ClassVar, Self
+
+from filelock import FileLock
 
 from flbench.core import files
 from flbench.core.errors import RunError, UserError
@@ -34,7 +36,7 @@ class LockedFolder:
     def __init__(self, path: Path, resume_command: str | None = None) -> None:
         self.path = path
         self.resume_command = resume_command or self.command_to_resume(path)
-        self._lock: IO[str] | None = None
+        self._lock: FileLock | None = None
 
     @classmethod
     def command_to_resume(cls, path: Path) -> str:
@@ -87,7 +89,7 @@ class LockedFolder:
     def close(self) -> None:
         """Unlock the folder, so that other processes can write to it."""
         if self._lock is not None:
-            self._lock.close()
+            self._lock.release()
             self._lock = None
 
     def write(self, name: str, content: str | bytes) -> None:

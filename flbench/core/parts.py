@@ -133,7 +133,10 @@ def find(path: str) -> Any:
     try:
         found: Any = importlib.import_module(module)
     except (Exception, SystemExit) as error:
-        raise _not_imported(path, module, error) from error
+        raise ConfigError(
+            f"`{path}`: importing `{module}` raised {type(error).__name__}: {error}."
+            f" {_cure(module, error)}"
+        ) from error
     finally:
         torch.set_default_dtype(dtype)  # a module that sets it would change what flbench computes
     if module in MAKERS and name not in dir(found):
@@ -154,22 +157,17 @@ def find(path: str) -> Any:
     return found
 
 
-def _not_imported(path: str, module: str, error: BaseException) -> ConfigError:
-    """Return the error for a module that cannot be imported."""
-    if isinstance(error, ModuleNotFoundError) and module.startswith(error.name or "."):
-        if module in MAKERS:
-            return ConfigError(
-                f"`{path}`: {module} is not installed: pip install '{MAKERS[module][1]}'"
-            )
-        return ConfigError(
-            f"`{path}`: there is no module `{error.name}`. It must be an installed package, or a"
-            f" file in the current folder ({here()}) or in a folder of $PYTHONPATH."
-        )
-    cure = "Correct the module."
+def _cure(module: str, error: BaseException) -> str:
+    """Return what the user can do about a module that cannot be imported."""
     if isinstance(error, SystemExit):
-        cure = "Put what it does as a script below if __name__ == '__main__':."
-    return ConfigError(
-        f"`{path}`: importing `{module}` raised {type(error).__name__}: {error}. {cure}"
+        return "Put what it does as a script below if __name__ == '__main__':."
+    if not (isinstance(error, ModuleNotFoundError) and module.startswith(error.name or ".")):
+        return "Correct the module."
+    if module in MAKERS:
+        return f"It is not installed: pip install '{MAKERS[module][1]}'"
+    return (
+        f"A module is an installed package, or a file in the current folder ({here()}) or in a"
+        " folder of $PYTHONPATH."
     )
 
 
@@ -219,33 +217,26 @@ def module_of(path: str) -> str:
     'package.module'
     """
     place, _, name = path.rpartition(":") if ":" in path else (path, "", "name")
-    if not re.fullmatch(r"[\w.]+", name) or not (place.endswith(".py") or is_dotted(place)):
+    is_file = place.endswith(".py")
+    if not re.fullmatch(r"[\w.]+", name) or not (is_file or is_dotted(place)):
         raise ConfigError(
             f"`{path}` is no import path. Write `package.module:name`, or `FILE.py:name`."
         )
-    if not place.endswith(".py"):
+    if not is_file:
         return place
-    file = Path(here(), Path(place).expanduser()).resolve()
-    if not file.is_file():
-        raise ConfigError(
-            f"`{path}`: there is no file {place}. Name a file of Python, or a module without `.py`."
-        )
     current = Path(here()).resolve()
+    file = (current / Path(place).expanduser()).resolve()
     names = file.relative_to(current).with_suffix("").parts if file.is_relative_to(current) else ()
     if not names or not all(one.isidentifier() for one in names):
         names = (file.stem,)
-        if not file.stem.isidentifier():
-            raise ConfigError(
-                f"`{path}`: `{file.name}` cannot be imported. Rename the file: the name of a module"
-                " has letters, digits and underscores alone."
-            )
         _named.setdefault(str(file.parent))
     name = ".".join(names)
-    known = file_of(name)
+    known = file_of(name) if is_dotted(name) else None
     if known is None or known.resolve() != file:
         raise ConfigError(
-            f"`{path}`: the module `{name}` is {known or 'not a file'}, not {file}. Rename the"
-            " file, so that its name is that of no other module."
+            f"`{path}`: Python would import `{name}` from {known or 'no file'}, not from {file}."
+            " Name a file that exists, whose name has letters, digits and underscores alone and is"
+            " that of no other module."
         )
     return name
 
@@ -284,10 +275,8 @@ def check_arguments(
 ) -> None:
     """Check that a function of the user can be called with its arguments.
 
-    A function that is not written in Python may have no signature, and is then not checked.
-
     Args:
-        function: The function.
+        function: The function. One without a signature is not checked: it is not in Python.
         takes: What it gets by position, in words.
         arguments: Its keyword arguments by name.
         what: The function as messages name it.
@@ -324,9 +313,6 @@ def spec_of(name: str) -> ModuleSpec | None:
 
     The current folder and those of files that are named by their paths come last. Python itself
     does not search them before `find` imports a module of them.
-
-    Args:
-        name: Name of the module.
     """
     above, _, last = name.rpartition(".")
     places = _places(above) if above else None
@@ -439,33 +425,18 @@ def where_to_put(reason: str) -> str:
     )
 
 
-def is_searched_early(folder: str) -> bool:
-    """Return whether Python searches a folder before its own modules.
-
-    The user arranges this: it holds for the folder of a script, for the current folder in a
-    notebook, and for those of $PYTHONPATH.
-    """
-    order = [os.path.abspath(one) for one in sys.path]
-    own = os.path.dirname(os.path.abspath(os.__file__))
-    early = order[: order.index(own)] if own in order else order
-    return os.path.abspath(folder) in early
-
-
 def portable(thing: Any, dumps: Callable[[Any], bytes]) -> Any:
     """Return an object which arrives as `thing` in another process that unpickles it.
 
     Modules of the user are found there where they are found here: the other process searches the
-    folders of this one in their order, and has its own folders of Python and its packages between
-    those that this process searches before and after Python's own modules.
+    folders of this one in their order, and then its own.
 
     Args:
         thing: What is sent.
         dumps: Function that pickles it.
     """
-    folders = [os.path.abspath(one) for one in sys.path if os.path.isdir(one or ".")]
-    early = [one for one in dict.fromkeys(folders) if is_searched_early(one)]
-    late = [one for one in dict.fromkeys([*folders, *_searched]) if one not in early]
-    return _Portable(early, late, list(_searched), here(), dumps(thing))
+    folders = [os.path.abspath(one) for one in sys.path]
+    return _Portable(folders, list(_searched), here(), dumps(thing))
 
 
 class _Portable:
@@ -478,14 +449,12 @@ class _Portable:
         return _arrived, self._sent
 
 
-def _arrived(
-    early: list[str], late: list[str], searched: list[str], folder: str, content: bytes
-) -> Any:
+def _arrived(folders: list[str], searched: list[str], folder: str, content: bytes) -> Any:
     """Return the object that another process has sent, which works in a folder."""
     global sender
     sender = folder
-    own = [one for one in sys.path if os.path.abspath(one) not in (*early, *late)]
-    if sys.path != (order := [*early, *own, *late]):
+    order = [*folders, *(one for one in sys.path if os.path.abspath(one) not in folders)]
+    if sys.path != order:
         sys.path[:] = order
     for one in searched:
         search(one)

@@ -1,16 +1,17 @@
 """Sending a folder to MLflow: `sync` sends it once, `main` follows it while it is written."""
 
 import argparse
-import fcntl
 import os
 import select
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, get_args
+
+from filelock import FileLock, Timeout
 
 from flbench.comparison.folder import is_cell, is_comparison, read_design
 from flbench.core import files
@@ -137,7 +138,7 @@ def sync(folder: Path, uri: str | None, counts: SentCounts | None = None) -> tup
     mirror_class = kind_of(folder)
     address, named_by, shown = _store_of(folder, uri)
     mirror: AnyMirror | None = None
-    with _lock(folder) as is_locked, mlflow_store.settings(SYNC_SETTINGS):
+    with _locked(folder) as is_locked, mlflow_store.settings(SYNC_SETTINGS):
         if not is_locked:
             raise UserError(f"another process is sending {folder} to MLflow. Wait for it.")
         try:
@@ -226,7 +227,7 @@ def main(arguments: Sequence[str]) -> int:
     folder, writer = options.folder.resolve(), _WritingProcess()
     uri = mlflow_store.address(None)
     while True:
-        with _lock(folder) as is_locked:
+        with _locked(folder) as is_locked:
             if is_locked:
                 return _follow(folder, (uri, options.named_by), options.experiment, writer)
         time.sleep(PAUSE / 10)  # a mirror that was started earlier still sends the folder
@@ -317,23 +318,16 @@ class _WritingProcess:
 
 
 @contextmanager
-def _lock(folder: Path) -> Iterator[bool]:
-    """Lock a folder against other mirrors inside the context.
-
-    Yields:
-        Whether the folder is locked; False if another process mirrors it.
-    """
+def _locked(folder: Path) -> Iterator[bool]:
+    """Lock a folder inside the context, unless another process mirrors it; yield whether it is."""
     # A cell is sent below the run of its comparison, which two mirrors must not make at once.
-    handle = os.open(folder.parents[1] if is_cell(folder) else folder, os.O_RDONLY)
+    lock = FileLock((folder.parents[1] if is_cell(folder) else folder) / ".mirror")
+    with suppress(Timeout):
+        lock.acquire(blocking=False)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        yield lock.is_locked
     finally:
-        os.close(handle)
+        lock.release()
 
 
 def _configured_uri(folder: Path) -> str | None:

@@ -19,6 +19,7 @@ from flbench.comparison.folder import (
 )
 from flbench.config.sources import leaves
 from flbench.core.documents import as_data_error, read_json
+from flbench.core.files import is_locked
 from flbench.jobs.folder import FAILURES, read_failures
 from flbench.tracking import mirror_run, mlflow_files, mlflow_names, mlflow_view
 from flbench.tracking.mirror import Outcome
@@ -168,7 +169,7 @@ class ComparisonMirror(TreeMirror):
             status = "FAILED"
         elif is_finished:
             status = "FINISHED"
-        elif unfinished != "RUNNING" or mirror_run.is_being_written(path):
+        elif unfinished != "RUNNING" or is_locked(path):
             status = unfinished
         else:  # it waits to be continued
             status = "KILLED"

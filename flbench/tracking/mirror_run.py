@@ -1,6 +1,5 @@
 """Sending one run folder to MLflow."""
 
-import fcntl
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Any, Final
 
 from flbench.core.documents import as_data_error, read_json, read_yaml, unix_milliseconds
 from flbench.core.errors import DataError
+from flbench.core.files import is_locked
 from flbench.core.text import printable
 from flbench.tracking import (
     mlflow_errors,
@@ -200,7 +200,7 @@ class RunMirror:
         """Return the status of the run in MLflow."""
         if (self._folder / "summary.json").is_file():
             return "FINISHED"
-        if outcome is None or (outcome == "unknown" and is_being_written(self._folder)):
+        if outcome is None or (outcome == "unknown" and is_locked(self._folder)):
             return "RUNNING"
         if outcome == "unknown" and self._run.status == "FAILED":
             return "FAILED"  # set when the process ended, which knew its outcome
@@ -267,15 +267,3 @@ def end_time(folder: Path, started: int) -> int:
             return started + int(1000 * summary["seconds"]["total"])
     there = [file for name in ("metrics.csv", "config.yaml") if (file := folder / name).is_file()]
     return int(there[0].stat().st_mtime * 1000)
-
-
-def is_being_written(folder: Path) -> bool:
-    """Return whether a process holds the lock of a run or study folder."""
-    try:
-        with (folder / ".lock").open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return False

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from flbench.core.documents import as_data_error, unix_milliseconds
+from flbench.core.files import is_locked
 from flbench.core.text import printable
 from flbench.tracking import mirror_run, mlflow_names, mlflow_view
 from flbench.tracking.mirror import Outcome
@@ -77,9 +78,7 @@ class TreeMirror(ABC):
             NotStoredError: Files were not stored. Everything else was sent before.
         """
         self._kept = KeptErrors(self._folder)
-        is_live = outcome is None or (
-            outcome == "unknown" and mirror_run.is_being_written(self._folder)
-        )
+        is_live = outcome is None or (outcome == "unknown" and is_locked(self._folder))
         unfinished = "RUNNING" if is_live else mirror_run.MLFLOW_STATUS.get(outcome or "", "KILLED")
         self._send_tree(self._run("", self._name, None, self.kind), unfinished)
         self._kept.send_and_raise(self._uploads, self._store.shown, is_last=outcome is not None)

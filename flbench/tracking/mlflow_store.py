@@ -1,6 +1,5 @@
 """MLflow's store: its address, and how it is opened."""
 
-import fcntl
 import logging
 import os
 import sqlite3
@@ -13,6 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import unquote, urlsplit
+
+from filelock import FileLock
 
 from flbench.core import files
 from flbench.core.errors import ConfigError, UserError
@@ -390,8 +391,8 @@ def _check_is_store(uri: str, named_by: NamedBy) -> None:
         return
     files.check_no_link(file)
     if "experiments" not in _tables(file) and (lock_file := _lock_of(file)).exists():
-        with files.open_lock(lock_file) as lock:  # another process may be making the tables
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with FileLock(lock_file):  # another process may be making the tables
+            pass
     if "experiments" not in _tables(file):
         raise UserError(
             f"{file} is not a database of MLflow, and {_WHO[named_by]}. Name the store yourself:"
@@ -509,8 +510,7 @@ def _exclusive(uri: str) -> Iterator[None]:
     else:
         lock_file = _lock_of(file)
     lock_file.parent.mkdir(parents=True, exist_ok=True)
-    with files.open_lock(lock_file) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with FileLock(lock_file):
         if file is not None:
             connection = sqlite3.connect(file, timeout=LOCK_SECONDS)
             try:

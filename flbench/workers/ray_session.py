@@ -16,7 +16,6 @@ from ray.job_config import JobConfig
 
 from flbench.core import hosts
 from flbench.core.errors import ConfigError, RunError
-from flbench.core.parts import is_searched_early
 from flbench.workers import cores
 
 ADDRESS_VARIABLE: Final = "RAY_ADDRESS"
@@ -130,16 +129,13 @@ def _join(options: dict[str, Any], address: str, key: str) -> None:
 
 
 class _Job(JobConfig):  # type: ignore[misc]
-    """The job of this process, whose workers do not import from the current folder first.
+    """The job of this process, of whose folders Ray would make the first that workers search.
 
-    Ray would search it before Python's own modules. A worker appends it to `sys.path` when it needs
-    a module of the user; see `flbench.core.parts.portable`.
+    They search them in the order of this process; see `flbench.core.parts.portable`.
     """
 
     def _serialize(self) -> Any:
-        self._py_driver_sys_path: list[str] = [
-            folder for folder in self._py_driver_sys_path if is_searched_early(folder)
-        ]
+        self._py_driver_sys_path: list[str] = []
         return super()._serialize()
 
 

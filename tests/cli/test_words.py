@@ -50,7 +50,7 @@ def test_a_method_is_named_by_its_name_path_or_file(word):
         ("data:digits", "data=digits"),  # the folder `data` is no module with a method
         ("seed:1", "seed=1"),
         ("typed_method.py", "typed_method.py:Class"),
-        ("typed-method.py:Typed", "typed-method.py.*Rename"),
+        ("typed-method.py:Typed", "typed-method.py.*letters"),
         ("typed_script.py:Typed", "raised SystemExit.*__main__"),
         ("nothing.py:Typed", "nothing.py"),
         ("no_such_module:Typed", "no_such_module"),

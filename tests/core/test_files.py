@@ -1,11 +1,13 @@
 """Paths that are not regular files, and texts that cannot be stored in a file."""
 
-import fcntl
 import os
+import sys
 from pathlib import Path
+from subprocess import PIPE, Popen
 from threading import Timer
 
 import pytest
+from filelock import FileLock
 
 from flbench.core import files
 from flbench.core.errors import MAX_MESSAGE, UserError, shortened
@@ -29,21 +31,35 @@ def test_file_above_the_limit_is_not_read(tmp_path):
         files.read_text(file, 4)
 
 
-def test_lock_that_is_a_pipe_is_refused(tmp_path):
-    os.mkfifo(tmp_path / ".lock")
+def test_a_short_look_at_the_lock_by_another_process_does_not_matter(tmp_path):
+    other = FileLock(tmp_path / ".lock", thread_local=False)
+    other.acquire()
+    Timer(files.LOCK_SECONDS / 5, other.release).start()
 
-    with pytest.raises(UserError, match="cannot be written to"):
+    files.lock_folder(tmp_path).release()
+
+    assert not other.is_locked
+
+
+def test_a_lock_is_free_when_its_process_is_killed(tmp_path):
+    code = f"""if True:
+        from pathlib import Path
+        from flbench.core.files import lock_folder
+        lock = lock_folder(Path({str(tmp_path)!r}))
+        print("locked", flush=True)
+        input()
+    """
+    process = Popen([sys.executable, "-c", code], stdin=PIPE, stdout=PIPE, text=True)
+    assert process.stdout.readline() == "locked\n"
+    assert files.is_locked(tmp_path)
+    with pytest.raises(UserError, match="another process is writing"):
         files.lock_folder(tmp_path)
 
+    process.kill()
+    process.communicate()
 
-def test_a_short_look_at_the_lock_by_another_process_does_not_matter(tmp_path):
-    other = (tmp_path / ".lock").open("w")
-    fcntl.flock(other, fcntl.LOCK_SH)
-    Timer(files.LOCK_SECONDS / 5, other.close).start()
-
-    files.lock_folder(tmp_path).close()
-
-    assert other.closed
+    assert not files.is_locked(tmp_path)
+    files.lock_folder(tmp_path).release()
 
 
 @pytest.mark.parametrize("length", [MAX_MESSAGE - 1, MAX_MESSAGE, MAX_MESSAGE + 1, 10**6])
@@ -95,7 +111,7 @@ def private(tmp_path):
 @pytest.mark.parametrize(
     "attempt",
     [
-        lambda link: files.open_lock(link).close(),
+        lambda link: FileLock(link).acquire(),
         lambda link: open(link, "ab", opener=files.not_a_link).close(),
         lambda link: open(link, "w", opener=files.not_a_link).close(),
         lambda link: files.copy(link, link.with_name("copy")),

@@ -56,7 +56,7 @@ def test_a_job_that_a_worker_of_a_killed_driver_begins_late_is_waited_for(
     """The worker locks the second job's run folder when the campaign has begun already."""
     monkeypatch.setattr(orphans, "PATIENCE", 0.0)
     monkeypatch.setattr(files, "LOCK_SECONDS", 0.0)
-    monkeypatch.setattr(orphans.time, "sleep", lambda seconds: [lock.close() for lock in held])
+    monkeypatch.setattr(orphans.time, "sleep", lambda seconds: [lock.release() for lock in held])
     config = config_of(*SMALL, "train.rounds=1")
     jobs = [Job(name, name, "", "", 0, config, {}) for name in ("first", "second")]
     folder = ComparisonFolder.create(tmp_path, "late")

@@ -20,12 +20,12 @@ import pytest
 from flbench.cli import app
 from flbench.config.schema import TrackingConfig
 from flbench.core.errors import ConfigError, RunError
+from flbench.core.files import is_locked
 from flbench.reports import terminal
 from flbench.results import metrics_file
 from flbench.tracking import (
     follow,
     mirror,
-    mirror_run,
     mlflow_app,
     mlflow_names,
     mlflow_store,
@@ -57,7 +57,7 @@ def wait(done: Callable[[], object], seconds: float = 90) -> None:
 
 def is_free(path: Path) -> bool:
     """Whether no mirror is at work on a folder."""
-    with follow._lock(path) as is_locked:
+    with follow._locked(path) as is_locked:
         return is_locked
 
 
@@ -159,7 +159,7 @@ def test_killed_run_is_marked_and_its_resumption_continues_the_same_entry(tmp_pa
     assert held
     assert not (folder / "summary.json").exists(), "the run was over before it could be killed"
     # A mirror that is a fork has the lock file of the killed process open until it ends itself.
-    wait(lambda: is_free(folder) and not mirror_run.is_being_written(folder))
+    wait(lambda: is_free(folder) and not is_locked(folder))
     killed = only(store, folder)
 
     code = app.main(["run", "--resume", str(folder)])
@@ -357,7 +357,7 @@ def test_sync_refuses_what_is_not_a_run(tmp_path, capsys, make, said):
 
 def test_sync_refuses_a_folder_that_is_being_mirrored(finished, tmp_path, capsys):
     path = shutil.copytree(finished, tmp_path / "busy")
-    with follow._lock(path):
+    with follow._locked(path):
         code = app.main(["sync", str(path), "--uri", f"sqlite:///{tmp_path}/y.db"])
 
     assert code == 2

@@ -1,6 +1,5 @@
 """A run folder in MLflow: everything there, nothing twice."""
 
-import fcntl
 import json
 import os
 import re
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from filelock import FileLock
 
 from flbench.config.sources import leaves
 from flbench.core.errors import DataError, UserError
@@ -294,8 +294,7 @@ def test_interrupted_run_is_killed_and_its_resumption_continues_the_same_entry(s
 def test_run_that_another_process_continues_is_running(store, copied):
     path = copied("running")
     (path / "summary.json").unlink()
-    with (path / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with FileLock(path / ".lock"):
         follow.sync(path, store.uri)
         running = only(store, path).info.status
 

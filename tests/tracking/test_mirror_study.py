@@ -1,12 +1,12 @@
 """A study in MLflow: study, methods, trials and seeds as nested runs."""
 
-import fcntl
 import json
 import shlex
 import shutil
 from types import SimpleNamespace
 
 import pytest
+from filelock import FileLock
 
 from flbench.core.errors import DataError, UserError
 from flbench.metrics import ranking_names
@@ -175,8 +175,7 @@ def test_study_has_no_test_metrics_before_all_methods_are_searched(made):
     mirrored = made()
     shutil.rmtree(mirrored.path / "finals" / "fedavg")
     mirrored.edit("trials/fedavg/003", state="running", ended=None)
-    with (mirrored.path / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with FileLock(mirrored.path / ".lock"):
         mirrored.sync()
 
     assert "final/test/accuracy" in mirrored.by_key["methods/local"].data.metrics

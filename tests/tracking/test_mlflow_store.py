@@ -1,6 +1,5 @@
 """Which store, whether MLflow is there, and why a store was not reached."""
 
-import fcntl
 import os
 import sqlite3
 import subprocess
@@ -12,7 +11,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+import filelock
 import pytest
+from filelock import FileLock
 
 from flbench.core.errors import UserError
 from flbench.core.text import is_of_this_machine
@@ -44,6 +45,7 @@ def test_artifacts_lie_beside_a_database_and_where_a_server_says(tmp_path):
 def test_a_folder_called_mlflow_is_not_mlflow(tmp_path):
     """An interpreter without installed packages, in a folder with `mlflow/`."""
     (tmp_path / "mlflow").mkdir()
+    (tmp_path / "filelock").symlink_to(Path(filelock.__file__).parent)  # which flbench imports
     script = "import mlflow; from flbench.tracking import mlflow_store as s; print(s.installed())"
 
     done = subprocess.run(
@@ -121,7 +123,7 @@ def test_lock_of_a_store_is_not_in_the_folder_for_temporary_files(planted, tmp_p
 
     with ExitStack() as stack:
         if planted == "locked":
-            fcntl.flock(stack.enter_context(lock.open()), fcntl.LOCK_EX)
+            stack.enter_context(FileLock(lock))
         stack.enter_context(mlflow_store._exclusive(address))
 
         assert list(shared.iterdir()) == [lock]
@@ -135,8 +137,8 @@ def test_check_of_a_database_waits_for_the_process_that_makes_its_tables(tmp_pat
     uri = f"sqlite:///{file}"
     waited = []
 
-    def make(lock, kind):
-        waited.append(lock.name)
+    def make(lock):
+        waited.append(lock.lock_file)
         with closing(sqlite3.connect(file)) as database:
             database.execute("CREATE TABLE experiments (name)")
 
@@ -144,7 +146,7 @@ def test_check_of_a_database_waits_for_the_process_that_makes_its_tables(tmp_pat
     with pytest.raises(UserError, match="is not a database of MLflow"):
         mlflow_store.open_store(uri, "nobody")
     file.with_name("flbench.db.lock").touch()
-    monkeypatch.setattr(fcntl, "flock", make)  # returns once the other process is ready
+    monkeypatch.setattr(FileLock, "acquire", make)  # returns once the other process is ready
     mlflow_store._check_is_store(uri, "nobody")
     assert len(waited) == 1
 
