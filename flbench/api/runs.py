@@ -223,8 +223,8 @@ class Run:
         The data set of the run must be there and unchanged. A model is kept once it is loaded.
 
         Args:
-            client: Name of a natural client, or id of the client, in [0, N), unless the id may also
-                mean a name such as `hospital03`. The global model has none.
+            client: Name of a natural client, or id of the client, in [0, N). The global model has
+                none.
             deployment: Name of one of the method's models, such as `noft` of `ft` (default:
                 `personal`, or `gm` for the global model).
             checkpoint: The round: `best` by validation, or the `last` one.
@@ -234,8 +234,8 @@ class Run:
                 says if they are few, or have a column or channel with one value.
 
         Raises:
-            UserError: The method has no such client or model, the number may mean two clients, the
-                run has no such checkpoint, or the model needs or takes no `normalize_by`.
+            UserError: The method has no such client or model, the run has no such checkpoint, or
+                the model needs or takes no `normalize_by`.
             DataError: A file is damaged, or the data differ from those of the run.
             DivergedError: The model has weights that are not finite.
         """

@@ -6,14 +6,11 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from flbench import __version__
-from flbench.core import files, shapes
+from flbench.core import files
 from flbench.core.archives import without_folders
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.types import State
-from flbench.data.partition import ClientParts
 from flbench.deploy.models import TrainedModel
 from flbench.experiment.assembly import Experiment
 
@@ -44,24 +41,32 @@ def card(
         (the client's row of clients.csv), `data_hash`, `partition_hash`, and `config` and
         `summary`, the files of the run without folders of paths.
     """
-    config, partition = experiment.config, experiment.federation.partition
+    config, federation = experiment.config, experiment.federation
     summary, written = read_json(path / "summary.json"), read_json(path / "partition.json")
-    names = (
-        {} if client is None or not partition.names else {"client_name": partition.names[client]}
-    )
+    names, normal = federation.partition.names, model.normalization
+    origin = "the training parts of all clients"
+    if federation.owner is not None:
+        origin = "the samples that were given" if client is None else "the client's training part"
     return {
         "flbench": __version__,
         "method": config.algorithm.name,
         "client": client,
-        **names,
+        **({} if client is None or not names else {"client_name": names[client]}),
         "model": name,
         "checkpoint": moment,
         "round": state.round,
-        "dataset": experiment.federation.dataset.name,
+        "dataset": federation.dataset.name,
         "classes": list(model.classes),
         "input": _input(experiment, client, model),
-        "normalization": _normalization(experiment, client, model),
-        "output": _output(experiment, model),
+        "normalization": {
+            "from": origin,
+            "mean": normal.mean.tolist(),
+            # JSON has no infinity.
+            "std": [value if math.isfinite(value) else None for value in normal.std.tolist()],
+            "columns": list(normal.columns),
+            "fill": list(normal.fill),
+        },
+        "output": {"scores": model.net.scores if model.classes else "outputs"},
         "metrics": _metrics(path, summary, state.round, client) if name == "personal" else {},
         "data_hash": written.get("data"),
         "partition_hash": written.get("hash"),
@@ -85,75 +90,29 @@ def _input(experiment: Experiment, client: int | None, model: TrainedModel) -> d
         entries["columns"] = list(layout.columns)
         entries["words"] = {column: list(some) for column, some in words if some}
         entries["dropped"] = list(dataset.dropped)
-    if client is not None and (shift := _shift_of(experiment.federation.partition, client)):
-        entries["shift"] = shift
+    partition = experiment.federation.partition
+    if client is not None and (partition.shifts or partition.transformed):
+        how = f"shifted ({partition.shifts[client]})" if partition.shifts else "transformed"
+        entries["shift"] = (
+            f"the samples of client {partition.called(client)} are {how}: its model takes samples"
+            " that have been changed in this way, and predicts classes as the client has them."
+        )
     return entries
-
-
-def _shift_of(partition: ClientParts, client: int) -> str:
-    """Return a sentence about the shift of a client's samples, which models do not apply."""
-    if partition.shifts:
-        what = f"are shifted ({partition.shifts[client]})"
-    elif partition.transformed:
-        what = "are transformed by the partition scheme"
-    else:
-        return ""
-    return (
-        f"the samples of client {partition.called(client)} {what}: its model takes samples that"
-        " have been changed in this way, and predicts classes as the client has them."
-    )
-
-
-def _normalization(experiment: Experiment, client: int | None, model: TrainedModel) -> Any:
-    """Return the entry `normalization` of a card."""
-    normal = model.normalization
-    origin = "the training parts of all clients"
-    if experiment.federation.owner is not None:
-        origin = "the samples that were given" if client is None else "the client's training part"
-    return {
-        "from": origin,
-        "mean": normal.mean.tolist(),
-        # JSON has no infinity.
-        "std": [value if math.isfinite(value) else None for value in normal.std.tolist()],
-        "columns": list(normal.columns),
-        "fill": list(normal.fill),
-    }
-
-
-def _output(experiment: Experiment, model: TrainedModel) -> dict[str, Any]:
-    """Return the entry `output` of a card."""
-    if model.classes:
-        return {"shape": ["B", len(model.classes)], "scores": model.net.scores}
-    first = next(model.net.parameters())
-    with torch.no_grad():
-        found = model.net(shapes.zeros(experiment.federation.shape, 1, first.dtype))
-    return {"shape": ["B", *found.shape[1:]], "scores": "outputs"}
 
 
 def _metrics(
     path: Path, summary: dict[str, Any], round: int, client: int | None
 ) -> dict[str, float]:
-    """Return the numbers of the client's row of clients.csv; empty without one."""
+    """Return the finite numbers of the client's row of clients.csv; empty without one."""
     file = path / "clients.csv"
     if client is None or not file.is_file():
         return {}
     with as_data_error(path / "summary.json"):
         moment = "last" if summary.get("last", {}).get("round") == round else "best"
+    found = {}
     with as_data_error(file):
         for row in csv.DictReader(StringIO(files.read_text(file)), strict=True):
-            if row["moment"] == moment and int(row["client"]) == client:
-                return _numbers(row)
-    return {}
-
-
-def _numbers(row: dict[str, str]) -> dict[str, float]:
-    """Return the cells of a row that are finite numbers, by column."""
-    found = {}
-    for name, cell in row.items():
-        try:
-            value = float(cell)
-        except ValueError:
-            continue
-        if math.isfinite(value) and name != "client":
-            found[name] = value
-    return found
+            if (row["moment"], row["client"]) == (moment, str(client)):
+                text = {"moment", "client", "name", "shift"}
+                found = {key: float(cell) for key, cell in row.items() if cell and key not in text}
+    return {key: value for key, value in found.items() if math.isfinite(value)}

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -103,21 +102,20 @@ def choose(format: str | None, file: Path | None) -> str:
     Raises:
         UserError: There is no such format, or none has this suffix.
     """
-    if format in FORMATS:
-        return str(format)
-    known = ", ".join(f"{name} ({one.suffix})" for name, one in FORMATS.items())
-    if format is not None:
-        hint = did_you_mean(format, FORMATS)
-        raise UserError(f"there is no format `{format}`.{hint} Formats: {known}.")
-    if file is None:
-        return next(iter(FORMATS))
-    for name, one in FORMATS.items():
-        if file.suffix == one.suffix:
-            return name
-    raise UserError(
-        f"the suffix of {file} stands for no format: {known}. Choose one of these, or give"
-        f" {setting('format')}."
-    )
+    by_suffix = {one.suffix: name for name, one in FORMATS.items()}
+    found = format
+    if format is None:
+        found = "torch.export" if file is None else by_suffix.get(file.suffix)
+    if found in FORMATS:
+        return str(found)
+    known = ", ".join(f"{name} ({suffix})" for suffix, name in by_suffix.items())
+    if format is None:
+        raise UserError(
+            f"the suffix of {file} stands for no format: {known}. Choose one of these, or give"
+            f" {setting('format')}."
+        )
+    hint = did_you_mean(format, FORMATS)
+    raise UserError(f"there is no format `{format}`.{hint} Formats: {known}.")
 
 
 def _examples(model: TrainedModel) -> Tensor:
@@ -138,16 +136,15 @@ def _examples(model: TrainedModel) -> Tensor:
 
 @contextmanager
 def _holding(name: str) -> Iterator[None]:
-    """Context manager in which PyTorch warns of nothing, and its errors say what cannot be held.
+    """Context manager in which PyTorch prints nothing, and its errors say what cannot be held.
 
     Raises:
         UserError: PyTorch cannot write the net in the format `name`.
     """
     logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
     level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    logger.setLevel(logging.CRITICAL)  # it would print the whole graph
     try:
-        # It would print the whole graph.
         with torch.no_grad(), warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
@@ -158,11 +155,11 @@ def _holding(name: str) -> Iterator[None]:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        first = next((line.strip() for line in str(cause).splitlines() if line.strip()), "")
+        first = str(cause).strip().partition("\n")[0].rstrip(".")
         others = ", ".join(one for one in FORMATS if one != name)
         raise UserError(
-            f"`{name}` cannot hold this net: {type(cause).__name__}: {first.rstrip('.')}"
-            f"{user_line(error)}. Choose another format: {others}."
+            f"`{name}` cannot hold this net: {type(cause).__name__}: {first}{user_line(error)}."
+            f" Choose another format: {others}."
         ) from error
     finally:
         logger.setLevel(level)
@@ -170,32 +167,19 @@ def _holding(name: str) -> Iterator[None]:
 
 def _program(model: TrainedModel, name: str) -> torch.export.ExportedProgram:
     """Return the model as an exported program: raw samples [batch, ...] to scores [batch, C]."""
+    batch = torch.export.Dim("batch", min=1)
     with _holding(name):
-        program = torch.export.export(
-            model.module,
-            (_examples(model),),
-            dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
-            strict=False,
+        return torch.export.export(
+            model.module, (_examples(model),), dynamic_shapes=({0: batch},), strict=False
         )
-        _check(model, lambda x: torch.as_tensor(program.module()(x)))
-    return program
 
 
 def _check(model: TrainedModel, predict: Callable[[Tensor], Tensor]) -> None:
-    """Compare the predictions of an exported model with those of the model.
-
-    Args:
-        model: The model.
-        predict: The exported model: raw samples to scores.
-
-    Raises:
-        RunError: The scores differ.
-    """
+    """Raise a RunError if an exported model does not predict what the model predicts."""
     for x in (_examples(model), _examples(model)[:1]):
         with torch.no_grad():
             wanted, found = model.module(x), predict(x)
-        finite = wanted[wanted.isfinite()]
-        bound = TOLERANCE * float(finite.abs().max()) if len(finite) else 0.0
+        bound = TOLERANCE * float(wanted.nan_to_num(0.0, 0.0, 0.0).abs().max())
         if not torch.allclose(found, wanted, rtol=0.0, atol=bound, equal_nan=True):
             raise RunError("the exported model does not predict what the model predicts.")
 
@@ -204,6 +188,7 @@ def _as_program(model: TrainedModel, card: Card) -> bytes:
     """Return the content of a .pt2 file."""
     content = io.BytesIO()
     program = _program(model, "torch.export")
+    _check(model, lambda x: torch.as_tensor(program.module()(x)))
     torch.export.save(program, content, extra_files={"card.json": json.dumps(card)})
     return content.getvalue()
 
@@ -214,15 +199,15 @@ def _as_onnx(model: TrainedModel, card: Card) -> bytes:
     Raises:
         UserError: A package is missing.
     """
-    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
-    if missing:
+    try:
+        import onnx
+        import onnxruntime
+        import onnxscript  # noqa: F401 PyTorch imports it
+    except ImportError as error:
         raise UserError(
-            f"the format `onnx` needs the package `{missing[0]}`, which is not installed: pip"
+            f"the format `onnx` needs the package `{error.name}`, which is not installed: pip"
             " install 'flbench[export]'"
-        )
-    import onnx
-    import onnxruntime
-
+        ) from error
     program = _program(model, "onnx")
     with _holding("onnx"):
         exported = torch.onnx.export(

@@ -5,10 +5,11 @@ evaluated: with the same parameters, BatchNorm statistics, fine-tuning and predi
 """
 
 import re
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, Final, Literal
@@ -16,7 +17,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from flbench.algorithms.base import Deployment
 from flbench.client.program import Statistic
@@ -45,7 +46,6 @@ from flbench.results.summary import best_round
 
 Moment = Literal["best", "last"]
 MOMENTS: Final = ("best", "last")
-CAPTURED: Final = "deployed"  # name of the Statistic that reads a deployment's tensors
 
 
 def load(
@@ -92,9 +92,8 @@ def load(
         )
     with _built(path) as experiment:
         state = _read_state(experiment, path, checkpoint)
-        name = _choose(experiment, state, path, client, deployment)
-        _check_normalization(experiment.federation, client, given=normalize_by is not None)
-        found = rounds.deployments(experiment.algorithm, state, torch.tensor([0]))[name]
+        is_given = normalize_by is not None
+        name, found = _choose(experiment, state, path, client, deployment, is_normalized=is_given)
         net = _net(experiment, state, name, found, client or 0, warn)
         inputs = _inputs(experiment.federation, client, next(net.net.parameters()).dtype)
         layout = _layout(experiment, client if normalize_by is None else None)
@@ -110,43 +109,30 @@ def load(
 
 
 def client_of(path: Path, client: int | str) -> int:
-    """Return the id of the client that a name or a number means.
-
-    Where clients have names, a number is refused if it may mean two clients: 3 is the id of the
-    fourth client, and the number in `hospital03`.
+    """Return the id of a client.
 
     Args:
         path: The run folder.
-        client: The name of a natural client, or an id in [0, N), as a number or as its digits.
+        client: An id in [0, N); or a text: the name of a natural client, or, where clients have no
+            names, the digits of an id.
 
     Raises:
-        UserError: The run has no such client, or the number may mean two clients.
+        UserError: The run has no client of this name.
     """
     check_run_folder(path)
+    if not isinstance(client, str):
+        return int(client)
     file = path / "partition.json"
     with as_data_error(file):
         names = [str(name) for name in read_json(file).get("client_names") or ()]
-    text = str(client)
-    if isinstance(client, str) and text in names:
-        return names.index(text)
+    if client in names:
+        return names.index(client)
+    if not names and re.fullmatch(r"-?[0-9]{1,11}", client):
+        return int(client)
     known = listed(map(one_line, names), 5) if names else "numbers, from 0"
-    if not re.fullmatch(r"-?[0-9]{1,11}", text):
-        hint = did_you_mean(text, names)
-        raise UserError(f"{path} has no client `{text}`.{hint} Its clients are {known}.")
-    number = int(text)
-    same = [k for k, name in enumerate(names) if number in map(int, re.findall("[0-9]+", name))]
-    if names and not 0 <= number < len(names):
-        close = f" Did you mean `{names[same[0]]}`?" if same else ""
-        raise UserError(
-            f"{path} has no client {number}: its {len(names)} clients have the names {known}, and"
-            f" the numbers 0 to {len(names) - 1}.{close} Give one of them."
-        )
-    if others := [names[k] for k in same if k != number]:
-        raise UserError(
-            f"the client {number} of {path} may be `{names[number]}`, whose id it is, or"
-            f" `{others[0]}`, whose name has this number. Give the name."
-        )
-    return number
+    raise UserError(
+        f"{path} has no client `{client}`.{did_you_mean(client, names)} Its clients are {known}."
+    )
 
 
 @contextmanager
@@ -199,20 +185,27 @@ def _read_state(experiment: Experiment, path: Path, moment: Moment) -> State:
 
 
 def _choose(
-    experiment: Experiment, state: State, path: Path, client: int | None, name: str | None
-) -> str:
-    """Return the name of the deployment.
+    experiment: Experiment,
+    state: State,
+    path: Path,
+    client: int | None,
+    name: str | None,
+    *,
+    is_normalized: bool,
+) -> tuple[str, Deployment]:
+    """Return the name of the deployment, and the deployment.
 
     Raises:
-        UserError: There is no such client or model.
+        UserError: There is no such client or model, or its normalization is missing or there twice.
     """
-    method, clients = experiment.config.algorithm.name, experiment.federation.clients
+    method, federation = experiment.config.algorithm.name, experiment.federation
+    partition, clients = federation.partition, federation.clients
     known = rounds.deployments(experiment.algorithm, state, torch.tensor([0]))
-    names = experiment.federation.partition.names
+    names = partition.names
     which = listed(map(one_line, names), 5) if names else f"0 to {clients - 1}"
     if client is not None and not 0 <= client < clients:
         raise UserError(f"{path} has no client {client}: its {clients} clients are {which}.")
-    name = name or ("gm" if client is None else next(iter(known)))
+    name, reason = name or ("gm" if client is None else next(iter(known))), ""
     if client is None and name == "gm" and name not in known:
         reason = f"`{method}` has no global model: each client has a model of its own"
     elif name not in known:
@@ -222,26 +215,22 @@ def _choose(
         reason = f"the model `{name}` of `{method}` differs between clients"
     elif client is None and experiment.config.train.batchnorm == "drop":
         reason = "with train.batchnorm=drop each client estimates statistics on its own samples"
-    else:
-        return name
-    raise UserError(f"{reason}. Choose a client of {path}, {which}.")
-
-
-def _check_normalization(federation: Federation, client: int | None, *, given: bool) -> None:
-    """Raise a UserError if a model has no normalization, or is given a second one."""
-    is_open = federation.owner is not None and client is None
-    if is_open and not given:
+    if reason:
+        raise UserError(f"{reason}. Choose a client of {path}, {which}.")
+    is_open, option = federation.owner is not None and client is None, setting("normalize_by")
+    if is_open and not is_normalized:
         raise UserError(
             "with data.normalize=client, the global model has no normalization of its own. Give"
-            f" samples of the new client, {setting('normalize_by')}; or choose a client and"
+            f" samples of the new client, {option}; or choose a client and"
             f" {setting('deployment', 'gm')}."
         )
-    if given and not is_open:
-        whose = "all clients" if client is None else f"client {federation.partition.called(client)}"
+    if is_normalized and not is_open:
+        whose = "all clients" if client is None else f"client {partition.called(client)}"
         raise UserError(
-            f"{setting('normalize_by')} is for the global model of a run with"
-            f" data.normalize=client; this model has the normalization of {whose}. Leave it out."
+            f"{option} is for the global model of a run with data.normalize=client; this model has"
+            f" the normalization of {whose}. Leave it out."
         )
+    return name, known[name]
 
 
 def _net(
@@ -253,10 +242,18 @@ def _net(
     warn: Callable[[str], None],
 ) -> DeployedNet:
     """Return the net that a deployment gives to a client, as the evaluation computes it."""
-    capture = _Capture(
-        deployment.weights, deployment.predict is not None, experiment.algorithm.setting.net.fixed
-    )
-    statistic = Statistic(CAPTURED, _count, finish=capture, samples=Samples("train", limit=1))
+    rule, fixed = deployment.predict, experiment.algorithm.setting.net.fixed
+
+    def captured(reduced: Tree, leaves: Tree, ctx: Tree) -> Tree:
+        """Return all tensors that the deployment predicts with."""
+        own = leaves
+        if deployment.weights is not None:  # it may leave out what the user has fixed
+            own = {leaf: leaves[leaf] for leaf in fixed & leaves.keys()}
+            own |= deployment.weights(leaves, ctx)
+        trees = {"net": own} if rule is None else {"net": own, "leaf": leaves, "ctx": ctx}
+        return {f"{kind}/{leaf}": v for kind, tree in trees.items() for leaf, v in tree.items()}
+
+    statistic = Statistic("deployed", _count, finish=captured, samples=Samples("train", limit=1))
     block = _block(experiment, deployment, client)
     settings = rounds.evaluation_settings(experiment.algorithm, state)
     model = Model(state, settings, name, deployment)
@@ -264,30 +261,27 @@ def _net(
     row = block.tolist().index(client)
     kinds: dict[str, Tree] = {"net": {}, "leaf": {}, "ctx": {}}
     for key, value in found.items():
-        kind, _, leaf = key.removeprefix(f"{CAPTURED}.").partition("/")
-        if kind in kinds:
+        kind, slash, leaf = key.removeprefix("deployed.").partition("/")
+        if slash:
             kinds[kind][leaf] = value[row].detach().cpu().clone()
-
     own = kinds["net"]
     net = deepcopy(experiment.net).cpu()
     net = net.to(next(value for value in own.values() if value.is_floating_point()))
     leaves, saved = net_leaves(net), net.state_dict()
-    unsaved = tuple(
-        leaf
-        for leaf, value in leaves.items()
-        if leaf in own and leaf not in saved and not torch.equal(value, own[leaf])
-    )
+    changed = {leaf for leaf in leaves.keys() & own if not torch.equal(leaves[leaf], own[leaf])}
     with torch.no_grad():
         # Not by load_state_dict, which leaves out the buffers that are not persistent.
         for leaf, tensor in leaves.items():
             tensor.copy_(own.get(leaf, tensor))
-    net.eval().requires_grad_(False)
-    if deployment.predict is None:
+    if rule is None:
         deployed = DeployedNet(net)
     else:
-        trees = _that_are_read(net, deployment.predict, kinds, experiment.federation.shape)
-        deployed = DeployedNet(net, deployment.predict, *trees)
-    deployed.unsaved = unsaved
+        read = _Recorded(kinds["leaf"]), _Recorded(kinds["ctx"])
+        x = shapes.zeros(experiment.federation.shape, 2, next(net.parameters()).dtype)
+        with torch.no_grad():
+            rule(context_of(net.eval(), x, *read))
+        deployed = DeployedNet(net, rule, *(tree.used() for tree in read))
+    deployed.unsaved = tuple(sorted(changed - saved.keys()))
     if isinstance(net, LightningNet):  # the user's module, which may be trained further
         for leaf, parameter in net.named_parameters():
             parameter.requires_grad_(leaf not in net.frozen)
@@ -315,74 +309,20 @@ def _count(context: StepContext) -> Tree:
     return {"count": context.batch.mask.sum()}
 
 
-@dataclass(frozen=True)
-class _Capture:
-    """Function `finish` of a Statistic that returns all tensors that a deployment predicts with.
-
-    They are `net/NAME`, the parameters and buffers that the net is called with; for a deployment
-    with a prediction rule also `leaf/NAME`, the client's leaves, and `ctx/NAME`.
-
-    Attributes:
-        weights: `Deployment.weights`.
-        has_rule: Whether the deployment has a prediction rule.
-        fixed: Names of the parameters and buffers that the user has fixed, which `weights` may
-            leave out.
-    """
-
-    weights: Callable[[Tree, Tree], Tree] | None
-    has_rule: bool
-    fixed: frozenset[str]
-
-    def __call__(self, reduced: Tree, leaves: Tree, ctx: Tree) -> Tree:
-        own = leaves
-        if self.weights is not None:
-            own = {name: leaves[name] for name in self.fixed if name in leaves} | self.weights(
-                leaves, ctx
-            )
-        trees = {"net": own} | ({"leaf": leaves, "ctx": ctx} if self.has_rule else {})
-        return {f"{kind}/{name}": v for kind, tree in trees.items() for name, v in tree.items()}
-
-
-class _Recorded(dict[str, Tensor]):
-    """A tree that records which of its tensors are read."""
+class _Recorded(UserDict[str, Tensor]):
+    """A tree that records which of its tensors a prediction rule reads."""
 
     def __init__(self, tree: Tree) -> None:
+        self.names: set[str] = set()
         super().__init__(tree)
-        self.read: set[str] = set()
 
     def __getitem__(self, name: str) -> Tensor:
-        self.read.add(name)
-        return super().__getitem__(name)
+        self.names.add(name)
+        return self.data[name]
 
-    def get(self, name: str, default: Any = None) -> Any:
-        self.read |= {name} & self.keys()
-        return super().get(name, default)
-
-    def __iter__(self) -> Iterator[str]:
-        self.read.update(super().keys())
-        return super().__iter__()
-
-    def items(self) -> Any:
-        return [(name, self[name]) for name in self]
-
-    def values(self) -> Any:
-        return [self[name] for name in self]
-
-
-def _that_are_read(
-    net: nn.Module,
-    rule: Callable[[StepContext], Tensor],
-    kinds: dict[str, Tree],
-    shape: tuple[int, ...],
-) -> tuple[Tree, Tree]:
-    """Return the leaves and the entries of ctx that a prediction rule reads."""
-    leaves, ctx = (_Recorded(kinds[kind]) for kind in ("leaf", "ctx"))
-    x = shapes.zeros(shape, 2, next(net.parameters()).dtype)
-    with torch.no_grad():
-        rule(context_of(net, x, leaves, ctx))
-    read = (("leaf", leaves.read), ("ctx", ctx.read))
-    own, sent = ({name: kinds[kind][name] for name in sorted(names)} for kind, names in read)
-    return own, sent
+    def used(self) -> Tree:
+        """Return the tensors that were read, sorted by name."""
+        return {name: self.data[name] for name in sorted(self.names)}
 
 
 def _inputs(federation: Federation, client: int | None, dtype: torch.dtype) -> RawInputs:
@@ -392,11 +332,11 @@ def _inputs(federation: Federation, client: int | None, dtype: torch.dtype) -> R
     if federation.owner is not None:  # without a copy, a file would have the rows of all clients
         offset, scale = offset[row].clone(), scale[row].clone()
     dataset, table = federation.dataset, federation.table
-    if table is None:
-        stored = tuple(dataset.x.shape[1:])
-        return RawInputs(stored, offset, scale, is_tokens=dataset.kind == "tokens")
-    source, word, fill = map(torch.from_numpy, (table.source, table.word, table.fill[row]))
-    return RawInputs((dataset.x.shape[1],), offset, scale, source, word, fill.to(dtype))
+    inputs = RawInputs(dataset.x.shape[1:], offset, scale, is_tokens=dataset.kind == "tokens")
+    if table is not None:
+        inputs.source, inputs.word = torch.from_numpy(table.source), torch.from_numpy(table.word)
+        inputs.fill = torch.from_numpy(table.fill[row]).to(dtype)
+    return inputs
 
 
 def _layout(experiment: Experiment, client: int | None) -> Layout:

@@ -62,14 +62,12 @@ class DeployedNet(nn.Module):
         ctx: Tree | None = None,
     ) -> None:
         super().__init__()
-        self.net = net
-        self.rule = rule
-        # Names of buffers have no dots.
-        self._leaves = {name: f"leaf_{k}" for k, name in enumerate(leaves or {})}
-        self._ctx = {name: f"ctx_{k}" for k, name in enumerate(ctx or {})}
-        for names, tree in ((self._leaves, leaves), (self._ctx, ctx)):
-            for name, buffer in names.items():
-                self.register_buffer(buffer, (tree or {})[name])
+        self.net, self.rule = net, rule
+        self._read: dict[str, dict[str, str]] = {}  # by kind and name; buffers have no dots
+        for kind, tree in (("leaf", leaves or {}), ("ctx", ctx or {})):
+            self._read[kind] = {name: f"{kind}_{k}" for k, name in enumerate(tree)}
+            for name, value in tree.items():
+                self.register_buffer(self._read[kind][name], value)
         self.requires_grad_(False)
         self.eval()
 
@@ -83,24 +81,20 @@ class DeployedNet(nn.Module):
         if self.rule is None:
             out: Outputs = self.net(x)
             return out.logits
-        leaves = {name: getattr(self, buffer) for name, buffer in self._leaves.items()}
-        ctx = {name: getattr(self, buffer) for name, buffer in self._ctx.items()}
+        leaves, ctx = (
+            {name: getattr(self, buffer) for name, buffer in names.items()}
+            for names in self._read.values()
+        )
         return self.rule(context_of(self.net, x, leaves, ctx))
 
 
-def context_of(net: nn.Module, x: Tensor, leaves: Tree, ctx: Tree) -> StepContext:
-    """Return what a prediction rule reads for normalized inputs [B, ...]."""
+def context_of(net: nn.Module, x: Tensor, leaves: Any, ctx: Any) -> StepContext:
+    """Return what a prediction rule reads for normalized inputs [B, ...] and two trees."""
     # [B]; made from x, so that exported programs keep the axis B variable.
     zeros = torch.zeros_like(x.flatten(1)[:, 0], dtype=torch.int64)
     batch = Batch(x, y=zeros, mask=zeros == 0, key=zeros, step=torch.tensor(0))
-    return StepContext(
-        partial(net, x),
-        batch=batch,
-        ctx=ctx,
-        leaves=leaves,
-        start=leaves,
-        apply=partial(apply, net),
-    )
+    forward, called = partial(net, x), partial(apply, net)
+    return StepContext(forward, batch=batch, ctx=ctx, leaves=leaves, start=leaves, apply=called)
 
 
 class RawInputs(nn.Module):
@@ -115,6 +109,9 @@ class RawInputs(nn.Module):
         shape: Shape of one sample, as the data set stores it.
         offset: Offset of the normalization (x - offset) * scale; it broadcasts against one input.
         scale: Factor of the normalization.
+        is_tokens: Whether samples are tokens.
+
+    Attributes:
         source: Column of the table that each input comes from, [width] int64; None without a table.
         word: Position of the word that an input stands for, [width] int64; -1 for numbers.
         fill: Values that replace missing ones, [width].
@@ -127,27 +124,20 @@ class RawInputs(nn.Module):
     fill: Tensor | None
 
     def __init__(
-        self,
-        shape: tuple[int, ...],
-        offset: Tensor,
-        scale: Tensor,
-        source: Tensor | None = None,
-        word: Tensor | None = None,
-        fill: Tensor | None = None,
-        *,
-        is_tokens: bool = False,
+        self, shape: tuple[int, ...], offset: Tensor, scale: Tensor, *, is_tokens: bool = False
     ) -> None:
         super().__init__()
-        self.shape, self.is_tokens = shape, is_tokens
-        tensors = {"offset": offset, "scale": scale, "source": source, "word": word, "fill": fill}
-        for name, value in tensors.items():
-            self.register_buffer(name, value)
+        self.shape, self.is_tokens = tuple(shape), is_tokens
+        self.register_buffer("offset", offset)
+        self.register_buffer("scale", scale)
+        for name in ("source", "word", "fill"):
+            self.register_buffer(name, None)
 
     @property
     def raw_shape(self) -> tuple[int, ...]:
         """Shape of one raw sample."""
         if len(self.shape) < 3:
-            return tuple(self.shape)
+            return self.shape
         channels, height, width = self.shape
         return (height, width) if channels == 1 else (height, width, channels)
 
@@ -201,11 +191,9 @@ class TrainedModel:
         """The normalization as numbers; those of tokens are empty."""
         if self.inputs.is_tokens:
             return Normalization(np.zeros(0), np.ones(0))
-        mean, std = (
-            np.atleast_1d(value.double().numpy().squeeze())
-            for value in (self.inputs.offset, 1.0 / self.inputs.scale.double())
-        )
         source, word, fill = self.inputs.source, self.inputs.word, self.inputs.fill
+        both = self.inputs.offset.double(), 1.0 / self.inputs.scale.double()
+        mean, std = (np.atleast_1d(value.numpy().squeeze()) for value in both)
         if source is None or word is None or fill is None:
             return Normalization(mean, std)
         names, words = self.layout.columns, self.layout.words
@@ -265,13 +253,14 @@ class TrainedModel:
         Returns:
             Numbers of at least 1, by the name of the column; empty without a table.
         """
-        found: dict[str, int] = {}
         source, word = self.inputs.source, self.inputs.word
         if source is None or word is None:
-            return found
-        for k, (name, words) in enumerate(zip(self.layout.columns, self.layout.words, strict=True)):
-            known = word[source == k].numpy()
-            count = int((~np.isnan(x[:, k]) & ~np.isin(x[:, k], known)).sum()) if words else 0
-            if count:
-                found[name] = count
-        return found
+            return {}
+        found = {
+            name: int((~np.isnan(x[:, k]) & ~np.isin(x[:, k], word[source == k].numpy())).sum())
+            for k, (name, words) in enumerate(
+                zip(self.layout.columns, self.layout.words, strict=True)
+            )
+            if words
+        }
+        return {name: count for name, count in found.items() if count}
