@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from flbench.client.program import LocalProgram, Statistic, Step, Transform
 from flbench.config.schema import BestConfig, EvaluationConfig
 from flbench.core.errors import ConfigError, DivergedError
 from flbench.core.ownership import is_known
-from flbench.core.tree import copied, take
+from flbench.core.tree import digest, take
 from flbench.core.types import Dispatch, Info, Results, Samples, State, StepContext, Tree
 from flbench.core.wording import lower_rate
 from flbench.data.federation import Federation
@@ -35,17 +35,13 @@ if TYPE_CHECKING:
     from flbench.metrics.ranking import Margins
 
 BLOCK = 256  # clients evaluated at once; it bounds the memory of their predictions
-KEPT = (
-    64  # clients evaluated at once if their predictions can be kept, and evaluated again together
-)
+KEPT = 64  # the same if predictions can be kept: clients that are evaluated again together
 OBSERVED = 2**22  # numbers that an engine observes in one call: 16 MB of float32
 PIECE = 4 * STATISTIC_BATCH
 """Samples of all clients that one of them reads for a model that all of them share. Workers
 evaluate several pieces at the same time. Batches do not depend on them."""
 SCALARS = 2**26  # parameters of the models that `deployed` computes at once: 256 MB of float32
 PARTS = ("validation", "test")
-RESULTS = ("predicted", "undefined", "margin", "logarithms")
-"""What `Judge.observe` computes; a program may have other Statistics of the same names."""
 
 
 @dataclass(frozen=True)
@@ -83,38 +79,35 @@ class Predict:
         return context.out.logits if self.predict is None else self.predict(context)
 
     def __call__(self, context: StepContext) -> Tree:
-        """Return the predicted classes [B] of one batch, and with `has_margin` margins [B].
+        """Return the predicted classes [B] of one batch, and what else is asked for.
 
-        A margin is the score of the second class minus that of the first. `undefined` [B] is 1
-        where a score is NaN and the prediction therefore means nothing, and 0 elsewhere. All are
-        floating-point numbers, NaN for padding; float32 has all integers up to 16,777,216.
+        `margin` [B] is the score of the second class minus that of the first, `logarithms` [B, C]
+        are those of the probabilities. `undefined` [B] is 1 where a score is NaN, so that the
+        prediction means nothing, and 0 elsewhere. All are floating-point numbers, NaN for padding;
+        float32 has all integers up to 16,777,216.
         """
-        scores, batch = self.scores(context), context.batch
-        classes = scores.argmax(dim=1).float()  # [B, C] -> [B]
-        undefined = scores.isnan().any(dim=1).float()  # [B, C] -> [B]
+        scores = self.scores(context)
         found = {
-            "predicted": torch.where(batch.mask, classes, torch.nan),
-            "undefined": torch.where(batch.mask, undefined, torch.nan),
+            "predicted": scores.argmax(dim=1).float(),  # [B, C] -> [B]
+            "undefined": scores.isnan().any(dim=1).float(),  # [B, C] -> [B]
         }
         if self.has_margin:
             wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
-            found["margin"] = torch.where(batch.mask, wide[:, 1] - wide[:, 0], torch.nan)
+            found["margin"] = wide[:, 1] - wide[:, 0]
         if self.has_probabilities:
-            found["logarithms"] = torch.where(
-                batch.mask[:, None], self._logarithms(scores), torch.nan
-            )
-        return found
+            wide = scores.float()
+            if getattr(self.predict, "scores", None) == "probabilities":
+                # The smallest difference from 1, as in scikit-learn; other scores are logits.
+                found["logarithms"] = wide.clamp_min(torch.finfo(wide.dtype).eps).log()
+            else:
+                found["logarithms"] = wide.log_softmax(dim=1)
+        return {key: without_padding(value, context) for key, value in found.items()}
 
-    def _logarithms(self, scores: Tensor) -> Tensor:
-        """Return the logarithms of the probabilities [B, C] that scores stand for, float32.
 
-        Scores that are called probabilities are at least the smallest difference from 1, as in
-        scikit-learn; all others are taken for logits.
-        """
-        wide = scores.float()
-        if getattr(self.predict, "scores", None) == "probabilities":
-            return wide.clamp_min(torch.finfo(wide.dtype).eps).log()
-        return wide.log_softmax(dim=1)
+def without_padding(values: Tensor, context: StepContext) -> Tensor:
+    """Return values [B, ...] of a batch with NaN for its padding."""
+    mask = context.batch.mask.reshape(-1, *(1,) * (values.ndim - 1))
+    return torch.where(mask, values, torch.nan)
 
 
 @dataclass(frozen=True)
@@ -180,23 +173,6 @@ class Predictions:
     logarithms: Tensor | None = None
 
 
-class Scores(Protocol):
-    """What is known of all clients' predictions on one part: confusion counts, for example."""
-
-    @property
-    def evaluated(self) -> Tensor:
-        """[N] bool: True for clients that have samples in this part."""
-
-    def add_(self, client: Tensor, true: Tensor, predicted: Tensor) -> None:
-        """Add predictions, in place; the arguments are as in `Predictions`."""
-
-    def add_probabilities_(self, client: Tensor, true: Tensor, logarithms: Tensor) -> None:
-        """Add the logarithms [n, C] of predicted probabilities, in place."""
-
-    def add_shared_(self, ids: Tensor, true: Tensor, predicted: Tensor) -> None:
-        """Add the predictions of one model that the clients `ids` [K] share, in place."""
-
-
 @dataclass(frozen=True)
 class NetTraits:
     """What decides how a net can be evaluated.
@@ -237,44 +213,29 @@ class Kept(NamedTuple):
     Attributes:
         found: The predictions by `PART.RESULT`, [n, ...] for the samples of all clients.
         clients: The clients' tree that the models were made of; the loop writes it in place.
-        functions: What else the models were made of: `weights`, `predict`, and the numbers sent.
-        sent: A copy of what the server sent all clients, values and masks.
+        others: What else they were made of; see `_made_of`.
     """
 
     found: Tree
     clients: Tree
-    functions: tuple[Any, ...]
-    sent: Tree
-
-    def holds_for(self, model: Model) -> bool:
-        """Return whether a model can differ only for clients whose leaves have changed."""
-        functions, sent = _made_of(model)
-        return (
-            model.state.clients is self.clients
-            and functions == self.functions
-            and sent.keys() == self.sent.keys()
-            and all(torch.equal(value, sent[name]) for name, value in self.sent.items())
-        )
+    others: tuple[Any, ...]
 
 
-def _made_of(model: Model) -> tuple[tuple[Any, ...], Tree]:
-    """Return what a model is made of beside the clients' leaves; see `Kept`."""
+def _made_of(model: Model) -> tuple[Any, ...]:
+    """Return what a model is made of beside the clients' leaves."""
     made, shared = model.deployment, model.deployment.dispatch.shared
-    masks = {f"mask {name}": mask for name, mask in shared.mask.items()}
-    return (made.weights, made.predict, dict(made.dispatch.numbers)), {**shared.values, **masks}
-
-
-S = TypeVar("S", bound=Scores)
+    sent = digest([shared.values, shared.mask])
+    return made.weights, made.predict, dict(made.dispatch.numbers), sent
 
 
 @dataclass(frozen=True)
-class Evaluation(Generic[S]):
+class Evaluation:
     """Scores of the models after one round: the confusion counts of a classification.
 
     Attributes:
         round: Number of rounds completed.
         local: Scores of every client's model on the client's own samples, by protocol (name of the
-            deployment) and part (`validation`, `test`).
+            deployment) and part (`validation`, `test`). They are those of `Judge.scores`.
         common: Scores on the common test set, by protocol: `personal` for the clients' models and
             `gm` for the global model. Empty if it was not evaluated.
         margins: Margins of the same predictions by protocol and part (`validation`, `test`,
@@ -282,8 +243,8 @@ class Evaluation(Generic[S]):
     """
 
     round: int
-    local: dict[tuple[str, str], S]
-    common: dict[str, S] = field(default_factory=dict)
+    local: dict[tuple[str, str], Any] = field(default_factory=dict)
+    common: dict[str, Any] = field(default_factory=dict)
     margins: dict[tuple[str, str], "Margins"] = field(default_factory=dict)
 
     def add_(self, protocol: str, part: str, seen: Predictions, ids: Tensor | None = None) -> None:
@@ -336,14 +297,18 @@ class Judge(Protocol):
         """Return the function of a Statistic that computes the predictions of a deployment.
 
         It maps a batch of the part `validation`, `test` or `common` to `predicted` [B, ...] and
-        perhaps `margin` [B] and `logarithms` [B, C].
+        perhaps `undefined` [B], `margin` [B] and `logarithms` [B, C].
         """
 
     def pairs(self, rows: Indices, predicted: Tensor) -> tuple[Tensor, Tensor]:
         """Return what is true of n rows of the data set, and what was predicted for them."""
 
     def scores(self, clients: int) -> Any:
-        """Return the `Scores` of N clients before the first prediction."""
+        """Return the scores of N clients before the first prediction, to which some are added.
+
+        Their methods `add_`, `add_shared_` (of one model that clients share) and, for classes,
+        `add_probabilities_` add in place.
+        """
 
     def most_clients(self, samples: int) -> int | None:
         """Return for how many clients with so many samples each predictions fit into memory.
@@ -354,7 +319,7 @@ class Judge(Protocol):
     def of(self, federation: Federation) -> "Judge":
         """Return the judge of another federation with the same classes or targets."""
 
-    def rows(self, evaluation: Evaluation[Any], suffix: str = "") -> list[Row]:
+    def rows(self, evaluation: Evaluation, suffix: str = "") -> list[Row]:
         """Return the metrics of an evaluation as rows of metrics.csv.
 
         The suffix ends the protocols' names; `@local` marks an evaluation of the cohort right after
@@ -362,7 +327,7 @@ class Judge(Protocol):
         """
 
     def tables(
-        self, evaluations: Mapping[str, tuple[Evaluation[Any], State]]
+        self, evaluations: Mapping[str, tuple[Evaluation, State]]
     ) -> Iterator[tuple[str, Sequence[str], Sequence[Sequence[object]]]]:
         """Yield name, header and lines of the tables of a finished run.
 
@@ -409,7 +374,7 @@ class Evaluator:
         *,
         common: bool,
         stale: Tensor | None = None,
-    ) -> Evaluation[Any]:
+    ) -> Evaluation:
         """Evaluate the models of all clients after a round, participants or not.
 
         Every client gets what the server would send it now, and its own kept leaves.
@@ -425,7 +390,7 @@ class Evaluator:
             DivergedError: A model has weights that are not finite, or the models of all clients
                 have NaN scores for all samples.
         """
-        evaluation: Evaluation[Any] = Evaluation(state.round, {})
+        evaluation = Evaluation(state.round)
         for model in self._models(state, settings):
             if model.name != "gm":
                 self._add_own(evaluation, model, stale=stale)
@@ -433,11 +398,9 @@ class Evaluator:
             self._add_common(evaluation, model)
         return evaluation
 
-    def evaluate_cohort(
-        self, state: State, settings: RoundSettings, ids: Tensor
-    ) -> Evaluation[Any]:
+    def evaluate_cohort(self, state: State, settings: RoundSettings, ids: Tensor) -> Evaluation:
         """Evaluate the personal models of some clients on the clients' own samples."""
-        evaluation: Evaluation[Any] = Evaluation(state.round, {})
+        evaluation = Evaluation(state.round)
         self._add_own(evaluation, next(self._models(state, settings)), ids)
         return evaluation
 
@@ -453,8 +416,7 @@ class Evaluator:
             rows. Clients without test samples are left out.
         """
         found = self._predicted(next(self._models(state, settings)))["test.predicted"].long()
-        sizes = self._sizes["test"].tolist()
-        for client, predicted in enumerate(torch.split(found, sizes)):
+        for client, predicted in enumerate(torch.split(found, self._sizes["test"].tolist())):
             if len(predicted):
                 yield client, predicted
 
@@ -473,15 +435,14 @@ class Evaluator:
         """
         total = 0.0
         for model in self._models(state, settings) if self.has_common() or not common else ():
-            evaluation: Evaluation[Any] = Evaluation(state.round, {})
             is_shared = self._is_same_for_all(model) if common else self._is_one_pass(model)
-            is_whole = is_shared or model.name == "gm"
-            ids, begin = None if is_whole else torch.arange(clients), time.perf_counter()
+            ids = None if is_shared or model.name == "gm" else torch.arange(clients)
+            begin = time.perf_counter()
             if common:
-                self._add_common(evaluation, model, ids)
+                self._add_common(Evaluation(state.round), model, ids)
             elif model.name != "gm":
-                self._add_own(evaluation, model, ids)
-            share = 1.0 if is_whole else clients / self.federation.clients
+                self._add_own(Evaluation(state.round), model, ids)
+            share = 1.0 if ids is None else clients / self.federation.clients
             total += (time.perf_counter() - begin) / share
         return total
 
@@ -501,7 +462,7 @@ class Evaluator:
             return ()
         return (*self.recalibration_steps(deployment), *self.statistics(deployment, parts))
 
-    def observed(self, results: Results, number: int) -> Evaluation[Any]:
+    def observed(self, results: Results, number: int) -> Evaluation:
         """Return the scores of a cohort's models right after local training of round `number`.
 
         They are without predictions if all clients failed.
@@ -510,14 +471,11 @@ class Evaluator:
             results: Results of a call of the engine with `observers`.
             number: Number of the round.
         """
-        evaluation: Evaluation[Any] = Evaluation(number, {})
+        evaluation = Evaluation(number, self.no_scores("personal"))
+        if "common.predicted" in results.observed:
+            evaluation.common["personal"] = self.judge.scores(self.federation.clients)
         for part in (*self.parts, "common"):
-            is_there = f"{part}.predicted" in results.observed
-            if part != "common":
-                evaluation.local["personal", part] = self.no_scores()
-            elif is_there:
-                evaluation.common["personal"] = self.no_scores()
-            if is_there:
+            if f"{part}.predicted" in results.observed:
                 seen = self.predictions_of(part, results.ids, results.observed)
                 evaluation.add_("personal", part, seen)
         return evaluation
@@ -526,13 +484,13 @@ class Evaluator:
         """Return for how many clients predictions on parts fit into memory; None for any number."""
         return self.judge.most_clients(max(int(self._sizes[part].max()) for part in parts))
 
-    def no_scores(self) -> Any:
-        """Return scores of all clients without predictions."""
-        return self.judge.scores(self.federation.clients)
+    def no_scores(self, name: str) -> dict[tuple[str, str], Any]:
+        """Return scores of all clients on their own parts, without predictions, of a deployment."""
+        return {(name, part): self.judge.scores(self.federation.clients) for part in self.parts}
 
     def _add_own(
         self,
-        evaluation: Evaluation[Any],
+        evaluation: Evaluation,
         model: Model,
         ids: Tensor | None = None,
         stale: Tensor | None = None,
@@ -545,7 +503,7 @@ class Evaluator:
             ids: Ids [K] of the clients; None for all, whose predictions may be kept.
             stale: See `evaluate`.
         """
-        evaluation.local.update({(model.name, part): self.no_scores() for part in self.parts})
+        evaluation.local.update(self.no_scores(model.name))
         everyone = torch.arange(self.federation.clients)
         most = self.most_clients(self.parts)
         if ids is None and (most is None or most >= len(everyone)):
@@ -556,52 +514,45 @@ class Evaluator:
             pieces = self._pieces(model, everyone if ids is None else ids, self.parts)
         for some, piece in pieces:
             for part in self.parts:
-                evaluation.add_(model.name, part, self._paired(part, some, piece))
+                evaluation.add_(model.name, part, self._paired(Samples(part), some, piece))
 
-    def _add_common(
-        self, evaluation: Evaluation[Any], model: Model, ids: Tensor | None = None
-    ) -> None:
+    def _add_common(self, evaluation: Evaluation, model: Model, ids: Tensor | None = None) -> None:
         """Add the predictions of the personal or the global model on the common test set.
 
         Args:
             evaluation: Gets the scores, in place.
             model: The model; of other models than these two, nothing is added.
-            ids: Ids [K] of the clients whose models are evaluated; None for all.
+            ids: Ids [K] of the clients whose models are evaluated; None for all. The global model
+                is evaluated once, on the whole set.
         """
-        if model.name == "gm" and not self.recalibrate:
-            self._add_global(evaluation, model)
-        if model.name != "personal":
+        clients, is_global = self.federation.clients, model.name == "gm"
+        if model.name not in ("personal", "gm") or (is_global and self.recalibrate):
             return
-        evaluation.common[model.name] = self.no_scores()
-        ids = torch.arange(self.federation.clients) if ids is None else ids
-        if self._is_same_for_all(model):
-            limit = self.config.common.limit
-            found = self._in_one_pass(model, Samples("common", limit=limit))
-            evaluation.add_(model.name, "common", self._paired("common", ids[:1], found), ids)
+        samples = Samples("common", limit=None if is_global else self.config.common.limit)
+        ids = torch.arange(1 if is_global else clients) if ids is None else ids
+        evaluation.common[model.name] = self.judge.scores(1 if is_global else clients)
+        if is_global or self._is_same_for_all(model):
+            seen = self._paired(samples, ids[:1], self._in_one_pass(model, samples))
+            evaluation.add_(model.name, "common", seen, ids)
             return
         for some, piece in self._pieces(model, ids, ("common",)):
-            evaluation.add_(model.name, "common", self._paired("common", some, piece))
-
-    def _add_global(self, evaluation: Evaluation[Any], model: Model) -> None:
-        """Add the predictions of the global model on the whole common test set."""
-        evaluation.common[model.name] = self.judge.scores(1)
-        found = self._in_one_pass(model, Samples("common"))
-        client = torch.zeros(len(self.federation.common), dtype=torch.int64)
-        seen = self._as_predictions("common", client, self.federation.common, found)
-        evaluation.add_(model.name, "common", seen)
+            evaluation.add_(model.name, "common", self._paired(samples, some, piece))
 
     def _predicted(self, model: Model, stale: Tensor | None = None) -> Tree:
         """Return what is predicted of the samples of all clients, by `PART.RESULT` [n, ...].
 
         Predictions are kept from the last evaluation for clients that are not stale.
         """
-        if self._is_one_pass(model):
-            of_parts = (self._in_one_pass(model, Samples(part)) for part in self.parts)
-            return {key: rows for found in of_parts for key, rows in found.items()}
         found: Tree = {}
-        ids = torch.arange(self.federation.clients)
+        if self._is_one_pass(model):
+            for part in self.parts:
+                found |= self._in_one_pass(model, Samples(part))
+            return found
+        state, keeps = model.state, self._can_keep(model.deployment)
+        ids, others = torch.arange(self.federation.clients), _made_of(model) if keeps else ()
         kept = self.kept.pop(model.name, None)  # an evaluation that fails keeps nothing
-        if stale is not None and kept is not None and kept.holds_for(model):
+        holds = kept is not None and kept.clients is state.clients and kept.others == others
+        if kept is not None and stale is not None and holds:
             found, ids = kept.found, self._with_neighbours(stale)
         for some, piece in self._pieces(model, ids, self.parts):
             chosen = torch.zeros(self.federation.clients, dtype=torch.bool)
@@ -611,9 +562,8 @@ class Evaluator:
                 if key not in found:
                     found[key] = rows.new_empty(len(owner), *rows.shape[1:])
                 found[key][chosen[owner]] = rows
-        if self._can_keep(model.deployment):
-            functions, sent = _made_of(model)
-            self.kept[model.name] = Kept(found, model.state.clients, functions, copied(sent))
+        if keeps:
+            self.kept[model.name] = Kept(found, state.clients, others)
         return found
 
     def _in_one_pass(self, model: Model, samples: Samples) -> Tree:
@@ -632,10 +582,8 @@ class Evaluator:
         piece = max(1, length)
         statistic = self._statistic(deployment, replace(samples, piece=piece), piece, stacked=False)
         size = self.algorithm.setting.train.batch_size
-        # Each client has random numbers of its own, if the net or the method draws any.
-        is_pure = self.net.is_pure and is_known((deployment.weights, deployment.predict))
         is_alone = self.engine.stacked(LocalProgram(()), (statistic,), size) == 1
-        if is_pure and is_alone and self._is_same_for_all(model):
+        if is_alone and self._is_same_for_all(model):
             piece = PIECE * -(-piece // (PIECE * self.federation.clients))
             samples = replace(samples, piece=piece)
             statistic = replace(statistic, samples=samples, finish=Pad(piece))
@@ -671,8 +619,7 @@ class Evaluator:
         statistics = self.statistics(model.deployment, parts)
         for some in torch.split(ids, max(1, fitting // group) * group) if len(ids) else ():
             found = self.run_statistics(model, some, statistics)
-            flat = (_cut(part, found, self._sizes[part][some]) for part in parts)
-            yield some, {key: rows for tree in flat for key, rows in tree.items()}
+            yield some, {k: v for part in parts for k, v in self._cut(part, some, found).items()}
 
     @cached_property
     def _sizes(self) -> dict[str, Tensor]:
@@ -696,8 +643,7 @@ class Evaluator:
         Rounding depends on which clients are stacked. Whole blocks are therefore evaluated again,
         so that a resumed run, which has kept nothing, has the same predictions.
         """
-        whole = self.algorithm.setting.net.size
-        size = whole if self.net.size is None else self.net.size
+        size = self.algorithm.setting.net.size if self.net.size is None else self.net.size
         stacks = self.engine.block(self.algorithm.setting.train.batch_size) is not None
         if stacks or size <= STACKED_SIZE:
             changed = torch.cat([one.any().expand_as(one) for one in torch.split(changed, KEPT)])
@@ -705,17 +651,20 @@ class Evaluator:
 
     def _can_keep(self, deployment: Deployment) -> bool:
         """Return whether predictions depend on nothing but the model, and can be kept."""
-        changes = deployment.program or deployment.dispatch.rows.values or self.recalibrate
         functions = (deployment.weights, deployment.predict)
         is_pure = self.net.is_pure and is_known(functions) and not is_of_user(self.algorithm)
-        return is_pure and not changes
+        return is_pure and not self._is_own(deployment)
+
+    def _is_own(self, deployment: Deployment) -> bool:
+        """Return whether clients get values or steps of their own, whatever leaves they keep."""
+        return bool(deployment.program or deployment.dispatch.rows.values or self.recalibrate)
 
     def _is_same_for_all(self, model: Model) -> bool:
         """Return whether a deployment is the same model for all clients."""
         state, deployment = model.state, model.deployment
-        if deployment.program or deployment.dispatch.rows.values or self.recalibrate:
-            return False
         functions = (deployment.weights, deployment.predict)
+        if self._is_own(deployment):
+            return False
         if any(functions):  # they may read any leaf of a client
             return not state.clients and is_known(functions)
         return not self.algorithm.setting.net.names("all") & state.clients.keys()
@@ -736,51 +685,54 @@ class Evaluator:
             DivergedError: All samples of all clients are among them, for the personal models.
         """
         number, name = model.state.round, model.name
-        undefined = torch.zeros(self.federation.clients, dtype=torch.float32)
-        for part in self.parts:
-            if (values := found.get(f"{part}.undefined")) is not None:
-                undefined.index_add_(0, self._owner[part], values.float())
-        if not undefined.any():
+        keys = {part: f"{part}.undefined" for part in self.parts if f"{part}.undefined" in found}
+        undefined = sum(int(found[key].sum()) for key in keys.values())
+        if not undefined:
             return
         cure = "Lower train.optimizer.lr or set train.clip."
         samples = sum(len(self._owner[part]) for part in self.parts)
-        if name == "personal" and int(undefined.sum()) == samples:
+        if name == "personal" and undefined == samples:
             raise DivergedError(
                 f"the models of all clients after round {number} have finite weights, but NaN"
                 f" scores for all samples, so that they predict nothing: training has diverged."
                 f" {cure}"
             )
+        whose = [self._owner[part][found[key] > 0].tolist() for part, key in keys.items()]
         called = self.federation.partition.called
-        clients = ", ".join(map(called, undefined.nonzero()[:, 0].tolist()))
+        clients = ", ".join(map(called, sorted({client for some in whose for client in some})))
         self.warn(
-            f"round {number}: the model `{name}` has NaN scores for {int(undefined.sum())} of"
-            f" {samples} samples, at the clients [{clients}]. They count as predictions"
-            f" of the class with NaN, mostly the first. {cure}"
+            f"round {number}: the model `{name}` has NaN scores for {undefined} of {samples}"
+            f" samples, at the clients [{clients}]. They count as predictions of the class with"
+            f" NaN, mostly the first. {cure}"
         )
 
     def predictions_of(self, part: str, ids: Tensor, observed: Tree) -> Predictions:
         """Return the predictions in results [K, ...] of the Statistic of a part at clients [K]."""
-        return self._paired(part, ids, _cut(part, observed, self._sizes[part][ids]))
+        samples = Samples(part, limit=self.config.common.limit if part == "common" else None)
+        return self._paired(samples, ids, self._cut(part, ids, observed))
 
-    def _paired(self, part: str, ids: Tensor, flat: Tree) -> Predictions:
-        """Return predictions as `predictions_of` does, of results [n, ...] without padding."""
+    def _cut(self, part: str, ids: Tensor, observed: Tree) -> Tree:
+        """Return results [K, L, ...] of the Statistic of a part as [n, ...], without padding."""
+        sizes = self._sizes[part][ids]
+        mine = {k: rows for k, rows in observed.items() if k.startswith(f"{part}.")}
+        return {k: rows[torch.arange(rows.shape[1]) < sizes[:, None]] for k, rows in mine.items()}
+
+    def _paired(self, samples: Samples, ids: Tensor, found: Tree) -> Predictions:
+        """Return the predictions in results `PART.RESULT` [n, ...] of samples of clients [K]."""
+        part, federation = samples.part, self.federation
         if part == "common":
-            rows = [self.federation.common_rows(self.config.common.limit)] * len(ids)
+            of_clients = [federation.common_rows(samples.limit)] * len(ids)
         else:
-            rows = [self.federation.partition.parts[part][client] for client in ids.tolist()]
-        client = ids.repeat_interleave(self._sizes[part][ids])
-        return self._as_predictions(part, client, np.concatenate(rows), flat)
-
-    def _as_predictions(self, part: str, client: Tensor, rows: Indices, flat: Tree) -> Predictions:
-        """Return predictions for n rows of the data set, with the client [n] of each."""
-        true, predicted = self.judge.pairs(rows, flat[f"{part}.predicted"])
-        margins, margin = None, flat.get(f"{part}.margin")
+            of_clients = [federation.partition.parts[part][client] for client in ids.tolist()]
+        client = ids.repeat_interleave(torch.tensor([len(rows) for rows in of_clients]))
+        true, predicted = self.judge.pairs(np.concatenate(of_clients), found[f"{part}.predicted"])
+        margins, margin = None, found.get(f"{part}.margin")
         if margin is not None:
-            positive = positive_class(self.config, self.federation.dataset.classes)
+            positive = positive_class(self.config, federation.dataset.classes)
             from flbench.metrics.ranking import Margins
 
             margins = Margins(margin if positive else -margin, true == positive, client)
-        return Predictions(client, true, predicted, margins, flat.get(f"{part}.logarithms"))
+        return Predictions(client, true, predicted, margins, found.get(f"{part}.logarithms"))
 
     def statistics(self, deployment: Deployment, parts: tuple[str, ...]) -> tuple[Statistic, ...]:
         """Return a Statistic for each part that evaluates a deployment.
@@ -841,16 +793,16 @@ class Evaluator:
         described = self.algorithm.setting.net
         held = dict(self.net.held) if whole else {}
         names = (described.names("all") | described.fixed) - self.net.held.keys()
-        most = max(1, SCALARS // described.size)
         model = next(self._models(state, settings))
+        weights = model.deployment.weights
+        write = () if weights is None else (Transform(_WriteDeployedWeights(weights)),)
         everyone = torch.arange(self.federation.clients) if clients is None else clients
-        if self._is_same_for_all(model):
-            [one] = self._deployed(model, everyone[:1], names)
-            yield from repeat(held | one, len(everyone))
-            return
-        for ids in torch.split(everyone, min(BLOCK, most)):
-            for one in self._deployed(model, ids, names):
-                yield held | one
+        is_shared, most = self._is_same_for_all(model), max(1, SCALARS // described.size)
+        for ids in torch.split(everyone[:1] if is_shared else everyone, min(BLOCK, most)):
+            kept = self._run(model, ids, write, names).kept
+            for k in range(len(ids)):
+                one = held | {leaf: rows[k] for leaf, rows in kept.items()}
+                yield from repeat(one, len(everyone) if is_shared else 1)
 
     def hashed(self, state: State, settings: RoundSettings) -> Iterator[Tree]:
         """Yield what the digest of all clients' models is computed from; see `deployed`.
@@ -860,21 +812,6 @@ class Evaluator:
         if self.net.held:
             yield dict(self.net.held)
         yield from self.deployed(state, settings, whole=False)
-
-    def _deployed(self, model: Model, ids: Tensor, names: frozenset[str]) -> Iterator[Tree]:
-        """Yield the leaves `names` of the net that some clients are evaluated with."""
-        net, weights = self.algorithm.setting.net, model.deployment.weights
-        changes = self._steps(model.deployment) or net.fixed
-        chosen = None if changes else _selection(weights, names | model.state.clients.keys())
-        if chosen is None:
-            call = () if weights is None else (Transform(_WriteDeployedWeights(weights)),)
-            kept = self._run(model, ids, call, names).kept
-            sources = {leaf: leaf for leaf in kept}
-        else:  # the leaves are copied, without a step of a program
-            sources = {leaf: chosen.get(leaf, leaf) for leaf in net.leaves}
-            kept = self._run(model, ids, (), frozenset(sources.values())).kept
-        for k in range(len(ids)):
-            yield {leaf: kept[source][k] for leaf, source in sources.items()}
 
     def run_statistics(self, model: Model, ids: Tensor, statistics: tuple[Statistic, ...]) -> Tree:
         """Return results [K, ...] of Statistics at some clients, by `STATISTIC.RESULT`."""
@@ -952,40 +889,6 @@ class Evaluator:
         """
         for name, one in deployments(self.algorithm, state, torch.tensor([0])).items():
             yield Model(state, settings, name, one)
-
-
-def _cut(part: str, observed: Tree, sizes: Tensor) -> Tree:
-    """Return the results [K, L, ...] of one Statistic as [n, ...], of `sizes` [K] rows each."""
-    keys = [key for key in (f"{part}.{result}" for result in RESULTS) if key in observed]
-    return {
-        key: observed[key][torch.arange(observed[key].shape[1]) < sizes[:, None]] for key in keys
-    }
-
-
-def _selection(
-    weights: Callable[[Tree, Tree], Tree] | None, names: Iterable[str]
-) -> dict[str, str] | None:
-    """Return which of a client's leaves `Deployment.weights` gives under each name.
-
-    Args:
-        weights: The function; None calls the net with the leaves themselves.
-        names: Names of all leaves of a client.
-
-    Returns:
-        An empty dict without a function, and None if the function computes something.
-    """
-    if weights is None:
-        return {}
-    if not is_known(weights):
-        return None
-    probe = {name: torch.zeros(0) for name in names}
-    given = {id(value): name for name, value in probe.items()}
-    try:
-        found = weights(probe, {})
-    except Exception:  # noqa: BLE001 it computes with ctx, or with shapes
-        return None
-    chosen = {name: given.get(id(value), "") for name, value in found.items()}
-    return chosen if all(chosen.values()) else None
 
 
 @dataclass(frozen=True)

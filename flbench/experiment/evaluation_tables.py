@@ -50,9 +50,7 @@ class ClassGroups:
         return tuple(confusable_classes(validation.confusion))
 
 
-def metric_rows(
-    evaluation: Evaluation[ConfusionCounts], class_groups: ClassGroups, suffix: str = ""
-) -> list[Row]:
+def metric_rows(evaluation: Evaluation, class_groups: ClassGroups, suffix: str = "") -> list[Row]:
     """Return all metrics of an evaluation as rows of metrics.csv.
 
     Metrics without samples are left out.
@@ -78,7 +76,7 @@ def metric_rows(
     return rows + common_rows(evaluation, class_groups, suffix)
 
 
-def group_rows(evaluation: Evaluation[ConfusionCounts], groups: Tensor, suffix: str) -> list[Row]:
+def group_rows(evaluation: Evaluation, groups: Tensor, suffix: str) -> list[Row]:
     """Return the accuracy of a cohort as a mean over groups of clients, as rows of metrics.csv.
 
     Args:
@@ -94,9 +92,7 @@ def group_rows(evaluation: Evaluation[ConfusionCounts], groups: Tensor, suffix: 
     return rows
 
 
-def common_rows(
-    evaluation: Evaluation[ConfusionCounts], class_groups: ClassGroups, suffix: str = ""
-) -> list[Row]:
+def common_rows(evaluation: Evaluation, class_groups: ClassGroups, suffix: str = "") -> list[Row]:
     """Return the metrics on the common test set: personal models, GM, PM(V) and PM(L).
 
     GM is the global model. PM(V) and PM(L) are means over the evaluated clients of accuracies that
@@ -133,9 +129,7 @@ def common_rows(
     return rows
 
 
-def _ranking_rows(
-    evaluation: Evaluation[ConfusionCounts], part: str, protocol: str, suffix: str
-) -> list[Row]:
+def _ranking_rows(evaluation: Evaluation, part: str, protocol: str, suffix: str) -> list[Row]:
     """Return the metrics of the ranking of samples as rows; none without two classes."""
     margins = evaluation.margins.get((protocol, part))
     if margins is None:
@@ -199,9 +193,7 @@ def client_table(
     ]
 
 
-def metrics_of_clients(
-    evaluation: Evaluation[ConfusionCounts], part: str
-) -> dict[str, list[float]]:
+def metrics_of_clients(evaluation: Evaluation, part: str) -> dict[str, list[float]]:
     """Return the metrics [N] of the personal models on a part.
 
     For two classes `auroc` and `average_precision` are among them, and with
@@ -224,7 +216,7 @@ def metrics_of_clients(
 
 def class_table(
     moment: str,
-    evaluation: Evaluation[ConfusionCounts],
+    evaluation: Evaluation,
     class_groups: ClassGroups,
     names: tuple[str, ...],
 ) -> list[tuple[object, ...]]:
@@ -254,7 +246,7 @@ def class_table(
     ]
 
 
-def confusion_table(evaluation: Evaluation[ConfusionCounts]) -> list[tuple[object, ...]]:
+def confusion_table(evaluation: Evaluation) -> list[tuple[object, ...]]:
     """Return the rows of confusion.csv: split, true class, predicted class, and a count above 0."""
     lines: list[tuple[object, ...]] = []
     for part in ("validation", "test"):

@@ -76,12 +76,12 @@ class ClassJudge:
         groups = replace(self.groups, train_counts=federation.counts)
         return replace(self, federation=federation, groups=groups)
 
-    def rows(self, evaluation: Evaluation[ConfusionCounts], suffix: str = "") -> list[Row]:
+    def rows(self, evaluation: Evaluation, suffix: str = "") -> list[Row]:
         """Return the metrics of an evaluation as rows of metrics.csv."""
         return metric_rows(evaluation, self.groups, suffix)
 
     def tables(
-        self, evaluations: Mapping[str, tuple[Evaluation[ConfusionCounts], State]]
+        self, evaluations: Mapping[str, tuple[Evaluation, State]]
     ) -> Iterator[tuple[str, Sequence[str], Sequence[Sequence[object]]]]:
         """Yield clients.csv, per_class.csv and confusion.csv."""
         names, clients, classes = self.federation.dataset.classes, [], []

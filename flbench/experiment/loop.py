@@ -102,7 +102,7 @@ class FederatedLoop:
     folder: RunFolder
     callbacks: CallbackList = field(default_factory=CallbackList)
     seconds: Seconds = field(default_factory=Seconds)
-    last: Evaluation[Any] | None = None
+    last: Evaluation | None = None
     module: Mapping[str, Any] = field(default_factory=dict)
     storage: Storage = Storage()
     state: State = field(init=False)

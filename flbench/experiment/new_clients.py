@@ -59,7 +59,7 @@ class Adapted:
         steps: Optimizer steps of a client, as a mean over the clients.
     """
 
-    evaluation: Evaluation[Any]
+    evaluation: Evaluation
     received: float
     sent: float
     steps: float
@@ -288,9 +288,7 @@ class NewClients:
 
     def _after(self, joined: Joined, ids: Tensor, epochs: int, *, is_new: bool) -> Adapted:
         """Return the models of some clients after a number of epochs, on a copy."""
-        evaluation: Evaluation[Any] = Evaluation(joined.state.round, {})
-        for part in self._evaluator.parts:
-            evaluation.local["personal", part] = self._evaluator.no_scores()
+        evaluation = Evaluation(joined.state.round, self._evaluator.no_scores("personal"))
         state, received = self._of_training(joined.state), joined.received.copy()
         steps = self._add(state, ids, epochs, evaluation, received)
         sent = joined.sent if is_new else 0.0
@@ -301,7 +299,7 @@ class NewClients:
         state: State,
         ids: Tensor,
         epochs: int,
-        evaluation: Evaluation[Any],
+        evaluation: Evaluation,
         meter: DispatchMeter,
     ) -> int:
         """Add the predictions of clients' models to an evaluation, in place.

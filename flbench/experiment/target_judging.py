@@ -21,7 +21,7 @@ from flbench.data.federation import Federation
 from flbench.data.schemes import Indices
 from flbench.engine.base import dtype_of
 from flbench.experiment import own_metrics
-from flbench.experiment.evaluate import PARTS, SCALARS, Evaluation, Predict
+from flbench.experiment.evaluate import PARTS, SCALARS, Evaluation, Predict, without_padding
 from flbench.experiment.evaluation_tables import client_table
 from flbench.metrics.own import OwnMetric
 from flbench.metrics.target_scores import TargetScores, torchmetric, value_of
@@ -45,8 +45,7 @@ class Output:
         """Return the outputs [B, ...] of one batch, in float32 at least; NaN for padding."""
         found = self.deployed.scores(context)
         found = found.to(torch.promote_types(found.dtype, torch.float32))
-        mask = context.batch.mask.reshape(-1, *(1,) * (found.ndim - 1))
-        return {"predicted": torch.where(mask, found, torch.nan)}
+        return {"predicted": without_padding(found, context)}
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class TargetJudge:
         """Return the judge of another federation with targets of the same shape."""
         return replace(self, federation=federation)
 
-    def rows(self, evaluation: Evaluation[TargetScores], suffix: str = "") -> list[Row]:
+    def rows(self, evaluation: Evaluation, suffix: str = "") -> list[Row]:
         """Return the metrics of an evaluation as rows of metrics.csv."""
         found = [(part, name, scores) for (name, part), scores in evaluation.local.items()]
         found += [("common", name, scores) for name, scores in evaluation.common.items()]
@@ -97,7 +96,7 @@ class TargetJudge:
         ]
 
     def tables(
-        self, evaluations: Mapping[str, tuple[Evaluation[TargetScores], State]]
+        self, evaluations: Mapping[str, tuple[Evaluation, State]]
     ) -> Iterator[tuple[str, Sequence[str], Sequence[Sequence[object]]]]:
         """Yield clients.csv."""
         lines = []

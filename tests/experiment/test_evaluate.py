@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flbench.algorithms.base import Deployment
 from flbench.core.tree import digest
 from flbench.core.types import Samples
 from flbench.engine.sequential import SequentialEngine
@@ -177,7 +176,6 @@ def test_a_model_that_the_server_changes_is_evaluated_again():
 
 
 def test_weights_are_those_of_each_client_alone(trained):
-    """Leaves that a deployment only selects are copied without a program."""
     built, state, _ = trained
     evaluator = evaluator_of(built)
     settings = rounds.settings_of(built.algorithm, state)
@@ -206,22 +204,3 @@ def test_shared_weights_are_hashed_as_those_of_each_client():
 
     assert digest([tree] * 4) == digest(copies)
     assert digest([tree] * 4) != digest([tree] * 3)
-
-
-def test_weights_that_are_computed_are_no_selection():
-    class Model:
-        def __call__(self, leaves, ctx):
-            return {"a": leaves["v.a"]}
-
-    def mixed(leaves, ctx):
-        return {"a": leaves["a"] + leaves["v.a"]}
-
-    assert evaluate._selection(None, ["a"]) == {}
-    assert evaluate._selection(mixed, ["a", "v.a"]) is None  # code of the tests is not known
-    assert evaluate._selection(Model(), ["a", "v.a"]) is None
-    ditto = build("algorithm=ditto", *KEYS)
-    personal: Deployment = ditto.algorithm.deploy(ditto.start(), torch.tensor([0]))["personal"]
-    names = [*ditto.start().clients, *ditto.algorithm.setting.net.leaves]
-    chosen = evaluate._selection(personal.weights, names)
-    assert set(chosen) == set(ditto.algorithm.setting.net.leaves)
-    assert all(source.endswith(leaf) and source != leaf for leaf, source in chosen.items())
