@@ -9,6 +9,7 @@ from sklearn import metrics
 from torchmetrics.classification import MulticlassAUROC, MulticlassCalibrationError
 
 from flbench.core.errors import ConfigError
+from flbench.core.types import Batch, Outputs, StepContext
 from flbench.experiment.evaluate import Predict
 from flbench.metrics.probabilities import Probabilities
 from flbench.metrics.probability_names import NAMES
@@ -94,11 +95,16 @@ def test_scores_that_are_probabilities_are_not_normalized_again():
         scores = "probabilities"
 
         def __call__(self, context):
-            raise AssertionError
+            return context.out.logits
 
     scores = torch.tensor([[0.25, 0.75], [0.0, 1.0]])
-    found = Predict(predict=Shares(), has_probabilities=True)._logarithms(scores)
-    logits = Predict(has_probabilities=True)._logarithms(scores)
+    ones = torch.ones(2, dtype=torch.int64)
+    batch = Batch(scores, ones, ones > 0, ones, torch.tensor(2))
+    context = StepContext(
+        lambda: Outputs(scores, scores), batch=batch, ctx={}, leaves={}, start={}, apply=None
+    )
+    found = Predict(predict=Shares(), has_probabilities=True)(context)["logarithms"]
+    logits = Predict(has_probabilities=True)(context)["logarithms"]
     assert torch.allclose(found.exp(), scores, atol=1e-6)
     assert bool(found.isfinite().all())
     assert torch.allclose(logits.exp(), scores.softmax(dim=1))
