@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flbench.client.program import LocalProgram, Step
 from flbench.config.schema import EngineConfig, TrainConfig
-from flbench.core.errors import ConfigError, RunError
+from flbench.core.errors import ConfigError
 from flbench.core.rng import Draw
 from flbench.core.storage import Layout, Storage, layout_of
 from flbench.core.types import Dispatch, Message, Results, Tree
@@ -31,10 +31,6 @@ IN_MEMORY = Storage()
 
 TF32_SINCE = 8, 0
 """Smallest compute capability of a GPU that has TF32 (Ampere)."""
-
-
-class LostWorkersError(RunError):
-    """The processes that train were lost, and none took their place. No round has changed."""
 
 
 KeptRows = Callable[[Tensor], Tree]

@@ -5,7 +5,6 @@ does: small rounds are trained by this process, and short runs start no workers.
 """
 
 import resource
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -24,6 +23,7 @@ from flbench.engine.worker import SENT, Call, Worker, distributed, in_order
 from flbench.models.base import net_leaves
 from flbench.workers import cores
 from flbench.workers.nesting import reason_against_workers
+from flbench.workers.pool import CouldNotBeginError
 from flbench.workers.process_pool import FILES, ProcessPool, SharedArray
 
 # A unit of work is one sample of a small net in a forward pass: some microseconds.
@@ -126,17 +126,18 @@ class LocalEngine:
         # What is sent to a client is about as large as what it keeps.
         size = max(self._bytes, nbytes(rows(ids[:1]))) if len(parts) > 1 else 0
         size += self._bytes if program.keeps or program.sends else 0
-        if len(parts) < 2 or not self._pays(call, ids, size) or self.start(len(parts)) < 2:
-            return call.run(self._engine, ids)
-        assert self._pool is not None
-        self._used = max(self._used, min(self._pool.ready, len(parts)))
-        work = [float((self._federation.sizes[part] + 1).sum()) for part in parts]
-        try:
-            found = distributed(self._pool, call, parts, work, size, self._tell)
-        except BaseException:
-            self._end_workers()
-            raise
-        return in_order(found, ids, settings.storage)
+        if len(parts) > 1 and self._pays(call, ids, size) and (pool := self._opened()) is not None:
+            self._used = max(self._used, min(pool.most, len(parts)))
+            work = [float((self._federation.sizes[part] + 1).sum()) for part in parts]
+            try:
+                found = distributed(pool, call, parts, work, size, self._tell)
+                return in_order(found, ids, settings.storage)
+            except CouldNotBeginError as error:
+                self._stay_alone(str(error))
+            except BaseException:
+                self._end_workers()
+                raise
+        return call.run(self._engine, ids)
 
     def block(self, batch_size: int) -> int | None:
         """Return how many clients the engine stacks."""
@@ -148,25 +149,20 @@ class LocalEngine:
         """Return how many clients the engine computes at once."""
         return self._engine.stacked(program, observe, batch_size)
 
-    def start(self, most: int | None = None) -> int:
-        """Start workers, wait until they are ready, and return their number; 1 without any.
-
-        Args:
-            most: Largest number of workers that are needed; None for any number.
-        """
+    def start(self) -> int:
+        """Start all workers, and return their number when they are ready; 1 without any."""
+        if (pool := self._opened()) is None:
+            return 1
         try:
-            pool = None if self._is_alone else self._opened()
-            if pool is not None:
-                pool.most = max(pool.most, min(self._most, most or self._most))
-                pool.fill()
-                while pool.ready < pool.most and pool.failed is None:
-                    time.sleep(0.01)
-                    pool.fill()
-                if pool.failed is not None:
-                    self._stay_alone(pool.failed)
-        except Exception as error:  # noqa: BLE001  # the net of a user may refuse to be pickled
-            self._stay_alone(f"workers cannot be started ({type(error).__name__}: {error})")
-        return 1 if self._pool is None else self._pool.ready
+            for k in range(pool.most):
+                pool.submit(k, "ready")
+            count = 0
+            while count < pool.most:
+                count += len(pool.ended(1.0))
+        except CouldNotBeginError as error:
+            self._stay_alone(str(error))
+            return 1
+        return pool.most
 
     def report(self) -> dict[str, float]:
         """Return measurements of the engine, and `workers`, the number of processes that train."""
@@ -202,16 +198,21 @@ class LocalEngine:
 
     def _opened(self) -> ProcessPool | None:
         """Return the pool of workers; None if this process trains alone."""
-        if self._pool is None:
-            self._most = most_processes(self._config, self._net, self._federation)
-            if self._most < 2:
-                self._is_alone = True
-                return None
+        if self._pool is not None or self._is_alone:
+            return self._pool
+        most = most_processes(self._config, self._net, self._federation)
+        if most < 2:
+            self._is_alone = True
+            return None
+        rest = self._net, self._federation.without_samples(), self._config
+        try:
             self._samples = SharedArray(self._federation.x.numpy())
-            rest = self._net, self._federation.without_samples(), self._config
-            self._pool = ProcessPool(partial(Worker, stacks=True), self._samples, rest)
-            if self._is_auto:
-                self._tell(f"engine.workers=auto: up to {self._most} processes train the clients.")
+            self._pool = ProcessPool(partial(Worker, stacks=True), self._samples, rest, most=most)
+        except Exception as error:  # noqa: BLE001  # the net of a user may refuse to be pickled
+            self._stay_alone(f"workers cannot be started ({type(error).__name__}: {error})")
+            return None
+        if self._is_auto:
+            self._tell(f"engine.workers=auto: up to {most} processes train the clients.")
         return self._pool
 
     def _stay_alone(self, reason: str) -> None:
@@ -221,7 +222,7 @@ class LocalEngine:
             reason: Why no worker trains.
         """
         self._end_workers()
-        self._is_alone = True
+        self._is_alone, self._used = True, 1
         if not self._is_auto and self._config.workers != 1:
             self._tell(
                 f"engine.workers={self._config.workers}: this process trains alone, because"

@@ -4,17 +4,15 @@ An actor is a worker as a process of this machine is one; see `flbench.engine.wo
 machine beside the first one is used in this way too.
 """
 
-import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 from flbench.client.program import LocalProgram, Step
 from flbench.config.schema import EngineConfig
-from flbench.core.errors import ConfigError, RunError
+from flbench.core.errors import ConfigError
 from flbench.core.types import Results
 from flbench.data.federation import Federation
 from flbench.engine.base import Dispatcher, KeptRows, RoundSettings, concatenate_results
@@ -24,11 +22,6 @@ from flbench.workers.nesting import is_elsewhere, is_ray_worker
 from flbench.workers.pool import LostError
 from flbench.workers.ray_cluster import device_of
 from flbench.workers.ray_driver import RayDriver, RayPool
-
-START_SECONDS: Final = 120.0
-"""Seconds that the actors may take until they are ready, or `engine.wait_seconds` if that is more:
-on a machine with much to do, the imports of a process take minutes."""
-PERIOD: Final = 1.0  # seconds between two looks at actors that start
 
 
 class RayEngine:
@@ -45,8 +38,6 @@ class RayEngine:
 
     Raises:
         ConfigError: No cluster answers at `engine.address`, or it has too few CPUs or GPUs.
-        RunError: No actor starts in time, see `START_SECONDS`; or the device of a worker does not
-            exist or cannot compute in that precision.
     """
 
     def __init__(
@@ -84,7 +75,6 @@ class RayEngine:
                     *(self._driver, Worker, [samples, rest], count, needs),
                     *("a worker of engine.name=ray", config.wait_seconds, self._tell),
                 )
-            _wait(self._pool, count, max(START_SECONDS, config.wait_seconds))
         except BaseException:
             self.close()
             raise
@@ -109,13 +99,11 @@ class RayEngine:
         """Train the clients on the actors, one call each for a group; see `Engine.run`."""
         call = Call(program, rows, dispatch, settings, observe)
         pool = self._opened()
-        pool.fill()  # an actor that was lost may find a free core by now
-        pool.ended(0)
-        self._used = max(1, pool.ready)
 
         def trained(group: Tensor) -> Results:
             parts, work = list(torch.split(group, 1)), self._sizes[group].tolist()
             found = distributed(pool, call, parts, work, 0, self._tell)
+            self._used = pool.ready
             return in_order(found, group, settings.storage)
 
         return concatenate_results(map(trained, settings.groups(ids)), ids, settings.storage)
@@ -169,21 +157,3 @@ def _workers(
             f" {available}."
         )
     return count
-
-
-def _wait(pool: RayPool, count: int, seconds: float) -> None:
-    """Start the actors, and wait until they are ready. Some of them are enough after that time.
-
-    Raises:
-        RunError: None of them is ready in time, or one cannot begin.
-    """
-    pool.fill()
-    end = time.monotonic() + seconds
-    while pool.ready < count and pool.failed is None and time.monotonic() < end:
-        pool.ended(PERIOD)
-    if pool.failed is not None or not pool.ready:
-        why = f" within {seconds:g} s." if pool.failed is None else f": {pool.failed}"
-        raise RunError(
-            f"workers of engine.name=ray did not start{why} Lower engine.workers, use"
-            " engine.name=sequential, or begin again when the machine has less to do."
-        )

@@ -1,49 +1,46 @@
-"""What a worker process does for an engine, and how clients are distributed over workers.
+"""A worker that trains clients, and how clients are distributed over workers.
 
 Actors of Ray and processes of this machine are the same class, `Worker`. A worker has an engine of
 its own and keeps no state between calls, so that one that has died is replaced by a new one.
 """
 
+import io
+import pickle
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from heapq import heapreplace
 from typing import Any, Final
 
-import numpy as np
+import cloudpickle
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flbench.client.program import LocalProgram, Step
 from flbench.config.schema import EngineConfig
-from flbench.core.errors import RunError
 from flbench.core.raised import as_errors
 from flbench.core.storage import Storage
-from flbench.core.types import Dispatch, Message, Results, Tree
+from flbench.core.types import Message, Results, Tree
 from flbench.data.federation import Federation
 from flbench.engine.base import (
     RESULTS,
     Dispatcher,
     Engine,
     KeptRows,
-    LostWorkersError,
     RoundSettings,
     concatenate_results,
     find_device,
 )
 from flbench.models.base import is_lightning
-from flbench.workers.pool import RESTARTS, Pool
+from flbench.workers.pool import RESTARTS, LostError, Pool
 
 SENT: Final = 2**29
 """Bytes that are sent to workers and returned by them at the same time, so that large models of
 many clients are never in memory together."""
 PERIOD: Final = 1.0  # seconds between two looks at workers that train
 
-Arrays = dict[str, NDArray[Any]]
-Warned = tuple[str, type[Warning], str, int]
-"""A warning: its text, its class, the file and the line of the code that it names."""
 _SHOWN: Final[dict[Any, Any]] = {}
 """Where Python notes which warnings of workers it has shown in this process."""
 
@@ -72,57 +69,33 @@ class Worker:
     def ready(self) -> None:
         """Return when the engine is ready."""
 
-    def run(
-        self,
-        program: LocalProgram,
-        ids: NDArray[np.int64],
-        rows: Arrays,
-        dispatch: tuple[Any, Any, dict[str, float]],
-        settings: RoundSettings,
-        observe: tuple[Step, ...],
-    ) -> dict[str, Any]:
-        """Train these clients; return the fields of `Results` as NumPy arrays, and warnings.
+    def run(self, content: bytes) -> bytes:
+        """Train clients; return their `Results`, and the warnings of their training.
 
         Args:
-            program: See `Engine.run`.
-            ids: [K] client ids.
-            rows: The leaves that these clients keep, [K, ...] each.
-            dispatch: The fields of a `Dispatch` for these clients, messages as pairs of arrays.
-            settings: See `Engine.run`.
-            observe: See `Engine.run`.
+            content: What `Call.packed` returns.
         """
-        place = {int(client): k for k, client in enumerate(ids)}
-        kept = _tensors(rows)
-        shared, mine = (_message(packed) for packed in dispatch[:2])
+        program, ids, rows, dispatch, settings, observe = pickle.loads(content)
+        place = {client: k for k, client in enumerate(ids.tolist())}
 
         def some(tree: Tree, wanted: Tensor) -> Tree:
             index = torch.tensor([place[client] for client in wanted.tolist()])
             return {name: value[index] for name, value in tree.items()}
 
+        def sent(wanted: Tensor) -> Message:
+            return Message(some(dispatch.rows.values, wanted), some(dispatch.rows.mask, wanted))
+
         with warnings.catch_warnings(record=True) as warned, as_errors():
             results = self.engine.run(
                 program,
-                torch.from_numpy(ids.copy()),
-                rows=lambda wanted: some(kept, wanted),
-                dispatch=lambda wanted: Dispatch(
-                    shared,
-                    Message(some(mine.values, wanted), some(mine.mask, wanted)),
-                    dispatch[2],
-                ),
+                ids,
+                rows=lambda wanted: some(rows, wanted),
+                dispatch=lambda wanted: replace(dispatch, rows=sent(wanted)),
                 settings=settings,
                 observe=observe,
             )
-        return {
-            "ids": results.ids.numpy(),
-            "steps": results.steps.numpy(),
-            "losses": results.losses.numpy(),
-            "kept": arrays(results.kept),
-            "sent": packed(results.sent),
-            "observed": arrays(results.observed),
-            "failures": results.failures,
-            "observe_seconds": results.observe_seconds,
-            "warned": list(dict.fromkeys(map(_portable, warned))),
-        }
+        said = {(str(one.message), _kind(one), one.filename, one.lineno): None for one in warned}
+        return _packed((results, [*said]))
 
 
 def _engine(
@@ -165,14 +138,12 @@ class Call:
             observe=self.observe,
         )
 
-    def given(self, ids: Tensor) -> tuple[Any, ...]:
+    def packed(self, ids: Tensor) -> bytes:
         """Return what `Worker.run` takes for some clients."""
         dispatch = self.dispatch(ids)
-        sent = packed(dispatch.shared), packed(dispatch.rows), dict(dispatch.numbers)
-        return (
-            *(self.program, ids.numpy(), arrays(self.rows(ids)), sent),
-            *(self.settings, self.observe),
-        )
+        dispatch = replace(dispatch, numbers=dict(dispatch.numbers))
+        given = self.program, ids, self.rows(ids), dispatch, self.settings, self.observe
+        return _packed(given)
 
 
 def distributed(
@@ -194,31 +165,30 @@ def distributed(
         tell: Function that gets notes for the user.
 
     Raises:
-        LostWorkersError: The same clients have lost too many workers, or no worker is left.
+        LostError: The same clients have lost too many workers, or no worker is left.
+        CouldNotBeginError: A worker could not make its engine.
     """
-    turns = -(-size * sum(map(len, parts)) // SENT)
-    pieces = assign(work, min(len(parts), max(1, pool.ready) * max(1, turns)))
-    left = deque(tuple(one) for one in pieces if one)
+    turns = max(1, -(-size * sum(map(len, parts)) // SENT))
+    left = deque(map(tuple, assign(work, min(len(parts), pool.most * turns))))
     losses: Counter[tuple[int, ...]] = Counter()
-    returned: list[dict[str, Any]] = []
+    found: list[Results] = []
     running = 0
     while left or running:
-        while left and running < max(1, pool.ready):
-            pool.submit(left[0], "run", *call.given(torch.cat([parts[k] for k in left[0]])))
-            left.popleft()
+        while left and running < pool.most:
+            piece = left.popleft()
+            pool.submit(piece, "run", call.packed(torch.cat([parts[k] for k in piece])))
             running += 1
-        try:
-            ended = pool.ended(PERIOD)
-        except RunError as error:
-            raise LostWorkersError(str(error)) from error
-        for one in ended:
+        for one in pool.ended(PERIOD):
             running -= 1
             if one.lost is None:
-                returned.append(one.value)
+                results, warned = pickle.loads(one.value)
+                found.append(results)
+                for text, kind, file, line in warned:  # filters of this process decide about them
+                    warnings.warn_explicit(text, kind, file, line, registry=_SHOWN)
                 continue
             losses[one.key] += 1
-            if one.is_final or losses[one.key] > RESTARTS:
-                raise LostWorkersError(
+            if losses[one.key] > RESTARTS:
+                raise LostError(
                     f"the training of the same clients lost {losses[one.key]} workers: {one.lost}"
                     " Resume the run with a lower engine.workers; 1 trains in one process."
                 )
@@ -226,8 +196,7 @@ def distributed(
                 f"a worker was lost: {one.lost} Its clients are trained again, with equal results."
             )
             left.append(one.key)
-    warn_again(warned for found in returned for warned in found["warned"])
-    return [unpacked(found) for found in returned]
+    return found
 
 
 def assign(work: Sequence[float], workers: int) -> list[list[int]]:
@@ -249,30 +218,6 @@ def assign(work: Sequence[float], workers: int) -> list[list[int]]:
         assigned[least].append(position)
         heapreplace(loads, (load + work[position] + 1, least))
     return [sorted(positions) for positions in assigned]
-
-
-def arrays(tree: Tree) -> Arrays:
-    """Return the tensors of a tree as NumPy arrays on the CPU."""
-    return {name: value.detach().cpu().numpy() for name, value in tree.items()}
-
-
-def packed(message: Message) -> tuple[Arrays, Arrays]:
-    """Return the values and the masks of a message as arrays."""
-    return arrays(message.values), arrays(message.mask)
-
-
-def unpacked(found: dict[str, Any]) -> Results:
-    """Return the results that a worker returned as arrays."""
-    return Results(
-        ids=_tensor(found["ids"]),
-        steps=_tensor(found["steps"]),
-        losses=_tensor(found["losses"]),
-        kept=_tensors(found["kept"]),
-        sent=_message(found["sent"]),
-        observed=_tensors(found["observed"]),
-        failures=found["failures"],
-        observe_seconds=found["observe_seconds"],
-    )
 
 
 def in_order(parts: list[Results], ids: Tensor, storage: Storage) -> Results:
@@ -304,43 +249,32 @@ def in_order(parts: list[Results], ids: Tensor, storage: Storage) -> Results:
     )
 
 
-def warn_again(warned: Iterable[Warned]) -> None:
-    """Issue the warnings of workers in this process, whose filters decide about them.
-
-    Args:
-        warned: The warnings.
-
-    Raises:
-        Warning: The filters say that such a warning is an error.
-    """
-    for text, category, file, line in dict.fromkeys(warned):
-        warnings.warn_explicit(text, category, file, line, registry=_SHOWN)
+def _kind(warning: warnings.WarningMessage) -> type[Warning]:
+    """Return the class of Python that the class of a warning, which may be local, is of."""
+    return next(one for one in warning.category.__mro__ if one.__module__ == "builtins")
 
 
-def _portable(warning: warnings.WarningMessage) -> Warned:
-    """Return a warning with the class of Python that its own class, which may be local, is of."""
-    category = next(one for one in warning.category.__mro__ if one.__module__ == "builtins")
-    return str(warning.message), category, warning.filename, warning.lineno
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Sends tensors as arrays, which takes less time than PyTorch's own way."""
+
+    def reducer_override(self, thing: Any) -> Any:
+        if type(thing) is Tensor and not thing.requires_grad:
+            return _tensor, (thing.cpu().numpy(),)
+        return super().reducer_override(thing)
+
+
+def _packed(thing: Any) -> bytes:
+    """Return the pickle of an object with tensors."""
+    file = io.BytesIO()
+    _Pickler(file).dump(thing)
+    return file.getvalue()
 
 
 def _tensor(value: NDArray[Any]) -> Tensor:
-    """Return an array as a tensor, which shares its memory if that can be written to.
+    """Return an array as a tensor.
 
     PyTorch aligns the memory of tensors to 64 bytes, and the results of some operations may depend
     on it.
     """
-    found = np.asarray(value)
-    if not found.flags.writeable:  # in the object store of Ray
-        found = found.copy()
-    tensor = torch.from_numpy(found)
-    return tensor if found.ctypes.data % 64 == 0 else tensor.clone()
-
-
-def _tensors(found: Arrays) -> Tree:
-    """Return arrays as tensors; see `_tensor`."""
-    return {name: _tensor(value) for name, value in found.items()}
-
-
-def _message(found: tuple[Arrays, Arrays]) -> Message:
-    """Return a message from its values and masks; the inverse of `packed`."""
-    return Message(_tensors(found[0]), _tensors(found[1]))
+    tensor = torch.from_numpy(value)
+    return tensor if value.ctypes.data % 64 == 0 else tensor.clone()

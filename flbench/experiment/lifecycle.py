@@ -22,7 +22,6 @@ from flbench.core.storage import GIB
 from flbench.core.tree import nbytes
 from flbench.data import partition_files
 from flbench.data.federation import Federation
-from flbench.engine.base import LostWorkersError
 from flbench.experiment import finalize, own_methods, provenance
 from flbench.experiment.assembly import Experiment, Restored, build
 from flbench.experiment.evaluate import PARTS
@@ -30,6 +29,7 @@ from flbench.experiment.loop import Seconds
 from flbench.experiment.run_folder import RunFolder
 from flbench.models import fixed
 from flbench.results.reading import is_finished
+from flbench.workers.pool import LostError
 
 # Keys that may change on resume because they do not change results: locations of files, and what
 # the computation runs on. An entry that ends with a dot stands for a whole section.
@@ -270,7 +270,7 @@ def _run_to_end(
             loop.begin(state, start.memory)
             try:
                 state = loop.run(state)
-            except LostWorkersError as error:
+            except LostError as error:
                 raise RunError(f"{error} Resume with: {folder.resume_command}") from error
             with own_methods.named(experiment.algorithm.config):
                 loop.summary = finalize.write(experiment, loop, state)

@@ -23,7 +23,7 @@ from flbench.core.errors import CallbackError, DivergedError, RunError, UserErro
 from flbench.core.storage import Storage
 from flbench.core.types import Results, Stage, State, Tree
 from flbench.core.wording import lower_rate
-from flbench.engine.base import Engine, LostWorkersError, RoundSettings
+from flbench.engine.base import Engine, RoundSettings
 from flbench.experiment import own_methods, rounds
 from flbench.experiment.evaluate import Evaluation, Evaluator
 from flbench.experiment.evaluation_tables import group_rows
@@ -32,6 +32,7 @@ from flbench.experiment.run_folder import RunFolder
 from flbench.reports.terminal import told
 from flbench.results.metrics_file import Row
 from flbench.results.summary import RunningSummary, Summary
+from flbench.workers.pool import LostError
 
 
 @dataclass
@@ -170,7 +171,7 @@ class FederatedLoop:
 
         Raises:
             KeyboardInterrupt: The user interrupted the run; the state has been saved.
-            LostWorkersError: No process is left that trains; the state has been saved.
+            LostError: No process is left that trains; the state has been saved.
             RunError: A client diverged under `train.on_divergence=stop`, a model has weights that
                 are not finite, the disk failed, or a callback failed; then the state has been
                 saved.
@@ -203,7 +204,7 @@ class FederatedLoop:
                     if not stage.setup:
                         self._end_round(state, interrupts)
                     interrupts.check()
-            except (KeyboardInterrupt, LostWorkersError):
+            except (KeyboardInterrupt, LostError):
                 # An interrupted round has changed nothing, so `state` is still the state before it.
                 saving = f"saving the state of round {state.round} to {self.folder.path}"
                 with told(saving, lambda said: self.callbacks.on_note(*said)):

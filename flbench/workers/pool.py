@@ -5,13 +5,17 @@ from typing import Any, Final, NamedTuple, Protocol
 from flbench.core.errors import RunError
 
 RESTARTS: Final = 3
-"""How often a call is given to another worker, or a worker is started again, before that fails."""
+"""How often a call whose worker was lost is given to another one."""
 DIED: Final = "its process died: it was killed, or memory ran out."
 """Sentence about the loss of a worker whose machine still answers."""
 
 
 class LostError(RunError):
-    """The workers of a study or a comparison are lost, which can be resumed."""
+    """The workers of a run, study or comparison are lost. It can be resumed."""
+
+
+class CouldNotBeginError(RunError):
+    """A worker could not make its object, and neither could another worker."""
 
 
 class Ended(NamedTuple):
@@ -21,47 +25,43 @@ class Ended(NamedTuple):
         key: What the caller has given with the call.
         value: What it returned.
         lost: A sentence about the loss of its worker; None if it returned.
-        is_final: Whether the worker could not begin for a reason that holds for all workers.
     """
 
     key: Any
     value: Any = None
     lost: str | None = None
-    is_final: bool = False
 
 
 class Pool(Protocol):
     """Workers that have an object of one class each, and call its methods.
 
-    A call whose worker is lost is given back to the caller, who may submit it again: the pool has
-    started another worker by then, or does so.
+    Workers are started for calls. A call whose worker is lost is given back to the caller, who may
+    submit it again to another worker.
 
     Attributes:
-        failed: Why no worker can begin; None if they can, or have not tried.
+        most: Largest number of workers.
     """
 
-    failed: str | None
-
-    @property
-    def ready(self) -> int:
-        """Number of workers that are ready, or busy."""
-
-    def fill(self) -> None:
-        """Start the workers that are missing, also without calls for them."""
+    most: int
 
     def submit(self, key: Any, method: str, *arguments: Any) -> None:
-        """Let a worker call a method of its object as soon as one has nothing else to do.
+        """Let a worker call a method of its object; at most `most` calls run at the same time.
 
         Args:
             key: What `ended` returns with the result.
             method: Name of the method.
             arguments: Its arguments.
+
+        Raises:
+            CouldNotBeginError: The system starts no further process.
         """
 
     def ended(self, seconds: float) -> list[Ended]:
         """Return the calls that have ended, each once; wait for one for at most some seconds.
 
         Raises:
+            CouldNotBeginError: A worker could not make its object.
+            LostError: No worker is left.
             Exception: A call raised it.
         """
 

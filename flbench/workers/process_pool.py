@@ -17,17 +17,12 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
-from flbench.core.errors import RunError
 from flbench.core.parts import portable, where_to_put
 from flbench.workers import fork_server
-from flbench.workers.pool import DIED, RESTARTS, Ended
+from flbench.workers.pool import DIED, CouldNotBeginError, Ended
 
 FILES: Final = 9
 """Files that a worker opens in this process."""
-
-
-class CouldNotBeginError(RunError):
-    """A worker could not make its object, and neither could another worker."""
 
 
 class SharedArray:
@@ -65,82 +60,41 @@ class ProcessPool:
         Exception: The arguments cannot be pickled.
     """
 
-    def __init__(self, make: Callable[..., Any], *given: Any, most: int = 0) -> None:
-        self.failed: str | None = None
-        self.most, self._deaths = most, 0
+    def __init__(self, make: Callable[..., Any], *given: Any, most: int) -> None:
+        self.most = most
         self._content = cloudpickle.dumps(portable((make, given), cloudpickle.dumps))
-        self._processes: list[_Process] = []
+        self._idle: list[_Process] = []
         self._running: dict[Future[Any], tuple[_Process, Any]] = {}
 
-    @property
-    def ready(self) -> int:
-        return sum(one.is_ready() for one in self._processes)
-
-    def fill(self) -> None:
-        fork_server.start()
-        for process in [one for one in self._processes if one.begun.done()]:
-            error = process.begun.exception()
-            if error is not None:
-                self._end(process)
-                self._deaths += 1
-                if not isinstance(error, BrokenProcessPool):
-                    self.failed = f"a worker {error}"
-                elif self._deaths > RESTARTS:
-                    self.failed = f"a worker was ended {self._deaths} times while it started"
-        while fork_server.is_ready() and len(self._processes) < self.most and self.failed is None:
-            self._add()
-
     def submit(self, key: Any, method: str, *arguments: Any) -> None:
-        busy = [process for process, _ in self._running.values()]
-        idle = [process for process in self._processes if process not in busy]
-        process = idle[0] if idle else self._add()
-        try:
-            self._running[process.call(method, arguments)] = process, key
-        except BrokenProcessPool:  # it has died since its last call
-            self._end(process)
-            self.submit(key, method, *arguments)
+        content = cloudpickle.dumps((method, arguments))
+        while True:
+            process = self._idle.pop() if self._idle else _Process(self._content)
+            try:
+                self._running[process.call(content)] = process, key
+                return
+            except BrokenProcessPool:  # it has died since its last call
+                process.end()
 
     def ended(self, seconds: float) -> list[Ended]:
         found = []
         for future in wait(self._running, seconds, FIRST_COMPLETED).done:
             process, key = self._running.pop(future)
-            try:
-                found.append(Ended(key, future.result()))
-            except BrokenProcessPool:
-                self._end(process)
+            if isinstance(future.exception(), BrokenProcessPool):
+                process.end()
                 found.append(Ended(key, lost=DIED))
-            except CouldNotBeginError as error:
-                self._end(process)
-                found.append(Ended(key, lost=f"its process {error}", is_final=True))
+            else:
+                self._idle.append(process)
+                found.append(Ended(key, future.result()))
         return found
 
     def close(self) -> None:
-        for process in self._processes:
-            process.let_go()  # all end at the same time
-        for process in list(self._processes):
-            self._end(process)
+        processes = [*self._idle, *(process for process, _ in self._running.values())]
+        self._idle.clear()
         self._running.clear()
-
-    def _add(self) -> "_Process":
-        """Start a process.
-
-        Raises:
-            RunError: The system starts no further process.
-        """
-        fork_server.start()
-        try:
-            process = _Process(self._content)
-        except OSError as error:
-            raise RunError(
-                f"the system starts no further process ({error}). Train fewer at the same time, or"
-                " end other processes."
-            ) from error
-        self._processes.append(process)
-        return process
-
-    def _end(self, process: "_Process") -> None:
-        if process in self._processes:
-            self._processes.remove(process)
+        for process in processes:
+            process.let_go()  # all end at the same time
+        for process in processes:
             process.end()
 
 
@@ -149,30 +103,30 @@ class _Process:
 
     Args:
         content: The pickled function that makes its object, with its arguments.
+
+    Raises:
+        CouldNotBeginError: The system starts no further process.
     """
 
     def __init__(self, content: bytes) -> None:
         end, self._alive = fork_server.context.Pipe(duplex=False)
-        self._executor = ProcessPoolExecutor(
-            1, fork_server.context, _begin, (end, os.getcwd(), content)
-        )
+        fork_server.start()
         try:
-            self.begun = self.call("ready", ())
-        except BaseException:
-            self.end()
-            raise
+            begin = end, os.getcwd(), content
+            self._executor = ProcessPoolExecutor(1, fork_server.context, _begin, begin)
+            with _without_main():
+                self._executor.submit(os.getpid)  # starts the process
+        except OSError as error:
+            raise CouldNotBeginError(
+                f"the system starts no further process ({error}). Train fewer at the same time, or"
+                " end other processes."
+            ) from error
         finally:
             end.close()
 
-    def is_ready(self) -> bool:
-        """Return whether the process has made its object."""
-        return self.begun.done() and self.begun.exception() is None
-
-    def call(self, method: str, arguments: tuple[Any, ...]) -> Future[Any]:
+    def call(self, content: bytes) -> Future[Any]:
         """Call a method of its object."""
-        content = cloudpickle.dumps((method, arguments))
-        with _without_main():
-            return self._executor.submit(_call, content)
+        return self._executor.submit(_call, content)
 
     def let_go(self) -> None:
         """Tell the process to end, also in the middle of a call."""
@@ -233,7 +187,7 @@ def _call(content: bytes) -> Any:
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise CouldNotBeginError(
-                f"could not begin ({reason}).{where_to_put(reason)}"
+                f"a worker process could not begin ({reason}).{where_to_put(reason)}"
             ) from error
     method, arguments = cloudpickle.loads(content)
     return getattr(_object, method)(*arguments)

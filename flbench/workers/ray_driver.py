@@ -201,8 +201,7 @@ class RayPool:
         from flbench.workers import ray_pool  # it imports Ray
 
         self.tell, self._call, self._of = tell, driver.call, ray_pool
-        self.ready = 0
-        self.failed: str | None = None
+        self.most, self.ready = most, 0
         sent = [_with_modules(one) for one in given]
         self._key = driver.call(ray_pool.open_actors, kind, sent, most, needs, name, patience)
 
@@ -210,14 +209,11 @@ class RayPool:
         """Store an object; return what stands for it among the arguments of a call."""
         return self._call(self._of.put, _with_modules(thing))
 
-    def fill(self) -> None:
-        self._call(self._of.fill, self._key)
-
     def submit(self, key: Any, method: str, *arguments: Any) -> None:
         self._call(self._of.submit, self._key, key, method, arguments)
 
     def ended(self, seconds: float) -> list[Ended]:
-        found, notes, self.ready, self.failed = self._call(self._of.ended, self._key, seconds)
+        found, notes, self.ready = self._call(self._of.ended, self._key, seconds)
         for note in notes:
             self.tell(note)
         return list(found)
@@ -246,9 +242,6 @@ class _Session:
         os.environ.update(environment)
         process_pool.at_end.append(partial(_end_all, folder))
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Ray prints there what its servers say
-
-    def ready(self) -> None:
-        """Do nothing: a pool calls this to know when the process has begun."""
 
     def call(
         self, leader: int | None, function: Callable[..., Any], arguments: Sequence[Any]

@@ -17,7 +17,7 @@ import ray
 
 from flbench.core.errors import ConfigError, PrintableError
 from flbench.core.parts import portable
-from flbench.workers.pool import Ended, LostError
+from flbench.workers.pool import CouldNotBeginError, Ended, LostError
 from flbench.workers.ray_lost import LOST, could_not_begin, unreadable, why_lost
 from flbench.workers.samples import check_unchanged
 
@@ -55,8 +55,8 @@ class ActorPool:
         tell: Callable[[str], None],
     ) -> None:
         self.tell = tell
-        self.failed: str | None = None
-        self._start, self._most, self._needs, self._name = start, most, needs, name
+        self.most = most
+        self._start, self._needs, self._name = start, needs, name
         self._patience = patience
         self._queue: deque[_Call] = deque()
         self._beginning: dict[Any, tuple[Any, float]] = {}  # actor and time, by a reference
@@ -67,11 +67,8 @@ class ActorPool:
 
     @property
     def ready(self) -> int:
+        """Number of actors that are ready, or busy."""
         return len(self._idle) + len(self._busy)
-
-    def fill(self) -> None:
-        while self.ready + len(self._beginning) < self._most:
-            self._begin()
 
     def submit(self, key: Any, method: str, *arguments: Any) -> None:
         self._queue.append(_Call(key, method, arguments))
@@ -84,6 +81,7 @@ class ActorPool:
             seconds: Longest time to wait.
 
         Raises:
+            CouldNotBeginError: An actor could not make its object.
             ConfigError: An actor cannot read the arguments of a call, such as an object of a module
                 that it does not find.
             LostError: Calls have waited too long, and no node has the resources of an actor.
@@ -118,7 +116,7 @@ class ActorPool:
             actor, call = self._idle.pop(), self._queue.popleft()
             reference = getattr(actor, call.method).remote(*call.arguments)
             self._busy[reference] = actor, call
-        missing = self._most - self.ready - len(self._beginning)
+        missing = self.most - self.ready - len(self._beginning)
         for _ in range(min(missing, len(self._queue) - len(self._beginning))):
             self._begin()
 
@@ -129,12 +127,10 @@ class ActorPool:
             ray.get(reference)
             self._idle.append(actor)
         except LOST as error:
-            is_final = could_not_begin(error)
+            if could_not_begin(error):
+                raise CouldNotBeginError(f"{self._name}: {why_lost(error)}") from error
             if self._queue:
-                key = self._queue.popleft().key
-                found.append(Ended(key, lost=why_lost(error), is_final=is_final))
-            else:
-                self.failed = why_lost(error)
+                found.append(Ended(self._queue.popleft().key, lost=why_lost(error)))
 
     def _note_end(self, reference: Any, found: list[Ended]) -> None:
         """Note that a call has returned, or was lost."""
@@ -278,24 +274,19 @@ def open_actors(
     return key
 
 
-def fill(pool: int) -> None:
-    """Start the actors that are missing."""
-    _open[pool][0].fill()
-
-
 def submit(pool: int, key: Any, method: str, arguments: Sequence[Any]) -> None:
     """Let an actor call a method."""
     given = [_stored[one] if isinstance(one, Stored) else one for one in arguments]
     _open[pool][0].submit(key, method, *given)
 
 
-def ended(pool: int, seconds: float) -> tuple[list[Ended], list[str], int, str | None]:
-    """Return the calls that have ended, new notes, the number of ready actors, and why none is."""
+def ended(pool: int, seconds: float) -> tuple[list[Ended], list[str], int]:
+    """Return the calls that have ended, new notes, and the number of ready actors."""
     actors, notes = _open[pool]
     found = actors.ended(seconds)
     said = [*notes]
     notes.clear()
-    return found, said, actors.ready, actors.failed
+    return found, said, actors.ready
 
 
 def close(pool: int) -> None:

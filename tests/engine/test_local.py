@@ -26,7 +26,7 @@ from flbench.engine.local import LocalEngine
 from flbench.engine.worker import assign
 from flbench.experiment import evaluate, rounds
 from flbench.testing.setting import NET
-from flbench.workers import nesting, pool
+from flbench.workers import nesting, pool, process_pool
 from flbench.workers.process_pool import ProcessPool
 from tests.algorithms.test_contract import KINDS
 from tests.engine.playing import played
@@ -160,7 +160,7 @@ def test_large_models_are_sent_in_several_pieces(engines, monkeypatch):
         )
 
     assert digest([many.kept]) == digest([one.kept])
-    assert calls.call_count == 13  # one client at a time for each worker
+    assert calls.call_count == 3 + 13  # one client at a time for each worker
 
 
 def test_results_come_in_cohort_order_with_failures_and_observations(engines):
@@ -199,28 +199,48 @@ def test_killed_worker_is_started_again_and_changes_nothing(engines):
     assert not set(workers_of(os.getpid())) & set(before)
 
 
-@pytest.mark.parametrize(("kills", "workers"), [(pool.RESTARTS, 3), (100, 1)])
-def test_worker_that_is_killed_while_it_starts_is_started_again(monkeypatch, kills, workers):
+def test_worker_that_is_killed_while_it_starts_is_started_again(monkeypatch):
     monkeypatch.delenv(nesting.VARIABLE, raising=False)
     built, notes, killed = build(*KEYS["sequential"]), [], []
-    used, add = built.config.engine, ProcessPool._add
+    begin = process_pool._Process.__init__
 
-    def add_and_kill(pool):
+    def begin_and_kill(process, content):
         before = workers_of(os.getpid())
-        process = add(pool)
-        if len(killed) < kills:
+        begin(process, content)
+        if len(killed) < pool.RESTARTS:
             [new] = set(workers_of(os.getpid())) - set(before)
             os.kill(new, signal.SIGKILL)
             killed.append(new)
-        return process
 
-    monkeypatch.setattr(ProcessPool, "_add", add_and_kill)
-    engine = LocalEngine(built.engine, built.net, built.federation, used, notes.append)
-    with closing(engine):
-        assert engine.start() == workers
+    monkeypatch.setattr(process_pool._Process, "__init__", begin_and_kill)
+    used = built.config.engine
+    with closing(LocalEngine(built.engine, built.net, built.federation, used, notes.append)) as one:
+        found = played(built, one, 1)
 
-    assert len(notes) == (workers == 1)
-    assert all("trains alone" in note for note in notes)
+    assert digest([found.server]) == digest([played(built, built.engine, 1).server])
+    assert ["trained again" in note for note in notes] == [True] * len(killed)
+
+
+class Elsewhere(torch.nn.Module):
+    """A net that no other process can read."""
+
+    def __reduce__(self):
+        return __import__, ("a_module_of_this_process",)
+
+
+def test_this_process_trains_alone_if_workers_cannot_begin(monkeypatch):
+    monkeypatch.delenv(nesting.VARIABLE, raising=False)
+    built, notes = build(*KEYS["sequential"]), []
+    used = built.config.engine
+    engine = LocalEngine(built.engine, Elsewhere(), built.federation, used, notes.append)
+    before = workers_of(os.getpid())
+    found = played(built, engine, 1)
+
+    assert digest([found.server]) == digest([played(built, built.engine, 1).server])
+    assert engine.report()["workers"] == 1
+    [note] = notes
+    assert "a_module_of_this_process" in note
+    assert workers_of(os.getpid()) == before
 
 
 class Calling:

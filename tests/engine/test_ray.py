@@ -12,10 +12,10 @@ from flbench.cli import app
 from flbench.client.program import LocalProgram, Statistic, Transform
 from flbench.config.resolve import resolve
 from flbench.config.sources import from_overrides
-from flbench.core.errors import ConfigError, RunError
+from flbench.core.errors import ConfigError
 from flbench.core.tree import digest
 from flbench.core.types import Dispatch, Samples
-from flbench.engine.worker import Worker
+from flbench.engine.worker import Call, Worker
 from flbench.experiment import lifecycle, rounds
 from flbench.testing.setting import NET
 from tests.algorithms.test_contract import KINDS
@@ -258,20 +258,12 @@ class TestWithoutAClusterOfTheTests:
         assert many["weights_digest"] == one["weights_digest"]
 
 
-def test_workers_that_do_not_start_in_time_end_the_run():
-    from flbench.engine import ray as ray_engine
-
-    pool = SimpleNamespace(ready=0, failed=None, fill=lambda: None, ended=lambda seconds: [])
-    with pytest.raises(RunError, match="Lower"):
-        ray_engine._wait(pool, 2, 0.01)
-
-
 def test_an_exception_of_the_users_code_in_a_worker_names_its_line():
     def fails(*arguments, **named):
         raise ValueError("a spike of the loss")
 
     worker = object.__new__(Worker)
     worker.engine = SimpleNamespace(run=fails)
-    ids = torch.tensor([0]).numpy()
+    call = Call(LocalProgram(()), lambda ids: {}, lambda ids: Dispatch(), None, ())
     with pytest.raises(ConfigError, match=r"spike .*test_ray\.py:\d+"):
-        worker.run(LocalProgram(()), ids, {}, (({}, {}), ({}, {}), {}), None, ())
+        worker.run(call.packed(torch.tensor([0])))

@@ -14,6 +14,7 @@ from flbench.core.tree import digest
 from flbench.experiment import lifecycle
 from flbench.testing.setting import NET
 from flbench.workers import ray_pool as pools
+from flbench.workers.pool import CouldNotBeginError, LostError
 from tests.engine.playing import played
 from tests.support import Silent, build, config_of
 from tests.tuning.test_prepare import layers_of
@@ -166,13 +167,9 @@ def test_an_actor_that_cannot_begin_is_no_loss(nodes):
     pool = pools.ActorPool(lambda: kind.remote(thing), 1, {"CPU": 1}, "a cell", 60.0, print)
     pool.submit("first", "doubled", 1)
 
-    ended = []
-    while not ended:
-        ended = pool.ended(1.0)
+    with pytest.raises(CouldNotBeginError, match="module_of_this_process"):
+        all_ended(pool, 1)
 
-    [one] = ended
-    assert one.is_final
-    assert "named 'module_of_this_process'." in one.lost
     pool.close()
 
 
@@ -251,11 +248,10 @@ def test_cells_of_a_comparison_are_trained_on_a_cluster(nodes, tmp_path):
     assert [cell.digest == here.digest for cell in cells] == [True, False]
 
 
-def test_an_engine_whose_workers_do_not_begin_says_so(nodes, monkeypatch):
+def test_an_engine_whose_workers_do_not_begin_says_so(nodes):
     """The one CPU of the cluster is in use."""
-    from flbench.engine import ray as ray_engine
+    from flbench.engine.ray import RayEngine
 
-    monkeypatch.setattr(ray_engine, "START_SECONDS", 1.0)
     if not ray.is_initialized():
         ray.init(address=nodes.address, log_to_driver=False)
     holder = pool_of([], cpus=1)
@@ -267,7 +263,9 @@ def test_an_engine_whose_workers_do_not_begin_says_so(nodes, monkeypatch):
         f"engine.address={nodes.address}",
     )
 
-    with pytest.raises(RunError, match="did not start within"):
-        ray_engine.RayEngine(built.net, built.federation, config.engine)
+    engine = RayEngine(built.net, built.federation, config.engine)
+    with pytest.raises(LostError, match=r"needs 1 CPU.*0 CPUs free.*engine\.wait_seconds"):
+        played(built, engine, 1)
 
+    engine.close()
     holder.close()

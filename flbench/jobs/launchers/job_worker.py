@@ -21,9 +21,6 @@ class JobWorker:
     def __init__(self, parcel: Parcel) -> None:
         self._parcel = parcel
 
-    def ready(self) -> None:
-        """Do nothing: a pool calls this to know when the worker has begun."""
-
     def train(
         self, task: Task, samples: NDArray[Any], rest: Federation, partition: PartitionFiles
     ) -> Outcome:

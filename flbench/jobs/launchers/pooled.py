@@ -56,10 +56,7 @@ class Pooled:
             job, task = self._running.pop(one.key)
             outcome: Outcome | None = one.value
             if one.lost is not None:
-                if one.is_final:  # another process could not begin either
-                    outcome = Outcome(one.lost)
-                else:
-                    outcome = self._attempts.after_loss(job, one.lost)
+                outcome = self._attempts.after_loss(job, one.lost)
                 if outcome is None:
                     self._lost.add(job, task)
                     continue
