@@ -16,7 +16,8 @@ MAY_IMPORT = {
     "lightning": {"core/lightning.py"},
     "torchmetrics": {"core/lightning.py"},
     "matplotlib": {
-        *("reports/figures.py", "reports/picture.py", "tuning/study_figures.py"),
+        *("reports/data_figures.py", "reports/figures.py", "reports/picture.py"),
+        "tuning/study_figures.py",
         "analysis/figures.py",
     },
     "ray": {

@@ -17,7 +17,6 @@ from flbench.algorithms.base import (
     Paper,
     Setting,
 )
-from flbench.algorithms.registry import ALGORITHMS
 from flbench.client.program import (
     GradFn,
     LocalProgram,
@@ -36,6 +35,7 @@ from flbench.config.schema import (
     epochs,
 )
 from flbench.core.learned import Learned, LearnedPoints, LearnedTable
+from flbench.core.registry import ALGORITHMS
 from flbench.core.rng import Draw, generator, torch_seed, uniform
 from flbench.core.selection import largest, smallest_index
 from flbench.core.tree import nbytes, only, put_, repeat, take, weighted_mean

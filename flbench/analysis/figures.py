@@ -22,7 +22,7 @@ from flbench.analysis.statistics import Across
 from flbench.analysis.tables import CLASS_SCORES, Analysis
 from flbench.core.learned import Learned, LearnedPoints, LearnedTable
 from flbench.core.text import one_line
-from flbench.reports import figures
+from flbench.reports import data_figures
 from flbench.reports.picture import Picture, in_legend, short, width
 from flbench.reports.tables import size
 
@@ -465,7 +465,7 @@ def partition(analysis: Analysis, place: str) -> Figure | None:
     clients = _client_names(analysis, place)
     if len(clients) != len(counts):
         clients = []
-    return figures.partition_table(counts, names, entry.run.summary["dataset"], clients)
+    return data_figures.partition_table(counts, names, entry.run.summary["dataset"], clients)
 
 
 def _client_names(analysis: Analysis, place: str) -> list[str]:
@@ -484,7 +484,7 @@ def holdings(analysis: Analysis, place: str) -> Figure:
     table = _of(analysis.clients, place)
     first = table[table["repetition"] == table["repetition"].min()].drop_duplicates("client")
     names = first["name"].astype(str).map(lambda name: short(name, 14))
-    is_named = bool((names != "").any()) and len(names) <= figures.MOST_NAMED
+    is_named = bool((names != "").any()) and len(names) <= data_figures.MOST_NAMED
     figure, panels = _panels(3, 3.4 if is_named else 2.6)
     for axes, what, label in zip(
         panels,

@@ -1,6 +1,5 @@
 """Progress of a run in a notebook: a bar with the notes below it, updated in place."""
 
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,16 +11,6 @@ from flbench.callbacks import Callback, RunView
 from flbench.reports.terminal import duration
 
 INTERVAL: Final = 0.2  # seconds between two updates, at least
-KERNELS: Final = ("ZMQInteractiveShell", "Shell")  # Jupyter and VS Code; Colab
-
-
-def is_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook, which shows HTML."""
-    if "IPython" not in sys.modules:
-        return False
-    from IPython import get_ipython
-
-    return type(get_ipython()).__name__ in KERNELS
 
 
 @contextmanager

@@ -353,9 +353,9 @@ class Partition:
 
     def plot(self) -> "Figure":
         """Draw the training samples by client and class, in log scale."""
-        from flbench.reports import figures
+        from flbench.reports import data_figures
 
-        return figures.partition_table(
+        return data_figures.partition_table(
             self._counts, self.classes, self.dataset, self.names, self.shifts
         )
 

@@ -46,11 +46,11 @@ class RunPlots:
         Raises:
             UserError: The run is unfinished, or has no such moment or no classes.
         """
-        from flbench.reports import figures
+        from flbench.reports import data_figures
 
         self._run.check_classes()
         rows = self._at(self._per_class(), moment).sort_values("train_support", ascending=False)
-        return figures.classes(
+        return data_figures.classes(
             [
                 f"{name} (rare)" if rare else name
                 for name, rare in zip(rows["name"], rows["rare"], strict=True)
@@ -69,7 +69,7 @@ class RunPlots:
         Raises:
             UserError: The run is unfinished, or has no such split or no classes.
         """
-        from flbench.reports import figures
+        from flbench.reports import data_figures
 
         if split not in ("validation", "test"):
             raise UserError(f"`split` must be validation or test, got {split!r}.")
@@ -80,7 +80,7 @@ class RunPlots:
         counts = np.zeros((len(names), len(names)))
         rows = table[table["split"] == split]
         counts[rows["true"], rows["predicted"]] = rows["count"]
-        return figures.confusion(counts, names, f"{self._title}: {split}, last round")
+        return data_figures.confusion(counts, names, f"{self._title}: {split}, last round")
 
     def clients(self, metric: str | None = None, moment: Moment = "last") -> "Figure":
         """Draw a metric of each client against its number of training samples.
@@ -94,7 +94,7 @@ class RunPlots:
         Raises:
             UserError: The run is unfinished, or has no such moment or metric.
         """
-        from flbench.reports import figures
+        from flbench.reports import data_figures
 
         path = self._run.path / "clients.csv"
         config = self._run.config
@@ -107,7 +107,7 @@ class RunPlots:
             raise UserError(f"`metric` must be one of {', '.join(known)}, got {metric!r}.")
         part = "validation" if metric.startswith(VALIDATION) else "test"
         labels = rows["name"].tolist() if "name" in rows else rows["client"].astype(str).tolist()
-        return figures.clients(
+        return data_figures.clients(
             rows["train_size"].to_numpy(),
             rows[metric].to_numpy(),
             labels,

@@ -1,5 +1,6 @@
 """Progress of a run: a progress bar on a terminal, one line per evaluation elsewhere."""
 
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,16 @@ from flbench.reports.terminal import Silence, duration, open_console
 
 MORE: Final = 5.0
 """Seconds that a line about what is done waits for the end of a round, whose line says more."""
+KERNELS: Final = ("ZMQInteractiveShell", "Shell")  # Jupyter and VS Code; Colab
+
+
+def is_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook, which shows HTML."""
+    if "IPython" not in sys.modules:
+        return False
+    from IPython import get_ipython
+
+    return type(get_ipython()).__name__ in KERNELS
 
 
 @contextmanager

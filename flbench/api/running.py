@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flbench.api import progress
 from flbench.api.caller import Caller, program
@@ -28,8 +28,9 @@ from flbench.experiment import lifecycle
 from flbench.experiment.run_folder import RunFolder
 from flbench.results import reading
 from flbench.results.summary import training_failure
-from flbench.tracking import mirror
-from flbench.tracking.callback import StartMirror
+
+if TYPE_CHECKING:
+    from flbench.tracking.mirror import Mirrors
 
 Item = TypeVar("Item")
 show_progress = progress  # `progress` is also an argument of the functions below
@@ -183,17 +184,17 @@ class RunsEnding:
 
     Attributes:
         paths: The folders of the runs that have ended, in their order.
-        mirrors: The processes that send them to MLflow.
+        mirrors: The processes that send them to MLflow; None if none of them is sent.
         refused: The errors of the other runs, by their methods.
     """
 
     paths: list[Path]
-    mirrors: mirror.Mirrors
+    mirrors: "Mirrors | None" = None
     refused: dict[str, PrintableError] = field(default_factory=dict)
 
     def unsent(self) -> list[str]:
         """Wait a few seconds for MLflow; return a sentence for each run that it does not have."""
-        return self.mirrors.finish()
+        return [] if self.mirrors is None else self.mirrors.finish()
 
     def check(self) -> None:
         """Check that each run has trained something.
@@ -231,10 +232,14 @@ def start(
         RunError: A single run or a callback failed.
         KeyboardInterrupt: A run was interrupted and saved.
     """
-    named_by = mirror.named_by(runs[0][1]) if runs else "user"
-    for config, _ in runs:  # all of them, before the first run starts
-        mirror.check(config.tracking, named_by)
-    ending = RunsEnding([], mirror.Mirrors(named_by))
+    ending = RunsEnding([])
+    if any(config.tracking.mlflow is not False for config, _ in runs):
+        from flbench.tracking import mirror
+
+        named_by = mirror.named_by(runs[0][1])
+        for config, _ in runs:  # all of them, before the first run starts
+            mirror.check(config.tracking, named_by)
+        ending = RunsEnding([], mirror.Mirrors(named_by))
     known: set[str] = set()
     for position, (config, origins) in enumerate(runs):
         method = config.algorithm.name
@@ -285,8 +290,9 @@ def carry_on(
         KeyboardInterrupt: The run was interrupted again and saved.
     """
     reading.check_run_folder(path)
-    given = "tracking.uri" in changed
-    ending = RunsEnding([], mirror.Mirrors("user" if given else "folder"))
+    from flbench.tracking.mirror import Mirrors  # a run without MLflow needs none
+
+    ending = RunsEnding([], Mirrors("user" if "tracking.uri" in changed else "folder"))
     train = partial(lifecycle.resume, path, changed)
     _train(train, f"resuming {path}", ending, caller, callbacks, loggers, objects or {})
     return ending
@@ -319,12 +325,16 @@ def _train(
         as_flbench_errors(),
         preserved(),
         _display(title, known, shown=caller.shown) as display,
-        ending.mirrors,
+        ending.mirrors or nullcontext(),
         offered(objects),
     ):
-        start_mirror = StartMirror(ending.mirrors, display.on_note)
+        told = [display, *callbacks]
+        if ending.mirrors is not None:
+            from flbench.tracking.callback import StartMirror
+
+            told.insert(0, StartMirror(ending.mirrors, display.on_note))
         how_to_resume = caller.how_to_resume or RunFolder.command_to_resume
-        ending.paths.append(train([start_mirror, display, *callbacks], loggers, how_to_resume))
+        ending.paths.append(train(told, loggers, how_to_resume))
 
 
 def failure(path: Path) -> RunError | None:
@@ -358,11 +368,11 @@ def _display(
     title: str, known: set[str] | None, *, shown: bool
 ) -> AbstractContextManager[Callback]:
     """Return the context manager that shows the progress of a run."""
-    from flbench.api import notebook
-
     if not shown:
         return nullcontext(Callback())
-    if notebook.is_notebook():
+    if show_progress.is_notebook():
+        from flbench.api import notebook
+
         return notebook.display(title)
     return show_progress.display(title, known)
 

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from flbench.callbacks.run_view import RunView
 from flbench.config.schema import Config
-from flbench.metrics.own import OwnMetric
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger as Logger
+
+    from flbench.metrics.own import OwnMetric
 else:
     Logger = Any  # to import Lightning takes a second
 
@@ -37,7 +38,7 @@ class Callback:
     ...             run.stop("the validation accuracy is above 0.9")
     """
 
-    own_metrics: tuple[OwnMetric, ...] = ()
+    own_metrics: tuple["OwnMetric", ...] = ()
 
     def requires(self, config: Config, parts: Sequence[str]) -> Sequence[str]:
         """Return sentences that say why the callback cannot work in a run; empty if it can.

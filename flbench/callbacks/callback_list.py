@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flbench.callbacks.base import Callback
 from flbench.config.schema import Config
 from flbench.core.errors import CallbackError, ConfigError, RunError, UserError
-from flbench.metrics.own import OwnMetric
+
+if TYPE_CHECKING:
+    from flbench.metrics.own import OwnMetric
 
 
 class CallbackList:
@@ -28,7 +30,7 @@ class CallbackList:
         return bool(self._callbacks)
 
     def prepare(
-        self, config: Config, parts: Sequence[str], metrics: Sequence[OwnMetric] = ()
+        self, config: Config, parts: Sequence[str], metrics: Sequence["OwnMetric"] = ()
     ) -> None:
         """Put the callback of `train.early_stopping` first, and ask all whether they can work.
 

@@ -87,9 +87,9 @@ def _resolve(given: CommandLine, topology: str | None) -> Config:
 
 def _show_partition(federation: Federation, picture: Path | None, *, as_json: bool) -> None:
     if picture is not None:
-        from flbench.reports import figures
+        from flbench.reports import data_figures, figures
 
-        figures.save(figures.partition(federation), picture)
+        figures.save(data_figures.partition(federation), picture)
     if as_json:
         console.json(catalogue.partition(federation))
     else:
@@ -102,9 +102,9 @@ def _show_topology(
     network = algorithm_catalogue.network(config.algorithm, config.seed, federation.clients)
     names = federation.partition.names
     if picture is not None:
-        from flbench.reports import figures
+        from flbench.reports import data_figures, figures
 
-        drawing = figures.topology(
+        drawing = data_figures.topology(
             network.graph, network.weights, network.positions, network.title, names
         )
         figures.save(drawing, picture)

@@ -41,11 +41,10 @@ from flbench.experiment.found import Found, find_engine, on_this_machine
 from flbench.experiment.judging import ClassJudge
 from flbench.experiment.loop import FederatedLoop, Seconds
 from flbench.experiment.notes import configuration_notes
-from flbench.experiment.rounds import check_programs, programs, seeded_method
+from flbench.experiment.rounds import programs, seeded_method
 from flbench.experiment.row_files import ChangedRows
 from flbench.experiment.run_folder import RunFolder
 from flbench.metrics.classes import confusable_classes, rare_classes, read_confusion
-from flbench.metrics.own import OwnMetric
 from flbench.models import fixed
 from flbench.models.base import build as build_net
 from flbench.models.base import describe, is_lightning, net_leaves
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
     from flbench.experiment.features import Cached
     from flbench.experiment.local_terms import LocalTerms
     from flbench.experiment.smoke import Smoke
+    from flbench.metrics.own import OwnMetric
 
 ENGINES: Final = {
     "sequential": ("flbench.engine.sequential", "SequentialEngine"),
@@ -461,7 +461,6 @@ def _started(
     _refuse(config, net, _sentences(algorithm.requires()))
     before = _start(net, algorithm, dtype_of(config.engine))
     _refuse(config, net, [*_too_large(before), *_without_training(algorithm, before)])
-    check_programs(algorithm, before)
     return algorithm, before
 
 

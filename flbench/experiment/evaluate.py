@@ -28,10 +28,10 @@ from flbench.data.schemes import Indices
 from flbench.engine.base import STACKED_SIZE, STATISTIC_BATCH, Engine, RoundSettings
 from flbench.experiment.communication import apply_masks
 from flbench.experiment.rounds import deployments
-from flbench.metrics.own import OwnMetric
 from flbench.results.metrics_file import Row
 
 if TYPE_CHECKING:
+    from flbench.metrics.own import OwnMetric
     from flbench.metrics.ranking import Margins
 
 BLOCK = 256  # clients evaluated at once; it bounds the memory of their predictions
@@ -286,7 +286,7 @@ class Judge(Protocol):
     """
 
     @property
-    def metrics(self) -> tuple[OwnMetric, ...]:
+    def metrics(self) -> tuple["OwnMetric", ...]:
         """Metrics of the user."""
 
     @property

@@ -15,7 +15,7 @@ from flbench.experiment.evaluate import positive_class
 from flbench.experiment.loop import FederatedLoop
 from flbench.experiment.run_folder import RunFolder
 from flbench.reports import page
-from flbench.results import learned, reading
+from flbench.results import reading
 from flbench.results.summary import (
     Summary,
     cohort_accuracy,
@@ -224,10 +224,12 @@ def _write_learned(folder: RunFolder, experiment: Experiment, state: State) -> N
     """Write what the method has learned besides the models, if it has learned anything."""
     draw = rounds.settings_of(experiment.algorithm, state).draw
     with rounds.seeded_method(experiment.algorithm, draw, 4):
-        found = experiment.algorithm.learned(state)
+        if not (found := experiment.algorithm.learned(state)):
+            return
+        from flbench.results import learned
+
         text = learned.text_of(found)
-    if found:
-        folder.write(learned.NAME, text)
+    folder.write(learned.NAME, text)
 
 
 def _write_predictions(

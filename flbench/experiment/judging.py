@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,8 +23,10 @@ from flbench.experiment.evaluation_tables import (
     metrics_of_clients,
 )
 from flbench.metrics.confusion import ConfusionCounts
-from flbench.metrics.own import OwnMetric
 from flbench.results.metrics_file import Row
+
+if TYPE_CHECKING:
+    from flbench.metrics.own import OwnMetric
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class ClassJudge:
 
     federation: Federation
     groups: ClassGroups
-    metrics: tuple[OwnMetric, ...] = ()
+    metrics: tuple["OwnMetric", ...] = ()
     best: BestConfig = BestConfig()
     has_probabilities: bool = False
 

@@ -177,8 +177,6 @@ class FederatedLoop:
                 saved.
         """
         stages = self.algorithm.stages()
-        if not stages[state.stage].setup:
-            rounds.deployments(self.algorithm, state, torch.tensor([0]), checked=True)
         total = self.config.train.rounds
         # A set-up stage may follow the last round: without `until`, only the stages end the loop.
         stop = math.inf if until is None or until >= total else until
@@ -273,12 +271,7 @@ class FederatedLoop:
                 observers = self.evaluator.observers(first, common=common)
             with interrupts.allowed():
                 trained = rounds.train(
-                    self.algorithm,
-                    self.engine,
-                    state,
-                    settings,
-                    observe=observers,
-                    checked=not state.stage_round,
+                    self.algorithm, self.engine, state, settings, observe=observers
                 )
         self.seconds.train -= trained.results.observe_seconds
         self.seconds.evaluate += trained.results.observe_seconds
@@ -289,7 +282,7 @@ class FederatedLoop:
             with self.seconds.measure("evaluate"), interrupts.allowed():
                 moments["@before"] = self.evaluator.evaluate_cohort(state, settings, ids)
         with self.seconds.measure("train"):
-            over = rounds.exchange(self.algorithm, state, trained, checked=not state.stage_round)
+            over = rounds.exchange(self.algorithm, state, trained)
             server = self.storage.of_server(over.state.server, state.server)
             over = replace(over, state=replace(over.state, server=server))
             self.folder.changes.changed(ids)

@@ -16,11 +16,11 @@ from flbench.algorithms.base import Algorithm, Deployment, is_of_user
 from flbench.client.program import LocalProgram, Phase, Step
 from flbench.core.errors import UnknownNameError, did_you_mean
 from flbench.core.rng import Draw, seeded
-from flbench.core.tree import put_, take, write_counts
+from flbench.core.tree import put_, take
 from flbench.core.types import Dispatch, Message, Results, Stage, State, Tree, Update
 from flbench.core.wording import listed
 from flbench.engine.base import Engine, RoundSettings
-from flbench.experiment import hook_checks, own_methods
+from flbench.experiment import own_methods
 from flbench.experiment.communication import DispatchMeter, apply_mask, row_bytes
 
 
@@ -131,9 +131,7 @@ def seeded_method(algorithm: Algorithm, draw: Draw, *part: int) -> Iterator[None
         yield
 
 
-def deployments(
-    algorithm: Algorithm, state: State, ids: Tensor, *, checked: bool = False
-) -> dict[str, Deployment]:
+def deployments(algorithm: Algorithm, state: State, ids: Tensor) -> dict[str, Deployment]:
     """Return what `Algorithm.deploy` gives to some clients, which is the same in each call.
 
     What code of the user draws begins at a seed of the round; what it draws for a client's row of
@@ -144,7 +142,6 @@ def deployments(
         algorithm: The method.
         state: State after a round.
         ids: Ids [K] of the clients.
-        checked: Whether to check what the method returns; see `hook_checks`.
 
     Raises:
         MethodError: The user's code raised an exception.
@@ -153,10 +150,7 @@ def deployments(
 
     def found(some: Tensor, *part: int) -> dict[str, Deployment]:
         with seeded_method(algorithm, draw, 1, *part):
-            models = algorithm.deployed(named(state), some)
-        if checked:
-            hook_checks.deployed(algorithm, models, len(some))
-        return dict(models)
+            return dict(algorithm.deployed(named(state), some))
 
     models = found(ids)
     if not is_of_user(algorithm) or not any(one.dispatch.rows.values for one in models.values()):
@@ -189,7 +183,6 @@ def train(
     ids: Tensor | None = None,
     program: LocalProgram | None = None,
     observe: tuple[Step, ...] = (),
-    checked: bool = False,
 ) -> Trained:
     """Run the local programs of a cohort.
 
@@ -201,22 +194,16 @@ def train(
         ids: Ids [K] int64 of the clients; None lets the method draw its cohort.
         program: Local program to run; None for the method's own.
         observe: Steps after the program whose results the method never sees, for metrics.
-        checked: Whether to check what the method's hooks return; see `hook_checks`.
     """
     with naming(algorithm, state):
         program = program or algorithm.local_program(visible_to_server(state, LocalProgram(())))
         seen = visible_to_server(state, program)
         if ids is None:
             ids = algorithm.cohort(seen, settings.draw)
-            if checked:
-                hook_checks.cohort(algorithm, ids)
         meter = DispatchMeter()
 
         def dispatched(some: Tensor) -> Dispatch:
-            found = algorithm.dispatch(seen, some)
-            if checked:
-                hook_checks.dispatch(algorithm, "dispatch", found, len(some))
-            return meter.counted(some, found)
+            return meter.counted(some, algorithm.dispatch(seen, some))
 
         results = engine.run(
             program,
@@ -246,9 +233,7 @@ def naming(algorithm: Algorithm, state: State, hook: str | None = None) -> Itera
         raise error.placed(place + (f", `{hook}`" if hook else "")) from error
 
 
-def exchange(
-    algorithm: Algorithm, state: State, trained: Trained, *, checked: bool = False
-) -> Exchange:
+def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
     """Store what the cohort keeps, aggregate what it sent, and store the server's reply.
 
     `state.clients`, `state.participation_count` and `state.stale` are written in place. If all
@@ -258,7 +243,6 @@ def exchange(
         algorithm: The method.
         state: State before the round.
         trained: Results of the cohort.
-        checked: Whether to check what the method's hooks return; see `hook_checks`.
 
     Raises:
         UnknownNameError: A hook reads a tensor that the server does not have.
@@ -273,12 +257,7 @@ def exchange(
         if len(algorithm.stages()) > 1:
             _mark_stale(state, results, stored)
         seen = visible_to_server(state, program)
-        before = write_counts(state.clients)
         links, update = of_server(algorithm, seen, replace(results, sent=sent))
-        if checked:
-            with naming(algorithm, state, "aggregate"):
-                hook_checks.update(algorithm, update, state, len(results.ids))
-                hook_checks.unwritten(algorithm, state, before)
     reply = Message() if update.reply is None else apply_mask(update.reply)
     update = replace(update, reply=reply)
     put_(state.clients, results.ids, reply.values, reply.mask)
@@ -292,29 +271,6 @@ def exchange(
         dict(update.metrics),
         _costs(stage, trained, sent, update, links),
     )
-
-
-def check_programs(algorithm: Algorithm, start: State) -> None:
-    """Check the names in the local programs of all stages, as far as they are known without a run.
-
-    Args:
-        algorithm: The method.
-        start: State before the first round.
-
-    Raises:
-        UnknownNameError: A program masks a leaf that it does not send, or keeps one for which
-            `init` returned no rows.
-    """
-    for number in range(len(algorithm.stages())):
-        state = replace(start, stage=number)
-        with naming(algorithm, state):
-            try:
-                program = algorithm.program(replace(state, clients={}))
-            except UnknownNameError:
-                raise
-            except Exception:  # noqa: BLE001 the state that a later stage needs is not known yet
-                continue
-            hook_checks.kept(program, start)
 
 
 def of_server(algorithm: Algorithm, seen: State, results: Results) -> tuple[Tensor | None, Update]:

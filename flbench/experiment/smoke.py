@@ -38,7 +38,7 @@ from flbench.core.types import Dispatch, Results, Samples, State, StepContext, T
 from flbench.core.wording import listed
 from flbench.data.federation import Federation
 from flbench.engine.base import Engine, RoundSettings
-from flbench.experiment import rounds
+from flbench.experiment import hook_checks, rounds
 from flbench.experiment.communication import apply_masks
 from flbench.experiment.constant_draws import ConstantDraws
 from flbench.experiment.evaluate import Predict
@@ -117,7 +117,10 @@ class Smoke:
         parts = self._parts()
         if not len(self._ids()) or not parts:
             return self.net
-        own = replace(self, algorithm=copy.deepcopy(self.algorithm))
+        start = self.begin(self.net, self.algorithm)
+        hook_checks.programs(self.algorithm, start)
+        method = hook_checks.checked(copy.deepcopy(self.algorithm), start)
+        own = replace(self, algorithm=method)
         with self._alone():
             engine = self._engine(self.engine.precision)
             programs: dict[int, LocalProgram] = {}
@@ -207,7 +210,7 @@ class Smoke:
                         with _ending():
                             seen = rounds.visible_to_server(state, program)
                             cohort = method.cohort(seen, settings.draw)
-                            state = rounds.exchange(method, state, trained, checked=True).state
+                            state = rounds.exchange(method, state, trained).state
                         found.append((None, [{"cohort": cohort}, dict(state.server)]))
                         found.append((None, [take(state.clients, ids)]))
             found += self._models(engine, state, programs[len(programs) - 1], ids)
@@ -235,9 +238,7 @@ class Smoke:
         """
         method = self.algorithm
         with _ending():
-            models = rounds.deployments(
-                method, rounds.visible_to_server(state, program), ids, checked=True
-            )
+            models = rounds.deployments(method, rounds.visible_to_server(state, program), ids)
         for name, model in models.items():
             sent = (model.dispatch.shared, model.dispatch.rows)
             trees = [tree for one in sent for tree in (one.values, one.mask)]
@@ -354,7 +355,6 @@ class Smoke:
             settings,
             ids=ids,
             program=program,
-            checked=True,
             observe=() if is_lightning(self.net) else (_observed(),),
         )
         if write_counts(state.server) != before:
@@ -451,10 +451,10 @@ class _EndError(Exception):
 
 @contextmanager
 def _ending() -> Iterator[None]:
-    """Return a context manager in which an exception ends a smoke round, but for unknown names."""
+    """Return a context manager in which an exception ends a smoke round, unless it is flbench's."""
     try:
         yield
-    except UnknownNameError:
+    except ConfigError:
         raise
     except Exception as error:
         raise _EndError from error

@@ -1,12 +1,15 @@
 """Counts of correct and wrong predictions, from which all metrics are computed."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from flbench.metrics.own import OwnMetric
 from flbench.metrics.probabilities import Probabilities
+
+if TYPE_CHECKING:
+    from flbench.metrics.own import OwnMetric
 
 
 @dataclass(frozen=True)
@@ -27,14 +30,14 @@ class ConfusionCounts:
     predicted: Tensor
     correct: Tensor
     confusion: Tensor
-    own: dict[OwnMetric, Tensor] = field(default_factory=dict)
+    own: dict["OwnMetric", Tensor] = field(default_factory=dict)
     probabilities: Probabilities | None = None
 
     @staticmethod
     def empty(
         clients: int,
         classes: int,
-        metrics: tuple[OwnMetric, ...] = (),
+        metrics: tuple["OwnMetric", ...] = (),
         *,
         has_probabilities: bool = False,
     ) -> "ConfusionCounts":

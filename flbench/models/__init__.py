@@ -4,7 +4,7 @@ Every net consists of a backbone and a linear head, and returns `Outputs`: featu
 logits [B, C].
 """
 
+from flbench.core.registry import MODELS
 from flbench.models.base import Net, NetSpec
-from flbench.models.registry import MODELS
 
 __all__ = ["MODELS", "Net", "NetSpec"]

@@ -251,15 +251,15 @@ def build(config: ModelConfig, shape: tuple[int, ...], classes: int | None, seed
             pretrained.load(net, config.weights, "head", what, config.weights_sha256)
         if not any(module.training for module in net.modules()):
             net.train()
-        if config.lora.rank is None:
-            from flbench.models import freezing
-
-            freezing.freeze(net, config)
-        else:
+        if config.lora.rank is not None:
             from flbench.models import lora
 
             lora.freeze_base(net, config)
             lora.inject(net, config)
+        elif config.freeze != "none":
+            from flbench.models import freezing
+
+            freezing.freeze(net, config)
     fixed.write(net, fixed.find(net))
     return net
 

@@ -8,9 +8,9 @@ from torch import nn
 
 from flbench.config.schema import ModelConfig
 from flbench.core.errors import ConfigError
+from flbench.core.registry import MODELS
 from flbench.core.shapes import described
 from flbench.models.base import Net
-from flbench.models.registry import MODELS
 
 
 class Cnn1dConfig(ModelConfig):

@@ -5,8 +5,8 @@ from collections import OrderedDict
 from torch import nn
 
 from flbench.config.schema import ModelConfig
+from flbench.core.registry import MODELS
 from flbench.models.base import MaxPool, Net, image_shape, pad_to
-from flbench.models.registry import MODELS
 
 
 @MODELS.register("cnn4")

@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from flbench.config.schema import ModelConfig
 from flbench.core.errors import ConfigError
+from flbench.core.registry import MODELS
 from flbench.core.shapes import TokenShape, described
 from flbench.models.base import Net
-from flbench.models.registry import MODELS
 
 
 class GruConfig(ModelConfig):

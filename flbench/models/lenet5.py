@@ -7,8 +7,8 @@ from pydantic import Field
 from torch import nn
 
 from flbench.config.schema import ModelConfig
+from flbench.core.registry import MODELS
 from flbench.models.base import MaxPool, Net, Norm, image_shape, norm_2d, pad_to
-from flbench.models.registry import MODELS
 
 
 class LeNet5Config(ModelConfig):

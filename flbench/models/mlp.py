@@ -8,8 +8,8 @@ from pydantic import Field
 from torch import nn
 
 from flbench.config.schema import ModelConfig
+from flbench.core.registry import MODELS
 from flbench.models.base import Net
-from flbench.models.registry import MODELS
 
 
 class MlpConfig(ModelConfig):

@@ -7,8 +7,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from flbench.config.schema import ModelConfig
+from flbench.core.registry import MODELS
 from flbench.models.base import Net, Norm, image_shape, norm_2d
-from flbench.models.registry import MODELS
 
 
 class ResNet18Config(ModelConfig):

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from flbench.config.schema import ModelConfig
 from flbench.core.errors import ConfigError
+from flbench.core.registry import MODELS
 from flbench.core.shapes import TokenShape
 from flbench.models.base import Net
 from flbench.models.gru import token_shape
-from flbench.models.registry import MODELS
 
 
 class TransformerConfig(ModelConfig):

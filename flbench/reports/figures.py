@@ -1,157 +1,22 @@
-"""Figures of runs and data: partitions, networks of clients, and curves over rounds."""
+"""Curves of runs over rounds, and pictures as files and as parts of a page."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import matplotlib as mpl
-import numpy as np
-from matplotlib.collections import LineCollection
-from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 
 from flbench.config.schema import BestConfig
 from flbench.core import files
 from flbench.core.errors import UserError
-from flbench.reports.picture import Picture, height, in_legend, name_places, short, width
+from flbench.reports.picture import Picture, in_legend
 from flbench.reports.picture import title as wrapped
 from flbench.results.metrics_file import Row
 from flbench.results.summary import BY_ACCURACY
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from flbench.data.federation import Federation
-
-MOST_NAMED: Final = 30
-"""Clients whose names a picture of all clients shows."""
-
-
-def partition(federation: "Federation") -> Figure:
-    """Draw the number of training samples by client (rows) and class (columns), in log scale."""
-    counts = federation.counts.numpy()
-    data, parts = federation.dataset, federation.partition
-    return partition_table(counts, data.classes, data.name, parts.names, parts.shifts)
-
-
-def partition_table(
-    counts: NDArray[np.integer],
-    names: Sequence[str],
-    dataset: str,
-    client_names: Sequence[str] = (),
-    shifts: Sequence[str] = (),
-) -> Figure:
-    """Draw the number of training samples by client and class, in log scale.
-
-    Args:
-        counts: [N, C] number of training samples of each client and class.
-        names: Names of the C classes.
-        dataset: Name of the data set.
-        client_names: Names of the N natural clients; empty for clients without names.
-        shifts: How the samples of each client are shifted; empty if none are.
-    """
-    clients, classes = counts.shape
-    own, labels = [short(name) for name in names], [short(name) for name in client_names]
-    if shifts:
-        called = labels or [str(client) for client in range(clients)]
-        labels = [short(f"{name}, {what}") for name, what in zip(called, shifts, strict=True)]
-    inner = (min(9.5, 0.25 * classes), min(10.5, 0.16 * clients))
-    beside = max(map(width, labels), default=0.0) if clients <= MOST_NAMED else 0.0
-    below = height(own, inner[0]) if classes <= 20 else 0.0
-    size = (inner[0] + max(2.5, 1.7 + beside), inner[1] + max(1.5, 1.1 + below))
-    figure = Picture(figsize=size, layout="constrained")
-    axes = figure.add_subplot()
-    shown = np.ma.masked_equal(counts, 0)
-    norm = LogNorm(1, max(10, int(counts.max())))
-    image = axes.imshow(shown, aspect="auto", cmap="viridis", norm=norm, interpolation="nearest")
-    axes.set(xlabel="class", ylabel="client")
-    if classes <= 20:
-        name_places(axes, own, inner[0])
-    if clients <= MOST_NAMED:
-        axes.set_yticks(range(clients), labels or None)
-    axes.set_title(wrapped(f"{dataset}: {clients} clients", size[0] - 1.0))
-    figure.colorbar(image, ax=axes, label="training samples")
-    return figure
-
-
-def topology(
-    graph: "Tensor",
-    rows: "Tensor",
-    positions: NDArray[np.float64],
-    title: str,
-    client_names: Sequence[str] = (),
-) -> Figure:
-    """Draw a network of clients, and its mixing weights beside it.
-
-    A link in one direction is an arrow towards the client that mixes. Connected components have
-    different colours.
-
-    Args:
-        graph: [N, N] bool; `graph[i, j]` is true if client j sends its model and client i mixes it.
-        rows: [N, N] mixing weights; row i belongs to the client i that mixes.
-        positions: [N, 2] position of each client in the figure.
-        title: Title of the figure.
-        client_names: Names of the N clients, shown for at most `MOST_NAMED`; empty for clients
-            without names.
-    """
-    from flbench.algorithms.shared.topology import components
-
-    clients = len(graph)
-    labels = [short(name, 14) for name in client_names] if clients <= MOST_NAMED else []
-    figure = Picture(figsize=(10.0, 6.0 if labels else 5.0), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    links = graph.numpy()
-    both = np.argwhere(np.triu(links & links.T))
-    left.add_collection(
-        LineCollection(list(positions[both]), colors="0.6", linewidths=0.8, zorder=1)
-    )
-    mixes, sends = np.nonzero(links & ~links.T)
-    if len(mixes):
-        way = positions[mixes] - positions[sends]
-        length = np.linalg.norm(way, axis=1, keepdims=True)
-        # Arrows end at the edge of the client's disc, so that their heads are visible.
-        way *= np.maximum(0.1, 1 - 0.03 * np.ptp(positions) / length)
-        arrows = {"angles": "xy", "scale_units": "xy", "scale": 1, "width": 0.002}
-        left.quiver(*positions[sends].T, *way.T, color="0.6", headwidth=6, zorder=1, **arrows)
-    part = np.zeros(clients, dtype=int)
-    for number, members in enumerate(components(links)):
-        part[members] = number
-    size = float(np.clip(4000 / clients, 12, 160))
-    left.scatter(*positions.T, c=part % 10, cmap="tab10", vmin=0, vmax=9, s=size, zorder=2)
-    if clients <= 50:
-        for client, place in enumerate(positions):
-            left.annotate(str(client), place, ha="center", va="center", fontsize=6, color="white")
-    for label, place in zip(labels, positions if labels else (), strict=True):
-        left.annotate(
-            label,
-            place,
-            xytext=(0, -9),
-            textcoords="offset points",
-            ha="center",
-            va="top",
-            fontsize=7,
-            bbox={"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 0.5},
-        )
-    left.set_aspect("equal")
-    left.margins(0.08)
-    left.axis("off")
-    shown = np.ma.masked_equal(rows.numpy(), 0.0)
-    aspect = "auto" if labels else "equal"  # rotated names need a part of the height
-    image = right.imshow(shown, cmap="viridis", vmin=0.0, interpolation="nearest", aspect=aspect)
-    right.set(xlabel="client that sends", ylabel="client that mixes")
-    if labels:
-        right.set_xticks(range(clients), labels, rotation=90, fontsize=7)
-        right.set_yticks(range(clients), labels, fontsize=7)
-    else:
-        for axis in (right.xaxis, right.yaxis):
-            axis.set_major_locator(MaxNLocator(integer=True))
-    figure.colorbar(image, ax=right, label="weight")
-    figure.suptitle(wrapped(title, 10.0))
-    return figure
 
 
 def curves(runs: Sequence[tuple[str, Sequence[Row]]], by: BestConfig = BY_ACCURACY) -> Figure:
@@ -184,115 +49,6 @@ def curves(runs: Sequence[tuple[str, Sequence[Row]]], by: BestConfig = BY_ACCURA
         axes.spines[["top", "right"]].set_visible(False)
     if len(runs) > 1:
         left.legend(frameon=False)
-    return figure
-
-
-def classes(
-    names: Sequence[str], metrics: Mapping[str, Sequence[float]], title: str, xlabel: str
-) -> Figure:
-    """Draw metrics of classes as bars, a group of bars for each class.
-
-    Args:
-        names: Names of the C classes.
-        metrics: Values [C] in [0, 1] by name of the metric.
-        title: Title of the figure.
-        xlabel: What the axis of the classes shows, such as their order.
-    """
-    count = len(names)
-    wide, own = min(14.0, 3.0 + 0.45 * count), [short(name) for name in names]
-    deep = max(3.6, 2.8 + height(own, wide - 0.7))
-    figure = Picture(figsize=(wide, deep), layout="constrained")
-    axes = figure.add_subplot()
-    bar = 0.8 / len(metrics)
-    for k, (metric, values) in enumerate(metrics.items()):
-        places = np.arange(count) + (k - (len(metrics) - 1) / 2) * bar
-        axes.bar(places, values, bar, label=in_legend(metric))
-    name_places(axes, own, wide - 0.7)
-    axes.set(ylim=(0, 1), xlabel=xlabel)
-    axes.set_title(wrapped(title, wide), loc="left")
-    axes.grid(axis="y", alpha=0.3)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, ncols=len(metrics), loc="lower right", bbox_to_anchor=(1, 1))
-    return figure
-
-
-def confusion(counts: NDArray[np.floating[Any]], names: Sequence[str], title: str) -> Figure:
-    """Draw a confusion matrix as shares of each true class.
-
-    Cells of a matrix of at most 15 classes show the share in percent.
-
-    Args:
-        counts: [C, C] number of samples by true (rows) and predicted class (columns).
-        names: Names of the C classes.
-        title: Title of the figure.
-    """
-    count = len(names)
-    totals = counts.sum(axis=1, keepdims=True)
-    shares = np.divide(counts, totals, out=np.zeros_like(counts), where=totals > 0)
-    side = min(12.0, 2.5 + 0.36 * count)
-    labels = [short(name) for name in names]
-    inner = side - 1.3
-    beside = max(map(width, labels), default=0.0) if count <= 40 else 0.0
-    below = height(labels, inner) if count <= 40 else 0.0
-    size = (max(side + 1.0, inner + 1.9 + beside), max(side, inner + 1.5 + below))
-    figure = Picture(figsize=size, layout="constrained")
-    axes = figure.add_subplot()
-    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-    if count <= 40:
-        name_places(axes, labels, inner)
-        axes.set_yticks(range(count), labels)
-    if count <= 15:
-        for row, column in np.argwhere(counts > 0):
-            share = shares[row, column]
-            color = "white" if share > 0.5 else "black"
-            axes.text(
-                column, row, f"{100 * share:.0f}", ha="center", va="center", color=color, size=8
-            )
-    axes.set(xlabel="predicted class", ylabel="true class", title=wrapped(title, size[0] - 1.0))
-    figure.colorbar(image, ax=axes, label="share of the true class")
-    return figure
-
-
-def clients(
-    sizes: NDArray[np.integer[Any]],
-    values: NDArray[np.floating[Any]],
-    labels: Sequence[str],
-    metric: str,
-    title: str,
-) -> Figure:
-    """Draw a metric of each client against its number of training samples.
-
-    Args:
-        sizes: [N] training samples.
-        values: [N] values of the metric; NaN for a client without a value.
-        labels: Names or numbers of the N clients, printed for at most 40 clients.
-        metric: Name of the metric.
-        title: Title of the figure.
-    """
-    figure = Picture(figsize=(7.0, 3.8), layout="constrained")
-    axes = figure.add_subplot()
-    axes.scatter(sizes, values, s=24)
-    known = ~np.isnan(values)
-    if len(labels) <= 40:
-        for x, y, label in zip(sizes[known], values[known], np.array(labels)[known], strict=True):
-            axes.annotate(
-                short(label),
-                (x, y),
-                xytext=(4, 3),
-                textcoords="offset points",
-                fontsize=7,
-                color="0.35",
-            )
-    if known.any():
-        mean = float(values[known].mean())
-        axes.axhline(mean, color="0.5", linestyle="--", linewidth=1, label=f"mean {mean:.3f}")
-        axes.legend(frameon=False, loc="lower right")
-    axes.set(xlabel="training samples", ylabel=metric, title=wrapped(title, 7.0))
-    if ((values[known] >= 0) & (values[known] <= 1)).all():
-        axes.set(ylim=(-0.02, 1.05))
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 

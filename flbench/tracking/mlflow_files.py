@@ -143,7 +143,7 @@ def send_partition(run: MlflowRun, folder: Path) -> None:
 
 def _picture(folder: Path) -> bytes | None:
     """Return a picture of a partition as PNG; None if its file has no counts."""
-    from flbench.reports import figures
+    from flbench.reports import data_figures
     from flbench.results.reading import read_counts
 
     counts = read_counts(folder / "partition.npz")
@@ -152,7 +152,7 @@ def _picture(folder: Path) -> bytes | None:
     about = read_json(folder / "partition.json")
     with as_data_error(folder / "partition.json"):
         names = about.get("client_names", ())  # descriptions of version 0.1 have none
-        figure = figures.partition_table(counts, about["classes"], about["dataset"], names)
+        figure = data_figures.partition_table(counts, about["classes"], about["dataset"], names)
     content = BytesIO()
     figure.savefig(content, format="png")
     return content.getvalue()

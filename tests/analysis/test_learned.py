@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from flbench.algorithms.base import Algorithm
-from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared.gossip import Gossip
 from flbench.analysis import figures, page
 from flbench.analysis.arrangement import arrange
@@ -18,6 +17,7 @@ from flbench.analysis.tables import analyse
 from flbench.comparison.collect import collect
 from flbench.core.errors import DataError
 from flbench.core.learned import LearnedPoints, LearnedTable
+from flbench.core.registry import ALGORITHMS
 from flbench.deploy.loading import load
 from flbench.results.learned import MOST_NUMBERS, read, text_of
 from tests.support import pictures_in_pages, run

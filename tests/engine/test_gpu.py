@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 import flbench as fl
-from flbench.algorithms.registry import ALGORITHMS
 from flbench.config.sources import Layer
+from flbench.core.registry import ALGORITHMS
 from flbench.experiment import lifecycle, rounds
 from flbench.testing import build, run, summary_of
 from flbench.testing.setting import after, with_method

@@ -358,7 +358,7 @@ def test_leaf_without_rows_is_named(built):
     algorithm = made(built, Forgetful)
 
     with pytest.raises(UnknownNameError, match=r"`keeps`.*`c`.*`init`"):
-        rounds.check_programs(algorithm, start_of(algorithm))
+        hook_checks.programs(algorithm, start_of(algorithm))
 
 
 def test_tensor_that_nothing_sends_is_named(built):

@@ -1145,7 +1145,7 @@ class CountingTerm:
 
 class DeploysNothing(OwnMethod):
     def deploy(self, state, ids):
-        return {} if state.round else None
+        return None
 
 
 class TakesTwice(OwnMethod):

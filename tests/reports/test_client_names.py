@@ -15,7 +15,7 @@ from flbench.core.errors import DataError
 from flbench.data import partition_files, sources
 from flbench.data.federation import build
 from flbench.experiment import lifecycle
-from flbench.reports import figures
+from flbench.reports import data_figures, figures
 from flbench.reports.picture import short
 from flbench.results import reading
 from tests.support import SMALL, Silent
@@ -107,7 +107,7 @@ def test_data_command_has_the_names(keys, capsys):
 def test_picture_has_the_names_and_reads_no_formulas(tmp_path, keys):
     made = federation(Path(keys[0].split("=")[1]), scheme="natural")
 
-    picture = figures.partition(made)
+    picture = data_figures.partition(made)
     labels = [label.get_text() for label in picture.axes[0].get_yticklabels()]
 
     assert labels == list(NAMES)
@@ -143,7 +143,7 @@ def test_clients_of_other_schemes_have_no_names(tmp_path, keys):
     made = federation(Path(keys[0].split("=")[1]), scheme="iid", clients=3)
 
     assert made.partition.names == ()
-    assert [text.get_text() for text in figures.partition(made).axes[0].get_yticklabels()] == [
+    assert [text.get_text() for text in data_figures.partition(made).axes[0].get_yticklabels()] == [
         "0",
         "1",
         "2",

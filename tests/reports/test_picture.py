@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from flbench.analysis import figures as comparison_figures
-from flbench.reports import figures
+from flbench.reports import data_figures, figures
 from flbench.reports.picture import Picture, forget_file_of_current_folder
 from flbench.results.metrics_file import Row
 
@@ -29,10 +29,10 @@ def drawn() -> dict[str, Picture]:
     counts = np.arange(N * N).reshape(N, N)
     values = np.linspace(0, 1, N)
     return {
-        "partition": figures.partition_table(counts, UGLY, "$da_{ta\n", UGLY),
-        "confusion": figures.confusion(counts.astype(float), UGLY, "$ti^tle_{"),
-        "classes": figures.classes(UGLY, {"_recall": values, "$F_": values}, "$\\title", "x"),
-        "clients": figures.clients(np.arange(N), values, UGLY, "$metric_{", "$_{" * 40),
+        "partition": data_figures.partition_table(counts, UGLY, "$da_{ta\n", UGLY),
+        "confusion": data_figures.confusion(counts.astype(float), UGLY, "$ti^tle_{"),
+        "classes": data_figures.classes(UGLY, {"_recall": values, "$F_": values}, "$\\title", "x"),
+        "clients": data_figures.clients(np.arange(N), values, UGLY, "$metric_{", "$_{" * 40),
         "curves": figures.curves([(name, ROWS) for name in UGLY]),
     }
 
@@ -70,7 +70,7 @@ def test_names_are_no_formulas(form, recwarn):
 
 
 def test_powers_of_ten_stay_formulas():
-    figure = figures.partition_table(np.array([[1, 1000]]), ["a", "b"], "data")
+    figure = data_figures.partition_table(np.array([[1, 1000]]), ["a", "b"], "data")
     figure.savefig(BytesIO(), format="png")
 
     shown = [text for text in figure.axes[1].get_yticklabels() if "10^" in text.get_text()]
@@ -97,9 +97,9 @@ def test_legend_has_names_that_begin_with_an_underscore():
 def test_names_of_classes_do_not_overlap(names):
     counts = np.ones((len(names), len(names)), dtype=int)
     for figure in (
-        figures.partition_table(counts, names, "data"),
-        figures.confusion(counts.astype(float), names, "title"),
-        figures.classes(names, {"recall": np.ones(len(names))}, "title", "x"),
+        data_figures.partition_table(counts, names, "data"),
+        data_figures.confusion(counts.astype(float), names, "title"),
+        data_figures.classes(names, {"recall": np.ones(len(names))}, "title", "x"),
     ):
         boxes = place_labels(figure)
         assert all(left.x1 < right.x0 + 1 for left, right in pairwise(boxes))
@@ -108,7 +108,7 @@ def test_names_of_classes_do_not_overlap(names):
 @pytest.mark.slow
 def test_labels_of_many_classes_are_left_out_at_equal_distances():
     names = [f"class {k}" for k in range(100)]
-    figure = figures.classes(names, {"recall": np.ones(100)}, "title", "x")
+    figure = data_figures.classes(names, {"recall": np.ones(100)}, "title", "x")
 
     boxes = place_labels(figure)
     assert 20 < len(boxes) < 100
