@@ -9,7 +9,8 @@ from typing import Final, Literal
 import numpy as np
 
 from flbench.data.dataset import PARTS
-from flbench.results.reading import Samples, StoredRun
+from flbench.results.partition_arrays import Samples
+from flbench.results.reading import StoredRun
 
 Vary = Literal["nothing", "training", "partition", "both"]
 VARIED: Final[dict[Vary, str]] = {

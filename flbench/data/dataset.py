@@ -4,7 +4,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from flbench.core.errors import DataError, shortened
 from flbench.core.files import is_text
 from flbench.core.names import as_written
-from flbench.data.batch_form import BatchForm
+
+if TYPE_CHECKING:
+    from flbench.data.batch_form import BatchForm
 
 Kind = Literal["images", "series", "table", "tokens"]
 """What samples are: images [channels, height, width], series [channels, length], rows of tables
@@ -88,7 +90,7 @@ class Dataset:
     starts: NDArray[np.int64] | None = None
     span: int = 0
     targets: NDArray[Any] | None = None
-    form: BatchForm | None = None
+    form: "BatchForm | None" = None
     extras: Mapping[str | int, NDArray[Any]] = field(default_factory=dict)
     validation: int = 0
     blocks: NDArray[np.int64] | None = None

@@ -5,10 +5,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
-from pydantic import NonNegativeFloat, NonNegativeInt, ValidationError
 from torch import Tensor, nn
 
 from flbench.algorithms import Algorithm, Setting
@@ -24,10 +23,10 @@ from flbench.config.schema import (
     OwnModelConfig,
     RecordedAlgorithmConfig,
 )
-from flbench.core.errors import ConfigError, DataError
-from flbench.core.ownership import is_known
+from flbench.core.errors import ConfigError
+from flbench.core.ownership import unknown_parts
 from flbench.core.rng import Draw
-from flbench.core.storage import GIB, Storage, layout_of, memory_of_machine, only_rows
+from flbench.core.storage import GIB, Storage, memory_of_machine, only_rows
 from flbench.core.tree import nbytes
 from flbench.core.types import State, Tree
 from flbench.data import sources
@@ -245,49 +244,11 @@ class Experiment:
             folder.changes = ChangedRows()
             return Restored(self.start(), Seconds(), Memory())
         path = folder.checkpoint("last")
-        saved, extra, stored = checkpoint.read(path, self.config.hash(), self.storage)
-        about = self._check(path, saved, extra)
-        folder.rewind(about.rows)
+        state, extra, stored = checkpoint.read(path, self.config.hash(), self.storage)
+        folder.rewind(extra.pop("rows"))
         folder.changes = ChangedRows(stored)
-        memory = Memory(callbacks=about.callbacks, notes=about.notes, stop=about.stop)
-        return Restored(saved, Seconds(**about.seconds), memory)
-
-    def _check(self, path: Path, saved: State, extra: dict[str, Any]) -> "_Extra":
-        """Return what a checkpoint stores beside the state.
-
-        Raises:
-            DataError: A part of the checkpoint does not fit the experiment.
-        """
-        values = _start_values(self.net, dtype_of(self.config.engine))
-        server, clients = self.algorithm.init(values)
-        stages = self.algorithm.stages()
-        fits = {
-            "position": saved.stage < len(stages)
-            and saved.stage_round <= stages[saved.stage].rounds
-            and saved.round <= self.config.train.rounds,
-            "server": server.keys() <= saved.server.keys(),
-            "clients": layout_of(clients) == layout_of(saved.clients),
-            "participation_count": saved.participation_count.dtype == torch.int64
-            and saved.participation_count.shape == (self.federation.clients,),
-        }
-        wrong = [name for name, holds in fits.items() if not holds]
-        try:
-            about = _Extra.model_validate(extra)
-        except ValidationError as error:
-            wrong += [str(one["loc"][0]) for one in error.errors()]
-        if wrong:
-            raise DataError(
-                f"the checkpoint {path} is damaged: its `{wrong[0]}` does not fit the run's"
-                " config.yaml. Remove it: the run then starts from the beginning."
-            )
-        return about
-
-
-class _Extra(Memory):
-    """What a checkpoint stores beside the state: lines of metrics.csv, and seconds by purpose."""
-
-    rows: NonNegativeInt
-    seconds: dict[Literal["train", "evaluate", "write", "total"], NonNegativeFloat]
+        seconds = Seconds(**extra.pop("seconds"))
+        return Restored(state, seconds, Memory(**extra))
 
 
 def build(
@@ -347,10 +308,11 @@ def build(
         begin = partial(_start, dtype=dtype_of(config.engine))
         trial = None
         module: dict[str, Any] = {}
-        if tried and (has_own_net or is_of_user(algorithm) or not is_known((net, rewrites))):
+        unknown = unknown_parts((net, rewrites))
+        if tried and (has_own_net or unknown or is_of_user(algorithm)):
             from flbench.experiment.smoke import Smoke
 
-            trial = Smoke(here, algorithm, net, has_own_net, federation, begin)
+            trial = Smoke(here, algorithm, net, unknown, federation, begin)
             used_net = trial.check(partial(_anew, trial, config))
             if is_lightning(net):
                 module = own_training.recorded(used_net, config)

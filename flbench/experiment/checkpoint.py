@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
-from pydantic import BaseModel, ConfigDict, NonNegativeInt
 from safetensors import SafetensorError, safe_open
 
 from flbench.core import files
@@ -28,17 +27,8 @@ FROZEN: Final = "frozen.safetensors"
 """Name of the file in the folder of the checkpoints with what is frozen in the net."""
 UNEXPECTED = (AttributeError, LookupError, RecursionError, TypeError, ValueError)  # of the metadata
 PARTS: Final = ("server/", "common/", "loop/", "stale/")
-
-
-class _Position(BaseModel):
-    """The fields of a state that are not tensors."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    stage: NonNegativeInt
-    stage_round: NonNegativeInt
-    round: NonNegativeInt
-    is_initial: bool
+POSITION: Final = ("stage", "stage_round", "round", "is_initial")
+"""The fields of a state that are not tensors."""
 
 
 class Checkpoint(NamedTuple):
@@ -76,7 +66,7 @@ def save(
         OSError: A file cannot be written. The old checkpoint is unchanged.
     """
     changes = changes or ChangedRows()
-    position = {key: getattr(state, key) for key in _Position.model_fields}
+    position = {key: getattr(state, key) for key in POSITION}
     try:
         stored = changes.write(path.parent, state)
         parts = {
@@ -229,7 +219,7 @@ def _read(path: Path, config_hash: str, storage: Storage) -> Checkpoint:
         rows = json.loads(metadata["rows"])
         stored, clients = row_files.read(path.parent, common, rows, len(count), storage)
         state = State(
-            **vars(_Position.model_validate_json(metadata["position"])),
+            **json.loads(metadata["position"]),
             server=_aligned(server) if storage.holds(nbytes(server)) else server,
             clients=clients,
             participation_count=count,

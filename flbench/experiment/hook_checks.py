@@ -1,7 +1,6 @@
 """Checks of what a method's hooks return, for the smoke round and for clients that join later."""
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +11,6 @@ from flbench.core.errors import ConfigError, UnknownNameError, did_you_mean
 from flbench.core.names import check_metric
 from flbench.core.tree import write_counts
 from flbench.core.types import Dispatch, Message, State, Update
-from flbench.experiment import rounds
 from flbench.experiment.communication import apply_mask
 
 
@@ -47,29 +45,6 @@ def checked(algorithm: Algorithm, start: State) -> Algorithm:
     found.cohort, found.dispatch = checked_cohort, checked_dispatch
     found.deployed, found.aggregate = checked_models, checked_aggregate
     return found  # type: ignore[no-any-return]
-
-
-def programs(algorithm: Algorithm, start: State) -> None:
-    """Check the names in the local programs of all stages, as far as they are known without a run.
-
-    Args:
-        algorithm: The method.
-        start: State before the first round.
-
-    Raises:
-        UnknownNameError: A program masks a leaf that it does not send, or keeps one for which
-            `init` returned no rows.
-    """
-    for number in range(len(algorithm.stages())):
-        state = replace(start, stage=number)
-        with rounds.naming(algorithm, state):
-            try:
-                program = algorithm.program(replace(state, clients={}))
-            except UnknownNameError:
-                raise
-            except Exception:  # noqa: BLE001 the state that a later stage needs is not known yet
-                continue
-            kept(program, start)
 
 
 def cohort(algorithm: Algorithm, ids: Any) -> None:

@@ -19,9 +19,9 @@ def configuration_notes(
 ) -> list[str]:
     """Return notes, one sentence each, to show before a run starts.
 
-    They concern adapters and random weights that are frozen, padding of images, BatchNorm
-    statistics, a missing validation part, natural clients that the partition scheme ignores, and
-    keys without effect under the partition scheme.
+    They concern adapters and random weights that are frozen, padding of images, a global model that
+    is not reported, a missing validation part, natural clients that the partition scheme ignores,
+    and keys without effect under the partition scheme.
 
     Args:
         config: Configuration of the run.
@@ -37,18 +37,9 @@ def configuration_notes(
         notes = [*own.notes(net), *notes]
     if padding := padding_note(net):
         notes.append(padding)
-    if algorithm.setting.net.names("batchnorm"):
-        policy = {
-            "average": "averaged over clients where the layer's weights are",
-            "local": "kept by each client",
-            "drop": "dropped after training and re-estimated on the client's training part for"
-            " each evaluation",
-        }[config.train.batchnorm]
-        notes.append(
-            f"BatchNorm statistics are {policy} (train.batchnorm={config.train.batchnorm})."
-        )
-        if config.train.batchnorm == "drop" and len(federation.common):
-            notes.append("with train.batchnorm=drop there is no global model: gm is not reported.")
+    drops = algorithm.setting.net.names("batchnorm") and config.train.batchnorm == "drop"
+    if drops and len(federation.common):
+        notes.append("with train.batchnorm=drop there is no global model: gm is not reported.")
     if not any(len(rows) for rows in federation.partition.parts["validation"]):
         notes.append("there is no validation part: the best round is taken to be the last one.")
         if config.evaluation.target_accuracy is not None:

@@ -5,9 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-
-import numpy as np
+from typing import TYPE_CHECKING, Final
 
 from flbench.config.resolve import read as read_config
 from flbench.config.schema import Config
@@ -36,18 +34,15 @@ from flbench.results.summary import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
     from numpy.typing import NDArray
 
+    from flbench.results.partition_arrays import Samples
     from flbench.results.tables import Moment
 
 HASHES: Final = ("partition_hash", "config_hash", "weights_digest")
 CURE: Final = "Restore it from a copy, or start the run again."
-NO_COUNTS: Final = "it has no array `train_counts` of integers [clients, classes]."
-LARGEST_PARTITION: Final = 2**30
-"""Largest size of the arrays of a partition.npz of a run folder, in bytes."""
-MOST_COUNTS: Final = 10**8
-"""Largest number of entries of `train_counts`: each takes 8 bytes of memory."""
 MOST_SAMPLES: Final = 10**12
 """Largest number of samples of a client and a class."""
 
@@ -64,21 +59,6 @@ VALIDATION: Final = "validation_"
 A column of test metrics has the name of the metric alone. Files of earlier versions have no columns
 of the validation part.
 """
-
-
-@dataclass(frozen=True)
-class Samples:
-    """The samples of a partition.
-
-    Attributes:
-        index: Row numbers [n] in the data set.
-        client: The client [n] that has the sample.
-        part: The client's part [n] that it belongs to: 0 train, 1 validation, 2 test.
-    """
-
-    index: "NDArray[np.int64]"
-    client: "NDArray[np.int64]"
-    part: "NDArray[np.int64]"
 
 
 @dataclass(frozen=True)
@@ -154,6 +134,8 @@ class StoredRun:
         Raises:
             DataError: The file is damaged, or does not fit to the tables.
         """
+        from flbench.results.partition_arrays import read_counts
+
         counts = read_counts(self.path / "partition.npz")
         if counts is None:
             return None
@@ -168,12 +150,14 @@ class StoredRun:
                 )
         return counts
 
-    def samples(self) -> Samples | None:
+    def samples(self) -> "Samples | None":
         """Return the samples of the clients; None if there is no partition.npz that has them.
 
         Raises:
             DataError: The file is damaged.
         """
+        from flbench.results.partition_arrays import read_samples
+
         return read_samples(self.path / "partition.npz")
 
     def check_comparable(self) -> None:
@@ -308,66 +292,6 @@ def _data_hash(path: Path) -> str | None:
     file = path / "partition.json"
     found = read_json(file).get("data") if file.is_file() else None
     return None if found is None else str(found)
-
-
-def read_counts(file: Path) -> "NDArray[np.int64] | None":
-    """Return the training samples [N, C] by client and class; None if the file lacks them.
-
-    Args:
-        file: The partition.npz of a run folder.
-
-    Raises:
-        DataError: The file is damaged, or larger than that of any run.
-    """
-    counts = _partition_arrays(file, "train_counts").get("train_counts")
-    if counts is None:
-        return None
-    if counts.ndim != 2 or counts.dtype.kind not in "iu":
-        raise DataError(f"{file} is damaged: {NO_COUNTS} Start the run again.")
-    if counts.size > MOST_COUNTS:
-        raise DataError(
-            f"{file} is damaged: `train_counts` has {counts.size:,} entries; the limit is"
-            f" {MOST_COUNTS:,}. Start the run again."
-        )
-    if counts.size and not 0 <= counts.min() <= counts.max() <= MOST_SAMPLES:
-        raise DataError(
-            f"{file} is damaged: a number of samples in `train_counts` is not in"
-            f" [0, {MOST_SAMPLES:,}]. Start the run again."
-        )
-    return counts.astype(np.int64)
-
-
-def read_samples(file: Path) -> Samples | None:
-    """Return the samples of a partition; None if the file does not exist, or lacks them.
-
-    Args:
-        file: The partition.npz of a run folder.
-
-    Raises:
-        DataError: The file is damaged, or larger than that of any run.
-    """
-    names = ("index", "client", "part")
-    found = _partition_arrays(file, *names)
-    if len(found) < len(names):
-        return None
-    for name, array in found.items():
-        if array.ndim != 1 or array.dtype.kind not in "iu" or len(array) != len(found["index"]):
-            raise DataError(
-                f"{file} is damaged: `{name}` is not a row of integers, one for each sample. Start"
-                " the run again."
-            )
-    return Samples(**{name: found[name].astype(np.int64) for name in names})
-
-
-def _partition_arrays(file: Path, *names: str) -> "dict[str, NDArray[Any]]":
-    """Return arrays of a partition.npz by name, as far as they are there."""
-    from flbench.data.npz_files import read_arrays
-
-    if not file.is_file():
-        return {}
-    with as_data_error(file):
-        files.check_regular(file, LARGEST_PARTITION)
-    return read_arrays(file, LARGEST_PARTITION, names)
 
 
 def read_classes(path: Path) -> list[dict[str, str]]:

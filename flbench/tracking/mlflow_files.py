@@ -144,7 +144,7 @@ def send_partition(run: MlflowRun, folder: Path) -> None:
 def _picture(folder: Path) -> bytes | None:
     """Return a picture of a partition as PNG; None if its file has no counts."""
     from flbench.reports import data_figures
-    from flbench.results.reading import read_counts
+    from flbench.results.partition_arrays import read_counts
 
     counts = read_counts(folder / "partition.npz")
     if counts is None:  # written by an earlier version

@@ -12,7 +12,7 @@ from flbench.analysis.arrangement import arrange
 from flbench.analysis.tables import analyse
 from flbench.comparison.collect import collect
 from flbench.core.errors import DataError
-from flbench.results import reading
+from flbench.results import partition_arrays
 from tests.comparison.made import matrix, run_folder
 
 POOL, CLIENTS = 600, 6
@@ -263,7 +263,7 @@ def test_a_damaged_partition_leaves_its_run_out(tmp_path, arrays):
         samples = good | (arrays if k == 0 else {})
         run_folder(tmp_path / f"a{k}", "fedavg", 0.5 + k / 10, repetition=k, samples=samples)
     with pytest.raises(DataError, match=r"partition\.npz is damaged: .*one for each sample"):
-        reading.read_samples(tmp_path / "a0" / "partition.npz")
+        partition_arrays.read_samples(tmp_path / "a0" / "partition.npz")
 
     found = fl.report(tmp_path)
 

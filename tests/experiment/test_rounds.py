@@ -358,7 +358,7 @@ def test_leaf_without_rows_is_named(built):
     algorithm = made(built, Forgetful)
 
     with pytest.raises(UnknownNameError, match=r"`keeps`.*`c`.*`init`"):
-        hook_checks.programs(algorithm, start_of(algorithm))
+        hook_checks.kept(algorithm.program(start_of(algorithm)), start_of(algorithm))
 
 
 def test_tensor_that_nothing_sends_is_named(built):
