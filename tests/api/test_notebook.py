@@ -10,7 +10,7 @@ import pytest
 from nbclient import NotebookClient
 
 import flbench as fl
-from flbench.api import notebook
+from flbench.api import notebook, progress
 from flbench.config.schema import Config
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "python.md"
@@ -163,7 +163,7 @@ def test_bar_shows_progress_and_escapes_notes(monkeypatch):
     assert "a &lt;script&gt;" in pages[1]
     assert 'value="2" max="4"' in pages[2]
     assert "round 3 of 4, validation accuracy 0.2500, loss 0.5000" in pages[-1]
-    assert not notebook.is_notebook()
+    assert not progress.is_notebook()
     assert not any("<script>" in page for page in pages)
 
 
