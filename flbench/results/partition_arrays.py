@@ -9,7 +9,7 @@ import numpy as np
 from flbench.core import files
 from flbench.core.documents import as_data_error
 from flbench.core.errors import DataError
-from flbench.results.reading import MOST_SAMPLES
+from flbench.results.summary import MOST_SAMPLES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

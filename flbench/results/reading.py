@@ -20,6 +20,7 @@ from flbench.metrics.rare_names import are_balanced
 from flbench.results import metrics_file
 from flbench.results.metrics_file import Row
 from flbench.results.summary import (
+    MOST_SAMPLES,
     SHARES,
     Summary,
     best_round,
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
 
 HASHES: Final = ("partition_hash", "config_hash", "weights_digest")
 CURE: Final = "Restore it from a copy, or start the run again."
-MOST_SAMPLES: Final = 10**12
-"""Largest number of samples of a client and a class."""
 
 CLASS_SCORES: Final = ("precision", "recall", "f1")
 CLASS_COLUMNS: Final = (

@@ -54,6 +54,8 @@ Count = Annotated[int, Field(ge=0, le=MOST)]
 Bytes = Annotated[int, Field(ge=0, le=MOST_BYTES)]
 Time = Annotated[float, Field(ge=0, le=float(MOST), allow_inf_nan=False)]
 Sentence = Annotated[str, Field(max_length=100_000)]
+MOST_SAMPLES: Final = 10**12
+"""Largest number of samples of a client and a class."""
 
 
 class _Part(BaseModel):
