@@ -201,8 +201,9 @@ class Smoke:
                 if x.shape != y.shape:
                     return True
                 x, y = (value.detach().cpu().double().nan_to_num() for value in (x, y))
-                is_of_net = first is not None and x.shape[1:] == first.shape
-                before = first.detach().cpu().double() if is_of_net else torch.zeros(())
+                before = torch.zeros((), dtype=torch.float64)
+                if first is not None and x.shape[1:] == first.shape:
+                    before = first.detach().cpu().double()
                 gap, moved = gap + (x - y).square().sum(), moved + (x - before).square().sum()
             if not gap.sqrt() <= bound * (moved.sqrt() + 1e-12):
                 return True
