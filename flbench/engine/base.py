@@ -3,7 +3,7 @@
 import os
 import platform
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -13,8 +13,8 @@ from flbench.client.program import LocalProgram, Step
 from flbench.config.schema import EngineConfig, TrainConfig
 from flbench.core.errors import ConfigError
 from flbench.core.rng import Draw
-from flbench.core.storage import Layout, Storage, layout_of
-from flbench.core.types import Dispatch, Message, Results, Tree
+from flbench.core.storage import Storage
+from flbench.core.types import Dispatch, Failure, Message, Results, Tree
 from flbench.engine.allocation import keep_freed_memory
 from flbench.workers.nesting import has_gpu_of_ray
 
@@ -133,62 +133,6 @@ class Engine(Protocol):
         """Release processes and connections. `run` opens them again, where it needs them."""
 
 
-class ClientRows:
-    """Leaves of several clients, stacked along a leading axis [K] as the clients finish.
-
-    The stacked tensors are allocated once, when the first client is added.
-
-    Args:
-        clients: The number of clients K.
-        storage: Where they are stored.
-    """
-
-    def __init__(self, clients: int, storage: Storage = IN_MEMORY) -> None:
-        self.clients = clients
-        self.tree: Tree = {}
-        self._storage = storage
-
-    def add(self, position: int, row: Tree) -> None:
-        """Write one client's tensors at a position in [0, K); the first client sets the shapes."""
-        self._allocate(layout_of(row))
-        for name, value in row.items():
-            self.tree[name][position] = value.detach()
-
-    def add_block(self, position: int, rows: Tree) -> None:
-        """Write tensors [B, ...] of several clients, from a position on.
-
-        Raises:
-            ValueError: The rows have another shape than those before.
-        """
-        self._allocate(
-            {name: (shape[1:], dtype) for name, (shape, dtype) in layout_of(rows).items()}
-        )
-        for name, value in rows.items():
-            target = self.tree[name][position : position + len(value)]
-            if target.shape != value.shape:
-                raise ValueError(
-                    f"the rows of `{name}` have the shapes {list(target.shape[1:])} and"
-                    f" {list(value.shape[1:])}"
-                )
-            target[:] = value.detach()
-
-    def _allocate(self, layout: Layout) -> None:
-        """Add tensors [K, ...] for those tensors [...] of a client that are not there yet."""
-        new = {
-            name: ((self.clients, *shape), dtype)
-            for name, (shape, dtype) in layout.items()
-            if name not in self.tree
-        }
-        if new:
-            self.tree |= self._storage.zeros(new, RESULTS)
-
-    def select(self, positions: list[int]) -> Tree:
-        """Return the rows at these positions: those of the clients that finished."""
-        if len(positions) == self.clients:
-            return self.tree
-        return self._storage.rows(self.tree, torch.tensor(positions, dtype=torch.int64), RESULTS)
-
-
 def find_device(name: str) -> torch.device:
     """Return the device that `engine.device` names; `auto` is the first GPU, or else the CPU.
 
@@ -261,42 +205,46 @@ def select_deterministic_kernels(*, tf32: bool) -> None:
     torch.backends.cuda.matmul.allow_tf32 = tf32
 
 
-def concatenate_results(
-    parts: Iterable[Results], ids: Tensor, storage: Storage = IN_MEMORY
-) -> Results:
-    """Return the results of several blocks of clients as one, block after block.
+def gathered(parts: Iterable[Results], ids: Tensor, storage: Storage = IN_MEMORY) -> Results:
+    """Return the results of several groups of clients as one, in the order of `ids`.
 
     Args:
-        parts: The results of each block. An iterator lets each block be freed when it is copied.
+        parts: The results of each group. An iterator lets each one be freed when it is copied. What
+            some clients have logged and others have not is zero for these.
         ids: [K] The ids of all clients.
         storage: Where the results are stored.
     """
-    kept, sent, masks, observed = (ClientRows(len(ids), storage) for _ in range(4))
-    found, count = [], 0
+    place = {client: k for k, client in enumerate(ids.tolist())}
+    rows: list[Tree] = [{}, {}, {}, {}]  # [K, ...] each
+    steps, losses = torch.zeros(len(ids), dtype=torch.int64), torch.zeros(len(ids))
+    finished = torch.zeros(len(ids), dtype=torch.bool)
+    failures: list[Failure] = []
+    seconds = 0.0
     for part in parts:
-        if len(part.ids) == len(ids):
-            return part
-        for rows, tree in (
-            (kept, part.kept),
-            (sent, part.sent.values),
-            (masks, part.sent.mask),
-            (observed, part.observed),  # what one client has logged another may not
-        ):
-            rows.add_block(count, tree if len(part.ids) else {})
-        count += len(part.ids)
-        found.append(replace(part, kept={}, sent=Message(), observed={}))
-    some = slice(0, count)
-
-    def tree_of(rows: ClientRows) -> Tree:
-        return {name: value[some] for name, value in rows.tree.items()}
-
+        failures += part.failures
+        seconds += part.observe_seconds
+        at = torch.tensor([place[client] for client in part.ids.tolist()], dtype=torch.int64)
+        if not len(at):
+            continue
+        finished[at], steps[at], losses[at] = True, part.steps, part.losses.float()
+        trees = (part.kept, part.sent.values, part.sent.mask, part.observed)
+        for mine, tree in zip(rows, trees, strict=True):
+            layout = {name: value for name, value in tree.items() if name not in mine}
+            mine |= storage.zeros(
+                {name: ((len(ids), *v.shape[1:]), v.dtype) for name, v in layout.items()}, RESULTS
+            )
+            for name, value in tree.items():
+                mine[name].index_copy_(0, at, value.detach().cpu())
+    if not finished.all():
+        rows = [storage.rows(tree, finished.nonzero()[:, 0], RESULTS) for tree in rows]
+    kept, sent, masks, observed = rows
     return Results(
-        ids=torch.cat([part.ids for part in found]) if found else ids[:0],
-        steps=torch.cat([part.steps for part in found]) if found else ids[:0],
-        losses=torch.cat([part.losses for part in found]) if found else torch.zeros(0),
-        kept=tree_of(kept),
-        sent=Message(tree_of(sent), tree_of(masks)),
-        observed=tree_of(observed),
-        failures=tuple(failure for part in found for failure in part.failures),
-        observe_seconds=sum(part.observe_seconds for part in found),
+        ids=ids[finished],
+        steps=steps[finished],
+        losses=losses[finished],
+        kept=kept,
+        sent=Message(sent, masks),
+        observed=observed,
+        failures=tuple(sorted(failures, key=lambda failure: place[failure.client])),
+        observe_seconds=seconds,
     )

@@ -1,6 +1,9 @@
 """One client's local program in a round, step by step, on one device."""
 
+import math
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from time import perf_counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -10,12 +13,14 @@ from torch import Tensor, nn
 from flbench.client.forward import make_step_context, mode
 from flbench.client.logged import Log
 from flbench.client.module import ClientModule
-from flbench.client.program import Phase, Statistic, Step, Transform
+from flbench.client.program import LocalProgram, Phase, Statistic, Step, Transform
 from flbench.client.recording import Recording
+from flbench.client.tensor_names import check_ends, unknown_read
+from flbench.core.errors import UnknownNameError
 from flbench.core.raised import placed
 from flbench.core.rng import seeded
 from flbench.core.tree import is_finite, where_masked
-from flbench.core.types import Batch, Dispatch, Info, Outputs, Tree
+from flbench.core.types import Batch, Dispatch, Failure, Info, Message, Outputs, Results, Tree
 from flbench.data import batches
 from flbench.engine.base import STATISTIC_BATCH, RoundSettings
 from flbench.engine.environment import Environment
@@ -94,53 +99,81 @@ class ClientRun:
                     leaf.copy_(self.start[name])
         env.reset_scaler()
 
-    def execute(self, step: Step) -> None:
+    def results(self, program: LocalProgram, observe: tuple[Step, ...]) -> Results:
+        """Run the program and then `observe`; return the results; see `Engine.run`."""
+        for step in program.steps:
+            try:
+                self._execute(step)
+            except (KeyError, UnknownNameError) as error:
+                if unknown := unknown_read(error, step, program.steps, self.leaves, self.ctx):
+                    raise unknown from error
+                raise
+        check_ends(program, self.leaves.keys())
+        # Copies, because the steps of `observe` may change leaves.
+        ends = {
+            name: value[None].clone()
+            for name, value in self.leaves.items()
+            if name in program.keeps | program.sends
+        }
+        total = torch.stack(self._losses).sum() if self._losses else torch.tensor(math.nan)
+        if reason := self._why_failed(self.leaves if self.steps else ends, total):
+            nothing = torch.zeros(0, dtype=torch.int64)
+            failure = Failure(self._client, reason)
+            return Results(nothing, nothing, nothing, {}, Message(), {}, (failure,))
+        masks = {name: self.leaves[mask][None].clone() for name, mask in program.masks}
+        begin, steps = perf_counter(), self.steps
+        for step in observe:
+            self._execute(step)
+        prefixes = tuple(f"{step.name}." for step in observe if isinstance(step, Statistic))
+        found = {name: value for name, value in self.ctx.items() if name.startswith(prefixes)}
+        found |= {} if self._log is None else self._log.tree()
+        return Results(
+            ids=torch.tensor([self._client]),
+            steps=torch.tensor([steps]),
+            losses=torch.tensor([float(total) / max(1, steps)], dtype=torch.float64),
+            kept={name: value for name, value in ends.items() if name not in program.sends},
+            sent=Message({name: ends[name] for name in ends if name in program.sends}, masks),
+            observed={name: value[None] for name, value in found.items()},
+            observe_seconds=perf_counter() - begin,
+        )
+
+    def _why_failed(self, leaves: Tree, total: Tensor) -> str | None:
+        """Return a sentence that names the first value that is not finite; None if all are.
+
+        Args:
+            leaves: The leaves to check.
+            total: The sum of the training losses.
+        """
+        if self.steps and not total.isfinite():
+            return "its training loss is not finite"
+        if is_finite(leaves):
+            return None
+        bad = next(name for name in leaves if not is_finite({name: leaves[name]}))
+        return f"its tensor `{bad}` is not finite"
+
+    def _execute(self, step: Step) -> None:
         """Run one step of the local program.
 
         For nets that may draw random numbers, and for programs with code that flbench does not own,
         the global random generators begin at a seed of the run, the client and the round.
         """
-        with placed(self._place):
-            if not self._environment.may_draw and not self._has_own:
-                self._execute(step)
-                return
+        begins: AbstractContextManager[None] = nullcontext()
+        if self._environment.may_draw or self._has_own:
             part = () if isinstance(step, Phase) else (1,)
-            with seeded(self._settings.draw.module_seed(self._client, *part)):
-                self._execute(step)
+            begins = seeded(self._settings.draw.module_seed(self._client, *part))
+        with placed(self._place), begins:
+            match step:
+                case Phase():
+                    self._run_phase(step)
+                case Statistic():
+                    self._run_statistic(step)
+                case Transform():
+                    self._run_transform(step)
 
     def _place(self) -> str:
         """Return client and round, for messages."""
         called = self._environment.federation.partition.called(self._client)
         return f"client {called} in {self._settings.draw.title}"
-
-    def _execute(self, step: Step) -> None:
-        """Run one step of the local program, with the random generators as they are."""
-        match step:
-            case Phase():
-                self._run_phase(step)
-            case Statistic():
-                self._run_statistic(step)
-            case Transform():
-                self._run_transform(step)
-
-    def mean_loss(self) -> float:
-        """Return the mean training loss over all steps; NaN if no step was taken."""
-        return float(torch.stack(self._losses).sum()) / self.steps if self.steps else float("nan")
-
-    def loss_is_finite(self) -> bool:
-        """Return whether all training losses were finite."""
-        return not self._losses or bool(torch.stack(self._losses).sum().isfinite())
-
-    def failure_reason(self, leaves: Tree) -> str:
-        """Return a sentence that names the first value that is not finite.
-
-        Args:
-            leaves: The leaves that were checked; at least one of them, or the loss, is not finite.
-        """
-        if not self.loss_is_finite():
-            return "its training loss is not finite"
-        bad = next(name for name in leaves if not is_finite({name: leaves[name]}))
-        return f"its tensor `{bad}` is not finite"
 
     def _run_phase(self, phase: Phase) -> None:
         """Train the leaves as a phase says."""
@@ -184,10 +217,6 @@ class ClientRun:
             log=log,
             pack=partial(env.federation.packed, dtype=env.dtype),
         )
-
-    def logged(self) -> Tree:
-        """Return what a LightningModule of the user has logged; see `Log.tree`."""
-        return {} if self._log is None else self._log.tree()
 
     def _run_statistic(self, statistic: Statistic) -> None:
         """Compute a Statistic over the client's samples and write the result into ctx."""

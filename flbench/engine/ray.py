@@ -15,7 +15,7 @@ from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError
 from flbench.core.types import Results
 from flbench.data.federation import Federation
-from flbench.engine.base import Dispatcher, KeptRows, RoundSettings, concatenate_results
+from flbench.engine.base import Dispatcher, KeptRows, RoundSettings, gathered
 from flbench.engine.worker import Call, Worker, distributed, in_order
 from flbench.workers import ray_pool
 from flbench.workers.nesting import is_elsewhere, is_ray_worker
@@ -106,7 +106,7 @@ class RayEngine:
             self._used = pool.ready
             return in_order(found, group, settings.storage)
 
-        return concatenate_results(map(trained, settings.groups(ids)), ids, settings.storage)
+        return gathered(map(trained, settings.groups(ids)), ids, settings.storage)
 
     def block(self, batch_size: int) -> int | None:
         """Return None: each actor decides how many clients it stacks."""

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Iterator
 from copy import deepcopy
-from time import perf_counter
 
 import torch
 from torch import Tensor, nn
@@ -12,22 +11,20 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils import convert_conv2d_weight_memory_format
 
 from flbench.client.program import LocalProgram, Statistic, Step
-from flbench.client.tensor_names import check_ends, unknown_read
 from flbench.config.schema import EngineConfig
-from flbench.core.errors import ConfigError, UnknownNameError
+from flbench.core.errors import ConfigError
 from flbench.core.lightning import Fabric, MixedPrecision, rank_zero
 from flbench.core.ownership import is_known
-from flbench.core.tree import is_finite
-from flbench.core.types import Failure, Message, Results
+from flbench.core.types import Results
 from flbench.data.federation import Federation
 from flbench.engine.base import (
     STACKED_SIZE,
-    ClientRows,
     Dispatcher,
     Engine,
     KeptRows,
     RoundSettings,
     dtype_of,
+    gathered,
     open_device,
 )
 from flbench.engine.client_run import ClientRun
@@ -117,57 +114,14 @@ class SequentialEngine:
                 )
             except ConfigError:  # an operation of a method that `torch.vmap` lacks
                 self._stacks = False
-        kept, sent, masks, observed = (ClientRows(len(ids), settings.storage) for _ in range(4))
-        finished: list[int] = []
-        failures: list[Failure] = []
-        observe_seconds = 0.0
         has_own = not is_known((program, observe))
-        steps, losses = torch.zeros(len(ids), dtype=torch.int64), torch.full((len(ids),), torch.nan)
-        for position, client in enumerate(ids.tolist()):
-            one = ids[position : position + 1]
-            run = ClientRun(
-                self._environment, client, settings, rows(one), dispatch(one), has_own=has_own
+        runs = (
+            ClientRun(
+                self._environment, int(one), settings, rows(one), dispatch(one), has_own=has_own
             )
-            for step in program.steps:
-                try:
-                    run.execute(step)
-                except (KeyError, UnknownNameError) as error:
-                    if unknown := unknown_read(error, step, program.steps, run.leaves, run.ctx):
-                        raise unknown from error
-                    raise
-            leaves = run.leaves
-            check_ends(program, leaves.keys())
-            bounded = {
-                name: leaves[name] for name in leaves if name in program.keeps | program.sends
-            }
-            checked = leaves if run.steps else bounded
-            if not run.loss_is_finite() or not is_finite(checked):
-                failures.append(Failure(client, run.failure_reason(checked)))
-                continue
-            finished.append(position)
-            steps[position] = run.steps
-            # A mean in float64 may be infinite in float32.
-            losses[position] = torch.tensor(run.mean_loss(), dtype=torch.float64)
-            kept.add(position, {n: leaves[n] for n in leaves if n in program.keeps - program.sends})
-            sent.add(position, {n: leaves[n] for n in leaves if n in program.sends})
-            masks.add(position, {name: leaves[mask] for name, mask in program.masks})
-            begin = perf_counter()
-            for step in observe:
-                run.execute(step)
-            prefixes = tuple(f"{step.name}." for step in observe if isinstance(step, Statistic))
-            found = {n: v for n, v in run.ctx.items() if n.startswith(prefixes)}
-            observed.add(position, found | run.logged())
-            observe_seconds += perf_counter() - begin
-        return Results(
-            ids=ids[finished],
-            steps=steps[finished],
-            losses=losses[finished],
-            kept=kept.select(finished),
-            sent=Message(sent.select(finished), masks.select(finished)),
-            observed=observed.select(finished),
-            failures=tuple(failures),
-            observe_seconds=observe_seconds,
+            for one in torch.split(ids, 1)
         )
+        return gathered((one.results(program, observe) for one in runs), ids, settings.storage)
 
     def _can_stack(self, program: LocalProgram, observe: tuple[Step, ...]) -> bool:
         """Return whether clients are stacked: they only copy tensors, or evaluate small models."""

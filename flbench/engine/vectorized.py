@@ -22,8 +22,8 @@ from flbench.engine.base import (
     Dispatcher,
     KeptRows,
     RoundSettings,
-    concatenate_results,
     dtype_of,
+    gathered,
     open_device,
 )
 from flbench.engine.padding import exclude_padding
@@ -104,7 +104,7 @@ class VectorizedEngine:
     ) -> Results:
         """Train the clients in blocks; see `Engine.run`."""
         most = self.block(settings.train.batch_size)
-        blocks = (block for group in settings.groups(ids) for block in torch.split(group, most))
+        blocks = [block for group in settings.groups(ids) for block in torch.split(group, most)]
         parts = (
             self._run(
                 program,
@@ -113,7 +113,7 @@ class VectorizedEngine:
             )
             for block in blocks
         )
-        return concatenate_results(parts, ids, settings.storage)
+        return next(parts) if len(blocks) == 1 else gathered(parts, ids, settings.storage)
 
     def report(self) -> dict[str, float]:
         """Return `idle_share`, the share of the rows of training batches that were padding."""

@@ -25,13 +25,12 @@ from flbench.core.storage import Storage
 from flbench.core.types import Message, Results, Tree
 from flbench.data.federation import Federation
 from flbench.engine.base import (
-    RESULTS,
     Dispatcher,
     Engine,
     KeptRows,
     RoundSettings,
-    concatenate_results,
     find_device,
+    gathered,
 )
 from flbench.models.base import is_lightning
 from flbench.workers.pool import RESTARTS, LostError, Pool
@@ -228,25 +227,8 @@ def in_order(parts: list[Results], ids: Tensor, storage: Storage) -> Results:
         ids: Ids [K] of the clients.
         storage: Where the results are stored.
     """
-    place = {client: k for k, client in enumerate(ids.tolist())}
-    results = concatenate_results(parts, ids, storage)
-    order = torch.tensor(
-        sorted(range(len(results.ids)), key=lambda k: place[int(results.ids[k])]), dtype=torch.int64
-    )
-
-    def sort(tree: Tree) -> Tree:
-        return storage.rows(tree, order, RESULTS)
-
-    return Results(
-        ids=results.ids[order],
-        steps=results.steps[order],
-        losses=results.losses[order],
-        kept=sort(results.kept),
-        sent=Message(sort(results.sent.values), sort(results.sent.mask)),
-        observed=sort(results.observed),
-        failures=tuple(sorted(results.failures, key=lambda failure: place[failure.client])),
-        observe_seconds=max((part.observe_seconds for part in parts), default=0.0),
-    )
+    seconds = max((part.observe_seconds for part in parts), default=0.0)
+    return replace(gathered(parts, ids, storage), observe_seconds=seconds)
 
 
 def _kind(warning: warnings.WarningMessage) -> type[Warning]:

@@ -25,7 +25,7 @@ from flbench.core.types import Dispatch, Info, Results, Samples, State, StepCont
 from flbench.core.wording import lower_rate
 from flbench.data.federation import Federation
 from flbench.data.schemes import Indices
-from flbench.engine.base import STACKED_SIZE, STATISTIC_BATCH, Engine, RoundSettings
+from flbench.engine.base import STACKED_SIZE, STATISTIC_BATCH, Engine, RoundSettings, gathered
 from flbench.experiment.communication import apply_masks
 from flbench.experiment.rounds import deployments
 from flbench.results.metrics_file import Row
@@ -869,9 +869,7 @@ class Evaluator:
         )
         plain = model._replace(deployment=replace(deployment, program=None))
         untuned = self._run(plain, failed, then, keeps)
-        from flbench.engine.worker import in_order  # few runs need it
-
-        return in_order([results, untuned], ids, settings.storage)
+        return gathered([results, untuned], ids, settings.storage)
 
     def has_common(self) -> bool:
         """Return whether models are evaluated on a common test set."""

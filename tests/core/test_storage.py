@@ -12,7 +12,7 @@ from flbench.core.errors import ConfigError, RunError
 from flbench.core.storage import Storage, only_rows
 from flbench.core.tree import weighted_mean
 from flbench.core.types import Failure, Message, Results
-from flbench.engine.base import ClientRows, concatenate_results
+from flbench.engine.base import gathered
 from flbench.experiment import assembly, lifecycle
 from tests.support import Silent, interrupted_run, reproducible, run, summary_of
 
@@ -137,7 +137,7 @@ def test_results_of_blocks_are_those_blocks_one_after_the_other(limit, tmp_path)
             )
         )
 
-    found = concatenate_results(iter(parts), ids, Storage(limit, tmp_path))
+    found = gathered(iter(parts), ids, Storage(limit, tmp_path))
 
     def joined(trees):
         return {name: torch.cat([tree[name] for tree in trees]) for name in ("w", "n")}
@@ -158,12 +158,18 @@ def test_results_of_blocks_are_those_blocks_one_after_the_other(limit, tmp_path)
 
 @pytest.mark.slow
 def test_results_above_the_limit_take_no_memory_of_the_process(tmp_path):
-    rows = ClientRows(256, Storage(0.1, tmp_path))
     before = anonymous()
 
-    for client in range(256):
-        rows.add(client, {"w": torch.full((2**18,), float(client))})
-    some = rows.select(list(range(0, 256, 2)))
+    def trained(client):
+        if client % 2:
+            none = torch.zeros(0, dtype=torch.int64)
+            return Results(none, none, none, {}, Message(), {}, (Failure(client, "its loss"),))
+        sent = Message({"w": torch.full((1, 2**18), float(client))})
+        one = torch.tensor([client])
+        return Results(one, one, torch.zeros(1), {}, sent, {})
+
+    found = gathered(map(trained, range(256)), torch.arange(256), Storage(0.1, tmp_path))
+    some = found.sent.values
 
     assert anonymous() - before < 64 * 2**20
     assert some["w"][:, 5].tolist() == [float(client) for client in range(0, 256, 2)]
