@@ -3,10 +3,10 @@
 `ClientModule` is one phase of one client's training. The sequential engine calls its
 `training_step` and `configure_optimizers`. For a phase without `until`, `record` and `gradient`,
 `lightning.Trainer(max_epochs=phase.epochs).fit(module, batches)` trains the same weights, bit for
-bit; `ClientBatches` (`flbench.engine.client_batches`) gives it the batches that an engine draws.
+bit; `ClientBatches` (`flbench.engine.training`) gives it the batches that an engine draws.
 
 The engine does not use a Trainer itself, because a Trainer per client costs 45 % over a bare
-PyTorch loop, and Fabric 4 %.
+PyTorch loop.
 """
 
 from collections.abc import Callable

@@ -11,18 +11,12 @@ from flbench.core.startup import uncollected
 
 with uncollected(), deferred("transformers", "torchvision", "scipy.signal"):
     from lightning import LightningModule, Trainer
-    from lightning.fabric import Fabric
-    from lightning.fabric.plugins import MixedPrecision
     from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
-    from lightning_utilities.core import rank_zero
     from torchmetrics import Metric
 
 __all__ = [
-    "Fabric",
     "LightningModule",
     "Metric",
-    "MixedPrecision",
     "Trainer",
     "is_param_in_hook_signature",
-    "rank_zero",
 ]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 
 from flbench.client.forward import make_step_context, mode
 from flbench.client.logged import Log
@@ -43,7 +44,8 @@ class ClientRun:
         settings: Settings of the round.
         rows: The leaves that the client keeps between rounds, [1, ...] each.
         dispatch: What the server sends to this client.
-        has_own: Whether the program has code that flbench does not own.
+        is_seeded: Whether the net may draw random numbers, or the program has code of the user.
+        is_scaled: Whether losses are multiplied by a loss scaler, as `16-mixed` needs it.
 
     Attributes:
         start: The leaves at the beginning of the program: the seeded values, overlaid by `rows`,
@@ -61,10 +63,14 @@ class ClientRun:
         rows: Tree,
         dispatch: Dispatch,
         *,
-        has_own: bool = False,
+        is_seeded: bool,
+        is_scaled: bool,
     ) -> None:
         env = self._environment = environment
-        self._has_own = has_own
+        self._is_seeded = is_seeded
+        # Each client has a new one. PyTorch's initial scale of 2**16 often overflows, and a client
+        # would lose its first steps until the scale is small enough.
+        self._scaler = GradScaler(env.device.type, init_scale=2.0**10, enabled=is_scaled)
         self._client = client
         self._settings = settings
         self._losses: list[Tensor] = []
@@ -97,7 +103,6 @@ class ClientRun:
             for name, leaf in env.own.items():
                 if name not in unchanged:
                     leaf.copy_(self.start[name])
-        env.reset_scaler()
 
     def results(self, program: LocalProgram, observe: tuple[Step, ...]) -> Results:
         """Run the program and then `observe`; return the results; see `Engine.run`."""
@@ -154,11 +159,11 @@ class ClientRun:
     def _execute(self, step: Step) -> None:
         """Run one step of the local program.
 
-        For nets that may draw random numbers, and for programs with code that flbench does not own,
-        the global random generators begin at a seed of the run, the client and the round.
+        If something may draw random numbers, the global generators begin at a seed of the run, the
+        client and the round.
         """
         begins: AbstractContextManager[None] = nullcontext()
-        if self._environment.may_draw or self._has_own:
+        if self._is_seeded:
             part = () if isinstance(step, Phase) else (1,)
             begins = seeded(self._settings.draw.module_seed(self._client, *part))
         with placed(self._place), begins:
@@ -178,7 +183,7 @@ class ClientRun:
     def _run_phase(self, phase: Phase) -> None:
         """Train the leaves as a phase says."""
         module = self._module(phase)
-        training = Training(self._environment, module, self._client, self._settings)
+        training = Training(self._environment, module, self._client, self._settings, self._scaler)
         self._lr = module.lr
         self._losses += training.run()
         self.steps += training.steps
@@ -230,7 +235,7 @@ class ClientRun:
     def _observe(self, recording: Recording, batch: Batch) -> Tree:
         """Return a Statistic's tensors for one batch."""
         env = self._environment
-        with torch.no_grad(), mode(env.net, train=False), env.fabric.autocast():
+        with torch.no_grad(), mode(env.net, train=False), env.precision():
             forward = partial(_forward, env.net, batch.x)
             context = make_step_context(env.net, forward, batch, self.ctx, self.leaves, self.start)
             found = recording.observe(context)

@@ -1,19 +1,15 @@
 """The reference engine: one client after the other on one net."""
 
-import logging
-from collections.abc import Iterator
 from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
-from torch.amp.grad_scaler import GradScaler
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils import convert_conv2d_weight_memory_format
 
 from flbench.client.program import LocalProgram, Statistic, Step
 from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError
-from flbench.core.lightning import Fabric, MixedPrecision, rank_zero
 from flbench.core.ownership import is_known
 from flbench.core.types import Results
 from flbench.data.federation import Federation
@@ -23,15 +19,12 @@ from flbench.engine.base import (
     Engine,
     KeptRows,
     RoundSettings,
-    dtype_of,
+    find_device,
     gathered,
-    open_device,
 )
 from flbench.engine.client_run import ClientRun
 from flbench.engine.environment import Environment
-from flbench.models import fixed
-from flbench.models.base import net_leaves
-from flbench.models.module_state import may_draw, may_draw_in_eval, needs_two
+from flbench.models.module_state import may_draw, may_draw_in_eval
 
 STACKED_CLIENTS = 64
 """Clients that are stacked to evaluate their models."""
@@ -61,32 +54,18 @@ class SequentialEngine:
     def __init__(
         self, net: nn.Module, federation: Federation, config: EngineConfig, *, stacks: bool = True
     ) -> None:
-        fabric = make_fabric(config)
-        dtype = dtype_of(config)
-        is_small = sum(leaf.numel() for leaf in net_leaves(net).values()) <= STACKED_SIZE
-        is_plain = fabric.device.type == "cpu" and config.precision in ("32-true", "64-true")
+        copy = deepcopy(net)
+        if find_device(config.device).type == "cpu" and has_plain_convolutions(net):
+            convert_conv2d_weight_memory_format(copy, torch.channels_last)
+        env = self._environment = Environment(copy, federation, config)
+        self._may_draw, self._is_scaled = may_draw(net), config.precision == "16-mixed"
+        is_small = sum(leaf.numel() for leaf in env.own.values()) <= STACKED_SIZE
+        is_plain = env.device.type == "cpu" and env.autocast is None
         self._stacks = stacks and is_small and is_plain and not may_draw_in_eval(net)
         seeded = deepcopy(net) if self._stacks else net
         self._given = seeded, federation, config.altered(block=STACKED_CLIENTS)
         self._stack: Engine | None = None
         self._means: dict[str, float] = {}
-        net = fabric.to_device(deepcopy(net).to(dtype)).requires_grad_(False)
-        if fabric.device.type == "cpu" and has_plain_convolutions(net):
-            convert_conv2d_weight_memory_format(net, torch.channels_last)
-        own = net_leaves(net)
-        self._environment = Environment(
-            fabric=fabric,
-            net=net,
-            own=own,
-            start={name: leaf.detach().clone() for name, leaf in own.items()},
-            buffers=tuple(_places(net)),
-            federation=federation.to(fabric.device, dtype),
-            dtype=dtype,
-            has_batchnorm=fixed.trains_batchnorm(net),
-            needs_two=needs_two(net),
-            scaler=dict(fabric.strategy.precision.state_dict()),
-            may_draw=may_draw(net),
-        )
 
     @property
     def net(self) -> nn.Module:
@@ -114,11 +93,12 @@ class SequentialEngine:
                 )
             except ConfigError:  # an operation of a method that `torch.vmap` lacks
                 self._stacks = False
-        has_own = not is_known((program, observe))
+        keys = {
+            "is_seeded": self._may_draw or not is_known((program, observe)),
+            "is_scaled": self._is_scaled,
+        }
         runs = (
-            ClientRun(
-                self._environment, int(one), settings, rows(one), dispatch(one), has_own=has_own
-            )
+            ClientRun(self._environment, int(one), settings, rows(one), dispatch(one), **keys)
             for one in torch.split(ids, 1)
         )
         return gathered((one.results(program, observe) for one in runs), ids, settings.storage)
@@ -170,41 +150,3 @@ def has_plain_convolutions(net: nn.Module) -> bool:
     layers = list(net.modules())
     has_norm = any(isinstance(layer, _NormBase | nn.GroupNorm) for layer in layers)
     return any(isinstance(layer, nn.Conv2d) for layer in layers) and not has_norm and is_known(net)
-
-
-def _places(net: nn.Module) -> Iterator[tuple[str, dict[str, Tensor | None], str]]:
-    """Yield the name of each buffer of a net, and the dict of its module with its key there."""
-    for name, _ in net.named_buffers():
-        path, _, key = name.rpartition(".")
-        yield name, net.get_submodule(path)._buffers, key
-
-
-def make_fabric(config: EngineConfig) -> Fabric:
-    """Return Lightning Fabric for a device and a precision.
-
-    Args:
-        config: Device and precision.
-
-    Raises:
-        ConfigError: The device does not exist or cannot compute in that precision.
-    """
-    device = open_device(config)
-    if device.type == "cuda":
-        rank_zero.log.addFilter(_is_no_advice_on_precision)  # adding it twice changes nothing
-    devices: int | list[int] = 1 if device.index is None else [device.index]
-    if config.precision == "16-mixed":
-        # Every client starts with a new loss scaler. PyTorch's initial scale of 2**16 often
-        # overflows, and each client would lose its first steps until the scale is small enough.
-        scaler = GradScaler("cuda", init_scale=2.0**10)
-        plugin = MixedPrecision("16-mixed", "cuda", scaler)
-        return Fabric(accelerator="cuda", devices=devices, plugins=[plugin])
-    precision = "32-true" if config.precision == "tf32" else config.precision
-    return Fabric(accelerator=device.type, devices=devices, precision=precision)
-
-
-def _is_no_advice_on_precision(record: logging.LogRecord) -> bool:
-    """Return whether a record is not Lightning's advice to use TF32, which is up to the user.
-
-    `engine.precision` chooses it.
-    """
-    return "Tensor Cores" not in record.getMessage()

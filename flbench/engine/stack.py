@@ -4,8 +4,7 @@ Axes: K clients of the block, S samples of a client in a step.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, ClassVar
 
@@ -18,13 +17,15 @@ from torch.overrides import TorchFunctionMode
 from flbench.client.forward import call, make_step_context, mode
 from flbench.client.program import Statistic, Transform, merge_context
 from flbench.client.recording import REDUCTIONS
+from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError, shortened
 from flbench.core.raised import user_line
 from flbench.core.tree import where_masked
 from flbench.core.types import Batch, Dispatch, Info, Outputs, StepContext, Tree
 from flbench.data.federation import Federation
 from flbench.engine.base import RoundSettings
-from flbench.engine.padding import Padding
+from flbench.engine.environment import Environment
+from flbench.engine.padding import exclude_padding
 from flbench.engine.stacked_tree import StackedTree
 
 STATISTIC_BATCH = 8192
@@ -33,51 +34,22 @@ UNSUPPORTED = ("vmap:", "Batching rule not implemented")
 """How the text of an exception begins if code does what vmap does not support."""
 
 
-@dataclass(frozen=True)
-class StackEnvironment:
-    """Net, samples, device and precision, shared by all stacks of an engine.
+class StackEnvironment(Environment):
+    """See `Environment`; layers of BatchNorm read which rows are samples.
 
     Attributes:
-        net: The net. Only its forward pass and the names of its tensors are used, not their values.
-        start: The seeded parameters and buffers by name, on the device.
-        buffers: Names of the net's buffers.
-        federation: The samples, on the device.
-        device: Device of all tensors.
-        dtype: Type of weights and inputs.
-        autocast: Type of matrix products; None for `dtype`.
-        has_batchnorm: Whether the net has BatchNorm in training mode, which cannot train on a batch
-            of one sample.
-        needs_two: Whether the net cannot train on a batch of one sample for another reason.
         padding: The mask of padded rows that BatchNorm layers read.
     """
 
-    net: nn.Module
-    start: Tree
-    buffers: frozenset[str]
-    federation: Federation
-    device: torch.device
-    dtype: torch.dtype
-    autocast: torch.dtype | None
-    has_batchnorm: bool
-    needs_two: bool
-    padding: Padding
+    def __init__(self, net: nn.Module, federation: Federation, config: EngineConfig) -> None:
+        super().__init__(net, federation, config)
+        self.padding = exclude_padding(self.net)
 
     @contextmanager
     def precision(self) -> Iterator[None]:
-        """Return the context of a forward pass.
-
-        As in Lightning Fabric, new tensors have the type of the weights by default.
-        """
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(self.dtype)
-        try:
-            if self.autocast is None:
-                yield
-            else:
-                with torch.autocast(self.device.type, self.autocast), CastConvolutions():
-                    yield
-        finally:
-            torch.set_default_dtype(before)
+        """Return the context of a forward pass, in which autocast knows convolutions too."""
+        with super().precision(), CastConvolutions() if self.autocast else nullcontext():
+            yield
 
 
 class CastConvolutions(TorchFunctionMode):

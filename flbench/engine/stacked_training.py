@@ -49,7 +49,7 @@ def train(stack: Stack, phase: Phase) -> tuple[int, int]:
     names = _trained(stack, phase)
     if not names:
         raise untrained(phase, stack.leaves.names)
-    skip = env.needs_two or (env.has_batchnorm and phase.batchnorm == "train")
+    skip = env.skips_single(phase)
     plan = make_plan(env.federation, phase, stack.ids, stack.settings, skip_single=skip)
     moving = [name for name in env.start if name in env.buffers]
     # Also the buffers of a second model, which `Phase.weights` may call the net with.

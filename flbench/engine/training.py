@@ -1,15 +1,19 @@
-"""One phase of one client's training; device and precision are those of Lightning Fabric."""
+"""One phase of one client's training, and its batches."""
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+from torch.utils.data import IterableDataset
 
 from flbench.client.forward import mode
 from flbench.client.module import ClientModule
-from flbench.client.program import most_epochs
+from flbench.client.program import Phase, most_epochs
 from flbench.core.types import Batch
 from flbench.data import batches
+from flbench.data.federation import Federation
 from flbench.engine.base import RoundSettings
-from flbench.engine.client_batches import ClientBatches
 from flbench.engine.environment import Environment
 
 
@@ -22,6 +26,7 @@ class Training:
             ClientModule trains by its own `training_step` and `configure_optimizers`.
         client: The client's id, in [0, N).
         settings: Settings of the round.
+        scaler: The client's loss scaler; None for none.
 
     Attributes:
         steps: Optimizer steps taken so far.
@@ -31,19 +36,26 @@ class Training:
     """
 
     def __init__(
-        self, environment: Environment, module: ClientModule, client: int, settings: RoundSettings
+        self,
+        environment: Environment,
+        module: ClientModule,
+        client: int,
+        settings: RoundSettings,
+        scaler: GradScaler | None = None,
     ) -> None:
         self._environment = environment
         self._module = module
         self._phase = module.phase
+        self._scaler = GradScaler(enabled=False)
+        if scaler is not None and self._phase.gradient is None:  # a hook has no scaled gradients
+            self._scaler = scaler
         self._batches = ClientBatches(
             environment.federation,
             self._phase,
             client,
             settings,
             dtype=environment.dtype,
-            has_batchnorm=environment.has_batchnorm,
-            needs_two=environment.needs_two,
+            skip_single=environment.skips_single(self._phase),
         )
         module.batches_per_epoch = self._batches.per_epoch
         module.rows = lambda: self._batches.rows
@@ -88,7 +100,7 @@ class Training:
         """Show the Statistics one padded row, so that a client without a step has results too."""
         env, module = self._environment, self._module
         none = self._batches.indices[:0]
-        with mode(env.net, train=False), env.fabric.autocast():
+        with mode(env.net, train=False), env.precision():
             for batch in batches.in_order(env.federation, none, env.dtype, 1):
                 module.merge_recorded(module.observe(module.step_context(batch)))
 
@@ -118,24 +130,90 @@ class Training:
 
     def _step(self, batch: Batch, index: int) -> Tensor:
         """Take one optimizer step; return its loss, 0-dim and detached."""
-        phase, env, module = self._phase, self._environment, self._module
-        with env.fabric.autocast():
+        env, module, scaler = self._environment, self._module, self._scaler
+        with env.precision():
             loss = module.training_step(batch, index)
-        hooked = phase.gradient is not None  # its gradients are not multiplied by a loss scaler
-        gradients = module.gradients(loss if hooked else env.scale(loss))
+        gradients = module.gradients(scaler.scale(loss))
         env.write_back()
         # Gradients may share memory or be expanded. Clipping, Nesterov momentum (on a GPU) and the
         # loss scaler write to them, and get copies.
-        written = module.writes_gradients or bool(env.scaler)
+        written = module.writes_gradients or scaler.is_enabled()
         for leaf, gradient in zip(module.trained.values(), gradients, strict=True):
             leaf.grad = gradient.clone() if written and gradient is not None else gradient
         module.merge_recorded(module.recorded)
-        if env.scaler and not hooked:
-            env.fabric.strategy.precision.unscale_gradients(self._optimizer)
+        scaler.unscale_(self._optimizer)
         module.configure_gradient_clipping(self._optimizer)
-        if hooked:
-            self._optimizer.step()
-        else:
-            env.fabric.strategy.optimizer_step(self._optimizer)
+        scaler.step(self._optimizer)
+        scaler.update()
         module.project()
         return loss.detach()
+
+
+class ClientBatches(IterableDataset[Batch]):
+    """The training batches of one client in one phase; each iteration is the next epoch.
+
+    The sequential engine trains on these batches, and so does Lightning's Trainer:
+    `Trainer(max_epochs=phase.epochs).fit(ClientModule(...), ClientBatches(...))`.
+
+    Args:
+        federation: The samples, on the device of the net.
+        phase: The phase; its `samples` are read.
+        client: The client's id, in [0, N).
+        settings: Batch size, treatment of the last batch, and random streams of the round.
+        dtype: Type of the inputs.
+        skip_single: Whether batches of one sample are left out, as BatchNorm needs it.
+
+    Attributes:
+        indices: [n] The client's rows of the data set.
+        rows: [B] The rows of the batch that was yielded last.
+        per_epoch: Number of batches of each epoch.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        phase: Phase,
+        client: int,
+        settings: RoundSettings,
+        *,
+        dtype: torch.dtype,
+        skip_single: bool,
+    ) -> None:
+        self.indices = federation.rows(phase.samples, client, settings.draw)
+        self.rows = self.indices[:0]
+        self._federation = federation
+        self._client = client
+        self._settings = settings
+        self._dtype = dtype
+        self._skip_single = skip_single
+        taken = batches.arrange(self.indices, settings.train, skip_single=self._skip_single)
+        self.per_epoch = -(-len(taken) // settings.train.batch_size)
+        self._epochs = self._steps = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the batches of the next epoch; none if the client has no samples."""
+        order = batches.epoch_order(
+            self.indices,
+            self._client,
+            self._epochs,
+            self._settings.draw,
+            self._settings.train,
+            skip_single=self._skip_single,
+        )
+        done = 0
+        for batch in batches.epoch(
+            self._federation,
+            self.indices,
+            self._client,
+            self._epochs,
+            self._settings.draw,
+            self._settings.train,
+            dtype=self._dtype,
+            skip_single=self._skip_single,
+            first_step=self._steps,
+        ):
+            self._steps += 1
+            self.rows = order[done : done + len(batch.y)]
+            done += len(batch.y)
+            yield batch
+        self._epochs += 1

@@ -22,16 +22,12 @@ from flbench.engine.base import (
     Dispatcher,
     KeptRows,
     RoundSettings,
-    dtype_of,
     gathered,
-    open_device,
 )
-from flbench.engine.padding import exclude_padding
 from flbench.engine.stack import Stack, StackEnvironment
 from flbench.engine.stacked_training import train
 from flbench.models import fixed
-from flbench.models.base import is_lightning, net_leaves
-from flbench.models.module_state import needs_two
+from flbench.models.base import is_lightning
 
 MEMORY_SHARE = 0.25
 """Share of the free memory that a block of clients may take."""
@@ -75,22 +71,9 @@ class VectorizedEngine:
                 f"`engine.name=vectorized` cannot train {net.title}: the training step of a"
                 " LightningModule is Python code for one client. Use sequential, ray or auto."
             )
-        device, dtype = open_device(config), dtype_of(config)
-        net = deepcopy(net).to(device, dtype).requires_grad_(False)
         self._block = config.block
         self._slots = self._real = 0  # rows of all batches so far; rows that are samples
-        self._environment = StackEnvironment(
-            net=net,
-            start={name: leaf.detach() for name, leaf in net_leaves(net).items()},
-            buffers=frozenset(name for name, _ in net.named_buffers()),
-            federation=federation.to(device, dtype),
-            device=device,
-            dtype=dtype,
-            autocast=torch.bfloat16 if config.precision == "bf16-mixed" else None,
-            has_batchnorm=fixed.trains_batchnorm(net),
-            needs_two=needs_two(net),
-            padding=exclude_padding(net),
-        )
+        self._environment = StackEnvironment(deepcopy(net), federation, config)
 
     def run(
         self,

@@ -18,8 +18,7 @@ from flbench.core.errors import UnknownNameError
 from flbench.core.rng import Draw
 from flbench.core.types import Dispatch, Samples
 from flbench.engine.base import RoundSettings
-from flbench.engine.client_batches import ClientBatches
-from flbench.engine.training import Training
+from flbench.engine.training import ClientBatches, Training
 from flbench.losses import CrossEntropy, Proximal
 from flbench.models.base import net_leaves
 from tests.support import build
@@ -123,7 +122,7 @@ def module_of(phase: Phase, kind=ClientModule) -> ClientModule:
 
 
 def batches_of(experiment, phase: Phase) -> ClientBatches:
-    keys = {"dtype": torch.float32, "has_batchnorm": True}
+    keys = {"dtype": torch.float32, "skip_single": True}
     return ClientBatches(experiment.federation, phase, CLIENT, SETTINGS, **keys)
 
 
