@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from flbench.algorithms import Algorithm, Setting
 from flbench.algorithms.base import Rewrite, is_of_user, state_of
@@ -32,8 +32,8 @@ from flbench.core.types import State, Tree
 from flbench.data import sources
 from flbench.data.federation import Federation
 from flbench.data.federation import build as build_federation
-from flbench.engine.base import Engine, dtype_of
-from flbench.experiment import checkpoint, engine_choice, own_methods
+from flbench.engine.base import STACKED_SIZE, Engine, dtype_of
+from flbench.experiment import checkpoint, own_methods
 from flbench.experiment.evaluate import PARTS, Evaluator, Judge, NetTraits, positive_class
 from flbench.experiment.evaluation_tables import ClassGroups
 from flbench.experiment.found import Found, find_engine, on_this_machine
@@ -54,12 +54,6 @@ if TYPE_CHECKING:
     from flbench.experiment.local_terms import LocalTerms
     from flbench.experiment.smoke import Smoke
     from flbench.metrics.own import OwnMetric
-
-ENGINES: Final = {
-    "sequential": ("flbench.engine.sequential", "SequentialEngine"),
-    "vectorized": ("flbench.engine.vectorized", "VectorizedEngine"),
-    "ray": ("flbench.engine.ray", "RayEngine"),
-}
 
 
 class Restored(NamedTuple):
@@ -290,47 +284,19 @@ def build(
         rewrites, terms = _rewrites(asked, net)
         found = _found(asked, used, federation, about_net, judge, terms)
         config = found.complete(asked)
-        algorithm, before = _started(config, net, federation, rewrites)
-        if is_lightning(net):
-            from flbench.experiment import own_training
-
-            has_classes = federation.dataset.targets is None
-            own_training.check_method(algorithm, before, net, has_classes=has_classes)
-        about_terms = []
-        if terms is not None:
-            from flbench.experiment import local_terms
-
-            without = replace(before, clients={})
-            about_terms = local_terms.check_method(algorithm, without)
+        algorithm, about_method = _method(config, net, federation, rewrites)
         # Ray's workers may have a GPU that this process lacks.
         here = on_this_machine(used) if used.name == "ray" else used
-        has_own_net = isinstance(asked.model, OwnModelConfig)
-        begin = partial(_start, dtype=dtype_of(config.engine))
-        trial = None
-        module: dict[str, Any] = {}
-        unknown = unknown_parts((net, rewrites))
-        if tried and (has_own_net or unknown or is_of_user(algorithm)):
-            from flbench.experiment.smoke import Smoke
-
-            trial = Smoke(here, algorithm, net, unknown, federation, begin)
-            used_net = trial.check(partial(_anew, trial, config))
-            if is_lightning(net):
-                module = own_training.recorded(used_net, config)
-        shown: Cached | str | None = None
-        if tried and fixed.of(net).parameters:
-            from flbench.experiment import features
-
-            shown = features.cached(config, net, federation, here)
-        cached = None if isinstance(shown, str) else shown
+        trial, module = _tried(config, here, algorithm, net, federation) if tried else (None, {})
+        cached, about_cache = _cached(config, here, net, federation) if tried else (None, [])
         given = (net, federation) if cached is None else (cached.net, cached.federation)
         made, used, about_engine = _engine(used, config, given, trial, tell)
     notes = [
         *federation.notes,
         *about_classes,
-        *_sentences(algorithm.notes()),
-        *about_terms,
+        *about_method,
         *configuration_notes(config, federation, net, algorithm),
-        *([] if shown is None else [shown if isinstance(shown, str) else shown.note]),
+        *about_cache,
         *about_engine,
     ]
     found = replace(found, engine=used)
@@ -403,10 +369,10 @@ def _found(
     )
 
 
-def _started(
+def _method(
     config: Config, net: nn.Module, federation: Federation, rewrites: tuple[Rewrite, ...]
-) -> tuple[Algorithm, State]:
-    """Return the method, whose requirements are met, and a state that is only to be read."""
+) -> tuple[Algorithm, list[str]]:
+    """Return the method, whose requirements are met, and notes."""
     setting = Setting(
         seed=config.seed,
         rounds=config.train.rounds,
@@ -421,9 +387,19 @@ def _started(
     algorithm = own_methods.find(config.algorithm)(config.algorithm, setting)
     algorithm.rewrites = rewrites
     _refuse(config, net, _sentences(algorithm.requires()))
-    before = _start(net, algorithm, dtype_of(config.engine))
-    _refuse(config, net, [*_too_large(before), *_without_training(algorithm, before)])
-    return algorithm, before
+    start = _start(net, algorithm, dtype_of(config.engine))
+    _refuse(config, net, [*_too_large(start), *_without_training(algorithm, start)])
+    notes = _sentences(algorithm.notes())
+    if is_lightning(net):
+        from flbench.experiment import own_training
+
+        has_classes = federation.dataset.targets is None
+        own_training.check_method(algorithm, start, net, has_classes=has_classes)
+    if config.train.terms:
+        from flbench.experiment import local_terms
+
+        notes += local_terms.check_method(algorithm, replace(start, clients={}))
+    return algorithm, notes
 
 
 def _refuse(config: Config, net: nn.Module, unmet: list[str]) -> None:
@@ -440,16 +416,51 @@ def _refuse(config: Config, net: nn.Module, unmet: list[str]) -> None:
     raise ConfigError("\n".join(lines))
 
 
-def _anew(trial: "Smoke", config: Config) -> "Smoke":
-    """Return a trial with another net and method of the same seed."""
-    net, federation = trial.net, trial.federation
-    if isinstance(config.model, OwnModelConfig):
-        from flbench.models import own
+def _tried(
+    config: Config, here: EngineConfig, algorithm: Algorithm, net: nn.Module, federation: Federation
+) -> tuple["Smoke | None", dict[str, Any]]:
+    """Try the code of the user; return the trial, and what a LightningModule trains by.
 
-        if own.is_made(config.model):
-            net = build_net(config.model, federation.shape, federation.output, config.seed)
-    algorithm = trial.algorithm.with_setting(trial.algorithm.setting)
-    return replace(trial, algorithm=algorithm, net=net)
+    There is no trial if all code is that of PyTorch and flbench.
+    """
+    has_own_net = isinstance(config.model, OwnModelConfig)
+    unknown = unknown_parts((net, algorithm.rewrites))
+    if not (has_own_net or unknown or is_of_user(algorithm)):
+        return None, {}
+    from flbench.experiment.smoke import Smoke
+
+    begin = partial(_start, dtype=dtype_of(config.engine))
+    trial = Smoke(here, algorithm, net, unknown, federation, begin)
+
+    def anew() -> "Smoke":
+        again = net
+        if isinstance(config.model, OwnModelConfig):
+            from flbench.models import own
+
+            if own.is_made(config.model):
+                again = build_net(config.model, federation.shape, federation.output, config.seed)
+        return replace(trial, algorithm=algorithm.with_setting(algorithm.setting), net=again)
+
+    used = trial.check(anew)
+    if not is_lightning(net):
+        return trial, {}
+    from flbench.experiment import own_training
+
+    return trial, own_training.recorded(used, config)
+
+
+def _cached(
+    config: Config, here: EngineConfig, net: nn.Module, federation: Federation
+) -> tuple["Cached | None", list[str]]:
+    """Return what the engine has in place of net and samples if a part is frozen, and notes."""
+    if not fixed.of(net).parameters:
+        return None, []
+    from flbench.experiment import features
+
+    found = features.cached(config, net, federation, here)
+    if found is None or isinstance(found, str):
+        return None, [found] if found else []
+    return found, [found.note]
 
 
 def _engine(
@@ -470,7 +481,7 @@ def _engine(
     """
     is_auto, notes = used.name == "auto", []
     if is_auto:
-        stacked = engine_choice.stacks(used, given[0])
+        stacked = auto_stacks(used, given[0])
         used = used.altered(name="vectorized" if stacked else "sequential")
     try:
         if trial is not None and stacks(used, trial.net):
@@ -619,21 +630,35 @@ def build_engine(
         tell: See `build`.
 
     Raises:
-        ConfigError: A package that the engine needs is not installed, or the engine does not
-            support the configuration.
+        ConfigError: The engine does not support the configuration.
     """
-    name = config.name
-    module, kind = ENGINES[name]
-    try:
-        engine_module = import_module(module)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"`engine.name={name}` needs the package `{error.name}`, which is not installed:"
-            f" pip install {error.name}"
-        ) from error
-    waits = {"tell": tell} if name == "ray" else {}
-    engine: Engine = getattr(engine_module, kind)(net, federation, config, **waits)
-    return engine
+    if config.name == "ray":
+        from flbench.engine.ray import RayEngine
+
+        return RayEngine(net, federation, config, tell=tell)
+    if config.name == "vectorized":
+        from flbench.engine.vectorized import VectorizedEngine  # it loads PyTorch's compiler
+
+        return VectorizedEngine(net, federation, config)
+    from flbench.engine.sequential import SequentialEngine
+
+    return SequentialEngine(net, federation, config)
+
+
+def auto_stacks(config: EngineConfig, net: nn.Module) -> bool:
+    """Return whether `engine.name=auto` trains stacked clients.
+
+    One client at a time leaves most of a GPU idle. On a CPU, stacked convolutions are slower than
+    one client after the other, and the layers of large nets gain nothing.
+
+    Args:
+        config: Section `engine`, with the device that trains.
+        net: The net, without what is frozen and computed once.
+    """
+    if config.device.startswith("cuda"):
+        return True
+    size = sum(leaf.numel() for leaf in net_leaves(net).values())
+    return size <= STACKED_SIZE and not any(isinstance(one, _ConvNd) for one in net.modules())
 
 
 def stacks(config: EngineConfig, net: nn.Module) -> bool:

@@ -2,17 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from importlib.util import find_spec
 
 import torch
 
 from flbench.config.schema import BestConfig, Config, EngineConfig
 from flbench.core.errors import ConfigError
 from flbench.engine.base import check_precision, find_device
-from flbench.workers import cores
 from flbench.workers.nesting import is_elsewhere, is_ray_worker
-
-THREADS_PER_CORE: Final = 16
 
 
 @dataclass(frozen=True)
@@ -92,28 +89,21 @@ def find_engine(
         key: The key or option of the address, as error messages write it.
 
     Raises:
-        ConfigError: The device does not exist, no cluster answers, Ray is not installed, or there
-            are far more threads than cores.
+        ConfigError: The device does not exist, no cluster answers, or Ray is not installed.
     """
     has_workers = asked.name == "ray"
     if has_workers and not is_elsewhere(address):
         address = asked.address
-    if is_elsewhere(address) or (has_workers and is_ray_worker()):
-        try:
-            from flbench.workers.ray_cluster import device_there  # importing Ray takes a second
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                f"{key} needs the package `ray`, which is not installed:"
-                " pip install 'flbench[tune]'"
-            ) from error
-        return asked.altered(device=device_there(asked.device, address, key))
-    there = cores.available()
-    if asked.threads > THREADS_PER_CORE * there:
+    elsewhere = is_elsewhere(address)
+    if (elsewhere or has_workers) and find_spec("ray") is None:
+        cause = key if elsewhere else "`engine.name=ray`"
         raise ConfigError(
-            f"`engine.threads`={asked.threads} is too many for this machine, on which this process"
-            f" may use {there} core{'s' * (there > 1)}. Leave it out, or set it to at most"
-            f" {THREADS_PER_CORE * there}."
+            f"{cause} needs the package `ray`, which is not installed: pip install 'flbench[tune]'"
         )
+    if elsewhere or (has_workers and is_ray_worker()):
+        from flbench.workers.ray_cluster import device_there  # importing Ray takes a second
+
+        return asked.altered(device=device_there(asked.device, address, key))
     device = find_device(asked.device)
     if has_workers:  # they would say so after their start
         check_precision(asked, device)

@@ -35,21 +35,23 @@ def check_keys(config: Config) -> None:
     Args:
         config: Configuration of the run.
     """
-    if config.train.optimizer != OptimizerConfig():
-        raise ConfigError(
-            "`train.optimizer` is set, but with `model.lightning` the module's"
-            " configure_optimizers makes the optimizer. Leave the section out."
-        )
-    if config.evaluation.adapt.finetune_lr is not None:
-        raise ConfigError(
-            "`evaluation.adapt.finetune_lr` is set, but with `model.lightning` the module's"
-            " configure_optimizers makes the optimizer. Leave it out."
-        )
-    if config.train.terms:
-        raise ConfigError(
-            "`train.terms` add to a cross entropy, but with `model.lightning` the module's"
-            " training_step computes the loss. Add the terms there."
-        )
+    for key, is_set, instead in (
+        (
+            "train.optimizer",
+            config.train.optimizer != OptimizerConfig(),
+            "the module's configure_optimizers makes the optimizer",
+        ),
+        (
+            "evaluation.adapt.finetune_lr",
+            config.evaluation.adapt.finetune_lr is not None,
+            "the module's configure_optimizers makes the optimizer",
+        ),
+        ("train.terms", bool(config.train.terms), "the module's training_step computes the loss"),
+    ):
+        if is_set:
+            raise ConfigError(
+                f"`{key}` is set, but with `model.lightning` {instead}. Leave it out."
+            )
 
 
 def by_module(program: LocalProgram, setting: Setting) -> LocalProgram:

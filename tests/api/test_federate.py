@@ -413,7 +413,7 @@ def fails(self, batch, batch_idx):
         (Lit, {"method": "fedper", "head": "top"}, "has no submodule `top`"),
         (Lit, {"engine": "vectorized"}, "`engine.name=vectorized` cannot train Lit"),
         (Lit, {"train": {"optimizer": {"lr": 0.1}}}, "`train.optimizer` is set"),
-        (Lit, {"train": {"terms": ["focal"]}}, "`train.terms` add to a cross entropy"),
+        (Lit, {"train": {"terms": ["focal"]}}, "`train.terms` is set"),
         (Lit, {"model": Lit}, "here it is `module`"),
         (nn.Linear(3, 10), {}, "Linear is no LightningModule"),
         ("mlp", {}, "must be an import path"),

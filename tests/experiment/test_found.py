@@ -9,7 +9,7 @@ from flbench.config.schema import Config
 from flbench.config.sources import from_overrides, from_values, leaves
 from flbench.core.errors import UserError
 from flbench.core.parts import offered
-from flbench.experiment import assembly, engine_choice
+from flbench.experiment import assembly
 from tests.support import SMALL
 
 pytestmark = pytest.mark.slow
@@ -110,8 +110,8 @@ def test_auto_stacks_clients_of_small_nets_without_convolutions(keys, expected):
 def test_auto_stacks_clients_of_all_nets_on_a_gpu():
     engine = Config().engine.altered(device="cuda:0")
 
-    assert engine_choice.stacks(engine, nn.Conv2d(3, 64, 3))
-    assert not engine_choice.stacks(engine.altered(device="cpu"), nn.Conv2d(3, 64, 3))
+    assert assembly.auto_stacks(engine, nn.Conv2d(3, 64, 3))
+    assert not assembly.auto_stacks(engine.altered(device="cpu"), nn.Conv2d(3, 64, 3))
 
 
 class Cells(nn.GRU):

@@ -782,11 +782,6 @@ def test_one_thread_is_the_default_on_every_machine(monkeypatch, engine):
     assert find_engine(config_of("engine.threads=2").engine).threads == 2
 
 
-def test_too_many_threads_are_refused():
-    with pytest.raises(ConfigError, match=r"`engine\.threads`=99999 is too many"):
-        find_engine(config_of("engine.threads=99999").engine)
-
-
 def test_resume_refuses_other_data_than_the_run_began_with(tmp_path):
     data = write_npz(tmp_path / "x.npz")
     folder = interrupted_run(tmp_path / "runs", "algorithm=fedavg", f"data.path={data}")
