@@ -54,11 +54,11 @@ class Callback:
     def on_run_start(self, run: RunView) -> None:
         """The run begins or resumes.
 
-        An object can serve several runs, one after the other. What it remembers of the run before
-        must be reset here, unless `load_state_dict` was called just before.
+        An object can serve several runs, one after the other: what it remembers of the run before
+        is reset here if `run.round` is 0.
 
         Args:
-            run: The run. `run.round` is above 0 if it resumes.
+            run: The run. `run.round` is above 0 if it resumes; `load_state_dict` was called before.
         """
 
     def on_round_end(self, run: RunView, metrics: Mapping[str, float]) -> None:

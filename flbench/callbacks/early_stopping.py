@@ -1,6 +1,6 @@
 """Stops a run when a metric does not improve any more."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 from flbench.callbacks.base import Callback
@@ -11,8 +11,6 @@ from flbench.core.names import SUFFIXES
 from flbench.metrics import probability_names, ranking_names
 from flbench.results.summary import SHARES
 
-EVALUATED: Final = ("validation", "test", "common")
-SPLITS: Final = ("train", "log", "server", *EVALUATED)
 DEFAULT_METRIC: Final = EarlyStoppingConfig().metric
 LESS_IS_BETTER: Final = frozenset({"loss", *probability_names.LESS_IS_BETTER})
 MORE_IS_BETTER: Final = (
@@ -60,50 +58,24 @@ class EarlyStopping(Callback):
         if mode not in ("max", "min", None):
             raise ConfigError(f"EarlyStopping: `mode` must be max or min, got {mode!r}.")
         self.metric, self.patience, self.min_delta, self.mode = metric, patience, min_delta, mode
-        self._is_resumed = False
         self._mode = mode
         self._forget()
 
     def requires(self, config: Config, parts: Sequence[str]) -> Sequence[str]:
-        split, name = self.metric.partition("/")[0], self.metric.rpartition("/")[2]
-        if "/" not in self.metric or split not in SPLITS:
-            return (
-                f"EarlyStopping: the metric `{self.metric}` does not begin with a split."
-                f"{did_you_mean(split, SPLITS)} Write split/protocol/metric, such as"
-                f" {DEFAULT_METRIC}; the splits are {', '.join(SPLITS)}.",
-            )
-        reason = self._why_never(config, parts) if split in EVALUATED else None
-        if reason is not None:
-            return (f"EarlyStopping: the metric `{self.metric}` is never computed: {reason}.",)
         self._mode = self.mode or self._known_mode()
-        if self._mode is None:
-            hint = did_you_mean(name, LESS_IS_BETTER | MORE_IS_BETTER)
-            return (
-                "EarlyStopping: it is not known whether larger values of the metric"
-                f" `{self.metric}` are better.{hint} Set mode to max or min.",
-            )
-        return ()
-
-    def _why_never(self, config: Config, parts: Sequence[str]) -> str | None:
-        """Return why no evaluation of the run computes the metric; None if that is not known."""
-        split, name = self.metric.partition("/")[0], self.metric.rpartition("/")[2]
-        if split not in parts:
-            return f"the partition has no samples for `{split}` (partition.split, partition.pool)"
-        own = config.evaluation.metrics or {}
-        if not config.has_classes and name not in _columns(own):
-            return (
-                f"the targets are not classes, and are judged by {', '.join(own)}. Watch"
-                f" validation/personal/{config.evaluation.best.column}"
-            )
-        if name in probability_names.NAMES_WITH_MEANS and not config.evaluation.probabilities:
-            return "it needs evaluation.probabilities=true"
-        return None
+        if self._mode is not None:
+            return ()
+        hint = did_you_mean(self.metric.rpartition("/")[2], LESS_IS_BETTER | MORE_IS_BETTER)
+        return (
+            "EarlyStopping: it is not known whether larger values of the metric"
+            f" `{self.metric}` are better.{hint} Set mode to max or min.",
+        )
 
     def _known_mode(self) -> Literal["max", "min"] | None:
         """Return which values of the metric are better, as far as its name or the user says it."""
         split, name = self.metric.partition("/")[0], self.metric.rpartition("/")[2]
         for one in self.own_metrics:
-            if name in _columns([one.name]):
+            if name in {f"{one.name}{end}" for end in ("", *SUFFIXES)}:
                 return one.direction
         if name in LESS_IS_BETTER or (split == "log" and name.endswith("loss")):
             return "min"
@@ -116,9 +88,8 @@ class EarlyStopping(Callback):
         self._waited = 0  # values since the best one
 
     def on_run_start(self, run: RunView) -> None:
-        if not self._is_resumed:  # the object may have served another run before
+        if run.round == 0:  # the object may have served another run before
             self._forget()
-        self._is_resumed = False
         split = self.metric.partition("/")[0]
         if split in ("test", "common"):
             run.note(
@@ -136,7 +107,8 @@ class EarlyStopping(Callback):
                 f"EarlyStopping: the metric `{self.metric}` was not computed in the first"
                 f" {run.round} rounds, so it would never stop the run."
                 f"{did_you_mean(self.metric, run.metrics)} Metrics there:"
-                f" {', '.join(run.metrics)}. For the common test set, set evaluation.common.every."
+                f" {', '.join(run.metrics)}. The common test set needs evaluation.common.every, and"
+                " metrics of probabilities need evaluation.probabilities=true."
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -145,7 +117,6 @@ class EarlyStopping(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._best, self._best_round = state["best"], state["best_round"]
         self._waited = state["waited"]
-        self._is_resumed = True
 
     def _watch(self, run: RunView, metrics: Mapping[str, float], unit: str) -> None:
         """Compare a new value of the metric, if there is one, with the best so far."""
@@ -171,8 +142,3 @@ class EarlyStopping(Callback):
         if self._mode == "max":
             return value > self._best + self.min_delta
         return value < self._best - self.min_delta
-
-
-def _columns(metrics: Iterable[str]) -> set[str]:
-    """Return the names that metrics of the user, and their statistics, have in metrics.csv."""
-    return {f"{name}{end}" for name in metrics for end in ("", *SUFFIXES)}

@@ -1,9 +1,7 @@
 """Sends the metrics of a run to Lightning's loggers."""
 
 import re
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
@@ -62,13 +60,14 @@ class LoggerCallback(Callback):
             # are computed again with the same values, and the logger has them already.
             self._sent = sent
             return
-        if self._before and self._before["log"] == self._log() and not _is_csv(self.logger):
+        # A CSVLogger empties the file of an earlier object. Its class need not be imported here.
+        is_csv = any(kind.__name__ == "CSVLogger" for kind in type(self.logger).__mro__)
+        if self._before and self._before["log"] == self._log() and not is_csv:
             self._sent = self._before["rows"]
             return
         self._sent = 0
-        with _without_warning_of_csv(bool(run.rows)):
-            self.logger.log_hyperparams(_parameters(run))
-            self._send(run)
+        self.logger.log_hyperparams(_parameters(run))
+        self._send(run)
         self.logger.save()
 
     def on_round_end(self, run: RunView, metrics: Mapping[str, float]) -> None:
@@ -110,11 +109,6 @@ class LoggerCallback(Callback):
         _SENT[self.logger] = (run.path, self._sent)
 
 
-def _is_csv(logger: Logger) -> bool:
-    """Return whether a logger is a CSVLogger, whose classes need not be imported for this."""
-    return any(kind.__name__ == "CSVLogger" for kind in type(logger).__mro__)
-
-
 def _parameters(run: RunView) -> dict[str, Any]:
     """Return the values of a run's configuration, and those of the user's module, by dotted keys.
 
@@ -123,12 +117,3 @@ def _parameters(run: RunView) -> dict[str, Any]:
     left_out = (*LEFT_OUT, "train.optimizer.") if run.module else LEFT_OUT
     flat = leaves(run.config.tree()) | leaves({"module": dict(run.module)})
     return {key: value for key, value in flat.items() if not key.startswith(left_out)}
-
-
-@contextmanager
-def _without_warning_of_csv(resumed: bool) -> Iterator[None]:
-    """Ignore CSVLogger's warning that it empties its file, if all its rows are written again."""
-    with warnings.catch_warnings():
-        if resumed:
-            warnings.filterwarnings("ignore", message="Experiment logs directory")
-        yield

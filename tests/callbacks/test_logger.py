@@ -116,6 +116,7 @@ def test_csv_logger_has_all_metrics_and_parameters(tmp_path):
     assert parameters == {key: value for key, value in flat.items() if not key.startswith(left_out)}
 
 
+@pytest.mark.filterwarnings("ignore:Experiment logs directory")
 @pytest.mark.parametrize("version", [0, None])
 def test_csv_logger_is_complete_after_a_resume(tmp_path, version):
     """Also with a new version, which does not have the file of the interrupted run."""
