@@ -31,9 +31,11 @@ class Log:
         if hasattr(value, "compute"):
             self._metrics[name] = value
             return
-        if not isinstance(value, Tensor):  # a tensor of float32 would have fewer digits
-            value = torch.tensor(float(value), dtype=torch.float64)
-        self._values.setdefault(name, []).append(value.detach().to(torch.float64).reshape(()))
+        try:
+            number = torch.as_tensor(value, dtype=torch.float64).detach().reshape(())
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise ConfigError(f"self.log({name!r}, {value!r}): log one number.") from error
+        self._values.setdefault(name, []).append(number)
 
     def end_phase(self) -> None:
         """Add the values of metrics, which have seen the whole phase."""

@@ -83,23 +83,32 @@ class ClientModule(LightningModule):
         self.recordings = [Recording(statistic) for statistic in phase.record]
         self._hook_gradients: tuple[Tensor, ...] = ()
 
-    def forward(self, x: Tensor) -> Outputs:
-        """Return the net's outputs for inputs x [B, ...], with `phase.weights` if it is given."""
-        if self.phase.weights is None:
+    def forward(self, x: Tensor, leaves: Tree | None = None) -> Outputs:
+        """Return the net's outputs for inputs x [B, ...], with `phase.weights` if it is given.
+
+        Args:
+            x: Inputs.
+            leaves: Other values of the leaves; None takes those of the client.
+        """
+        if self.phase.weights is not None:
+            here = self.leaves if leaves is None else leaves
+            return call(self.net, self.phase.weights(here, self.ctx), x)
+        if leaves is None:
             outputs: Outputs = self.net(x)
             return outputs
-        return call(self.net, self.phase.weights(self.leaves, self.ctx), x)
+        own = [*self.net.named_parameters(), *self.net.named_buffers()]
+        return call(self.net, {name: leaves[name] for name, _ in own}, x)
 
-    def step_context(self, batch: Batch) -> StepContext:
-        """Return what loss terms and Statistics read in the step on this batch."""
-        return make_step_context(
-            self.net, partial(self.forward, batch.x), batch, self.ctx, self.leaves, self.start
-        )
+    def step_context(self, batch: Batch, leaves: Tree | None = None) -> StepContext:
+        """Return what loss terms and Statistics read in the step on this batch.
 
-    def context_at(self, leaves: Tree, batch: Batch) -> StepContext:
-        """Return what loss terms read in a step on this batch with other values of the leaves."""
-        forward = partial(self._forward_with, leaves, batch.x)
-        return make_step_context(self.net, forward, batch, self.ctx, leaves, self.start)
+        Args:
+            batch: The samples.
+            leaves: Other values of the leaves; None takes those of the client.
+        """
+        forward = partial(self.forward, batch.x, leaves)
+        here = self.leaves if leaves is None else leaves
+        return make_step_context(self.net, forward, batch, self.ctx, here, self.start)
 
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:
         """Return the phase's loss on a batch, 0-dim; recorded Statistics are put in `recorded`.
@@ -197,27 +206,10 @@ class ClientModule(LightningModule):
         if self.phase.clip is not None:
             nn.utils.clip_grad_norm_(list(self.trained.values()), self.phase.clip)
 
-    # What is below is used by engines only, around what a module of the user does.
-
     @property
     def should_stop(self) -> bool:
         """Whether the phase ends before its next step: never, if its own limits do not say so."""
         return False
-
-    def begin_phase(self) -> None:
-        """Do nothing before the first epoch, also for a client without a batch."""
-
-    def begin_epoch(self, number: int) -> None:
-        """Do nothing at the beginning of an epoch that has a batch; epochs count from 0."""
-
-    def end_step(self, batch: Batch, loss: Tensor) -> None:
-        """Do nothing after an optimizer step with this loss, 0-dim and detached."""
-
-    def end_epoch(self, number: int) -> None:
-        """Do nothing after an epoch that has a batch; epochs count from 0."""
-
-    def end_phase(self) -> None:
-        """Do nothing at the end of the phase."""
 
     # The hooks below are called by Lightning's Trainer only. Engines do the same in their loops.
 
@@ -246,7 +238,7 @@ class ClientModule(LightningModule):
 
         def grad(parameters: Tree, batch: Batch) -> Tree:
             here = {name: value.detach().requires_grad_() for name, value in parameters.items()}
-            context = self.context_at({**self.leaves, **here}, batch)
+            context = self.step_context(batch, {**self.leaves, **here})
             with torch.enable_grad(), torch.autocast(device, dtype, enabled):
                 loss = local_loss(terms, context)
             losses.append(loss.detach())
@@ -261,10 +253,3 @@ class ClientModule(LightningModule):
             gradient = hook(grad, parameters, batch, self.ctx)
         self._hook_gradients = tuple(gradient[name].detach() for name in self.trained)
         return losses[0] if losses else batch.x.new_zeros(())
-
-    def _forward_with(self, leaves: Tree, x: Tensor) -> Outputs:
-        """Return the net's outputs for x [B, ...] with other values of the leaves."""
-        if self.phase.weights is not None:
-            return call(self.net, self.phase.weights(leaves, self.ctx), x)
-        own = [*self.net.named_parameters(), *self.net.named_buffers()]
-        return call(self.net, {name: leaves[name] for name, _ in own}, x)

@@ -8,7 +8,8 @@ bit for bit in float64.
 
 import math
 from collections.abc import Callable, Collection
-from functools import partial
+from contextlib import nullcontext
+from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,9 +21,9 @@ from flbench.client.logged import Log
 from flbench.client.module import ClientModule
 from flbench.client.own_optimizer import Schedule, described, learning_rates, parse, retarget
 from flbench.client.program import Phase
-from flbench.core.errors import ConfigError, RunError, UserError
+from flbench.core.errors import ConfigError
 from flbench.core.lightning import is_param_in_hook_signature
-from flbench.core.raised import calling, user_line
+from flbench.core.raised import as_errors, calling
 from flbench.core.types import Batch, Outputs, StepContext, Tree
 from flbench.models import fixed
 from flbench.models.lightning_head import Call, features_of, recorded
@@ -31,11 +32,6 @@ from flbench.models.lightning_net import LightningNet
 
 Pack = Callable[[Tensor, Tensor, Any], Any]
 """(inputs [B, ...], labels [B], rows [B] of the data set) -> the batch that a module gets."""
-
-
-def pair(x: Tensor, y: Tensor, rows: Any) -> Any:
-    """Return a batch as the pair (inputs, labels)."""
-    return x, y
 
 
 class OwnModule(ClientModule):
@@ -73,7 +69,7 @@ class OwnModule(ClientModule):
         position: SimpleNamespace,
         factor: float,
         log: Log,
-        pack: Pack = pair,
+        pack: Pack,
     ) -> None:
         super().__init__(net, phase, leaves, start, ctx)
         self.writes_gradients = True  # the user's optimizer may do so
@@ -101,16 +97,15 @@ class OwnModule(ClientModule):
         """Whether the module has set `trainer.should_stop`."""
         return bool(self._trainer_of_module.should_stop)
 
-    def step_context(self, batch: Batch) -> StepContext:
+    def step_context(self, batch: Batch, leaves: Tree | None = None) -> StepContext:
         """Return what loss terms and Statistics read in the step on this batch.
 
         Outputs are those of the forward pass in which `training_step` computes the loss.
         """
-        return self._context(batch, self.leaves, self._weights_of_step(self.leaves))
-
-    def context_at(self, leaves: Tree, batch: Batch) -> StepContext:
-        """Return what loss terms read in a step on this batch with other values of the leaves."""
-        weights = self._weights_of_step(leaves)
+        here = self.leaves if leaves is None else leaves
+        weights = None if self.phase.weights is None else self.phase.weights(here, self.ctx)
+        if leaves is None:
+            return self._context(batch, here, weights)
         if weights is None:
             own = [*self.net.named_parameters(), *self.net.named_buffers()]
             weights = {name: leaves[name] for name, _ in own if name in leaves}
@@ -159,10 +154,6 @@ class OwnModule(ClientModule):
         return make_step_context(
             self.net, step.outputs, batch, self.ctx, leaves, self.start, task=step.loss
         )
-
-    def _weights_of_step(self, leaves: Tree) -> Tree | None:
-        """Return what takes the place of the module's leaves in a step; None if nothing does."""
-        return None if self.phase.weights is None else self.phase.weights(leaves, self.ctx)
 
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:
         """Return the phase's loss on a batch, 0-dim: the module's own, and the method's terms."""
@@ -265,13 +256,14 @@ class OwnModule(ClientModule):
         known = {id(leaf) for leaf in self.leaves.values()}
         return weights if all(id(leaf) in known for leaf in weights.values()) else None
 
-    def begin_phase(self) -> None:
+    # The engine calls the hooks below where a Trainer calls them.
+
+    def on_fit_start(self) -> None:
         """Call the module's hook before the training, also for a client without a batch."""
         self._hook("on_fit_start")
 
-    def begin_epoch(self, number: int) -> None:
+    def on_train_epoch_start(self) -> None:
         """Call the module's hooks at the beginning of an epoch that has a batch."""
-        self._trainer_of_module.current_epoch = number
         if not self._has_started:
             self._has_started = True
             self._hook("on_train_start")
@@ -279,26 +271,26 @@ class OwnModule(ClientModule):
             self._is_in_epoch = True
             self._hook("on_train_epoch_start")
 
-    def end_step(self, batch: Batch, loss: Tensor) -> None:
+    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
         """Advance schedulers and call the module's hook after an optimizer step."""
         position = self._trainer_of_module
         position.global_step += 1
         cure = "Give it self.trainer.estimated_stepping_batches as its number of steps."
         with calling(f"{self.net.title}: the scheduler", cure):
             for schedule in self.schedules:
-                schedule.advance("step", self._batch_idx)
-                if self._batch_idx + 1 == self.batches_per_epoch:  # as a Trainer, before the hooks
+                schedule.advance("step", batch_idx)
+                if batch_idx + 1 == self.batches_per_epoch:  # as a Trainer, before the hooks
                     schedule.advance("epoch", position.current_epoch)
-        self._hook("on_train_batch_end", {"loss": loss}, self._packed(batch), self._batch_idx)
+        self._hook("on_train_batch_end", {"loss": outputs}, self._packed(batch), batch_idx)
 
-    def end_epoch(self, number: int) -> None:
+    def on_train_epoch_end(self) -> None:
         """Call the module's hook after an epoch."""
         if self._is_in_epoch:
             self._is_in_epoch = False
             self._hook("on_train_epoch_end")
-            self._trainer_of_module.current_epoch = number + 1
+            self._trainer_of_module.current_epoch += 1
 
-    def end_phase(self) -> None:
+    def on_fit_end(self) -> None:
         """Call the module's last hooks."""
         if self._has_started:
             self._hook("on_train_end")
@@ -353,27 +345,13 @@ class OwnModule(ClientModule):
         return self._call_with(self._weights(), name, *arguments)
 
     def _call_with(self, weights: Tree | None, name: str, *arguments: Any) -> Any:
-        """Return what a method of the user's module returns with these weights.
-
-        Raises:
-            ConfigError: It raised an exception, with the line of code in the message.
-        """
+        """Return what a method of the user's module returns with these weights."""
         call = partial(getattr(self.net.module, name), *arguments)
-        try:
+        with as_errors(f"{self.net.title}.{name}"):
             if weights is None:
                 return call()
-            return torch.func.functional_call(
-                _Call(self.net, call), {f"net.{key}": leaf for key, leaf in weights.items()}, ()
-            )
-        except (UserError, RunError):
-            raise
-        except Exception as error:
-            if "out of memory" in str(error):
-                raise
-            raise ConfigError(
-                f"{self.net.title}.{name} raised {type(error).__name__}: {error}"
-                f"{user_line(error)}. Correct the module."
-            ) from error
+            given = {f"net.{key}": leaf for key, leaf in weights.items()}
+            return torch.func.functional_call(_Call(self.net, call), given, ())
 
 
 class _OwnStep:
@@ -389,18 +367,17 @@ class _OwnStep:
         self._net = net
         self._step = step
         self._rows = rows
-        self._loss: Tensor | None = None
-        self._calls: list[Call] = []
+
+    @cached_property
+    def _result(self) -> tuple[Tensor, list[Call]]:
+        """The loss, 0-dim, and the calls of the head; the training step is called once."""
+        has_head = self._net.no_features is None
+        with recorded(self._net.head_module()) if has_head else nullcontext([]) as calls:
+            return self._step(), calls
 
     def loss(self) -> Tensor:
-        """Return the loss, 0-dim; the training step is called once."""
-        if self._loss is None:
-            if self._net.no_features is not None:
-                self._loss = self._step()
-            else:
-                with recorded(self._net.head_module()) as self._calls:
-                    self._loss = self._step()
-        return self._loss
+        """Return the loss, 0-dim."""
+        return self._result[0]
 
     def outputs(self) -> Outputs:
         """Return features [B, D] and logits [B, C]: inputs and outputs of the head in this step.
@@ -408,9 +385,8 @@ class _OwnStep:
         Raises:
             ConfigError: The training step has not called the head with all samples.
         """
-        self.loss()
-        what = f"{self._net.title}.training_step"
-        return Outputs(*features_of(self._calls, self._rows, what, self._net.head))
+        what, calls = f"{self._net.title}.training_step", self._result[1]
+        return Outputs(*features_of(calls, self._rows, what, self._net.head))
 
 
 class _Call(nn.Module):

@@ -71,7 +71,7 @@ class Training:
             (cap,), torch.nan, dtype=torch.float64, device=self._environment.device
         )  # [epochs]
         sums: list[Tensor] = []
-        module.begin_phase()
+        module.on_fit_start()
         for number in range(cap):
             if module.should_stop:
                 break
@@ -79,7 +79,7 @@ class Training:
             if phase.until is not None and bool(phase.until(means, done, module.ctx)):
                 break
             before = self.steps
-            total = self._epoch(number)
+            total = self._epoch()
             if total is None:
                 break
             sums.append(total)
@@ -90,7 +90,7 @@ class Training:
             self._record_padded_row()
         for recording in module.recordings:
             recording.finish(module.leaves, module.ctx)
-        module.end_phase()
+        module.on_fit_end()
         for leaf in module.trained.values():
             leaf.requires_grad_(False)
             leaf.grad = None
@@ -110,22 +110,22 @@ class Training:
             return True
         return self._phase.steps is not None and self.steps >= self._phase.steps
 
-    def _epoch(self, number: int) -> Tensor | None:
+    def _epoch(self) -> Tensor | None:
         """Train for an epoch; return the sum of its losses, or None if it takes no step."""
         total: Tensor | None = None
         for index, batch in enumerate(self._batches):
             if index == 0:
-                self._module.begin_epoch(number)
+                self._module.on_train_epoch_start()
                 if self._module.should_stop:
                     break
             loss = self._step(batch, index)
             total = loss if total is None else total + loss
             self.steps += 1
-            self._module.end_step(batch, loss)
+            self._module.on_train_batch_end(loss, batch, index)
             if self._is_over():
                 break
         if total is not None or self._module.should_stop:
-            self._module.end_epoch(number)
+            self._module.on_train_epoch_end()
         return total
 
     def _step(self, batch: Batch, index: int) -> Tensor:
