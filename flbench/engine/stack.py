@@ -241,8 +241,7 @@ class Stack:
         """Compute a Statistic over each client's samples and write the results into ctx.
 
         Raises:
-            ValueError: The Statistic concatenates rows that cannot be padded with NaN, and clients
-                have different numbers of samples.
+            ValueError: See `StackedRecording.merge`.
         """
         env, draw = self.environment, self.settings.draw
         rows = [env.federation.rows(statistic.samples, int(client), draw) for client in self.ids]
@@ -253,44 +252,17 @@ class Stack:
         rows, sizes = [rows[k] for k in order], sizes[order]
         # A client without samples gets one padded row, which does not count.
         longest = max(1, int(sizes[0]))
-        reduced: Tree = {}  # [K, ...] each
-        parts: dict[str, list[Tensor]] = {}  # [K, rows, ...] each, to be concatenated
+        recording = StackedRecording(statistic)
         begin = 0
         with torch.no_grad(), mode(env.net, train=False):
             while begin < longest:
                 count = int((sizes > begin).sum()) if begin else len(self)
                 end = begin + max(1, STATISTIC_BATCH // count)
                 batch = self._padded_batch(rows[:count], begin, min(end, longest))
-                new = self.vmap_clients(
-                    partial(self.observe, statistic),
-                    batch,
-                    count=count,
-                )
-                for key, value in new.items():
-                    reduction = statistic.reduction(key)
-                    if reduction == "rows":
-                        part = _padded_rows(statistic, key, value, sizes)
-                        parts.setdefault(key, []).append(part.clone())
-                    elif key not in reduced:
-                        reduced[key] = value.clone()  # vmap may return one expanded value
-                    else:
-                        before = reduced[key][:count]
-                        reduced[key][:count] = REDUCTIONS[reduction](before, value)
+                tensors = self.vmap_clients(partial(self.observe, statistic), batch, count=count)
+                recording.merge(tensors, sizes)
                 begin = end
-            reduced |= {key: torch.cat(pieces, dim=1) for key, pieces in parts.items()}
-            if statistic.finish is not None:
-                finish = statistic.finish
-                reduced = self.vmap_clients(
-                    lambda leaves, start, ctx, mine: finish(mine, leaves, ctx), reduced
-                )
-        self.write_ctx(statistic.name, reduced)
-
-    def write_ctx(self, name: str, result: Tree) -> None:
-        """Write a Statistic's result, [K, ...] each, into ctx under the names `NAME.KEY`."""
-        named: Tree = {}
-        merge_context(named, name, result)
-        for key, value in named.items():
-            self.ctx.put(key, value, stacked=True)
+            recording.finish(self)
 
     def run_transform(self, step: Transform) -> None:
         """Replace leaves by what a Transform returns."""
@@ -346,6 +318,62 @@ class Stack:
         chosen = torch.from_numpy(index).to(device)
         mask = torch.from_numpy(real).to(device)
         return self.inputs(chosen), self.environment.federation.y[chosen], mask, chosen
+
+
+class StackedRecording:
+    """The running reduction of one Statistic over the batches of a stack; see `Recording`.
+
+    Args:
+        statistic: The Statistic.
+    """
+
+    def __init__(self, statistic: Statistic) -> None:
+        self.statistic = statistic
+        self._reduced: Tree = {}  # [K, ...] each
+        self._rows: dict[str, list[Tensor]] = {}  # [K, rows, ...] each, to be concatenated
+
+    def merge(self, tensors: Tree, sizes: NDArray[np.int64] | None = None) -> None:
+        """Reduce tensors [count, ...] of the first clients with those of the batches before.
+
+        Args:
+            tensors: The tensors of a batch; the first batch is one of all clients.
+            sizes: Numbers of samples [K] of all clients; None for batches of a training.
+
+        Raises:
+            ValueError: Rows of a training are concatenated, or rows that cannot be padded with NaN
+                although clients have different numbers of samples.
+        """
+        for key, value in tensors.items():
+            reduction = self.statistic.reduction(key)
+            if reduction == "rows":
+                if sizes is None:
+                    raise ValueError(
+                        f"the Statistic `{self.statistic.name}` concatenates rows (reduce=rows),"
+                        " which engine.name=vectorized cannot record. Use engine.name=sequential."
+                    )
+                part = _padded_rows(self.statistic, key, value, sizes)
+                self._rows.setdefault(key, []).append(part.clone())
+            elif key not in self._reduced:
+                self._reduced[key] = value.clone()  # it may be expanded, or a leaf
+            else:
+                mine = self._reduced[key][: len(value)]
+                self._reduced[key][: len(value)] = REDUCTIONS[reduction](mine, value)
+
+    def reorder(self, order: Tensor) -> None:
+        """Put the clients in another order; `order` [K] has the old position of each client."""
+        self._reduced = {key: value[order] for key, value in self._reduced.items()}
+
+    def finish(self, stack: Stack) -> None:
+        """Write the result, [K, ...] each, into ctx under the names `NAME.KEY`."""
+        result = self._reduced | {key: torch.cat(some, dim=1) for key, some in self._rows.items()}
+        if (finish := self.statistic.finish) is not None:
+            result = stack.vmap_clients(
+                lambda leaves, start, ctx, mine: finish(mine, leaves, ctx), result
+            )
+        named: Tree = {}
+        merge_context(named, self.statistic.name, result)
+        for key, value in named.items():
+            stack.ctx.put(key, value, stacked=True)
 
 
 def _padded_rows(statistic: Statistic, key: str, value: Tensor, sizes: NDArray[np.int64]) -> Tensor:

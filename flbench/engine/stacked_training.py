@@ -22,8 +22,7 @@ from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from flbench.client.forward import freeze_statistics, is_buffer, mode, never_trained
-from flbench.client.program import Phase, Statistic, most_epochs
-from flbench.client.recording import REDUCTIONS
+from flbench.client.program import Phase, most_epochs
 from flbench.client.step import local_loss, make_optimizer
 from flbench.client.tensor_names import untrained
 from flbench.config.schema import OptimizerConfig
@@ -31,7 +30,7 @@ from flbench.core.types import Batch, Tree
 from flbench.data.batches import PIECE
 from flbench.engine.plan import Plan
 from flbench.engine.plan import make as make_plan
-from flbench.engine.stack import Stack
+from flbench.engine.stack import Stack, StackedRecording
 
 
 def train(stack: Stack, phase: Phase) -> tuple[int, int]:
@@ -104,7 +103,7 @@ class _StackedPhase:
         self._stack, self._phase, self._plan = stack, phase, plan
         self._names, self._moving = names, moving
         self._optimizer = optimizer
-        self._recorded: list[Tree] = [{} for _ in phase.record]
+        self._recordings = [StackedRecording(statistic) for statistic in phase.record]
         self.real = self.slots = 0
         # [K, T], 0 where a client takes no step.
         self._losses = torch.zeros(
@@ -127,15 +126,8 @@ class _StackedPhase:
             step += 1
         self._stack.steps += np.minimum(self._plan.steps, step)
         self._stack.loss += self._losses.sum(dim=1)
-        for statistic, reduced in zip(self._phase.record, self._recorded, strict=True):
-            result = reduced
-            if statistic.finish is not None:
-                finish = statistic.finish
-                result = self._stack.vmap_clients(
-                    lambda leaves, start, ctx, mine, finish=finish: finish(mine, leaves, ctx),
-                    reduced,
-                )
-            self._stack.write_ctx(statistic.name, result)
+        for recording in self._recordings:
+            recording.finish(self._stack)
 
     def _record_padded_row(self) -> None:
         """Start the reductions with one padded row, whose tensors are neutral."""
@@ -143,10 +135,9 @@ class _StackedPhase:
         row = torch.zeros(len(stack), 1, dtype=torch.int64, device=env.device)
         batch = (stack.inputs(row), env.federation.y[row], row > 0, row)  # the mask is False
         with torch.no_grad(), mode(env.net, train=False):
-            for statistic, reduced in zip(self._phase.record, self._recorded, strict=True):
-                tensors = stack.vmap_clients(partial(stack.observe, statistic), batch)
-                # Copies, because they are written to and may be leaves.
-                reduced |= {key: value.clone() for key, value in tensors.items()}
+            for one in self._recordings:
+                tensors = stack.vmap_clients(partial(stack.observe, one.statistic), batch)
+                one.merge(tensors)
 
     def _sort(self) -> None:
         """Sort the clients by their number of steps, largest first."""
@@ -157,9 +148,8 @@ class _StackedPhase:
         self._losses = self._losses[index]
         self._window = (torch.empty(0),)
         self._optimizer.reorder(index)
-        self._recorded = [
-            {k: v[index[: len(v)]] for k, v in reduced.items()} for reduced in self._recorded
-        ]
+        for recording in self._recordings:
+            recording.reorder(index)
 
     def _end_phases(self, step: int, count: int) -> bool:
         """Ask `Phase.until` for clients that begin an epoch; return whether any of them ends."""
@@ -218,8 +208,8 @@ class _StackedPhase:
             if phase.project is not None:
                 self._project(count)
             self._losses[:count, step] = loss.double()
-            for statistic, reduced, new in zip(phase.record, self._recorded, recorded, strict=True):
-                _reduce(statistic, reduced, new)
+            for recording, tensors in zip(self._recordings, recorded, strict=True):
+                recording.merge(tensors)
 
     def _gather_batches(self, step: int, count: int) -> tuple[Tensor, ...]:
         """Return x, y, mask and key [W, count, S, ...] of the W steps from this one on."""
@@ -351,19 +341,6 @@ class _StackedPhase:
 
         for name, value in stack.vmap_clients(one, count=count).items():
             stack.leaves.stacked[name][:count] = value
-
-
-def _reduce(statistic: Statistic, reduced: Tree, new: Tree) -> None:
-    """Reduce the tensors `new` [count, ...] of a step into `reduced` [K, ...], in place."""
-    for key, value in new.items():
-        reduction = statistic.reduction(key)
-        if reduction == "rows":
-            raise ValueError(
-                f"the Statistic `{statistic.name}` concatenates rows (reduce=rows), which"
-                " engine.name=vectorized cannot record. Use engine.name=sequential."
-            )
-        count = len(value)
-        reduced[key][:count] = REDUCTIONS[reduction](reduced[key][:count], value)
 
 
 def _clip(gradients: Tree, largest: float) -> None:
