@@ -103,17 +103,10 @@ class Engine(Protocol):
             ConfigError: The engine cannot run the program.
         """
 
-    def block(self, batch_size: int) -> int | None:
-        """Return how many clients are stacked at once; None if the engine does not stack clients.
-
-        Args:
-            batch_size: Samples of one step of one client.
-        """
-
     def stacked(
         self, program: LocalProgram, observe: tuple[Step, ...], batch_size: int
     ) -> int | None:
-        """Return how many clients are computed at once; 1 if each one is computed alone.
+        """Return how many clients are stacked at once; 1 if each one is computed alone.
 
         It is None if that depends on more than the clients, such as the number of GPUs.
 

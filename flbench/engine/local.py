@@ -139,10 +139,6 @@ class LocalEngine:
                 raise
         return call.run(self._engine, ids)
 
-    def block(self, batch_size: int) -> int | None:
-        """Return how many clients the engine stacks."""
-        return self._engine.block(batch_size)
-
     def stacked(
         self, program: LocalProgram, observe: tuple[Step, ...], batch_size: int
     ) -> int | None:

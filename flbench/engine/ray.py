@@ -108,10 +108,6 @@ class RayEngine:
 
         return gathered(map(trained, settings.groups(ids)), ids, settings.storage)
 
-    def block(self, batch_size: int) -> int | None:
-        """Return None: each actor decides how many clients it stacks."""
-        return None
-
     def stacked(
         self, program: LocalProgram, observe: tuple[Step, ...], batch_size: int
     ) -> int | None:

@@ -123,10 +123,6 @@ class SequentialEngine:
             self._means[part] = sum(sizes) / len(sizes)
         return self._means[part]
 
-    def block(self, batch_size: int) -> int | None:
-        """Return None: this engine does not stack clients that train."""
-        return None
-
     def stacked(self, program: LocalProgram, observe: tuple[Step, ...], batch_size: int) -> int:
         """Return `STACKED_CLIENTS` for evaluations of small models, and 1 for all else."""
         return STACKED_CLIENTS if self._can_stack(program, observe) else 1

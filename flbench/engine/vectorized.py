@@ -86,7 +86,7 @@ class VectorizedEngine:
         observe: tuple[Step, ...] = (),
     ) -> Results:
         """Train the clients in blocks; see `Engine.run`."""
-        most = self.block(settings.train.batch_size)
+        most = self.stacked(program, observe, settings.train.batch_size)
         blocks = [block for group in settings.groups(ids) for block in torch.split(group, most)]
         parts = (
             self._run(
@@ -105,13 +105,10 @@ class VectorizedEngine:
     def close(self) -> None:
         """Do nothing: this engine holds no processes."""
 
-    def block(self, batch_size: int) -> int:
-        """Return how many clients are stacked: `engine.block`, or all, if they fit into memory now.
+    def stacked(self, program: LocalProgram, observe: tuple[Step, ...], batch_size: int) -> int:
+        """Return `engine.block`, or the number of clients that fit into memory now, if it is None.
 
         Rounding depends on the number of stacked clients, so the first answer is kept.
-
-        Args:
-            batch_size: Samples of one step of one client.
         """
         if self._block is None:
             env = self._environment
@@ -124,10 +121,6 @@ class VectorizedEngine:
             fitting = int(MEMORY_SHARE * memory.free(env.device) / client)
             self._block = max(1, min(fitting, env.federation.with_new_clients().clients))
         return self._block
-
-    def stacked(self, program: LocalProgram, observe: tuple[Step, ...], batch_size: int) -> int:
-        """Return the size of a block."""
-        return self.block(batch_size)
 
     def _run(self, program: LocalProgram, stack: Stack, observe: tuple[Step, ...]) -> Results:
         """Run a local program for one block of clients; see `Engine.run`.

@@ -15,7 +15,7 @@ from flbench.algorithms.base import Rewrite, is_of_user, state_of
 from flbench.callbacks.callback_list import CallbackList
 from flbench.callbacks.run_view import Memory
 from flbench.client.forward import is_buffer
-from flbench.client.program import Phase
+from flbench.client.program import LocalProgram, Phase
 from flbench.config.schema import (
     BestConfig,
     Config,
@@ -493,8 +493,9 @@ def _engine(
         notes.append(f"engine: sequential, because clients cannot be stacked: {refusal}")
         used = used.altered(name="sequential")
         engine = build_engine(used, *given, tell=tell)
-    block = engine.block(config.train.batch_size)
-    return engine, used if block is None else used.altered(block=block), notes
+    if used.name == "vectorized":
+        used = used.altered(block=engine.stacked(LocalProgram(()), (), config.train.batch_size))
+    return engine, used, notes
 
 
 def _sentences(found: list[str] | str | None) -> list[str]:

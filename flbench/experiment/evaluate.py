@@ -25,7 +25,7 @@ from flbench.core.types import Dispatch, Info, Results, Samples, State, StepCont
 from flbench.core.wording import lower_rate
 from flbench.data.federation import Federation
 from flbench.data.schemes import Indices
-from flbench.engine.base import STACKED_SIZE, STATISTIC_BATCH, Engine, RoundSettings, gathered
+from flbench.engine.base import STATISTIC_BATCH, Engine, RoundSettings, gathered
 from flbench.experiment.communication import apply_masks
 from flbench.experiment.rounds import deployments
 from flbench.results.metrics_file import Row
@@ -643,9 +643,8 @@ class Evaluator:
         Rounding depends on which clients are stacked. Whole blocks are therefore evaluated again,
         so that a resumed run, which has kept nothing, has the same predictions.
         """
-        size = self.algorithm.setting.net.size if self.net.size is None else self.net.size
-        stacks = self.engine.block(self.algorithm.setting.train.batch_size) is not None
-        if stacks or size <= STACKED_SIZE:
+        size = self.algorithm.setting.train.batch_size
+        if self.engine.stacked(LocalProgram(()), (), size) != 1:
             changed = torch.cat([one.any().expand_as(one) for one in torch.split(changed, KEPT)])
         return changed.nonzero()[:, 0]
 
