@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy
 
 from flbench.algorithms.base import Algorithm
 from flbench.bench import roofline
+from flbench.client.loss_and_optimizer import make_optimizer
 from flbench.client.program import Phase
-from flbench.client.step import make_optimizer
 from flbench.core.rng import Draw
 from flbench.core.types import State
 from flbench.data import batches

@@ -23,9 +23,9 @@ from flbench.client.forward import (
     make_step_context,
     never_trained,
 )
+from flbench.client.loss_and_optimizer import local_loss, make_optimizer
 from flbench.client.program import Phase
 from flbench.client.recording import Recording
-from flbench.client.step import local_loss, make_optimizer
 from flbench.client.tensor_names import untrained
 from flbench.core.lightning import LightningModule
 from flbench.core.types import Batch, Outputs, StepContext, Tree

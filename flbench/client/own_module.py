@@ -8,7 +8,6 @@ bit for bit in float64.
 
 import math
 from collections.abc import Callable, Collection
-from contextlib import nullcontext
 from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any
@@ -371,8 +370,9 @@ class _OwnStep:
     @cached_property
     def _result(self) -> tuple[Tensor, list[Call]]:
         """The loss, 0-dim, and the calls of the head; the training step is called once."""
-        has_head = self._net.no_features is None
-        with recorded(self._net.head_module()) if has_head else nullcontext([]) as calls:
+        if self._net.no_features is not None:
+            return self._step(), []
+        with recorded(self._net.head_module()) as calls:
             return self._step(), calls
 
     def loss(self) -> Tensor:

@@ -15,7 +15,7 @@ from flbench.core.errors import ConfigError
 from flbench.core.rng import Draw
 from flbench.core.storage import Storage
 from flbench.core.types import Dispatch, Failure, Message, Results, Tree
-from flbench.engine.allocation import keep_freed_memory
+from flbench.engine.memory import keep_freed_memory
 from flbench.workers.nesting import has_gpu_of_ray
 
 STACKED_SIZE = 2**17

@@ -22,8 +22,8 @@ from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from flbench.client.forward import freeze_statistics, is_buffer, mode, never_trained
+from flbench.client.loss_and_optimizer import local_loss, make_optimizer
 from flbench.client.program import Phase, most_epochs
-from flbench.client.step import local_loss, make_optimizer
 from flbench.client.tensor_names import untrained
 from flbench.config.schema import OptimizerConfig
 from flbench.core.types import Batch, Tree

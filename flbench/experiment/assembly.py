@@ -186,7 +186,6 @@ class Experiment:
             net=NetTraits(
                 not may_draw_in_eval(self.net),
                 bool(self.net.__dict__.get(MIXES, False)),
-                None if self.cached is None else self.cached.size,
                 {} if self.cached is None else self.cached.held,
             ),
         )

@@ -181,13 +181,11 @@ class NetTraits:
         is_pure: Whether its outputs in eval mode depend on weights and samples alone: all of its
             code belongs to PyTorch or flbench, and it draws no random numbers.
         mixes: Whether the score of a sample depends on the other samples of its batch.
-        size: Number of scalars of the net that the engine has; None for the whole net.
         held: Values of the frozen tensors that the engine's net does not have, by name.
     """
 
     is_pure: bool = False
     mixes: bool = True
-    size: int | None = None
     held: Mapping[str, Tensor] = field(default_factory=dict)
 
 

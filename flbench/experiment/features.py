@@ -51,11 +51,6 @@ class Cached:
     held: dict[str, Tensor]
     note: str
 
-    @property
-    def size(self) -> int:
-        """Number of scalars of the parameters of `net`."""
-        return sum(parameter.numel() for parameter in self.net.parameters())
-
 
 def forget() -> None:
     """Free the outputs that are kept for the next run of this process."""

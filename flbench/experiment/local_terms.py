@@ -14,8 +14,8 @@ from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Setting
 from flbench.algorithms.shared.prototypes import CountClasses
+from flbench.client.loss_and_optimizer import local_loss
 from flbench.client.program import CrossEntropyTerm, LocalProgram, LossTerm, Phase, Statistic, Step
-from flbench.client.step import local_loss
 from flbench.config.schema import OwnTermConfig, TermConfig
 from flbench.core import parts, source_hash
 from flbench.core.errors import ConfigError

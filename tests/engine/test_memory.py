@@ -1,6 +1,10 @@
-"""Free memory as the kernel tells it, what a backward pass saves, and the stacks that follow."""
+"""Free memory, what a backward pass saves, the stacks that follow, and memory that is kept."""
 
 import gc
+import os
+import platform
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -14,6 +18,27 @@ from flbench.testing import after
 from tests.support import build
 
 GIB = 2**30
+
+ALLOCATE = """
+import ctypes, resource, sys
+from flbench.engine.memory import keep_freed_memory
+
+if sys.argv[1] == "keep" and not keep_freed_memory():
+    sys.exit("not configured")
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.malloc.argtypes, libc.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
+libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+for step in range(12):
+    if step == 2:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    blocks = [libc.malloc(2**23) for _ in range(4)]
+    for block in blocks:
+        libc.memset(block, 1, 2**23)
+    for block in blocks:
+        libc.free(block)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
 
 
 def test_groups_limit_what_is_free_and_what_the_machine_has(tmp_path, monkeypatch):
@@ -99,3 +124,59 @@ def test_small_stacks_train_as_large_ones_do(monkeypatch):
 
     for name, value in large.server.items():
         assert torch.allclose(small.server[name], value, rtol=0, atol=1e-12), name
+
+
+def page_faults(what: str) -> int:
+    """Return how often memory came anew from the operating system in ten equal steps."""
+    command = [sys.executable, "-c", ALLOCATE, what]
+    plain = {key: value for key, value in os.environ.items() if key not in memory.VARIABLES}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=plain)
+    return int(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+def test_equal_steps_need_no_new_memory():
+    kept, usual = page_faults("keep"), page_faults("usual")
+
+    assert kept < usual / 10
+
+
+@pytest.mark.parametrize("name", memory.VARIABLES)
+def test_what_the_user_has_configured_is_left_alone(name, monkeypatch):
+    monkeypatch.setenv(name, "1")
+    monkeypatch.setattr(memory.ctypes, "CDLL", None)  # a call of it would fail
+
+    assert not memory.keep_freed_memory()
+
+
+def test_another_c_library_is_left_alone(monkeypatch):
+    for name in memory.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: object())
+
+    assert not memory.keep_freed_memory()
+
+
+@pytest.mark.parametrize(
+    ("largest", "calls"),
+    [
+        (2**28, [(-3, 2**28), (-1, 2**30)]),
+        (2**25, [(-3, 2**28), (-3, 2**25), (-1, 2**30)]),
+        (0, [(-3, 2**28), (-3, 2**25)]),  # freed memory is kept only where it is used again
+    ],
+)
+def test_a_smaller_threshold_is_tried_where_glibc_refuses_a_large_one(largest, calls, monkeypatch):
+    given = []
+
+    class Library:
+        def mallopt(self, option: int, value: int) -> int:
+            given.append((option, value))
+            return int(option != memory.M_MMAP_THRESHOLD or value <= largest)
+
+    for name in memory.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: Library())
+
+    assert memory.keep_freed_memory() is (largest > 0)
+    assert given == calls
