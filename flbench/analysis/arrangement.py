@@ -32,7 +32,7 @@ from flbench.config.sources import leaves
 from flbench.core.documents import read_json
 from flbench.core.errors import UserError, did_you_mean
 from flbench.core.names import SUFFIXES
-from flbench.metrics import probability_names
+from flbench.metrics import names as metric_names
 from flbench.results.differences import CODE, SAMPLES, SOURCE, short_hashes, short_names, text_of
 from flbench.results.left_out import LeftOut
 from flbench.results.reading import StoredRun
@@ -894,7 +894,7 @@ def _targets(given: str | float | Iterable[float] | None, metric: str) -> tuple[
 
 def _check_metrics(runs: Sequence[StoredRun], metric: str, others: Sequence[str]) -> None:
     """Raise a UserError if a run does not have a metric that ranks methods, or another column."""
-    if metric in PRICES or metric in probability_names.LESS_IS_BETTER:
+    if metric in PRICES or metric in metric_names.LESS_IS_BETTER:
         raise UserError(
             f"`{metric}` ranks no methods: less is better. Name a metric first, as in"
             f" accuracy,{metric}."

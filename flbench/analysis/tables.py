@@ -20,7 +20,7 @@ from flbench.analysis import answer, new_clients, progress, scores, statistics
 from flbench.analysis.arrangement import PRICES, Arrangement, Entry, Pair
 from flbench.analysis.sampling import Sampling
 from flbench.analysis.statistics import Across, Difference
-from flbench.metrics.probability_names import LESS_IS_BETTER
+from flbench.metrics.names import LESS_IS_BETTER
 from flbench.results.summary import SHARES
 
 CLASS_SCORES: Final = {"recall": "recall", "precision": "precision", "f1": "F1"}

@@ -8,14 +8,18 @@ from flbench.callbacks.run_view import RunView
 from flbench.config.schema import Config, EarlyStoppingConfig
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.names import SUFFIXES
-from flbench.metrics import probability_names, ranking_names
+from flbench.metrics import names as metric_names
 from flbench.results.summary import SHARES
 
 DEFAULT_METRIC: Final = EarlyStoppingConfig().metric
-LESS_IS_BETTER: Final = frozenset({"loss", *probability_names.LESS_IS_BETTER})
+LESS_IS_BETTER: Final = frozenset({"loss", *metric_names.LESS_IS_BETTER})
 MORE_IS_BETTER: Final = (
     SHARES
-    | {"accuracy_group_mean", *ranking_names.NAMES_WITH_MEANS, *probability_names.NAMES_WITH_MEANS}
+    | {
+        "accuracy_group_mean",
+        *metric_names.RANKING_WITH_MEANS,
+        *metric_names.PROBABILITY_WITH_MEANS,
+    }
 ) - LESS_IS_BETTER
 
 

@@ -197,7 +197,7 @@ def metrics_of_clients(evaluation: Evaluation, part: str) -> dict[str, list[floa
     """Return the metrics [N] of the personal models on a part.
 
     For two classes `auroc` and `average_precision` are among them, and with
-    `evaluation.probabilities` those of `probability_names.NAMES`.
+    `evaluation.probabilities` those of `metric_names.PROBABILITY`.
     """
     counts = evaluation.local["personal", part]
     metrics = {name: values.tolist() for name, values in per_client(counts).items()}

@@ -13,7 +13,7 @@ from flbench.core import parts, source_hash
 from flbench.core.errors import ConfigError
 from flbench.core.names import SUFFIXES
 from flbench.core.raised import calling
-from flbench.metrics import ranking_names
+from flbench.metrics import names as metric_names
 from flbench.metrics.classification import per_client, pooled
 from flbench.metrics.confusion import ConfusionCounts
 from flbench.metrics.own import OwnMetric
@@ -94,7 +94,7 @@ def _check_name(name: str, others: Sequence[str]) -> None:
             " underscores, and not begin with a digit."
         )
     empty = ConfusionCounts.empty(clients=1, classes=2)
-    of_clients = (*per_client(empty), *ranking_names.NAMES)
+    of_clients = (*per_client(empty), *metric_names.RANKING)
     taken = {*pooled(empty), *of_clients, *OTHERS, *(f"{VALIDATION}{key}" for key in of_clients)}
     derived = (f"{VALIDATION}{name}", *(f"{name}{suffix}" for suffix in SUFFIXES))
     wrong = [one for one in (name, *derived) if one in taken]

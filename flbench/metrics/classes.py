@@ -10,7 +10,7 @@ from torch import Tensor
 from flbench.core import files
 from flbench.core.errors import ConfigError
 from flbench.core.wording import listed
-from flbench.metrics.rare_names import are_balanced
+from flbench.metrics.names import are_balanced
 
 RARE_SHARE: Final = 0.05  # rule `share`: classes with less than this share of all samples
 

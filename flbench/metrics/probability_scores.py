@@ -13,8 +13,8 @@ from torch import Tensor
 
 from flbench.metrics import ranking
 from flbench.metrics.classification import Metrics
+from flbench.metrics.names import PROBABILITY as NAMES
 from flbench.metrics.probabilities import Probabilities
-from flbench.metrics.probability_names import NAMES
 
 BINS: Final = 15
 """Bins of equal width of the expected calibration error."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flbench.metrics.classification import Metrics
-from flbench.metrics.ranking_names import NAMES
+from flbench.metrics.names import RANKING as NAMES
 
 
 @dataclass(frozen=True)

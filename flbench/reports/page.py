@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from flbench.config.sources import leaves
-from flbench.metrics import ranking_names
+from flbench.metrics import names as metric_names
 from flbench.reports import figures, tables
 from flbench.results.reading import StoredRun, client_scores
 
@@ -62,7 +62,7 @@ def _metrics(
             nested = value if isinstance(value, dict) else {"": value}
             for key, number in nested.items():
                 title = f"{name}: {key}" if key else name
-                if positive is not None and (key or name) in ranking_names.NAMES_WITH_MEANS:
+                if positive is not None and (key or name) in metric_names.RANKING_WITH_MEANS:
                     title += f" (positive class {positive})"
                 table.setdefault(title, [None] * len(moments))[column] = number
     return list(table.items())

@@ -6,16 +6,16 @@ from math import isnan
 from typing import Any, Final
 
 from flbench.core.text import in_cell, in_markdown, one_line
-from flbench.metrics import probability_names, ranking_names
+from flbench.metrics import names as metric_names
 from flbench.results.reading import VALIDATION
 
 MOST_CLIENTS: Final = 100  # rows of the table of clients
 MOST_CLASSES: Final = 100  # rows of the table of classes
 PROBABILITY_TITLES: Final = dict(
-    zip(probability_names.NAMES, ("macro AUROC", "ECE", "NLL", "Brier score"), strict=True)
+    zip(metric_names.PROBABILITY, ("macro AUROC", "ECE", "NLL", "Brier score"), strict=True)
 )
 """Titles of metrics of predicted probabilities, by name."""
-RANKING_TITLES: Final = dict(zip(ranking_names.NAMES, ("AUROC", "average precision"), strict=True))
+RANKING_TITLES: Final = dict(zip(metric_names.RANKING, ("AUROC", "average precision"), strict=True))
 """Column headers of the metrics for two classes; tables have them if their runs do."""
 CLIENT_TITLES: Final = {
     "accuracy": "accuracy",

@@ -15,8 +15,8 @@ from flbench.core.errors import DataError, UserError, shortened
 from flbench.core.names import as_written
 from flbench.core.text import read_cell
 from flbench.core.wording import how_to_resume
-from flbench.metrics import probability_names, ranking_names
-from flbench.metrics.rare_names import are_balanced
+from flbench.metrics import names as metric_names
+from flbench.metrics.names import are_balanced
 from flbench.results import metrics_file
 from flbench.results.metrics_file import Row
 from flbench.results.summary import (
@@ -336,7 +336,7 @@ def read_clients(path: Path, scores: tuple[str, ...] = CLIENT_SCORES) -> list[di
     rows = list(csv.DictReader(StringIO(files.read_text(file)), strict=True))
     if not rows or not rows[0].get("name"):  # files of version 0.1 have no names
         return []
-    sometimes = (*ranking_names.NAMES, *probability_names.NAMES)
+    sometimes = (*metric_names.RANKING, *metric_names.PROBABILITY)
     validation = {f"{VALIDATION}{name}" for name in (*scores, *sometimes)}
     for row in rows:
         if None in row or None in row.values() or not {*CLIENT_COLUMNS, *scores} <= row.keys():

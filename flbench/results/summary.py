@@ -10,14 +10,14 @@ from flbench.config.schema import BestConfig
 from flbench.core import names
 from flbench.core.errors import shortened
 from flbench.core.text import one_line
-from flbench.metrics import rare_names
+from flbench.metrics import names as metric_names
 from flbench.results.metrics_file import MOST_BYTES, Row
 
 MOST: Final = 2**63 - 1
 """Largest seed, number of rounds, of clients, of trainings and of seconds."""
 ROUNDING: Final = 1e-6
 SHARES: Final = frozenset(
-    {"accuracy", "accuracy_mean", "balanced_accuracy", "macro_f1", *rare_names.NAMES}
+    {"accuracy", "accuracy_mean", "balanced_accuracy", "macro_f1", *metric_names.RARE}
     | {"confusable_f1", "worst10_accuracy", "auroc", "average_precision"}
 )
 """Metrics in [0, 1] of runs that classify."""

@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import Any, Final
 from urllib.parse import quote
 
-from flbench.metrics import ranking_names, rare_names
+from flbench.metrics import names as metric_names
 from flbench.tracking import mlflow_charts
 from flbench.tracking.mlflow_charts import Section, bars, folded, parallel_coordinates
 
@@ -210,8 +210,8 @@ def _metrics(names: Collection[str], first: str = ACCURACY) -> tuple[str, ...]:
             is known.
         first: The metric that comes first.
     """
-    rare = {name for name in rare_names.NAMES if names and f"{BEST}/test/{name}" not in names}
-    ranked = [name for name in ranking_names.NAMES if f"{BEST}/test/{name}" in names]
+    rare = {name for name in metric_names.RARE if names and f"{BEST}/test/{name}" not in names}
+    ranked = [name for name in metric_names.RANKING if f"{BEST}/test/{name}" in names]
     tests = [name for name in (*METRICS, *ranked) if name not in rare]
     if not names or f"{BEST}/test/{first}" in names:
         tests = [*dict.fromkeys((first, *tests))]

@@ -27,7 +27,7 @@ from flbench.data import partition_files
 from flbench.data.federation import Federation
 from flbench.experiment import assembly, own_metrics, provenance
 from flbench.experiment.found import find_engine, on_this_machine
-from flbench.metrics import ranking_names, rare_names
+from flbench.metrics import names as metric_names
 from flbench.metrics.classes import rare_classes
 from flbench.results.study_folder import PERSONAL
 from flbench.tuning import deployments, final_partitions, fitting, library
@@ -257,14 +257,14 @@ def load(config: Config, metric: str) -> Federation:
             f" has any (partition.split={list(config.partition.split)}).{rounds} Set a share for"
             " them, such as partition.split=[0.6,0.2,0.2]."
         )
-    if metric in ranking_names.NAMES_WITH_MEANS and federation.classes != 2:
+    if metric in metric_names.RANKING_WITH_MEANS and federation.classes != 2:
         raise ConfigError(
             f"{setting('metric', metric)} is for data with two classes, and"
             f" `{federation.dataset.name}` has {federation.classes}. Choose another metric, such as"
             " accuracy or balanced_accuracy."
         )
     counts = federation.counts.sum(dim=0)
-    if metric in rare_names.NAMES and not rare_classes(counts, config.evaluation.rare)[0]:
+    if metric in metric_names.RARE and not rare_classes(counts, config.evaluation.rare)[0]:
         raise ConfigError(
             f"{setting('metric', metric)} is for data with rare classes, and"
             f" `{federation.dataset.name}` has none by evaluation.rare={config.evaluation.rare}."
@@ -419,7 +419,7 @@ def _has_own_parts(config: Config) -> bool:
 def _validation_samples(federation: Federation, config: Config, metric: str) -> int:
     """Return the number of validation samples, for metrics of rare classes of these alone."""
     rows = np.concatenate(federation.partition.parts["validation"])
-    if metric not in rare_names.NAMES:
+    if metric not in metric_names.RARE:
         return len(rows)
     rare, _ = rare_classes(federation.counts.sum(dim=0), config.evaluation.rare)
     return int(np.isin(federation.labels[rows], rare).sum())

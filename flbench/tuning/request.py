@@ -14,7 +14,7 @@ from flbench.core.names import SUFFIXES
 from flbench.core.wording import check_whole, setting
 from flbench.jobs import repetitions
 from flbench.jobs.repetitions import Vary
-from flbench.metrics import ranking_names, rare_names
+from flbench.metrics import names as metric_names
 from flbench.results.study_folder import PERSONAL
 from flbench.workers import cores
 from flbench.workers.ray_resources import Resources
@@ -23,8 +23,8 @@ Search = Literal["random", "grid", "optuna"]
 Scheduler = Literal["asha", "pbt", "none"]
 METRICS: Final = (
     *("accuracy", "accuracy_mean", "balanced_accuracy", "macro_f1"),
-    *(*rare_names.NAMES, "confusable_f1", "worst10_accuracy"),
-    *ranking_names.NAMES_WITH_MEANS,
+    *(*metric_names.RARE, "confusable_f1", "worst10_accuracy"),
+    *metric_names.RANKING_WITH_MEANS,
 )
 NO_VARY: Final = {"partition": "Final trainings with one seed of the training support no claim."}
 """What may not differ between final trainings, and why."""

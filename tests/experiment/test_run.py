@@ -978,8 +978,7 @@ def test_names_that_metrics_csv_cannot_hold_are_refused(tmp_path, monkeypatch, p
 
     assert repr(name) in str(error.value)
     assert place in str(error.value)
-    (file,) = tmp_path.rglob("metrics.csv")
-    assert file.read_text().count("\n") == 1
+    assert not list(tmp_path.rglob("metrics.csv"))
 
 
 @pytest.mark.parametrize("value", ["much", None, torch.ones(2)])

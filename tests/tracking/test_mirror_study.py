@@ -9,7 +9,7 @@ import pytest
 from filelock import FileLock
 
 from flbench.core.errors import DataError, UserError
-from flbench.metrics import ranking_names
+from flbench.metrics import names as metric_names
 from flbench.results import metrics_file, study_folder
 from flbench.tracking import follow, mlflow_names, mlflow_view
 from flbench.tuning.report import StudyReport
@@ -486,7 +486,7 @@ def test_views_have_columns_of_ranking_metrics_where_runs_have_them(ranked):
     ):
         columns = json.loads(view)["selectedColumns"]
         assert "metrics.`best/test/accuracy`" in columns
-        shown = {name for name in ranking_names.NAMES if f"metrics.`best/test/{name}`" in columns}
+        shown = {name for name in metric_names.RANKING if f"metrics.`best/test/{name}`" in columns}
         assert shown == set(ranked)
     without = SimpleNamespace(info=run.info, data=SimpleNamespace(metrics={"best/test/accuracy"}))
     assert "auroc" not in mlflow_view.latest_view([run, without])

@@ -19,7 +19,7 @@ from flbench.core.errors import UserError
 from flbench.core.tree import digest
 from flbench.data import partition_files
 from flbench.experiment import assembly, checkpoint
-from flbench.metrics import probability_names
+from flbench.metrics import names as metric_names
 from flbench.results import metrics_file
 from flbench.results.summary import best_round
 from flbench.tuning.study import (
@@ -105,7 +105,7 @@ def test_trial_trains_as_a_run_with_its_parameters(study, federation, tmp_path):
         row
         for row in metrics_file.read(path / "metrics.csv")
         if row.split in ("validation", "train", "server", "setup")
-        and (row.round == 4 or row.metric not in probability_names.NAMES_WITH_MEANS)
+        and (row.round == 4 or row.metric not in metric_names.PROBABILITY_WITH_MEANS)
     ]
     assert metrics_file.read(study / job.name / "metrics.csv") == wanted
     [loss] = [row.value for row in wanted if row[2:4] == ("personal", "nll")]

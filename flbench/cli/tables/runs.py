@@ -6,7 +6,7 @@ from rich.table import Table
 
 from flbench.cli.console import block, line, notes, titled_table, whole_table
 from flbench.core.text import one_line
-from flbench.metrics.rare_names import NAMES as RARE_METRICS
+from flbench.metrics.names import RARE as RARE_METRICS
 from flbench.reports.tables import (
     PROBABILITY_TITLES,
     RANKING_TITLES,

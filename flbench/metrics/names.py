@@ -1,10 +1,19 @@
-"""Balanced classes and the names of rare-class metrics, for modules that must not load PyTorch."""
+"""Names of metrics, and which classes are balanced, for modules that must not load PyTorch."""
 
 from collections.abc import Sequence
 from typing import Final
 
-NAMES: Final = ("rare_recall", "rare_precision", "rare_f1")
+RARE: Final = ("rare_recall", "rare_precision", "rare_f1")
 """Metrics of the rare classes, which a run without rare classes does not have."""
+RANKING: Final = ("auroc", "average_precision")
+RANKING_WITH_MEANS: Final = tuple(name for key in RANKING for name in (key, f"{key}_mean"))
+"""Metrics of a run on data with two classes: each over all samples, and as a mean over clients."""
+PROBABILITY: Final = ("auroc_macro", "ece", "nll", "brier")
+PROBABILITY_WITH_MEANS: Final = tuple(name for key in PROBABILITY for name in (key, f"{key}_mean"))
+"""Metrics of a run with `evaluation.probabilities`: over all samples, and as means over clients."""
+LESS_IS_BETTER: Final = tuple(
+    name for name in PROBABILITY_WITH_MEANS if not name.startswith("auroc")
+)
 BALANCED: Final = 1.5  # largest imbalance ratio of a balanced set, as in the data sets of KEEL
 
 
