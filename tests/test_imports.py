@@ -21,12 +21,11 @@ MAY_IMPORT = {
         "analysis/figures.py",
     },
     "ray": {
-        *(f"workers/ray_{name}.py" for name in ("cluster", "lost", "pool", "session")),
-        "workers/samples.py",
+        *("workers/ray_cluster.py", "workers/ray_pool.py", "workers/ray_session.py"),
         *(
             f"tuning/{name}.py"
             for name in (
-                *("queue", "run", "schedulers", "callbacks", "worker"),
+                *("queue", "run", "schedulers", "callbacks", "worker", "shared_federations"),
                 *("ray_space", "ray_tune", "trainable_function", "waits"),
             )
         ),

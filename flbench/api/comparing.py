@@ -416,7 +416,6 @@ def carry_on(
         if (address := changed.tree.get("engine", {}).get("address")) is not None:
             prepared = prepared.at(address)
         prepare.check_existing(prepared, folder)
-        folder.wait_for_orphans(prepared.cells, lambda note: caller.tell([note]))
         left = list(folder.unfinished(prepared.cells))
         new = [cell for cell in left if not (folder.run_folder(cell) / "config.yaml").is_file()]
         found = _reused(prepared, new, asked.reuse)

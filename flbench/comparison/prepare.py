@@ -237,9 +237,7 @@ def _resources(engine: EngineConfig, jobs: int | None, cells: int) -> Resources:
         jobs = 1
     engine = engine.altered(name="sequential", threads=threads)
     gpus = gpu_share(jobs, devices) if address is None else float(on_gpu)
-    resources = Resources(jobs, engine, gpus, RETRIES, address, CELL)
-    resources.check_cores()
-    return resources
+    return Resources(jobs, engine, gpus, RETRIES, address, CELL)
 
 
 def _gpus() -> int:

@@ -19,7 +19,7 @@ from flbench.core.types import Results
 from flbench.data.federation import Federation
 from flbench.engine import memory
 from flbench.engine.base import Dispatcher, Engine, KeptRows, RoundSettings
-from flbench.engine.worker import SENT, Call, Worker, distributed, in_order
+from flbench.engine.worker import SENT, Call, Worker, distributed
 from flbench.models.base import net_leaves
 from flbench.workers import cores
 from flbench.workers.nesting import reason_against_workers
@@ -128,10 +128,8 @@ class LocalEngine:
         size += self._bytes if program.keeps or program.sends else 0
         if len(parts) > 1 and self._pays(call, ids, size) and (pool := self._opened()) is not None:
             self._used = max(self._used, min(pool.most, len(parts)))
-            work = [float((self._federation.sizes[part] + 1).sum()) for part in parts]
             try:
-                found = distributed(pool, call, parts, work, size, self._tell)
-                return in_order(found, ids, settings.storage)
+                return distributed(pool, call, parts, self._federation.sizes, self._tell, size)
             except CouldNotBeginError as error:
                 self._stay_alone(str(error))
             except BaseException:

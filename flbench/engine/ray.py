@@ -15,8 +15,8 @@ from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError
 from flbench.core.types import Results
 from flbench.data.federation import Federation
-from flbench.engine.base import Dispatcher, KeptRows, RoundSettings, gathered
-from flbench.engine.worker import Call, Worker, distributed, in_order
+from flbench.engine.base import Dispatcher, KeptRows, RoundSettings
+from flbench.engine.worker import Call, Worker, distributed
 from flbench.workers import ray_pool
 from flbench.workers.nesting import is_elsewhere, is_ray_worker
 from flbench.workers.pool import LostError
@@ -72,8 +72,8 @@ class RayEngine:
             needs = {"CPU": 1.0, "GPU": float(self._is_on_gpu)}
             with self._driver.shared(federation.x.numpy()) as samples:
                 self._pool = RayPool(
-                    *(self._driver, Worker, [samples, rest], count, needs),
-                    *("a worker of engine.name=ray", config.wait_seconds, self._tell),
+                    *(self._driver, self._tell, Worker, [samples, rest], count, needs),
+                    *("a worker of engine.name=ray", config.wait_seconds),
                 )
         except BaseException:
             self.close()
@@ -96,17 +96,11 @@ class RayEngine:
         settings: RoundSettings,
         observe: tuple[Step, ...] = (),
     ) -> Results:
-        """Train the clients on the actors, one call each for a group; see `Engine.run`."""
-        call = Call(program, rows, dispatch, settings, observe)
-        pool = self._opened()
-
-        def trained(group: Tensor) -> Results:
-            parts, work = list(torch.split(group, 1)), self._sizes[group].tolist()
-            found = distributed(pool, call, parts, work, 0, self._tell)
-            self._used = pool.ready
-            return in_order(found, group, settings.storage)
-
-        return gathered(map(trained, settings.groups(ids)), ids, settings.storage)
+        """Train the clients on the actors; see `Engine.run`."""
+        call, pool = Call(program, rows, dispatch, settings, observe), self._opened()
+        results = distributed(pool, call, torch.split(ids, 1), self._sizes, self._tell)
+        self._used = pool.ready
+        return results
 
     def stacked(
         self, program: LocalProgram, observe: tuple[Step, ...], batch_size: int

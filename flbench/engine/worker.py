@@ -149,25 +149,27 @@ def distributed(
     pool: Pool,
     call: Call,
     parts: Sequence[Tensor],
-    work: Sequence[float],
-    size: int,
+    sizes: Tensor,
     tell: Callable[[str], None],
-) -> list[Results]:
+    sent: int = 0,
+) -> Results:
     """Train clients with the workers of a pool; those of a lost worker go to another one.
 
     Args:
         pool: The workers.
         call: What the clients train.
         parts: Ids of clients, in parts of which each one is trained by one worker.
-        work: Work of each part, such as its number of samples.
-        size: Bytes that are sent and returned for a client, about.
+        sizes: Numbers of samples of all clients.
         tell: Function that gets notes for the user.
+        sent: Bytes that are sent and returned for a client, about.
 
     Raises:
         LostError: The same clients have lost too many workers, or no worker is left.
         CouldNotBeginError: A worker could not make its engine.
     """
-    turns = max(1, -(-size * sum(map(len, parts)) // SENT))
+    ids = torch.cat(list(parts))
+    work = [float((sizes[part] + 1).sum()) for part in parts]
+    turns = max(1, -(-sent * len(ids) // SENT))
     left = deque(map(tuple, assign(work, min(len(parts), pool.most * turns))))
     losses: Counter[tuple[int, ...]] = Counter()
     found: list[Results] = []
@@ -195,7 +197,7 @@ def distributed(
                 f"a worker was lost: {one.lost} Its clients are trained again, with equal results."
             )
             left.append(one.key)
-    return found
+    return in_order(found, ids, call.settings.storage)
 
 
 def assign(work: Sequence[float], workers: int) -> list[list[int]]:

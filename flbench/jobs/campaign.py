@@ -32,8 +32,6 @@ class _Campaign:
     failures: dict[str, str]
 
     def task(self, job: Job) -> Task:
-        # A process of a driver that was killed may have begun the job since the folder was opened.
-        self.folder.wait_for_orphans([job], self.progress.note)
         path = self.folder.run_folder(job)
         return Task(path, job.layer, self.changed, self.folder.resume_command)
 

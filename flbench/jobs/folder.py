@@ -1,11 +1,10 @@
 """The folder of a campaign: a run folder for each job, and why jobs failed."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar, Final, Self
 
-from flbench.core import files
 from flbench.core.documents import read_json
 from flbench.core.errors import UserError
 from flbench.core.locked_folder import LockedFolder
@@ -14,7 +13,6 @@ from flbench.core.wording import lower_rate
 from flbench.jobs.job import Job
 from flbench.results import reading
 from flbench.results.summary import training_failure
-from flbench.workers.orphans import wait_for_orphans
 
 FAILURES: Final = "failures.json"
 
@@ -85,15 +83,6 @@ class JobFolder(CampaignFolder):
     def unfinished(self, jobs: Iterable[Job]) -> Iterator[Job]:
         """Yield the jobs that are not finished, in their order."""
         return (job for job in jobs if not self.is_done(job))
-
-    def wait_for_orphans(self, jobs: Iterable[Job], tell: Callable[[str], None]) -> None:
-        """Wait until no process of a killed driver trains one of these jobs.
-
-        Args:
-            jobs: The jobs.
-            tell: Function that is told of a long wait.
-        """
-        wait_for_orphans(map(self.run_folder, self.unfinished(jobs)), files.is_locked, tell)
 
     def save_failures(self, reasons: Mapping[str, str]) -> None:
         """Write the reasons of the jobs that failed, by name of the job."""

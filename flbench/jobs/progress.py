@@ -18,7 +18,6 @@ from flbench.core.wording import listed
 from flbench.jobs.folder import JobFolder
 from flbench.jobs.job import Job, Outcome
 from flbench.reports.terminal import Silence, duration, open_console
-from flbench.workers.ray_resources import Kind
 
 TAIL: Final = 4096  # bytes at the end of metrics.csv in which the last round is searched
 NAMED: Final = 4  # running jobs that a line names
@@ -95,7 +94,7 @@ class JobProgress(LiveProgress):
         kind: What the jobs are called.
     """
 
-    def __init__(self, jobs: Sequence[Job], folder: JobFolder, kind: Kind) -> None:
+    def __init__(self, jobs: Sequence[Job], folder: JobFolder, kind: str) -> None:
         super().__init__()
         self._jobs, self._folder, self._kind = jobs, folder, kind
         self._planned = Counter(job.method for job in jobs)
@@ -145,7 +144,7 @@ class JobProgress(LiveProgress):
 
     def table(self) -> Table:
         """Return the table: finished, failed and running jobs of each method, and time left."""
-        title = f"{self._ended} of {len(self._jobs)} {self._kind.name}s, {self._left()}"
+        title = f"{self._ended} of {len(self._jobs)} {self._kind}s, {self._left()}"
         table = Table(title=title, title_justify="left", box=None, pad_edge=False)
         for name in ("method", "finished", "failed", "running"):
             table.add_column(name, justify="right" if name in ("finished", "failed") else "left")

@@ -10,7 +10,7 @@ from ray import tune
 from flbench.tuning.progress_table import ProgressTable
 from flbench.tuning.queue import JobQueue
 from flbench.tuning.waits import Waits
-from flbench.workers.ray_lost import LOST, OUT_OF_MEMORY, why_lost
+from flbench.workers.ray_pool import OUT_OF_MEMORY, why_lost
 from flbench.workers.ray_session import Servers
 
 
@@ -81,7 +81,8 @@ def _reason(trial: Any) -> str:
             error = ray.cloudpickle.load(file)
     except (OSError, TypeError):  # no file, or no path of one
         return _reason_in_text(trial)
-    if isinstance(error, LOST):
+    is_loss = isinstance(error, ray.exceptions.RayError)
+    if is_loss and not isinstance(error, ray.exceptions.RayTaskError):
         return why_lost(error)
     cause = getattr(error, "cause", None) or error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]

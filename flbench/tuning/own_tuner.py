@@ -100,7 +100,7 @@ def trainable(
     from flbench.tuning.ray_tune import bundles
     from flbench.tuning.request import TuneRequest, resources_of, with_defaults
     from flbench.tuning.trainable_function import Base, request_resources, train_trial
-    from flbench.workers.samples import digest
+    from flbench.workers.ray_pool import digest
     from flbench.workers.shipping import pack
 
     arguments.check_names(trainable, keys)

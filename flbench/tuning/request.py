@@ -165,9 +165,7 @@ def resources_of(request: TuneRequest, engine: EngineConfig) -> Resources:
     gpus = float(on_gpu) if request.gpus is None else request.gpus
     resources = Resources(1, engine, gpus, request.retries, request.address)
     at_once = request.concurrent or max(1, there // resources.cpus)
-    resources = replace(resources, concurrent=at_once)
-    resources.check_cores()
-    return resources
+    return replace(resources, concurrent=at_once)
 
 
 def _check_gpus(gpus: float, engine: EngineConfig, *, on_gpu: bool) -> None:

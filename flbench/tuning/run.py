@@ -38,10 +38,9 @@ from flbench.tuning.study import (
 )
 from flbench.tuning.waits import Waits
 from flbench.tuning.worker import TrialWorker
-from flbench.workers.orphans import wait_for_orphans
 from flbench.workers.pool import LostError
 from flbench.workers.ray_driver import RayDriver
-from flbench.workers.ray_lost import OUT_OF_MEMORY, why_lost
+from flbench.workers.ray_pool import OUT_OF_MEMORY, why_lost
 from flbench.workers.ray_session import Servers
 
 
@@ -205,8 +204,6 @@ def _train(
         ),
         bundles(prepared.resources, Reservations),
     )
-    pids = (record["pid"] for record in records if record["ended"] is None)
-    wait_for_orphans(pids, _is_worker, progress.note)
     for wanted, schedule in _passes(folder.path, prepared.spaces, settings, records):
         if plan.is_over(wanted):
             continue
@@ -250,17 +247,6 @@ def _train(
             raise LostError("Ray Tune stopped before the end.")
     shared.check()
     return True
-
-
-def _is_worker(pid: int | None) -> bool:
-    """Whether a process id belongs to a worker of Ray.
-
-    The id of a worker that has ended may belong to another process by now.
-    """
-    try:
-        return b"ray::" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
 
 
 Pass = tuple[Callable[[TrainingJob], bool], Callable[[JobQueue], Any]]

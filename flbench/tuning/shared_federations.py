@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+import ray
+
 from flbench.data.federation import Federation
-from flbench.workers.samples import SharedSamples
+from flbench.workers.ray_pool import check_unchanged, digest
 
 Rests = Mapping[int | None, tuple[int, Federation]]
 
@@ -20,7 +22,7 @@ class SharedFederations:
     """
 
     rests: Rests
-    _stored: tuple[SharedSamples, ...]
+    _stored: tuple[tuple[Any, str], ...]  # references of samples, and their hashes
 
     @classmethod
     def put(cls, searched: Federation, partitions: Mapping[int, Federation]) -> Self:
@@ -33,22 +35,23 @@ class SharedFederations:
             searched: Federation of the search.
             partitions: Federations of the final trainings by the seed of the partition.
         """
-        stored: dict[int, tuple[int, SharedSamples]] = {}  # by the address of the samples
+        stored: dict[int, tuple[int, tuple[Any, str]]] = {}  # by the address of the samples
         rests = {}
         federations: list[tuple[int | None, Federation]] = [(None, searched), *partitions.items()]
         for seed, one in federations:
             address = one.x.data_ptr()
             if address not in stored:
-                stored[address] = len(stored), SharedSamples.put(one.x.numpy())
+                samples = one.x.numpy()
+                stored[address] = len(stored), (ray.put(samples), digest(samples))
             rests[seed] = stored[address][0], one.without_samples()
-        return cls(rests, tuple(samples for _, samples in stored.values()))
+        return cls(rests, tuple(pair for _, pair in stored.values()))
 
     @property
     def references(self) -> tuple[Any, ...]:
         """References of the samples."""
-        return tuple(one.reference for one in self._stored)
+        return tuple(reference for reference, _ in self._stored)
 
     def check(self) -> None:
         """Raise a RunError if a training has changed samples."""
-        for one in self._stored:
-            one.check()
+        for reference, sha256 in self._stored:
+            check_unchanged(ray.get(reference), sha256)

@@ -11,7 +11,7 @@ from typing import Final
 from flbench.core.wording import listed
 from flbench.tuning.ray_tune import Reservations
 from flbench.workers.ray_cluster import workers_of
-from flbench.workers.ray_pool import NOTICE, amounts, end_of_wait, free, there
+from flbench.workers.ray_pool import NOTICE, amounts, end_of_wait, nodes_have
 from flbench.workers.ray_resources import Resources
 
 LOOK: Final = 4.0
@@ -104,7 +104,4 @@ class Waits:
         begin = f"no trial has run for {waited:.0f} s. {listed(waiting, NAMED)}: waiting for"
         if "CREATED" in Reservations.states():
             return f"{begin} a worker process, which is starting on CPUs that Ray has reserved."
-        return (
-            f"{begin} {amounts(self._needs)}. The nodes of Ray that answer have"
-            f" {amounts(free(self._needs))} free of {amounts(there(self._needs))}."
-        )
+        return f"{begin} {amounts(self._needs)}. {nodes_have(self._needs)}"

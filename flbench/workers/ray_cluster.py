@@ -1,4 +1,4 @@
-"""The Ray cluster of a study or of a comparison."""
+"""The Ray cluster of a study or of a comparison, and what its nodes have."""
 
 from collections.abc import Mapping
 
@@ -33,6 +33,24 @@ def cluster(resources: Resources) -> RayDriver:
     return driver
 
 
+def check(resources: Resources) -> None:
+    """Raise a ConfigError if no node has the resources of a training: Ray would wait forever."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    needs = {"CPU": float(resources.cpus), "GPU": resources.gpus}
+    if resources.engine.name == "ray":  # workers may run on any node, each with its own GPU
+        nodes = [ray.cluster_resources()]
+        needs["CPU"] = float(workers_of(resources))
+        needs["GPU"] *= needs["CPU"]
+    if not any(all(node.get(key, 0.0) >= needs[key] for key in needs) for node in nodes):
+        there = "; ".join(
+            ray_pool.amounts({key: node.get(key, 0.0) for key in needs}) for node in nodes
+        )
+        raise ConfigError(
+            f"a {resources.kind} needs {ray_pool.amounts(needs)}, but the nodes of Ray have"
+            f" {there}. Lower {' or '.join(resources.keys)}."
+        )
+
+
 def workers_of(resources: Resources) -> int:
     """Return how many workers of its own each training has, with `engine.name=ray`.
 
@@ -45,7 +63,7 @@ def workers_of(resources: Resources) -> int:
     if not is_elsewhere(resources.address):
         return resources.cpus
     key = "GPU" if resources.gpus else "CPU"
-    return max(1, min(resources.cpus, int(ray.cluster_resources().get(key, 0))))
+    return max(1, min(resources.cpus, int(ray_pool.there([key])[key])))
 
 
 def device_there(device: str, address: str | None, key: str = "`engine.address`") -> str:
@@ -77,21 +95,3 @@ def device_of(device: str, there: Mapping[str, float]) -> str:
     if device != "auto":
         return device.partition(":")[0]
     return "cuda" if there.get("GPU") else "cpu"
-
-
-def check(resources: Resources) -> None:
-    """Raise a ConfigError if no node has the resources of a training: Ray would wait forever."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    needs = {"CPU": float(resources.cpus), "GPU": resources.gpus}
-    if resources.engine.name == "ray":  # workers may run on any node, each with its own GPU
-        nodes = [ray.cluster_resources()]
-        needs["CPU"] = float(workers_of(resources))
-        needs["GPU"] *= needs["CPU"]
-    if not any(all(node.get(key, 0.0) >= needs[key] for key in needs) for node in nodes):
-        there = "; ".join(
-            f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes
-        )
-        raise ConfigError(
-            f"a {resources.kind.name} needs {resources.cpus} CPUs and {needs['GPU']:g} GPUs, but"
-            f" Ray has {there}. Lower {' or '.join(resources.keys)}."
-        )

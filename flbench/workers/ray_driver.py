@@ -182,44 +182,50 @@ class RayPool:
 
     Args:
         driver: The driver.
-        kind: Class of the object of an actor.
-        given: Its arguments, which are stored in Ray's object store once.
-        most, needs, name, patience, tell: See `flbench.workers.ray_pool.ActorPool`.
+        tell: Function that gets notes for the user.
+        given: See `flbench.workers.ray_pool.ActorPool`.
+
+    Attributes:
+        ready: Number of actors that were ready when calls have ended last.
     """
 
     def __init__(
         self,
         driver: RayDriver,
+        tell: Callable[[str], None],
         kind: type,
         given: Sequence[Any],
         most: int,
         needs: dict[str, float],
         name: str,
         patience: float,
-        tell: Callable[[str], None],
     ) -> None:
         from flbench.workers import ray_pool  # it imports Ray
 
-        self.tell, self._call, self._of = tell, driver.call, ray_pool
-        self.most, self.ready = most, 0
+        self.tell, self.most, self.ready = tell, most, 0
         sent = [_with_modules(one) for one in given]
-        self._key = driver.call(ray_pool.open_actors, kind, sent, most, needs, name, patience)
+        number = driver.call(ray_pool.open_actors, kind, sent, most, needs, name, patience)
+        self._call = partial(driver.call, ray_pool.call, number)
 
     def put(self, thing: Any) -> Any:
         """Store an object; return what stands for it among the arguments of a call."""
-        return self._call(self._of.put, _with_modules(thing))
+        return self._call("put", _with_modules(thing))
+
+    def check_samples(self, stored: Any, sha256: str) -> None:
+        """Raise a RunError if a training has changed stored samples, which are given up."""
+        self._call("check_samples", stored, sha256)
 
     def submit(self, key: Any, method: str, *arguments: Any) -> None:
-        self._call(self._of.submit, self._key, key, method, arguments)
+        self._call("submit", key, method, *arguments)
 
     def ended(self, seconds: float) -> list[Ended]:
-        found, notes, self.ready = self._call(self._of.ended, self._key, seconds)
-        for note in notes:
+        found, note, self.ready = self._call("ended", seconds)
+        if note is not None:
             self.tell(note)
         return list(found)
 
     def close(self) -> None:
-        self._call(self._of.close, self._key)
+        self._call("close")
 
 
 def _with_modules(thing: Any) -> Any:

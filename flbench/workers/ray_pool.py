@@ -6,23 +6,30 @@ actor can do it, and starts an actor in the place of the lost one, which begins 
 resources.
 """
 
+import hashlib
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from itertools import count
+from collections.abc import Collection, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import ray
+from numpy.typing import NDArray
 
-from flbench.core.errors import ConfigError, PrintableError
-from flbench.core.parts import portable
+from flbench.core.errors import PrintableError, RunError
+from flbench.core.parts import portable, where_to_put
 from flbench.workers.pool import CouldNotBeginError, Ended, LostError
-from flbench.workers.ray_lost import LOST, could_not_begin, unreadable, why_lost
-from flbench.workers.samples import check_unchanged
 
 NOTICE: Final = 20.0
-"""Seconds of a wait for resources after which the user is told, and told again."""
+"""Seconds of a wait for resources after which the user is told."""
+OUT_OF_MEMORY: Final = "running low on memory"
+"""What the text of an error of Ray's memory monitor contains."""
+
+
+class Stored(NamedTuple):
+    """Stands for an object in Ray's object store, in a process that does not call Ray."""
+
+    position: int
 
 
 class _Call(NamedTuple):
@@ -37,144 +44,165 @@ class ActorPool:
     """Up to `most` actors of one kind, which are started when there are calls for them.
 
     Args:
-        start: Function that starts an actor. Ray must not restart it or repeat its calls.
+        kind: Class of the object of an actor.
+        given: Its arguments, which are stored in Ray's object store once.
         most: Largest number of actors.
-        needs: Resources of an actor by Ray's names, such as `{"CPU": 1}`.
+        needs: CPUs and GPUs of an actor by Ray's names.
         name: What one of the actors does, for messages, such as `a worker of engine.name=ray`.
         patience: Seconds that calls may wait while no actor runs.
-        tell: Function that gets notes for the user.
     """
 
     def __init__(
         self,
-        start: Callable[[], Any],
+        kind: type,
+        given: Sequence[Any],
         most: int,
         needs: dict[str, float],
         name: str,
         patience: float,
-        tell: Callable[[str], None],
     ) -> None:
-        self.tell = tell
-        self.most = most
-        self._start, self._needs, self._name = start, needs, name
-        self._patience = patience
+        # An actor that takes the place of a lost one reads the arguments again.
+        self._given = [_in_store(one) for one in given]
+        self._kind = ray.remote(kind).options(num_cpus=needs["CPU"], num_gpus=needs["GPU"])
+        self._most, self._needs, self._name, self._patience = most, needs, name, patience
         self._queue: deque[_Call] = deque()
-        self._beginning: dict[Any, tuple[Any, float]] = {}  # actor and time, by a reference
         self._idle: list[Any] = []
-        self._busy: dict[Any, tuple[Any, _Call]] = {}  # by the reference of the result
-        self._told = 0.0  # time when the user was told of a wait
-        self._stuck: float | None = None  # time since when calls wait and no actor is ready
+        # Actors by the reference of what they do: a call, or None while they begin.
+        self._busy: dict[Any, tuple[Any, _Call | None]] = {}
+        self._stored: list[Any] = []
+        self._since: float | None = None  # time since when calls wait and no actor is ready
+        self._is_told = False
 
-    @property
-    def ready(self) -> int:
-        """Number of actors that are ready, or busy."""
-        return len(self._idle) + len(self._busy)
+    def put(self, thing: Any) -> Stored:
+        """Store an object; return what stands for it among the arguments of a call."""
+        self._stored.append(_in_store(thing))
+        return Stored(len(self._stored) - 1)
+
+    def check_samples(self, stored: Stored, sha256: str) -> None:
+        """Raise a RunError if a training has changed samples, which are given up."""
+        check_unchanged(ray.get(self._stored[stored.position]), sha256)
+        self._stored[stored.position] = None
 
     def submit(self, key: Any, method: str, *arguments: Any) -> None:
-        self._queue.append(_Call(key, method, arguments))
+        """Let an actor call a method as soon as one has nothing else to do."""
+        given = [
+            self._stored[one.position] if isinstance(one, Stored) else one for one in arguments
+        ]
+        self._queue.append(_Call(key, method, tuple(given)))
         self._assign()
 
-    def ended(self, seconds: float) -> list[Ended]:
-        """Return the calls that have ended, each once; wait for one for at most some seconds.
+    def ended(self, seconds: float) -> tuple[list[Ended], str | None, int]:
+        """Return the calls that have ended, a note for the user, and the number of ready actors.
 
         Args:
-            seconds: Longest time to wait.
+            seconds: Longest time to wait for a call.
 
         Raises:
             CouldNotBeginError: An actor could not make its object.
-            ConfigError: An actor cannot read the arguments of a call, such as an object of a module
-                that it does not find.
             LostError: Calls have waited too long, and no node has the resources of an actor.
             Exception: A call raised it.
         """
         found: list[Ended] = []
-        references = [*self._busy, *self._beginning]
-        for reference in ray.wait(references, timeout=seconds)[0] if references else ():
-            if reference in self._beginning:
-                self._note_beginning(reference, found)
+        for reference in ray.wait([*self._busy], timeout=seconds)[0] if self._busy else ():
+            actor, call = self._busy.pop(reference)
+            try:
+                value = ray.get(reference)
+            except ray.exceptions.RayTaskError as error:
+                self._idle.append(actor)
+                cause: BaseException = error.cause
+                if not isinstance(cause, PrintableError):
+                    cause.add_note(str(error))  # Ray's own error cannot be pickled
+                raise cause from None
+            except ray.exceptions.RayError as error:
+                self._note_loss(actor, call, error, found)
             else:
-                self._note_end(reference, found)
+                self._idle.append(actor)
+                if call is not None:
+                    found.append(Ended(call.key, value))
         self._assign()
-        self._check_wait()
-        return found
+        beginning = self._beginning()
+        return found, self._wait(beginning), len(self._idle) + len(self._busy) - beginning
 
     def close(self) -> None:
-        beginning = [actor for actor, _ in self._beginning.values()]
-        for actor in (*self._idle, *(actor for actor, _ in self._busy.values()), *beginning):
+        """End all actors."""
+        for actor in (*self._idle, *(actor for actor, _ in self._busy.values())):
             _end(actor)
-        for part in (self._queue, self._beginning, self._idle, self._busy):
+        for part in (self._queue, self._idle, self._busy, self._stored, self._given):
             part.clear()
 
-    def _begin(self) -> None:
-        """Start an actor. It waits in the cluster for its resources, without blocking others."""
-        actor = self._start()
-        self._beginning[actor.__ray_ready__.remote()] = actor, time.monotonic()
+    def _beginning(self) -> int:
+        """Return the number of actors that are not ready."""
+        return sum(call is None for _, call in self._busy.values())
 
     def _assign(self) -> None:
-        """Give calls to actors that have nothing to do, and start actors for the others."""
+        """Give calls to actors that have nothing to do, and start actors for the others.
+
+        An actor waits in the cluster for its resources, without blocking others.
+        """
         while self._queue and self._idle:
             actor, call = self._idle.pop(), self._queue.popleft()
-            reference = getattr(actor, call.method).remote(*call.arguments)
-            self._busy[reference] = actor, call
-        missing = self.most - self.ready - len(self._beginning)
-        for _ in range(min(missing, len(self._queue) - len(self._beginning))):
-            self._begin()
+            self._busy[getattr(actor, call.method).remote(*call.arguments)] = actor, call
+        missing = self._most - len(self._idle) - len(self._busy)
+        for _ in range(min(missing, len(self._queue) - self._beginning())):
+            actor = self._kind.remote(*self._given)
+            self._busy[actor.__ray_ready__.remote()] = actor, None
 
-    def _note_beginning(self, reference: Any, found: list[Ended]) -> None:
-        """Note that an actor is ready, or could not begin: then the first call is lost with it."""
-        actor, _ = self._beginning.pop(reference)
-        try:
-            ray.get(reference)
-            self._idle.append(actor)
-        except LOST as error:
-            if could_not_begin(error):
-                raise CouldNotBeginError(f"{self._name}: {why_lost(error)}") from error
-            if self._queue:
-                found.append(Ended(self._queue.popleft().key, lost=why_lost(error)))
-
-    def _note_end(self, reference: Any, found: list[Ended]) -> None:
-        """Note that a call has returned, or was lost."""
-        actor, call = self._busy.pop(reference)
-        try:
-            value = ray.get(reference)
-        except LOST as error:
-            _end(actor)
+    def _note_loss(self, actor: Any, call: _Call | None, error: Any, found: list[Ended]) -> None:
+        """Note that an actor was lost with its call, or with the first one if it was not ready."""
+        if getattr(error, "actor_init_failed", False):
+            reason = [line for line in str(error).splitlines() if line.strip()][-1].strip()
+            raise CouldNotBeginError(
+                f"{self._name} could not begin ({reason}).{where_to_put(reason)}"
+            ) from None
+        _end(actor)
+        if call is None and self._queue:
+            call = self._queue.popleft()
+        if call is not None:
             found.append(Ended(call.key, lost=why_lost(error)))
-            return
-        except ray.exceptions.RayTaskError as error:
-            self._idle.append(actor)
-            if (reason := unreadable(error)) is not None:
-                raise ConfigError(f"{self._name} cannot read what it is sent: {reason}") from error
-            cause: BaseException = error.cause
-            if not isinstance(cause, PrintableError):
-                cause.add_note(str(error))  # Ray's own error cannot be pickled
-            raise cause from None
-        self._idle.append(actor)
-        found.append(Ended(call.key, value))
 
-    def _check_wait(self) -> None:
-        """Tell the user of calls that wait for resources, and end a wait that is too long."""
+    def _wait(self, beginning: int) -> str | None:
+        """Return a note about calls that wait for resources; raise if they wait for too long."""
         now = time.monotonic()
-        since = min((since for _, since in self._beginning.values()), default=now)
-        if not self._beginning or (self.ready and not self._queue):
-            self._told = 0.0
-        elif now - max(since, self._told) >= NOTICE:
-            self._told = now
-            self.tell(self._sentence(now - since))
-        if self.ready or not self._queue:
-            self._stuck = None
-            return
-        self._stuck = now if self._stuck is None else self._stuck
-        if now - self._stuck >= self._patience:
-            raise LostError(f"{self._sentence(now - self._stuck)} {end_of_wait(self._patience)}")
-
-    def _sentence(self, waited: float) -> str:
-        """Return a sentence about the present wait for resources."""
-        return (
-            f"{self._name} that needs {amounts(self._needs)} has not begun for {waited:.0f} s. The"
-            f" nodes of Ray that answer have {amounts(free(self._needs))} free of"
-            f" {amounts(there(self._needs))}."
+        if not self._queue or self._idle or len(self._busy) > beginning:
+            self._since, self._is_told = None, False
+            return None
+        self._since = self._since or now
+        waited = now - self._since
+        sentence = (
+            f"{self._name} that needs {amounts(self._needs)} has not begun for {waited:.0f} s."
+            f" {nodes_have(self._needs)}"
         )
+        if waited >= self._patience:
+            raise LostError(f"{sentence} {end_of_wait(self._patience)}")
+        if waited < NOTICE or self._is_told:
+            return None
+        self._is_told = True
+        return sentence
+
+
+_open: Final[list[ActorPool]] = []
+
+
+def open_actors(*given: Any) -> int:
+    """Return the number of a new pool in this process; see `ActorPool` and `ray_driver.RayPool`."""
+    _open.append(ActorPool(*given))
+    return len(_open) - 1
+
+
+def call(pool: int, method: str, *arguments: Any) -> Any:
+    """Call a method of a pool of this process."""
+    return getattr(_open[pool], method)(*arguments)
+
+
+def why_lost(error: Any) -> str:
+    """Return one sentence about the loss of a worker process, by an error of Ray."""
+    text = str(error).strip()
+    if OUT_OF_MEMORY in text:
+        return (
+            "Ray ended its worker process, because the memory of the machine was almost full:"
+            " train fewer at the same time."
+        )
+    return f"its worker process was lost ({text.partition(chr(10))[0].rstrip('.')})."
 
 
 def end_of_wait(patience: float) -> str:
@@ -192,6 +220,13 @@ def end_of_wait(patience: float) -> str:
     )
 
 
+def nodes_have(wanted: Collection[str]) -> str:
+    """Return a sentence about what the nodes have of some resources, by Ray's names."""
+    found = ray.available_resources()
+    free = {key: found.get(key, 0.0) for key in wanted}
+    return f"The nodes of Ray that answer have {amounts(free)} free of {amounts(there(wanted))}."
+
+
 def amounts(resources: dict[str, float]) -> str:
     """Return resources in words.
 
@@ -204,42 +239,28 @@ def amounts(resources: dict[str, float]) -> str:
     )
 
 
-def free(wanted: Collection[str]) -> dict[str, float]:
-    """Return how much of some resources no process of the cluster uses, by Ray's names."""
-    found = ray.available_resources()
-    return {key: found.get(key, 0.0) for key in wanted}
-
-
 def there(wanted: Collection[str]) -> dict[str, float]:
     """Return how much of some resources the nodes have that Ray has not given up."""
     found = ray.cluster_resources()
     return {key: found.get(key, 0.0) for key in wanted}
 
 
-def _end(actor: Any) -> None:
-    """End an actor for good. If its node is lost, Ray ends it when the node returns."""
-    try:
-        ray.kill(actor)
-    except (*LOST, ray.exceptions.RaySystemError, ValueError):  # it has ended, or its state is lost
-        return
+def digest(samples: NDArray[Any]) -> str:
+    """Return the SHA-256 (hex) of the bytes of samples."""
+    return hashlib.sha256(np.ascontiguousarray(samples).data).hexdigest()
 
 
-class Stored(NamedTuple):
-    """Stands for an object in Ray's object store, in a process that does not call Ray."""
+def check_unchanged(samples: NDArray[Any], sha256: str) -> None:
+    """Raise a RunError if a worker has changed samples, since their `digest` was taken.
 
-    key: int
-
-
-_numbers = count()
-_stored: dict[Stored, Any] = {}  # references, by what stands for them
-_open: dict[int, tuple[ActorPool, list[str]]] = {}  # pools, and notes about them
-
-
-def put(thing: Any) -> Stored:
-    """Store an object; see `ray_driver.RayPool.put`."""
-    found = Stored(next(_numbers))
-    _stored[found] = _in_store(thing)
-    return found
+    PyTorch ignores the read-only flag of the memory that workers of Ray share.
+    """
+    if digest(samples) != sha256:
+        raise RunError(
+            "the samples that all trainings share have changed: a loss or a method writes to its"
+            " inputs. The results of these trainings are not valid. Correct it, and start again"
+            " from the beginning."
+        )
 
 
 def _in_store(thing: Any) -> Any:
@@ -249,46 +270,9 @@ def _in_store(thing: Any) -> Any:
     return ray.put(portable(thing, ray.cloudpickle.dumps))
 
 
-def check_samples(stored: Stored, sha256: str) -> None:
-    """Raise a RunError if a training has changed samples, which are given up."""
-    check_unchanged(ray.get(_stored[stored]), sha256)
-    _stored[stored] = None
-
-
-def open_actors(
-    kind: type,
-    given: Sequence[Any],
-    most: int,
-    needs: dict[str, float],
-    name: str,
-    patience: float,
-) -> int:
-    """Return the key of new actors; see `ray_driver.RayPool`."""
-    # An actor that takes the place of a lost one reads the arguments again.
-    references = [_in_store(one) for one in given]
-    actor = ray.remote(kind).options(num_cpus=needs["CPU"], num_gpus=needs["GPU"])
-    notes: list[str] = []
-    pool = ActorPool(lambda: actor.remote(*references), most, needs, name, patience, notes.append)
-    key = next(_numbers)
-    _open[key] = pool, notes
-    return key
-
-
-def submit(pool: int, key: Any, method: str, arguments: Sequence[Any]) -> None:
-    """Let an actor call a method."""
-    given = [_stored[one] if isinstance(one, Stored) else one for one in arguments]
-    _open[pool][0].submit(key, method, *given)
-
-
-def ended(pool: int, seconds: float) -> tuple[list[Ended], list[str], int]:
-    """Return the calls that have ended, new notes, and the number of ready actors."""
-    actors, notes = _open[pool]
-    found = actors.ended(seconds)
-    said = [*notes]
-    notes.clear()
-    return found, said, actors.ready
-
-
-def close(pool: int) -> None:
-    """End the actors."""
-    _open.pop(pool)[0].close()
+def _end(actor: Any) -> None:
+    """End an actor for good. If its node is lost, Ray ends it when the node returns."""
+    try:
+        ray.kill(actor)
+    except (ray.exceptions.RayError, ValueError):  # it has ended, or its state is lost
+        return

@@ -1,11 +1,6 @@
-"""Connections to Ray, for the process of a driver: to a new cluster, or to one that runs already.
-
-A cluster of another user is refused: everybody who can call its servers could execute code as the
-user who joins it.
-"""
+"""Connections to Ray, for the process of a driver: to a new cluster, or to one that runs."""
 
 import os
-import pwd
 import re
 import socket
 from pathlib import Path
@@ -14,15 +9,12 @@ from typing import Any, ClassVar, Final
 import ray
 from ray.job_config import JobConfig
 
-from flbench.core import hosts
 from flbench.core.errors import ConfigError, RunError
 from flbench.workers import cores
 
-ADDRESS_VARIABLE: Final = "RAY_ADDRESS"
-CLIENT_PORT: Final = "10001"
-"""Port of an address `ray://HOST` without one."""
 CONNECT_SECONDS: Final = 2.0
-_PORT: Final = re.compile("[0-9]{1,5}")
+_ADDRESS: Final = re.compile(r"(ray://)?([^\s/]+):([0-9]{1,5})")
+"""Addresses of clusters. Ray would import the module that another scheme names."""
 
 
 def connect(
@@ -34,8 +26,9 @@ def connect(
     """Connect this process to a Ray cluster; see `flbench.workers.ray_driver`.
 
     Args:
-        address: Address of a running cluster, `HOST:PORT` or `ray://HOST:PORT`; `auto` to find one
-            of this user; None or `local` to start one on this machine.
+        address: Address of a running cluster, `HOST:PORT` or `ray://HOST:PORT`; `auto` for the one
+            that `RAY_ADDRESS` names, or that this user has started last on this machine; None or
+            `local` to start one on this machine.
         key: The key or option of the address, as error messages write it.
         cpus: Number of CPUs of a cluster that is started; None takes the available cores.
         folder: Folder for the files of a cluster that is started.
@@ -44,7 +37,7 @@ def connect(
         Host and port of the servers that this process calls: the cluster's and that of its node.
 
     Raises:
-        ConfigError: No cluster answers at the address, or another user has started it.
+        ConfigError: No cluster answers at the address.
         RunError: Ray does not start on this machine.
     """
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -107,25 +100,46 @@ def _start(options: dict[str, Any], cpus: int, folder: str) -> None:
             **options,
         )
     except Exception as error:  # Ray raises the base class if a server does not start in time
-        raise RunError(
-            f"Ray did not start on this machine: {error} It waits half a minute for its"
-            " servers: free memory, end programs that keep all cores busy, and try again."
-        ) from error
+        raise RunError(f"Ray did not start on this machine: {error}") from error
 
 
 def _join(options: dict[str, Any], address: str, key: str) -> None:
-    """Join a cluster that runs already."""
-    found = _find(key) if address == "auto" else address
-    _check(found, key)
-    if "://" not in found:
+    """Join a cluster that runs already. Ray would wait for minutes for one that does not."""
+    found = _own(key) if address == "auto" else address
+    match = _ADDRESS.fullmatch(found)
+    if match is None:
+        raise ConfigError(
+            f"{key}: {found!r} is not an address of a Ray cluster. Write HOST:PORT,"
+            " ray://HOST:PORT or auto, or leave it out."
+        )
+    if match[1] is None:
         options["job_config"] = _Job()
     try:
+        socket.create_connection((match[2].strip("[]"), int(match[3])), timeout=10).close()
         ray.init(address=found, **options)
     except Exception as error:
         raise ConfigError(
-            f"{key}: no Ray cluster answers at {found} ({error}). Start one with"
-            " `ray start --head`, or leave the address out."
+            f"{key}: no Ray cluster answers at {found} ({error}). Start one with `ray start"
+            " --head`, with the token in RAY_AUTH_TOKEN_PATH; or leave it out."
         ) from error
+
+
+def _own(key: str) -> str:
+    """Return the address of the cluster that this user has started.
+
+    Any user can write to the folder of Ray's file.
+    """
+    from ray._common.utils import get_ray_address_file
+
+    if (given := os.environ.get("RAY_ADDRESS", "auto")) != "auto":
+        return given
+    file = Path(get_ray_address_file(None))
+    if not file.is_file() or file.stat().st_uid != os.getuid():
+        raise ConfigError(
+            f"{key}: this user has started no Ray cluster on this machine. Start one with"
+            " `ray start --head`, or leave the address out."
+        )
+    return file.read_text("utf-8").strip()
 
 
 class _Job(JobConfig):  # type: ignore[misc]
@@ -137,113 +151,3 @@ class _Job(JobConfig):  # type: ignore[misc]
     def _serialize(self) -> Any:
         self._py_driver_sys_path: list[str] = []
         return super()._serialize()
-
-
-def _find(key: str) -> str:
-    """Return the address of the cluster of this user that runs on this machine.
-
-    Clusters that flbench has started for one process have a token that other processes lack.
-
-    Raises:
-        ConfigError: There is none.
-    """
-    from ray._common.utils import get_ray_address_file
-    from ray._private.services import find_gcs_addresses
-
-    if (given := os.environ.get(ADDRESS_VARIABLE)) and given != "auto":
-        return given
-    candidates = []
-    file = Path(get_ray_address_file(None))
-    if file.is_file() and file.stat().st_uid == os.getuid():
-        candidates.append(file.read_text("utf-8").strip())
-    others = set()
-    for candidate in (*candidates, *sorted(find_gcs_addresses())):
-        owners = _owners(candidate)
-        is_mine = owners == {os.getuid()} and _refusal(candidate) is None
-        if is_mine or (not owners and candidate in candidates):
-            return str(candidate)
-        others |= owners - {os.getuid()}
-    whose = f" There is one of {_names(others)}, which is not used." if others else ""
-    raise ConfigError(
-        f"{key}: no Ray cluster of this user runs on this machine.{whose} Start one with"
-        " `ray start --head`, or leave the address out."
-    )
-
-
-def _check(address: str, key: str) -> None:
-    """Check that a cluster answers at an address, and that no other user has started it.
-
-    Ray itself would wait for minutes if nothing listens.
-
-    Raises:
-        ConfigError: It is no address, nothing listens at HOST:PORT, or it is a port of this machine
-            at which a process of another user listens.
-    """
-    host, port = _host_and_port(address)
-    # Ray imports the module that another scheme names, and reads ports that `_owners` cannot read.
-    if address.partition("://")[0] not in ("ray", address) or not _PORT.fullmatch(port or ""):
-        raise ConfigError(
-            f"{key}: {address!r} is not an address of a Ray cluster. Write HOST:PORT,"
-            " ray://HOST:PORT or auto, or leave it out."
-        )
-    try:
-        socket.create_connection((host, int(port or "")), timeout=10).close()
-    except (OSError, ValueError, OverflowError) as error:
-        raise ConfigError(
-            f"{key}: no Ray cluster answers at {address} ({error}). Start one with"
-            " `ray start --head`, or leave it out."
-        ) from error
-    if others := _owners(address) - {os.getuid()}:
-        raise ConfigError(
-            f"{key}: the Ray cluster at {address} belongs to {_names(others)}, who could execute"
-            " code as you. Start one of your own with `ray start --head`, or leave it out."
-        )
-    if "://" not in address and (refusal := _refusal(address)) is not None:
-        raise ConfigError(
-            f"{key}: no Ray cluster accepts this process at {address} ({refusal}). Set"
-            " RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH as they were when it was started, or leave it"
-            " out."
-        )
-
-
-def _refusal(address: str) -> str | None:
-    """Return why no cluster at HOST:PORT accepts this process, such as its token; None if one does.
-
-    `ray.init` would try again for minutes.
-    """
-    from ray import _raylet
-
-    library: Any = _raylet  # compiled, without types
-    try:
-        library.GcsClient(address=address, cluster_id=None)
-    except ray.exceptions.RayError as error:
-        return str(error)
-    return None
-
-
-def _host_and_port(address: str) -> tuple[str, str | None]:
-    """Return the host and the port of an address; None as the port if it has none."""
-    place = address.rpartition("://")[2]
-    host, colon, port = place.rpartition(":")
-    if colon:
-        return host.strip("[]"), port.partition("/")[0]
-    return place, CLIENT_PORT if address.startswith("ray://") else None
-
-
-def _owners(address: str) -> set[int]:
-    """Return the ids of the users who listen at an address; empty if it is another machine's."""
-    host, port = _host_and_port(address)
-    if port is None or not port.isdecimal() or not hosts.is_local(host):
-        return set()
-    return hosts.users_at(int(port))
-
-
-def _names(users: set[int]) -> str:
-    """Return the names of users, for messages."""
-    found = []
-    for user in sorted(users):
-        try:
-            found.append(f"the user {pwd.getpwuid(user).pw_name}")
-        except KeyError:
-            found.append(f"the user with the id {user}")
-    return " and ".join(found)

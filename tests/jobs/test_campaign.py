@@ -4,12 +4,10 @@ import pytest
 
 from flbench.comparison.folder import ComparisonFolder
 from flbench.config.sources import Layer
-from flbench.core import files
 from flbench.experiment.found import find_engine
 from flbench.jobs import campaign
 from flbench.jobs.job import Job
 from flbench.jobs.samples import LoadedSamples
-from flbench.workers import orphans
 from flbench.workers.ray_resources import CELL, Resources
 from tests.support import SMALL, config_of
 
@@ -47,31 +45,3 @@ def test_a_damaged_file_of_a_job_does_not_end_the_others(tmp_path, monkeypatch):
     assert "config.yaml" in failures["first"]
     assert "`train.rounds`" in failures["first"]
     assert folder.is_done(jobs[1])
-
-
-@pytest.mark.slow
-def test_a_job_that_a_worker_of_a_killed_driver_begins_late_is_waited_for(
-    tmp_path, monkeypatch, capsys
-):
-    """The worker locks the second job's run folder when the campaign has begun already."""
-    monkeypatch.setattr(orphans, "PATIENCE", 0.0)
-    monkeypatch.setattr(files, "LOCK_SECONDS", 0.0)
-    monkeypatch.setattr(orphans.time, "sleep", lambda seconds: [lock.release() for lock in held])
-    config = config_of(*SMALL, "train.rounds=1")
-    jobs = [Job(name, name, "", "", 0, config, {}) for name in ("first", "second")]
-    folder = ComparisonFolder.create(tmp_path, "late")
-    held, unfinished = [], folder.is_done
-
-    def is_done(job):
-        if job.name == "second" and folder.run_folder(jobs[0]).is_dir() and not held:
-            folder.run_folder(job).mkdir()
-            held.append(files.lock_folder(folder.run_folder(job)))
-        return unfinished(job)
-
-    monkeypatch.setattr(folder, "is_done", is_done)
-    failures = carried_out(jobs, folder)
-
-    assert held
-    assert not failures
-    assert all(map(unfinished, jobs))
-    assert "processes of an earlier call" in capsys.readouterr().err

@@ -9,6 +9,7 @@ from flbench.workers.ray_resources import Resources
 
 pytest.importorskip("ray")
 
+from flbench.tuning import callbacks
 from flbench.tuning import waits as module
 from flbench.tuning.callbacks import StudyStopped, TuneCallbacks
 
@@ -18,8 +19,7 @@ def clock(monkeypatch):
     """A time that the test sets, and a cluster with one CPU, which nobody uses."""
     found = SimpleNamespace(now=0.0, states={"PENDING"}, workers=2)
     monkeypatch.setattr(module.time, "monotonic", lambda: found.now)
-    monkeypatch.setattr(module, "free", lambda needs: {"CPU": 1.0, "GPU": 0.0})
-    monkeypatch.setattr(module, "there", lambda needs: {"CPU": 1.0, "GPU": 0.0})
+    monkeypatch.setattr(module, "nodes_have", lambda needs: "The nodes have 1 CPU free.")
     monkeypatch.setattr(module.Reservations, "states", lambda: found.states)
     monkeypatch.setattr(module, "workers_of", lambda resources: found.workers)
     return found
@@ -100,3 +100,17 @@ def test_a_reservation_that_ray_has_moved_to_another_node_is_kept(clock):
     for clock.now, states in ((10.0, {"RESCHEDULING"}), (16.0, {"CREATED"}), (30.0, {"CREATED"})):
         clock.states = states
         assert waits.must_begin_again([], ["a"]) is None
+
+
+def test_reason_of_which_ray_tune_has_the_text_alone(tmp_path):
+    """The memory monitor ends a worker that begins: no error is pickled."""
+    file = tmp_path / "error.txt"
+    file.write_text("Failure # 1 (at x)\nold\nFailure # 2 (at y)\na node running low on memory\n")
+
+    of_text, of_nothing = (
+        callbacks._reason(SimpleNamespace(pickled_error_file=None, error_file=one))
+        for one in (file, None)
+    )
+
+    assert "memory of the machine was almost full" in of_text
+    assert "no reason" in of_nothing

@@ -279,7 +279,7 @@ def test_more_gpus_than_there_are_are_refused(two_devices, kind, engine, gpus, c
     with pytest.raises(ConfigError) as error, cluster(resources):
         pass
 
-    for named in (f"a {kind.name} needs", "3 GPUs", f"{DEVICES} GPUs", *cures):
+    for named in (f"a {kind} needs", "3 GPUs", f"{DEVICES} GPUs", *cures):
         assert named in str(error.value)
 
 

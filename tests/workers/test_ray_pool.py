@@ -9,7 +9,7 @@ import pytest
 import flbench as fl
 from flbench.config.resolve import resolve
 from flbench.config.sources import from_file, from_overrides
-from flbench.core.errors import ConfigError, RunError, UserError
+from flbench.core.errors import RunError, UserError
 from flbench.core.tree import digest
 from flbench.experiment import lifecycle
 from flbench.testing.setting import NET
@@ -45,19 +45,25 @@ def nodes():
     cluster.shutdown()
 
 
-def pool_of(notes: list[str], *, cpus: int, patience: float = 60.0) -> pools.ActorPool:
-    class Doubles:
+def pool_of(*given, cpus: int, patience: float = 60.0) -> pools.ActorPool:
+    class Doubles:  # a class of a function travels by value
+        def __init__(self, *given):
+            pass
+
         def doubled(self, number):
             return 2 * number
 
-    kind = ray.remote(Doubles).options(num_cpus=cpus)
-    return pools.ActorPool(kind.remote, 2, {"CPU": cpus}, "a cell", patience, notes.append)
+    needs = {"CPU": cpus, "GPU": 0.0}
+    return pools.ActorPool(Doubles, given, 2, needs, "a cell", patience)
 
 
-def all_ended(pool: pools.ActorPool, count: int) -> dict[int, int]:
+def all_ended(pool: pools.ActorPool, count: int, notes: list[str] | None = None) -> dict[int, int]:
     found: dict[int, int] = {}
     while len(found) < count:
-        found |= {one.key: one.value for one in pool.ended(1.0)}
+        ended, note, _ = pool.ended(1.0)
+        found |= {one.key: one.value for one in ended}
+        if notes is not None and note:
+            notes.append(note)
     return found
 
 
@@ -77,8 +83,10 @@ def test_the_workers_that_are_left_train_the_clients_of_a_lost_node(nodes):
     engine = engine_at(nodes.address)
     engine.tell_by(notes.append)
     try:
-        played(built, engine, 1)
-        before = engine.report()["workers"]
+        before = 0
+        while before < 2:
+            played(built, engine, 1)
+            before = engine.report()["workers"]
         nodes.remove_node(node)
 
         found = played(built, engine, 3)
@@ -108,12 +116,12 @@ def test_an_idle_actor_takes_the_calls_of_one_that_never_begins(nodes, monkeypat
         ray.init(address=nodes.address, log_to_driver=False)
     monkeypatch.setattr(pools, "NOTICE", 0.0)
     notes: list[str] = []
-    pool = pool_of(notes, cpus=1)
+    pool = pool_of(cpus=1)
 
     for number in range(4):
         pool.submit(number, "doubled", number)
 
-    assert all_ended(pool, 4) == {number: 2 * number for number in range(4)}
+    assert all_ended(pool, 4, notes) == {number: 2 * number for number in range(4)}
     assert "a cell that needs 1 CPU" in notes[0]
     pool.close()
 
@@ -123,14 +131,14 @@ def test_a_wait_for_what_no_node_has_is_told_and_ends(nodes, monkeypatch):
         ray.init(address=nodes.address, log_to_driver=False)
     monkeypatch.setattr(pools, "NOTICE", 0.2)
     notes: list[str] = []
-    pool = pool_of(notes, cpus=7, patience=1.0)
+    pool = pool_of(cpus=7, patience=2.5)
     pool.submit("first", "doubled", 1)
 
     with pytest.raises(RunError, match=r"7 CPUs.*of 1 CPU.*engine\.wait_seconds"):
-        all_ended(pool, 1)
+        all_ended(pool, 1, notes)
 
     pool.close()
-    assert len(notes) > 1
+    assert len(notes) == 1
 
 
 class NeedsModule:
@@ -140,31 +148,12 @@ class NeedsModule:
         return import_module, ("module_of_this_process",)
 
 
-def test_what_an_actor_cannot_read_is_named(nodes):
-    if not ray.is_initialized():
-        ray.init(address=nodes.address, log_to_driver=False)
-    pool = pool_of([], cpus=1)
-    pool.submit("first", "doubled", ray.put(NeedsModule()))
-
-    with pytest.raises(ConfigError, match=r"a cell cannot read.*module_of_this_process") as found:
-        all_ended(pool, 1)
-
-    assert "Traceback" not in str(found.value)
-    assert "$PYTHONPATH" in str(found.value)
-    pool.close()
-
-
 def test_an_actor_that_cannot_begin_is_no_loss(nodes):
     """Another one could not begin either."""
     if not ray.is_initialized():
         ray.init(address=nodes.address, log_to_driver=False)
 
-    class Takes:
-        def __init__(self, thing):
-            pass
-
-    kind, thing = ray.remote(Takes), ray.put(NeedsModule())
-    pool = pools.ActorPool(lambda: kind.remote(thing), 1, {"CPU": 1}, "a cell", 60.0, print)
+    pool = pool_of(NeedsModule(), cpus=1)
     pool.submit("first", "doubled", 1)
 
     with pytest.raises(CouldNotBeginError, match="module_of_this_process"):
@@ -254,7 +243,7 @@ def test_an_engine_whose_workers_do_not_begin_says_so(nodes):
 
     if not ray.is_initialized():
         ray.init(address=nodes.address, log_to_driver=False)
-    holder = pool_of([], cpus=1)
+    holder = pool_of(cpus=1)
     holder.submit(0, "doubled", 0)
     all_ended(holder, 1)
     built = build(*KEYS)

@@ -16,7 +16,6 @@ from flbench.workers import ray_pool
 from flbench.workers.ray_cluster import cluster
 from flbench.workers.ray_driver import RayPool
 from flbench.workers.ray_resources import Resources
-from flbench.workers.samples import digest
 from flbench.workers.shipping import pack
 
 
@@ -45,16 +44,14 @@ def ray_actors(
         found = driver.call(ray_pool.there, [*needs])
         room = [int(found[key] / amount + 1e-9) for key, amount in needs.items() if amount]
         at_once, patience = max(1, min(resources.concurrent, *room)), resources.engine.wait_seconds
-        name = f"a {resources.kind.name}"
-        pool = RayPool(driver, JobWorker, [parcel], at_once, needs, name, patience, tell)
+        name = f"a {resources.kind}"
+        pool = RayPool(driver, tell, JobWorker, [parcel], at_once, needs, name, patience)
 
         def stored(array: NDArray[Any]) -> StoredSamples:
             """Put samples into Ray's object store; at the end it is checked that they are equal."""
             with driver.shared(array) as sent:
-                shared, sha256 = pool.put(sent), digest(array)
-            return StoredSamples(
-                shared, lambda: driver.call(ray_pool.check_samples, shared, sha256)
-            )
+                shared, sha256 = pool.put(sent), ray_pool.digest(array)
+            return StoredSamples(shared, lambda: pool.check_samples(shared, sha256))
 
         yield Pooled(
             at_once,
