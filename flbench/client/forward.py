@@ -3,7 +3,7 @@
 Nothing here needs Lightning, which only the engines import that train one client after the other.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -11,40 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from flbench.core.types import Batch, Outputs, StepContext, Tree
+from flbench.core.types import Outputs, Tree
 from flbench.models import fixed
 from flbench.models.module_state import write_back
-
-
-def make_step_context(
-    net: nn.Module,
-    forward: Callable[[], Outputs],
-    batch: Batch,
-    ctx: Tree,
-    leaves: Tree,
-    start: Tree,
-    task: Callable[[], Tensor] | None = None,
-) -> StepContext:
-    """Return what loss terms and Statistics read in a step.
-
-    Args:
-        net: The net, for `StepContext.apply`.
-        forward: Computes the net's outputs for this batch; it is called at most once.
-        batch: The samples of the step.
-        ctx: What the server sent and what Statistics computed.
-        leaves: The client's leaves.
-        start: Their values at the beginning of the local program.
-        task: Computes the loss of a training step that the net brings itself.
-    """
-    return StepContext(
-        forward,
-        batch=batch,
-        ctx=ctx,
-        leaves=leaves,
-        start=start,
-        apply=partial(apply, net),
-        task=task,
-    )
 
 
 def freeze_statistics(net: nn.Module) -> None:

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from flbench.client.forward import (
+    apply,
     call,
     freeze_statistics,
     is_buffer,
-    make_step_context,
     never_trained,
 )
 from flbench.client.loss_and_optimizer import local_loss, make_optimizer
@@ -108,7 +108,14 @@ class ClientModule(LightningModule):
         """
         forward = partial(self.forward, batch.x, leaves)
         here = self.leaves if leaves is None else leaves
-        return make_step_context(self.net, forward, batch, self.ctx, here, self.start)
+        return StepContext(
+            forward,
+            batch=batch,
+            ctx=self.ctx,
+            leaves=here,
+            start=self.start,
+            apply=partial(apply, self.net),
+        )
 
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:
         """Return the phase's loss on a batch, 0-dim; recorded Statistics are put in `recorded`.

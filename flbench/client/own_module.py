@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flbench.client.forward import make_step_context
+from flbench.client.forward import apply
 from flbench.client.logged import Log
 from flbench.client.module import ClientModule
 from flbench.client.own_optimizer import Schedule, described, learning_rates, parse, retarget
@@ -150,8 +150,14 @@ class OwnModule(ClientModule):
         given = self._packed(batch, mask)
         self.net.labels = batch.y
         step = _OwnStep(self.net, partial(self._task_loss, given, weights), len(batch.y))
-        return make_step_context(
-            self.net, step.outputs, batch, self.ctx, leaves, self.start, task=step.loss
+        return StepContext(
+            step.outputs,
+            batch=batch,
+            ctx=self.ctx,
+            leaves=leaves,
+            start=self.start,
+            apply=partial(apply, self.net),
+            task=step.loss,
         )
 
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
-from flbench.client.forward import make_step_context, mode
+from flbench.client.forward import apply, mode
 from flbench.client.logged import Log
 from flbench.client.module import ClientModule
 from flbench.client.program import LocalProgram, Phase, Statistic, Step, Transform
@@ -21,7 +21,7 @@ from flbench.core.errors import UnknownNameError
 from flbench.core.raised import placed
 from flbench.core.rng import seeded
 from flbench.core.tree import is_finite, where_masked
-from flbench.core.types import Batch, Dispatch, Failure, Info, Message, Outputs, Results, Tree
+from flbench.core.types import Batch, Dispatch, Failure, Info, Message, Results, StepContext, Tree
 from flbench.data import batches
 from flbench.engine.base import STATISTIC_BATCH, RoundSettings
 from flbench.engine.environment import Environment
@@ -236,8 +236,14 @@ class ClientRun:
         """Return a Statistic's tensors for one batch."""
         env = self._environment
         with torch.no_grad(), mode(env.net, train=False), env.precision():
-            forward = partial(_forward, env.net, batch.x)
-            context = make_step_context(env.net, forward, batch, self.ctx, self.leaves, self.start)
+            context = StepContext(
+                partial(env.net, batch.x),
+                batch=batch,
+                ctx=self.ctx,
+                leaves=self.leaves,
+                start=self.start,
+                apply=partial(apply, env.net),
+            )
             found = recording.observe(context)
             env.write_back()
             return found
@@ -260,9 +266,3 @@ class ClientRun:
                     self.leaves[name].copy_(value)
                 else:
                     self.leaves[name] = value
-
-
-def _forward(net: nn.Module, x: Tensor) -> Outputs:
-    """Return the net's outputs for x [B, ...]."""
-    outputs: Outputs = net(x)
-    return outputs

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from flbench.client.forward import call, make_step_context, mode
+from flbench.client.forward import apply, call, mode
 from flbench.client.program import Statistic, Transform, merge_context
 from flbench.client.recording import REDUCTIONS
 from flbench.config.schema import EngineConfig
@@ -214,7 +214,8 @@ class Stack:
     ) -> StepContext:
         """Return what loss terms and Statistics read in one client's step."""
         forward = partial(self.forward, leaves, ctx, batch.x, **keys)
-        return make_step_context(self.environment.net, forward, batch, ctx, leaves, start)
+        given = partial(apply, self.environment.net)
+        return StepContext(forward, batch=batch, ctx=ctx, leaves=leaves, start=start, apply=given)
 
     def forward(
         self,

@@ -1,3 +1,4 @@
+from functools import partial
 from math import ceil, cos, pi, prod
 
 import numpy as np
@@ -6,8 +7,8 @@ import torch
 
 from flbench.algorithms.shared import sparse
 from flbench.algorithms.shared.sparse import MASK, DenseGradient, Masked, Search
-from flbench.client.forward import apply, make_step_context
-from flbench.core.types import Batch, Info
+from flbench.client.forward import apply
+from flbench.core.types import Batch, Info, StepContext
 from flbench.models.base import net_leaves
 from tests.support import build
 
@@ -100,7 +101,14 @@ def test_dense_gradient_is_that_of_the_real_rows_also_outside_the_mask():
     leaves[MASK + name] = torch.rand(leaves[name].shape) < 0.5
     real = torch.tensor([True, True, True, False, False])
     batch = Batch(x, y, real, torch.arange(5), torch.zeros(()))
-    context = make_step_context(net, lambda: None, batch, {}, leaves, leaves)
+    context = StepContext(
+        lambda: None,
+        batch=batch,
+        ctx={},
+        leaves=leaves,
+        start=leaves,
+        apply=partial(apply, net),
+    )
 
     with torch.no_grad():
         found = DenseGradient(Masked((name,)))(context)
