@@ -34,12 +34,13 @@ from flbench.data.federation import Federation
 from flbench.data.federation import build as build_federation
 from flbench.engine.base import STACKED_SIZE, Engine, dtype_of
 from flbench.experiment import checkpoint, own_methods
-from flbench.experiment.evaluate import PARTS, Evaluator, Judge, NetTraits, positive_class
+from flbench.experiment.evaluate import Evaluator
 from flbench.experiment.evaluation_tables import ClassGroups
 from flbench.experiment.found import Found, find_engine, on_this_machine
 from flbench.experiment.judging import ClassJudge
 from flbench.experiment.loop import FederatedLoop, Seconds
 from flbench.experiment.notes import configuration_notes
+from flbench.experiment.predictions import PARTS, positive_class
 from flbench.experiment.rounds import programs, seeded_method
 from flbench.experiment.row_files import ChangedRows
 from flbench.experiment.run_folder import RunFolder
@@ -47,12 +48,12 @@ from flbench.metrics.classes import confusable_classes, rare_classes, read_confu
 from flbench.models import fixed
 from flbench.models.base import build as build_net
 from flbench.models.base import describe, is_lightning, net_leaves
-from flbench.models.module_state import MIXES, may_draw_in_eval
 
 if TYPE_CHECKING:
     from flbench.experiment.features import Cached
     from flbench.experiment.local_terms import LocalTerms
     from flbench.experiment.smoke import Smoke
+    from flbench.experiment.target_judging import TargetJudge
     from flbench.metrics.own import OwnMetric
 
 
@@ -95,7 +96,7 @@ class Experiment:
     net: nn.Module
     algorithm: Algorithm
     engine: Engine
-    judge: Judge
+    judge: "ClassJudge | TargetJudge"
     notes: tuple[str, ...]
     module: Mapping[str, Any] = field(default_factory=dict)
     cached: "Cached | None" = None
@@ -183,11 +184,8 @@ class Experiment:
             recalibrate=self.config.train.batchnorm == "drop",
             warn=warn,
             parts=parts,
-            net=NetTraits(
-                not may_draw_in_eval(self.net),
-                bool(self.net.__dict__.get(MIXES, False)),
-                {} if self.cached is None else self.cached.held,
-            ),
+            net=self.net,
+            cached=self.cached,
         )
 
     def loop(
@@ -345,7 +343,7 @@ def _found(
     used: EngineConfig,
     federation: Federation,
     about_net: Mapping[str, str | None],
-    judge: Judge,
+    judge: "ClassJudge | TargetJudge",
     terms: "LocalTerms | None",
 ) -> Found:
     """Return what config.yaml has beside what the user asked for."""
@@ -521,14 +519,13 @@ def _without_training(algorithm: Algorithm, start: State) -> list[str]:
     return sentences
 
 
-def _judge(config: Config, net: nn.Module, federation: Federation) -> tuple[Judge, list[str]]:
+def _judge(
+    config: Config, net: nn.Module, federation: Federation
+) -> "tuple[ClassJudge | TargetJudge, list[str]]":
     """Return the judge of the models, and notes."""
     if federation.dataset.targets is not None and is_lightning(net):
-        if config.evaluation.positive is not None:
-            raise ConfigError("`evaluation.positive` is for two classes. Leave it out.")
         from flbench.experiment import target_judging  # it loads torchmetrics
 
-        target_judging.check_config(config, federation)
         return target_judging.make(config, net, federation), []
     if config.evaluation.best != BestConfig():
         raise ConfigError(

@@ -4,35 +4,42 @@ An evaluation runs a local program whose leaves are neither kept nor sent, so it
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flbench.algorithms.base import Algorithm, Deployment, is_of_user
 from flbench.client.batchnorm import recalibrate
 from flbench.client.program import LocalProgram, Statistic, Step, Transform
-from flbench.config.schema import BestConfig, EvaluationConfig
-from flbench.core.errors import ConfigError, DivergedError
+from flbench.config.schema import EvaluationConfig
+from flbench.core.errors import DivergedError
 from flbench.core.ownership import is_known
 from flbench.core.tree import digest, take
-from flbench.core.types import Dispatch, Info, Results, Samples, State, StepContext, Tree
+from flbench.core.types import Dispatch, Info, Results, Samples, State, Tree
 from flbench.core.wording import lower_rate
 from flbench.data.federation import Federation
-from flbench.data.schemes import Indices
 from flbench.engine.base import STATISTIC_BATCH, Engine, RoundSettings, gathered
 from flbench.experiment.communication import apply_masks
+from flbench.experiment.predictions import (
+    PARTS,
+    SCALARS,
+    Evaluation,
+    Predictions,
+    positive_class,
+)
 from flbench.experiment.rounds import deployments
-from flbench.results.metrics_file import Row
+from flbench.models.module_state import MIXES, may_draw_in_eval
 
 if TYPE_CHECKING:
-    from flbench.metrics.own import OwnMetric
-    from flbench.metrics.ranking import Margins
+    from flbench.experiment.features import Cached
+    from flbench.experiment.judging import ClassJudge
+    from flbench.experiment.target_judging import TargetJudge
 
 BLOCK = 256  # clients evaluated at once; it bounds the memory of their predictions
 KEPT = 64  # the same if predictions can be kept: clients that are evaluated again together
@@ -40,74 +47,6 @@ OBSERVED = 2**22  # numbers that an engine observes in one call: 16 MB of float3
 PIECE = 4 * STATISTIC_BATCH
 """Samples of all clients that one of them reads for a model that all of them share. Workers
 evaluate several pieces at the same time. Batches do not depend on them."""
-SCALARS = 2**26  # parameters of the models that `deployed` computes at once: 256 MB of float32
-PARTS = ("validation", "test")
-
-
-@dataclass(frozen=True)
-class Predict:
-    """Computes the predicted classes of a deployment, as the function of a Statistic.
-
-    Attributes:
-        weights: `Deployment.weights`: maps (leaves, ctx) to the parameters and buffers that the net
-            is called with; None calls it with the leaves.
-        predict: `Deployment.predict`: maps a StepContext to scores [B, C]; None takes the logits.
-        has_margin: Whether to return the margins of two classes too.
-        has_probabilities: Whether to return the logarithms of the predicted probabilities too.
-    """
-
-    weights: Callable[[Tree, Tree], Tree] | None = None
-    predict: Callable[[StepContext], Tensor] | None = None
-    has_margin: bool = False
-    has_probabilities: bool = False
-
-    def scores(self, context: StepContext) -> Tensor:
-        """Return the scores [B, C] whose largest entry is the predicted class.
-
-        For targets that are not classes they are the outputs [B, ...] of the module.
-        """
-        if self.weights is not None:
-            weights = self.weights(context.leaves, context.ctx)
-            context = StepContext(
-                partial(context.apply, weights, context.batch.x),
-                batch=context.batch,
-                ctx=context.ctx,
-                leaves=context.leaves,
-                start=context.start,
-                apply=context.apply,
-            )
-        return context.out.logits if self.predict is None else self.predict(context)
-
-    def __call__(self, context: StepContext) -> Tree:
-        """Return the predicted classes [B] of one batch, and what else is asked for.
-
-        `margin` [B] is the score of the second class minus that of the first, `logarithms` [B, C]
-        are those of the probabilities. `undefined` [B] is 1 where a score is NaN, so that the
-        prediction means nothing, and 0 elsewhere. All are floating-point numbers, NaN for padding;
-        float32 has all integers up to 16,777,216.
-        """
-        scores = self.scores(context)
-        found = {
-            "predicted": scores.argmax(dim=1).float(),  # [B, C] -> [B]
-            "undefined": scores.isnan().any(dim=1).float(),  # [B, C] -> [B]
-        }
-        if self.has_margin:
-            wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
-            found["margin"] = wide[:, 1] - wide[:, 0]
-        if self.has_probabilities:
-            wide = scores.float()
-            if getattr(self.predict, "scores", None) == "probabilities":
-                # The smallest difference from 1, as in scikit-learn; other scores are logits.
-                found["logarithms"] = wide.clamp_min(torch.finfo(wide.dtype).eps).log()
-            else:
-                found["logarithms"] = wide.log_softmax(dim=1)
-        return {key: without_padding(value, context) for key, value in found.items()}
-
-
-def without_padding(values: Tensor, context: StepContext) -> Tensor:
-    """Return values [B, ...] of a batch with NaN for its padding."""
-    mask = context.batch.mask.reshape(-1, *(1,) * (values.ndim - 1))
-    return torch.where(mask, values, torch.nan)
 
 
 @dataclass(frozen=True)
@@ -127,66 +66,6 @@ class Pad:
             )
             for key, rows in reduced.items()
         }
-
-
-def positive_class(config: EvaluationConfig, classes: Sequence[str]) -> int:
-    """Return the positive class of two, 0 or 1: the second one, or that of `evaluation.positive`.
-
-    Args:
-        config: Section `evaluation`.
-        classes: Names of the classes.
-
-    Raises:
-        ConfigError: `evaluation.positive` is set, and is no name of one of two classes.
-    """
-    if config.positive is None:
-        return 1
-    if len(classes) != 2:
-        raise ConfigError(
-            f"`evaluation.positive={config.positive}` chooses one of two classes, and the data have"
-            f" {len(classes)}. Leave it out."
-        )
-    if config.positive not in classes or classes[0] == classes[1]:
-        raise ConfigError(
-            f"`evaluation.positive={config.positive}` is no class of the data. Choose"
-            f" `{classes[0]}` or `{classes[1]}`."
-        )
-    return list(classes).index(config.positive)
-
-
-@dataclass(frozen=True)
-class Predictions:
-    """Predictions of clients' models on n samples.
-
-    Attributes:
-        client: Id [n] int64 of each sample's client.
-        true: True class [n] int64 of each sample, or its target [n, ...].
-        predicted: Predicted class [n] int64 of each sample, or the output [n, ...] for it.
-        margins: Margins of the positive class, if the data set has two classes; otherwise None.
-        logarithms: Logarithms [n, C] of the predicted probabilities, if they are kept.
-    """
-
-    client: Tensor
-    true: Tensor
-    predicted: Tensor
-    margins: "Margins | None" = None
-    logarithms: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class NetTraits:
-    """What decides how a net can be evaluated.
-
-    Attributes:
-        is_pure: Whether its outputs in eval mode depend on weights and samples alone: all of its
-            code belongs to PyTorch or flbench, and it draws no random numbers.
-        mixes: Whether the score of a sample depends on the other samples of its batch.
-        held: Values of the frozen tensors that the engine's net does not have, by name.
-    """
-
-    is_pure: bool = False
-    mixes: bool = True
-    held: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Model(NamedTuple):
@@ -227,114 +106,6 @@ def _made_of(model: Model) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """Scores of the models after one round: the confusion counts of a classification.
-
-    Attributes:
-        round: Number of rounds completed.
-        local: Scores of every client's model on the client's own samples, by protocol (name of the
-            deployment) and part (`validation`, `test`). They are those of `Judge.scores`.
-        common: Scores on the common test set, by protocol: `personal` for the clients' models and
-            `gm` for the global model. Empty if it was not evaluated.
-        margins: Margins of the same predictions by protocol and part (`validation`, `test`,
-            `common`), if the data set has two classes; otherwise empty.
-    """
-
-    round: int
-    local: dict[tuple[str, str], Any] = field(default_factory=dict)
-    common: dict[str, Any] = field(default_factory=dict)
-    margins: dict[tuple[str, str], "Margins"] = field(default_factory=dict)
-
-    def add_(self, protocol: str, part: str, seen: Predictions, ids: Tensor | None = None) -> None:
-        """Add the predictions of a protocol on a part, in place.
-
-        Args:
-            protocol: Name of the deployment.
-            part: `validation`, `test` or `common`.
-            seen: The predictions.
-            ids: Ids [K] of the clients that share the model of the predictions; None for the model
-                of each sample's own client.
-        """
-        scores = self.common[protocol] if part == "common" else self.local[protocol, part]
-        if ids is None:
-            scores.add_(seen.client, seen.true, seen.predicted)
-        else:
-            scores.add_shared_(ids, seen.true, seen.predicted)
-        if seen.logarithms is not None:
-            scores.add_probabilities_(seen.client, seen.true, seen.logarithms)
-        if (more := seen.margins) is not None:
-            from flbench.metrics.ranking import Margins
-
-            if ids is not None:
-                more = Margins(
-                    more.value.repeat(len(ids)),
-                    more.positive.repeat(len(ids)),
-                    ids.repeat_interleave(len(more.value)),
-                )
-            key = (protocol, part)
-            before = self.margins.get(key)
-            self.margins[key] = more if before is None else Margins.joined([before, more])
-
-
-class Judge(Protocol):
-    """What is judged in an evaluation, and how.
-
-    `ClassJudge` judges predicted classes by confusion counts, `TargetJudge` the outputs for other
-    targets by metrics of the user. All else in an evaluation is the same for both.
-    """
-
-    @property
-    def metrics(self) -> tuple["OwnMetric", ...]:
-        """Metrics of the user."""
-
-    @property
-    def best(self) -> BestConfig:
-        """Section `evaluation.best` with the metric that chooses the best round."""
-
-    def observe(self, deployment: Deployment, part: str) -> Callable[[StepContext], Tree]:
-        """Return the function of a Statistic that computes the predictions of a deployment.
-
-        It maps a batch of the part `validation`, `test` or `common` to `predicted` [B, ...] and
-        perhaps `undefined` [B], `margin` [B] and `logarithms` [B, C].
-        """
-
-    def pairs(self, rows: Indices, predicted: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what is true of n rows of the data set, and what was predicted for them."""
-
-    def scores(self, clients: int) -> Any:
-        """Return the scores of N clients before the first prediction, to which some are added.
-
-        Their methods `add_`, `add_shared_` (of one model that clients share) and, for classes,
-        `add_probabilities_` add in place.
-        """
-
-    def most_clients(self, samples: int) -> int | None:
-        """Return for how many clients with so many samples each predictions fit into memory.
-
-        None stands for any number.
-        """
-
-    def of(self, federation: Federation) -> "Judge":
-        """Return the judge of another federation with the same classes or targets."""
-
-    def rows(self, evaluation: Evaluation, suffix: str = "") -> list[Row]:
-        """Return the metrics of an evaluation as rows of metrics.csv.
-
-        The suffix ends the protocols' names; `@local` marks an evaluation of the cohort right after
-        local training.
-        """
-
-    def tables(
-        self, evaluations: Mapping[str, tuple[Evaluation, State]]
-    ) -> Iterator[tuple[str, Sequence[str], Sequence[Sequence[object]]]]:
-        """Yield name, header and lines of the tables of a finished run.
-
-        The argument has evaluation and evaluated state of the moment `last` and, if it is another
-        round, of the moment `best`.
-        """
-
-
-@dataclass(frozen=True)
 class Evaluator:
     """Evaluates the models of a run.
 
@@ -349,20 +120,23 @@ class Evaluator:
         warn: Function that is called with a sentence if fine-tuning diverges.
         parts: Parts of the clients' samples to evaluate on. A hyper-parameter search evaluates
             `validation` alone; without `test`, the common test set is not used either.
-        net: What is known of the net, which decides whether samples of several clients can be in
-            one batch, and whether predictions can be kept.
+        net: The net of the run. If its code belongs to PyTorch or flbench, and draws no random
+            numbers in eval mode, predictions can be kept; if it does not mix the samples of a
+            batch, those of several clients can be in one.
+        cached: What the engine has in place of net and samples; None if it has these.
         kept: Predictions of the last evaluation, by the name of the deployment.
     """
 
     algorithm: Algorithm
     engine: Engine
     federation: Federation
-    judge: Judge
+    judge: "ClassJudge | TargetJudge"
     config: EvaluationConfig
     recalibrate: bool
     warn: Callable[[str], None]
+    net: nn.Module
     parts: tuple[str, ...] = PARTS
-    net: NetTraits = NetTraits()
+    cached: "Cached | None" = None
     kept: dict[str, Kept] = field(default_factory=dict)
 
     def evaluate(
@@ -649,7 +423,11 @@ class Evaluator:
     def _can_keep(self, deployment: Deployment) -> bool:
         """Return whether predictions depend on nothing but the model, and can be kept."""
         functions = (deployment.weights, deployment.predict)
-        is_pure = self.net.is_pure and is_known(functions) and not is_of_user(self.algorithm)
+        is_pure = (
+            not may_draw_in_eval(self.net)
+            and is_known(functions)
+            and not is_of_user(self.algorithm)
+        )
         return is_pure and not self._is_own(deployment)
 
     def _is_own(self, deployment: Deployment) -> bool:
@@ -668,7 +446,7 @@ class Evaluator:
 
     def _is_one_pass(self, model: Model) -> bool:
         """Return whether the samples of several clients can be in one batch."""
-        is_plain = not self.net.mixes and is_known(model.deployment.predict)
+        is_plain = not self.net.__dict__.get(MIXES, False) and is_known(model.deployment.predict)
         return is_plain and self._is_same_for_all(model)
 
     def _report_undefined(self, model: Model, found: Tree) -> None:
@@ -788,8 +566,8 @@ class Evaluator:
             The leaves of the net, for one client after the other.
         """
         described = self.algorithm.setting.net
-        held = dict(self.net.held) if whole else {}
-        names = (described.names("all") | described.fixed) - self.net.held.keys()
+        held = self._held if whole else {}
+        names = (described.names("all") | described.fixed) - self._held.keys()
         model = next(self._models(state, settings))
         weights = model.deployment.weights
         write = () if weights is None else (Transform(_WriteDeployedWeights(weights)),)
@@ -806,9 +584,14 @@ class Evaluator:
 
         Frozen tensors that the engine does not have come first, once for all clients.
         """
-        if self.net.held:
-            yield dict(self.net.held)
+        if self._held:
+            yield self._held
         yield from self.deployed(state, settings, whole=False)
+
+    @property
+    def _held(self) -> Tree:
+        """Frozen tensors that the engine's net does not have."""
+        return {} if self.cached is None else self.cached.held
 
     def run_statistics(self, model: Model, ids: Tensor, statistics: tuple[Statistic, ...]) -> Tree:
         """Return results [K, ...] of Statistics at some clients, by `STATISTIC.RESULT`."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from flbench.data.federation import Federation
-from flbench.experiment.evaluate import Evaluation
+from flbench.experiment.predictions import PARTS, Evaluation
 from flbench.metrics.classes import confusable_classes
 from flbench.metrics.classification import (
     Metrics,
@@ -51,9 +51,13 @@ class ClassGroups:
 
 
 def metric_rows(evaluation: Evaluation, class_groups: ClassGroups, suffix: str = "") -> list[Row]:
-    """Return all metrics of an evaluation as rows of metrics.csv.
+    """Return all metrics of an evaluation as rows of metrics.csv, without those without samples.
 
-    Metrics without samples are left out.
+    On the common test set `gm` is the global model. PM(V) and PM(L) are means over the evaluated
+    clients of accuracies that are weighted by the client's training classes; see
+    `personal_on_common`. The mean of `trained_class_share` stands beside the accuracies of the
+    personal models. With the suffix `@local` the evaluated clients are the cohort, as in the tables
+    of FedNH and FedPC.
 
     Args:
         evaluation: Counts after one round.
@@ -61,19 +65,32 @@ def metric_rows(evaluation: Evaluation, class_groups: ClassGroups, suffix: str =
         suffix: Suffix of the protocols' names; `@local` marks an evaluation of the cohort right
             after local training.
     """
+    rare, rows = class_groups.rare, []
     confusable = class_groups.confusable_in(evaluation.local.get(("personal", "validation")))
-    rows = []
-    for (protocol, part), counts in evaluation.local.items():
-        rows += _rows(
-            evaluation.round, part, protocol + suffix, pooled(counts, class_groups.rare, confusable)
-        )
-        rows += _ranking_rows(evaluation, part, protocol, suffix)
+    common = {(protocol, "common"): counts for protocol, counts in evaluation.common.items()}
+    for (protocol, part), counts in (evaluation.local | common).items():
+        found = dict(pooled(counts, rare, confusable))
+        if (margins := evaluation.margins.get((protocol, part))) is not None:
+            from flbench.metrics import ranking
+
+            found |= ranking.pooled(margins)
         if counts.probabilities is not None:
             from flbench.metrics import probability_scores
 
-            found = probability_scores.pooled(counts.probabilities)
-            rows += _rows(evaluation.round, part, protocol + suffix, found)
-    return rows + common_rows(evaluation, class_groups, suffix)
+            found |= probability_scores.pooled(counts.probabilities)
+        weighted: dict[str, Tensor] = {}
+        if (protocol, part) == ("personal", "common"):
+            train = class_groups.train_counts
+            found["trained_class_share"] = float(trained_class_share(counts, train).nanmean())
+            weighted = personal_on_common(counts, train)
+        rows += _rows(evaluation.round, part, protocol + suffix, found)
+        for name, values in weighted.items():
+            mean_and_std: Metrics = {
+                "accuracy": float(values.nanmean()),
+                "client_std": float(values[~values.isnan()].std(correction=0)),
+            }
+            rows += _rows(evaluation.round, part, name + suffix, mean_and_std)
+    return rows
 
 
 def group_rows(evaluation: Evaluation, groups: Tensor, suffix: str) -> list[Row]:
@@ -90,53 +107,6 @@ def group_rows(evaluation: Evaluation, groups: Tensor, suffix: str) -> list[Row]
         mean: Metrics = {"accuracy_group_mean": accuracy_group_mean(counts, groups)}
         rows += _rows(evaluation.round, part, protocol + suffix, mean)
     return rows
-
-
-def common_rows(evaluation: Evaluation, class_groups: ClassGroups, suffix: str = "") -> list[Row]:
-    """Return the metrics on the common test set: personal models, GM, PM(V) and PM(L).
-
-    GM is the global model. PM(V) and PM(L) are means over the evaluated clients of accuracies that
-    are weighted by the client's training classes; see `personal_on_common`. The mean of
-    `trained_class_share` stands beside the accuracies of the personal models. With the suffix
-    `@local` the evaluated clients are the cohort, as in the tables of FedNH and FedPC.
-
-    Args:
-        evaluation: Counts after one round.
-        class_groups: Groups of classes for which separate metrics are computed.
-        suffix: Suffix of the protocols' names.
-    """
-    confusable = class_groups.confusable_in(evaluation.local.get(("personal", "validation")))
-    rows = []
-    for protocol, counts in evaluation.common.items():
-        rows += _rows(
-            evaluation.round,
-            "common",
-            protocol + suffix,
-            pooled(counts, class_groups.rare, confusable),
-        )
-        rows += _ranking_rows(evaluation, "common", protocol, suffix)
-        if protocol == "personal":
-            share = float(trained_class_share(counts, class_groups.train_counts).nanmean())
-            rows += _rows(
-                evaluation.round, "common", protocol + suffix, {"trained_class_share": share}
-            )
-            for name, values in personal_on_common(counts, class_groups.train_counts).items():
-                mean_and_std: Metrics = {
-                    "accuracy": float(values.nanmean()),
-                    "client_std": float(values[~values.isnan()].std(correction=0)),
-                }
-                rows += _rows(evaluation.round, "common", name + suffix, mean_and_std)
-    return rows
-
-
-def _ranking_rows(evaluation: Evaluation, part: str, protocol: str, suffix: str) -> list[Row]:
-    """Return the metrics of the ranking of samples as rows; none without two classes."""
-    margins = evaluation.margins.get((protocol, part))
-    if margins is None:
-        return []
-    from flbench.metrics import ranking
-
-    return _rows(evaluation.round, part, protocol + suffix, ranking.pooled(margins))
 
 
 def _rows(number: int, split: str, protocol: str, metrics: Metrics) -> list[Row]:
@@ -215,10 +185,7 @@ def metrics_of_clients(evaluation: Evaluation, part: str) -> dict[str, list[floa
 
 
 def class_table(
-    moment: str,
-    evaluation: Evaluation,
-    class_groups: ClassGroups,
-    names: tuple[str, ...],
+    moment: str, evaluation: Evaluation, class_groups: ClassGroups, names: tuple[str, ...]
 ) -> list[tuple[object, ...]]:
     """Return the rows of per_class.csv, in the order of CLASS_HEADER.
 
@@ -229,30 +196,21 @@ def class_table(
         names: Names of the C classes.
     """
     metrics = per_class(evaluation.local["personal", "test"].confusion)
-    train = class_groups.train_counts.sum(dim=0)
+    train = class_groups.train_counts.sum(dim=0).tolist()
+    support, *shares = (metrics[key].tolist() for key in ("support", "precision", "recall", "f1"))
+    rare = class_groups.rare
     confusable = class_groups.confusable_in(evaluation.local["personal", "validation"])
     return [
-        (
-            moment,
-            k,
-            name,
-            int(train[k]),
-            int(metrics["support"][k]),
-            *(float(metrics[key][k]) for key in ("precision", "recall", "f1")),
-            int(k in class_groups.rare),
-            int(k in confusable),
-        )
-        for k, name in enumerate(names)
+        (moment, k, name, *cells, int(k in rare), int(k in confusable))
+        for k, (name, *cells) in enumerate(zip(names, train, support, *shares, strict=True))
     ]
 
 
 def confusion_table(evaluation: Evaluation) -> list[tuple[object, ...]]:
     """Return the rows of confusion.csv: split, true class, predicted class, and a count above 0."""
-    lines: list[tuple[object, ...]] = []
-    for part in ("validation", "test"):
-        confusion = evaluation.local["personal", part].confusion
-        cells = confusion.nonzero().tolist()
-        lines += [
-            (part, true, predicted, int(confusion[true, predicted])) for true, predicted in cells
-        ]
-    return lines
+    matrices = {part: evaluation.local["personal", part].confusion for part in PARTS}
+    return [
+        (part, true, predicted, int(matrix[true, predicted]))
+        for part, matrix in matrices.items()
+        for true, predicted in matrix.nonzero().tolist()
+    ]

@@ -11,8 +11,8 @@ from flbench.core.tree import digest
 from flbench.core.types import State
 from flbench.experiment import checkpoint, rounds
 from flbench.experiment.assembly import Experiment
-from flbench.experiment.evaluate import positive_class
 from flbench.experiment.loop import FederatedLoop
+from flbench.experiment.predictions import positive_class
 from flbench.experiment.run_folder import RunFolder
 from flbench.reports import page
 from flbench.results import reading

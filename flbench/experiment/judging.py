@@ -12,7 +12,6 @@ from flbench.config.schema import BestConfig
 from flbench.core.types import State, StepContext, Tree
 from flbench.data.federation import Federation
 from flbench.data.schemes import Indices
-from flbench.experiment.evaluate import PARTS, Evaluation, Predict
 from flbench.experiment.evaluation_tables import (
     CLASS_HEADER,
     ClassGroups,
@@ -22,6 +21,7 @@ from flbench.experiment.evaluation_tables import (
     metric_rows,
     metrics_of_clients,
 )
+from flbench.experiment.predictions import PARTS, Evaluation, Predict
 from flbench.metrics.confusion import ConfusionCounts
 from flbench.results.metrics_file import Row
 
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClassJudge:
-    """Judges predicted classes by confusion counts; see `Judge`.
+    """Judges predicted classes by confusion counts.
+
+    `TargetJudge` judges the outputs for other targets. All else in an evaluation is the same.
 
     Attributes:
         federation: Samples of all clients.
@@ -49,7 +51,10 @@ class ClassJudge:
     has_probabilities: bool = False
 
     def observe(self, deployment: Deployment, part: str) -> Callable[[StepContext], Tree]:
-        """Return a function to predicted classes [B]; see `Predict`."""
+        """Return the function of a Statistic that computes the predictions of a deployment.
+
+        It maps a batch of the part `validation`, `test` or `common` to what `Predict` returns.
+        """
         return Predict(
             deployment.weights,
             deployment.predict,
@@ -58,11 +63,11 @@ class ClassJudge:
         )
 
     def pairs(self, rows: Indices, predicted: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the true and the predicted classes [n] int64."""
+        """Return the true and the predicted classes [n] int64 for n rows of the data set."""
         return torch.from_numpy(self.federation.labels[rows]).long(), predicted.long()
 
     def scores(self, clients: int) -> ConfusionCounts:
-        """Return counts of zero."""
+        """Return the counts of N clients before the first prediction."""
         return ConfusionCounts.empty(
             clients,
             self.federation.classes,
@@ -71,7 +76,10 @@ class ClassJudge:
         )
 
     def most_clients(self, samples: int) -> int | None:
-        """Return None: a class is one number."""
+        """Return for how many clients with so many samples each predictions fit into memory.
+
+        It is None, any number, because a class is one number.
+        """
         return None
 
     def of(self, federation: Federation) -> "ClassJudge":
@@ -80,13 +88,17 @@ class ClassJudge:
         return replace(self, federation=federation, groups=groups)
 
     def rows(self, evaluation: Evaluation, suffix: str = "") -> list[Row]:
-        """Return the metrics of an evaluation as rows of metrics.csv."""
+        """Return the metrics of an evaluation as rows of metrics.csv; see `metric_rows`."""
         return metric_rows(evaluation, self.groups, suffix)
 
     def tables(
         self, evaluations: Mapping[str, tuple[Evaluation, State]]
     ) -> Iterator[tuple[str, Sequence[str], Sequence[Sequence[object]]]]:
-        """Yield clients.csv, per_class.csv and confusion.csv."""
+        """Yield name, header and lines of clients.csv, per_class.csv and confusion.csv.
+
+        The argument has evaluation and evaluated state of the moment `last` and, if it is another
+        round, of the moment `best`.
+        """
         names, clients, classes = self.federation.dataset.classes, [], []
         for moment, (evaluation, evaluated) in evaluations.items():
             metrics = {part: metrics_of_clients(evaluation, part) for part in PARTS}

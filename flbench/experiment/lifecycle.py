@@ -24,8 +24,8 @@ from flbench.data import partition_files
 from flbench.data.federation import Federation
 from flbench.experiment import finalize, own_methods, provenance
 from flbench.experiment.assembly import Experiment, Restored, build
-from flbench.experiment.evaluate import PARTS
 from flbench.experiment.loop import Seconds
+from flbench.experiment.predictions import PARTS
 from flbench.experiment.run_folder import RunFolder
 from flbench.models import fixed
 from flbench.results.reading import is_finished

@@ -25,9 +25,10 @@ from flbench.core.types import Results, Stage, State, Tree
 from flbench.core.wording import lower_rate
 from flbench.engine.base import Engine, RoundSettings
 from flbench.experiment import own_methods, rounds
-from flbench.experiment.evaluate import Evaluation, Evaluator
+from flbench.experiment.evaluate import Evaluator
 from flbench.experiment.evaluation_tables import group_rows
 from flbench.experiment.interrupts import Interrupts
+from flbench.experiment.predictions import Evaluation
 from flbench.experiment.run_folder import RunFolder
 from flbench.reports.terminal import told
 from flbench.results.metrics_file import Row

@@ -33,7 +33,8 @@ from flbench.engine.base import RoundSettings
 from flbench.experiment import hook_checks
 from flbench.experiment.assembly import Experiment, build_engine
 from flbench.experiment.communication import DispatchMeter, apply_mask, row_bytes
-from flbench.experiment.evaluate import BLOCK, Evaluation
+from flbench.experiment.evaluate import BLOCK
+from flbench.experiment.predictions import Evaluation
 from flbench.experiment.rounds import (
     deployments,
     seeded_method,
@@ -214,18 +215,18 @@ class NewClients:
         Args:
             state: State of the clients that trained; it is not changed.
         """
-        start = self.experiment.start()
-        put_(start.clients, torch.arange(self._trained), state.clients)
-        count, stale = start.participation_count, {}
-        count[: self._trained] = state.participation_count
-        for name, rows in state.stale.items():
-            stale[name] = torch.zeros_like(count, dtype=torch.bool)
-            stale[name][: self._trained] = rows
-        server, counts = dict(state.server), (self._trained, len(count))
-        for name, value in state.server.items():
-            axes, blank = self.algorithm.client_axes(name), start.server.get(name)
-            if axes:
-                server[name] = grown(value, blank, axes, *counts)
+        start, trained = self.experiment.start(), self._trained
+        put_(start.clients, torch.arange(trained), state.clients)
+        count, clients = start.participation_count, len(start.participation_count)
+        count[:trained] = state.participation_count
+        new = torch.zeros(clients - trained, dtype=torch.bool)
+        stale = {name: torch.cat([rows, new]) for name, rows in state.stale.items()}
+        server = {
+            name: grown(
+                value, start.server.get(name), self.algorithm.client_axes(name), trained, clients
+            )
+            for name, value in state.server.items()
+        }
         return replace(
             state, server=server, clients=start.clients, participation_count=count, stale=stale
         )
@@ -354,29 +355,21 @@ class NewClients:
                 found = evaluator.predictions_of(part, results.ids, results.observed)
                 evaluation.add_("personal", part, found)
         if failed:
-            self._report(failed, epochs, state)
+            called = ", ".join(map(self.experiment.federation.partition.called, failed))
+            if not epochs:
+                lower = lower_rate(own_optimizer=self.algorithm.setting.own_optimizer)
+                raise DivergedError(
+                    f"the models that are sent to the clients [{called}] after round {state.round}"
+                    f" are not finite. {lower} or set train.clip."
+                )
+            self._warn(
+                f"round {state.round}: training for {epochs} epochs diverged at the clients"
+                f" [{called}], which is a part of the evaluation of clients that join later"
+                " (evaluation.adapt); they are evaluated without it. Lower"
+                " evaluation.adapt.finetune_lr."
+            )
             self._add(state, torch.tensor(failed), 0, evaluation, meter)
         return taken
-
-    def _report(self, failed: list[int], epochs: int, state: State) -> None:
-        """Report clients whose training diverged.
-
-        Raises:
-            DivergedError: There was no training: the models that are sent are not finite.
-        """
-        called = self.experiment.federation.partition.called
-        who = ", ".join(map(called, failed))
-        if not epochs:
-            lower = lower_rate(own_optimizer=self.algorithm.setting.own_optimizer)
-            raise DivergedError(
-                f"the models that are sent to the clients [{who}] after round {state.round} are"
-                f" not finite. {lower} or set train.clip."
-            )
-        self._warn(
-            f"round {state.round}: training for {epochs} epochs diverged at the clients [{who}],"
-            " which is a part of the evaluation of clients that join later (evaluation.adapt); they"
-            " are evaluated without it. Lower evaluation.adapt.finetune_lr."
-        )
 
     def _steps(
         self, deployment: Deployment, program: LocalProgram, epochs: int, state: State
@@ -392,18 +385,17 @@ class NewClients:
         tuning = () if deployment.program is None else deployment.program.steps
         if not epochs:
             return tuple(step for step in tuning if not _has_length(step)), False
-        if any(map(_has_length, tuning)):
-            tuning = tuple(map(self._at_rate, tuning))
-            return self._scaled(tuning, frozenset(), epochs, state), False
-        keeps = program.keeps if self._config.train == "own" else frozenset()
-        return self._scaled(program.steps, keeps, epochs, state), True
-
-    def _at_rate(self, step: Step) -> Step:
-        """Return a step of a fine-tuning, a phase with `evaluation.adapt.finetune_lr`."""
-        lr = self._config.finetune_lr
-        if lr is None or not isinstance(step, Phase):
-            return step
-        return replace(step, optimizer=step.optimizer.altered(lr=lr))
+        if not any(map(_has_length, tuning)):
+            keeps = program.keeps if self._config.train == "own" else frozenset()
+            return self._scaled(program.steps, keeps, epochs, state), True
+        if (lr := self._config.finetune_lr) is not None:
+            tuning = tuple(
+                replace(step, optimizer=step.optimizer.altered(lr=lr))
+                if isinstance(step, Phase)
+                else step
+                for step in tuning
+            )
+        return self._scaled(tuning, frozenset(), epochs, state), False
 
     def _scaled(
         self, steps: tuple[Step, ...], own: frozenset[str], epochs: int, state: State
@@ -419,8 +411,7 @@ class NewClients:
             epochs: Number of epochs, at least 1.
             state: State with the clients' leaves.
         """
-        setting = self.algorithm.setting
-        names = [*setting.net.parameters, *state.clients]
+        names = [*self.algorithm.setting.net.parameters, *state.clients]
         phases = [step for step in steps if isinstance(step, Phase) and _has_length(step)]
         counted = [phase for phase in phases if phase.epochs is not None] or phases
         trained = {
@@ -433,14 +424,13 @@ class NewClients:
             if not isinstance(step, Phase) or step not in trained:
                 found.append(step)
                 continue
-            if restricts and not trained[step]:
-                continue
-            phase = replace(step, epochs=epochs, steps=None)
+            mine, phase = trained[step], replace(step, epochs=epochs, steps=None)
             if restricts and phase.gradient is None:
-                phase = replace(phase, train=trained[step])
+                phase = replace(phase, train=mine)
             elif restricts and phase.gradient is not None:  # the hook may read all its leaves
-                phase = replace(phase, gradient=HoldOthers(phase.gradient, trained[step]))
-            found.append(phase)
+                phase = replace(phase, gradient=HoldOthers(phase.gradient, mine))
+            if mine or not restricts:
+                found.append(phase)
         return tuple(found)
 
 
@@ -468,14 +458,7 @@ def _has_length(step: Step) -> bool:
 
 
 def over(below: Dispatch, above: Dispatch) -> Dispatch:
-    """Return both dispatches as one; tensors of `above` replace those of equal names in `below`.
-
-    >>> one = Dispatch(Message({"w": torch.zeros(1), "b": torch.zeros(1)}))
-    >>> two = Dispatch(rows=Message({"w": torch.ones(3, 1)}))
-    >>> both = over(one, two)
-    >>> list(both.shared.values), list(both.rows.values)
-    (['b'], ['w'])
-    """
+    """Return both dispatches as one; tensors of `above` replace those of equal names in `below`."""
     replaced = above.shared.values.keys() | above.rows.values.keys()
 
     def merged(one: Message, other: Message) -> Message:
@@ -485,11 +468,8 @@ def over(below: Dispatch, above: Dispatch) -> Dispatch:
         )
         return Message(values | other.values, mask | other.mask)
 
-    return Dispatch(
-        merged(below.shared, above.shared),
-        merged(below.rows, above.rows),
-        {**below.numbers, **above.numbers},
-    )
+    shared, rows = merged(below.shared, above.shared), merged(below.rows, above.rows)
+    return Dispatch(shared, rows, {**below.numbers, **above.numbers})
 
 
 def grown(
@@ -508,7 +488,7 @@ def grown(
     >>> grown(torch.ones(2, 3), torch.zeros(4, 3), (0,), 2, 4).sum(dim=1).tolist()
     [3.0, 3.0, 0.0, 0.0]
     """
-    if any(value.shape[axis] != trained for axis in axes):
+    if not axes or any(value.shape[axis] != trained for axis in axes):
         return value
     shape = [clients if axis in axes else size for axis, size in enumerate(value.shape)]
     # Another axis may have grown during the run, such as that of clusters.

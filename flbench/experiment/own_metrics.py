@@ -6,7 +6,6 @@ from math import isnan
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 
 from flbench.config.schema import EvaluationConfig, OwnMetricConfig
 from flbench.core import parts, source_hash
@@ -46,48 +45,35 @@ def make(config: EvaluationConfig, classes: int | None) -> tuple[OwnMetric, ...]
     for name, entry in entries.items():
         _check_name(name, tuple(entries))
         metric = OwnMetric(name, _function(name, entry), entry.source)
-        if classes is not None:
-            cells = torch.arange(classes * classes).reshape(classes, classes)
-            # The matrix is not symmetric.
-            _try(metric, 1 + cells % 3 + 2 * torch.eye(classes, dtype=torch.int64))
-            if metric.needs_scores(classes):
-                raise ConfigError(
-                    f"`evaluation.metrics.{name}`: {type(metric.function).__name__} needs scores,"
-                    " and metrics get predicted classes. flbench computes `auroc` and"
-                    " `average_precision` of two classes itself, and further metrics of predicted"
-                    " probabilities with evaluation.probabilities=true. Leave the metric out."
-                )
         whose = f"`evaluation.metrics.{name}`"
+        if classes is not None:
+            _try(metric, whose, classes)
         now = source_hash.unchanged(metric.function, entry.source, entry.sha256, whose, CURE)
         metrics.append(replace(metric, sha256=now))
     return tuple(metrics)
 
 
-def _try(metric: OwnMetric, confusion: Tensor) -> None:
-    """Raise a ConfigError if values of a metric depend on earlier calls, a clock or random numbers.
-
-    Args:
-        metric: The metric.
-        confusion: Confusion matrix [C, C] to call it with.
-    """
-    what = f"`evaluation.metrics.{metric.name}`"
+def _try(metric: OwnMetric, whose: str, classes: int) -> None:
+    """Raise a ConfigError if a metric needs scores, or more than a confusion matrix."""
+    cells = torch.arange(classes * classes).reshape(classes, classes)
+    confusion = 1 + cells % 3 + 2 * torch.eye(classes, dtype=torch.int64)  # it is not symmetric
     first, _, second = metric(confusion), metric(confusion.flip(0)), metric(confusion)
     if first != second and not (isnan(first) and isnan(second)):
         raise ConfigError(
-            f"{what}: `{metric.path}` returned {first} and {second} for the same confusion matrix."
+            f"{whose}: `{metric.path}` returned {first} and {second} for the same confusion matrix."
             " It may draw from a random generator of its own, read a clock, or remember earlier"
-            " calls. Draw from a generator with a seed, such as np.random.default_rng(0), in the"
-            " function."
+            " calls. Draw from a generator with a seed, such as np.random.default_rng(0)."
+        )
+    if metric.needs_scores(classes):
+        raise ConfigError(
+            f"{whose}: {type(metric.function).__name__} needs scores, and metrics get predicted"
+            " classes. flbench computes `auroc` and `average_precision` of two classes itself, and"
+            " metrics of probabilities with evaluation.probabilities=true. Leave the metric out."
         )
 
 
 def _check_name(name: str, others: Sequence[str]) -> None:
-    """Raise a ConfigError if a metric cannot have a name.
-
-    Args:
-        name: The name.
-        others: Names of all metrics of the user.
-    """
+    """Raise a ConfigError if a metric cannot have a name, beside those of all own metrics."""
     if not name.isidentifier():
         raise ConfigError(
             f"`evaluation.metrics.{name}`: the name of a metric must consist of letters, digits and"
@@ -116,7 +102,9 @@ def _function(name: str, entry: OwnMetricConfig) -> Callable[..., Any]:
     again = f"evaluation={{'metrics': {{'{name}': ...}}}}"
     found = parts.part(entry.source, parts.METRICS, where, again, key=name)
     if entry.source != parts.OBJECT and isinstance(found, type):
-        found = _instance(found, where)
+        cure = "Name a function or an object, not a class that needs arguments."
+        with calling(f"{where}: {found.__name__}()", cure):
+            found = found()
     if not callable(found):
         raise ConfigError(
             f"{where} must be a function of a confusion matrix or a metric of torchmetrics, got"
@@ -124,10 +112,3 @@ def _function(name: str, entry: OwnMetricConfig) -> Callable[..., Any]:
         )
     function: Callable[..., Any] = found
     return function
-
-
-def _instance(kind: type, where: str) -> Any:
-    """Return an object of a class without arguments."""
-    cure = "Name a function or an object, not a class that needs arguments."
-    with calling(f"{where}: {kind.__name__}()", cure):
-        return kind()

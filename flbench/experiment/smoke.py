@@ -40,7 +40,7 @@ from flbench.engine.base import Engine, RoundSettings
 from flbench.experiment import hook_checks, rounds
 from flbench.experiment.communication import apply_masks
 from flbench.experiment.constant_draws import ConstantDraws
-from flbench.experiment.evaluate import Predict
+from flbench.experiment.predictions import Predict
 from flbench.models.base import is_lightning, net_leaves
 
 if TYPE_CHECKING:  # it imports Lightning, which takes a second

@@ -21,8 +21,8 @@ from flbench.data.federation import Federation
 from flbench.data.schemes import Indices
 from flbench.engine.base import dtype_of
 from flbench.experiment import own_metrics
-from flbench.experiment.evaluate import PARTS, SCALARS, Evaluation, Predict, without_padding
 from flbench.experiment.evaluation_tables import client_table
+from flbench.experiment.predictions import PARTS, SCALARS, Evaluation, Predict
 from flbench.metrics.own import OwnMetric
 from flbench.metrics.target_scores import TargetScores, torchmetric, value_of
 from flbench.models.lightning_net import LightningNet
@@ -32,25 +32,8 @@ EXAMPLE: Final = "metrics={'mae': torchmetrics.MeanAbsoluteError()}"
 
 
 @dataclass(frozen=True)
-class Output:
-    """Computes the outputs of a deployment, as the function of a Statistic.
-
-    Attributes:
-        deployed: The deployment's weights.
-    """
-
-    deployed: Predict
-
-    def __call__(self, context: StepContext) -> Tree:
-        """Return the outputs [B, ...] of one batch, in float32 at least; NaN for padding."""
-        found = self.deployed.scores(context)
-        found = found.to(torch.promote_types(found.dtype, torch.float32))
-        return {"predicted": without_padding(found, context)}
-
-
-@dataclass(frozen=True)
 class TargetJudge:
-    """Judges outputs for targets by metrics of torchmetrics; see `Judge`.
+    """Judges outputs for targets by metrics of torchmetrics, as `ClassJudge` judges classes.
 
     Attributes:
         federation: Samples of all clients.
@@ -66,7 +49,7 @@ class TargetJudge:
 
     def observe(self, deployment: Deployment, part: str) -> Callable[[StepContext], Tree]:
         """Return a function to the outputs [B, ...]."""
-        return Output(Predict(deployment.weights, deployment.predict))
+        return Predict(deployment.weights, deployment.predict, has_classes=False)
 
     def pairs(self, rows: Indices, predicted: Tensor) -> tuple[Tensor, Tensor]:
         """Return the targets and the outputs, [n, ...] each."""
@@ -109,38 +92,6 @@ class TargetJudge:
         yield "clients.csv", tuple(lines[0]), [tuple(line.values()) for line in lines]
 
 
-def check_config(config: Config, federation: Federation) -> None:
-    """Raise a ConfigError for keys that need classes, and if metrics are missing.
-
-    Args:
-        config: Configuration of the run.
-        federation: Samples of the run.
-    """
-    evaluation, name = config.evaluation, federation.dataset.name
-    if not evaluation.metrics:
-        raise ConfigError(
-            f"`evaluation.metrics` is missing: `{name}` has targets that are not classes, so there"
-            f" is no accuracy. Give metrics of torchmetrics: {EXAMPLE}."
-        )
-    wrong = {
-        "evaluation.target_accuracy": evaluation.target_accuracy is not None,
-        "evaluation.confusable": evaluation.confusable is not None,
-        "evaluation.probabilities": evaluation.probabilities,
-        "output.predictions": config.output.predictions,
-    }
-    if config.data.augment and federation.dataset.truth.ndim > 2:
-        raise ConfigError(
-            f"`data.augment`={list(config.data.augment)} moves the pixels of images, and not those"
-            f" of the targets {list(federation.dataset.truth.shape[1:])} of `{name}`. Leave it out,"
-            " and augment both in training_step."
-        )
-    for key, is_set in wrong.items():
-        if is_set:
-            raise ConfigError(
-                f"`{key}` is for classes, and `{name}` has other targets. Leave it out."
-            )
-
-
 def make(config: Config, net: LightningNet, federation: Federation) -> TargetJudge:
     """Return the judge, with the choice of the best round.
 
@@ -152,9 +103,10 @@ def make(config: Config, net: LightningNet, federation: Federation) -> TargetJud
         federation: Samples of the run.
 
     Raises:
-        ConfigError: A metric is not there, has changed since the run began, cannot be computed, or
-            does not say whether larger values are better.
+        ConfigError: A key is for classes. Or a metric is not there, has changed since the run
+            began, cannot be computed, or does not say whether larger values are better.
     """
+    _check_keys(config, federation)
     metrics = own_metrics.make(config.evaluation, None)
     best = config.evaluation.best
     chosen = {metric.name: metric for metric in metrics}.get(best.metric or metrics[0].name)
@@ -163,30 +115,18 @@ def make(config: Config, net: LightningNet, federation: Federation) -> TargetJud
             f"`evaluation.best.metric={best.metric}` is not one of `evaluation.metrics`:"
             f" {', '.join(metric.name for metric in metrics)}."
         )
-    is_higher_better = torchmetric(chosen).higher_is_better
-    mode = best.mode
+    torchmetric(chosen)
+    mode = best.mode or chosen.direction
     if mode is None:
-        if is_higher_better is None:
-            raise ConfigError(
-                f"`evaluation.metrics.{chosen.name}` does not say whether larger values are better"
-                " (its higher_is_better is None). Set evaluation.best.mode to max or min, or"
-                " evaluation.best.metric to another metric."
-            )
-        mode = "max" if is_higher_better else "min"
+        raise ConfigError(
+            f"`evaluation.metrics.{chosen.name}` does not say whether larger values are better (its"
+            " higher_is_better is None). Set evaluation.best.mode to max or min, or"
+            " evaluation.best.metric to another metric."
+        )
     metrics = tuple(replace(one, mode=mode) if one is chosen else one for one in metrics)
-    size = _try(config, net, federation, metrics)
-    best = BestConfig(metric=chosen.name, mode=mode)
-    return TargetJudge(federation, metrics, size, best)
-
-
-def _try(
-    config: Config, net: LightningNet, federation: Federation, metrics: tuple[OwnMetric, ...]
-) -> int:
-    """Compute the metrics on the smallest part of a client; return the size of one output."""
-    parts = federation.partition.parts
-    found = [rows for part in ("validation", "test") for rows in parts[part] if len(rows)]
+    parts, first = federation.partition.parts, next(net.parameters())
+    found = [rows for part in PARTS for rows in parts[part] if len(rows)]
     rows = min(found or [parts["train"][0]], key=len)
-    first = next(net.parameters())
     was_training = net.training
     with torch.no_grad():
         output = net.eval().module(federation.inputs(rows, first.dtype)).to(dtype_of(config.engine))
@@ -194,4 +134,33 @@ def _try(
     truth = torch.from_numpy(federation.dataset.truth[rows])
     for metric in metrics:
         value_of(metric, output, truth, "the untrained model")
-    return int(np.prod(output.shape[1:]))
+    size = int(np.prod(output.shape[1:]))
+    return TargetJudge(federation, metrics, size, BestConfig(metric=chosen.name, mode=mode))
+
+
+def _check_keys(config: Config, federation: Federation) -> None:
+    """Raise a ConfigError for keys that need classes, and if metrics are missing."""
+    evaluation, name = config.evaluation, federation.dataset.name
+    if not evaluation.metrics:
+        raise ConfigError(
+            f"`evaluation.metrics` is missing: `{name}` has targets that are not classes, so there"
+            f" is no accuracy. Give metrics of torchmetrics: {EXAMPLE}."
+        )
+    if config.data.augment and federation.dataset.truth.ndim > 2:
+        raise ConfigError(
+            f"`data.augment`={list(config.data.augment)} moves the pixels of images, and not those"
+            f" of the targets {list(federation.dataset.truth.shape[1:])} of `{name}`. Leave it out,"
+            " and augment both in training_step."
+        )
+    wrong = {
+        "evaluation.positive": evaluation.positive is not None,
+        "evaluation.target_accuracy": evaluation.target_accuracy is not None,
+        "evaluation.confusable": evaluation.confusable is not None,
+        "evaluation.probabilities": evaluation.probabilities,
+        "output.predictions": config.output.predictions,
+    }
+    for key, is_set in wrong.items():
+        if is_set:
+            raise ConfigError(
+                f"`{key}` is for classes, and `{name}` has other targets. Leave it out."
+            )

@@ -156,7 +156,7 @@ def test_positive_class_can_be_chosen(data, tmp_path):
     path, summary = run(tmp_path, *keys, "evaluation.positive=0")
     assert summary["positive_class"] == "0"
     assert "positive class 0" in (path / "report.html").read_text()
-    with pytest.raises(ConfigError, match=r"evaluation\.positive=maybe.*`0` or `1`"):
+    with pytest.raises(ConfigError, match=r"evaluation\.positive=maybe"):
         build(*keys, "evaluation.positive=maybe")
-    with pytest.raises(ConfigError, match=r"evaluation\.positive=1.*have 10"):
+    with pytest.raises(ConfigError, match=r"evaluation\.positive=1"):
         build("algorithm=local", "evaluation.positive=1")

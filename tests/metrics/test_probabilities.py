@@ -10,7 +10,7 @@ from torchmetrics.classification import MulticlassAUROC, MulticlassCalibrationEr
 
 from flbench.core.errors import ConfigError
 from flbench.core.types import Batch, Outputs, StepContext
-from flbench.experiment.evaluate import Predict
+from flbench.experiment.predictions import Predict
 from flbench.metrics.names import PROBABILITY as NAMES
 from flbench.metrics.probabilities import Probabilities
 from flbench.metrics.probability_scores import BINS, per_client, pooled

@@ -1,0 +1,174 @@
+"""What deployed models predict, and the scores of an evaluation that are made of it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from flbench.config.schema import EvaluationConfig
+from flbench.core.errors import ConfigError
+from flbench.core.types import StepContext, Tree
+from flbench.core.wording import listed
+
+if TYPE_CHECKING:
+    from flbench.metrics.ranking import Margins
+
+PARTS = ("validation", "test")
+SCALARS = 2**26  # numbers of models or predictions that are computed at once: 256 MB of float32
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Computes the predictions of a deployment, as the function of a Statistic.
+
+    Attributes:
+        weights: `Deployment.weights`: maps (leaves, ctx) to the parameters and buffers that the net
+            is called with; None calls it with the leaves.
+        predict: `Deployment.predict`: maps a StepContext to scores [B, C]; None takes the logits.
+        has_margin: Whether to return the margins of two classes too.
+        has_probabilities: Whether to return the logarithms of the predicted probabilities too.
+        has_classes: Whether classes are predicted; otherwise the outputs are.
+    """
+
+    weights: Callable[[Tree, Tree], Tree] | None = None
+    predict: Callable[[StepContext], Tensor] | None = None
+    has_margin: bool = False
+    has_probabilities: bool = False
+    has_classes: bool = True
+
+    def scores(self, context: StepContext) -> Tensor:
+        """Return the scores [B, C] whose largest entry is the predicted class.
+
+        For targets that are not classes they are the outputs [B, ...] of the module.
+        """
+        if self.weights is not None:
+            weights = self.weights(context.leaves, context.ctx)
+            context = StepContext(
+                partial(context.apply, weights, context.batch.x),
+                batch=context.batch,
+                ctx=context.ctx,
+                leaves=context.leaves,
+                start=context.start,
+                apply=context.apply,
+            )
+        return context.out.logits if self.predict is None else self.predict(context)
+
+    def __call__(self, context: StepContext) -> Tree:
+        """Return what is predicted in one batch, with NaN for padding.
+
+        `predicted` [B] are the classes; without classes they are the outputs [B, ...]. `undefined`
+        [B] is 1 where a score is NaN, so that the class means nothing, and 0 elsewhere. `margin`
+        [B] is the score of the second class minus that of the first, `logarithms` [B, C] are those
+        of the probabilities. All are floating-point numbers; float32 has all integers up to
+        16,777,216.
+        """
+        scores = self.scores(context)
+        wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        found = {"predicted": wide}
+        if self.has_classes:
+            found = {
+                "predicted": scores.argmax(dim=1).float(),  # [B, C] -> [B]
+                "undefined": scores.isnan().any(dim=1).float(),  # [B, C] -> [B]
+            }
+        if self.has_margin:
+            found["margin"] = wide[:, 1] - wide[:, 0]
+        if self.has_probabilities:
+            single = scores.float()
+            if getattr(self.predict, "scores", None) == "probabilities":
+                # The smallest difference from 1, as in scikit-learn; other scores are logits.
+                found["logarithms"] = single.clamp_min(torch.finfo(single.dtype).eps).log()
+            else:
+                found["logarithms"] = single.log_softmax(dim=1)
+        mask = context.batch.mask
+        return {
+            key: torch.where(mask.reshape(-1, *(1,) * (value.ndim - 1)), value, torch.nan)
+            for key, value in found.items()
+        }
+
+
+def positive_class(config: EvaluationConfig, classes: Sequence[str]) -> int:
+    """Return the positive class of two, 0 or 1: the second one, or that of `evaluation.positive`.
+
+    Raises:
+        ConfigError: `evaluation.positive` is set, and is no name of one of two classes.
+    """
+    if config.positive is None:
+        return 1
+    if len(classes) != 2 or config.positive not in classes:
+        raise ConfigError(
+            f"`evaluation.positive={config.positive}` chooses one of two classes, and the data have"
+            f" the classes {listed(classes, 5)}. Choose one of two, or leave it out."
+        )
+    return list(classes).index(config.positive)
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Predictions of clients' models on n samples.
+
+    Attributes:
+        client: Id [n] int64 of each sample's client.
+        true: True class [n] int64 of each sample, or its target [n, ...].
+        predicted: Predicted class [n] int64 of each sample, or the output [n, ...] for it.
+        margins: Margins of the positive class, if the data set has two classes; otherwise None.
+        logarithms: Logarithms [n, C] of the predicted probabilities, if they are kept.
+    """
+
+    client: Tensor
+    true: Tensor
+    predicted: Tensor
+    margins: "Margins | None" = None
+    logarithms: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of the models after one round: the confusion counts of a classification.
+
+    Attributes:
+        round: Number of rounds completed.
+        local: Scores of every client's model on the client's own samples, by protocol (name of the
+            deployment) and part (`validation`, `test`). They are those of `ClassJudge.scores`.
+        common: Scores on the common test set, by protocol: `personal` for the clients' models and
+            `gm` for the global model. Empty if it was not evaluated.
+        margins: Margins of the same predictions by protocol and part (`validation`, `test`,
+            `common`), if the data set has two classes; otherwise empty.
+    """
+
+    round: int
+    local: dict[tuple[str, str], Any] = field(default_factory=dict)
+    common: dict[str, Any] = field(default_factory=dict)
+    margins: dict[tuple[str, str], "Margins"] = field(default_factory=dict)
+
+    def add_(self, protocol: str, part: str, seen: Predictions, ids: Tensor | None = None) -> None:
+        """Add the predictions of a protocol on a part, in place.
+
+        Args:
+            protocol: Name of the deployment.
+            part: `validation`, `test` or `common`.
+            seen: The predictions.
+            ids: Ids [K] of the clients that share the model of the predictions; None for the model
+                of each sample's own client.
+        """
+        scores = self.common[protocol] if part == "common" else self.local[protocol, part]
+        if ids is None:
+            scores.add_(seen.client, seen.true, seen.predicted)
+        else:
+            scores.add_shared_(ids, seen.true, seen.predicted)
+        if seen.logarithms is not None:
+            scores.add_probabilities_(seen.client, seen.true, seen.logarithms)
+        if (more := seen.margins) is not None:
+            from flbench.metrics.ranking import Margins
+
+            if ids is not None:
+                more = Margins(
+                    more.value.repeat(len(ids)),
+                    more.positive.repeat(len(ids)),
+                    ids.repeat_interleave(len(more.value)),
+                )
+            key = (protocol, part)
+            before = self.margins.get(key)
+            self.margins[key] = more if before is None else Margins.joined([before, more])
