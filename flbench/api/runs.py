@@ -111,7 +111,7 @@ class Run:
         self._objects = dict(objects or {})
         self._run = reading.read(self.path)
         self._tables = _Tables(self._run)
-        self._models: dict[tuple[int | None, str | None, str], TrainedModel] = {}
+        self._models: dict[tuple[int | str | None, str | None, str], TrainedModel] = {}
 
     @property
     def config(self) -> Config:
@@ -241,8 +241,6 @@ class Run:
         """
         from flbench.deploy import loading
 
-        if client is not None:
-            client = loading.client_of(self.path, client)
         key = client, deployment, checkpoint
         if normalize_by is None and key in self._models:
             return self._models[key]

@@ -126,9 +126,8 @@ def _load(path: Path, asked: Mapping[str, Any], *, is_global: bool) -> TrainedMo
             f"{what} of --client and --global are given. Choose the model of one client, --client"
             " ID, or the global model, --global."
         )
-    number = None if client is None else loading.client_of(path, client)
     loaded = loading.load(
-        path, number, asked["deployment"], asked["checkpoint"], _note, asked["normalize_by"]
+        path, client, asked["deployment"], asked["checkpoint"], _note, asked["normalize_by"]
     )
     if not reading.is_finished(path):
         _note(f"{path} is not finished; the model is that of round {loaded.card['round']}.")

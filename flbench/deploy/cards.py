@@ -43,7 +43,7 @@ def card(
     """
     config, federation = experiment.config, experiment.federation
     summary, written = read_json(path / "summary.json"), read_json(path / "partition.json")
-    names, normal = federation.partition.names, model.normalization
+    names = federation.partition.names
     origin = "the training parts of all clients"
     if federation.owner is not None:
         origin = "the samples that were given" if client is None else "the client's training part"
@@ -58,14 +58,7 @@ def card(
         "dataset": federation.dataset.name,
         "classes": list(model.classes),
         "input": _input(experiment, client, model),
-        "normalization": {
-            "from": origin,
-            "mean": normal.mean.tolist(),
-            # JSON has no infinity.
-            "std": [value if math.isfinite(value) else None for value in normal.std.tolist()],
-            "columns": list(normal.columns),
-            "fill": list(normal.fill),
-        },
+        "normalization": {"from": origin, **model.normalization},
         "output": {"scores": model.net.scores if model.classes else "outputs"},
         "metrics": _metrics(path, summary, state.round, client) if name == "personal" else {},
         "data_hash": written.get("data"),

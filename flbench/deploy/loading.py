@@ -23,13 +23,13 @@ from flbench.algorithms.base import Deployment
 from flbench.client.program import Statistic
 from flbench.config.resolve import resolve_written
 from flbench.core import shapes
-from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import DataError, UserError, did_you_mean
 from flbench.core.text import one_line
 from flbench.core.types import Samples, State, StepContext, Tree
 from flbench.core.wording import how_to_resume, listed, setting
 from flbench.data import pixels, unlabelled
 from flbench.data.federation import FEW_SAMPLES, Federation, means_of, normalization_of
+from flbench.data.partition import ClientParts
 from flbench.data.partition_files import check_unchanged
 from flbench.data.unlabelled import Layout
 from flbench.deploy import cards
@@ -51,7 +51,7 @@ MOMENTS: Final = ("best", "last")
 
 def load(
     path: Path,
-    client: int | None = None,
+    client: int | str | None = None,
     deployment: str | None = None,
     checkpoint: Moment = "best",
     warn: Callable[[str], None] = lambda sentence: None,
@@ -65,7 +65,7 @@ def load(
 
     Args:
         path: The run folder.
-        client: Id of the client, in [0, N); None for the global model.
+        client: The client; see `client_of`. None for the global model.
         deployment: Name of one of the method's models (`Algorithm.deploy`); None for `personal`,
             by which the method is evaluated, or, without a client, for `gm`.
         checkpoint: `best`: the round with the best validation accuracy, by which runs are compared;
@@ -93,47 +93,49 @@ def load(
         )
     with _built(path) as experiment:
         state = _read_state(experiment, path, checkpoint)
+        partition = experiment.federation.partition
+        number = None if client is None else client_of(partition, client)
         is_given = normalize_by is not None
-        name, found = _choose(experiment, state, path, client, deployment, is_normalized=is_given)
-        net = _net(experiment, state, name, found, client or 0, warn)
-        inputs = _inputs(experiment.federation, client, next(net.net.parameters()).dtype)
-        layout = _layout(experiment, client if normalize_by is None else None)
+        name, found = _choose(experiment, state, number, deployment, is_normalized=is_given)
+        net = _net(experiment, state, name, found, number or 0, warn)
+        inputs = _inputs(experiment.federation, number, next(net.net.parameters()).dtype)
+        layout = _layout(experiment, number if normalize_by is None else None)
         has_classes = experiment.federation.dataset.targets is None
         classes = experiment.federation.dataset.classes if has_classes else ()
         model = TrainedModel(net, inputs, classes, layout, {})
         if normalize_by is not None:
             model = _normalized_by(model, normalize_by, experiment.federation, warn)
-        model.card.update(cards.card(experiment, state, path, client, name, checkpoint, model))
+        model.card.update(cards.card(experiment, state, path, number, name, checkpoint, model))
     if shift := model.card["input"].get("shift"):
         warn(shift)
     return model
 
 
-def client_of(path: Path, client: int | str) -> int:
+def client_of(partition: ClientParts, client: int | str) -> int:
     """Return the id of a client.
 
     Args:
-        path: The run folder.
+        partition: The partition of the run.
         client: An id in [0, N); or a text: the name of a natural client, or, where clients have no
             names, the digits of an id.
 
     Raises:
-        UserError: The run has no client of this name.
+        UserError: The run has no such client.
     """
-    check_run_folder(path)
-    if not isinstance(client, str):
-        return int(client)
-    file = path / "partition.json"
-    with as_data_error(file):
-        names = [str(name) for name in read_json(file).get("client_names") or ()]
+    names, text = partition.names, str(client)
     if client in names:
-        return names.index(client)
-    if not names and re.fullmatch(r"-?[0-9]{1,11}", client):
-        return int(client)
-    known = listed(map(one_line, names), 5) if names else "numbers, from 0"
-    raise UserError(
-        f"{path} has no client `{client}`.{did_you_mean(client, names)} Its clients are {known}."
-    )
+        return names.index(text)
+    is_id = not (names and isinstance(client, str)) and re.fullmatch("[0-9]{1,11}", text)
+    if is_id and int(text) < partition.clients:
+        return int(text)
+    known = f"{did_you_mean(text, names)} Its clients are {_clients(partition)}."
+    raise UserError(f"the run has no client `{client}`.{known}")
+
+
+def _clients(partition: ClientParts) -> str:
+    """Return the names of the first clients, or the range of their ids, for a sentence."""
+    names = partition.names
+    return listed(map(one_line, names), 5) if names else f"0 to {partition.clients - 1}"
 
 
 @contextmanager
@@ -188,7 +190,6 @@ def _read_state(experiment: Experiment, path: Path, moment: Moment) -> State:
 def _choose(
     experiment: Experiment,
     state: State,
-    path: Path,
     client: int | None,
     name: str | None,
     *,
@@ -197,15 +198,11 @@ def _choose(
     """Return the name of the deployment, and the deployment.
 
     Raises:
-        UserError: There is no such client or model, or its normalization is missing or there twice.
+        UserError: There is no such model, or its normalization is missing or there twice.
     """
     method, federation = experiment.config.algorithm.name, experiment.federation
-    partition, clients = federation.partition, federation.clients
+    partition = federation.partition
     known = rounds.deployments(experiment.algorithm, state, torch.tensor([0]))
-    names = partition.names
-    which = listed(map(one_line, names), 5) if names else f"0 to {clients - 1}"
-    if client is not None and not 0 <= client < clients:
-        raise UserError(f"{path} has no client {client}: its {clients} clients are {which}.")
     name, reason = name or ("gm" if client is None else next(iter(known))), ""
     if client is None and name == "gm" and name not in known:
         reason = f"`{method}` has no global model: each client has a model of its own"
@@ -217,7 +214,7 @@ def _choose(
     elif client is None and experiment.config.train.batchnorm == "drop":
         reason = "with train.batchnorm=drop each client estimates statistics on its own samples"
     if reason:
-        raise UserError(f"{reason}. Choose a client of {path}, {which}.")
+        raise UserError(f"{reason}. Choose a client: {_clients(partition)}.")
     is_open, option = federation.owner is not None and client is None, setting("normalize_by")
     if is_open and not is_normalized:
         raise UserError(

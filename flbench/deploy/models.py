@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from math import isfinite
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -18,25 +19,6 @@ from flbench.data.unlabelled import Layout
 RawSamples = Tensor | NDArray[Any] | Sequence[Sequence[int]]
 """Raw samples; sequences of tokens may be a list."""
 CHUNK: Final = 512  # samples that `TrainedModel.predict` computes at once
-
-
-class Normalization(NamedTuple):
-    """The normalization (x - mean) / std of raw samples; `TrainedModel.predict` applies it.
-
-    Attributes:
-        mean: Mean of each channel, or column of the net's input, in the units of the raw samples
-            (pixels of uint8 images are not divided by 255 first).
-        std: Standard deviation, or the width of the range with `data.normalize=unit`; infinity for
-            a channel or column of one value, so that the input is 0.
-        columns: Names of the columns of the net's input; `NAME=WORD` for a column of words. Empty
-            for other samples than rows of tables.
-        fill: Values that replace missing ones, by column.
-    """
-
-    mean: NDArray[np.float64]
-    std: NDArray[np.float64]
-    columns: tuple[str, ...] = ()
-    fill: tuple[float, ...] = ()
 
 
 class DeployedNet(nn.Module):
@@ -187,21 +169,30 @@ class TrainedModel:
         return nn.Sequential(self.inputs, self.net).eval()
 
     @property
-    def normalization(self) -> Normalization:
-        """The normalization as numbers; those of tokens are empty."""
+    def normalization(self) -> dict[str, Any]:
+        """The normalization (x - mean) / std of raw samples, which `predict` applies; JSON values.
+
+        `mean` and `std` have a number for each channel, or column of the net's input, in the units
+        of the raw samples (pixels of uint8 images are not divided by 255 first). `std` is the
+        standard deviation, or the width of the range with `data.normalize=unit`; None stands for
+        infinity: a channel or column of one value, whose input is 0. For rows of tables, `columns`
+        has the names of the net's input, `NAME=WORD` for a column of words, and `fill` the values
+        that replace missing ones; for other samples both are empty, and for tokens all are.
+        """
         if self.inputs.is_tokens:
-            return Normalization(np.zeros(0), np.ones(0))
-        source, word, fill = self.inputs.source, self.inputs.word, self.inputs.fill
+            return {"mean": [], "std": [], "columns": [], "fill": []}
         both = self.inputs.offset.double(), 1.0 / self.inputs.scale.double()
-        mean, std = (np.atleast_1d(value.numpy().squeeze()) for value in both)
+        mean, std = (value.flatten().tolist() for value in both)
+        found = {"mean": mean, "std": [value if isfinite(value) else None for value in std]}
+        source, word, fill = self.inputs.source, self.inputs.word, self.inputs.fill
         if source is None or word is None or fill is None:
-            return Normalization(mean, std)
+            return found | {"columns": [], "fill": []}
         names, words = self.layout.columns, self.layout.words
         columns = [
             names[k] if place < 0 else f"{names[k]}={words[k][place]}"
             for k, place in zip(source.tolist(), word.tolist(), strict=True)
         ]
-        return Normalization(mean, std, tuple(columns), tuple(fill.tolist()))
+        return found | {"columns": columns, "fill": fill.tolist()}
 
     def predict(self, x: RawSamples) -> Tensor:
         """Return the scores of raw samples; the largest score is the predicted class.

@@ -28,6 +28,7 @@ from flbench.engine.base import STATISTIC_BATCH, Engine, RoundSettings, gathered
 from flbench.experiment.communication import apply_masks
 from flbench.experiment.predictions import (
     PARTS,
+    RESULTS,
     SCALARS,
     Evaluation,
     Predictions,
@@ -489,8 +490,10 @@ class Evaluator:
     def _cut(self, part: str, ids: Tensor, observed: Tree) -> Tree:
         """Return results [K, L, ...] of the Statistic of a part as [n, ...], without padding."""
         sizes = self._sizes[part][ids]
-        mine = {k: rows for k, rows in observed.items() if k.startswith(f"{part}.")}
-        return {k: rows[torch.arange(rows.shape[1]) < sizes[:, None]] for k, rows in mine.items()}
+        # A program may have Statistics with other results under the same name.
+        mine = [key for key in (f"{part}.{name}" for name in RESULTS) if key in observed]
+        inside = {key: torch.arange(observed[key].shape[1]) < sizes[:, None] for key in mine}
+        return {key: observed[key][rows] for key, rows in inside.items()}
 
     def _paired(self, samples: Samples, ids: Tensor, found: Tree) -> Predictions:
         """Return the predictions in results `PART.RESULT` [n, ...] of samples of clients [K]."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from flbench.metrics.ranking import Margins
 
 PARTS = ("validation", "test")
+RESULTS = ("predicted", "undefined", "margin", "logarithms")  # of `Predict`
 SCALARS = 2**26  # numbers of models or predictions that are computed at once: 256 MB of float32
 
 

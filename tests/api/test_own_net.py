@@ -386,7 +386,8 @@ def test_inputs_of_a_net_with_a_buffer_of_integers_are_not_rounded(tmp_path):
     model = short(tmp_path, Counted(), "fedavg").trained(1)
     raw = torch.randint(0, 17, (4, 8, 8), dtype=torch.uint8)
 
-    x = (raw.double() - model.normalization.mean.item()) / model.normalization.std.item()
+    [mean], [std] = (model.normalization[key] for key in ("mean", "std"))
+    x = (raw.double() - mean) / std
     assert torch.allclose(model.inputs(raw)[:, 0].double(), x, atol=1e-5)
     assert model.predict(raw).isfinite().all()
 

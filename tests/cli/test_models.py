@@ -52,7 +52,7 @@ def test_export_prints_how_to_load_the_file(flbench, tmp_path, finished_run):
     [
         ((), "neither of --client and --global"),
         (("--client", "1", "--global"), "both of --client and --global"),
-        (("--client", "5"), "no client 5: its 5 clients are 0 to 4"),
+        (("--client", "5"), "no client `5`. Its clients are 0 to 4"),
         (("--client", "north"), "no client `north`"),
         (("--client", "1", "--format", "onxx"), "Did you mean `onnx`"),
         (("--client", "1", "--out", "model.bin"), "stands for no format"),

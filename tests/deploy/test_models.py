@@ -18,6 +18,8 @@ from flbench.config.resolve import resolve
 from flbench.config.sources import from_file
 from flbench.core.errors import DataError, UserError
 from flbench.core.tree import digest
+from flbench.data.dataset import PARTS
+from flbench.data.partition import ClientParts
 from flbench.deploy import loading
 from flbench.experiment import checkpoint
 from flbench.experiment.assembly import load_federation
@@ -161,7 +163,8 @@ def test_net_takes_normalized_inputs_and_can_be_pickled(finished_run):
     assert not model.net.training
     assert torch.equal(model.net(inputs), model.predict(federation.dataset.x[rows]))
     raw = torch.from_numpy(federation.dataset.x[rows])
-    pixels = (raw.double().numpy() - model.normalization.mean) / model.normalization.std
+    [mean], [std] = (model.normalization[key] for key in ("mean", "std"))
+    pixels = (raw.double().numpy() - mean) / std
     np.testing.assert_allclose(pixels, inputs, rtol=1e-5, atol=1e-5)
 
     copy = pickle.loads(pickle.dumps(model))
@@ -216,7 +219,7 @@ def test_global_model_has_the_normalization_of_the_client_that_is_chosen(tmp_pat
     one, other = (loading.load(path, client, "gm") for client in (0, 1))
     same = zip(one.net.net.state_dict().values(), other.net.net.state_dict().values(), strict=True)
     assert all(torch.equal(*pair) for pair in same)
-    assert (one.normalization.mean != other.normalization.mean).any()
+    assert one.normalization["mean"] != other.normalization["mean"]
     assert one.card["normalization"]["from"] == "the client's training part"
 
     # A new client normalizes by its samples, as a client by its training part.
@@ -226,7 +229,8 @@ def test_global_model_has_the_normalization_of_the_client_that_is_chosen(tmp_pat
     assert torch.equal(new.predict(x), other.predict(x))
     assert new.card["normalization"]["from"] == "the samples that were given"
     file = loading.load(path, normalize_by=tmp_path / "x" / "c1.csv")
-    assert file.normalization.mean[1:] == pytest.approx(other.normalization.mean[1:], abs=0.3)
+    wanted = other.normalization["mean"][1:]
+    assert file.normalization["mean"][1:] == pytest.approx(wanted, abs=0.3)
     infinite = x.copy()
     infinite[3, 2] = np.inf
     for client, samples, words in (
@@ -274,10 +278,10 @@ def test_global_model_has_the_normalization_of_the_client_that_is_chosen(tmp_pat
 HOSPITALS = [f"hospital{k:02d}" for k in range(1, 13)]
 
 
-def named(folder, names):
-    (folder / "config.yaml").write_text("seed: 0\n")
-    (folder / "partition.json").write_text(json.dumps({"client_names": names}))
-    return folder
+def parts_of(names, clients=12):
+    """The partition of clients with some names."""
+    parts = {part: [np.arange(0)] * (len(names) or clients) for part in PARTS}
+    return ClientParts(parts, "", names=tuple(names))
 
 
 @pytest.mark.parametrize(
@@ -287,20 +291,21 @@ def named(folder, names):
         *((["3", "1", "0"], 1, 1), ([], "7", 7), ([], 7, 7), (["-1", "x"], "-1", 0)),
     ],
 )
-def test_client_is_found_by_its_name_or_its_id(tmp_path, names, client, wanted):
-    assert loading.client_of(named(tmp_path, names), client) == wanted
+def test_client_is_found_by_its_name_or_its_id(names, client, wanted):
+    assert loading.client_of(parts_of(names), client) == wanted
 
 
 @pytest.mark.parametrize(
     ("names", "client", "said"),
     [
         *((HOSPITALS, "3", "hospital01"), (HOSPITALS, "hospitl03", "Did you mean")),
-        *((["a", "b"], "3.0", "a, b"), ([], "north", "numbers"), (["a"], "\u0661", "a")),
+        *((["a", "b"], "3.0", "a, b"), ([], "north", "0 to 11"), (["a"], "\u0661", "a")),
+        *((HOSPITALS, -1, "hospital01"), ([], 12, "0 to 11"), ([], "-1", "0 to 11")),
     ],
 )
-def test_names_that_no_client_has_are_refused(tmp_path, names, client, said):
+def test_clients_that_do_not_exist_are_refused(names, client, said):
     with pytest.raises(UserError, match=said):
-        loading.client_of(named(tmp_path, names), client)
+        loading.client_of(parts_of(names), client)
 
 
 def test_tables_without_names_of_columns(tmp_path):
@@ -395,8 +400,8 @@ def test_pixels_out_of_range_are_refused(finished_run):
 @pytest.mark.parametrize(
     ("client", "deployment", "moment", "words"),
     [
-        (5, None, "best", "no client 5: its 5 clients are 0 to 4"),
-        (-1, None, "best", "no client -1"),
+        (5, None, "best", "no client `5`. Its clients are 0 to 4"),
+        (-1, None, "best", "no client `-1`"),
         (0, "persnal", "best", "no model `persnal`. Did you mean `personal`"),
         (None, "personal", "best", "differs between clients"),
         (0, None, "lst", "Did you mean `last`"),
