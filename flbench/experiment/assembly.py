@@ -428,22 +428,7 @@ def _tried(
 
     begin = partial(_start, dtype=dtype_of(config.engine))
     trial = Smoke(here, algorithm, net, unknown, federation, begin)
-
-    def anew() -> "Smoke":
-        again = net
-        if isinstance(config.model, OwnModelConfig):
-            from flbench.models import own
-
-            if own.is_made(config.model):
-                again = build_net(config.model, federation.shape, federation.output, config.seed)
-        return replace(trial, algorithm=algorithm.with_setting(algorithm.setting), net=again)
-
-    used = trial.check(anew)
-    if not is_lightning(net):
-        return trial, {}
-    from flbench.experiment import own_training
-
-    return trial, own_training.recorded(used, config)
+    return trial, trial.check(config)
 
 
 def _cached(

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from flbench.algorithms import Algorithm, Deployment
 from flbench.algorithms.base import is_of_user
 from flbench.client.logged import LOGGED
 from flbench.client.program import LocalProgram, Phase, Statistic, Step, shortened
-from flbench.config.schema import EngineConfig
+from flbench.config.schema import Config, EngineConfig, OwnModelConfig
 from flbench.core.errors import ConfigError, RunError, UnknownNameError, UserError
 from flbench.core.raised import is_raised_by_user, user_line
 from flbench.core.rng import seeded
@@ -41,6 +41,7 @@ from flbench.experiment import hook_checks, rounds
 from flbench.experiment.communication import apply_masks
 from flbench.experiment.constant_draws import ConstantDraws
 from flbench.experiment.predictions import Predict
+from flbench.models.base import build as build_net
 from flbench.models.base import is_lightning, net_leaves
 
 if TYPE_CHECKING:  # it imports Lightning, which takes a second
@@ -100,13 +101,16 @@ class Smoke:
     federation: Federation
     begin: Callable[[nn.Module, Algorithm], State]
 
-    def check(self, anew: "Callable[[], Smoke]") -> nn.Module:
-        """Execute a smoke round twice, and once with parts that are made anew; return a used net.
+    def check(self, config: Config) -> dict[str, Any]:
+        """Execute a smoke round twice, and once with net and method made anew.
 
         Nothing is done for a run that has no code but that of PyTorch and flbench.
 
         Args:
-            anew: Function that makes the net and the method anew, from the same seed.
+            config: Configuration of the run.
+
+        Returns:
+            Optimizer and hyper-parameters of a LightningModule; otherwise empty.
 
         Raises:
             UnknownNameError: A step, `aggregate` or a deployment reads a tensor that nothing
@@ -114,6 +118,26 @@ class Smoke:
             ConfigError: Results differ, a hook returns something else than it must, or the code
                 raised an exception.
         """
+        net = self._used_net(config)
+        if not is_lightning(net):
+            return {}
+        from flbench.experiment import own_training
+
+        return own_training.recorded(net, config)
+
+    def _anew(self, config: Config) -> "Smoke":
+        """Return the same with another net and method of the same seed."""
+        net = self.net
+        if isinstance(config.model, OwnModelConfig):
+            from flbench.models import own
+
+            if own.is_made(config.model):
+                shape, classes = self.federation.shape, self.federation.output
+                net = build_net(config.model, shape, classes, config.seed)
+        return replace(self, algorithm=self.algorithm.with_setting(self.algorithm.setting), net=net)
+
+    def _used_net(self, config: Config) -> nn.Module:
+        """Execute the smoke rounds, and return a net that was trained in them; see `check`."""
         if not (self.unknown or is_of_user(self.algorithm)) or not len(self._ids()):
             return self.net
         start = self.begin(self.net, self.algorithm)
@@ -124,7 +148,7 @@ class Smoke:
             try:
                 first = own._round(engine, programs)
                 second = own._round(engine, programs)
-                other = anew()
+                other = self._anew(config)
                 third = other._round(other._engine(self.engine.precision), {})
             except (UserError, RunError):
                 raise
