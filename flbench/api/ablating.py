@@ -11,7 +11,6 @@ from flbench.api.comparisons import PlannedComparison
 from flbench.comparison import ablation
 from flbench.config.sources import Layer, merge
 from flbench.core.errors import ConfigError
-from flbench.core.wording import setting
 
 
 def ablate(
@@ -60,8 +59,7 @@ def ablated(
         raise ConfigError("an ablation has one method. Name one: `flbench ablate hfcd`.")
     if of_method := [key for key in asked.grid or {} if key.startswith(ablation.SECTION)]:
         raise ConfigError(
-            f"{setting('grid')}: `{of_method[0]}` makes variants of the method. Name its values by"
-            f" {setting('values')}."
+            f"`grid`: `{of_method[0]}` makes variants of the method. Name its values by `values`."
         )
     if not isinstance(values or {}, Mapping):
         raise ConfigError(f"`values` must be a dict of lists of values by key, got {values!r}.")

@@ -33,7 +33,6 @@ from flbench.core.expected import as_flbench_errors
 from flbench.core.parts import offered
 from flbench.core.registry import ALGORITHMS
 from flbench.core.text import redact
-from flbench.core.wording import setting
 from flbench.data.own import is_own
 from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
 from flbench.jobs import campaign
@@ -434,8 +433,8 @@ def carry_on(
 def _needless_force() -> ConfigError:
     """Return the error of a comparison without a study that is told to use its parameters."""
     return ConfigError(
-        f"{setting('force')} is for parameters that a study has found in another setting, and there"
-        f" is no {setting('tuned')}. Leave it out."
+        "`force` is for parameters that a study has found in another setting, and there"
+        " is no `tuned`. Leave it out."
     )
 
 
@@ -456,7 +455,7 @@ def design_of(asked: Asked) -> Design:
         methods, untuned = _tuned(methods, base, study)
         if names == {*untuned}:
             raise ConfigError(
-                f"{setting('tuned', str(asked.tuned))}: the study has none of the methods, but"
+                f"`tuned={asked.tuned}`: the study has none of the methods, but"
                 f" {', '.join(study.methods)}. Leave it out, or name methods that it has tuned."
             )
         base = tuning.after_search(base, study)
@@ -494,12 +493,12 @@ def grid_of(items: Sequence[str], option: str = "grid") -> dict[str, list[Any]]:
         key, sign, text = (part.strip() for part in item.partition("="))
         if not sign or not key or not text:
             raise ConfigError(
-                f"{setting(option)}: `{item}` must have the form KEY=VALUE,VALUE, for example"
+                f"`{option}`: `{item}` must have the form KEY=VALUE,VALUE, for example"
                 " partition.alpha=0.1,1."
             )
         if key in found:
-            raise ConfigError(f"{setting(option)}: `{key}` is given twice. Give it once.")
-        found[key] = values_of(key, text, setting(option))
+            raise ConfigError(f"`{option}`: `{key}` is given twice. Give it once.")
+        found[key] = values_of(key, text, f"`{option}`")
     return found
 
 
@@ -517,9 +516,7 @@ def data_of(items: Sequence[str], layers: Sequence[Layer]) -> dict[str, dict[str
     found: dict[str, dict[str, Any]] = {}
     for item in items:
         if not item:
-            raise ConfigError(
-                f"{setting('data')}: a name is empty. Put one comma between two names."
-            )
+            raise ConfigError("`data`: a name is empty. Put one comma between two names.")
         section = _named(item, Path(str(folder or "data")))
         label = _label(section)
         _check_label(label, section, found)
@@ -551,10 +548,10 @@ def _check_label(label: str, section: Mapping[str, Any], sets: Mapping[str, Any]
     if label not in sets:
         return
     if sets[label] == section:
-        raise ConfigError(f"{setting('data')}: `{label}` is named twice. Name it once.")
+        raise ConfigError(f"`data`: `{label}` is named twice. Name it once.")
     both = " and ".join(str(one.get("path", label)) for one in (sets[label], section))
     raise ConfigError(
-        f"{setting('data')}: {both} have the same name, `{label}`, by which results tell data sets"
+        f"`data`: {both} have the same name, `{label}`, by which results tell data sets"
         " apart. Rename one of the two."
     )
 
@@ -592,7 +589,7 @@ def _again(
 
 def _choice(label: str, section: Mapping[str, Any]) -> LabelledLayer:
     """Return a data set of the design. Its keys replace those that name another one."""
-    origin = setting("data").strip("`")
+    origin = "data"
     keys = {**dict.fromkeys(DATA), **section} if "name" in section else {"source": None, **section}
     if keys.get("name", "") is None:
         del keys["name"]
@@ -686,8 +683,7 @@ def _check_data(base: Layer) -> None:
         place = base.origins.get(key)
         if place is not None and not is_line(place):
             raise ConfigError(
-                f"{setting('data')} and `{key}` ({place}) both name the data. Leave one of the two"
-                " out."
+                f"`data` and `{key}` ({place}) both name the data. Leave one of the two out."
             )
 
 
@@ -727,14 +723,14 @@ def _tuned(
             place = method.layer.origins.get(key, base.origins.get(key, ""))
             if place and not is_line(place) and not place.startswith("default"):
                 raise ConfigError(
-                    f"{setting('tuned', str(path))} and {place} both give `{key}` of"
+                    f"`tuned={path}` and {place} both give `{key}` of"
                     f" {method.label}. Leave one of the two out."
                 )
         layer = merge([method.layer, from_values(won.params, str(path))])
         found.append(replace(method, layer=layer))
     if missing:
         raise ConfigError(
-            f"{setting('tuned', str(path))}: the study has no best parameters of"
+            f"`tuned={path}`: the study has no best parameters of"
             f" {', '.join(missing)}: none of its trials has finished with a score. Resume the study"
             f" if it was interrupted, or leave {', '.join(missing)} out."
         )
@@ -749,7 +745,7 @@ def _added(before: Design, asked: Asked, path: Path) -> tuple[Design, Layer]:
     """
     if asked.seeds is not None and asked.seeds < before.seeds:
         raise ConfigError(
-            f"{setting('seeds', asked.seeds)}: {path} has {before.seeds} repetitions, which are"
+            f"`seeds={asked.seeds}`: {path} has {before.seeds} repetitions, which are"
             " kept. Leave it out, or give a larger number."
         )
     new: list[LabelledLayer] = []

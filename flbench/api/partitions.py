@@ -17,7 +17,6 @@ from flbench.config.trust import run_code
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import ConfigError, DataError, UserError, did_you_mean
 from flbench.core.parts import offered
-from flbench.core.wording import setting
 from flbench.data import catalogue, partition_files
 from flbench.data.dataset import PARTS
 from flbench.data.npz_files import read_arrays
@@ -446,7 +445,7 @@ def make(config: Config, save: Path | None = None) -> tuple["Federation", Path |
         UserError: The data set cannot be read, or the partition cannot be made or saved.
     """
     if save is not None and save.suffix != ".npz":
-        raise UserError(f"{setting('save')} must be a file that ends with .npz, got {save}.")
+        raise UserError(f"`save` must be a file that ends with .npz, got {save}.")
     federation = assembly.load_federation(config)
     if save is not None:
         partition_files.save(federation.partition, federation.dataset, config.partition, save)

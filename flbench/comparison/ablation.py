@@ -9,7 +9,6 @@ from flbench.config.key_types import choices_of
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, from_values, leaves
 from flbench.core.errors import ConfigError, did_you_mean
-from flbench.core.wording import setting
 from flbench.results.differences import short_names, text_of
 
 ORIGIN: Final = "ablation"  # of the value in which a variant differs from the method
@@ -50,8 +49,8 @@ def variants(
         asked = [_dotted(key, names, "keys") for key in keys]
         if unknown := [key for key in asked if key not in tried and key not in dict(given)]:
             raise ConfigError(
-                f"{setting('keys')}: `{unknown[0]}` is neither on/off nor a choice. Name the values"
-                f" to try by {setting('values')}."
+                f"`keys`: `{unknown[0]}` is neither on/off nor a choice. Name the values"
+                f" to try by `values`."
             )
         tried = {key: tried[key] for key in asked if key in tried}
     short = short_names([*tried, *dict(given)])
@@ -60,7 +59,7 @@ def variants(
         for value in some:
             one = f"{label} {short[key]}={text_of(value)}"
             if one in found:
-                raise ConfigError(f"{setting('values')}: `{one}` is named twice. Name it once.")
+                raise ConfigError(f"`values`: `{one}` is named twice. Name it once.")
             # The texts tell `true` from 1.
             if key in own and own[key] == value and text_of(own[key]) == text_of(value):
                 continue
@@ -68,7 +67,7 @@ def variants(
     if not found:
         raise ConfigError(
             f"{label} has no on/off or choice key with another value. Name the values of a key by"
-            f" {setting('values')}."
+            f" `values`."
         )
     return [*found.values()]
 
@@ -84,7 +83,7 @@ def _dotted(key: str, names: Sequence[str], option: str) -> str:
     if name not in names and not f"{key}.".startswith(others):
         hint = did_you_mean(key, [one.removeprefix(SECTION) for one in names])
         raise ConfigError(
-            f"{setting(option)}: `{key}` is not a key of the method.{hint} Other keys can be varied"
-            f" by {setting('grid')}, and `flbench algos METHOD` lists those of the method."
+            f"`{option}`: `{key}` is not a key of the method.{hint} Other keys can be varied"
+            f" by `grid`, and `flbench algos METHOD` lists those of the method."
         )
     return name if name in names else key

@@ -13,7 +13,7 @@ from flbench.config.schema import CHECKPOINT_SECONDS, Config
 from flbench.config.sources import Layer, from_values, merge
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.registry import ALGORITHMS
-from flbench.core.wording import check_whole, setting
+from flbench.core.wording import check_whole
 from flbench.jobs import repetitions
 from flbench.jobs.job import Job
 from flbench.jobs.repetitions import Vary
@@ -139,18 +139,16 @@ def check(design: Design) -> None:
 
 def _check_axis(key: str, values: Sequence[Any], design: Design) -> None:
     """Raise a ConfigError if a key or its values cannot be varied by the grid."""
-    grid = setting("grid")
+    grid = "`grid`"
     if key.startswith(FIXED):
         cure = (
-            f" The repetitions have other seeds: {setting('seeds')}."
+            " The repetitions have other seeds: `seeds`."
             if key.endswith("seed")
             else f" Leave it out of {grid}."
         )
         raise ConfigError(f"{grid}: `{key}` cannot be varied.{cure}")
     if key.startswith("data.") and design.data[0].layer:
-        raise ConfigError(
-            f"{grid}: `{key}` cannot be varied together with {setting('data')}. Leave one out."
-        )
+        raise ConfigError(f"{grid}: `{key}` cannot be varied together with `data`. Leave one out.")
     if not values:
         raise ConfigError(f"{grid}: `{key}` has no value. Write KEY=VALUE,VALUE.")
     texts = [json.dumps(value) for value in values]

@@ -12,7 +12,7 @@ from flbench.config.resolve import read
 from flbench.config.schema import Config, EngineConfig
 from flbench.config.sources import Layer, leaves
 from flbench.core.errors import ConfigError, UserError
-from flbench.core.wording import check_whole, setting
+from flbench.core.wording import check_whole
 from flbench.experiment import assembly
 from flbench.experiment.found import Found, find_engine, on_this_machine
 from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
@@ -65,7 +65,7 @@ class PreparedComparison:
             address: Address of a running cluster, or `local` for this machine.
         """
         asked = self.cells[0].config.engine.altered(address=address)
-        engine = find_engine(asked, address, setting("address"))
+        engine = find_engine(asked, address, "`address`")
         resources = _resources(engine, self.resources.concurrent, len(self.cells))
         return replace(self, resources=resources)
 
@@ -94,11 +94,11 @@ def prepare(
     cells = plan.cells(design)
     optional = {one.label for one in design.methods if one.is_optional}
     first = cells[0].config.engine
-    engine = find_engine(first, first.address, setting("address"))
+    engine = find_engine(first, first.address, "`address`")
     notes: dict[str, None] = {}
     if design.seeds < 3:
         notes[
-            f"{setting('seeds', design.seeds)}: with fewer than 3 repetitions, no difference"
+            f"`seeds={design.seeds}`: with fewer than 3 repetitions, no difference"
             " between methods can be claimed."
         ] = None
     built: dict[tuple[str, Place], Found] = {}
@@ -175,8 +175,8 @@ def _about_partitions(design: Design, cells: Sequence[Job], samples: LoadedSampl
         )
         if design.vary == "partition":
             raise ConfigError(
-                f"{setting('vary', 'partition')}: {reason}, so all repetitions would be equal. Use"
-                f" {setting('vary', 'training')}."
+                f"`vary=partition`: {reason}, so all repetitions would be equal. Use"
+                f" `vary=training`."
             )
         sentences.append(f"{reason}, so only the training varies between repetitions.")
     return sentences
@@ -196,7 +196,7 @@ def check_cluster(design: Design, jobs: int | None) -> None:
     has_workers = _value(design.base, "engine.name") == "ray"  # a cell connects to it by itself
     if is_elsewhere(address) and not has_workers and jobs is None:
         raise ConfigError(
-            f"{setting('address', address)} needs {setting('jobs')}, the number of cells that are"
+            f"`address={address}` needs `jobs`, the number of cells that are"
             " trained at the same time: it cannot be derived from the cores of this machine."
         )
 
@@ -217,8 +217,8 @@ def _resources(engine: EngineConfig, jobs: int | None, cells: int) -> Resources:
     if engine.name == "ray":
         if jobs is not None and jobs > 1:
             raise ConfigError(
-                f"{setting('jobs', jobs)}: with engine.name=ray each cell trains its clients on all"
-                f" cores. Leave engine.name out, or use {setting('jobs', 1)}."
+                f"`jobs={jobs}`: with engine.name=ray each cell trains its clients on all"
+                f" cores. Leave engine.name out, or use `jobs={1}`."
             )
         jobs = 1
     is_given = engine.name != "ray" and is_elsewhere(engine.address)
@@ -231,7 +231,7 @@ def _resources(engine: EngineConfig, jobs: int | None, cells: int) -> Resources:
     if ((on_gpu and jobs > 1) or address is not None) and find_spec("ray") is None:
         if asked is not None or address is not None:
             raise ConfigError(
-                f"{setting('jobs', jobs)} needs the package `ray`, which is not installed:"
+                f"`jobs={jobs}` needs the package `ray`, which is not installed:"
                 " pip install 'flbench[tune]'"
             )
         jobs = 1

@@ -10,7 +10,6 @@ from flbench.config.schema import Config
 from flbench.config.sources import Layer, from_values, leaves, merge
 from flbench.core.documents import read_json
 from flbench.core.errors import ConfigError, UserError
-from flbench.core.wording import setting
 from flbench.experiment.found import Found
 from flbench.jobs.job import Job
 from flbench.jobs.samples import LoadedSamples
@@ -65,12 +64,12 @@ def check(design: Design, cells: Sequence[Job], built: Cells, samples: LoadedSam
     if design.reference is not None:  # the variants of an ablation are meant to differ
         cells = [cell for cell in cells if cell.method == design.reference]
     if found := _labelled(_different(study, cells, built, samples), study, cells):
-        lines = [f"{setting('tuned', str(design.tuned))}: {words}." for words in found]
+        lines = [f"`tuned={design.tuned}`: {words}." for words in found]
         raise ConfigError(
             "\n".join(lines) + "\nThe study has found the best parameters in another setting"
             " (there) than that of the comparison (here), in which others may be the best. Give"
             " the comparison the values of the study, tune the methods in the setting of the"
-            f" comparison, or compare them nevertheless, with a note: {setting('force')}."
+            " comparison, or compare them nevertheless, with a note: `force`."
         )
 
 

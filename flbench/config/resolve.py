@@ -107,7 +107,10 @@ def _checked(layer: Layer, context: str | None) -> Config:
     """Return the configuration of a layer; see `resolve` and `as_data`."""
     tree = {"algorithm": {}, "model": {}, **layer.tree}
     try:
-        return Config.model_validate(tree, context=context)
+        # What flbench has recorded may have keys that it does not have any more.
+        return Config.model_validate(
+            tree, context=context, extra="ignore" if context == AS_DATA else None
+        )
     except ValidationError as error:
         found: dict[str, list[Any]] = {}
         for item in error.errors():

@@ -69,16 +69,6 @@ class Strict(BaseModel):
         validate_default=True,
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_former_keys(cls, given: Any, info: ValidationInfo) -> Any:
-        """Leave out the keys of a recorded section that the schema does not have any more."""
-        if info.context != AS_DATA or cls.model_config["extra"] == "allow":
-            return given
-        if not isinstance(given, dict):
-            return given
-        return {key: value for key, value in given.items() if key in cls.model_fields}
-
     @field_validator("*", mode="before")
     @classmethod
     def _no_bool_for_number(cls, value: object, info: ValidationInfo) -> object:
@@ -940,7 +930,9 @@ def _section_of(
         section = dict(value)
         if info.context == AS_DATA:
             is_own = recorded is not RecordedAlgorithmConfig and _is_own(section.get("name"))
-            return (find(section) if is_own else recorded).model_validate(section, context=AS_DATA)
+            if is_own:
+                return find(section).model_validate(section, context=AS_DATA, extra="ignore")
+            return recorded.model_validate(section, context=AS_DATA)
         try:
             kind = find(section)
         except ConfigError as error:

@@ -87,7 +87,7 @@ def check(file: Path, *trees: Any) -> None:
     if _allowed.get():
         record(file, *trees)
     elif named and not all(map(_is_trusted, (os.path.realpath(file), *named.values()))):
-        lines = [f"  {key}: {_about(place)}" for key, place in named.items()]
+        lines = [f"  {key}: {place or 'no file'}" for key, place in named.items()]
         raise ConfigError(
             f"{file} names code. It is not on the list of what your flbench has written or you have"
             " allowed, or others can change it:\n" + "\n".join(lines) + "\nCode can do all that"
@@ -171,8 +171,6 @@ def _is_private(file: Path) -> bool:
 
     A group that has the number of the user is the user's own.
     """
-    if not hasattr(os, "getuid"):
-        return True
     try:
         found = [one.stat() for one in (file, file.parent)]
     except OSError:
@@ -182,13 +180,3 @@ def _is_private(file: Path) -> bool:
         one.st_uid in (0, os.getuid()) and not one.st_mode & mode
         for one, mode in zip(found, others, strict=True)
     )
-
-
-def _about(place: str) -> str:
-    """Return where code is, and whose it is."""
-    if not os.path.isabs(place):
-        return "a Ray cluster, whose answers can execute code" if place else "no file"
-    try:
-        return f"{place}, owner {Path(place).owner()}"
-    except (OSError, KeyError, NotImplementedError):
-        return f"{place}, owner unknown"

@@ -14,7 +14,7 @@ from zipfile import BadZipFile
 
 from flbench.core import files
 from flbench.core.errors import DataError, shortened
-from flbench.core.plain_yaml import MAX_DEPTH, PlainYamlError, parse
+from flbench.core.plain_yaml import PlainYamlError, parse
 from flbench.core.text import one_line
 
 LARGEST_JSON: Final = 64 * 2**20
@@ -34,8 +34,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
     Raises:
         DataError: The file cannot be read, is not JSON, or its top level is not an object; or it
-            exceeds a limit: `LARGEST_JSON` bytes, `MOST_VALUES` values, `MAX_DEPTH` values within
-            each other; or a text contains NUL or half of a surrogate pair.
+            exceeds a limit: `LARGEST_JSON` bytes or `MOST_VALUES` values.
     """
     with as_data_error(path):
         if not path.exists():
@@ -43,11 +42,7 @@ def read_json(path: Path) -> dict[str, Any]:
         text = files.read_text(path, LARGEST_JSON)
         if sum(map(text.count, "{[,")) > MOST_VALUES:
             raise ValueError(f"it has more than {MOST_VALUES:,} values")
-        content = json.loads(text)
-        # Most files cannot be deep, and have no characters that are written as escapes.
-        if text.count("{") + text.count("[") > MAX_DEPTH or "\\u" in text:
-            _check(content)
-        return _mapping(content)
+        return _mapping(json.loads(text))
 
 
 def read_yaml(path: Path, *, required: bool = False) -> dict[str, Any]:
@@ -111,24 +106,6 @@ def as_data_error(path: Path) -> Iterator[None]:
         raise DataError(f"{path} cannot be read ({error.strerror or error}). {cure}") from error
     except errors as error:
         raise DataError(f"{path} is damaged ({_description(error)}). {cure}") from error
-
-
-def _check(content: Any) -> None:
-    """Raise a ValueError if values are too deep within each other, or a text is not text."""
-    level = [content]
-    for _ in range(MAX_DEPTH):
-        below: list[Any] = []
-        for value in level:
-            if isinstance(value, dict):
-                below += [*value.keys(), *value.values()]
-            elif isinstance(value, list):
-                below += value
-            elif isinstance(value, str) and not files.is_text(value):
-                raise ValueError("a text contains NUL or half of a surrogate pair")
-        level = below
-        if not level:
-            return
-    raise ValueError(f"more than {MAX_DEPTH} values are within each other")
 
 
 def _mapping(content: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import errno
 import os
 import re
 import stat
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -65,26 +65,14 @@ def check_regular(path: Path, limit: int | None = None) -> None:
 
 
 def check_no_link(path: Path) -> None:
-    """Check that a file of a folder of results is not a link.
+    """Check that a file of a folder of results is not a symbolic link.
 
     Its content is copied or published, or it is written to, and the target may be any file of this
-    user. A hard link is told by its owner, who is not the one of its folder.
-
-    Args:
-        path: The file. The folders above it may be links.
+    user. The folders above it may be links.
 
     Raises:
-        UserError: The path is a symbolic link, or a hard link to a file of another owner than that
-            of its folder.
+        UserError: It is one.
     """
-    with suppress(OSError):  # it does not exist, or is found out when it is read
-        there = path.lstat()
-        is_shared = stat.S_ISREG(there.st_mode) and there.st_nlink > 1
-        if is_shared and there.st_uid != path.parent.stat().st_uid:
-            raise UserError(
-                f"{path} is a hard link to a file of another owner than that of its folder. Replace"
-                " it by a copy that may be published, or remove it."
-            )
     if path.is_symlink():
         raise UserError(
             f"{path} is a link to {os.readlink(path)}. Files of results are neither published nor"

@@ -11,15 +11,12 @@ from typing import Any, Final
 
 import yaml
 
-from flbench.core.files import is_text
 from flbench.core.text import one_line
 
 MAX_CHARACTERS: Final = 1_000_000
 MAX_VALUES: Final = 10_000
 MAX_DEPTH: Final = 30
 TAG: Final = "tag:yaml.org,2002:"
-MOST_PADDED: Final = 100  # characters of the longest line that comments are aligned with
-BOOLEANS: Final = {"true": True, "false": False}
 
 Scalar = None | bool | int | float | str
 FORMS: Final[dict[str, tuple[re.Pattern[str], list[str], Callable[[str], Scalar]]]] = {
@@ -27,7 +24,7 @@ FORMS: Final[dict[str, tuple[re.Pattern[str], list[str], Callable[[str], Scalar]
     "bool": (
         re.compile("true|True|TRUE|false|False|FALSE"),
         [*"tTfF"],
-        lambda text: BOOLEANS[text.lower()],
+        lambda text: text.lower() == "true",
     ),
     "int": (re.compile("[-+]?(0|[1-9][0-9]*)"), [*"-+0123456789"], int),
     "float": (
@@ -79,22 +76,13 @@ class _Loader(yaml.SafeLoader):
         self._depth -= 1
         return node
 
-    def construct_object(self, node: Any, deep: bool = False) -> Any:
-        """Return the value of a node."""
-        if not isinstance(node, yaml.ScalarNode):
-            return super().construct_object(node, deep)
-        form = FORMS.get(node.tag.removeprefix(TAG))
-        if form is None and not is_text(node.value):
-            line = node.start_mark.line + 1
-            raise PlainYamlError("a text has NUL or half of a surrogate pair. Remove it.", line)
-        return node.value if form is None else form[2](node.value)
-
 
 class _Dumper(yaml.SafeDumper):
     """PyYAML's safe dumper, which also quotes the texts that are numbers in YAML 1.2."""
 
 
-for _kind, (_form, _first, _) in FORMS.items():
+for _kind, (_form, _first, _value) in FORMS.items():
+    _Loader.add_constructor(TAG + _kind, lambda _, node, value=_value: value(node.value))  # type: ignore[misc]
     for _one in (_Loader, _Dumper):
         _one.add_implicit_resolver(TAG + _kind, re.compile(f"(?:{_form.pattern})$"), _first)
 
@@ -163,38 +151,31 @@ def _keys(node: yaml.Node, prefix: str) -> Iterator[tuple[str, int]]:
         yield from _keys(value, f"{prefix}{key.value}.")
 
 
-def to_yaml(tree: Mapping[str, Any], origins: Mapping[str, str]) -> str:
+def to_yaml(tree: Mapping[str, Any], origins: Mapping[str, str], prefix: str = "") -> str:
     """Return nested dicts of plain values as YAML, which `parse` reads as equal dicts.
 
     Args:
         tree: The values.
         origins: Origin of each value by its dotted path, such as `default` or `my.yaml:3`, for a
             comment. A value without an origin gets none.
+        prefix: Path of the section that the values are in, with a dot at its end.
 
     >>> print(to_yaml({"train": {"rounds": 5}}, {"train.rounds": "my.yaml:2"}), end="")
     train:
-      rounds: 5  # my.yaml:2
+      rounds: 5                               # my.yaml:2
     """
-    lines = list(_lines(tree, ""))
-    width = max((len(text) for text, _ in lines if len(text) <= MOST_PADDED), default=0)
-    return "".join(
-        # The name of a file may contain line breaks.
-        f"{text:<{width}}  # {one_line(origins[path])}\n" if path in origins else f"{text}\n"
-        for text, path in lines
-    )
-
-
-def _lines(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
-    """Yield (line, dotted path) for every key; the path of a section is empty."""
+    text = ""
     for key, value in tree.items():
-        begin = f"{'  ' * prefix.count('.')}{_flow(key)}:"
+        line, path = f"{'  ' * prefix.count('.')}{_flow(key)}:", f"{prefix}{key}"
         if isinstance(value, dict) and value:
-            yield begin, ""
-            yield from _lines(value, f"{prefix}{key}.")
-        else:
-            # 0.0 and -0.0 are equal, but their texts are not.
-            is_known = value is None or isinstance(value, str | int)
-            yield f"{begin} {_flow(value) if is_known else _dumped(value)}", f"{prefix}{key}"
+            text += f"{line}\n{to_yaml(value, origins, f'{path}.')}"
+            continue
+        # 0.0 and -0.0 are equal, but their texts are not.
+        is_known = value is None or isinstance(value, str | int)
+        line += f" {_flow(value) if is_known else _dumped(value)}"
+        # The name of a file may contain line breaks.
+        text += f"{line:<40}  # {one_line(origins[path])}\n" if path in origins else f"{line}\n"
+    return text
 
 
 def _dumped(value: object) -> str:
@@ -202,7 +183,7 @@ def _dumped(value: object) -> str:
     style: dict[str, Any] = {"default_flow_style": True, "width": 10**9}
     text: str = yaml.dump(value, Dumper=_Dumper, allow_unicode=True, **style)
     if "\x85" in text:  # a line break, which PyYAML does not escape
-        text = yaml.dump(value, Dumper=_Dumper, allow_unicode=False, **style)
+        text = yaml.dump(value, Dumper=_Dumper, **style)
     return text.removesuffix("\n").removesuffix("\n...")
 
 

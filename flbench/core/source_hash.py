@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
-from importlib.metadata import entry_points, packages_distributions, version
+from importlib.metadata import packages_distributions, version
 from modulefinder import ModuleFinder
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -25,8 +25,6 @@ from typing import Any, Final
 from flbench.core.errors import ConfigError
 from flbench.core.parts import OBJECT, file_of, folder_of, here, is_installed, module_of, path_of
 
-POINTS: Final = ("flbench.algorithms", "flbench.models", "flbench.losses")
-"""Groups of entry points by which packages register parts."""
 SOURCE, PACKAGE = 1, 5  # kinds of modules, as `modulefinder` calls them
 CONSTANTS: Final = (bool, int, float, complex, str, bytes, type(None))
 
@@ -112,7 +110,6 @@ def unchanged(thing: Any, path: str, recorded: str | None, whose: str, cure: str
     if recorded not in (None, now):
         raise ConfigError(
             f"SHA-256 of the source of {whose} was {recorded} and is now {now}. {cure}"
-            f"{edited_last(path)}"
         )
     return now
 
@@ -138,14 +135,6 @@ def combined(hashes: Mapping[str, str]) -> str:
     return _sha256("".join(f"{name} {hashes[name]}\n" for name in sorted(hashes)).encode())
 
 
-def edited_last(path: str) -> str:
-    """Return a sentence, with a blank before it, on the file of a hash that was edited last."""
-    if path.partition(":")[0] == OBJECT or len(found := files(module_of(path))) < 2:
-        return ""
-    last = max(found.values(), key=os.path.getmtime)
-    return f" It covers {len(found)} files; {last} was edited last."
-
-
 def files(module: str) -> dict[str, Path]:
     """Return the files of a module and of the modules beside it that it imports, by their names.
 
@@ -168,9 +157,6 @@ def versions(modules: Iterable[str]) -> dict[str, str]:
         tops |= {one.partition(".")[0] for one in (name, *others)}
     owners = packages_distributions() if tops else {}
     names = {owner for top in tops for owner in owners.get(top, ())}
-    for point in (point for group in POINTS for point in entry_points(group=group)):
-        if point.dist is not None and point.module.partition(".")[0] in tops:
-            names.add(point.dist.name)
     return {name: version(name) for name in sorted(names) if name != "flbench"}
 
 

@@ -1,41 +1,11 @@
-"""How messages name settings, lists of names and commands."""
+"""How messages name lists of names and commands."""
 
-import json
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from flbench.core.errors import ConfigError
-
-_NOTHING: Final = object()
-
-
-def setting(name: str, value: Any = _NOTHING) -> str:
-    """Return a setting as messages name it, by the name of its argument in Python.
-
-    >>> setting("gpus_per_trial"), setting("metric", "auc")
-    ('`gpus_per_trial`', '`metric=auc`')
-    """
-    return f"`{name}`" if value is _NOTHING else f"`{name}={value}`"
-
-
-def names_setting(name: str, values: Sequence[str]) -> str:
-    """Return a setting that is a list of names, whatever they contain, quoted for a shell.
-
-    >>> print(names_setting("data.drop", ["id", "n,m"]))
-    "data.drop=['id', 'n,m']"
-    """
-    text = f"{name}=[{', '.join(map(_in_quotes, values))}]"
-    # Shells read these characters within double quotes, too.
-    return shlex.quote(text) if set(text) & set('"$`\\!') else f'"{text}"'
-
-
-def _in_quotes(text: str) -> str:
-    """Return a text in quotes that YAML and Python read as the same text."""
-    if text.isprintable() and not set(text) & {"'", "\\"}:
-        return f"'{text}'"
-    return json.dumps(text, ensure_ascii=False)  # its escape sequences are those of both
 
 
 def lower_rate(*, own_optimizer: bool) -> str:
@@ -105,6 +75,4 @@ def check_whole(name: str, value: Any, least: int) -> None:
     flbench.core.errors.ConfigError: `trials` must be a whole number of at least 1, got 0.
     """
     if type(value) is not int or value < least:
-        raise ConfigError(
-            f"{setting(name)} must be a whole number of at least {least}, got {value!r}."
-        )
+        raise ConfigError(f"`{name}` must be a whole number of at least {least}, got {value!r}.")

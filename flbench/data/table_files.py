@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flbench.core.errors import DataError, did_you_mean, shortened
-from flbench.core.wording import listed, names_setting
+from flbench.core.wording import listed
 from flbench.data import plain_tables, row_numbers
 from flbench.data.dataset import Dataset
 from flbench.data.labels import NUMBER, number_texts, with_blocks
@@ -614,7 +614,7 @@ def _number_words(
                 f"{path}: the column `{column}` has {len(words):,} different words in"
                 f" {len(texts):,} values, such as {shortened(words[0], 60)!r}, too many for"
                 " categories. Leave identifiers and free text out by"
-                f" {names_setting(key, every)} (what several rows come from, such as a patient, can"
+                f' "{key}={every}" (what several rows come from, such as a patient, can'
                 f" be data.group), or replace the words by at most {MAX_WORDS:,}"
                 " categories or by numbers."
             )

@@ -22,7 +22,6 @@ from torch import Tensor
 from flbench.core import files
 from flbench.core.errors import RunError, UserError, did_you_mean
 from flbench.core.raised import user_line
-from flbench.core.wording import setting
 from flbench.deploy.models import TrainedModel
 
 EXAMPLES: Final = 4  # samples that a model is traced with and compared on
@@ -73,9 +72,7 @@ def write(
     card_file = file.with_name(f"{file.name}.json")
     for place in (file, card_file):
         if place.exists() and not overwrite:
-            raise UserError(
-                f"{place} exists. Choose another file, or replace it with {setting('overwrite')}."
-            )
+            raise UserError(f"{place} exists. Choose another file, or replace it with `overwrite`.")
     card = model.card | {
         "format": name,
         "load": [line.replace("FILE", repr(file.name)) for line in FORMATS[name].load],
@@ -112,7 +109,7 @@ def choose(format: str | None, file: Path | None) -> str:
     if format is None:
         raise UserError(
             f"the suffix of {file} stands for no format: {known}. Choose one of these, or give"
-            f" {setting('format')}."
+            f" `format`."
         )
     hint = did_you_mean(format, FORMATS)
     raise UserError(f"there is no format `{format}`.{hint} Formats: {known}.")

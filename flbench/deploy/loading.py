@@ -26,7 +26,7 @@ from flbench.core import shapes
 from flbench.core.errors import DataError, UserError, did_you_mean
 from flbench.core.text import one_line
 from flbench.core.types import Samples, State, StepContext, Tree
-from flbench.core.wording import how_to_resume, listed, setting
+from flbench.core.wording import how_to_resume, listed
 from flbench.data import pixels, unlabelled
 from flbench.data.federation import FEW_SAMPLES, Federation, means_of, normalization_of
 from flbench.data.partition import ClientParts
@@ -215,12 +215,12 @@ def _choose(
         reason = "with train.batchnorm=drop each client estimates statistics on its own samples"
     if reason:
         raise UserError(f"{reason}. Choose a client: {_clients(partition)}.")
-    is_open, option = federation.owner is not None and client is None, setting("normalize_by")
+    is_open, option = federation.owner is not None and client is None, "`normalize_by`"
     if is_open and not is_normalized:
         raise UserError(
             "with data.normalize=client, the global model has no normalization of its own. Give"
             f" samples of the new client, {option}; or choose a client and"
-            f" {setting('deployment', 'gm')}."
+            f" `deployment=gm`."
         )
     if is_normalized and not is_open:
         whose = "all clients" if client is None else f"client {partition.called(client)}"

@@ -7,7 +7,6 @@ from collections.abc import Collection
 from typing import Any, Literal, get_args
 
 from flbench.core.errors import ConfigError, did_you_mean
-from flbench.core.wording import setting
 
 Vary = Literal["training", "partition", "both"]
 
@@ -26,7 +25,7 @@ def check(vary: Any, reasons: dict[str, str] | None = None) -> None:
     known: Collection[str] = [value for value in get_args(Vary) if value not in refused]
     if vary not in known:
         why = f" {refused[vary]}" if vary in refused else did_you_mean(str(vary), known)
-        raise ConfigError(f"{setting('vary')} must be one of {', '.join(known)}, got {vary}.{why}")
+        raise ConfigError(f"`vary` must be one of {', '.join(known)}, got {vary}.{why}")
 
 
 def seeds_of(vary: Vary, seed: int, partition_seed: int, number: int) -> tuple[int, int]:

@@ -294,7 +294,6 @@ def sha256(config: OwnModelConfig, net: nn.Module) -> str:
         raise ConfigError(
             f"SHA-256 {whose} was {config.sha256} and is now {now}. Use the same net (a net made by"
             " a function starts from the run's seed), or start a new run."
-            f"{source_hash.edited_last(config.name)}"
         )
     return now
 

@@ -7,7 +7,6 @@ from torch import nn
 
 from flbench.algorithms.base import Algorithm, state_of
 from flbench.core.errors import ConfigError, did_you_mean
-from flbench.core.wording import setting
 from flbench.experiment.assembly import Experiment
 from flbench.models.base import net_leaves
 from flbench.results.metrics_file import Row
@@ -64,7 +63,7 @@ def check(name: str, experiment: Experiment) -> None:
     if name == GLOBAL:
         why = " The global model is evaluated on the common test set only."
     raise ConfigError(
-        f"{setting('deployment', name)}: algorithm.name={experiment.config.algorithm.name} has no"
+        f"`deployment={name}`: algorithm.name={experiment.config.algorithm.name} has no"
         " deployment of this name that clients are evaluated with on their validation parts. It"
         f" has: {', '.join(known)}.{why}{did_you_mean(name, known)}"
     )

@@ -14,7 +14,6 @@ from flbench.algorithms import ALGORITHMS
 from flbench.config import trust
 from flbench.config.sources import read_file
 from flbench.core.errors import ConfigError
-from flbench.core.wording import setting
 from flbench.tuning.reading import parse
 from flbench.tuning.search_space import Space
 
@@ -47,14 +46,12 @@ def load(methods: Sequence[str], path: Path | None, *, rounds: int) -> dict[str,
         }
         if not own:
             wanted = ", ".join(f"{name}.yaml" for name in methods)
-            raise ConfigError(
-                f"{setting('space', str(path))}: the folder must have one of {wanted}."
-            )
+            raise ConfigError(f"`space={path}`: the folder must have one of {wanted}.")
     elif path is not None:
         space = _read(path, rounds)
         if space.method not in methods:
             raise ConfigError(
-                f"{setting('space', str(path))} is for `{space.method}`, which is not a method of"
+                f"`space={path}` is for `{space.method}`, which is not a method of"
                 f" this study. Methods of the study: {', '.join(methods)}."
             )
         own = {space.method: space}
@@ -82,7 +79,7 @@ def built_in(method: str, *, rounds: int) -> Space:
         return _of(method, file, rounds)
     raise ConfigError(
         f"there is no search space for `{method}`. Write one, as described in"
-        f" {FOLDER / 'README.md'}, and name the file by {setting('space')}, or ship it as"
+        f" {FOLDER / 'README.md'}, and name the file by `space`, or ship it as"
         f" {method}.yaml{beside}."
     )
 
@@ -102,7 +99,7 @@ def _read(path: Path, rounds: int) -> Space:
     """Load a YAML file with a search space."""
     if not path.exists():
         raise ConfigError(
-            f"{setting('space', str(path))}: there is no such file or folder. Give a YAML file, or"
+            f"`space={path}`: there is no such file or folder. Give a YAML file, or"
             " a folder of them."
         )
     tree, origins = read_file(path)

@@ -22,7 +22,6 @@ from flbench.core.errors import ConfigError, DataError, UserError
 from flbench.core.names import SUFFIXES
 from flbench.core.plain_yaml import to_yaml
 from flbench.core.text import redact
-from flbench.core.wording import setting
 from flbench.data import partition_files
 from flbench.data.federation import Federation
 from flbench.experiment import assembly, own_metrics, provenance
@@ -169,19 +168,18 @@ def prepare(
     check_metric(request.metric, config.evaluation)
     if request.metric == "confusable_f1" and config.evaluation.confusable is None:
         raise ConfigError(
-            f"{setting('metric', 'confusable_f1')} needs evaluation.confusable: `own`, or the"
-            " folder of a run."
+            "`metric=confusable_f1` needs evaluation.confusable: `own`, or the folder of a run."
         )
     if config.train.early_stopping.patience is not None:
         raise ConfigError(
             "`train.early_stopping.patience` cannot be used in a study, whose trials have equal"
-            f" budgets. Leave it out; {setting('scheduler', 'asha')} stops trials that are worse"
+            " budgets. Leave it out; `scheduler=asha` stops trials that are worse"
             " than others."
         )
     notes: list[str] = []
     if request.seeds in (1, 2):
         notes.append(
-            f"{setting('seeds', request.seeds)}: with fewer than 3 seeds, no difference between"
+            f"`seeds={request.seeds}`: with fewer than 3 seeds, no difference between"
             " methods can be claimed."
         )
     spaces = library.load(request.methods, request.space, rounds=config.train.rounds)
@@ -223,7 +221,7 @@ def _found(request: TuneRequest, asked: EngineConfig) -> EngineConfig:
     """Return the section `engine` with the device on which trials are trained."""
     if is_elsewhere(request.address) and asked.device == "auto" and request.gpus is not None:
         asked = asked.altered(device="cuda" if request.gpus else "cpu")
-    return find_engine(asked, request.address, setting("address"))
+    return find_engine(asked, request.address, "`address`")
 
 
 def load(config: Config, metric: str) -> Federation:
@@ -253,27 +251,27 @@ def load(config: Config, metric: str) -> Federation:
             else ""
         )
         raise UserError(
-            f"{setting('metric', metric)} is computed on validation samples, and no client"
+            f"`metric={metric}` is computed on validation samples, and no client"
             f" has any (partition.split={list(config.partition.split)}).{rounds} Set a share for"
             " them, such as partition.split=[0.6,0.2,0.2]."
         )
     if metric in metric_names.RANKING_WITH_MEANS and federation.classes != 2:
         raise ConfigError(
-            f"{setting('metric', metric)} is for data with two classes, and"
+            f"`metric={metric}` is for data with two classes, and"
             f" `{federation.dataset.name}` has {federation.classes}. Choose another metric, such as"
             " accuracy or balanced_accuracy."
         )
     counts = federation.counts.sum(dim=0)
     if metric in metric_names.RARE and not rare_classes(counts, config.evaluation.rare)[0]:
         raise ConfigError(
-            f"{setting('metric', metric)} is for data with rare classes, and"
+            f"`metric={metric}` is for data with rare classes, and"
             f" `{federation.dataset.name}` has none by evaluation.rare={config.evaluation.rare}."
             " Choose another metric, such as balanced_accuracy."
         )
     for one in own_metrics.make(config.evaluation, federation.classes):
         if one.is_loss and metric in (one.name, *(f"{one.name}{suffix}" for suffix in SUFFIXES)):
             raise ConfigError(
-                f"{setting('metric', metric)}: smaller values of this metric are better, and a"
+                f"`metric={metric}`: smaller values of this metric are better, and a"
                 " study looks for the largest. Give it another metric, such as 1 minus this one."
             )
     return federation

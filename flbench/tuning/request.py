@@ -11,7 +11,7 @@ from flbench.config.schema import CHECKPOINT_SECONDS, EngineConfig, EvaluationCo
 from flbench.config.sources import Layer, from_values
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.names import SUFFIXES
-from flbench.core.wording import check_whole, setting
+from flbench.core.wording import check_whole
 from flbench.jobs import repetitions
 from flbench.jobs.repetitions import Vary
 from flbench.metrics import names as metric_names
@@ -83,7 +83,7 @@ def check(request: TuneRequest) -> None:
         ("scheduler", request.scheduler, get_args(Scheduler)),
     ):
         if value not in known:
-            raise ConfigError(f"{setting(option)} must be one of {', '.join(known)}, got {value}.")
+            raise ConfigError(f"`{option}` must be one of {', '.join(known)}, got {value}.")
     repetitions.check(request.vary, NO_VARY)
     for option, least in (("trials", 1), ("seeds", 0), ("retries", 0)):
         check_whole(option, getattr(request, option), least)
@@ -94,17 +94,15 @@ def check(request: TuneRequest) -> None:
         or not isinstance(request.gpus, int | float)
         or not 0 <= request.gpus < math.inf
     ):
-        raise ConfigError(
-            f"{setting('gpus_per_trial')} must be a number of at least 0, got {request.gpus!r}."
-        )
+        raise ConfigError(f"`gpus_per_trial` must be a number of at least 0, got {request.gpus!r}.")
     if request.scheduler == "pbt" and request.search != "random":
         raise ConfigError(
-            f"{setting('scheduler', 'pbt')} changes parameters during training, starting from"
-            f" random ones: it requires {setting('search', 'random')}."
+            "`scheduler=pbt` changes parameters during training, starting from"
+            " random ones: it requires `search=random`."
         )
     if request.address is not None and request.concurrent is None:
         raise ConfigError(
-            f"{setting('address')} needs {setting('concurrent')}, the number of trials that run at"
+            "`address` needs `concurrent`, the number of trials that run at"
             " the same time: it cannot be derived from the cores of this machine."
         )
 
@@ -121,7 +119,7 @@ def check_metric(metric: str, evaluation: EvaluationConfig) -> None:
     if metric not in known:
         cure = "" if own else " Metrics of your own are given by evaluation.metrics."
         raise ConfigError(
-            f"{setting('metric')} must be one of {', '.join(known)}, got {metric}."
+            f"`metric` must be one of {', '.join(known)}, got {metric}."
             f"{did_you_mean(metric, known)}{cure}"
         )
 
@@ -170,7 +168,7 @@ def resources_of(request: TuneRequest, engine: EngineConfig) -> Resources:
 
 def _check_gpus(gpus: float, engine: EngineConfig, *, on_gpu: bool) -> None:
     """Raise a ConfigError if the number of GPUs contradicts the engine."""
-    asked = setting("gpus_per_trial", gpus)
+    asked = f"`gpus_per_trial={gpus}`"
     if engine.name == "ray":
         raise ConfigError(
             f"{asked}: with engine.name=ray, each worker uses one GPU. Leave the option out, or"

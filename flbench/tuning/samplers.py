@@ -13,7 +13,6 @@ from typing import Final, Literal, Protocol
 
 from flbench.core.errors import ConfigError
 from flbench.core.rng import generator
-from flbench.core.wording import setting
 from flbench.tuning.parameters import Params, Scalar
 from flbench.tuning.search_space import Space
 
@@ -122,10 +121,10 @@ class GridSampler(RandomSampler):
             sizes = ", ".join(f"{p} {len(kind.grid())}" for p, kind in space.parameters.items())
             raise ConfigError(
                 f"the grid of `{space.method}` ({space.source}) has {more}{count:,} combinations"
-                f" besides the defaults, and {setting('trials')} is {trials}: it needs"
+                f" besides the defaults, and `trials` is {trials}: it needs"
                 f" {more}{count + 1:,}. Values of each: {sizes}. Lower `points` in the space, or"
                 " set a key yourself, which takes it out of the search, or use"
-                f" {setting('search', 'random')}."
+                f" `search=random`."
             )
 
     def trial(self, index: int) -> Params:

@@ -3,7 +3,6 @@
 from typing import Final, get_args
 
 from flbench.core.errors import ConfigError, did_you_mean
-from flbench.core.wording import setting
 from flbench.tuning.parameters import Params
 from flbench.tuning.request import Search
 from flbench.tuning.samplers import GridSampler, RandomSampler, Sampler
@@ -34,6 +33,5 @@ def sampler(name: str, space: Space, defaults: Params, *, seed: int, trials: int
     if name == "optuna":
         return OptunaSampler(space, defaults, seed, trials)
     raise ConfigError(
-        f"{setting('search')} must be one of {', '.join(NAMES)}, got"
-        f" {name}.{did_you_mean(name, NAMES)}"
+        f"`search` must be one of {', '.join(NAMES)}, got {name}.{did_you_mean(name, NAMES)}"
     )

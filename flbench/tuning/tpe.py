@@ -6,7 +6,6 @@ from typing import Any, Final
 
 from flbench.core.errors import ConfigError
 from flbench.core.rng import generator
-from flbench.core.wording import setting
 from flbench.tuning.parameters import Params
 from flbench.tuning.samplers import Observation, RandomSampler, number
 from flbench.tuning.search_space import Space
@@ -109,7 +108,7 @@ def _optuna() -> Any:
         import optuna
     except ImportError as error:
         raise ConfigError(
-            f"{setting('search', 'optuna')} needs the package `optuna`, which is not installed:"
+            "`search=optuna` needs the package `optuna`, which is not installed:"
             " pip install 'flbench[tune]'"
         ) from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would announce every study

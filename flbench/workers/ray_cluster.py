@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import ray
 
 from flbench.core.errors import ConfigError
-from flbench.core.wording import setting
 from flbench.workers import ray_pool
 from flbench.workers.nesting import is_elsewhere
 from flbench.workers.ray_driver import RayDriver
@@ -24,7 +23,7 @@ def cluster(resources: Resources) -> RayDriver:
     """
     # A local cluster declares as many cores as the trainings at once need, which limits them.
     cpus = resources.concurrent * resources.cpus
-    driver = RayDriver(resources.address, key=setting("address"), cpus=cpus)
+    driver = RayDriver(resources.address, key="`address`", cpus=cpus)
     try:
         driver.call(check, resources)
     except BaseException:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from flbench.config.schema import EngineConfig
-from flbench.core.wording import setting
 
 UNITS: Final = 10_000  # smallest parts of a GPU that Ray counts
 TRIAL: Final = "trial"
@@ -51,7 +50,7 @@ class Resources:
     def keys(self) -> tuple[str, ...]:
         """Keys and options by which one training needs less, for messages."""
         key = "engine.workers" if self.engine.name == "ray" else "engine.threads"
-        return (key, setting("gpus_per_trial")) if self.gpus and self.kind == TRIAL else (key,)
+        return (key, "`gpus_per_trial`") if self.gpus and self.kind == TRIAL else (key,)
 
     @property
     def cpus(self) -> int:

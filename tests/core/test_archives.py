@@ -79,7 +79,6 @@ REFUSED = {
     "the folder itself": [entry(".")],
     "twice": [entry("config.yaml"), entry("./config.yaml")],
     "a file as a folder": [entry("config.yaml"), entry("config.yaml/summary.json")],
-    "long header": [entry("config.yaml", pax_headers={"comment": "x" * 2**21})],
 }
 
 

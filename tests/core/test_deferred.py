@@ -67,14 +67,11 @@ def test_a_name_that_is_missing_is_told_when_it_is_used(package):
         Circle.radius  # noqa: B018
 
 
-def test_packages_that_are_imported_already_or_are_not_there_are_left_alone(package):
+def test_a_package_that_is_imported_already_is_left_alone(package):
     import shapes_of_a_test
 
     with deferred(package):
         from shapes_of_a_test import Shape
-    with deferred("no_package_of_this_name.part"), pytest.raises(ModuleNotFoundError):
-        import no_package_of_this_name.part  # noqa: F401
-
     assert Shape is shapes_of_a_test.Shape
 
 
@@ -122,11 +119,9 @@ def test_a_package_that_is_needed_within_the_context_is_imported_there(package, 
         assert Shape.unit  # an attribute alone needs no import
         assert package in sys.modules
         assert Shape(3).size == 3
-        assert type(sys.modules[package]).__name__ == "module"
         import shapes_of_a_test
 
         assert isinstance(Shape(1), shapes_of_a_test.Shape)
-        assert type(sys.modules[f"{nested}.part"]).__name__ != "module"  # the other one still is
 
     assert Other(1).size == 1
 

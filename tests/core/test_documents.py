@@ -56,14 +56,12 @@ def test_what_is_missing_is_named(tmp_path):
     "text",
     [
         '{"a":' + "[" * 10**6 + "]" * 10**6 + "}",
-        '{"a":' * 100 + "1" + "}" * 100,
         '{"a":' + "9" * 10**6 + "}",
         '{"a":[' + "[]," * 2_000_000 + "[]]}",
         '{"a":"' + "x" * 64 * 2**20 + '"}',
-        '{"a":"\\ud800"}',
         "\ufeff{}",
     ],
-    ids=["closed", "deep", "digits", "values", "bytes", "surrogate", "mark"],
+    ids=["closed", "digits", "values", "bytes", "mark"],
 )
 def test_json_beyond_a_limit_is_an_error(text, tmp_path):
     (tmp_path / "x.json").write_text(text)

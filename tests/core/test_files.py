@@ -137,19 +137,3 @@ def test_copy_replaces_a_link(private, tmp_path):
     assert (tmp_path / "target").read_text() == "content"
     assert not (tmp_path / "target").is_symlink()
     assert private.read_text() == "secret"
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to another user")
-def test_hard_link_to_a_file_of_another_owner_is_neither_published_nor_copied(private, tmp_path):
-    folder = tmp_path / "theirs"
-    folder.mkdir()
-    os.link(private, folder / "predictions.csv")
-    files.check_no_link(folder / "predictions.csv")  # of the same owner: a tool may save space so
-
-    os.chown(folder, 54321, 54321)
-    (folder / "clients.csv").write_text("alone")
-    files.check_no_link(folder / "clients.csv")
-    with pytest.raises(UserError, match=r"predictions\.csv is a hard link"):
-        files.check_no_link(folder / "predictions.csv")
-    with pytest.raises(UserError, match="hard link"):
-        files.copy(folder / "predictions.csv", tmp_path / "copy")

@@ -79,22 +79,6 @@ def test_code_is_loaded_from_its_source_and_not_from_bytecode_beside_it(tmp_path
             sys.modules.pop(name.replace("/", "."), None)
 
 
-def test_the_file_of_a_hash_that_was_edited_last_is_named(file):
-    parts.find(PATH)
-    assert source_hash.edited_last(PATH) == ""  # there is one file
-    assert source_hash.edited_last("object:number") == ""
-
-    file.with_name("edited_helper.py").write_text("factor = 1\n")
-    file.with_name("edited_user.py").write_text("from edited_helper import factor\n")
-    parts.find("edited_user:factor")
-    for name, other in (("edited_helper", "edited_user"), ("edited_user", "edited_helper")):
-        os.utime(file.with_name(f"{name}.py"), (2e9, 2e9))
-        os.utime(file.with_name(f"{other}.py"), (1e9, 1e9))
-        sentence = source_hash.edited_last("edited_user:factor")
-        assert f"{name}.py was edited last" in sentence
-        assert "2 files" in sentence
-
-
 def test_a_module_does_not_change_the_default_type_of_tensors(file):
     file.write_text("import torch\ntorch.set_default_dtype(torch.float64)\nnumber = 1\n")
 

@@ -62,14 +62,6 @@ def text_of(value):
     return str(value).lower() if value is not None else "null"
 
 
-def test_comments_are_aligned_with_lines_of_ordinary_length():
-    tree = {"a": 1, "bc": 2, "long": list(range(500))}
-
-    lines = to_yaml(tree, dict.fromkeys(tree, "default")).splitlines()
-
-    assert lines[:2] == ["a: 1   # default", "bc: 2  # default"]
-
-
 def test_lists_of_arguments_are_short_enough_to_be_read_again():
     with pytest.raises(ConfigError, match=r"partition\.args\.many"):
         resolve([layer(many=list(range(1_001)))])
