@@ -197,7 +197,7 @@ def _importing() -> Iterator[None]:
     Ctrl-C ends the process at once: an exception in the middle of PyTorch's start would abort it
     with a message of its libraries, and nothing is there yet that could be saved.
     """
-    ends = startup.Process.is_own and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    ends = startup.is_own and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if ends:
         signal.signal(signal.SIGINT, _end_at_once)
     try:

@@ -130,13 +130,10 @@ def read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """
     try:
         tree, lines = parse(files.read_text(path, MAX_BYTES))
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", "it is not UTF-8")
         raise ConfigError(
-            f"the configuration {path} cannot be read: {error.strerror}. Name a YAML file."
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"the configuration {path} is not UTF-8 text. Save it as UTF-8."
+            f"the configuration {path} cannot be read: {reason}. Name a YAML file in UTF-8."
         ) from error
     except PlainYamlError as error:
         where = path if error.line is None else f"{path}:{error.line}"

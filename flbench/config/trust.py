@@ -28,7 +28,6 @@ from flbench.core.errors import ConfigError
 ADDRESS: Final = "engine.address"
 """Key with the address of a Ray cluster, whose answers are unpickled, which executes code."""
 
-_here: set[str] = set()  # what this process has added to the list
 _allowed: ContextVar[bool] = ContextVar("run_code", default=False)
 
 
@@ -98,7 +97,7 @@ def check(file: Path, *trees: Any) -> None:
 def record(place: Path, *trees: Any) -> None:
     """Add a file or folder of this user to the list, and the files of the code that it names.
 
-    If the list cannot be written, the addition holds for this process alone.
+    If the list cannot be written, the user is asked again.
 
     Args:
         place: The file or folder.
@@ -108,7 +107,6 @@ def record(place: Path, *trees: Any) -> None:
         return
     places = [os.path.realpath(place), *named.values()]
     added = [one for one in places if one and "\n" not in one and not _is_listed(one)]
-    _here.update(added)
     file = list_file()
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -156,14 +154,13 @@ def _is_trusted(place: str) -> bool:
 
 def _is_listed(place: str) -> bool:
     """Return whether an address or a path is on the list, or is in a folder that is."""
-    listed, file = set(_here), list_file()
+    file = list_file()
     try:
-        if _is_private(file):
-            listed |= set(file.read_text("utf-8").splitlines())
-    except (OSError, ValueError):  # there is none
-        pass
+        listed = file.read_text("utf-8").splitlines() if _is_private(file) else []
+    except (OSError, ValueError):  # it cannot be read
+        return False
     folders = map(str, Path(place).parents) if os.path.isabs(place) else ()
-    return not listed.isdisjoint((place, *folders))
+    return not {place, *folders}.isdisjoint(listed)
 
 
 def _is_private(file: Path) -> bool:

@@ -63,14 +63,10 @@ class LockedFolder:
             path = parent / f"{name}-{now}-{secrets.token_hex(4)}"
             (path / inside).mkdir(parents=True)
         except OSError as error:
-            if error.errno in files.DISK_ERRORS:
-                raise RunError(
-                    f"{path} cannot be written ({error.strerror}). Make space or repair the disk,"
-                    f" or choose another with `{cls.option}`."
-                ) from error
-            raise UserError(
-                f"`{cls.option}`: {path} cannot be written ({error.strerror}). Choose another with"
-                f" `{cls.option}`."
+            kind = RunError if error.errno in files.DISK_ERRORS else UserError
+            raise kind(
+                f"`{cls.option}`: {path} cannot be written ({error.strerror}). Make space, or"
+                f" choose another with `{cls.option}`."
             ) from error
         folder = cls(path)
         folder.lock()

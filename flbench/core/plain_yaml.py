@@ -63,15 +63,10 @@ class _Loader(yaml.SafeLoader):
         line = event.start_mark.line + 1
         self._depth, self._values = self._depth + 1, self._values + 1
         if isinstance(event, yaml.AliasEvent) or event.tag is not None:
-            raise PlainYamlError(
-                "YAML's aliases (`*name`) and tags (`!name`) are not accepted. Quote a word that"
-                " begins with such a sign.",
-                line,
-            )
-        if self._values > MAX_VALUES:
-            raise PlainYamlError(f"it has more than {MAX_VALUES:,} values. Shorten it.", line)
-        if self._depth > MAX_DEPTH:
-            raise PlainYamlError(f"it is nested more than {MAX_DEPTH} levels deep.", line)
+            raise PlainYamlError("aliases (`*name`) and tags (`!name`) need quotes.", line)
+        if self._values > MAX_VALUES or self._depth > MAX_DEPTH:
+            limits = f"{MAX_VALUES:,} values, or {MAX_DEPTH} within each other"
+            raise PlainYamlError(f"it has more than {limits}. Shorten it.", line)
         node = super().compose_node(parent, index)
         self._depth -= 1
         return node

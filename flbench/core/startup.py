@@ -27,10 +27,11 @@ The current folder may be one of somebody else, and a file `uuid.py` in it would
 of Python's own module. `flbench.core.parts.find` appends the folder to `sys.path` in a process that
 needs a module which the user names.
 """
-NEW_OBJECTS: Final = 10_000
+NEW_OBJECTS: Final = 50_000
 """New objects after which a process of flbench alone searches for garbage; Python's default is 700.
-PyTorch and Lightning consist of almost a million objects that stay, which each search visits."""
+PyTorch and Lightning consist of almost a million objects that stay, which searches visit."""
 _NAMES: Final = ("LOGNAME", "USER", "LNAME", "USERNAME")  # where Python's `getpass` looks, in order
+is_own = False  # whether this process has no other purpose than flbench
 _started_by: ContextVar[str | None] = ContextVar("started_by", default=None)
 
 
@@ -105,23 +106,13 @@ def environment(**added: str) -> dict[str, str]:
     return {**os.environ, **SAFE_PATH, **added}
 
 
-class Process:
-    """This process.
-
-    Attributes:
-        is_own: Whether it has no other purpose than flbench.
-    """
-
-    is_own = False
-
-
 def own_process() -> None:
     """Let this process, which has no other purpose than flbench, search less often for garbage.
 
-    At the end of each `uncollected` context, all objects of the process are left out of later
-    searches, and so are they when Python ends, where it would search all of them once more.
+    When Python ends, it would search all objects once more, so they are left out of this search.
     """
-    Process.is_own = True
+    global is_own
+    is_own = True
     gc.set_threshold(NEW_OBJECTS)
     atexit.register(gc.freeze)  # functions that are registered first are called last
 
@@ -142,8 +133,6 @@ def uncollected() -> Iterator[None]:
     try:
         yield
     finally:
-        if Process.is_own:
-            gc.freeze()
         if was_enabled:
             gc.enable()
 

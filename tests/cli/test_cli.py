@@ -84,7 +84,7 @@ def test_every_command_has_help(flbench, command):
 
 def test_a_process_of_the_command_alone_searches_for_garbage_less_often(monkeypatch, capsys):
     before = gc.get_threshold()
-    monkeypatch.setattr(startup.Process, "is_own", False)
+    monkeypatch.setattr(startup, "is_own", False)
     monkeypatch.setattr("sys.argv", ["flbench", "--version"])
     try:
         gc.set_threshold(700)

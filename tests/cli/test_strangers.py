@@ -281,7 +281,6 @@ def own(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_own_folders_need_no_option_until_something_changes(own, tmp_path, monkeypatch, capsys):
     path, _ = run(tmp_path, "algorithm=fedavg", f"model.name={own}:Net")
-    trust._here.clear()  # as in another process
     assert fl.load(path).model(0) is not None
     for place in (path / "config.yaml", path, Path(f"{own}.py")):
         mode = place.stat().st_mode
@@ -291,13 +290,11 @@ def test_own_folders_need_no_option_until_something_changes(own, tmp_path, monke
         place.chmod(mode)
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of another user"))
-    trust._here.clear()
     with pytest.raises(ConfigError, match="trust=True"):
         fl.load(path).model(0)
     assert fl.load(path, trust=True).model(0) is not None
     assert fl.load(path).model(0) is not None  # it is on the list
 
-    trust._here.clear()
     module = Path(f"{own}.py")
     module.write_text(module.read_text() + "# edited\n")
     with pytest.raises(ConfigError, match=r"edited since|Restore the source"):
@@ -356,7 +353,6 @@ def test_records_of_others_do_not_count(own, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     Path("config.yaml").touch()
     trust.record(Path("config.yaml"), tree)
-    trust._here.clear()
     trust.check(Path("config.yaml"), tree)
 
     if os.getuid() == 0:
@@ -415,7 +411,7 @@ def test_a_module_that_is_gone_is_named(evil, finished, tmp_path, capsys):
     Path(f"{evil}.py").rename("elsewhere")
 
     assert main(["run", "--dry-run", "--config", str(path / "config.yaml")]) == 2
-    assert "evil47" in capsys.readouterr().err
+    assert "No module named" in capsys.readouterr().err
 
 
 def test_code_of_another_place_under_a_known_name_is_asked_about(own, tmp_path, monkeypatch):

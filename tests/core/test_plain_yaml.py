@@ -91,7 +91,7 @@ def test_wrong_value_is_one_error_with_a_line_and_soon(case):
 
 @pytest.mark.parametrize("text", ["[conv1, *.fc]", "[conv1, *norm]"])
 def test_patterns_that_begin_with_a_star_need_quotes(text):
-    with pytest.raises(PlainYamlError, match="Quote"):
+    with pytest.raises(PlainYamlError, match=r"(?i)quote"):
         parse(text)
     assert parse("[conv1, '*.fc']")[0] == ["conv1", "*.fc"]
 
@@ -105,5 +105,5 @@ def test_limits_are_inclusive():
     assert parse(deep(MAX_DEPTH))
     with pytest.raises(PlainYamlError, match="more than 10,000 values"):
         parse(f"[{'1,' * MAX_VALUES}]")
-    with pytest.raises(PlainYamlError, match="levels deep"):
+    with pytest.raises(PlainYamlError, match="within each other"):
         parse(deep(MAX_DEPTH + 1))

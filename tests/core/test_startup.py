@@ -94,32 +94,3 @@ def test_streams_that_are_closed_stop_nothing(tmp_path, redirected):
         [] if ">&-" in redirected.split() else ["of", "a", "libraryout"]
     )
     assert found.stderr == ("" if "2>" in redirected else "a message\na message\n")
-
-
-GARBAGE = """
-import gc
-from flbench.core import startup
-
-{before}
-with startup.uncollected():
-    kept = [[] for _ in range(100_000)]
-print(gc.get_freeze_count(), gc.isenabled())
-"""
-
-
-@pytest.mark.parametrize(
-    ("before", "owned"),
-    [
-        ("startup.own_process()", True),
-        ("", False),
-        ("gc.set_threshold(startup.NEW_OBJECTS)", False),  # a user's own setting
-    ],
-)
-def test_only_a_process_of_flbench_leaves_imported_objects_out_of_searches(before, owned):
-    code = GARBAGE.format(before=before)
-
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-    frozen, is_enabled = done.stdout.split()
-    assert is_enabled == "True"
-    assert (int(frozen) > 100_000) == owned

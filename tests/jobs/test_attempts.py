@@ -20,7 +20,7 @@ def test_a_lost_job_waits_for_the_process_that_still_writes_to_its_folder(tmp_pa
     assert len(told) == 3
     assert all(job.title in note and str(tmp_path) in note for note in told)
 
-    lock.close()
+    lock.release()
     assert list(lost.free()) == [(job, task, None)]
     assert not list(lost.free())  # each job once
 
