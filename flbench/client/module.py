@@ -48,8 +48,7 @@ class ClientModule(LightningModule):
 
     Attributes:
         trained: The leaves that the phase trains, set by `configure_optimizers`.
-        recorded: For each Statistic of `phase.record`, its tensors in the last `training_step`.
-        recordings: The running reductions of these Statistics.
+        recordings: The running reductions of the Statistics of `phase.record`.
         writes_gradients: Whether the optimizer may write to gradients, and needs copies.
         batches_per_epoch: Number of batches of each epoch; the engine sets it.
         rows: Returns the rows [B] of the data set that the present batch consists of; the engine
@@ -79,7 +78,6 @@ class ClientModule(LightningModule):
         self.start = start
         self.ctx = ctx
         self.trained: Tree = {}
-        self.recorded: list[Tree] = []
         self.recordings = [Recording(statistic) for statistic in phase.record]
         self._hook_gradients: tuple[Tensor, ...] = ()
 
@@ -118,7 +116,7 @@ class ClientModule(LightningModule):
         )
 
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:
-        """Return the phase's loss on a batch, 0-dim; recorded Statistics are put in `recorded`.
+        """Return the phase's loss on a batch, 0-dim; recorded Statistics see the step.
 
         With a gradient hook the loss is that of the hook's first evaluation (0 if there is none),
         detached; the hook's gradient is what `gradients` returns.
@@ -127,21 +125,14 @@ class ClientModule(LightningModule):
             return self._hooked_step(batch)
         context = self.step_context(batch)
         loss = local_loss(self.phase.terms, context)
-        self.recorded = self.observe(context)
+        self.record(context)
         return loss
 
-    def observe(self, context: StepContext) -> list[Tree]:
-        """Return the tensors of each Statistic of `phase.record` in one step, without gradients."""
+    def record(self, context: StepContext) -> None:
+        """Add one step to the Statistics of `phase.record`, without gradients."""
         with torch.no_grad():
-            return [
-                {key: value.detach() for key, value in recording.observe(context).items()}
-                for recording in self.recordings
-            ]
-
-    def merge_recorded(self, recorded: list[Tree]) -> None:
-        """Reduce one step's recorded tensors with those of the steps before it."""
-        for recording, tensors in zip(self.recordings, recorded, strict=True):
-            recording.merge(tensors)
+            for recording in self.recordings:
+                recording.add(context)
 
     def gradients(self, loss: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient of each leaf of `trained`, in its order.

@@ -29,13 +29,9 @@ class Recording:
         self._reduced: dict[str, Any] = {}
         self._rows: dict[str, list[Tensor]] = {}  # to be concatenated
 
-    def observe(self, context: StepContext) -> Tree:
-        """Return the Statistic's tensors for one batch; nothing is stored."""
-        return self._statistic.fn(context)
-
-    def merge(self, tensors: Tree) -> None:
-        """Reduce one batch's tensors with those of the batches before it."""
-        for key, value in tensors.items():
+    def add(self, context: StepContext) -> None:
+        """Reduce the Statistic's tensors for one batch with those of the batches before it."""
+        for key, value in self._statistic.fn(context).items():
             # Values are copied: they may be leaves themselves, which training overwrites.
             reduction, before = self._statistic.reduction(key), self._reduced.get(key)
             if reduction == "rows":

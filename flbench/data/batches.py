@@ -45,22 +45,21 @@ def arrange(order: Indices, train: TrainConfig, *, skip_single: bool) -> Indices
 def epoch_order(
     rows: Indices, client: int, number: int, draw: Draw, train: TrainConfig, *, skip_single: bool
 ) -> Indices:
-    """Return the rows of one epoch of one client, in the order of its batches; see `epoch`."""
+    """Return the rows of one epoch of one client, in the order of its batches; see `arrange`."""
     drawn = draw.sample_order(client, number, len(rows))
     return rows[arrange(drawn, train, skip_single=skip_single)]
 
 
 def epoch(
     federation: Federation,
-    rows: Indices,
+    order: Indices,
     client: int,
     number: int,
     draw: Draw,
     train: TrainConfig,
     *,
     dtype: torch.dtype,
-    skip_single: bool,
-    first_step: int,
+    first_step: int = 0,
 ) -> Iterator[Batch]:
     """Yield the training batches of one epoch of one client.
 
@@ -68,16 +67,14 @@ def epoch(
 
     Args:
         federation: Samples, on the device of the net.
-        rows: Rows [n] of the data set that the client trains on.
+        order: Rows [n] of the data set in the order of the epoch; see `epoch_order`.
         client: Id of the client.
         number: Number of the epoch within the phase, from 0.
         draw: Random streams of the round.
-        train: Section `train`, with the batch size and the policy for the last batch.
+        train: Section `train`, with the batch size.
         dtype: Floating-point type of the inputs.
-        skip_single: Whether to leave out a batch of a single sample; see `arrange`.
         first_step: Number of optimizer steps already taken in this phase.
     """
-    order = epoch_order(rows, client, number, draw, train, skip_single=skip_single)
     keys = draw.noise_keys(client, number, order)
     device = federation.x.device
     size = train.batch_size

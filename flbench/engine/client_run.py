@@ -228,12 +228,12 @@ class ClientRun:
         env, recording = self._environment, Recording(statistic)
         rows = env.federation.rows(statistic.samples, self._client, self._settings.draw)
         for batch in batches.in_order(env.federation, rows, env.dtype, STATISTIC_BATCH):
-            recording.merge(self._observe(recording, batch))
+            self._observe(recording, batch)
         with torch.no_grad():
             recording.finish(self.leaves, self.ctx)
 
-    def _observe(self, recording: Recording, batch: Batch) -> Tree:
-        """Return a Statistic's tensors for one batch."""
+    def _observe(self, recording: Recording, batch: Batch) -> None:
+        """Let a Statistic see one batch."""
         env = self._environment
         with torch.no_grad(), mode(env.net, train=False), env.precision():
             context = StepContext(
@@ -244,9 +244,8 @@ class ClientRun:
                 start=self.start,
                 apply=partial(apply, env.net),
             )
-            found = recording.observe(context)
+            recording.add(context)
             env.write_back()
-            return found
 
     def _run_transform(self, step: Transform) -> None:
         """Replace leaves by what a Transform returns."""

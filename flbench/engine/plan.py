@@ -129,8 +129,9 @@ def _orders(
     orders: list[NDArray[np.int64]] = []
     taken = 0
     for number in range(phase.epochs if phase.epochs is not None else phase.steps or 0):
-        order = settings.draw.sample_order(client, number, len(mine))
-        order = mine[batches.arrange(order, settings.train, skip_single=skip_single)]
+        order = batches.epoch_order(
+            mine, client, number, settings.draw, settings.train, skip_single=skip_single
+        )
         if not len(order) or (phase.steps is not None and taken >= phase.steps):
             break
         orders.append(order)

@@ -102,7 +102,7 @@ class Training:
         none = self._batches.indices[:0]
         with mode(env.net, train=False), env.precision():
             for batch in batches.in_order(env.federation, none, env.dtype, 1):
-                module.merge_recorded(module.observe(module.step_context(batch)))
+                module.record(module.step_context(batch))
 
     def _is_over(self) -> bool:
         """Return whether the phase has taken all of its `steps`, or the module ends it."""
@@ -140,7 +140,6 @@ class Training:
         written = module.writes_gradients or scaler.is_enabled()
         for leaf, gradient in zip(module.trained.values(), gradients, strict=True):
             leaf.grad = gradient.clone() if written and gradient is not None else gradient
-        module.merge_recorded(module.recorded)
         scaler.unscale_(self._optimizer)
         module.configure_gradient_clipping(self._optimizer)
         scaler.step(self._optimizer)
@@ -192,24 +191,19 @@ class ClientBatches(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches of the next epoch; none if the client has no samples."""
+        train, draw, number = self._settings.train, self._settings.draw, self._epochs
         order = batches.epoch_order(
-            self.indices,
-            self._client,
-            self._epochs,
-            self._settings.draw,
-            self._settings.train,
-            skip_single=self._skip_single,
+            self.indices, self._client, number, draw, train, skip_single=self._skip_single
         )
         done = 0
         for batch in batches.epoch(
             self._federation,
-            self.indices,
+            order,
             self._client,
-            self._epochs,
-            self._settings.draw,
-            self._settings.train,
+            number,
+            draw,
+            train,
             dtype=self._dtype,
-            skip_single=self._skip_single,
             first_step=self._steps,
         ):
             self._steps += 1

@@ -77,17 +77,9 @@ def test_votes_are_those_of_a_slow_loop_over_batches(engine, tie):
     expected = []
     for client in range(5):
         rows, votes = federation.partition.parts["train"][client], [0, 0, 0]
-        epoch = batches.epoch(
-            federation,
-            rows,
-            client,
-            0,
-            settings.draw,
-            settings.train,
-            dtype=torch.float64,
-            skip_single=False,
-            first_step=0,
-        )
+        given = client, 0, settings.draw, settings.train
+        order = batches.epoch_order(rows, *given, skip_single=False)
+        epoch = batches.epoch(federation, order, *given, dtype=torch.float64)
         for batch in epoch:
             with torch.no_grad():
                 model(batch.x)

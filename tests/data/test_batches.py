@@ -40,12 +40,9 @@ def test_batch_size_one_with_batchnorm_has_no_batches():
 
 def epoch(federation, number: int = 0, size: int = 32):
     rows = federation.partition.parts["train"][1]
-    keys = {"dtype": torch.float32, "skip_single": False, "first_step": 0}
-    return list(
-        batches.epoch(
-            federation, rows, 1, number, Draw(0, (0,), 5), TrainConfig(batch_size=size), **keys
-        )
-    )
+    given = 1, number, Draw(0, (0,), 5), TrainConfig(batch_size=size)
+    order = batches.epoch_order(rows, *given, skip_single=False)
+    return list(batches.epoch(federation, order, *given, dtype=torch.float32))
 
 
 def test_epoch_shows_every_sample_once_with_its_label():

@@ -82,10 +82,9 @@ def bare(
     rows = federation.partition.parts["train"][client]
     net.train()
     for number in range(epochs):
-        options = {"dtype": torch.float64, "skip_single": skip, "first_step": 0}
-        for batch in batches.epoch(
-            federation, rows, client, number, DRAW, train or TrainConfig(), **options
-        ):
+        given = client, number, DRAW, train or TrainConfig()
+        order = batches.epoch_order(rows, *given, skip_single=skip)
+        for batch in batches.epoch(federation, order, *given, dtype=torch.float64):
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(net(batch.x).logits, batch.y).backward()
             optimizer.step()
@@ -295,8 +294,9 @@ def test_weights_hook_is_what_the_net_is_called_with(mlp):
 def first_batch(experiment):
     federation = experiment.federation.to(torch.device("cpu"), torch.float64)
     rows = federation.partition.parts["train"][1]
-    options = {"dtype": torch.float64, "skip_single": False, "first_step": 0}
-    batch = next(batches.epoch(federation, rows, 1, 0, DRAW, TrainConfig(), **options))
+    given = 1, 0, DRAW, TrainConfig()
+    order = batches.epoch_order(rows, *given, skip_single=False)
+    batch = next(batches.epoch(federation, order, *given, dtype=torch.float64))
     return batch.x, batch.y
 
 
