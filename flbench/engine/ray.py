@@ -20,7 +20,6 @@ from flbench.engine.worker import Call, Worker, distributed
 from flbench.workers import ray_pool
 from flbench.workers.nesting import is_elsewhere, is_ray_worker
 from flbench.workers.pool import LostError
-from flbench.workers.ray_cluster import device_of
 from flbench.workers.ray_driver import RayDriver, RayPool
 
 
@@ -54,6 +53,7 @@ class RayEngine:
         self._driver: RayDriver | None = None
         self._pool: RayPool | None = None
         self._used = 0
+        self._is_on_gpu = config.device.startswith("cuda")  # of the workers
         self._opened()
 
     def _opened(self) -> RayPool:
@@ -64,8 +64,6 @@ class RayEngine:
         self._driver = RayDriver(config.address)
         try:
             there = self._driver.call(ray_pool.there, ["CPU", "GPU"])
-            # The workers check that the device exists; this process need not have it.
-            self._is_on_gpu = device_of(config.device, there) == "cuda"
             count = _workers(config, there, self._tell, on_gpu=self._is_on_gpu)
             # All actors of a machine share the samples.
             rest = net, federation.without_samples(), config

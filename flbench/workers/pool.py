@@ -6,8 +6,6 @@ from flbench.core.errors import RunError
 
 RESTARTS: Final = 3
 """How often a call whose worker was lost is given to another one."""
-DIED: Final = "its process died: it was killed, or memory ran out."
-"""Sentence about the loss of a worker whose machine still answers."""
 
 
 class LostError(RunError):

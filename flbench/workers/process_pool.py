@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from flbench.core.parts import portable, where_to_put
 from flbench.workers import fork_server
-from flbench.workers.pool import DIED, CouldNotBeginError, Ended
+from flbench.workers.pool import CouldNotBeginError, Ended
 
 FILES: Final = 9
 """Files that a worker opens in this process."""
@@ -82,7 +82,7 @@ class ProcessPool:
             process, key = self._running.pop(future)
             if isinstance(future.exception(), BrokenProcessPool):
                 process.end()
-                found.append(Ended(key, lost=DIED))
+                found.append(Ended(key, lost="its process died: it was killed, or memory ran out."))
             else:
                 self._idle.append(process)
                 found.append(Ended(key, future.result()))

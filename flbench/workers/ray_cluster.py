@@ -1,7 +1,5 @@
 """The Ray cluster of a study or of a comparison, and what its nodes have."""
 
-from collections.abc import Mapping
-
 import ray
 
 from flbench.core.errors import ConfigError
@@ -66,10 +64,12 @@ def workers_of(resources: Resources) -> int:
 
 
 def device_there(device: str, address: str | None, key: str = "`engine.address`") -> str:
-    """Return the device of trainings on the nodes of a cluster; see `device_of`.
+    """Return the device of trainings on the nodes of a cluster, which this process need not have.
+
+    Ray assigns GPUs to worker processes. Each sees its own as the first, and checks that it exists.
 
     Args:
-        device: `engine.device`.
+        device: `engine.device`; `auto` is a GPU if a node has one.
         address: Address of the cluster; it is not used if this process is connected to one.
         key: The key or option of the address, as error messages write it.
 
@@ -77,20 +77,6 @@ def device_there(device: str, address: str | None, key: str = "`engine.address`"
         ConfigError: No cluster answers at the address.
     """
     if device != "auto":
-        return device_of(device, {})
-    with RayDriver(address, key=key) as driver:
-        return device_of(device, driver.call(ray_pool.there, ["GPU"]))
-
-
-def device_of(device: str, there: Mapping[str, float]) -> str:
-    """Return the device of trainings on nodes, which this process need not have.
-
-    Ray assigns GPUs to worker processes. Each sees its own as the first, and checks that it exists.
-
-    Args:
-        device: `engine.device`; `auto` is a GPU if a node has one.
-        there: Resources of the nodes by Ray's names.
-    """
-    if device != "auto":
         return device.partition(":")[0]
-    return "cuda" if there.get("GPU") else "cpu"
+    with RayDriver(address, key=key) as driver:
+        return "cuda" if driver.call(ray_pool.there, ["GPU"])["GPU"] else "cpu"

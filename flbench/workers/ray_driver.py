@@ -63,7 +63,7 @@ class RayDriver:
         cpus: Number of CPUs of a cluster that is started; None takes the available cores.
 
     Raises:
-        ConfigError: No cluster answers at the address, or another user has started it.
+        ConfigError: No cluster answers at the address.
         RunError: Ray does not start on this machine.
     """
 
