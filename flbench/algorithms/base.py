@@ -139,7 +139,9 @@ class Deployment:
         program: Training before the evaluation (fine-tuning) on a copy that is then discarded; None
             for none.
         weights: (leaves, ctx) -> the parameters and buffers that the net is called with; None calls
-            the net with the client's leaves.
+            the net with the client's leaves. A function that computes nothing, and returns leaves
+            as they are, may have an attribute `selects` that is True: it is then called once for
+            many clients.
         predict: Maps a `StepContext` to scores [B, C]; None takes the net's logits. A function
             whose scores are not logits has an attribute `scores` that says what they are.
     """

@@ -573,11 +573,16 @@ class Evaluator:
         names = (described.names("all") | described.fixed) - self._held.keys()
         model = next(self._models(state, settings))
         weights = model.deployment.weights
-        write = () if weights is None else (Transform(_WriteDeployedWeights(weights)),)
+        changes = self._steps(model.deployment) or described.fixed
+        selects = not changes and getattr(weights, "selects", False)
+        write = (Transform(_WriteDeployedWeights(weights)),) if weights and not selects else ()
+        keeps = names | model.state.clients.keys() if selects else names
         everyone = torch.arange(self.federation.clients) if clients is None else clients
         is_shared, most = self._is_same_for_all(model), max(1, SCALARS // described.size)
         for ids in torch.split(everyone[:1] if is_shared else everyone, min(BLOCK, most)):
-            kept = self._run(model, ids, write, names).kept
+            kept = self._run(model, ids, write, keeps).kept
+            if selects and weights:  # of all clients at once
+                kept = weights(kept, {})
             for k in range(len(ids)):
                 one = held | {leaf: rows[k] for leaf, rows in kept.items()}
                 yield from repeat(one, len(everyone) if is_shared else 1)

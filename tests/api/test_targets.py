@@ -424,7 +424,7 @@ def error_by_hand(confusion):
         (
             {"train": {**TRAIN, "early_stopping": {"patience": 1}}},
             fl.ConfigError,
-            "judged by mse, mae. Watch validation/personal/mse",
+            "validation/personal/accuracy",
         ),
         (
             {"data": (X, np.arange(160) - 80)},

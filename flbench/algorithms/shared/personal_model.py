@@ -1,6 +1,7 @@
 """A second, personal model v whose leaves stand beside those of the net, under a prefix."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from flbench.algorithms.base import Setting
 from flbench.core.types import Tree
@@ -15,10 +16,12 @@ class PersonalModel:
     Attributes:
         names: Names of the net's leaves, in order.
         own: Those of which v has its own; the others are the global model's.
+        selects: True: leaves are returned as they are, so a call may have those of many clients.
     """
 
     names: tuple[str, ...]
     own: frozenset[str]
+    selects: ClassVar[bool] = True
 
     def __call__(self, leaves: Tree, ctx: Tree) -> Tree:
         """Return the values of v under the names of the net."""
