@@ -17,9 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.func import grad
-from torch.optim.adam import adam
-from torch.optim.adamw import adamw
-from torch.optim.sgd import sgd
 
 from flbench.client.forward import freeze_statistics, is_buffer, mode, never_trained
 from flbench.client.loss_and_optimizer import local_loss, make_optimizer
@@ -357,9 +354,9 @@ def _clip(gradients: Tree, largest: float) -> None:
 
 
 class StackedOptimizer:
-    """PyTorch's optimizers on stacked leaves.
+    """An optimizer of PyTorch on stacked leaves.
 
-    They work element by element, so a stack of clients is updated as each client alone would be.
+    It works element by element, so a stack of clients is updated as each client alone would be.
 
     Args:
         config: The kind of optimizer, momentum and weight decay.
@@ -367,17 +364,13 @@ class StackedOptimizer:
     """
 
     def __init__(self, config: OptimizerConfig, lr: float) -> None:
-        self._name = config.name
-        self._options = make_optimizer(config, [torch.zeros(0)], lr).defaults
-        # Momentum, or Adam's first moment; [K, ...] each
-        self._first: list[Tensor | None] = []
-        self._second: list[Tensor] = []
-        self._steps: list[Tensor] = []
+        self._config, self._lr = config, lr
+        self._optimizer: torch.optim.Optimizer | None = None
 
     def reorder(self, index: Tensor) -> None:
         """Put the clients in another order; `index` [K] has the old position of each client."""
-        self._first = [None if v is None else v[index[: len(v)]] for v in self._first]
-        self._second = [value[index[: len(value)]] for value in self._second]
+        for state in self._optimizer.state.values() if self._optimizer else ():
+            state.update({key: v[index[: len(v)]] for key, v in state.items() if _is_stacked(v)})
 
     def step(self, leaves: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Update the leaves [count, ...] of the first clients in place.
@@ -386,36 +379,21 @@ class StackedOptimizer:
             leaves: The trained leaves that have a gradient, the same ones in each step.
             gradients: Their gradients [count, ...].
         """
-        if self._name == "sgd":
-            self._sgd(list(leaves), list(gradients))
-        else:
-            self._adam(list(leaves), list(gradients))
+        if self._optimizer is None:
+            self._optimizer = make_optimizer(self._config, list(leaves), self._lr)
+        (group,), states = self._optimizer.param_groups, self._optimizer.state
+        for before, leaf, gradient in zip(group["params"], leaves, gradients, strict=True):
+            leaf.grad = gradient
+            # Clients that have finished are no longer a part of the leaves and of their state.
+            states[leaf] = {
+                key: v[: len(leaf)] if _is_stacked(v) else v
+                for key, v in states.pop(before, {}).items()
+            }
+        group["params"] = list(leaves)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
 
-    def _sgd(self, leaves: list[Tensor], gradients: list[Tensor]) -> None:
-        """Take a step of SGD."""
-        names = ("weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize")
-        first = self._first or [None] * len(leaves)
-        views = [None if value is None else value[: len(leaves[0])] for value in first]
-        sgd(leaves, gradients, views, **{name: self._options[name] for name in names})
-        if not self._first:
-            self._first = views  # PyTorch has written the first momentum there, if there is any
 
-    def _adam(self, leaves: list[Tensor], gradients: list[Tensor]) -> None:
-        """Take a step of Adam or AdamW."""
-        if not self._second:
-            self._first = [torch.zeros_like(leaf) for leaf in leaves]
-            self._second = [torch.zeros_like(leaf) for leaf in leaves]
-            self._steps = [torch.zeros((), dtype=torch.float32) for _ in leaves]
-        names = ("amsgrad", "lr", "weight_decay", "eps", "maximize")
-        beta1, beta2 = self._options["betas"]
-        (adam if self._name == "adam" else adamw)(
-            leaves,
-            gradients,
-            [value[: len(leaves[0])] for value in self._first if value is not None],
-            [value[: len(leaves[0])] for value in self._second],
-            [],
-            self._steps,
-            beta1=beta1,
-            beta2=beta2,
-            **{name: self._options[name] for name in names},
-        )
+def _is_stacked(value: object) -> bool:
+    """Return whether a value of an optimizer's state has one row per client."""
+    return isinstance(value, Tensor) and value.dim() > 0
