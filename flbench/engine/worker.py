@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from flbench.client.program import LocalProgram, Step
 from flbench.config.schema import EngineConfig
 from flbench.core.raised import as_errors
-from flbench.core.storage import Storage
 from flbench.core.types import Message, Results, Tree
 from flbench.data.federation import Federation
 from flbench.engine.base import (
@@ -197,7 +196,8 @@ def distributed(
                 f"a worker was lost: {one.lost} Its clients are trained again, with equal results."
             )
             left.append(one.key)
-    return in_order(found, ids, call.settings.storage)
+    seconds = max((one.observe_seconds for one in found), default=0.0)
+    return replace(gathered(found, ids, call.settings.storage), observe_seconds=seconds)
 
 
 def assign(work: Sequence[float], workers: int) -> list[list[int]]:
@@ -219,18 +219,6 @@ def assign(work: Sequence[float], workers: int) -> list[list[int]]:
         assigned[least].append(position)
         heapreplace(loads, (load + work[position] + 1, least))
     return [sorted(positions) for positions in assigned]
-
-
-def in_order(parts: list[Results], ids: Tensor, storage: Storage) -> Results:
-    """Return the results of all workers as one, in the order of `ids`.
-
-    Args:
-        parts: The results of each worker.
-        ids: Ids [K] of the clients.
-        storage: Where the results are stored.
-    """
-    seconds = max((part.observe_seconds for part in parts), default=0.0)
-    return replace(gathered(parts, ids, storage), observe_seconds=seconds)
 
 
 def _kind(warning: warnings.WarningMessage) -> type[Warning]:
