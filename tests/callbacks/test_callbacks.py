@@ -344,27 +344,6 @@ def test_what_is_not_a_callback_is_refused_before_anything_is_written(tmp_path, 
     assert not list(tmp_path.iterdir())
 
 
-def test_damaged_memory_in_a_checkpoint_is_refused(tmp_path):
-    import json
-
-    from safetensors import safe_open
-    from safetensors.torch import load_file, save_file
-
-    from flbench.core.errors import DataError
-
-    with pytest.raises(CrashError):
-        run_with(tmp_path, [Counting(), CrashAfter(3)], "train.rounds=4")
-    folder = only_run(tmp_path)
-    file = folder / "checkpoints" / "last.safetensors"
-    with safe_open(file, framework="pt") as opened:
-        metadata = opened.metadata()
-    extra = json.loads(metadata["extra"]) | {"callbacks": {"Counting": 7}}
-    save_file(load_file(file), file, metadata | {"extra": json.dumps(extra)})
-
-    with pytest.raises(DataError, match="its `callbacks` does not fit"):
-        lifecycle.resume(folder, Layer({}), [Counting()])
-
-
 def test_run_without_callbacks_stores_nothing_for_them(tmp_path):
     import json
 
