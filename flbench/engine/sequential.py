@@ -99,7 +99,7 @@ class SequentialEngine:
         }
         runs = (
             ClientRun(self._environment, int(one), settings, rows(one), dispatch(one), **keys)
-            for one in torch.split(ids, 1)
+            for one in ids[:, None]  # none, if there are no clients
         )
         return gathered((one.results(program, observe) for one in runs), ids, settings.storage)
 
