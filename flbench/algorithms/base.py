@@ -43,8 +43,8 @@ from torch import Tensor
 from flbench.client.program import LocalProgram, LossTerm, Phase
 from flbench.config.schema import AlgorithmConfig, TrainConfig
 from flbench.core.errors import ConfigError
+from flbench.core.known_code import is_known
 from flbench.core.learned import Learned
-from flbench.core.ownership import is_known
 from flbench.core.rng import Draw
 from flbench.core.tree import copied, only, repeat, weighted_mean
 from flbench.core.types import Dispatch, Message, Results, Stage, State, StepContext, Tree, Update

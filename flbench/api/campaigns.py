@@ -9,9 +9,9 @@ from typing import Any, Final, TypeVar
 from flbench.api.caller import Caller
 from flbench.calls.process import SIGNALS, preserved
 from flbench.config.schema import Config
-from flbench.core.expected import as_flbench_errors
 from flbench.core.locked_folder import LockedFolder
 from flbench.core.parts import offered
+from flbench.core.system_errors import as_flbench_errors
 from flbench.reports.terminal import open_console
 from flbench.tracking import mirror
 from flbench.tracking.mlflow_store import NamedBy

@@ -29,9 +29,9 @@ from flbench.config.trust import check as check_code
 from flbench.config.trust import run_code
 from flbench.core.documents import read_json
 from flbench.core.errors import ConfigError, RunError, UserError
-from flbench.core.expected import as_flbench_errors
 from flbench.core.parts import offered
 from flbench.core.registry import ALGORITHMS
+from flbench.core.system_errors import as_flbench_errors
 from flbench.core.text import redact
 from flbench.data.own import is_own
 from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME

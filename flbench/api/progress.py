@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from flbench.callbacks import Callback, RunView
 from flbench.core.errors import shortened
-from flbench.core.raised import note_of
+from flbench.core.user_code_errors import note_of
 from flbench.reports.tables import score
 from flbench.reports.terminal import Silence, duration, open_console
 

@@ -21,8 +21,8 @@ from flbench.config.schema import Config
 from flbench.config.sources import Layer, from_values
 from flbench.config.trust import run_code
 from flbench.core.errors import PrintableError, RunError, combined
-from flbench.core.expected import as_flbench_errors
 from flbench.core.parts import offered
+from flbench.core.system_errors import as_flbench_errors
 from flbench.core.wording import lower_rate
 from flbench.experiment import lifecycle
 from flbench.experiment.run_folder import RunFolder

@@ -18,8 +18,8 @@ from flbench.calls.process import preserved
 from flbench.config.sources import Layer
 from flbench.config.trust import run_code
 from flbench.core.errors import ConfigError, RunError
-from flbench.core.expected import as_flbench_errors
 from flbench.core.registry import ALGORITHMS
+from flbench.core.system_errors import as_flbench_errors
 from flbench.results import study_folder
 from flbench.tracking import mirror
 from flbench.tracking.mlflow_store import NamedBy

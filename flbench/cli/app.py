@@ -26,7 +26,7 @@ from flbench.cli.declared import Form, with_arguments_of
 from flbench.config import trust
 from flbench.core import files, startup
 from flbench.core.errors import RunError, UserError, shortened
-from flbench.core.expected import as_flbench_errors
+from flbench.core.system_errors import as_flbench_errors
 from flbench.core.text import print_warnings, printable
 from flbench.reports.terminal import print_notes, told
 

@@ -22,8 +22,8 @@ from flbench.client.own_optimizer import Schedule, described, learning_rates, pa
 from flbench.client.program import Phase
 from flbench.core.errors import ConfigError
 from flbench.core.lightning import is_param_in_hook_signature
-from flbench.core.raised import as_errors, calling
 from flbench.core.types import Batch, Outputs, StepContext, Tree
+from flbench.core.user_code_errors import as_errors, calling
 from flbench.models import fixed
 from flbench.models.lightning_head import Call, features_of, recorded
 from flbench.models.lightning_hooks import base_of, overrides

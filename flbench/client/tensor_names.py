@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from flbench.client.program import LocalProgram, Phase, Statistic, Step
 from flbench.core import wording
 from flbench.core.errors import UnknownNameError, did_you_mean
-from flbench.core.raised import user_line
+from flbench.core.user_code_errors import user_line
 
 LISTED = 6  # names that a message lists
 

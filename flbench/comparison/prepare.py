@@ -14,7 +14,7 @@ from flbench.config.sources import Layer, leaves
 from flbench.core.errors import ConfigError, UserError
 from flbench.core.wording import check_whole
 from flbench.experiment import assembly
-from flbench.experiment.found import Found, find_engine, on_this_machine
+from flbench.experiment.found import Found, on_this_machine, with_device
 from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
 from flbench.jobs.job import Job
 from flbench.jobs.samples import LoadedSamples
@@ -65,7 +65,7 @@ class PreparedComparison:
             address: Address of a running cluster, or `local` for this machine.
         """
         asked = self.cells[0].config.engine.altered(address=address)
-        engine = find_engine(asked, address, "`address`")
+        engine = with_device(asked, address, "`address`")
         resources = _resources(engine, self.resources.concurrent, len(self.cells))
         return replace(self, resources=resources)
 
@@ -94,7 +94,7 @@ def prepare(
     cells = plan.cells(design)
     optional = {one.label for one in design.methods if one.is_optional}
     first = cells[0].config.engine
-    engine = find_engine(first, first.address, "`address`")
+    engine = with_device(first, first.address, "`address`")
     notes: dict[str, None] = {}
     if design.seeds < 3:
         notes[

@@ -93,7 +93,7 @@ def of_net(net: Any) -> str | None:
     return combined(found) if found else None
 
 
-def unchanged(thing: Any, path: str, recorded: str | None, whose: str, cure: str) -> str | None:
+def checked(thing: Any, path: str, recorded: str | None, whose: str, cure: str) -> str | None:
     """Return the SHA-256 (hex) of the source of a function or class; None if it is not known.
 
     Args:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 
 from flbench.core.errors import DataError
-from flbench.core.raised import calling, user_line
 from flbench.core.rng import seeded
+from flbench.core.user_code_errors import calling, user_line
 from flbench.data.batch_form import PAIR, BatchForm
 from flbench.data.dataset import Dataset
 

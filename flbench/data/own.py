@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
 from flbench.core.errors import DataError, did_you_mean, shortened
-from flbench.core.raised import calling
+from flbench.core.user_code_errors import calling
 from flbench.data import labels as labels_of
 from flbench.data import loaders, npz_files, pixels, table_files, tokens
 from flbench.data.batch_form import LABEL_COLUMNS, SAMPLE_COLUMNS

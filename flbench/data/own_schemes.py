@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from flbench.config.schema import PartitionConfig
 from flbench.core import parts, source_hash
 from flbench.core.errors import ConfigError
-from flbench.core.raised import calling
 from flbench.core.rng import seeded
+from flbench.core.user_code_errors import calling
 
 Indices = NDArray[np.int64]
 
@@ -103,7 +103,7 @@ def _unchanged_source(config: PartitionConfig) -> str | None:
     parts.find(config.scheme)  # a process that got the partition from another has not called it
     cure = "Restore the source, or start a new run without `partition.sha256`."
     whose = f"`{config.scheme}`"
-    return source_hash.unchanged(None, config.scheme, config.sha256, whose, cure)
+    return source_hash.checked(None, config.scheme, config.sha256, whose, cure)
 
 
 def _function(config: PartitionConfig) -> Callable[..., Any]:

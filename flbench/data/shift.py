@@ -18,8 +18,8 @@ from torch import Tensor
 
 from flbench.config.schema import ShiftConfig
 from flbench.core.errors import ConfigError
-from flbench.core.raised import calling
 from flbench.core.rng import generator, seeded
+from flbench.core.user_code_errors import calling
 from flbench.data.dataset import Dataset
 from flbench.data.partition import ClientParts
 

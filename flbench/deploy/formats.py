@@ -21,7 +21,7 @@ from torch import Tensor
 
 from flbench.core import files
 from flbench.core.errors import RunError, UserError, did_you_mean
-from flbench.core.raised import user_line
+from flbench.core.user_code_errors import user_line
 from flbench.deploy.models import TrainedModel
 
 EXAMPLES: Final = 4  # samples that a model is traced with and compared on

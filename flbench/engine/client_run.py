@@ -18,10 +18,10 @@ from flbench.client.program import LocalProgram, Phase, Statistic, Step, Transfo
 from flbench.client.recording import Recording
 from flbench.client.tensor_names import check_ends, unknown_read
 from flbench.core.errors import UnknownNameError
-from flbench.core.raised import placed
 from flbench.core.rng import seeded
 from flbench.core.tree import is_finite, where_masked
 from flbench.core.types import Batch, Dispatch, Failure, Info, Message, Results, StepContext, Tree
+from flbench.core.user_code_errors import placed
 from flbench.data import batches
 from flbench.engine.base import STATISTIC_BATCH, RoundSettings
 from flbench.engine.environment import Environment

@@ -19,7 +19,7 @@ from flbench.core.types import Results
 from flbench.data.federation import Federation
 from flbench.engine import memory
 from flbench.engine.base import Dispatcher, Engine, KeptRows, RoundSettings
-from flbench.engine.worker import SENT, Call, Worker, distributed
+from flbench.engine.worker import SENT, Call, Worker, train_by_workers
 from flbench.models.base import net_leaves
 from flbench.workers import cores
 from flbench.workers.nesting import reason_against_workers
@@ -129,7 +129,7 @@ class LocalEngine:
         if len(parts) > 1 and self._pays(call, ids, size) and (pool := self._opened()) is not None:
             self._used = max(self._used, min(pool.most, len(parts)))
             try:
-                return distributed(pool, call, parts, self._federation.sizes, self._tell, size)
+                return train_by_workers(pool, call, parts, self._federation.sizes, self._tell, size)
             except CouldNotBeginError as error:
                 self._stay_alone(str(error))
             except BaseException:

@@ -16,8 +16,8 @@ from flbench.core.errors import ConfigError
 from flbench.core.types import Results
 from flbench.data.federation import Federation
 from flbench.engine.base import Dispatcher, KeptRows, RoundSettings
-from flbench.engine.worker import Call, Worker, distributed
-from flbench.workers import ray_pool
+from flbench.engine.worker import Call, Worker, train_by_workers
+from flbench.workers import actor_pool
 from flbench.workers.nesting import is_elsewhere, is_ray_worker
 from flbench.workers.pool import LostError
 from flbench.workers.ray_driver import RayDriver, RayPool
@@ -63,7 +63,7 @@ class RayEngine:
         net, federation, config = self._given
         self._driver = RayDriver(config.address)
         try:
-            there = self._driver.call(ray_pool.there, ["CPU", "GPU"])
+            there = self._driver.call(actor_pool.there, ["CPU", "GPU"])
             count = _workers(config, there, self._tell, on_gpu=self._is_on_gpu)
             # All actors of a machine share the samples.
             rest = net, federation.without_samples(), config
@@ -96,7 +96,7 @@ class RayEngine:
     ) -> Results:
         """Train the clients on the actors; see `Engine.run`."""
         call, pool = Call(program, rows, dispatch, settings, observe), self._opened()
-        results = distributed(pool, call, torch.split(ids, 1), self._sizes, self._tell)
+        results = train_by_workers(pool, call, torch.split(ids, 1), self._sizes, self._tell)
         self._used = pool.ready
         return results
 

@@ -10,7 +10,7 @@ from torch.nn.utils import convert_conv2d_weight_memory_format
 from flbench.client.program import LocalProgram, Statistic, Step
 from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError
-from flbench.core.ownership import is_known
+from flbench.core.known_code import is_known
 from flbench.core.types import Results
 from flbench.data.federation import Federation
 from flbench.engine.base import (

@@ -19,9 +19,9 @@ from flbench.client.program import Statistic, Transform, merge_context
 from flbench.client.recording import REDUCTIONS
 from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError, shortened
-from flbench.core.raised import user_line
 from flbench.core.tree import where_masked
 from flbench.core.types import Batch, Dispatch, Info, Outputs, StepContext, Tree
+from flbench.core.user_code_errors import user_line
 from flbench.data.federation import Federation
 from flbench.engine.base import RoundSettings
 from flbench.engine.environment import Environment

@@ -12,10 +12,10 @@ from flbench.client.program import LocalProgram, Phase, Statistic, Step, Transfo
 from flbench.client.tensor_names import check_ends, unknown_read
 from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError, UnknownNameError
-from flbench.core.raised import placed
 from flbench.core.rng import positions, seeded
 from flbench.core.tree import nbytes
 from flbench.core.types import Failure, Message, Results, Tree
+from flbench.core.user_code_errors import placed
 from flbench.data.federation import Federation
 from flbench.engine import memory
 from flbench.engine.base import (

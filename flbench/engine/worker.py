@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from flbench.client.program import LocalProgram, Step
 from flbench.config.schema import EngineConfig
-from flbench.core.raised import as_errors
 from flbench.core.types import Message, Results, Tree
+from flbench.core.user_code_errors import as_errors
 from flbench.data.federation import Federation
 from flbench.engine.base import (
     Dispatcher,
@@ -144,7 +144,7 @@ class Call:
         return _packed(given)
 
 
-def distributed(
+def train_by_workers(
     pool: Pool,
     call: Call,
     parts: Sequence[Tensor],

@@ -24,7 +24,7 @@ from flbench.config.schema import (
     RecordedAlgorithmConfig,
 )
 from flbench.core.errors import ConfigError
-from flbench.core.ownership import unknown_parts
+from flbench.core.known_code import unknown_parts
 from flbench.core.rng import Draw
 from flbench.core.storage import GIB, Storage, memory_of_machine, only_rows
 from flbench.core.tree import nbytes
@@ -36,7 +36,7 @@ from flbench.engine.base import STACKED_SIZE, Engine, dtype_of
 from flbench.experiment import checkpoint, own_methods
 from flbench.experiment.evaluate import Evaluator
 from flbench.experiment.evaluation_tables import ClassGroups
-from flbench.experiment.found import Found, find_engine, on_this_machine
+from flbench.experiment.found import Found, on_this_machine, with_device
 from flbench.experiment.judging import ClassJudge
 from flbench.experiment.loop import FederatedLoop, Seconds
 from flbench.experiment.notes import configuration_notes
@@ -50,7 +50,7 @@ from flbench.models.base import build as build_net
 from flbench.models.base import describe, is_lightning, net_leaves
 
 if TYPE_CHECKING:
-    from flbench.experiment.features import Cached
+    from flbench.experiment.frozen_outputs import Cached
     from flbench.experiment.local_terms import LocalTerms
     from flbench.experiment.smoke import Smoke
     from flbench.experiment.target_judging import TargetJudge
@@ -272,7 +272,7 @@ def build(
             the method gives.
     """
     _check_resolved(config)
-    asked, used = config, find_engine(engine or config.engine)
+    asked, used = config, with_device(engine or config.engine)
     torch.set_num_threads(used.threads)
     with own_methods.named(asked.algorithm):
         federation = load_federation(asked) if federation is None else federation
@@ -331,10 +331,10 @@ def _rewrites(asked: Config, net: nn.Module) -> tuple[tuple[Rewrite, ...], "Loca
         terms = local_terms.make(asked.train.terms)
         rewrites.append(terms)
     if is_lightning(net):
-        from flbench.experiment import own_training  # it loads Lightning
+        from flbench.experiment import own_module_programs  # it loads Lightning
 
-        own_training.check_keys(asked)
-        rewrites.append(own_training.by_module)
+        own_module_programs.check_keys(asked)
+        rewrites.append(own_module_programs.by_module)
     return tuple(rewrites), terms
 
 
@@ -388,10 +388,10 @@ def _method(
     _refuse(config, net, [*_too_large(start), *_without_training(algorithm, start)])
     notes = _sentences(algorithm.notes())
     if is_lightning(net):
-        from flbench.experiment import own_training
+        from flbench.experiment import own_module_programs
 
         has_classes = federation.dataset.targets is None
-        own_training.check_method(algorithm, start, net, has_classes=has_classes)
+        own_module_programs.check_method(algorithm, start, net, has_classes=has_classes)
     if config.train.terms:
         from flbench.experiment import local_terms
 
@@ -437,9 +437,9 @@ def _cached(
     """Return what the engine has in place of net and samples if a part is frozen, and notes."""
     if not fixed.of(net).parameters:
         return None, []
-    from flbench.experiment import features
+    from flbench.experiment import frozen_outputs
 
-    found = features.cached(config, net, federation, here)
+    found = frozen_outputs.cached(config, net, federation, here)
     if found is None or isinstance(found, str):
         return None, [found] if found else []
     return found, [found.note]

@@ -19,7 +19,7 @@ from flbench.client.batchnorm import recalibrate
 from flbench.client.program import LocalProgram, Statistic, Step, Transform
 from flbench.config.schema import EvaluationConfig
 from flbench.core.errors import DivergedError
-from flbench.core.ownership import is_known
+from flbench.core.known_code import is_known
 from flbench.core.tree import digest, take
 from flbench.core.types import Dispatch, Info, Results, Samples, State, Tree
 from flbench.core.wording import lower_rate
@@ -38,7 +38,7 @@ from flbench.experiment.rounds import deployments
 from flbench.models.module_state import MIXES, may_draw_in_eval
 
 if TYPE_CHECKING:
-    from flbench.experiment.features import Cached
+    from flbench.experiment.frozen_outputs import Cached
     from flbench.experiment.judging import ClassJudge
     from flbench.experiment.target_judging import TargetJudge
 

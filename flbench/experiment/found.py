@@ -77,7 +77,7 @@ class Found:
         )
 
 
-def find_engine(
+def with_device(
     asked: EngineConfig, address: str | None = None, key: str = "`engine.address`"
 ) -> EngineConfig:
     """Return the section `engine` with the device that trains: that of this machine, or of a node.

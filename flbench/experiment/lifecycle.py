@@ -16,9 +16,9 @@ from flbench.config.schema import Config
 from flbench.config.sources import Layer, leaves
 from flbench.core import files
 from flbench.core.errors import ConfigError, RunError, UserError
-from flbench.core.expected import as_flbench_errors
 from flbench.core.plain_yaml import to_yaml
 from flbench.core.storage import GIB
+from flbench.core.system_errors import as_flbench_errors
 from flbench.core.tree import nbytes
 from flbench.data import partition_files
 from flbench.data.federation import Federation
@@ -225,9 +225,9 @@ def _built(
         experiment = experiment.with_workers(told.on_note)
     stack.callback(experiment.engine.close)
     if experiment.cached is not None and not is_alone:
-        from flbench.experiment import features
+        from flbench.experiment import frozen_outputs
 
-        stack.callback(features.forget)
+        stack.callback(frozen_outputs.forget)
     return experiment
 
 

@@ -115,7 +115,7 @@ def make(entries: Sequence[TermConfig]) -> LocalTerms:
                 # Short: the command line shows both hashes in full.
                 cure = "Restore the source, or start a new run without `sha256`."
                 whose = f"`{entry.name}`"
-                now = source_hash.unchanged(own.function, entry.name, entry.sha256, whose, cure)
+                now = source_hash.checked(own.function, entry.name, entry.sha256, whose, cure)
                 hashes.append(now)
                 term: LossTerm = own
             else:

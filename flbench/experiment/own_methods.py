@@ -9,7 +9,7 @@ from flbench.config.schema import Config, OwnAlgorithmConfig
 from flbench.core import parts
 from flbench.core.errors import ConfigError
 from flbench.core.parts import OBJECT
-from flbench.core.raised import as_errors
+from flbench.core.user_code_errors import as_errors
 
 
 def find(config: AlgorithmConfig) -> type[Algorithm]:
@@ -67,7 +67,7 @@ def sha256(config: AlgorithmConfig, method: type[Algorithm]) -> str | None:
 
     whose = f"the method `{config.name}` ({method.__module__})"
     cure = "Restore the source, or start a new run without `algorithm.sha256`."
-    return source_hash.unchanged(method, str(config.source), config.sha256, whose, cure)
+    return source_hash.checked(method, str(config.source), config.sha256, whose, cure)
 
 
 def modules(config: Config) -> list[str]:

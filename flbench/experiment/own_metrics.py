@@ -11,7 +11,7 @@ from flbench.config.schema import EvaluationConfig, OwnMetricConfig
 from flbench.core import parts, source_hash
 from flbench.core.errors import ConfigError
 from flbench.core.names import SUFFIXES
-from flbench.core.raised import calling
+from flbench.core.user_code_errors import calling
 from flbench.metrics import names as metric_names
 from flbench.metrics.classification import per_client, pooled
 from flbench.metrics.confusion import ConfusionCounts
@@ -48,7 +48,7 @@ def make(config: EvaluationConfig, classes: int | None) -> tuple[OwnMetric, ...]
         whose = f"`evaluation.metrics.{name}`"
         if classes is not None:
             _try(metric, whose, classes)
-        now = source_hash.unchanged(metric.function, entry.source, entry.sha256, whose, CURE)
+        now = source_hash.checked(metric.function, entry.source, entry.sha256, whose, CURE)
         metrics.append(replace(metric, sha256=now))
     return tuple(metrics)
 

@@ -56,7 +56,7 @@ class Exchange:
     costs: dict[str, float]
 
 
-class Seen(dict[str, Tensor]):
+class ServerView(dict[str, Tensor]):
     """The tensors that a method's server has; one that it lacks is an error with its name.
 
     Args:
@@ -288,7 +288,9 @@ def of_server(algorithm: Algorithm, seen: State, results: Results) -> tuple[Tens
     """
     received = replace(
         results,
-        sent=replace(results.sent, values=Seen(results.sent.values, "results.sent.values", SENT)),
+        sent=replace(
+            results.sent, values=ServerView(results.sent.values, "results.sent.values", SENT)
+        ),
         kept={},
         observed={},
         losses=torch.full_like(results.losses, torch.nan),
@@ -340,11 +342,11 @@ def programs(algorithm: Algorithm, start: State) -> Iterator[tuple[str, LocalPro
 
 
 def named(state: State) -> State:
-    """Return a state whose trees refuse a tensor that they lack with a sentence; see `Seen`."""
+    """Return a state whose trees name a tensor that they lack; see `ServerView`."""
     return replace(
         state,
-        server=Seen(state.server, "state.server", SERVER),
-        clients=Seen(state.clients, "state.clients", SENT),
+        server=ServerView(state.server, "state.server", SERVER),
+        clients=ServerView(state.clients, "state.clients", SENT),
     )
 
 

@@ -29,11 +29,11 @@ from flbench.client.logged import LOGGED
 from flbench.client.program import LocalProgram, Phase, Statistic, Step, shortened
 from flbench.config.schema import Config, EngineConfig, OwnModelConfig
 from flbench.core.errors import ConfigError, RunError, UnknownNameError, UserError
-from flbench.core.raised import is_raised_by_user, user_line
 from flbench.core.rng import seeded
 from flbench.core.storage import only_rows
 from flbench.core.tree import take, write_counts
 from flbench.core.types import Dispatch, Results, Samples, State, StepContext, Tree
+from flbench.core.user_code_errors import is_raised_by_user, user_line
 from flbench.core.wording import listed
 from flbench.data.federation import Federation
 from flbench.engine.base import Engine, RoundSettings
@@ -121,9 +121,9 @@ class Smoke:
         net = self._used_net(config)
         if not is_lightning(net):
             return {}
-        from flbench.experiment import own_training
+        from flbench.experiment import own_module_programs
 
-        return own_training.recorded(net, config)
+        return own_module_programs.recorded(net, config)
 
     def _anew(self, config: Config) -> "Smoke":
         """Return the same with another net and method of the same seed."""
@@ -246,9 +246,11 @@ class Smoke:
         """
         method, ids = self.algorithm, self._ids()
         if is_lightning(self.net) and self.federation.dataset.extras:
-            from flbench.experiment import own_training
+            from flbench.experiment import own_module_programs
 
-            own_training.refuse_further_values(engine.net, tuple(self.federation.dataset.extras))
+            own_module_programs.refuse_further_values(
+                engine.net, tuple(self.federation.dataset.extras)
+            )
         state = self._state(ids)
         net = {name: leaf.detach() for name, leaf in net_leaves(self.net).items()}
         found = [net, dict(state.server), take(state.clients, ids)]

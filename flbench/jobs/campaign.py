@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from flbench.config.sources import Layer
 from flbench.core.errors import UserError
-from flbench.experiment import features
+from flbench.experiment import frozen_outputs
 from flbench.jobs import executor
 from flbench.jobs.folder import JobFolder, why_nothing_was_trained
 from flbench.jobs.job import Job, Outcome, Task
@@ -92,5 +92,5 @@ def carry_out(
         try:
             executor.carry_out(left, campaign, chosen)
         finally:
-            features.forget()  # of jobs that this process has trained
+            frozen_outputs.forget()  # of jobs that this process has trained
     return failures

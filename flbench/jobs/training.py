@@ -8,8 +8,8 @@ from pathlib import Path
 from flbench.callbacks import Callback, RunView
 from flbench.config.resolve import resolve
 from flbench.core.errors import RunError, UserError
-from flbench.core.expected import as_flbench_errors
-from flbench.core.raised import note_of
+from flbench.core.system_errors import as_flbench_errors
+from flbench.core.user_code_errors import note_of
 from flbench.data.federation import Federation
 from flbench.experiment import lifecycle
 from flbench.experiment.lifecycle import Supplied

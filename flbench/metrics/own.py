@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from flbench.core.errors import ConfigError
-from flbench.core.raised import calling
 from flbench.core.rng import seeded
+from flbench.core.user_code_errors import calling
 
 
 @dataclass(frozen=True, eq=False)  # metrics of torchmetrics have no constant hash

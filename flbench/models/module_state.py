@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from flbench.core.errors import ConfigError
-from flbench.core.ownership import is_known
+from flbench.core.known_code import is_known
 from flbench.core.rng import seeded
 
 POOLS: Final = (nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)

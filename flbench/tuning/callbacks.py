@@ -10,7 +10,7 @@ from ray import tune
 from flbench.tuning.progress_table import ProgressTable
 from flbench.tuning.queue import JobQueue
 from flbench.tuning.waits import Waits
-from flbench.workers.ray_pool import OUT_OF_MEMORY, why_lost
+from flbench.workers.actor_pool import OUT_OF_MEMORY, why_lost
 from flbench.workers.ray_session import Servers
 
 

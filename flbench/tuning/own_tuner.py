@@ -12,12 +12,12 @@ from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, leaves
 from flbench.config.trust import run_code
 from flbench.core.errors import ConfigError
-from flbench.core.expected import as_flbench_errors
 from flbench.core.parts import offered
 from flbench.core.plain_yaml import to_yaml
 from flbench.core.registry import ALGORITHMS
+from flbench.core.system_errors import as_flbench_errors
 from flbench.data import partition_files
-from flbench.experiment.found import find_engine
+from flbench.experiment.found import with_device
 from flbench.results.study_folder import PERSONAL
 from flbench.tuning.request import require_ray_tune
 
@@ -100,7 +100,7 @@ def trainable(
     from flbench.tuning.ray_tune import bundles
     from flbench.tuning.request import TuneRequest, resources_of, with_defaults
     from flbench.tuning.trainable_function import Base, request_resources, train_trial
-    from flbench.workers.ray_pool import digest
+    from flbench.workers.actor_pool import digest
     from flbench.workers.shipping import pack
 
     arguments.check_names(trainable, keys)
@@ -126,7 +126,7 @@ def trainable(
         if gpus_per_trial and asked.engine.device != "cpu":  # of the cluster that the Tuner uses
             used = asked.engine.altered(device="cuda")
         else:
-            used = find_engine(asked.engine)
+            used = with_device(asked.engine)
         resources = resources_of(TuneRequest((method,), gpus=gpus_per_trial), used)
         complete, _ = prepare.complete(asked, federation, resources, deployment)
     # A checkpoint after each round is not needed: each report has one.

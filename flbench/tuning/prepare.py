@@ -25,7 +25,7 @@ from flbench.core.text import redact
 from flbench.data import partition_files
 from flbench.data.federation import Federation
 from flbench.experiment import assembly, own_metrics, provenance
-from flbench.experiment.found import find_engine, on_this_machine
+from flbench.experiment.found import on_this_machine, with_device
 from flbench.metrics import names as metric_names
 from flbench.metrics.classes import rare_classes
 from flbench.results.study_folder import PERSONAL
@@ -221,7 +221,7 @@ def _found(request: TuneRequest, asked: EngineConfig) -> EngineConfig:
     """Return the section `engine` with the device on which trials are trained."""
     if is_elsewhere(request.address) and asked.device == "auto" and request.gpus is not None:
         asked = asked.altered(device="cuda" if request.gpus else "cpu")
-    return find_engine(asked, request.address, "`address`")
+    return with_device(asked, request.address, "`address`")
 
 
 def load(config: Config, metric: str) -> Federation:

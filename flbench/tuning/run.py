@@ -38,9 +38,9 @@ from flbench.tuning.study import (
 )
 from flbench.tuning.waits import Waits
 from flbench.tuning.worker import TrialWorker
+from flbench.workers.actor_pool import OUT_OF_MEMORY, why_lost
 from flbench.workers.pool import LostError
 from flbench.workers.ray_driver import RayDriver
-from flbench.workers.ray_pool import OUT_OF_MEMORY, why_lost
 from flbench.workers.ray_session import Servers
 
 

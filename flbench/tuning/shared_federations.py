@@ -7,7 +7,7 @@ from typing import Any, Self
 import ray
 
 from flbench.data.federation import Federation
-from flbench.workers.ray_pool import check_unchanged, digest
+from flbench.workers.actor_pool import check_unchanged, digest
 
 Rests = Mapping[int | None, tuple[int, Federation]]
 

@@ -24,7 +24,7 @@ from flbench.tuning.reading import SECTIONS
 from flbench.tuning.reported import reported
 from flbench.tuning.study import TrainingJob
 from flbench.tuning.training import TrialTraining
-from flbench.workers.ray_pool import check_unchanged
+from flbench.workers.actor_pool import check_unchanged
 from flbench.workers.shipping import Parcel
 
 FOLDER: Final = "flbench"  # in the working directory of the trial

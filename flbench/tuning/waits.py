@@ -10,8 +10,8 @@ from typing import Final
 
 from flbench.core.wording import listed
 from flbench.tuning.ray_tune import Reservations
+from flbench.workers.actor_pool import NOTICE, amounts, end_of_wait, nodes_have
 from flbench.workers.ray_cluster import workers_of
-from flbench.workers.ray_pool import NOTICE, amounts, end_of_wait, nodes_have
 from flbench.workers.ray_resources import Resources
 
 LOOK: Final = 4.0

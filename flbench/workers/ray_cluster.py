@@ -3,7 +3,7 @@
 import ray
 
 from flbench.core.errors import ConfigError
-from flbench.workers import ray_pool
+from flbench.workers import actor_pool
 from flbench.workers.nesting import is_elsewhere
 from flbench.workers.ray_driver import RayDriver
 from flbench.workers.ray_resources import Resources
@@ -40,10 +40,10 @@ def check(resources: Resources) -> None:
         needs["GPU"] *= needs["CPU"]
     if not any(all(node.get(key, 0.0) >= needs[key] for key in needs) for node in nodes):
         there = "; ".join(
-            ray_pool.amounts({key: node.get(key, 0.0) for key in needs}) for node in nodes
+            actor_pool.amounts({key: node.get(key, 0.0) for key in needs}) for node in nodes
         )
         raise ConfigError(
-            f"a {resources.kind} needs {ray_pool.amounts(needs)}, but the nodes of Ray have"
+            f"a {resources.kind} needs {actor_pool.amounts(needs)}, but the nodes of Ray have"
             f" {there}. Lower {' or '.join(resources.keys)}."
         )
 
@@ -60,7 +60,7 @@ def workers_of(resources: Resources) -> int:
     if not is_elsewhere(resources.address):
         return resources.cpus
     key = "GPU" if resources.gpus else "CPU"
-    return max(1, min(resources.cpus, int(ray_pool.there([key])[key])))
+    return max(1, min(resources.cpus, int(actor_pool.there([key])[key])))
 
 
 def device_there(device: str, address: str | None, key: str = "`engine.address`") -> str:
@@ -79,4 +79,4 @@ def device_there(device: str, address: str | None, key: str = "`engine.address`"
     if device != "auto":
         return device.partition(":")[0]
     with RayDriver(address, key=key) as driver:
-        return "cuda" if driver.call(ray_pool.there, ["GPU"])["GPU"] else "cpu"
+        return "cuda" if driver.call(actor_pool.there, ["GPU"])["GPU"] else "cpu"

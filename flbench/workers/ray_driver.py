@@ -183,7 +183,7 @@ class RayPool:
     Args:
         driver: The driver.
         tell: Function that gets notes for the user.
-        given: See `flbench.workers.ray_pool.ActorPool`.
+        given: See `flbench.workers.actor_pool.ActorPool`.
 
     Attributes:
         ready: Number of actors that were ready when calls have ended last.
@@ -200,12 +200,12 @@ class RayPool:
         name: str,
         patience: float,
     ) -> None:
-        from flbench.workers import ray_pool  # it imports Ray
+        from flbench.workers import actor_pool  # it imports Ray
 
         self.tell, self.most, self.ready = tell, most, 0
         sent = [_with_modules(one) for one in given]
-        number = driver.call(ray_pool.open_actors, kind, sent, most, needs, name, patience)
-        self._call = partial(driver.call, ray_pool.call, number)
+        number = driver.call(actor_pool.open_actors, kind, sent, most, needs, name, patience)
+        self._call = partial(driver.call, actor_pool.call, number)
 
     def put(self, thing: Any) -> Any:
         """Store an object; return what stands for it among the arguments of a call."""

@@ -26,7 +26,7 @@ from flbench.data.sources import digits
 from flbench.engine import sequential
 from flbench.engine.sequential import SequentialEngine
 from flbench.experiment import assembly, checkpoint, evaluate, lifecycle, row_files
-from flbench.experiment.found import find_engine
+from flbench.experiment.found import with_device
 from flbench.experiment.rounds import settings_of
 from flbench.experiment.run_folder import RunFolder
 from flbench.losses import CrossEntropy
@@ -778,8 +778,8 @@ def test_altered_changes_known_keys_and_refuses_others():
 @pytest.mark.parametrize("engine", ["sequential", "vectorized", "ray", "auto"])
 def test_one_thread_is_the_default_on_every_machine(monkeypatch, engine):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert find_engine(config_of(f"engine.name={engine}").engine).threads == 1
-    assert find_engine(config_of("engine.threads=2").engine).threads == 2
+    assert with_device(config_of(f"engine.name={engine}").engine).threads == 1
+    assert with_device(config_of("engine.threads=2").engine).threads == 2
 
 
 def test_resume_refuses_other_data_than_the_run_began_with(tmp_path):

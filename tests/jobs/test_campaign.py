@@ -4,7 +4,7 @@ import pytest
 
 from flbench.comparison.folder import ComparisonFolder
 from flbench.config.sources import Layer
-from flbench.experiment.found import find_engine
+from flbench.experiment.found import with_device
 from flbench.jobs import campaign
 from flbench.jobs.job import Job
 from flbench.jobs.samples import LoadedSamples
@@ -18,7 +18,7 @@ def carried_out(jobs: list[Job], folder: ComparisonFolder) -> dict[str, str]:
         jobs,
         folder,
         LoadedSamples(),
-        Resources(1, find_engine(jobs[0].config.engine), 0, 0, kind=CELL),
+        Resources(1, with_device(jobs[0].config.engine), 0, 0, kind=CELL),
         changed=Layer({}),
         shown=True,
     )

@@ -18,7 +18,7 @@ from flbench.cli import app
 from flbench.data import sources
 from flbench.data.sources import digits
 from flbench.experiment import assembly
-from flbench.experiment.found import find_engine
+from flbench.experiment.found import with_device
 from flbench.reproduce import library
 from flbench.reproduce.configurations import fingerprint
 from tests.support import REAL_DATA, Silent, config_of
@@ -235,7 +235,7 @@ def test_filled_in_defaults_are_the_same_run():
     asked = config_of("evaluation.every=null")
     every = asked.evaluation.altered(every=asked.evaluation_period)
     seed = asked.partition.altered(seed=asked.partition_seed)
-    complete = asked.altered(evaluation=every, partition=seed, engine=find_engine(asked.engine))
+    complete = asked.altered(evaluation=every, partition=seed, engine=with_device(asked.engine))
 
     assert fingerprint(asked) == fingerprint(complete)
     assert fingerprint(asked) != fingerprint(config_of("evaluation.every=2"))

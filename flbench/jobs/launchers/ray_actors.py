@@ -12,7 +12,7 @@ from flbench.jobs.launchers.job_worker import JobWorker
 from flbench.jobs.launchers.pooled import Pooled
 from flbench.jobs.launchers.shipped import Store, StoredSamples
 from flbench.jobs.samples import LoadedSamples
-from flbench.workers import ray_pool
+from flbench.workers import actor_pool
 from flbench.workers.ray_cluster import cluster
 from flbench.workers.ray_driver import RayPool
 from flbench.workers.ray_resources import Resources
@@ -41,7 +41,7 @@ def ray_actors(
     parcel = pack(samples.objects, methods)
     with cluster(resources) as driver:
         needs = {"CPU": float(resources.cpus), "GPU": resources.gpus}
-        found = driver.call(ray_pool.there, [*needs])
+        found = driver.call(actor_pool.there, [*needs])
         room = [int(found[key] / amount + 1e-9) for key, amount in needs.items() if amount]
         at_once, patience = max(1, min(resources.concurrent, *room)), resources.engine.wait_seconds
         name = f"a {resources.kind}"
@@ -50,7 +50,7 @@ def ray_actors(
         def stored(array: NDArray[Any]) -> StoredSamples:
             """Put samples into Ray's object store; at the end it is checked that they are equal."""
             with driver.shared(array) as sent:
-                shared, sha256 = pool.put(sent), ray_pool.digest(array)
+                shared, sha256 = pool.put(sent), actor_pool.digest(array)
             return StoredSamples(shared, lambda: pool.check_samples(shared, sha256))
 
         yield Pooled(

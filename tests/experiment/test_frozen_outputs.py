@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import flbench as fl
-from flbench.experiment import features, rounds
+from flbench.experiment import frozen_outputs, rounds
 from flbench.testing import after, build
 from flbench.testing.setting import with_method
 
@@ -64,7 +64,7 @@ def test_outputs_are_those_of_the_backbone():
 def test_a_run_alone_frees_the_outputs(tmp_path):
     short(tmp_path, {"name": "tests.experiment.test_features:Body", "freeze": "backbone"}, "fedavg")
 
-    assert not features.last
+    assert not frozen_outputs.last
 
 
 def test_outputs_of_another_net_with_the_same_tensors_are_not_taken(tmp_path):

@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from flbench.core.errors import RunError, UserError
-from flbench.core.expected import as_flbench_errors
+from flbench.core.system_errors import as_flbench_errors
 
 
 @pytest.mark.parametrize(

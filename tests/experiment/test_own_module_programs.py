@@ -16,7 +16,7 @@ from flbench.config.sources import from_overrides, from_values
 from flbench.core.errors import ConfigError
 from flbench.core.parts import offered
 from flbench.experiment.assembly import build, load_federation
-from flbench.experiment.own_training import _reads_net
+from flbench.experiment.own_module_programs import _reads_net
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "your-lightning-module.md"
 

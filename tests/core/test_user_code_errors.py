@@ -4,7 +4,7 @@ import pytest
 
 from flbench.core import text
 from flbench.core.errors import MethodError
-from flbench.core.raised import as_errors, note_of, placed
+from flbench.core.user_code_errors import as_errors, note_of, placed
 
 
 def test_an_exception_of_the_users_code_names_its_place():

@@ -11,7 +11,7 @@ from torch.nn.utils import parametrizations, parametrize, weight_norm
 
 from flbench.client.program import LocalProgram, Phase
 from flbench.config.schema import OptimizerConfig
-from flbench.core.ownership import is_known, unknown_parts
+from flbench.core.known_code import is_known, unknown_parts
 from flbench.losses import CrossEntropy, Proximal
 from flbench.losses.own import OwnTerm
 

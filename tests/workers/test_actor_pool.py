@@ -13,7 +13,7 @@ from flbench.core.errors import RunError, UserError
 from flbench.core.tree import digest
 from flbench.experiment import lifecycle
 from flbench.testing.setting import NET
-from flbench.workers import ray_pool as pools
+from flbench.workers import actor_pool as pools
 from flbench.workers.pool import CouldNotBeginError, LostError
 from tests.engine.playing import played
 from tests.support import Silent, build, config_of
