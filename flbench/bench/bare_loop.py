@@ -16,12 +16,12 @@ from flbench.algorithms.base import Algorithm
 from flbench.bench import roofline
 from flbench.client.loss_and_optimizer import make_optimizer
 from flbench.client.program import Phase
+from flbench.core.control_groups import available_cores
 from flbench.core.rng import Draw
 from flbench.core.types import State
 from flbench.data import batches
 from flbench.experiment.assembly import Experiment
 from flbench.models.base import build as build_net
-from flbench.workers import cores
 
 
 def bare_round(experiment: Experiment, draw: Draw, clients: Sequence[int]) -> int:
@@ -83,7 +83,7 @@ def count_steps(experiment: Experiment, state: State, rounds: int) -> int:
 def all_cores() -> Iterator[None]:
     """Let PyTorch use one thread per available core inside the context."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(cores.available())
+    torch.set_num_threads(available_cores())
     try:
         yield
     finally:

@@ -5,8 +5,8 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from flbench.config.schema import Config
+from flbench.core.control_groups import available_cores
 from flbench.core.plain_yaml import to_yaml
-from flbench.workers.cores import available
 
 if TYPE_CHECKING:
     from flbench.bench.measure import Case
@@ -28,7 +28,7 @@ def render(cases: "Sequence[Case]", config: Config, run_rounds: int) -> str:
         title=f"{config.model.name} on {config.data.title}, {config.algorithm.name}",
         cases=cases,
         best=max(case.speed for case in cases),
-        cores=available(),
+        cores=available_cores(),
         steps=cases[0].steps,
         rounds=run_rounds,
         settings=to_yaml(config.tree(), {}),

@@ -1,6 +1,7 @@
 """Sends the metrics of a run to Lightning's loggers."""
 
 import re
+import warnings
 from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
@@ -66,8 +67,11 @@ class LoggerCallback(Callback):
             self._sent = self._before["rows"]
             return
         self._sent = 0
-        self.logger.log_hyperparams(_parameters(run))
-        self._send(run)
+        with warnings.catch_warnings():
+            if is_csv:  # of the file that is emptied; all its rows are written again
+                warnings.filterwarnings("ignore", message="Experiment logs directory")
+            self.logger.log_hyperparams(_parameters(run))
+            self._send(run)
         self.logger.save()
 
     def on_round_end(self, run: RunView, metrics: Mapping[str, float]) -> None:

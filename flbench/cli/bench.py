@@ -10,8 +10,8 @@ from flbench.config.resolve import resolve
 from flbench.config.schema import Config, EngineConfig
 from flbench.config.sources import Layer, from_values
 from flbench.core import files
+from flbench.core.control_groups import available_cores
 from flbench.core.errors import ConfigError, UserError
-from flbench.workers import cores
 
 
 def bench(
@@ -77,6 +77,6 @@ def _configurations(engines: Sequence[str], given: list[Layer]) -> list[Config]:
         config = resolve([method, *given, engine])[0]
         counts: Sequence[object] = [config.engine.workers]
         if name == "sequential" and config.engine.workers == "auto":
-            counts = sorted({1, min(2, cores.available()), cores.available()})
+            counts = sorted({1, min(2, available_cores()), available_cores()})
         configs += [config.altered(engine=config.engine.altered(workers=one)) for one in counts]
     return configs

@@ -11,6 +11,7 @@ from flbench.comparison.plan import Design
 from flbench.config.resolve import read
 from flbench.config.schema import Config, EngineConfig
 from flbench.config.sources import Layer, leaves
+from flbench.core.control_groups import available_cores
 from flbench.core.errors import ConfigError, UserError
 from flbench.core.wording import check_whole
 from flbench.experiment import assembly
@@ -19,7 +20,6 @@ from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
 from flbench.jobs.job import Job
 from flbench.jobs.samples import LoadedSamples
 from flbench.results.differences import CODE, SOURCE
-from flbench.workers import cores
 from flbench.workers.nesting import is_elsewhere
 from flbench.workers.ray_resources import CELL, Resources, gpu_share
 
@@ -226,7 +226,7 @@ def _resources(engine: EngineConfig, jobs: int | None, cells: int) -> Resources:
     if jobs is None and address is not None:
         jobs = cells  # as many as the cluster has room for
     if jobs is None:
-        jobs = devices if on_gpu else max(1, cores.available() // threads)
+        jobs = devices if on_gpu else max(1, available_cores() // threads)
         jobs = max(1, min(jobs, cells))
     if ((on_gpu and jobs > 1) or address is not None) and find_spec("ray") is None:
         if asked is not None or address is not None:

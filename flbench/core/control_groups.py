@@ -1,5 +1,6 @@
-"""Limits of memory and cores that the control groups of this process set, as in containers."""
+"""Memory and cores that this process may use, within the limits of its control groups."""
 
+import os
 from pathlib import Path
 from typing import Final
 
@@ -30,12 +31,14 @@ def memory() -> list[tuple[int, int]]:
     return found
 
 
-def cores() -> list[int]:
-    """Return the number of cores that each group of this process with a quota allows.
+def available_cores() -> int:
+    """Return the number of cores that this process may use, at least 1.
 
-    A part of a core counts as one.
+    Affinity limits them, as `taskset` sets it, and so does the quota of each control group, as
+    `docker run --cpus` sets it. A part of a core counts as one.
     """
-    return [most for group in _folders("cpu") for most in _quota(group)]
+    quotas = [most for group in _folders("cpu") for most in _quota(group)]
+    return max(1, min([len(os.sched_getaffinity(0)), *quotas]))
 
 
 def _folders(controller: str) -> list[Path]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from flbench.client.program import LocalProgram, Phase, Statistic, Step
 from flbench.config.schema import EngineConfig
+from flbench.core.control_groups import available_cores
 from flbench.core.tree import nbytes
 from flbench.core.types import Results
 from flbench.data.federation import Federation
@@ -21,7 +22,6 @@ from flbench.engine import memory
 from flbench.engine.base import Dispatcher, Engine, KeptRows, RoundSettings
 from flbench.engine.worker import SENT, Call, Worker, train_by_workers
 from flbench.models.base import net_leaves
-from flbench.workers import cores
 from flbench.workers.nesting import reason_against_workers
 from flbench.workers.pool import CouldNotBeginError
 from flbench.workers.process_pool import FILES, ProcessPool, SharedArray
@@ -70,7 +70,7 @@ def most_processes(config: EngineConfig, net: nn.Module, federation: Federation)
         return config.workers
     free = memory.free(torch.device("cpu")) // 2 - federation.x.nbytes - SENT
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // (4 * FILES)
-    most = min(cores.available() // config.threads, files, free // worker_bytes(net))
+    most = min(available_cores() // config.threads, files, free // worker_bytes(net))
     return max(1, min(most, STACKED_WORKERS) if config.name == "vectorized" else most)
 
 

@@ -12,8 +12,8 @@ from typing import Any, Final
 import torch
 
 from flbench import __version__
+from flbench.core.control_groups import available_cores
 from flbench.core.startup import command
-from flbench.workers import cores
 
 PACKAGES: Final = (
     *("torch", "torchvision", "lightning", "torchmetrics", "numpy", "scipy", "scikit-learn"),
@@ -54,7 +54,7 @@ def now(modules: Sequence[str] = (), module: Mapping[str, Any] | None = None) ->
         "packages": packages,
         "platform": platform.platform(),
         "processor": _processor(),
-        "cores": cores.available(),
+        "cores": available_cores(),
         "threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())],
         "command": command(),

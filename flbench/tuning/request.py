@@ -9,6 +9,7 @@ from flbench.algorithms import ALGORITHMS
 from flbench.config.resolve import resolve
 from flbench.config.schema import CHECKPOINT_SECONDS, EngineConfig, EvaluationConfig
 from flbench.config.sources import Layer, from_values
+from flbench.core.control_groups import available_cores
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.names import SUFFIXES
 from flbench.core.wording import check_whole
@@ -16,7 +17,6 @@ from flbench.jobs import repetitions
 from flbench.jobs.repetitions import Vary
 from flbench.metrics import names as metric_names
 from flbench.results.study_folder import PERSONAL
-from flbench.workers import cores
 from flbench.workers.ray_resources import Resources
 
 Search = Literal["random", "grid", "optuna"]
@@ -152,7 +152,7 @@ def resources_of(request: TuneRequest, engine: EngineConfig) -> Resources:
     Raises:
         ConfigError: The engine and the options contradict each other.
     """
-    there = cores.available()
+    there = available_cores()
     if engine.name == "ray" and engine.workers == "auto":
         engine = engine.altered(workers=max(1, there // (request.concurrent or 1)))
     on_gpu = engine.device.startswith("cuda")

@@ -15,8 +15,8 @@ from multiprocessing import forkserver, get_context
 from typing import Final
 
 from flbench.core import startup
+from flbench.core.control_groups import available_cores
 from flbench.core.startup import uncollected
-from flbench.workers import cores
 from flbench.workers.nesting import VARIABLE, reason_against_workers
 
 MODULES: Final = (
@@ -41,7 +41,7 @@ context: Final = get_context("forkserver")
 
 def prepare() -> None:
     """Start the server, unless this process has one core, or may start no workers."""
-    if cores.available() > 1 and reason_against_workers() is None:
+    if available_cores() > 1 and reason_against_workers() is None:
         with suppress(OSError):  # the system starts no further process
             start()
 

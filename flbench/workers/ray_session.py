@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Final
 import ray
 from ray.job_config import JobConfig
 
+from flbench.core.control_groups import available_cores
 from flbench.core.errors import ConfigError, RunError
-from flbench.workers import cores
 
 CONNECT_SECONDS: Final = 2.0
 _ADDRESS: Final = re.compile(r"(ray://)?([^\s/]+):([0-9]{1,5})")
@@ -44,7 +44,7 @@ def connect(
     if folder is None:
         _join(options, str(address), key)
     else:
-        _start(options, cores.available() if cpus is None else cpus, folder)
+        _start(options, available_cores() if cpus is None else cpus, folder)
     Servers.found = [one for one in _servers() if connection_error(one) is None]
     return Servers.found
 

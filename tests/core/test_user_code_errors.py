@@ -10,7 +10,7 @@ from flbench.core.user_code_errors import as_errors, note_of, placed
 def test_an_exception_of_the_users_code_names_its_place():
     with (
         pytest.raises(
-            MethodError, match=r"no loss \(.*test_raised.py:\d+\) at client 3 in round 7"
+            MethodError, match=r"no loss \(.*test_user_code_errors.py:\d+\) at client 3 in round 7"
         ),
         as_errors(),
         placed(lambda: "client 3 in round 7"),

@@ -62,7 +62,11 @@ def test_outputs_are_those_of_the_backbone():
 
 
 def test_a_run_alone_frees_the_outputs(tmp_path):
-    short(tmp_path, {"name": "tests.experiment.test_features:Body", "freeze": "backbone"}, "fedavg")
+    short(
+        tmp_path,
+        {"name": "tests.experiment.test_frozen_outputs:Body", "freeze": "backbone"},
+        "fedavg",
+    )
 
     assert not frozen_outputs.last
 
@@ -140,7 +144,7 @@ def short(out, model, method="ft", **keys):
 )
 @pytest.mark.slow
 def test_bodies_are_cached_if_their_outputs_do_not_change(tmp_path, kind, reason):
-    net = {"name": "tests.experiment.test_features:Body", "args": {"kind": kind}}
+    net = {"name": "tests.experiment.test_frozen_outputs:Body", "args": {"kind": kind}}
     run = short(tmp_path, {**net, "freeze": "backbone"}, "fedavg")
 
     assert any(re.search(reason, note) for note in run.notes)
@@ -156,7 +160,7 @@ class Stop(fl.Callback):
 
 @pytest.mark.slow
 def test_a_run_resumes_predicts_and_exports_with_the_whole_net(tmp_path):
-    model = {"name": "tests.experiment.test_features:Body", "freeze": "backbone"}
+    model = {"name": "tests.experiment.test_frozen_outputs:Body", "freeze": "backbone"}
     whole = short(tmp_path / "whole", model)
     plain = short(tmp_path / "plain", {**model, "cache": "off"})
     with pytest.raises(KeyboardInterrupt):

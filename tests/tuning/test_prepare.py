@@ -337,7 +337,7 @@ def test_engines_that_no_trial_could_have_are_refused(engine, asked, said):
 
 
 def test_cores_are_dealt_to_trials_and_to_their_workers(monkeypatch):
-    monkeypatch.setattr("flbench.workers.cores.available", lambda: 8)
+    monkeypatch.setattr("flbench.tuning.request.available_cores", lambda: 8)
     one = EngineConfig(threads=1)
 
     assert resources_of(TuneRequest(("fedavg",)), one).concurrent == 8

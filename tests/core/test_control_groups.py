@@ -5,7 +5,7 @@ import os
 import pytest
 
 from flbench.core import control_groups
-from flbench.workers import cores
+from flbench.core.control_groups import available_cores
 
 
 @pytest.mark.parametrize(
@@ -30,11 +30,11 @@ def test_quota_of_the_control_group_limits_the_cores(tmp_path, monkeypatch, file
     monkeypatch.setattr(control_groups, "GROUPS", tmp_path / "groups")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
 
-    assert cores.available() == (found or 64)
+    assert available_cores() == (found or 64)
 
 
 def test_affinity_limits_the_cores(tmp_path, monkeypatch):
     monkeypatch.setattr(control_groups, "OWN", tmp_path / "none")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {4, 7})
 
-    assert cores.available() == 2
+    assert available_cores() == 2
