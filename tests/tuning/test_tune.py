@@ -262,7 +262,7 @@ def test_study_on_two_nodes_goes_on_when_workers_die_and_trials_diverge(tmp_path
     assert "resumes from its checkpoint" in said
     assert (ended[once]["attempts"], ended[often]["attempts"]) == (2, 2)
     assert weights_in(study / once) == weights_of_a_run(study, once, tmp_path / "run")
-    assert "its worker process died" in ended[often]["reason"]
+    assert "its worker process" in ended[often]["reason"]
     assert ended[often]["reason"] in said
     assert "diverged" in ended[wrong]["reason"]
 
