@@ -502,7 +502,8 @@ class Evaluator:
             of_clients = [federation.common_rows(samples.limit)] * len(ids)
         else:
             of_clients = [federation.partition.parts[part][client] for client in ids.tolist()]
-        client = ids.repeat_interleave(torch.tensor([len(rows) for rows in of_clients]))
+        sizes = torch.tensor([len(rows) for rows in of_clients], dtype=torch.int64)
+        client = ids.repeat_interleave(sizes)
         true, predicted = self.judge.pairs(np.concatenate(of_clients), found[f"{part}.predicted"])
         margins, margin = None, found.get(f"{part}.margin")
         if margin is not None:

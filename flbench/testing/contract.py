@@ -79,11 +79,6 @@ class Played:
         """Folder and summary of a run of three rounds."""
         return run(self._folder(), *with_method(self.name))
 
-    @property
-    def has_batchnorm(self) -> bool:
-        """Whether statistics of BatchNorm change; with adapters (`needs`) they may be frozen."""
-        return bool(self.float32.built.algorithm.setting.net.statistics)
-
     def predictions(self) -> dict[int, torch.Tensor]:
         """Classes that each client's model predicts for its test part after three rounds."""
         built, state = self.float32.built, self.float32.after(3)
@@ -216,8 +211,6 @@ class Conditions(_OfMethods):
             _, summary = run(tmp_path / policy, *keys)
 
             assert summary["last"]["test"]["accuracy"] > 0
-            is_noted = any("BatchNorm statistics are" in note for note in summary["notes"])
-            assert is_noted == method.has_batchnorm
 
     @pytest.mark.usefixtures("_no_page")
     def test_a_round_whose_clients_all_diverge_changes_nothing(
@@ -561,11 +554,6 @@ class Contract(Conditions):
             {"a": 1},
         )
         assert list(loaded.server) == list(state.server)
-
-    def test_default_policy_of_batchnorm_is_noted(self, method: Played) -> None:
-        _, summary = method.straight
-        is_noted = any("train.batchnorm=average" in note for note in summary["notes"])
-        assert is_noted == method.has_batchnorm
 
     @pytest.mark.usefixtures("_no_page")
     def test_poor_clients_run_without_nan(self, method: Played, tmp_path: Path) -> None:

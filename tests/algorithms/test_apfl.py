@@ -117,7 +117,7 @@ def test_alpha_takes_its_step_on_the_first_batch_of_the_round():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("norm", ["model.norm=none", "train.batchnorm=drop"])
+@pytest.mark.parametrize("norm", ["model.norm=group", "train.batchnorm=drop"])
 def test_personal_model_is_fedavgs_with_alpha_zero_and_local_onlys_with_alpha_one(norm):
     """To the bit, with local momentum."""
     fedavg, local = deployed(norm, "algorithm=fedavg"), deployed(norm, "algorithm=local")

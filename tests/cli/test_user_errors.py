@@ -91,7 +91,6 @@ WRONG = {
         "needs a GPU",
     ),
     "half precision on a CPU": (["engine.precision=16-mixed", "engine.device=cpu"], "needs a GPU"),
-    "threads that would stall the machine": (["engine.threads=99999"], "too many for this machine"),
     "key that stands deeper": (["train.lr=0.1"], "Did you mean `train.optimizer.lr`"),
     "number for a list": (["model.hidden=128"], "must be a list, like [128]"),
     "empty list": (["model.hidden=[]"], "`model.hidden` must have at least 1 item"),

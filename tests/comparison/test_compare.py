@@ -181,7 +181,6 @@ def test_a_changed_key_is_refused_by_its_name(
         (["local", "--data", "digits", "--dataset", "digits"], "both name the data"),
         (["local", "--data", "no_such.zip"], "no_such.zip"),
         (["local", "--tuned", "no_such"], "no_such"),
-        (["local", "--jobs", "999"], "Lower `jobs`"),
         (["local", "engine.name=ray", "--jobs", "2"], "engine.name=ray"),
         (["--resume", "no_such"], "no_such does not exist"),
     ],
