@@ -116,7 +116,7 @@ def _checked(layer: Layer, context: str | None) -> Config:
         for item in error.errors():
             found.setdefault(_key(item, tree), []).append(item)
         lines = [_sentence(key, items, layer, tree) for key, items in found.items()]
-        raise ConfigError("\n".join(lines)) from error
+        raise ConfigError("\n".join(lines)) from None
 
 
 def _key(item: Any, tree: Any) -> str:

@@ -247,7 +247,7 @@ class Evaluator:
         evaluation = Evaluation(number, self.no_scores("personal"))
         if "common.predicted" in results.observed:
             evaluation.common["personal"] = self.judge.scores(self.federation.clients)
-        for part in (*self.parts, "common"):
+        for part in (*self.parts, "common") if len(results.ids) else ():
             if f"{part}.predicted" in results.observed:
                 seen = self.predictions_of(part, results.ids, results.observed)
                 evaluation.add_("personal", part, seen)
@@ -502,8 +502,7 @@ class Evaluator:
             of_clients = [federation.common_rows(samples.limit)] * len(ids)
         else:
             of_clients = [federation.partition.parts[part][client] for client in ids.tolist()]
-        sizes = torch.tensor([len(rows) for rows in of_clients], dtype=torch.int64)
-        client = ids.repeat_interleave(sizes)
+        client = ids.repeat_interleave(torch.tensor([len(rows) for rows in of_clients]))
         true, predicted = self.judge.pairs(np.concatenate(of_clients), found[f"{part}.predicted"])
         margins, margin = None, found.get(f"{part}.margin")
         if margin is not None:
