@@ -100,7 +100,6 @@ def test_pages_exist_under_their_titles():
         ("flbench.core.types.Dispatch", "flbench.algorithms.Dispatch\n"),
         ("Algorithm.dispatch", "flbench.algorithms.Algorithm.dispatch\n"),
         ("dispatch", "flbench.algorithms.Algorithm.dispatch\n"),
-        ("names", "flbench.algorithms.NetSpec.names\n"),
         ("lifecycle", "flbench.experiment.lifecycle\n"),
         ("losses", "flbench.losses\n"),
         ("losses.similarity.unit", "flbench.losses.similarity.unit\n"),

@@ -170,16 +170,14 @@ def test_more_workers_than_cpus_are_refused(engine):
         RayEngine(built.net, built.federation, config)
 
 
-class Raising:
-    """An actor whose calls fail."""
-
-    def fail(self, error):
-        raise error
-
-
 @pytest.mark.parametrize("cause", [ConfigError("correct the net"), KeyError("a fault of flbench")])
 def test_an_error_of_a_worker_is_raised_as_it_was(engine, cause):
     """The traceback of the worker is a note of it, unless its message is for the user."""
+
+    class Raising:  # a class that actors need not import
+        def fail(self, error):
+            raise error
+
     needs = {"CPU": 0.0, "GPU": 0.0}
     pool = RayPool(engine._driver, print, Raising, [], 1, needs, "a worker", 60.0)
     pool.submit("a", "fail", cause)
