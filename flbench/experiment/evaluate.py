@@ -245,9 +245,11 @@ class Evaluator:
             number: Number of the round.
         """
         evaluation = Evaluation(number, self.no_scores("personal"))
+        if not len(results.ids):
+            return evaluation
         if "common.predicted" in results.observed:
             evaluation.common["personal"] = self.judge.scores(self.federation.clients)
-        for part in (*self.parts, "common") if len(results.ids) else ():
+        for part in (*self.parts, "common"):
             if f"{part}.predicted" in results.observed:
                 seen = self.predictions_of(part, results.ids, results.observed)
                 evaluation.add_("personal", part, seen)
