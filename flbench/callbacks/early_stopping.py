@@ -66,6 +66,7 @@ class EarlyStopping(Callback):
         self._forget()
 
     def requires(self, config: Config, parts: Sequence[str]) -> Sequence[str]:
+        self._forget()  # the object may have served another run before
         self._mode = self.mode or self._known_mode()
         if self._mode is not None:
             return ()
@@ -92,8 +93,6 @@ class EarlyStopping(Callback):
         self._waited = 0  # values since the best one
 
     def on_run_start(self, run: RunView) -> None:
-        if run.round == 0:  # the object may have served another run before
-            self._forget()
         split = self.metric.partition("/")[0]
         if split in ("test", "common"):
             run.note(

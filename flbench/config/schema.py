@@ -931,7 +931,11 @@ def _section_of(
         if info.context == AS_DATA:
             is_own = recorded is not RecordedAlgorithmConfig and _is_own(section.get("name"))
             if is_own:
-                return find(section).model_validate(section, context=AS_DATA, extra="ignore")
+                kind = find(section)
+                # The arguments of a loss term are further keys of its section.
+                if kind.model_config.get("extra") == "allow":
+                    return kind.model_validate(section, context=AS_DATA)
+                return kind.model_validate(section, context=AS_DATA, extra="ignore")
             return recorded.model_validate(section, context=AS_DATA)
         try:
             kind = find(section)

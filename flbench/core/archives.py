@@ -6,7 +6,7 @@ import shlex
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from flbench.core.errors import DataError
 from flbench.core.text import printable
@@ -20,6 +20,7 @@ SMALL: Final = 64 * 2**20
 LARGEST_RATIO: Final = 200
 """Largest size of the files of other archives, as a multiple of the size of the archive."""
 
+_HEADER: Final = 2**20  # bytes of the headers before one entry
 # The folders of an absolute path, also of one in an address of a file or a database.
 _FOLDERS: Final = re.compile(
     r"""(?:(?<=file:)|(?<=sqlite:)|(?<![\w.~/-])(?!(?<=:)//))(?:~\w*)?/+"""
@@ -44,15 +45,18 @@ def unpack(file: Path, folder: Path, is_known: Callable[[str], bool]) -> None:
     """
     left = largest_content(file.stat().st_size)
     try:
-        # The mode `r|` reads from the beginning to the end, and never seeks.
-        with tarfile.open(file, mode="r|xz") as archive:
-            for count, entry in enumerate(archive):
-                left -= entry.size
-                _check(entry, folder, is_known)
-                if count == MOST_FILES or left < 0:
-                    raise _RefusedError("it has more or larger files than results have")
-                if not entry.isdir():
-                    archive.extract(entry, folder, filter="data")
+        with lzma.open(file) as content:
+            source = _Limited(content)
+            # The mode `r|` reads from the beginning to the end, and never seeks.
+            with tarfile.open(fileobj=source, mode="r|") as archive:  # type: ignore[call-overload]
+                for count, entry in enumerate(archive):
+                    left -= entry.size
+                    _check(entry, folder, is_known)
+                    if count == MOST_FILES or left < 0:
+                        raise _RefusedError("it has more or larger files than results have")
+                    source.left = entry.size + _HEADER
+                    if not entry.isdir():
+                        archive.extract(entry, folder, filter="data")
     except (_RefusedError, tarfile.FilterError) as error:
         raise DataError(
             f"{file} is refused: {printable(str(error))}. Use an archive that `flbench pack` wrote."
@@ -89,6 +93,28 @@ def without_folders(tree: Any, key: str = "") -> Any:
 
 class _RefusedError(Exception):
     """An archive has more than it may have."""
+
+
+class _Limited:
+    """The decompressed content of an archive, of which `left` bytes may be read.
+
+    tarfile reads the headers of an entry whole, before it says their size.
+
+    Args:
+        content: The content.
+    """
+
+    def __init__(self, content: IO[bytes]) -> None:
+        self._content = content
+        self.left = _HEADER
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes: at most `size`, and none at the end."""
+        piece = self._content.read(size)
+        self.left -= len(piece)
+        if self.left < 0:
+            raise _RefusedError("the headers of an entry are too large")
+        return piece
 
 
 def _check(entry: tarfile.TarInfo, folder: Path, is_known: Callable[[str], bool]) -> None:

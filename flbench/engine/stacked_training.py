@@ -379,6 +379,8 @@ class StackedOptimizer:
             leaves: The trained leaves that have a gradient, the same ones in each step.
             gradients: Their gradients [count, ...].
         """
+        if not leaves:
+            return
         if self._optimizer is None:
             self._optimizer = make_optimizer(self._config, list(leaves), self._lr)
         (group,), states = self._optimizer.param_groups, self._optimizer.state

@@ -87,7 +87,9 @@ class VectorizedEngine:
     ) -> Results:
         """Train the clients in blocks; see `Engine.run`."""
         most = self.stacked(program, observe, settings.train.batch_size)
-        blocks = [block for group in settings.groups(ids) for block in torch.split(group, most)]
+        # Nobody may take part in a round.
+        groups = settings.groups(ids) if len(ids) else ()
+        blocks = [block for group in groups for block in torch.split(group, most)]
         parts = (
             self._run(
                 program,

@@ -54,7 +54,7 @@ def make(config: EvaluationConfig, classes: int | None) -> tuple[OwnMetric, ...]
 
 
 def _try(metric: OwnMetric, whose: str, classes: int) -> None:
-    """Raise a ConfigError if a metric needs scores, or more than a confusion matrix."""
+    """Raise a ConfigError if a metric fails, or if two calls with equal counts differ."""
     cells = torch.arange(classes * classes).reshape(classes, classes)
     confusion = 1 + cells % 3 + 2 * torch.eye(classes, dtype=torch.int64)  # it is not symmetric
     first, _, second = metric(confusion), metric(confusion.flip(0)), metric(confusion)

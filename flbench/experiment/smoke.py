@@ -228,7 +228,11 @@ class Smoke:
                 before = torch.zeros((), dtype=torch.float64)
                 if first is not None and x.shape[1:] == first.shape:
                     before = first.detach().cpu().double()
-                gap, moved = gap + (x - y).square().sum(), moved + (x - before).square().sum()
+                far, way = (x - y).square().sum(), (x - before).square().sum()
+                if one[name].is_floating_point():
+                    gap, moved = gap + far, moved + way
+                elif not far.sqrt() <= bound * way.sqrt():  # counts are larger than weights
+                    return True
             if not gap.sqrt() <= bound * (moved.sqrt() + 1e-12):
                 return True
         return False

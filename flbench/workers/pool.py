@@ -12,7 +12,7 @@ class LostError(RunError):
     """The workers of a run, study or comparison are lost. It can be resumed."""
 
 
-class CouldNotBeginError(RunError):
+class CouldNotBeginError(LostError):
     """A worker could not make its object, and neither could another worker."""
 
 

@@ -126,6 +126,15 @@ def test_an_object_can_serve_several_runs(tmp_path):
     assert reproducible(runs[0]) == reproducible(runs[1])
 
 
+def test_a_run_that_is_resumed_knows_nothing_of_another_run():
+    callback = EarlyStopping()
+    callback.load_state_dict({"best": 0.9, "best_round": 3, "waited": 4})
+
+    callback.requires(Config(), ())  # of a run whose checkpoint has nothing for it
+
+    assert callback.state_dict()["waited"] == 0
+
+
 def kappa(confusion):
     """Not called."""
 

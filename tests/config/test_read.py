@@ -85,6 +85,7 @@ TERM = "train.terms=[{name: focal, gamma: 1.5}, label_smoothing]"
     [
         *((f"algorithm={one}", TERM) for one in ALGORITHMS.load()),
         *((f"model={one}",) for one in NETS),
+        ("algorithm=fedavg", "train.terms=[{name: own_losses:sharpness, tau: 0.5}]"),
     ],
     ids=str,
 )

@@ -74,6 +74,7 @@ REFUSED = {
     "device": [entry("config.yaml", b"", type=tarfile.CHRTYPE, devmajor=1, devminor=3)],
     "sparse": [entry("config.yaml", b"0\n" + bytes(510), pax_headers=SPARSE)],
     "another kind": [entry("config.yaml", type=b"V")],
+    "long header": [entry("config.yaml", pax_headers={"comment": "x" * 2**21})],
     "unknown file": [entry("run/uuid.py")],
     "known name of a folder alone": [entry("config.yaml/evil.py")],
     "the folder itself": [entry(".")],

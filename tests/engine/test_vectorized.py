@@ -326,6 +326,29 @@ def test_blocks_change_nothing(engines):
     assert_close(sizes[0].kept, sizes[2].kept)
 
 
+def test_nobody_may_take_part_in_a_round(engines):
+    nobody, settings = (
+        torch.zeros(0, dtype=torch.int64),
+        RoundSettings(TrainConfig(), Draw(0, (3,), 5)),
+    )
+    program = LocalProgram((phase(),), engines[0].algorithm.setting.net.names("all"))
+
+    for one in engines:
+        results = one.engine.run(
+            program,
+            nobody,
+            rows=lambda _: {},
+            dispatch=lambda _: Dispatch(),
+            settings=settings,
+        )
+        assert results.ids.tolist() == []
+        assert results.failures == ()
+
+
+def test_a_step_without_gradients_changes_nothing():
+    stacked_training.StackedOptimizer(OptimizerConfig(), 0.1).step([], [])
+
+
 def test_augmentation_is_keyed_by_sample():
     keys = ("data.augment=[crop, flip]", "engine.precision=64-true", "model.name=lenet5")
     pair = [build(*keys, f"engine.name={name}") for name in ("sequential", "vectorized")]
