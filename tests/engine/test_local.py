@@ -379,7 +379,7 @@ def test_auto_starts_workers_when_enough_was_trained(monkeypatch):
     monkeypatch.setattr(local, "STARTED", 0.0)
     monkeypatch.setattr(local, "WORTH", 0.0)
     monkeypatch.setattr(local, "SENDING", 0.0)
-    monkeypatch.setattr(local.cores, "available", lambda: 2)
+    monkeypatch.setattr(local, "available_cores", lambda: 2)
     built, notes = build(*NET, "algorithm.name=fedavg"), []
     used = built.config.engine
     engine = LocalEngine(built.engine, built.net, built.federation, used, notes.append)

@@ -52,7 +52,7 @@ def test_all_clients_of_a_small_federation_are_evaluated_for_the_estimate(monkey
 @pytest.mark.slow
 def test_memory_of_workers_is_a_part_of_the_estimate(monkeypatch):
     monkeypatch.delenv(nesting.VARIABLE, raising=False)
-    monkeypatch.setattr(local.cores, "available", lambda: 64)
+    monkeypatch.setattr(local, "available_cores", lambda: 64)
     monkeypatch.setattr(local, "WORKER_BYTES", 2**30)
     monkeypatch.setattr(local.memory, "free", lambda _: 12 * 2**30)
     built = build(*KEYS, "engine.workers=auto", "train.participation=0.2")
