@@ -418,7 +418,7 @@ def _tried(
 ) -> tuple["Smoke | None", dict[str, Any]]:
     """Try the code of the user; return the trial, and what a LightningModule trains by.
 
-    There is no trial if all code is that of PyTorch and flbench.
+    There is no trial if net, losses and method are those of flbench.
     """
     has_own_net = isinstance(config.model, OwnModelConfig)
     unknown = unknown_parts((net, algorithm.rewrites))

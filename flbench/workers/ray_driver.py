@@ -143,7 +143,7 @@ class RayDriver:
 
     @contextmanager
     def shared(self, array: NDArray[Any]) -> Iterator[Any]:
-        """Context manager with what the process receives as this array, through shared memory."""
+        """Share an array with the process; the value stands for it among arguments of `call`."""
         if self._pool is None:
             yield array
             return
@@ -235,7 +235,7 @@ def _with_modules(thing: Any) -> Any:
 
 
 class _Session:
-    """The object of a driver's process: it calls functions.
+    """Calls functions for another process; it is the only object of the process that calls Ray.
 
     Args:
         environment: Its environment.

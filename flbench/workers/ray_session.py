@@ -143,9 +143,9 @@ def _own(key: str) -> str:
 
 
 class _Job(JobConfig):  # type: ignore[misc]
-    """The job of this process, of whose folders Ray would make the first that workers search.
+    """The settings of this process for Ray, without the folders from which it imports.
 
-    They search them in the order of this process; see `flbench.core.parts.portable`.
+    What is sent to Ray's workers names the folders to search; see `flbench.core.parts.portable`.
     """
 
     def _serialize(self) -> Any:
