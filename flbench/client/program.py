@@ -93,8 +93,7 @@ class Statistic:
         pairs = dict(self.reduce)
         if key not in pairs:
             raise UnknownNameError(
-                f"`reduce` of the Statistic `{self.name}` has no pair for `{key}`, which its `fn`"
-                f" returns.{did_you_mean(key, pairs)} It has pairs for {', '.join(pairs)}."
+                f"`reduce` of the Statistic `{self.name}` has no pair for its key `{key}`."
             )
         return pairs[key]
 

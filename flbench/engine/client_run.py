@@ -16,8 +16,7 @@ from flbench.client.logged import Log
 from flbench.client.module import ClientModule
 from flbench.client.program import LocalProgram, Phase, Statistic, Step, Transform
 from flbench.client.recording import Recording
-from flbench.client.tensor_names import check_ends, unknown_read
-from flbench.core.errors import UnknownNameError
+from flbench.client.tensor_names import check_ends, naming
 from flbench.core.rng import seeded
 from flbench.core.tree import is_finite, where_masked
 from flbench.core.types import Batch, Dispatch, Failure, Info, Message, Results, StepContext, Tree
@@ -107,12 +106,8 @@ class ClientRun:
     def results(self, program: LocalProgram, observe: tuple[Step, ...]) -> Results:
         """Run the program and then `observe`; return the results; see `Engine.run`."""
         for step in program.steps:
-            try:
+            with naming(step, program, self.leaves, self.ctx):
                 self._execute(step)
-            except (KeyError, UnknownNameError) as error:
-                if unknown := unknown_read(error, step, program.steps, self.leaves, self.ctx):
-                    raise unknown from error
-                raise
         check_ends(program, self.leaves.keys())
         # Copies, because the steps of `observe` may change leaves.
         ends = {

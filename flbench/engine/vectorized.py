@@ -9,9 +9,9 @@ import torch._dynamo  # `torch.vmap` imports it in its first call, which would c
 from torch import Tensor, nn
 
 from flbench.client.program import LocalProgram, Phase, Statistic, Step, Transform
-from flbench.client.tensor_names import check_ends, unknown_read
+from flbench.client.tensor_names import check_ends, naming
 from flbench.config.schema import EngineConfig
-from flbench.core.errors import ConfigError, UnknownNameError
+from flbench.core.errors import ConfigError
 from flbench.core.rng import positions, seeded
 from flbench.core.tree import nbytes
 from flbench.core.types import Failure, Message, Results, Tree
@@ -133,14 +133,8 @@ class VectorizedEngine:
             observe: Steps after the program.
         """
         for step in program.steps:
-            try:
-                with placed(stack.title):
-                    self._execute_seeded(stack, step)
-            except (KeyError, UnknownNameError) as error:
-                leaves, ctx = stack.leaves.names, stack.ctx.names
-                if unknown := unknown_read(error, step, program.steps, leaves, ctx):
-                    raise unknown from error
-                raise
+            with naming(step, program, stack.leaves.names, stack.ctx.names), placed(stack.title):
+                self._execute_seeded(stack, step)
         check_ends(program, frozenset(stack.leaves.names))
         names = [name for name in stack.leaves.names if name in program.keeps | program.sends]
         stack.leaves.stack([*names, *(mask for _, mask in program.masks)], len(stack))

@@ -591,9 +591,9 @@ class Named(FedAvg):
 
 
 WRONG = {  # names of a subclass: the name that the error has, and the place
-    "statistic": ({"statistic": "size"}, "sizes.n", "step 2 (Transform `Copy`)"),
-    "key of a statistic": ({"key": "m"}, "sizes.n", "step 2 (Transform `Copy`)"),
-    "entry of ctx": ({"entry": "sizes.k"}, "sizes.k", "step 2 (Transform `Copy`)"),
+    "statistic": ({"statistic": "size"}, "sizes.n", "step 2 (Transform)"),
+    "key of a statistic": ({"key": "m"}, "sizes.n", "step 2 (Transform)"),
+    "entry of ctx": ({"entry": "sizes.k"}, "sizes.k", "step 2 (Transform)"),
     "entry for a weight": ({"weight": "mus"}, "mus", "step 3 (Phase)"),
     "number of the dispatch": ({"number": "mus"}, "mu", "step 3 (Phase)"),
     "leaf": ({"leaf": "sized"}, "size", "`sends`"),
@@ -607,7 +607,7 @@ WRONG = {  # names of a subclass: the name that the error has, and the place
     "server": ({"server": "momenta"}, "momenta", "`aggregate`"),
     "client": ({"client": "olds"}, "olds", "`aggregate`"),
     "train": ({"train": "back.*"}, "back.*", "step 3 (Phase)"),
-    "reduce": ({"reduce": (("m", "sum"),)}, "n", "step 1 (Statistic `sizes`)"),
+    "reduce": ({"reduce": (("m", "sum"),)}, "n", "step 1 (Statistic)"),
     "model": ({"model": "olds"}, "olds", "the model `personal`"),
 }
 LATER = {"statistic", "sends", "values", "keeps", "masks"}  # they are tried in the second stage too
