@@ -50,12 +50,6 @@ class APFLConfig(UniformConfig):
     adaptive: bool = Field(
         True, description="whether each client adapts its alpha by a gradient step in each round"
     )
-    alpha_decay: float = Field(
-        0.0,
-        ge=0,
-        description="factor of alpha that is added to its gradient (authors' code: 0.02; not in the"
-        " paper)",
-    )
 
 
 @dataclass(frozen=True)
@@ -131,7 +125,7 @@ class APFL(Algorithm):
     The authors' code (FedTorch) differs from the paper, and from this method, in four points. It
     mixes the logits of v_i and w_i, not their parameters. w_i takes its step on a batch before v_i
     does. alpha_i takes its step after them, with the gradients of that batch. And 0.02 alpha_i is
-    added to the gradient for alpha_i (`alpha_decay=0.02`), which pulls to the global model.
+    added to the gradient for alpha_i, which pulls to the global model.
 
     Where the paper is silent, and deviations:
 
@@ -180,8 +174,7 @@ class APFL(Algorithm):
 
     def adapt(self) -> Phase:
         """Return one step of plain gradient descent on alpha, with the first batch of the round."""
-        sgd = {"name": "sgd", "momentum": 0.0, "nesterov": False}
-        sgd["weight_decay"] = self.config.alpha_decay  # adds alpha_decay * alpha to the gradient
+        sgd = {"name": "sgd", "momentum": 0.0, "nesterov": False, "weight_decay": 0.0}
         return replace(
             self.phase(MixtureLoss(self.mixture()), train=frozenset({ALPHA})),
             optimizer=self.setting.train.optimizer.model_copy(update=sgd),

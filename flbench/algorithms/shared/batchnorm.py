@@ -1,19 +1,15 @@
 """BatchNorm and steps that run the net in eval mode."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from flbench.algorithms.base import Setting
 from flbench.client.batchnorm import recalibrate
 from flbench.client.program import Step
-from flbench.core.types import Results, Tree
+from flbench.core.types import Results
 
 
-def reestimate_batchnorm(
-    setting: Setting, weights: Callable[[Tree, Tree], Tree] | None = None
-) -> tuple[Step, ...]:
+def reestimate_batchnorm(setting: Setting) -> tuple[Step, ...]:
     """Return steps that re-estimate BatchNorm statistics; none unless `train.batchnorm=drop`.
 
     With that policy clients begin each round with the statistics of the seeded net, and a round of
@@ -21,9 +17,8 @@ def reestimate_batchnorm(
 
     Args:
         setting: What the method knows of the experiment.
-        weights: (leaves, ctx) -> what the net is called with; None calls it with the leaves.
     """
-    return recalibrate(setting.net, weights) if setting.train.batchnorm == "drop" else ()
+    return recalibrate(setting.net) if setting.train.batchnorm == "drop" else ()
 
 
 def weights_of_trained(weights: Tensor, setting: Setting, results: Results) -> Tensor:

@@ -32,9 +32,6 @@ class AdaptiveServerConfig(AlgorithmConfig):
         description="constant that is added to the root of the second moment; the larger it is, the"
         " less adaptive is the step",
     )
-    beta1: float = Field(
-        0.9, ge=0, lt=1, description="share of the old first moment in the new one"
-    )
     v0: float | None = Field(
         None, ge=0, description="second moment before the first round (default: tau^2)"
     )
@@ -47,6 +44,9 @@ class AdaptiveServerConfig(AlgorithmConfig):
 class MomentsConfig(AdaptiveServerConfig):
     """Keys of methods whose second moment forgets."""
 
+    beta1: float = Field(
+        0.9, ge=0, lt=1, description="share of the old first moment in the new one"
+    )
     beta2: float = Field(
         0.99, ge=0, lt=1, description="share of the old second moment in the new one"
     )
@@ -77,6 +77,10 @@ class AdaptiveServer(Algorithm):
         """
         raise NotImplementedError
 
+    def first_moment(self, m: Tensor, delta: Tensor) -> Tensor:
+        """Return the new first moment of a parameter, float64."""
+        return delta
+
     def correction(self, step: int) -> float:
         """Return the factor on the server's step number `step`, counted from 1."""
         return 1.0
@@ -100,7 +104,7 @@ class AdaptiveServer(Algorithm):
             old = state.server[name].double()
             delta = change[name].double() - old  # the weighted mean of w_k - w
 
-            m = c.beta1 * state.server[M + name] + (1 - c.beta1) * delta
+            m = self.first_moment(state.server[M + name], delta)
             v = self.second_moment(state.server[V + name], delta.square())
             new = old + rate * m / (v.sqrt() + c.tau)
 
@@ -112,6 +116,9 @@ class MomentsServer(AdaptiveServer):
     """Base of the two methods whose second moment forgets, FedAdam and FedYogi."""
 
     config: MomentsConfig
+
+    def first_moment(self, m: Tensor, delta: Tensor) -> Tensor:
+        return self.config.beta1 * m + (1 - self.config.beta1) * delta
 
     def correction(self, step: int) -> float:
         c = self.config

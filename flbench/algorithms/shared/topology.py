@@ -82,14 +82,6 @@ class Topology:
         """
         return _network(self, seed, clients)
 
-    def is_complete(self, seed: int, clients: int) -> bool:
-        """Return whether each client mixes all others in a round in which all N take part."""
-        if self.active < 1.0:
-            return False
-        if self.name == "random":
-            return self.neighbours >= clients - 1
-        return int(self.network(seed, clients).sum()) == clients * (clients - 1)
-
     def _drawn(self, draw: Draw, count: int) -> Links:
         """Return the graph [K, K] of `random` for one round of `count` clients K."""
         rng = draw.method_generator(LINKS)
