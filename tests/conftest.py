@@ -57,12 +57,9 @@ def _caches(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _one_thread(_caches, monkeypatch):
-    """Run every test with one thread, an empty cache folder, and as if no process had sent it."""
+    """Run every test with one thread and an empty cache folder."""
     import torch
 
-    from flbench.core import parts
-
-    monkeypatch.setattr(parts, "sender", None)  # objects of other tests have arrived here
     torch.set_num_threads(1)
     monkeypatch.setenv("XDG_CACHE_HOME", next(_caches))
 

@@ -1,6 +1,5 @@
 """Parts of the user's own code: by import path `package.module:name`, by file, or as objects."""
 
-import functools
 import importlib
 import inspect
 import os
@@ -9,9 +8,9 @@ import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from importlib.machinery import (
     EXTENSION_SUFFIXES,
     SOURCE_SUFFIXES,
@@ -26,6 +25,7 @@ from types import CodeType
 from typing import Any, Final
 
 from flbench.core.errors import ConfigError, did_you_mean
+from flbench.core.text import redact
 
 OBJECT: Final = "object"
 """Value of `data.source`, `partition.scheme` and `model.name` for objects without an import path.
@@ -38,16 +38,9 @@ TERMS: Final = "train.terms"
 """Name under which the functions of `train.terms` are offered, as a dict by their names there."""
 NETS: Final = ("torch.nn.", "torchvision.models.")
 """Modules, with a dot at the end, of which only layers and nets can be named; see `names_net`."""
-MAKERS: Final = {"timm": ("create_model", "flbench[pretrained]")}
-"""Packages whose nets have names, by the function that makes a net, and what installs them.
-
-`timm:NAME` stands for `timm.create_model(NAME)`, unless the package has an attribute NAME.
-"""
 _OURS: Final = Path(__file__).resolve().parents[1]
 
-sender: str | None = None  # current folder of the process that this one works for
 _named: dict[str, None] = {}  # folders of files that were named by their paths
-_searched: dict[str, None] = {}  # folders that `search` got, in their order
 _objects: ContextVar[Mapping[str, Any] | None] = ContextVar("objects", default=None)
 
 
@@ -107,8 +100,8 @@ def find(path: str) -> Any:
 
     Args:
         path: `package.module:name`, with dots in `name` for an attribute of an object. The file of
-            a module, `FILE.py:name`, stands for the module; see `module_of`. `timm:NAME` is the
-            function that makes this net of timm; see `MAKERS`.
+            a module, `FILE.py:name`, stands for the module; see `module_of`. `timm:NAME` is
+            `timm.create_model(NAME)`, unless timm has an attribute of this name.
 
     Raises:
         ConfigError: There is no such module or name, or the module cannot be imported.
@@ -121,11 +114,8 @@ def find(path: str) -> Any:
     name = path.rpartition(":")[2]
     module = module_of(path)
     top = module.partition(".")[0]
-    if top in (*sys.stdlib_module_names, OBJECT):
-        raise ConfigError(
-            f"`{path}` is in Python's standard library, which has no parts of an experiment. Name a"
-            " class or function of a module of your own."
-        )
+    if top in sys.stdlib_module_names:
+        raise ConfigError(f"`{path}` is in Python's standard library. Name code of your own.")
     folder = folder_of(top)
     if folder is not None and not is_installed(folder):
         search(str(folder))
@@ -134,16 +124,14 @@ def find(path: str) -> Any:
         found: Any = importlib.import_module(module)
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"`{path}`: importing `{module}` raised {type(error).__name__}: {error}."
-            f" {_cure(module, error)}"
+            f"`{path}`: importing `{module}` raised {type(error).__name__}: {error}. Correct the"
+            " module, or install it; of files, those of the current folder and of the folders of"
+            " $PYTHONPATH are modules."
         ) from error
     finally:
         torch.set_default_dtype(dtype)  # a module that sets it would change what flbench computes
-    if module in MAKERS and name not in dir(found):
-        names = found.list_models()
-        if name.partition(".")[0] not in names:
-            raise ConfigError(f"`{path}`: timm has no net `{name}`.{did_you_mean(name, names)}")
-        return functools.partial(getattr(found, MAKERS[module][0]), name)
+    if module == "timm" and name in found.list_models():
+        return partial(found.create_model, name)
     for one in name.split("."):
         if one not in (known := dir(found)):
             file = getattr(found, "__file__", module)
@@ -155,20 +143,6 @@ def find(path: str) -> Any:
             " (torchvision.models.list_models()). Name one, or code of a module of your own."
         )
     return found
-
-
-def _cure(module: str, error: BaseException) -> str:
-    """Return what the user can do about a module that cannot be imported."""
-    if isinstance(error, SystemExit):
-        return "Put what it does as a script below if __name__ == '__main__':."
-    if not (isinstance(error, ModuleNotFoundError) and module.startswith(error.name or ".")):
-        return "Correct the module."
-    if module in MAKERS:
-        return f"It is not installed: pip install '{MAKERS[module][1]}'"
-    return (
-        f"A module is an installed package, or a file in the current folder ({here()}) or in a"
-        " folder of $PYTHONPATH."
-    )
 
 
 def names_net(path: str) -> bool:
@@ -224,7 +198,7 @@ def module_of(path: str) -> str:
         )
     if not is_file:
         return place
-    current = Path(here()).resolve()
+    current = Path.cwd().resolve()
     file = (current / Path(place).expanduser()).resolve()
     names = file.relative_to(current).with_suffix("").parts if file.is_relative_to(current) else ()
     if not names or not all(one.isidentifier() for one in names):
@@ -300,14 +274,6 @@ def check_arguments(
         ) from error
 
 
-def here() -> str:
-    """Return the current folder; in a worker process that of the process which it works for.
-
-    Ray starts workers, and trials of Ray Tune, in folders of its own.
-    """
-    return sender or os.getcwd()
-
-
 def spec_of(name: str) -> ModuleSpec | None:
     """Return where a module is; None if there is none. Nothing is imported.
 
@@ -325,7 +291,7 @@ def spec_of(name: str) -> ModuleSpec | None:
             continue
         if spec is not None:
             return spec
-    return None if above else PathFinder.find_spec(name, [sender or "", *_named])
+    return None if above else PathFinder.find_spec(name, ["", *_named])
 
 
 def _places(name: str) -> list[str]:
@@ -380,18 +346,21 @@ def _folders() -> tuple[Path, ...]:
 
 
 def search(folder: str) -> None:
-    """Let Python search a folder last, unless it does already, and load the sources there.
+    """Let Python search a folder last, unless it does already, and load sources alone.
 
     Args:
         folder: Folder with modules of the user, without symbolic links.
     """
-    if folder not in _searched:
-        _searched[folder] = None
-        if _finder not in sys.path_hooks:
-            sys.path_hooks.insert(0, _finder)
-        sys.path_importer_cache.clear()  # Python's own finders load bytecode
+    _load_sources()
     if folder not in map(os.path.realpath, sys.path):
         sys.path.append(folder)
+
+
+def _load_sources() -> None:
+    """Let Python load no bytecode of folders that are not installed."""
+    if _finder not in sys.path_hooks:
+        sys.path_hooks.insert(0, _finder)
+        sys.path_importer_cache.clear()  # Python's own finders load bytecode
 
 
 class _SourceLoader(SourceFileLoader):
@@ -401,42 +370,31 @@ class _SourceLoader(SourceFileLoader):
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
-def _finder(folder: str) -> FileFinder:
+_find: Final = FileFinder.path_hook(
+    (ExtensionFileLoader, EXTENSION_SUFFIXES), (_SourceLoader, SOURCE_SUFFIXES)
+)
+
+
+def _finder(folder: str) -> Any:
     """Return what finds modules in a folder of the user's own code; see `sys.path_hooks`."""
-    place = Path(folder).resolve()
-    is_other = is_installed(place) or place.is_relative_to(_OURS)
-    if is_other or not any(place.is_relative_to(one) for one in _searched):
+    if is_installed(folder) or Path(folder).resolve().is_relative_to(_OURS):
         raise ImportError(f"{folder} has no code of the user")
-    extensions = (ExtensionFileLoader, EXTENSION_SUFFIXES)
-    return FileFinder(folder, extensions, (_SourceLoader, SOURCE_SUFFIXES))
-
-
-def where_to_put(reason: str) -> str:
-    """Return where processes find modules, with a blank before it, if a reason is a missing one.
-
-    Args:
-        reason: Text of an error.
-    """
-    if "No module named" not in reason:
-        return ""
-    return (
-        " Worker processes import modules from files: in the current folder, in a folder of"
-        " $PYTHONPATH, or of an installed package; on a cluster, each machine needs them."
-    )
+    return _find(folder)
 
 
 def portable(thing: Any, dumps: Callable[[Any], bytes]) -> Any:
     """Return an object which arrives as `thing` in another process that unpickles it.
 
     Modules of the user are found there where they are found here: the other process searches the
-    folders of this one in their order, and then its own.
+    folders of this one in their order, and then its own. It works in the folder of this one, where
+    there is such a folder, and takes over its command line, without passwords.
 
     Args:
         thing: What is sent.
         dumps: Function that pickles it.
     """
     folders = [os.path.abspath(one) for one in sys.path]
-    return _Portable(folders, list(_searched), here(), dumps(thing))
+    return _Portable(folders, os.getcwd(), [redact(word) for word in sys.argv], dumps(thing))
 
 
 class _Portable:
@@ -449,13 +407,11 @@ class _Portable:
         return _arrived, self._sent
 
 
-def _arrived(folders: list[str], searched: list[str], folder: str, content: bytes) -> Any:
+def _arrived(folders: list[str], folder: str, command: list[str], content: bytes) -> Any:
     """Return the object that another process has sent, which works in a folder."""
-    global sender
-    sender = folder
-    order = [*folders, *(one for one in sys.path if os.path.abspath(one) not in folders)]
-    if sys.path != order:
-        sys.path[:] = order
-    for one in searched:
-        search(one)
+    sys.path[:] = [*folders, *(one for one in sys.path if os.path.abspath(one) not in folders)]
+    sys.argv[:] = command
+    with suppress(OSError):  # another machine of a cluster may lack it
+        os.chdir(folder)
+    _load_sources()
     return pickle.loads(content)

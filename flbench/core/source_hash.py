@@ -23,7 +23,7 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
 from flbench.core.errors import ConfigError
-from flbench.core.parts import OBJECT, file_of, folder_of, here, is_installed, module_of, path_of
+from flbench.core.parts import OBJECT, file_of, folder_of, is_installed, module_of, path_of
 
 SOURCE, PACKAGE = 1, 5  # kinds of modules, as `modulefinder` calls them
 CONSTANTS: Final = (bool, int, float, complex, str, bytes, type(None))
@@ -228,7 +228,7 @@ def _texts(thing: Any) -> set[str]:
     """
     home = thing.__module__
     space = vars(sys.modules.get(home, ModuleType("none")))
-    finder, constants = _Finder(Path(here())), set()
+    finder, constants = _Finder(Path.cwd()), set()
     found, queue = {thing: _source(thing)}, [thing]
     while queue:
         compiled = _compiled(found[one := queue.pop()], one)

@@ -13,7 +13,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from importlib import import_module
 from typing import Final
 
@@ -32,7 +31,6 @@ NEW_OBJECTS: Final = 50_000
 PyTorch and Lightning consist of almost a million objects that stay, which searches visit."""
 _NAMES: Final = ("LOGNAME", "USER", "LNAME", "USERNAME")  # where Python's `getpass` looks, in order
 is_own = False  # whether this process has no other purpose than flbench
-_started_by: ContextVar[str | None] = ContextVar("started_by", default=None)
 
 
 def open_streams() -> None:
@@ -138,27 +136,5 @@ def uncollected() -> Iterator[None]:
 
 
 def command() -> str:
-    """Return how the user started what runs here, as a command of the shell without passwords.
-
-    In a worker process it is how the process was started for which the worker works; see
-    `started_by`.
-    """
-    return _started_by.get() or shlex.join(redact(word) for word in sys.argv)
-
-
-@contextmanager
-def started_by(text: str | None) -> Iterator[None]:
-    """Return a context manager in which `command` returns a text.
-
-    Args:
-        text: The command of the process that a worker process works for; None for this process.
-
-    >>> with started_by("flbench compare hfcd ft"):
-    ...     command()
-    'flbench compare hfcd ft'
-    """
-    token = _started_by.set(text)
-    try:
-        yield
-    finally:
-        _started_by.reset(token)
+    """Return how the user started what runs here, as a command of the shell without passwords."""
+    return shlex.join(redact(word) for word in sys.argv)

@@ -17,7 +17,7 @@ import ray
 from numpy.typing import NDArray
 
 from flbench.core.errors import PrintableError, RunError
-from flbench.core.parts import portable, where_to_put
+from flbench.core.parts import portable
 from flbench.workers.pool import CouldNotBeginError, Ended, LostError
 
 NOTICE: Final = 20.0
@@ -151,9 +151,7 @@ class ActorPool:
         """Note that an actor was lost with its call, or with the first one if it was not ready."""
         if getattr(error, "actor_init_failed", False):
             reason = [line for line in str(error).splitlines() if line.strip()][-1].strip()
-            raise CouldNotBeginError(
-                f"{self._name} could not begin ({reason}).{where_to_put(reason)}"
-            ) from None
+            raise CouldNotBeginError(f"{self._name} could not begin ({reason}).") from None
         _end(actor)
         if call is None and self._queue:
             call = self._queue.popleft()

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from multiprocessing import connection
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
-from flbench.core.parts import portable, where_to_put
+from flbench.core.parts import portable
 from flbench.workers import fork_server
 from flbench.workers.pool import CouldNotBeginError, Ended
 
@@ -112,7 +112,7 @@ class _Process:
         end, self._alive = fork_server.context.Pipe(duplex=False)
         fork_server.start()
         try:
-            begin = end, os.getcwd(), content
+            begin = end, content
             self._executor = ProcessPoolExecutor(1, fork_server.context, _begin, begin)
             with _without_main():
                 self._executor.submit(os.getpid)  # starts the process
@@ -161,7 +161,7 @@ _given = b""  # in a worker: the pickled function that makes its object, with it
 _object: Any = None  # in a worker
 
 
-def _begin(end: Any, folder: str, content: bytes) -> None:
+def _begin(end: Any, content: bytes) -> None:
     """Begin a worker, which ends when its owner closes the other end of a pipe, or ends."""
     global _given
 
@@ -172,8 +172,6 @@ def _begin(end: Any, folder: str, content: bytes) -> None:
         os._exit(1)
 
     threading.Thread(target=follow, daemon=True).start()
-    with suppress(OSError):
-        os.chdir(folder)
     _given = content
 
 
@@ -185,9 +183,8 @@ def _call(content: bytes) -> Any:
             make, given = cloudpickle.loads(_given)
             _object = make(*given)
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
             raise CouldNotBeginError(
-                f"a worker process could not begin ({reason}).{where_to_put(reason)}"
+                f"a worker process could not begin ({type(error).__name__}: {error})."
             ) from error
     method, arguments = cloudpickle.loads(content)
     return getattr(_object, method)(*arguments)

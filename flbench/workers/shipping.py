@@ -12,9 +12,8 @@ import cloudpickle
 from flbench.config.trust import run_code
 from flbench.core import source_hash
 from flbench.core.errors import ConfigError
-from flbench.core.parts import METRICS, OBJECT, TERMS, offered, portable, where_to_put
+from flbench.core.parts import METRICS, OBJECT, TERMS, offered, portable
 from flbench.core.registry import ALGORITHMS
-from flbench.core.startup import command, started_by
 
 PREPARED: Final = ("data", "partition")
 """Sections whose objects workers do not need: they get the samples of all clients."""
@@ -46,14 +45,14 @@ class Parcel:
                 not find.
         """
         try:
-            objects, hashes, methods, started = pickle.loads(self.content)
+            objects, hashes, methods = pickle.loads(self.content)
             for name, pickled in methods.items():
                 if name not in ALGORITHMS:
                     ALGORITHMS.adopt(pickle.loads(pickled), name, name)
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
             raise ConfigError(
-                f"a worker process cannot read what it is sent ({reason}).{where_to_put(reason)}"
+                f"a worker process cannot read what it is sent ({type(error).__name__}: {error})."
+                " Put its code into a module that the worker finds too."
             ) from error
         found = {**objects, METHOD: {name: ALGORITHMS[name] for name in methods}}
         known = {
@@ -63,12 +62,11 @@ class Parcel:
             run_code(allowed=True),  # the process that sends them has asked
             offered(objects),
             source_hash.known(known),
-            started_by(started),
         ):
             yield
 
 
-NOTHING: Final = Parcel(pickle.dumps(({}, {}, {}, None)))
+NOTHING: Final = Parcel(pickle.dumps(({}, {}, {})))
 
 
 def pack(objects: Mapping[str, Any], methods: Iterable[str] = ()) -> Parcel:
@@ -109,7 +107,7 @@ def pack(objects: Mapping[str, Any], methods: Iterable[str] = ()) -> Parcel:
     classes = {name: ALGORITHMS[name] for name, source in sources.items() if source == OBJECT}
     hashes |= {(METHOD, name): source_hash.of_object(kind) for name, kind in classes.items()}
     pickled = {name: _pickled(name, kind) for name, kind in classes.items()}
-    content = (sent, hashes, pickled, command())  # `command` is recorded by runs of workers
+    content = sent, hashes, pickled
     return Parcel(cloudpickle.dumps(portable(content, cloudpickle.dumps)))
 
 

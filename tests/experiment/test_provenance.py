@@ -2,13 +2,13 @@
 
 import platform
 import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import torch
 
-from flbench.core.startup import command
 from flbench.experiment import provenance
 from flbench.workers.shipping import pack
 
@@ -47,9 +47,9 @@ def test_a_worker_records_the_command_of_the_user(monkeypatch):
     monkeypatch.setattr("sys.argv", ["flbench", "compare", "hfcd", "tracking.uri=http://a:b@host"])
     parcel = pack({})
     monkeypatch.setattr("sys.argv", ["default_worker.py", "--node-ip-address=10.0.0.1"])
+    monkeypatch.setattr("sys.path", [*sys.path])
 
     with parcel.opened():
         inside = provenance.now()["command"]
 
     assert inside == "flbench compare hfcd 'tracking.uri=http://***@host'"
-    assert command().startswith("default_worker.py")
