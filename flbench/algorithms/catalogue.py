@@ -55,7 +55,7 @@ def method(name: str | type) -> Entry:
         "parameters": [
             parameter(key, field)
             for key, field in kind.Config.model_fields.items()
-            if key != "name"
+            if key not in ("name", "source", "sha256")
         ],
     }
 

@@ -152,6 +152,7 @@ def _sentence(key: str, items: Sequence[Any], layer: Layer, tree: Any) -> str:
     """
     item = items[0]
     kind, value, text = item["type"], item.get("input"), str(item["msg"])
+    key = f"{key}.name" if kind == "sentence" else key
     place = _place(key, layer)
     if kind == "extra_forbidden":
         section, _, last = key.rpartition(".")
@@ -163,7 +164,7 @@ def _sentence(key: str, items: Sequence[Any], layer: Layer, tree: Any) -> str:
         return f"`{key}` is not a key of {where} ({place}).{hint or listed}"
     if kind == "missing":
         return f"`{key}` is missing ({place})."
-    if kind == "unknown_name" or (kind == "value_error" and isinstance(value, Mapping)):
+    if kind == "sentence" or (kind == "value_error" and isinstance(value, Mapping)):
         return f"`{key}` ({place}): {text.removeprefix('Value error, ').rstrip('.')}."
     # A key that takes a section or a word has an error for each of them. Only the error of the kind
     # that the user has written helps.

@@ -6,10 +6,7 @@ The keys of a method are defined in its module (`flbench/algorithms/NAME.py`), t
 
 import hashlib
 import json
-import re
 from collections.abc import Callable
-from contextlib import suppress
-from functools import lru_cache
 from math import cos, pi
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_args, get_origin
@@ -25,14 +22,12 @@ from pydantic import (
     StrictFloat,
     StrictInt,
     StrictStr,
-    ValidationError,
     ValidationInfo,
-    create_model,
     field_serializer,
     field_validator,
     model_validator,
 )
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic_core import PydanticCustomError
 
 from flbench.config.sources import leaves
 from flbench.core import parts
@@ -98,15 +93,7 @@ class Strict(BaseModel):
         return self.model_copy(update=values)
 
 
-def _expanded(path: Path) -> Path:
-    """Expand `~` at the beginning of a path to the home folder."""
-    try:
-        return path.expanduser()
-    except RuntimeError as error:
-        raise ValueError(f"a path ({error})") from error
-
-
-UserPath = Annotated[Path, AfterValidator(_expanded)]
+UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
 
 
 def _sha256(of: str) -> Any:
@@ -121,12 +108,9 @@ def _in_one_order(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted(set(names)))
 
 
-Freeze = Literal["none", "backbone"] | tuple[StrictStr, ...]
-
-
-def _none_if_empty(names: Freeze) -> Freeze:
-    """Return the value of `model.freeze`; no pattern at all is `none`."""
-    return names or "none"
+def _scalar(value: object) -> object:
+    """Return the number that a text is, for a key that takes numbers of several kinds."""
+    return scalar(value) if isinstance(value, str) else value
 
 
 def _column(name: object) -> object:
@@ -318,13 +302,6 @@ class DataConfig(Strict):
         return self.name if self.path is None else self.path.stem
 
 
-def _own_scheme(name: str) -> str:
-    """Refuse a name of a scheme that is neither an import path nor `object`."""
-    if name != "object" and not re.fullmatch(r"[\w.]+:[\w.]+", name):
-        raise ValueError("package.module:name, a function of your own")
-    return name
-
-
 SchemeName = Literal[
     "iid",
     "dirichlet",
@@ -338,7 +315,7 @@ SchemeName = Literal[
     "natural",
     "file",
 ]
-OwnSchemeName = Annotated[str, AfterValidator(_own_scheme)]
+OwnSchemeName = Annotated[str, Field(pattern=r"^(object|[\w.]+:[\w.]+)$")]
 DEALT: Final = (
     *("iid", "dirichlet", "pathological", "grouped", "quantity", "shards", "extended_dirichlet"),
     *("similarity", "target"),
@@ -443,7 +420,10 @@ class PartitionConfig(Strict):
         " an object made; flbench writes it to config.yaml"
     )
 
-    new_clients: int | float | None = Field(
+    new_clients: Annotated[
+        Annotated[StrictInt, Field(ge=1)] | Annotated[StrictFloat, Field(gt=0, lt=1)] | None,
+        BeforeValidator(_scalar),
+    ] = Field(
         None,
         description="clients that join after the training: a number, or a share below 1 of all"
         " clients; they are drawn at random, train in no round, and no statistic uses their samples"
@@ -460,18 +440,6 @@ class PartitionConfig(Strict):
         ge=1,
         description="new clients: largest number of training samples of each class (default: all)",
     )
-
-    @field_validator("new_clients", mode="before")
-    @classmethod
-    def _is_number_or_share(cls, value: object) -> object:
-        """Return a number from 1 on, or a share in (0, 1)."""
-        if isinstance(value, str):
-            with suppress(ValueError):
-                value = float(value) if "." in value or "e" in value.lower() else int(value)
-        is_number = type(value) is int and value >= 1
-        if value is None or is_number or (type(value) is float and 0 < value < 1):
-            return value
-        raise ValueError("a whole number of clients from 1 on, or a share in (0, 1)")
 
     @field_validator("split")
     @classmethod
@@ -615,8 +583,9 @@ class ModelConfig(Strict):
         " timm (default: drawn from `seed`)",
     )
     weights_sha256: str | None = _sha256("SHA-256 of the weights; flbench writes it to config.yaml")
-    freeze: Annotated[Freeze, AfterValidator(_none_if_empty)] = Field(
+    freeze: Literal["none", "backbone"] | tuple[StrictStr, ...] = Field(
         "none",
+        min_length=1,
         description="parameters that no method trains, sends or keeps: none, backbone (all but the"
         " head), or patterns of names, such as [conv1, stage?_*]",
     )
@@ -671,19 +640,14 @@ class AlgorithmConfig(Strict):
         description="weight of a client in a mean over the cohort: its number of training samples,"
         " or 1",
     )
-
-
-class OwnAlgorithmConfig(AlgorithmConfig):
-    """Further keys of the section `algorithm` of a method that is not flbench's own."""
-
     source: str | None = Field(
         None,
         pattern=r"^(object|[\w.]+:[\w.]+)$",
-        description="class of the method, `package.module:name`, or `object` for one of a script or"
-        " notebook; flbench writes it to config.yaml",
+        description="class of a method of your own, `package.module:name`, or `object` for one of a"
+        " script or notebook; flbench writes it to config.yaml",
     )
     sha256: str | None = _sha256(
-        "SHA-256 of the source of the method and of the modules of the same package or"
+        "SHA-256 of the source of a method of your own and of the modules of the same package or"
         " folder that it imports; flbench writes it to config.yaml"
     )
 
@@ -866,34 +830,21 @@ def method_class(section: dict[str, Any]) -> type[AlgorithmConfig]:
         section: Section `algorithm`; it is changed.
 
     Raises:
-        ConfigError: There is no such method, or one of its keys has the name of one of flbench's.
+        ConfigError: There is no such method, or `source` is given for a method of flbench.
     """
-    name, source = str(section.get("name", DEFAULT_METHOD)), section.get("source")
+    name, given = str(section.get("name", DEFAULT_METHOD)), section.get("source")
     if ":" in name:
         name = section["name"] = ALGORITHMS.adopt(parts.find(name), name)
-    found = ALGORITHMS.find(name, None if source is None else str(source))
+    found = ALGORITHMS.find(name, None if given is None else str(given))
     source = ALGORITHMS.source(found)
-    if source is None:
-        kind: type[AlgorithmConfig] = found.Config
-        return kind
-    section["source"] = source
-    return _with_source(found.Config)
-
-
-@lru_cache(maxsize=256)
-def _with_source(kind: type[AlgorithmConfig]) -> type[AlgorithmConfig]:
-    """Return the keys of a method that is not flbench's own, with those of its source."""
-    if issubclass(kind, OwnAlgorithmConfig):
-        return kind
-    of_source = OwnAlgorithmConfig.model_fields.keys() - AlgorithmConfig.model_fields.keys()
-    if taken := sorted(of_source & kind.model_fields.keys()):
+    if source is None and given is not None:
         raise ConfigError(
-            f"{kind.__module__}.{kind.__qualname__} has a key `algorithm.{taken[0]}`, which is"
-            " flbench's key for the source of the method. Give it another name."
+            f"`algorithm.source={given}` is the class of another method than flbench's `{name}`."
+            " Leave it out, or register the class under another name."
         )
-    if kind is AlgorithmConfig:
-        return OwnAlgorithmConfig
-    return create_model(kind.__name__, __base__=(kind, OwnAlgorithmConfig))
+    section["source"] = source
+    kind: type[AlgorithmConfig] = found.Config
+    return kind
 
 
 def net_class(section: dict[str, Any]) -> type[ModelConfig]:
@@ -923,34 +874,18 @@ def _section_of(
     """
 
     def made(value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, str):
-            value = {"name": value}
-        if not isinstance(value, dict):
-            return value
-        section = dict(value)
+        section = {"name": value} if isinstance(value, str) else value
+        if not isinstance(section, dict):
+            return section
         if info.context == AS_DATA:
-            is_own = recorded is not RecordedAlgorithmConfig and _is_own(section.get("name"))
-            if is_own:
-                kind = find(section)
-                # The arguments of a loss term are further keys of its section.
-                if kind.model_config.get("extra") == "allow":
-                    return kind.model_validate(section, context=AS_DATA)
-                return kind.model_validate(section, context=AS_DATA, extra="ignore")
             return recorded.model_validate(section, context=AS_DATA)
+        section = dict(section)
         try:
-            kind = find(section)
+            return find(section).model_validate(section)
         except ConfigError as error:
-            why = PydanticCustomError("unknown_name", "{why}", {"why": str(error)})
-            wrong: InitErrorDetails = {"type": why, "loc": ("name",), "input": section.get("name")}
-            raise ValidationError.from_exception_data("section", [wrong]) from error
-        return kind.model_validate(section)
+            raise PydanticCustomError("sentence", "{why}", {"why": str(error)}) from error
 
     return BeforeValidator(made)
-
-
-def _is_own(name: object) -> bool:
-    """Return whether a net or a loss term is the user's own."""
-    return name == OBJECT or ":" in str(name)
 
 
 Method = Annotated[
@@ -1296,7 +1231,7 @@ class Config(Strict):
     @property
     def has_own_optimizer(self) -> bool:
         """Whether a LightningModule of the user makes the optimizer (`model.lightning`)."""
-        return isinstance(self.model, OwnModelConfig) and self.model.lightning
+        return bool(getattr(self.model, "lightning", False))
 
     @property
     def evaluation_period(self) -> int:

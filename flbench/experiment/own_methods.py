@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from flbench.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig
-from flbench.config.schema import Config, OwnAlgorithmConfig
+from flbench.config.schema import Config
 from flbench.core import parts
 from flbench.core.errors import ConfigError
 from flbench.core.parts import OBJECT
@@ -21,7 +21,7 @@ def find(config: AlgorithmConfig) -> type[Algorithm]:
     Raises:
         ConfigError: There is no such method, or the section was read without the method's code.
     """
-    method: type[Algorithm] = ALGORITHMS.find(config.name, getattr(config, "source", None))
+    method: type[Algorithm] = ALGORITHMS.find(config.name, config.source)
     if not isinstance(config, method.Config):
         raise ConfigError(
             f"`algorithm.name={config.name}`: the configuration was read without the code of the"
@@ -42,8 +42,7 @@ def named(config: AlgorithmConfig) -> Iterator[None]:
     Raises:
         MethodError: The user's code raised an exception. The message has the line of code.
     """
-    is_own = isinstance(config, OwnAlgorithmConfig)
-    with as_errors(f"the method `{config.name}`") if is_own else as_errors():
+    with as_errors(f"the method `{config.name}`") if config.source else as_errors():
         yield
 
 
@@ -61,13 +60,13 @@ def sha256(config: AlgorithmConfig, method: type[Algorithm]) -> str | None:
         ConfigError: The configuration has the hash of another source, or a file was edited after
             the import.
     """
-    if not isinstance(config, OwnAlgorithmConfig):
+    if config.source is None:
         return None
     from flbench.core import source_hash
 
     whose = f"the method `{config.name}` ({method.__module__})"
     cure = "Restore the source, or start a new run without `algorithm.sha256`."
-    return source_hash.checked(method, str(config.source), config.sha256, whose, cure)
+    return source_hash.checked(method, config.source, config.sha256, whose, cure)
 
 
 def modules(config: Config) -> list[str]:
@@ -79,6 +78,6 @@ def modules(config: Config) -> list[str]:
     tree: list[Any] = [config.model.name, config.data.source, config.partition.scheme]
     tree += [term.name for term in config.train.terms]
     tree += [one.source for one in (config.evaluation.metrics or {}).values()]
-    tree.append(getattr(config.algorithm, "source", None))
+    tree.append(config.algorithm.source)
     paths = [str(path) for path in tree if ":" in str(path or "")]
     return sorted({parts.module_of(path) for path in paths if not path.startswith(f"{OBJECT}:")})

@@ -12,7 +12,6 @@ from flbench.config.resolve import resolve, resolve_written
 from flbench.config.schema import (
     Config,
     EngineConfig,
-    OwnAlgorithmConfig,
     OwnModelConfig,
     OwnTermConfig,
 )
@@ -410,8 +409,8 @@ def _has_own_parts(config: Config) -> bool:
     """Whether the method, the net, a loss term or a metric is the user's own."""
     terms = any(isinstance(term, OwnTermConfig) for term in config.train.terms)
     net = isinstance(config.model, OwnModelConfig)
-    method = isinstance(config.algorithm, OwnAlgorithmConfig)
-    return method or net or terms or bool(config.evaluation.metrics)
+    is_own = config.algorithm.source is not None
+    return is_own or net or terms or bool(config.evaluation.metrics)
 
 
 def _validation_samples(federation: Federation, config: Config, metric: str) -> int:

@@ -11,18 +11,16 @@ import cloudpickle
 import pandas as pd
 import pytest
 import torch
-from pydantic import Field, create_model
 
 import flbench as fl
 from flbench.algorithms import (
     ALGORITHMS,
     Algorithm,
-    AlgorithmConfig,
     Communication,
     Deployment,
     Paper,
 )
-from flbench.algorithms.fedavg import FedAvg, FedAvgConfig
+from flbench.algorithms.fedavg import FedAvg
 from flbench.api import tuning
 from flbench.api.caller import Caller
 from flbench.config.resolve import resolve, resolve_written
@@ -165,34 +163,6 @@ def test_what_is_no_method_is_refused(given, named):
         ALGORITHMS.section(given)
 
 
-class SourceKeys(AlgorithmConfig):
-    """A key of a method that flbench itself writes."""
-
-    source: str = Field("all", description="clients that are heard")
-
-
-class HashKeys(AlgorithmConfig):
-    """A key of a method that flbench itself writes."""
-
-    sha256: int = Field(0, description="number of hashes")
-
-
-@pytest.mark.parametrize(("keys", "key"), [(SourceKeys, "source"), (HashKeys, "sha256")])
-def test_keys_of_a_method_cannot_be_those_of_its_source(keys, key):
-    class Keyed(FedAvg):
-        """A method with a key whose name is taken."""
-
-        Config = keys
-        paper = Paper("Keyed", "nobody", "invented")
-        communication = Communication(down="w", up="w", keeps="nothing")
-
-    try:
-        with pytest.raises(ConfigError, match=rf"`algorithm\.{key}`"):
-            fl.run(Keyed, **KEYS)
-    finally:
-        ALGORITHMS.pop("keyed", None)
-
-
 @dataclass(frozen=True)
 class OfFew:
     """A term that cannot be computed for the batches of the run."""
@@ -284,14 +254,9 @@ class Keyed(FedAvg):
     communication = Communication(down="w", up="w", keeps="nothing")
 
 
-@pytest.mark.parametrize("key", ["source", "sha256"])
-def test_keys_of_a_method_cannot_have_the_names_of_those_of_its_source(key, monkeypatch):
-    config = create_model("KeyedConfig", __base__=FedAvgConfig, **{key: (float, 0.5)})
-    monkeypatch.setattr(Keyed, "Config", config)
-    monkeypatch.setattr(Keyed, "name", "keyed", raising=False)
-
-    with pytest.raises(ConfigError, match=rf"KeyedConfig.*`algorithm.{key}`"):
-        resolve([from_values({"algorithm": ALGORITHMS.section(Keyed)}, "argument")])
+def test_source_is_no_key_of_a_method_of_flbench():
+    with pytest.raises(ConfigError, match=r"`algorithm\.source"):
+        resolve([from_values({"algorithm": "fedavg", "algorithm.source": "my:Method"}, "argument")])
 
 
 @pytest.mark.slow

@@ -109,6 +109,8 @@ def test_short_form_drops_no_key_that_stands_beside_it(printed, tmp_path):
         "name": "fedprox",
         "mu": 0.5,
         "agg_weights": "samples",
+        "source": None,
+        "sha256": None,
         "finetune_epochs": found["config"]["algorithm"]["finetune_epochs"],
     }
     assert found["config"]["model"]["classifier"] == 4096
