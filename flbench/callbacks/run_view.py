@@ -64,7 +64,8 @@ class RunView:
         module: What a LightningModule of the user trains by; empty for other nets. `optimizer` has
             the class (`name`) and the arguments of its optimizer, `hyperparameters` what its
             `save_hyperparameters` has saved.
-        loss: Mean training loss of the cohort in the last round; NaN if no client took a step.
+        loss: Mean training loss of the cohort in the last round in which a client took a step; NaN
+            before it.
         rows: All rows of metrics.csv so far, of a resumed run also those from before.
         metrics: The newest value of each metric by name, such as `validation/personal/accuracy`.
         summary: Content of summary.json; None before the run is finished.

@@ -42,7 +42,7 @@ from flbench.experiment.loop import FederatedLoop, Seconds
 from flbench.experiment.notes import configuration_notes
 from flbench.experiment.predictions import PARTS, positive_class
 from flbench.experiment.rounds import programs, seeded_method
-from flbench.experiment.row_files import ChangedRows
+from flbench.experiment.row_files import ClientRows
 from flbench.experiment.run_folder import RunFolder
 from flbench.metrics.classes import confusable_classes, rare_classes, read_confusion
 from flbench.models import fixed
@@ -232,14 +232,13 @@ class Experiment:
         """
         if not folder.checkpoint("last").exists():
             folder.rewind(0)
-            folder.changes = ChangedRows()
+            folder.client_rows = ClientRows()
             return Restored(self.start(), Seconds(), Memory())
         path = folder.checkpoint("last")
-        state, extra, stored = checkpoint.read(path, self.config.hash(), self.storage)
-        folder.rewind(extra.pop("rows"))
-        folder.changes = ChangedRows(stored)
-        seconds = Seconds(**extra.pop("seconds"))
-        return Restored(state, seconds, Memory(**extra))
+        state, extra, folder.client_rows = checkpoint.read(path, self.config.hash(), self.storage)
+        with checkpoint.reading(path):
+            folder.rewind(extra.pop("rows"))
+            return Restored(state, Seconds(**extra.pop("seconds")), Memory(**extra))
 
 
 def build(

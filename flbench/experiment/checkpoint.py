@@ -4,13 +4,14 @@ A checkpoint is a safetensors file, and further files beside it with the clients
 adds those that have changed; see `flbench.experiment.row_files`.
 """
 
-import errno
 import json
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
+from pydantic import BaseModel, ConfigDict, NonNegativeInt
 from safetensors import SafetensorError, safe_open
 
 from flbench.core import files
@@ -19,16 +20,25 @@ from flbench.core.storage import Storage
 from flbench.core.tree import nbytes
 from flbench.core.types import State, Tree
 from flbench.experiment import row_files
-from flbench.experiment.row_files import ChangedRows, StoredRows
+from flbench.experiment.row_files import ClientRows
 from flbench.results.checkpoint_files import OF_ROWS, files_of
 
 FORMAT: Final = "5"
 FROZEN: Final = "frozen.safetensors"
 """Name of the file in the folder of the checkpoints with what is frozen in the net."""
-UNEXPECTED = (AttributeError, LookupError, RecursionError, TypeError, ValueError)  # of the metadata
 PARTS: Final = ("server/", "common/", "loop/", "stale/")
-POSITION: Final = ("stage", "stage_round", "round", "is_initial")
-"""The fields of a state that are not tensors."""
+UNEXPECTED = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+class Position(BaseModel):
+    """The fields of a state that are not tensors."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", from_attributes=True)
+
+    stage: NonNegativeInt
+    stage_round: NonNegativeInt
+    round: NonNegativeInt
+    is_initial: bool
 
 
 class Checkpoint(NamedTuple):
@@ -42,7 +52,7 @@ class Checkpoint(NamedTuple):
 
     state: State
     extra: dict[str, Any]
-    rows: StoredRows
+    rows: ClientRows
 
 
 def save(
@@ -50,8 +60,8 @@ def save(
     state: State,
     config_hash: str,
     extra: dict[str, Any] | None = None,
-    changes: ChangedRows | None = None,
-) -> None:
+    rows: ClientRows | None = None,
+) -> ClientRows:
     """Write a checkpoint. After a crash it has its old content or its new content.
 
     Args:
@@ -60,43 +70,42 @@ def save(
         state: State to save.
         config_hash: Hash of the run's configuration; `load` refuses the file under another hash.
         extra: JSON values to save with the state, such as elapsed times.
-        changes: Which rows of the clients are stored in the file's folder; None for none.
+        rows: The rows that are stored in the file's folder; None for none.
+
+    Returns:
+        The rows that are stored there now.
 
     Raises:
         OSError: A file cannot be written. The old checkpoint is unchanged.
     """
-    changes = changes or ChangedRows()
-    position = {key: getattr(state, key) for key in POSITION}
     try:
-        stored = changes.write(path.parent, state)
-        parts = {
-            "server": state.server,
-            "common": stored.common,
-            "loop": {"participation_count": state.participation_count},
-            "stale": state.stale,
-        }
+        stored = (rows or ClientRows()).write(path.parent, state)
+        trees = (
+            state.server,
+            stored.common or {},
+            {"participation_count": state.participation_count},
+            state.stale,
+        )
         tensors: Tree = {}
-        for part, tree in parts.items():
+        for part, tree in zip(PARTS, trees, strict=True):
             seen = {value.data_ptr() for value in tensors.values()}
             for name, value in tree.items():
                 # safetensors refuses tensors that share memory: a second view of it is copied.
                 is_view = value.data_ptr() in seen
-                tensors[f"{part}/{name}"] = value.clone() if is_view else value.contiguous()
+                tensors[part + name] = value.clone() if is_view else value.contiguous()
                 seen.add(value.data_ptr())
         metadata = {
             "format": FORMAT,
             "config": config_hash,
-            "position": json.dumps(position),
+            "position": Position.model_validate(state).model_dump_json(),
             "extra": json.dumps(extra or {}),
             "rows": json.dumps(list(stored.files)),
             "names": json.dumps(list(tensors)),  # the file does not preserve their order
         }
         row_files.write_tensors(path, tensors, metadata)
-        changes.commit(stored)
-    except SafetensorError as error:
-        raise _of_disk(error, path) from error
     finally:
         remove_unnamed(path.parent)
+    return stored
 
 
 def remove_unnamed(folder: Path) -> None:
@@ -104,17 +113,7 @@ def remove_unnamed(folder: Path) -> None:
     with suppress(DataError):  # nobody knows which files a damaged checkpoint names
         there = folder.glob("*.safetensors")
         heads = [file for file in there if OF_ROWS.fullmatch(file.name) is None]
-        named = [file.name for head in heads for file in files_of(head)]
-        row_files.remove_others(folder, named)
-
-
-def save_frozen(path: Path, tree: Tree) -> None:
-    """Write what is frozen in a net, the same in all rounds, atomically beside the checkpoints."""
-    contiguous = {name: value.detach().contiguous() for name, value in tree.items()}
-    try:
-        row_files.write_tensors(path, contiguous, {"format": FORMAT})
-    except SafetensorError as error:
-        raise _of_disk(error, path) from error
+        row_files.remove_others(folder, [file.name for head in heads for file in files_of(head)])
 
 
 def load_frozen(path: Path, tree: Tree) -> None:
@@ -128,40 +127,28 @@ def load_frozen(path: Path, tree: Tree) -> None:
         tree: Frozen parameters and statistics of the net by name, which are written to.
 
     Raises:
-        DataError: The file is damaged, or has other tensors than the net.
+        DataError: The file is damaged, or lacks a tensor of the net.
+    """
+    with reading(path), torch.no_grad(), safe_open(path, framework="pt") as file:
+        for name, value in tree.items():
+            value.copy_(file.get_tensor(name))
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Context manager that turns what a damaged checkpoint raises into a DataError with its name.
+
+    Args:
+        path: The file that is read in the block.
     """
     try:
         files.check_regular(path)
-        with safe_open(path, framework="pt") as file:
-            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        yield
     except (SafetensorError, OSError, *UNEXPECTED) as error:
         raise DataError(
-            f"{path} cannot be read ({error}). Restore it from a copy, or start a new run."
+            f"the checkpoint {path} cannot be read ({error}). Restore it from a copy, with the"
+            " files beside it, or start a new run."
         ) from error
-    stored, wanted = ({n: v.shape for n, v in one.items()} for one in (found, tree))
-    if wrong := sorted(dict(stored.items() ^ wanted.items())):
-        raise DataError(
-            f"{path} does not fit the net: `{wrong[0]}` differs. Restore the file from a copy, or"
-            " make the same net as when the run began."
-        )
-    with torch.no_grad():
-        for name, value in found.items():
-            tree[name].copy_(value)
-
-
-def _aligned(tree: Tree) -> Tree:
-    """Return tensors of a file as tensors in memory that is aligned to 64 bytes, as PyTorch's is.
-
-    Matrix products of float32 depend on it: a method that computes them at the server would
-    otherwise go on with other rounding after a resume.
-    """
-    return {n: v if v.data_ptr() % 64 == 0 else v.clone() for n, v in tree.items()}
-
-
-def _of_disk(error: SafetensorError, path: Path) -> OSError:
-    """Return the error for a failure of the disk, which safetensors reports as text."""
-    code = errno.ENOSPC if "space" in str(error).lower() else errno.EIO
-    return OSError(code, str(error), str(path))
 
 
 def load(path: Path, config_hash: str) -> tuple[State, dict[str, Any]]:
@@ -183,16 +170,7 @@ def read(path: Path, config_hash: str, storage: Storage) -> Checkpoint:
             to another configuration.
         RunError: There is not enough memory or disk space for the clients' leaves.
     """
-    try:
-        return _read(path, config_hash, storage)
-    except DataError:  # the run may have replaced the files while they were read
-        return _read(path, config_hash, storage)
-
-
-def _read(path: Path, config_hash: str, storage: Storage) -> Checkpoint:
-    """Read a checkpoint; see `read`."""
-    try:
-        files.check_regular(path)
+    with reading(path):
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
@@ -208,27 +186,18 @@ def _read(path: Path, config_hash: str, storage: Storage) -> Checkpoint:
                 )
             names = json.loads(metadata["names"])
             server, common, loop, stale = (
-                {
-                    name.removeprefix(part): file.get_tensor(name)
-                    for name in names
-                    if name.startswith(part)
-                }
+                {n.removeprefix(part): file.get_tensor(n) for n in names if n.startswith(part)}
                 for part in PARTS
             )
         count = loop["participation_count"]
-        rows = json.loads(metadata["rows"])
-        stored, clients = row_files.read(path.parent, common, rows, len(count), storage)
+        names_of_rows = json.loads(metadata["rows"])
+        rows, clients = row_files.read(path.parent, common, names_of_rows, len(count), storage)
+        if storage.holds(nbytes(server)):
+            # Products of float32 depend on the alignment of their factors: without these copies a
+            # method that computes some at the server would go on with other rounding.
+            server = {n: v if v.data_ptr() % 64 == 0 else v.clone() for n, v in server.items()}
+        position = Position.model_validate_json(metadata["position"])
         state = State(
-            **json.loads(metadata["position"]),
-            server=_aligned(server) if storage.holds(nbytes(server)) else server,
-            clients=clients,
-            participation_count=count,
-            stale=stale,
+            **vars(position), server=server, clients=clients, participation_count=count, stale=stale
         )
-        return Checkpoint(state, json.loads(metadata["extra"]), stored)
-    except (SafetensorError, OSError, *UNEXPECTED) as error:
-        raise DataError(
-            f"the checkpoint {path} cannot be read ({error}). Restore it from a copy, with the"
-            " files of rows beside it, or remove it: without last.safetensors a resumed run starts"
-            " from the beginning."
-        ) from error
+        return Checkpoint(state, json.loads(metadata["extra"]), rows)

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from flbench.config.resolve import changed
-from flbench.config.schema import Config
 from flbench.core.tree import digest
 from flbench.core.types import State
 from flbench.experiment import checkpoint, rounds
@@ -41,39 +40,38 @@ def write(experiment: Experiment, loop: FederatedLoop, state: State) -> Summary:
         RunError: A model has weights that are not finite, or the disk failed.
     """
     config, evaluator, folder, seconds = loop.config, loop.evaluator, loop.folder, loop.seconds
+    settings = rounds.evaluation_settings(loop.algorithm, state)
     with seconds.measure("evaluate"):
-        last = loop.last or evaluator.evaluate(state, loop.evaluation_settings(state), common=False)
+        last = loop.last or evaluator.evaluate(state, settings, common=False)
         evaluations = {"last": (last, state)}
-        better = _best_state(loop, state)
-        if better is not None:
+        if (better := _best_state(loop, state)) is not None:
+            of_better = rounds.evaluation_settings(loop.algorithm, better)
             known = any(row[:2] == (better.round, "common") for row in folder.rows)
-            evaluation = evaluator.evaluate(
-                better, loop.evaluation_settings(better), common=not known
-            )
+            evaluation = evaluator.evaluate(better, of_better, common=not known)
             evaluations["best"] = (evaluation, better)
             # A final run of a study, for example, has not evaluated the test parts in its rounds.
             folder.add_missing_metrics(evaluator.judge.rows(evaluation))
         weights = weights_digest(loop, state)
     if config.output.predictions:
         with seconds.measure("write"):
-            _write_predictions(
-                folder, experiment, evaluator.predictions(state, loop.evaluation_settings(state))
-            )
+            _write_predictions(folder, experiment, evaluator.predictions(state, settings))
     engine = experiment.engine.report()
-    about_new: Summary | None = None
+    about_new: dict[str, Summary] = {}
     if experiment.federation.new is not None:
         with seconds.measure("evaluate"):
-            about_new = _evaluate_new_clients(
-                experiment, loop, {moment: one for moment, (_, one) in evaluations.items()}
-            )
+            states = {moment: one for moment, (_, one) in evaluations.items()}
+            about_new = {"new_clients": _evaluate_new_clients(experiment, loop, states)}
     with seconds.measure("write"):
         for name, header, rows in evaluator.judge.tables(evaluations):
             folder.write_table(name, header, rows)
         _write_learned(folder, experiment, state)
-    summary = _summary(experiment, loop, state, weights, engine)
-    if about_new is not None:
-        summary["new_clients"] = about_new
-    _finish(folder, config, summary)
+    summary = _summary(experiment, loop, state, weights, engine) | about_new
+    classes, clients = reading.read_tables(folder.path, config)
+    run = reading.StoredRun(
+        folder.path, config, summary, folder.rows, classes, finished=True, clients=clients
+    )
+    folder.write("report.html", page.render(run))
+    folder.write_json("summary.json", summary)
     return summary
 
 
@@ -108,37 +106,16 @@ def _evaluate_new_clients(
 
 def weights_digest(loop: FederatedLoop, state: State) -> str:
     """Return the SHA-256 (hex) over the weights of all clients' personal models."""
-    return digest(loop.evaluator.hashed(state, loop.evaluation_settings(state)))
+    settings = rounds.evaluation_settings(loop.algorithm, state)
+    return digest(loop.evaluator.hashed(state, settings))
 
 
 def _best_state(loop: FederatedLoop, state: State) -> State | None:
-    """Return the state after the best round by validation.
-
-    None if that is the last round, if there is no validation part, or if the checkpoint holds
-    another round.
-    """
+    """Return the state after the best round by validation; None if that is the last round."""
     best = loop.running.best
     if best is None or best == state.round:
         return None
-    file, storage = loop.folder.checkpoint("best"), loop.storage
-    saved = checkpoint.read(file, loop.config.hash(), storage).state
-    if saved.round == best:
-        return saved
-    loop.callbacks.on_note(
-        f"the checkpoint of the best round is of round {saved.round}, not {best}: clients.csv and"
-        " per_class.csv have no rows for the best round."
-    )
-    return None
-
-
-def _finish(folder: RunFolder, config: Config, summary: Summary) -> None:
-    """Write report.html and then summary.json, which marks the folder as finished."""
-    classes, clients = reading.read_tables(folder.path, config)
-    run = reading.StoredRun(
-        folder.path, config, summary, folder.rows, classes, finished=True, clients=clients
-    )
-    folder.write("report.html", page.render(run))
-    folder.write_json("summary.json", summary)
+    return checkpoint.read(loop.folder.checkpoint("best"), loop.config.hash(), loop.storage).state
 
 
 def _summary(
@@ -157,19 +134,20 @@ def _summary(
         weights: SHA-256 over the weights of all clients' models after the last round.
         engine: What the engine reports of itself.
     """
-    config, rows, seconds = experiment.config, loop.folder.rows, loop.seconds
-    by = config.evaluation.best
-    last, best = loop.running.last or 0, loop.running.best
+    config, federation, rows = experiment.config, experiment.federation, loop.folder.rows
+    by, last, best = config.evaluation.best, loop.running.last or 0, loop.running.best
+    totals = loop.running.totals()
+    notes = [*experiment.notes, *loop.memory.notes]
     summary: Summary = {
         "algorithm": config.algorithm.name,
-        "dataset": experiment.federation.dataset.name,
+        "dataset": federation.dataset.name,
         "model": config.model.name,
         "paper": experiment.algorithm.paper.citation,
         "changed": changed(config),
         "seed": config.seed,
         "rounds": config.train.rounds,
-        "clients": experiment.federation.clients,
-        "partition_hash": experiment.federation.partition.hash(),
+        "clients": federation.clients,
+        "partition_hash": federation.partition.hash(),
         "config_hash": config.hash(),
         "weights_digest": weights,
         "last": metrics_at(rows, last, by),
@@ -177,9 +155,9 @@ def _summary(
         "best_by": f"validation {by.title}"
         if best is not None
         else "no validation part: the last round",
-        **loop.running.totals(),
+        **totals,
         "clients_never_trained": int((state.participation_count == 0).sum()),
-        "seconds": {name: round(value, 3) for name, value in vars(seconds).items()},
+        "seconds": {name: round(value, 3) for name, value in vars(loop.seconds).items()},
         "engine": {
             "name": config.engine.name,
             "device": config.engine.device,
@@ -190,34 +168,27 @@ def _summary(
         },
         # The notes of a resumed run are those of the run without the interruption, except for times
         # and the machine, which are in `seconds` and `engine`.
-        "notes": [*experiment.notes, *loop.memory.notes],
+        "notes": notes,
     }
-    if experiment.federation.classes == 2 and config.has_classes:
-        names = experiment.federation.dataset.classes
+    if federation.classes == 2 and config.has_classes:
+        names = federation.dataset.classes
         summary["positive_class"] = names[positive_class(config.evaluation, names)]
-    summary["notes"] += _failure_notes(summary)
-    stop = loop.memory.stop
-    if stop is not None and (note := loop.stop_note()):
-        summary["notes"].append(note)
-        summary["stopped"] = {"round": stop.round, "reason": stop.reason}
-    if config.evaluation.target_accuracy is not None:
-        summary["target"] = cost_to_reach(config.evaluation.target_accuracy, rows)
-    cohort = cohort_accuracy(rows)
-    if cohort is not None:
-        summary["cohort"] = cohort
-    return summary
-
-
-def _failure_notes(summary: Summary) -> list[str]:
-    """Return notes on client trainings that diverged or took no step, one sentence each."""
-    total, notes = summary["client_trainings"], []
     for key, what in (
         ("diverged", "diverged and were left out"),
         ("trainings_without_step", "took no step"),
     ):
-        if summary[key]:
-            notes.append(f"{summary[key]} of {total} client trainings {what}.")
-    return notes
+        if totals[key]:
+            total = totals["client_trainings"]
+            notes.append(f"{totals[key]} of {total} client trainings {what}.")
+    stop = loop.memory.stop
+    if stop is not None and (note := loop.stop_note()):
+        notes.append(note)
+        summary["stopped"] = {"round": stop.round, "reason": stop.reason}
+    if config.evaluation.target_accuracy is not None:
+        summary["target"] = cost_to_reach(config.evaluation.target_accuracy, rows)
+    if (cohort := cohort_accuracy(rows)) is not None:
+        summary["cohort"] = cohort
+    return summary
 
 
 def _write_learned(folder: RunFolder, experiment: Experiment, state: State) -> None:

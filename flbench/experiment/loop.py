@@ -3,15 +3,15 @@
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict
 
 from flbench.algorithms.base import Algorithm
 from flbench.callbacks.callback_list import CallbackList
@@ -36,8 +36,7 @@ from flbench.results.summary import RunningSummary, Summary
 from flbench.workers.pool import LostError
 
 
-@dataclass
-class Seconds:
+class Seconds(BaseModel):
     """Wall-clock time that a run has spent, by purpose, in seconds.
 
     Attributes:
@@ -48,6 +47,8 @@ class Seconds:
             contain these times, report.html and summary.json, are written afterwards.
         total: Time of the whole run: its preparation, and the times above.
     """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
 
     train: float = 0.0
     evaluate: float = 0.0
@@ -86,14 +87,11 @@ class FederatedLoop:
         module: Optimizer and hyper-parameters of a LightningModule of the user; otherwise empty.
         storage: Where large tensors are stored.
         state: State after the last round.
-        loss: Mean training loss of the cohort in the last round; NaN if no client took a step.
         memory: What callbacks remember and have asked for.
         summary: Content of summary.json; None before the run is finished.
         running: Best and last evaluated round, and totals, of the metrics written so far.
-        saved: The state of the checkpoint `last`, and what is stored with it besides the times, as
-            far as this object has written it.
-        saved_at: Time of `time.monotonic` of that checkpoint, or of the begin.
-        saved_best: The round of the checkpoint `best`, if this object has written it.
+        ended: The last state that was evaluated and saved as far as that was due; None for none.
+        saved_at: Time of `time.monotonic` of the last checkpoint, or of the begin.
         stale: [N] bool: clients whose leaves may have changed since the last evaluation.
     """
 
@@ -108,13 +106,11 @@ class FederatedLoop:
     module: Mapping[str, Any] = field(default_factory=dict)
     storage: Storage = Storage()
     state: State = field(init=False)
-    loss: float = float("nan")
     memory: Memory = field(default_factory=Memory)
     summary: Summary | None = None
     running: RunningSummary = field(init=False)
-    saved: tuple[State, dict[str, Any]] | None = None
+    ended: State | None = None
     saved_at: float = field(default_factory=time.monotonic)
-    saved_best: int | None = None
     stale: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -123,7 +119,7 @@ class FederatedLoop:
 
     def view(self) -> RunView:
         """Return what callbacks see of the run now."""
-        federation, rows = self.evaluator.federation, self.folder.rows
+        federation = self.evaluator.federation
         return RunView(
             config=self.config,
             path=self.folder.path,
@@ -131,8 +127,8 @@ class FederatedLoop:
             client_names=tuple(federation.partition.names),
             class_names=tuple(federation.dataset.classes),
             module=MappingProxyType(dict(self.module)),
-            loss=self.loss,
-            rows=tuple(rows),
+            loss=self.folder.newest.get("train/loss", math.nan),
+            rows=tuple(self.folder.rows),
             metrics=MappingProxyType(self.folder.newest),
             summary=deepcopy(self.summary),
             state=self.state,
@@ -152,10 +148,6 @@ class FederatedLoop:
             CallbackError: A callback failed.
         """
         self.state, self.memory = state, memory
-        of_round = (row for row in reversed(self.folder.rows) if row[1:4] == ("train", "", "loss"))
-        newest = next(of_round, None)
-        if newest is not None and newest.round == state.round:
-            self.loss = newest.value
         self.callbacks.load_state_dict(memory.callbacks)
         self.callbacks.call("on_run_start", self.view())
         self.callbacks.state_dict()  # one that cannot be saved fails before the first round
@@ -173,9 +165,9 @@ class FederatedLoop:
         Raises:
             KeyboardInterrupt: The user interrupted the run; the state has been saved.
             LostError: No process is left that trains; the state has been saved.
-            RunError: A client diverged under `train.on_divergence=stop`, a model has weights that
-                are not finite, the disk failed, or a callback failed; then the state has been
-                saved.
+            RunError: A model has weights that are not finite, or the disk failed. Or a client
+                diverged under `train.on_divergence=stop`, or a callback failed; then the state has
+                been saved.
         """
         stages = self.algorithm.stages()
         total = self.config.train.rounds
@@ -185,184 +177,171 @@ class FederatedLoop:
         with Interrupts() as interrupts:
             try:
                 # The run may have been interrupted between a round and its evaluation.
-                if state.round and self._is_complete(state):
-                    self.saved_best = self.running.best  # it is written before `last`
-                elif state.round:
-                    self._end_round(state, interrupts)
+                if state.round and state is not self.ended:
+                    self._end_round(interrupts)
                 while (
-                    state.stage_round < stages[state.stage].rounds
+                    (state := self.state).stage_round < stages[state.stage].rounds
                     and state.round < stop
-                    and not self._has_stopped(state)
+                    and not self._has_stopped()
                 ):
-                    stage = stages[state.stage]
-                    settings = rounds.settings_of(self.algorithm, state, setup=stage.setup)
-                    with rounds.seeded_method(self.algorithm, settings.draw):
-                        state, rows = self.round(state, stage, interrupts)
-                    self.state = state
-                    self._notify("on_round_end", rows)
-                    if not stage.setup:
-                        self._end_round(state, interrupts)
+                    rows = self.round(stages[state.stage], interrupts)
+                    self._notify("on_round_end", _by_name(rows))
+                    if not stages[state.stage].setup:
+                        self._end_round(interrupts)
                     interrupts.check()
             except (KeyboardInterrupt, LostError):
-                # An interrupted round has changed nothing, so `state` is still the state before it.
-                saving = f"saving the state of round {state.round} to {self.folder.path}"
+                # An interrupted round has changed nothing.
+                saving = f"saving the state of round {self.state.round} to {self.folder.path}"
                 with told(saving, lambda said: self.callbacks.on_note(*said)):
-                    self.save(state)
+                    self.save()
                 raise
-        return state
+        return self.state
 
-    def _is_complete(self, state: State) -> bool:
-        """Return whether the evaluation that is due after a round was done before a resume."""
-        self._stop_if_asked(state)
-        if self._has_stopped(state) and self.evaluator.has_common():
-            return self._has_row(state, "common")
-        return not self._is_evaluation_due(state.round) or self._has_row(state)
-
-    def _end_round(self, state: State, interrupts: Interrupts) -> None:
-        """Evaluate and save the state after a round, as far as that is due.
-
-        If a callback has asked for it, the run stops after this round; then both are due.
-
-        Args:
-            state: State after a round that is not a set-up round.
-            interrupts: Handler of signals.
-        """
-        self._stop_if_asked(state)
-        if self._is_evaluation_due(state.round) and not self._has_row(state):
-            self.evaluate(state, interrupts)
-            self._stop_if_asked(state)
-        stopped = self._has_stopped(state)
-        if stopped and self.evaluator.has_common() and not self._has_row(state, "common"):
-            # In other runs this is a part of the evaluation after the last round.
-            self._evaluated(state, interrupts, common=True)
-        output, is_last = self.config.output, state.round == self.config.train.rounds
-        is_old = time.monotonic() - self.saved_at >= output.checkpoint_seconds
-        is_due = state.round % output.checkpoint_every == 0 and is_old
-        if stopped or is_last or is_due or self.running.best == state.round:
-            self.save(state)
-
-    def round(self, state: State, stage: Stage, interrupts: Interrupts) -> tuple[State, list[Row]]:
+    def round(self, stage: Stage, interrupts: Interrupts) -> list[Row]:
         """Run one round and write its costs and, if an evaluation is due, its metrics.
 
         If the method groups its clients for this purpose (`Algorithm.cohort_groups`), the accuracy
         of the cohort before and after local training and after aggregation is written too.
 
         Args:
-            state: State before the round.
             stage: Current stage.
             interrupts: Handler of signals, which may interrupt training.
 
         Returns:
-            The state after the round, and the new rows of metrics.csv.
+            The new rows of metrics.csv.
 
         Raises:
             KeyboardInterrupt: A signal interrupted training; nothing has changed.
             RunError: A client diverged under `train.on_divergence=stop`, or the disk failed.
         """
+        settings = rounds.settings_of(self.algorithm, self.state, setup=stage.setup)
+        with rounds.seeded_method(self.algorithm, settings.draw):
+            state, lines = self._round(stage, settings, interrupts)
+        self.folder.add_metrics(lines)
+        self.state = state
+        return lines
+
+    def _round(
+        self, stage: Stage, settings: RoundSettings, interrupts: Interrupts
+    ) -> tuple[State, list[Row]]:
+        """Return the state after a round and its rows of metrics.csv; see `round`."""
+        state, evaluator = self.state, self.evaluator
+        settings = replace(settings, storage=self.storage)
         number = state.round + (not stage.setup)  # after this round
         evaluated = not stage.setup and self._is_evaluation_due(number)
-        settings = rounds.settings_of(self.algorithm, state, setup=stage.setup)
-        settings = replace(settings, storage=self.storage)
-        groups = None if stage.setup else self._cohort_groups(state)
+        groups = None
+        if not stage.setup:
+            seen = rounds.visible_to_server(state, LocalProgram(()))
+            groups = self.algorithm.cohort_groups(seen)
         with self.seconds.measure("train"):
             observers: tuple[Step, ...] = ()
             if evaluated or groups is not None:
                 models = rounds.deployments(self.algorithm, state, torch.tensor([0]))
                 first, common = next(iter(models.values())), self._is_common_evaluation_due(number)
-                observers = self.evaluator.observers(first, common=common)
+                observers = evaluator.observers(first, common=common)
             with interrupts.allowed():
                 trained = rounds.train(
                     self.algorithm, self.engine, state, settings, observe=observers
                 )
-        self.seconds.train -= trained.results.observe_seconds
-        self.seconds.evaluate += trained.results.observe_seconds
-        self._report_failures(trained.results, state)
-        ids, moments = trained.results.ids, {}
+        results = trained.results
+        self.seconds.train -= results.observe_seconds
+        self.seconds.evaluate += results.observe_seconds
+        self._report_failures(results)
         if groups is not None:
             # The exchange writes into the clients' leaves, so this evaluation precedes it.
             with self.seconds.measure("evaluate"), interrupts.allowed():
-                moments["@before"] = self.evaluator.evaluate_cohort(state, settings, ids)
+                before = evaluator.evaluate_cohort(state, settings, results.ids)
         with self.seconds.measure("train"):
             over = rounds.exchange(self.algorithm, state, trained)
             server = self.storage.of_server(over.state.server, state.server)
-            over = replace(over, state=replace(over.state, server=server))
-            self.folder.changes.changed(ids)
-            self.stale[ids] = True
+            self.folder.client_rows.changed(results.ids)
+            self.stale[results.ids] = True
         split = "setup" if stage.setup else "train"
         lines = [Row(number, split, "", name, value) for name, value in over.costs.items()]
         lines += [Row(number, "server", "", name, float(v)) for name, v in over.metrics.items()]
         if not stage.setup:
-            lines += _logged(trained.results, number)
+            lines += _logged(results, number)
         if evaluated:
-            evaluation = self.evaluator.observed(trained.results, number)
-            lines += self.evaluator.judge.rows(evaluation, suffix="@local")
+            lines += evaluator.judge.rows(evaluator.observed(results, number), suffix="@local")
         if groups is not None:
             with self.seconds.measure("evaluate"):
-                moments["@local"] = self.evaluator.observed(trained.results, number)
-                moments["@aggregated"] = self.evaluator.evaluate_cohort(over.state, settings, ids)
+                local = evaluator.observed(results, number)
+                after = evaluator.evaluate_cohort(over.state, settings, results.ids)
+            moments = {"@before": before, "@local": local, "@aggregated": after}
             for suffix, evaluation in moments.items():
                 lines += group_rows(replace(evaluation, round=number), groups, suffix)
-        self.folder.add_metrics(lines)
-        self.loss = over.costs.get("loss", float("nan"))
-        return over.state, lines
+        return replace(over.state, server=server), lines
 
-    def evaluate(self, state: State, interrupts: Interrupts) -> None:
-        """Evaluate all models, write the metrics and tell the callbacks."""
-        common = self._is_common_evaluation_due(state.round)
-        self._notify("on_evaluation_end", self._evaluated(state, interrupts, common=common))
+    def _end_round(self, interrupts: Interrupts) -> None:
+        """Evaluate and save the state after a round, as far as that is due.
 
-    def _evaluated(self, state: State, interrupts: Interrupts, *, common: bool) -> list[Row]:
+        If a callback has asked for it, the run stops after this round; then both are due.
+
+        Args:
+            interrupts: Handler of signals.
+        """
+        number = self.state.round
+        self._stop_if_asked()
+        if self._is_evaluation_due(number) and not self._has_row():
+            common = self._is_common_evaluation_due(number)
+            rows = self._evaluate(interrupts, common=common)
+            self._notify("on_evaluation_end", _by_name(rows))
+            self._stop_if_asked()
+        stopped = self._has_stopped()
+        if stopped and self.evaluator.has_common() and not self._has_row("common"):
+            # In other runs this is a part of the evaluation after the last round.
+            self._evaluate(interrupts, common=True)
+        output, is_last = self.config.output, number == self.config.train.rounds
+        is_old = time.monotonic() - self.saved_at >= output.checkpoint_seconds
+        is_due = number % output.checkpoint_every == 0 and is_old
+        if stopped or is_last or is_due or self.running.best == number:
+            self.save()
+        self.ended = self.state
+
+    def _evaluate(self, interrupts: Interrupts, *, common: bool) -> list[Row]:
         """Evaluate all models and add the rows that metrics.csv does not have; return them."""
+        settings = rounds.evaluation_settings(self.algorithm, self.state)
         with self.seconds.measure("evaluate"), interrupts.allowed():
-            settings = self.evaluation_settings(state)
             with own_methods.named(self.algorithm.config):
                 self.last = self.evaluator.evaluate(
-                    state, settings, common=common, stale=self.stale
+                    self.state, settings, common=common, stale=self.stale
                 )
             self.stale[:] = False
             return self.folder.add_missing_metrics(self.evaluator.judge.rows(self.last))
 
-    def evaluation_settings(self, state: State) -> RoundSettings:
-        """Return the settings of the round that led to `state`, to evaluate its models."""
-        return rounds.evaluation_settings(self.algorithm, state)
-
-    def save(self, state: State) -> None:
+    def save(self) -> None:
         """Write the checkpoint `last`, and `best` if the state is the best one so far.
 
         Both are one file with two names. The best state is the one with the highest validation
         accuracy, or what `evaluation.best` says. If that is the last round, `best` is written only
         where there is an older one, because `last` has the same content.
 
-        Args:
-            state: State to save.
-
         Raises:
             RunError: The disk failed, or a callback cannot say what it remembers.
         """
+        number = self.state.round
+        is_last = number == self.config.train.rounds
+        is_best = self.running.best == number
+        is_best = is_best and (not is_last or self.folder.checkpoint("best").exists())
+        names = ["best", "last"] if is_best else ["last"]
         self.memory.callbacks = self.callbacks.state_dict()
-        stored = {"rows": len(self.folder.rows), **self.memory.tree()}
-        is_best = self.running.best == state.round != self.saved_best
-        if state.round == self.config.train.rounds:
-            is_best = is_best and self.folder.checkpoint("best").exists()
-        names = ["best"] if is_best else []
-        if self.saved is None or self.saved[0] is not state or self.saved[1] != stored:
-            names.append("last")
         with self.seconds.measure("write"):
-            extra = {"seconds": vars(self.seconds), **stored}
-            self.folder.save_state(names, state, self.config.hash(), extra)
-        if is_best:
-            self.saved_best = state.round
-        if "last" in names:
-            self.saved, self.saved_at = (state, stored), time.monotonic()
+            extra = {
+                "seconds": vars(self.seconds),
+                "rows": len(self.folder.rows),
+                **self.memory.tree(),
+            }
+            self.folder.save_state(names, self.state, self.config.hash(), extra)
+        self.saved_at = time.monotonic()
         for name in names:
             self._notify("on_checkpoint", self.folder.checkpoint(name))
 
-    def _notify(self, hook: str, argument: list[Row] | Path) -> None:
+    def _notify(self, hook: str, argument: object) -> None:
         """Call a hook of the callbacks after a round. If a callback fails, save the state.
 
         Args:
             hook: Name of the hook.
-            argument: Rows of metrics.csv, whose values the hook gets by name, or a checkpoint.
+            argument: Its argument besides the view of the run.
 
         Raises:
             CallbackError: A callback failed. The message says after which round.
@@ -370,17 +349,12 @@ class FederatedLoop:
         """
         if not self.callbacks:
             return
-        given: object = argument
-        if isinstance(argument, list):
-            given = MappingProxyType({row.full_name: row.value for row in argument})
         try:
-            self.callbacks.call(hook, self.view(), given)
+            self.callbacks.call(hook, self.view(), argument)
         except (UserError, RunError) as error:
             if hook != "on_checkpoint":
-                try:
-                    self.save(self.state)
-                except CallbackError as failure:
-                    error.add_note(str(failure))
+                with suppress(CallbackError):  # the first one counts
+                    self.save()
             if not isinstance(error, CallbackError):
                 raise
             raise CallbackError(
@@ -388,16 +362,16 @@ class FederatedLoop:
                 f" Resume with: {self.folder.resume_command}"
             ) from error.__cause__
 
-    def _stop_if_asked(self, state: State) -> None:
+    def _stop_if_asked(self) -> None:
         """Let the run stop after this round if a callback has asked for it and rounds remain."""
-        stop, stages = self.memory.stop, self.algorithm.stages()
-        remain = state.stage_round < stages[state.stage].rounds
+        state, stop = self.state, self.memory.stop
+        remain = state.stage_round < self.algorithm.stages()[state.stage].rounds
         if stop is not None and stop.round is None and remain:
             stop.round = state.round
             self.callbacks.on_note(str(self.stop_note()))
 
-    def _has_stopped(self, state: State) -> bool:
-        return self.memory.stop is not None and self.memory.stop.round == state.round
+    def _has_stopped(self) -> bool:
+        return self.memory.stop is not None and self.memory.stop.round == self.state.round
 
     def stop_note(self) -> str | None:
         """Return a sentence that says when and why a callback stopped the run; None if none did."""
@@ -408,8 +382,8 @@ class FederatedLoop:
 
     def _weights_of(self, state: State, client: int) -> Tree:
         """Return the parameters and buffers of the model that a client is evaluated with."""
-        ids = torch.tensor([client])
-        return next(self.evaluator.deployed(state, self.evaluation_settings(state), ids))
+        settings = rounds.evaluation_settings(self.algorithm, state)
+        return next(self.evaluator.deployed(state, settings, torch.tensor([client])))
 
     def _is_evaluation_due(self, done: int) -> bool:
         return done % self.config.evaluation_period == 0 or self._is_common_evaluation_due(done)
@@ -420,16 +394,13 @@ class FederatedLoop:
             return True
         return done == self.config.train.rounds or (every is not None and done % every == 0)
 
-    def _has_row(self, state: State, split: str | None = None) -> bool:
-        """Return whether the models were evaluated after a round, on a split or on any."""
-        newest = takewhile(lambda row: row.round >= state.round, reversed(self.folder.rows))
+    def _has_row(self, split: str | None = None) -> bool:
+        """Return whether the models were evaluated after this round, on a split or on any."""
+        rows = reversed(self.folder.rows)
+        newest = takewhile(lambda row: row.round >= self.state.round, rows)
         return any(row.protocol == "personal" and split in (None, row.split) for row in newest)
 
-    def _cohort_groups(self, state: State) -> torch.Tensor | None:
-        """Return the groups [N] by which the method reports the accuracy of cohorts, if it does."""
-        return self.algorithm.cohort_groups(rounds.visible_to_server(state, LocalProgram(())))
-
-    def _report_failures(self, results: Results, state: State) -> None:
+    def _report_failures(self, results: Results) -> None:
         """Report the clients that diverged.
 
         Raises:
@@ -437,10 +408,10 @@ class FederatedLoop:
         """
         for failure in results.failures:
             who = self.evaluator.federation.partition.called(failure.client)
-            where = f"round {state.round + 1}, client {who}"
+            where = f"round {self.state.round + 1}, client {who}"
             text = f"{where}: {failure.reason}; left out of this round."
             if self.config.train.on_divergence == "stop":
-                self.save(state)
+                self.save()
                 lower = lower_rate(own_optimizer=self.config.has_own_optimizer)
                 raise DivergedError(
                     f"{text} The run stops (train.on_divergence=stop). {lower},"
@@ -448,6 +419,11 @@ class FederatedLoop:
                     f" The run so far is saved in {self.folder.path}"
                 )
             self.callbacks.on_note(text)
+
+
+def _by_name(rows: list[Row]) -> Mapping[str, float]:
+    """Return values of metrics.csv by the full names of their metrics."""
+    return MappingProxyType({row.full_name: row.value for row in rows})
 
 
 def _logged(results: Results, number: int) -> Iterator[Row]:

@@ -3,8 +3,8 @@
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
@@ -30,18 +30,11 @@ def now(modules: Sequence[str] = (), module: Mapping[str, Any] | None = None) ->
             packages that they belong to, and of those that they import, are among `packages`.
         module: Optimizer and hyper-parameters of a LightningModule of the user; empty or None if
             there is none.
-
-    Returns:
-        - `flbench`: the version; `git_revision`: see the function of this name;
-        - `started`: the time in ISO 8601 format, in UTC and to the millisecond;
-        - `python` and `packages`: versions; packages that are not installed are left out;
-        - `platform`: operating system and machine; `processor`, its `cores` that this process may
-          use, `threads` of PyTorch, and the names of the `gpus` that PyTorch sees;
-        - `command`: see `flbench.core.startup.command`;
-        - `module`, only with a LightningModule of the user: its `optimizer` (class and arguments)
-          and its `hyperparameters`.
     """
-    packages = dict(_versions())
+    packages = {}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            packages[name] = version(name)
     if modules:
         from flbench.core import source_hash
 
@@ -63,42 +56,25 @@ def now(modules: Sequence[str] = (), module: Mapping[str, Any] | None = None) ->
 
 
 def git_revision() -> str | None:
-    """Return the Git revision of flbench's source code.
+    """Return 12 digits of the Git commit of flbench's source code, or None outside a checkout.
 
-    Returns:
-        The first 12 digits of the commit, with the suffix `-dirty` if files have uncommitted
-        changes; None if flbench does not run from a checkout or Git is not installed.
+    They have the suffix `-dirty` if files have uncommitted changes.
     """
     checkout = Path(__file__).resolve().parents[2]
     if not (checkout / ".git").exists():
         return None
     describe = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
     try:
-        finished = subprocess.run(
-            describe, cwd=checkout, capture_output=True, text=True, check=True, timeout=10
-        )
-    except (OSError, subprocess.SubprocessError):
+        found = subprocess.run(describe, cwd=checkout, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):  # Git is not installed, or waits for a disk
         return None
-    return finished.stdout.strip() or None
-
-
-@cache  # a process has imported them once
-def _versions() -> Mapping[str, str]:
-    """Return the versions of the packages that are installed, by name."""
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    return found.stdout.strip() or None
 
 
 def _processor() -> str:
     """Return the name of the processor as far as the operating system says it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()

@@ -7,15 +7,14 @@ written: both checkpoints of a folder can name the same files, and one that none
 removed.
 """
 
+import errno
 import secrets
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
-from pydantic import TypeAdapter
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -28,42 +27,31 @@ PIECE: Final = 2**28
 """Bytes of rows that are copied and written at once: the size of a file, unless a row is larger."""
 PART: Final = ".part"
 NO_FILE: Final = -1
-NAMES: Final = TypeAdapter(list[str])
 
 
-@dataclass(frozen=True)
-class StoredRows:
-    """What a checkpoint says about the clients' leaves.
+class ClientRows:
+    """The rows of the clients that the checkpoints of a folder have, and which have changed since.
 
-    Attributes:
-        common: The row [...] of each leaf of the clients that are in no file.
+    Args:
+        common: The row [...] of each leaf of the clients that are in no file; None if the folder
+            has no checkpoint.
         files: Names of the files with rows of the other clients, the oldest first, each with the
             ids [R] int64 of its clients. Names end with random characters: none is used twice.
     """
 
-    common: Tree
-    files: dict[str, Tensor]
-
-
-class ChangedRows:
-    """Knows which rows of the clients are stored in a folder, and which have changed since.
-
-    Args:
-        stored: What the last checkpoint of the folder says; None if there is none.
-    """
-
-    def __init__(self, stored: StoredRows | None = None) -> None:
-        self._stored = stored
+    def __init__(self, common: Tree | None = None, files: Mapping[str, Tensor] = {}) -> None:
+        self.common = common
+        self.files = dict(files)
         self._changed: set[int] = set()
 
     def changed(self, ids: Tensor) -> None:
         """Note that the rows of clients `ids` [K] have changed."""
         self._changed.update(ids.tolist())
 
-    def write(self, folder: Path, state: State) -> StoredRows:
-        """Write rows that have changed to new files; `commit` tells that a checkpoint names them.
+    def write(self, folder: Path, state: State) -> "ClientRows":
+        """Write rows that have changed to new files; return what a checkpoint can name then.
 
-        If the files would then have more than twice the rows that count, all rows are written anew.
+        If the files would have more than twice the rows that count, all rows are written anew.
 
         Args:
             folder: Folder of the checkpoints.
@@ -72,40 +60,29 @@ class ChangedRows:
         Raises:
             OSError: A file cannot be written. Those that were written are named by no checkpoint.
         """
-        clients, count = state.clients, len(state.participation_count)
-        before = self._stored
-        if before is None:
+        clients, count, common = state.clients, len(state.participation_count), self.common
+        if common is None:
             like = int(state.participation_count.argmin())
-            before = StoredRows({name: rows[like].clone() for name, rows in clients.items()}, {})
-            ids = _different(clients, before.common, count)
+            common = {name: rows[like].clone() for name, rows in clients.items()}
+            ids = _different(clients, common, count)
         else:
             ids = torch.tensor(sorted(self._changed), dtype=torch.int64)
-        newest = _newest([*before.files.values(), ids], count)
-        counting = set(newest.tolist())
-        old = {
-            name: there
-            for number, (name, there) in enumerate(before.files.items())
-            if number in counting
-        }
-        live = (newest != NO_FILE).nonzero()[:, 0]
-        if sum(map(len, old.values())) + len(ids) > 2 * len(live):
-            old, ids = {}, live
+        newest = _newest([*self.files.values(), ids], count)
+        counting, live = set(newest.tolist()), (newest != NO_FILE).nonzero()[:, 0]
+        named = {name: own for k, (name, own) in enumerate(self.files.items()) if k in counting}
+        if sum(map(len, named.values())) + len(ids) > 2 * len(live):
+            named, ids = {}, live
         for piece in _pieces(clients, ids):
             name = f"rows-{state.round:06d}-{secrets.token_hex(8)}.safetensors"
             rows = {f"rows/{key}": value[piece] for key, value in clients.items()}
             write_tensors(folder / name, {"ids": piece, **rows}, {})
-            old[name] = piece
-        return StoredRows(before.common, old)
-
-    def commit(self, stored: StoredRows) -> None:
-        """Note that a checkpoint has been written that names these files."""
-        self._stored = stored
-        self._changed.clear()
+            named[name] = piece
+        return ClientRows(common, named)
 
 
 def read(
-    folder: Path, common: Tree, names: Any, count: int, storage: Storage
-) -> tuple[StoredRows, Tree]:
+    folder: Path, common: Tree, names: Sequence[str], count: int, storage: Storage
+) -> tuple[ClientRows, Tree]:
     """Return the files that a checkpoint names, and the clients' leaves that can be written to.
 
     Args:
@@ -119,19 +96,19 @@ def read(
         The files, and leaves [N, ...].
 
     Raises:
-        ValueError: A name is not that of such a file, or a file has rows of another shape.
-        IndexError: A file has rows of more than N clients.
+        ValueError: A name is not that of such a file.
+        RuntimeError: A file has rows of another shape, or of more than N clients.
         OSError: A file cannot be read.
         SafetensorError: A file is damaged.
         RunError: There is not enough memory or disk space for the leaves.
     """
+    layout = {name: ((count, *shape), dtype) for name, (shape, dtype) in layout_of(common).items()}
+    clients = storage.zeros(layout, "the tensors that the clients keep")
     found = {}
-    for name in NAMES.validate_python(names):
+    for name in names:
         files.check_regular(folder / checked_name(name))
         with safe_open(folder / name, framework="pt") as file:
             found[name] = file.get_tensor("ids").clone()
-    layout = {name: ((count, *shape), dtype) for name, (shape, dtype) in layout_of(common).items()}
-    clients = storage.zeros(layout, "the tensors that the clients keep")
     newest = _newest(found.values(), count)
     for ids in _pieces(clients, (newest == NO_FILE).nonzero()[:, 0]):
         for name, value in clients.items():
@@ -140,11 +117,8 @@ def read(
         counts = newest[ids] == number
         with safe_open(folder / one, framework="pt") as file:
             for name, value in clients.items():
-                rows = file.get_tensor(f"rows/{name}")
-                if rows.dtype != value.dtype or rows.shape != (len(ids), *value.shape[1:]):
-                    raise ValueError(f"{one} has no rows of the shape of `{name}`")
-                value[ids[counts]] = rows[counts]
-    return StoredRows(common, found), clients
+                value[ids[counts]] = file.get_tensor(f"rows/{name}")[counts]
+    return ClientRows(common, found), clients
 
 
 def remove_others(folder: Path, named: Iterable[str]) -> None:
@@ -165,7 +139,6 @@ def write_tensors(path: Path, tensors: Tree, metadata: dict[str, str]) -> None:
 
     Raises:
         OSError: The file cannot be written. Its old content is unchanged.
-        SafetensorError: The disk failed.
     """
     beside = path.with_name(path.name + PART)
     try:
@@ -174,8 +147,11 @@ def write_tensors(path: Path, tensors: Tree, metadata: dict[str, str]) -> None:
         files.sync(beside)
         beside.replace(path)
         files.sync(path.parent)
-    except BaseException:
+    except BaseException as error:
         files.discard(beside)
+        if isinstance(error, SafetensorError):  # it reports a failure of the disk as a text
+            code = errno.ENOSPC if "space" in str(error).lower() else errno.EIO
+            raise OSError(code, str(error), str(path)) from error
         raise
 
 

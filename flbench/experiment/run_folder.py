@@ -14,7 +14,7 @@ from flbench.core.text import csv_text
 from flbench.core.types import State, Tree
 from flbench.core.wording import in_shell
 from flbench.experiment import checkpoint
-from flbench.experiment.row_files import ChangedRows
+from flbench.experiment.row_files import ClientRows, write_tensors
 from flbench.results import metrics_file
 from flbench.results.metrics_file import Row
 from flbench.results.reading import check_run_folder
@@ -34,7 +34,7 @@ class RunFolder(LockedFolder):
     Attributes:
         rows: Rows of metrics.csv written so far.
         newest: The newest value of each metric by its full name.
-        changes: Which rows of the clients the checkpoints have, and which have changed since.
+        client_rows: The rows of the clients that the checkpoints have.
     """
 
     marker = "config.yaml"
@@ -44,7 +44,7 @@ class RunFolder(LockedFolder):
         super().__init__(path, resume_command)
         self.rows: list[Row] = []
         self.newest: dict[str, float] = {}
-        self.changes = ChangedRows()
+        self.client_rows = ClientRows()
 
     @classmethod
     def command_to_resume(cls, path: Path) -> str:
@@ -142,19 +142,17 @@ class RunFolder(LockedFolder):
         Raises:
             RunError: The checkpoint cannot be written. The old ones are unchanged.
         """
-        for name in names:
-            path = self.checkpoint(name)
-            with self.guard(f"checkpoints/{name}"):
-                if name == names[0]:
-                    files.sync(self.path / "metrics.csv")
-                    checkpoint.save(path, state, config_hash, extra, self.changes)
-                    continue
+        first, *others = map(self.checkpoint, names)
+        with self.guard(f"checkpoints/{names[0]}"):
+            files.sync(self.path / "metrics.csv")
+            self.client_rows = checkpoint.save(first, state, config_hash, extra, self.client_rows)
+            for path in others:
                 beside = path.with_name(path.name + ".part")
-                beside.unlink(missing_ok=True)
+                files.discard(beside)
                 try:
-                    os.link(self.checkpoint(names[0]), beside)
+                    os.link(first, beside)
                 except OSError:
-                    shutil.copyfile(self.checkpoint(names[0]), beside)
+                    shutil.copyfile(first, beside)
                     files.sync(beside)
                 beside.replace(path)
                 files.sync(path.parent)
@@ -164,7 +162,8 @@ class RunFolder(LockedFolder):
         """Write what is frozen in the net, if anything is, beside the checkpoints."""
         if tree:
             with self.guard(f"checkpoints/{checkpoint.FROZEN}"):
-                checkpoint.save_frozen(self.path / "checkpoints" / checkpoint.FROZEN, tree)
+                kept = {name: value.detach().contiguous() for name, value in tree.items()}
+                write_tensors(self.path / "checkpoints" / checkpoint.FROZEN, kept, {})
 
     def checkpoint(self, name: str) -> Path:
         """Return the path of the checkpoint `last` or `best`."""

@@ -197,7 +197,7 @@ class TrialTraining:
             if stopped and self._is_whole and self._state is not None and self._state.round:
                 # A full disk is no reason to lose what the trial has shown.
                 with suppress(RunError):
-                    self._loop.save(self._state)
+                    self._loop.save()
             self._built.engine.close()
             self._built = None
 
@@ -235,6 +235,7 @@ class TrialTraining:
     def _restore(self, built: assembly.Experiment) -> None:
         self._state, self._seconds, _ = built.restore(self.folder)
         self._loop = built.loop(self.folder, CallbackList(), self._seconds, ("validation",))
+        self._loop.state = self._state
         self._seconds.total += time.perf_counter() - self._begun
         self._note()
 

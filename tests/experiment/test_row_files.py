@@ -15,7 +15,7 @@ from flbench.core.storage import Storage
 from flbench.core.types import State
 from flbench.deploy import loading
 from flbench.experiment import checkpoint, lifecycle, row_files
-from flbench.experiment.row_files import ChangedRows
+from flbench.experiment.row_files import ClientRows
 from flbench.experiment.run_folder import RunFolder
 from flbench.results.checkpoint_files import files_of
 from tests.support import interrupted_run, reproducible, run, summary_of
@@ -44,7 +44,7 @@ def fresh() -> State:
     )
 
 
-def trained_by(state: State, ids: list[int], changes: ChangedRows, number: float) -> State:
+def trained_by(state: State, ids: list[int], changes: ClientRows, number: float) -> State:
     state.clients["w"][ids] = torch.tensor([number, -0.0, torch.nan, 0.0])
     state.clients["n"][ids] = int(number)
     state.clients["own"][ids] = True
@@ -68,7 +68,7 @@ def stored(folder: Path) -> list[Path]:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.slow
 def test_checkpoints_of_drawn_rounds_equal_the_states_that_were_saved(seed, tmp_path):
-    draw, state, changes = Random(seed), fresh(), ChangedRows()
+    draw, state, changes = Random(seed), fresh(), ClientRows()
     expected = {}
     for number in range(40):
         cohort = draw.sample(range(CLIENTS), draw.choice((1, 1, 2, 3, CLIENTS)))
@@ -76,13 +76,13 @@ def test_checkpoints_of_drawn_rounds_equal_the_states_that_were_saved(seed, tmp_
         if draw.random() < 0.7:
             name = draw.choice(("last", "last", "best"))
             path = tmp_path / f"{name}.safetensors"
-            checkpoint.save(path, state, "hash", {"number": number}, changes)
+            changes = checkpoint.save(path, state, "hash", {"number": number}, changes)
             expected[name] = bits(state)
             found = checkpoint.read(path, "hash", Storage(0.0, tmp_path))
             assert sum(map(len, found.rows.files.values())) <= 2 * CLIENTS
             if draw.random() < 0.3:  # the run is resumed
                 state = replace(found.state, server=fresh().server)
-                changes = ChangedRows(found.rows)
+                changes = found.rows
         for name, content in expected.items():
             loaded, extra = checkpoint.load(tmp_path / f"{name}.safetensors", "hash")
             assert bits(loaded) == content
@@ -93,14 +93,14 @@ def test_checkpoints_of_drawn_rounds_equal_the_states_that_were_saved(seed, tmp_
 
 
 def test_a_checkpoint_writes_the_rows_that_have_changed(tmp_path):
-    state, changes, path = fresh(), ChangedRows(), tmp_path / "last.safetensors"
-    checkpoint.save(path, state, "hash", {}, changes)
+    state, changes, path = fresh(), ClientRows(), tmp_path / "last.safetensors"
+    changes = checkpoint.save(path, state, "hash", {}, changes)
     assert not stored(tmp_path)  # all clients have the common row
 
     for ids in ([3], [3, 5], [7]):
         before = set(stored(tmp_path))
         state = trained_by(state, ids, changes, ids[0])
-        checkpoint.save(path, state, "hash", {}, changes)
+        changes = checkpoint.save(path, state, "hash", {}, changes)
         [new] = set(stored(tmp_path)) - before
         rows = checkpoint.read(path, "hash", Storage()).rows
         assert rows.files[new.name].tolist() == ids
@@ -111,9 +111,9 @@ def test_a_checkpoint_writes_the_rows_that_have_changed(tmp_path):
 def test_a_crash_at_any_moment_leaves_the_old_or_the_new_checkpoint(rounds, tmp_path, monkeypatch):
     folder, moments = tmp_path / "checkpoints", []
     folder.mkdir()
-    state, changes, path = fresh(), ChangedRows(), folder / "last.safetensors"
+    state, changes, path = fresh(), ClientRows(), folder / "last.safetensors"
     state = trained_by(state, [0, 1, 4, 7], changes, 1)
-    checkpoint.save(path, state, "hash", {}, changes)
+    changes = checkpoint.save(path, state, "hash", {}, changes)
 
     def snapshot() -> None:
         moments.append(shutil.copytree(folder, tmp_path / f"moment{len(moments)}"))
@@ -134,7 +134,7 @@ def test_a_crash_at_any_moment_leaves_the_old_or_the_new_checkpoint(rounds, tmp_
             patch.setattr(row_files, "save_file", noticed(row_files.save_file))
             patch.setattr(Path, "replace", noticed(Path.replace))
             patch.setattr(files, "discard", noticed(files.discard))
-            checkpoint.save(path, state, "hash", {}, changes)
+            changes = checkpoint.save(path, state, "hash", {}, changes)
         found = [bits(checkpoint.load(each / path.name, "hash")[0]) for each in moments[first:]]
         assert all(content in (before, bits(state)) for content in found)
         assert found[0] == before
@@ -143,9 +143,9 @@ def test_a_crash_at_any_moment_leaves_the_old_or_the_new_checkpoint(rounds, tmp_
 
 @pytest.mark.parametrize("at", [2, 3])  # a file of rows, or the checkpoint itself
 def test_a_full_disk_leaves_the_old_checkpoint_and_no_new_file(at, tmp_path, monkeypatch):
-    state, changes, path = fresh(), ChangedRows(), tmp_path / "last.safetensors"
+    state, changes, path = fresh(), ClientRows(), tmp_path / "last.safetensors"
     state = trained_by(state, [0], changes, 1)
-    checkpoint.save(path, state, "hash", {}, changes)
+    changes = checkpoint.save(path, state, "hash", {}, changes)
     before, there = bits(state), sorted(tmp_path.iterdir())
     state = trained_by(state, [1, 2, 3, 4], changes, 2)
     calls = []
@@ -160,19 +160,19 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_no_new_file(at, tmp_path, mon
     with monkeypatch.context() as patch:
         patch.setattr(row_files, "save_file", full)
         with pytest.raises(OSError, match="No space"):
-            checkpoint.save(path, state, "hash", {}, changes)
+            changes = checkpoint.save(path, state, "hash", {}, changes)
 
     assert sorted(tmp_path.iterdir()) == there
     assert bits(checkpoint.load(path, "hash")[0]) == before
-    checkpoint.save(path, state, "hash", {}, changes)
+    changes = checkpoint.save(path, state, "hash", {}, changes)
     assert bits(checkpoint.load(path, "hash")[0]) == bits(state)
 
 
 @pytest.mark.parametrize("damage", ["missing", "outside", "other"])
 def test_files_of_rows_of_a_stranger_are_an_error(damage, tmp_path):
-    state, changes, path = fresh(), ChangedRows(), tmp_path / "last.safetensors"
+    state, changes, path = fresh(), ClientRows(), tmp_path / "last.safetensors"
     state = trained_by(state, [0, 2], changes, 1)
-    checkpoint.save(path, state, "hash", {}, changes)
+    changes = checkpoint.save(path, state, "hash", {}, changes)
     [file] = stored(tmp_path)
     if damage == "missing":
         file.unlink()
@@ -191,9 +191,9 @@ def test_files_of_rows_of_a_replaced_best_state_are_removed(tmp_path):
     folder = RunFolder(tmp_path)
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "metrics.csv").touch()
-    state = trained_by(fresh(), [0, 2], folder.changes, 1)
+    state = trained_by(fresh(), [0, 2], folder.client_rows, 1)
     folder.save_state(["best"], state, "hash", {})
-    state = trained_by(state, list(range(CLIENTS)), folder.changes, 2)
+    state = trained_by(state, list(range(CLIENTS)), folder.client_rows, 2)
     folder.save_state(["last"], state, "hash", {})
     before = stored(tmp_path / "checkpoints")
 

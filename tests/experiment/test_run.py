@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from flbench.algorithms import ALGORITHMS
 from flbench.cli import app
@@ -553,6 +555,11 @@ def test_resume_of_a_finished_run_changes_nothing(tmp_path):
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
 
 
+@pytest.fixture(scope="module")
+def whole_folder(tmp_path_factory):
+    return unfinished(tmp_path_factory.mktemp("interrupted"))
+
+
 def unfinished(tmp_path) -> Path:
     return interrupted_run(tmp_path / "runs", "algorithm=fedavg")
 
@@ -643,6 +650,30 @@ def test_resume_refuses_a_damaged_checkpoint(tmp_path, damage):
     file.write_bytes(content)
 
     with pytest.raises(DataError, match="cannot be read"):
+        lifecycle.resume(folder, Layer({}))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"position": '{"stage": 0}'},
+        {"position": '{"stage": "0", "stage_round": 1, "round": 1, "is_initial": false}'},
+        {"rows": "[1]"},
+        {"names": "3"},
+        {"extra": "{}"},
+        {"extra": '{"rows": 1, "seconds": {"train": "long"}}'},
+        {"extra": '{"rows": "1", "seconds": {}, "stop": 3}'},
+    ],
+    ids=str,
+)
+def test_resume_names_a_checkpoint_whose_metadata_were_edited(change, tmp_path, whole_folder):
+    folder = shutil.copytree(whole_folder, tmp_path / "copy")
+    file = folder / "checkpoints" / "last.safetensors"
+    with safe_open(file, framework="pt") as stored:
+        metadata = stored.metadata() | change
+    save_file(load_file(file), file, metadata)
+
+    with pytest.raises(DataError, match=r"last\.safetensors cannot be read"):
         lifecycle.resume(folder, Layer({}))
 
 

@@ -198,7 +198,7 @@ def test_frozen_part_is_stored_once_and_decides(tmp_path):
     file = path / "checkpoints" / "frozen.safetensors"
     content = file.read_bytes()
     save_file({next(iter(stored)): torch.zeros(2)}, file)
-    with pytest.raises(DataError, match=r"frozen\.safetensors does not fit the net"):
+    with pytest.raises(DataError, match=r"frozen\.safetensors cannot be read"):
         fl.resume(path, progress=False)
     file.write_bytes(content[:40])
     with pytest.raises(DataError, match=r"frozen\.safetensors cannot be read.*Restore"):
