@@ -36,7 +36,7 @@ from flbench.deploy import cards
 from flbench.deploy.models import DeployedNet, RawInputs, TrainedModel, context_of
 from flbench.experiment import checkpoint, own_methods, rounds
 from flbench.experiment.assembly import Experiment, build
-from flbench.experiment.evaluate import BLOCK, Model
+from flbench.experiment.evaluate import BLOCK
 from flbench.experiment.found import on_this_machine
 from flbench.experiment.predictions import SCALARS
 from flbench.models.base import net_leaves
@@ -254,8 +254,9 @@ def _net(
     statistic = Statistic("deployed", _count, finish=captured, samples=Samples("train", limit=1))
     block = _block(experiment, deployment, client)
     settings = rounds.evaluation_settings(experiment.algorithm, state)
-    model = Model(state, settings, name, deployment)
-    found = experiment.evaluator(warn).run_statistics(model, block, (statistic,))
+    evaluator = experiment.evaluator(warn)
+    [model] = (one for one in evaluator.models(state, settings) if one.name == name)
+    found = evaluator.run(model, block, (statistic,)).observed
     row = block.tolist().index(client)
     kinds: dict[str, Tree] = {"net": {}, "leaf": {}, "ctx": {}}
     for key, value in found.items():

@@ -4,7 +4,7 @@ An evaluation runs a local program whose leaves are neither kept nor sent, so it
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import repeat
@@ -20,20 +20,13 @@ from flbench.client.program import LocalProgram, Statistic, Step, Transform
 from flbench.config.schema import EvaluationConfig
 from flbench.core.errors import DivergedError
 from flbench.core.known_code import is_known
-from flbench.core.tree import digest, take
+from flbench.core.tree import take
 from flbench.core.types import Dispatch, Info, Results, Samples, State, Tree
 from flbench.core.wording import lower_rate
 from flbench.data.federation import Federation
 from flbench.engine.base import STATISTIC_BATCH, Engine, RoundSettings, gathered
 from flbench.experiment.communication import apply_masks
-from flbench.experiment.predictions import (
-    PARTS,
-    RESULTS,
-    SCALARS,
-    Evaluation,
-    Predictions,
-    positive_class,
-)
+from flbench.experiment.predictions import PARTS, SCALARS, Evaluation, positive_class
 from flbench.experiment.rounds import deployments
 from flbench.models.module_state import MIXES, may_draw_in_eval
 
@@ -48,6 +41,10 @@ OBSERVED = 2**22  # numbers that an engine observes in one call: 16 MB of float3
 PIECE = 4 * STATISTIC_BATCH
 """Samples of all clients that one of them reads for a model that all of them share. Workers
 evaluate several pieces at the same time. Batches do not depend on them."""
+PREFIX = "evaluation/"
+"""Begin of the names of an evaluation's Statistics, which methods may have under any other name."""
+Found = dict[str, Tree]
+"""What is predicted, by part and result of `Predict`: [n, ...] for the samples of some clients."""
 
 
 @dataclass(frozen=True)
@@ -70,40 +67,40 @@ class Pad:
 
 
 class Model(NamedTuple):
-    """A deployment after a round, with the dispatch for client 0 alone.
+    """A deployment after a round, as clients compute it.
 
     Attributes:
+        name: Name of the deployment.
+        deployment: The deployment, with the dispatch for client 0 alone. A dispatch for many
+            clients would need the memory of one or more models for each of them.
         state: State after the round.
         settings: Settings of that round.
-        name: Name of the deployment.
-        deployment: The deployment.
+        steps: What a client computes before its model predicts.
+        dispatched: Ids [K] of clients -> what the server sends them.
+        untrained: The model of clients whose training in `steps` diverges; None without training.
     """
 
-    state: State
-    settings: RoundSettings
     name: str
     deployment: Deployment
+    state: State
+    settings: RoundSettings
+    steps: tuple[Step, ...]
+    dispatched: Callable[[Tensor], Dispatch]
+    untrained: "Model | None" = None
 
 
 class Kept(NamedTuple):
     """What a deployment predicts for all clients, kept until the next evaluation.
 
     Attributes:
-        found: The predictions by `PART.RESULT`, [n, ...] for the samples of all clients.
+        found: The predictions for the samples of all clients.
         clients: The clients' tree that the models were made of; the loop writes it in place.
-        others: What else they were made of; see `_made_of`.
+        functions: `Deployment.weights` and `Deployment.predict`.
     """
 
-    found: Tree
+    found: Found
     clients: Tree
-    others: tuple[Any, ...]
-
-
-def _made_of(model: Model) -> tuple[Any, ...]:
-    """Return what a model is made of beside the clients' leaves."""
-    made, shared = model.deployment, model.deployment.dispatch.shared
-    sent = digest([shared.values, shared.mask])
-    return made.weights, made.predict, dict(made.dispatch.numbers), sent
+    functions: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -164,17 +161,16 @@ class Evaluator:
                 have NaN scores for all samples.
         """
         evaluation = Evaluation(state.round)
-        for model in self._models(state, settings):
-            if model.name != "gm":
-                self._add_own(evaluation, model, stale=stale)
-        for model in self._models(state, settings) if common and self.has_common() else ():
-            self._add_common(evaluation, model)
+        for model in self.models(state, settings):
+            self._add_own(evaluation, model, stale=stale)
+            if common and self.has_common():
+                self._add_common(evaluation, model)
         return evaluation
 
     def evaluate_cohort(self, state: State, settings: RoundSettings, ids: Tensor) -> Evaluation:
         """Evaluate the personal models of some clients on the clients' own samples."""
         evaluation = Evaluation(state.round)
-        self._add_own(evaluation, next(self._models(state, settings)), ids)
+        self._add_own(evaluation, next(self.models(state, settings)), ids)
         return evaluation
 
     def predictions(self, state: State, settings: RoundSettings) -> Iterator[tuple[int, Tensor]]:
@@ -188,10 +184,10 @@ class Evaluator:
             The client's id and the predicted classes [n_test] int64, in the order of the part's
             rows. Clients without test samples are left out.
         """
-        found = self._predicted(next(self._models(state, settings)))["test.predicted"].long()
-        for client, predicted in enumerate(torch.split(found, self._sizes["test"].tolist())):
-            if len(predicted):
-                yield client, predicted
+        for some, found in self._predicted(next(self.models(state, settings))):
+            sizes = self._sizes["test"][some].tolist()
+            rows = torch.split(found["test"]["predicted"].long(), sizes)
+            yield from ((k, one) for k, one in zip(some.tolist(), rows, strict=True) if len(one))
 
     def seconds(
         self, state: State, settings: RoundSettings, clients: int, *, common: bool
@@ -206,16 +202,12 @@ class Evaluator:
             clients: Number of clients that are evaluated.
             common: Whether to evaluate on the common test set, not on the clients' own samples.
         """
-        total = 0.0
-        for model in self._models(state, settings) if self.has_common() or not common else ():
-            is_shared = self._is_same_for_all(model) if common else self._is_one_pass(model)
-            ids = None if is_shared or model.name == "gm" else torch.arange(clients)
+        total, add = 0.0, self._add_common if common else self._add_own
+        for model in self.models(state, settings) if self.has_common() or not common else ():
+            is_shared = model.name == "gm" or self._is_same_for_all(model)
             begin = time.perf_counter()
-            if common:
-                self._add_common(Evaluation(state.round), model, ids)
-            elif model.name != "gm":
-                self._add_own(Evaluation(state.round), model, ids)
-            share = 1.0 if ids is None else clients / self.federation.clients
+            add(Evaluation(state.round), model, None if is_shared else torch.arange(clients))
+            share = 1.0 if is_shared else clients / self.federation.clients
             total += (time.perf_counter() - begin) / share
         return total
 
@@ -229,9 +221,8 @@ class Evaluator:
             common: Whether to evaluate on the common test set too.
         """
         parts = (*self.parts, "common") if common and self.has_common() else self.parts
-        most = self.most_clients(parts)
         cohort = self.algorithm.setting.train.participation * self.federation.clients
-        if most is not None and most < cohort:
+        if self.most_clients(parts) < cohort:
             return ()
         return (*self.recalibration_steps(deployment), *self.statistics(deployment, parts))
 
@@ -245,23 +236,37 @@ class Evaluator:
             number: Number of the round.
         """
         evaluation = Evaluation(number, self.no_scores("personal"))
-        if not len(results.ids):
-            return evaluation
-        if "common.predicted" in results.observed:
+        if f"{PREFIX}common.predicted" in results.observed:
             evaluation.common["personal"] = self.judge.scores(self.federation.clients)
-        for part in (*self.parts, "common"):
-            if f"{part}.predicted" in results.observed:
-                seen = self.predictions_of(part, results.ids, results.observed)
-                evaluation.add_("personal", part, seen)
+        self.add_observed_(evaluation, results)
         return evaluation
 
-    def most_clients(self, parts: tuple[str, ...]) -> int | None:
-        """Return for how many clients predictions on parts fit into memory; None for any number."""
-        return self.judge.most_clients(max(int(self._sizes[part].max()) for part in parts))
+    def add_observed_(self, evaluation: Evaluation, results: Results) -> None:
+        """Add the results of `statistics` of the personal models to an evaluation, in place."""
+        for part in (*self.parts, "common"):
+            if found := self._cut(part, results):
+                self._add(evaluation, "personal", self._samples(part), results.ids, found)
+
+    def most_clients(self, parts: tuple[str, ...]) -> int:
+        """Return for how many clients predictions on parts fit into memory, at least one."""
+        longest = sum(int(self._sizes[part].max()) for part in parts)
+        return max(1, SCALARS // (max(1, longest) * self.judge.width))
 
     def no_scores(self, name: str) -> dict[tuple[str, str], Any]:
         """Return scores of all clients on their own parts, without predictions, of a deployment."""
         return {(name, part): self.judge.scores(self.federation.clients) for part in self.parts}
+
+    def models(self, state: State, settings: RoundSettings) -> Iterator[Model]:
+        """Yield the method's deployments, the personal one first."""
+        for name, one in deployments(self.algorithm, state, torch.tensor([0])).items():
+            sent = partial(_sent, self.algorithm, state, name)
+            before = self.recalibration_steps(one)
+            plain = Model(name, replace(one, program=None), state, settings, before, sent)
+            if one.program is None:
+                yield plain
+            else:
+                steps = (*before, *one.program.steps)
+                yield plain._replace(deployment=one, steps=steps, untrained=plain)
 
     def _add_own(
         self,
@@ -270,92 +275,136 @@ class Evaluator:
         ids: Tensor | None = None,
         stale: Tensor | None = None,
     ) -> None:
-        """Add the predictions of a model on the clients' own samples.
+        """Add the predictions of a model on the own samples of clients [K], or of all (None).
 
-        Args:
-            evaluation: Gets the scores, in place.
-            model: The model.
-            ids: Ids [K] of the clients; None for all, whose predictions may be kept.
-            stale: See `evaluate`.
+        There are none of the global model. For `stale` see `evaluate`.
         """
+        if model.name == "gm":
+            return
         evaluation.local.update(self.no_scores(model.name))
-        everyone = torch.arange(self.federation.clients)
-        most = self.most_clients(self.parts)
-        if ids is None and (most is None or most >= len(everyone)):
-            found = self._predicted(model, stale)
-            self._report_undefined(model, found)
-            pieces: Iterable[tuple[Tensor, Tree]] = [(everyone, found)]
-        else:
-            pieces = self._pieces(model, everyone if ids is None else ids, self.parts)
-        for some, piece in pieces:
+        pieces = self._predicted(model, stale) if ids is None else self._pieces(model, ids)
+        undefined: list[int] = []  # the client of each sample whose scores are NaN
+        for some, found in pieces:
             for part in self.parts:
-                evaluation.add_(model.name, part, self._paired(Samples(part), some, piece))
+                owner = self._add(evaluation, model.name, Samples(part), some, found[part])
+                if "undefined" in found[part]:
+                    undefined += owner[found[part]["undefined"] > 0].tolist()
+        if undefined and ids is None:
+            self._report_undefined(model, undefined)
 
     def _add_common(self, evaluation: Evaluation, model: Model, ids: Tensor | None = None) -> None:
         """Add the predictions of the personal or the global model on the common test set.
 
-        Args:
-            evaluation: Gets the scores, in place.
-            model: The model; of other models than these two, nothing is added.
-            ids: Ids [K] of the clients whose models are evaluated; None for all. The global model
-                is evaluated once, on the whole set.
+        Those are of clients [K], or of all (None). The global model is evaluated once, on the whole
+        set.
         """
         clients, is_global = self.federation.clients, model.name == "gm"
         if model.name not in ("personal", "gm") or (is_global and self.recalibrate):
             return
-        samples = Samples("common", limit=None if is_global else self.config.common.limit)
+        samples = Samples("common") if is_global else self._samples("common")
         ids = torch.arange(1 if is_global else clients) if ids is None else ids
         evaluation.common[model.name] = self.judge.scores(1 if is_global else clients)
         if is_global or self._is_same_for_all(model):
-            seen = self._paired(samples, ids[:1], self._in_one_pass(model, samples))
-            evaluation.add_(model.name, "common", seen, ids)
+            found = self._in_one_pass(model, samples)
+            self._add(evaluation, model.name, samples, ids[:1], found, shared=ids)
             return
-        for some, piece in self._pieces(model, ids, ("common",)):
-            evaluation.add_(model.name, "common", self._paired(samples, some, piece))
+        for some, piece in self._pieces(model, ids, common=True):
+            self._add(evaluation, model.name, samples, some, piece["common"])
 
-    def _predicted(self, model: Model, stale: Tensor | None = None) -> Tree:
-        """Return what is predicted of the samples of all clients, by `PART.RESULT` [n, ...].
+    def _add(
+        self,
+        evaluation: Evaluation,
+        name: str,
+        samples: Samples,
+        ids: Tensor,
+        found: Tree,
+        shared: Tensor | None = None,
+    ) -> Tensor:
+        """Add what models predict of clients' samples to an evaluation, in place.
 
-        Predictions are kept from the last evaluation for clients that are not stale.
+        Args:
+            evaluation: Gets the scores.
+            name: Name of the deployment.
+            samples: Which samples of the clients.
+            ids: Ids [K] of the clients whose samples they are.
+            found: Results [n, ...] of `Predict`, one client after the other.
+            shared: Ids of the clients that share the model; None for the model of each client.
+
+        Returns:
+            The client [n] of each sample.
         """
-        found: Tree = {}
-        if self._is_one_pass(model):
-            for part in self.parts:
-                found |= self._in_one_pass(model, Samples(part))
-            return found
-        state, keeps = model.state, self._can_keep(model.deployment)
-        ids, others = torch.arange(self.federation.clients), _made_of(model) if keeps else ()
+        part, federation = samples.part, self.federation
+        if part == "common":
+            rows = [federation.common_rows(samples.limit)] * len(ids)
+        else:
+            rows = [federation.partition.parts[part][client] for client in ids.tolist()]
+        client = ids.repeat_interleave(torch.tensor([len(one) for one in rows]))
+        true, predicted = self.judge.pairs(np.concatenate(rows), found["predicted"])
+        scores = evaluation.common[name] if part == "common" else evaluation.local[name, part]
+        if shared is None:
+            scores.add_(client, true, predicted)
+        else:
+            scores.add_shared_(shared, true, predicted)
+        if "logarithms" in found:
+            scores.add_probabilities_(client, true, found["logarithms"])
+        if "margin" in found:
+            positive = positive_class(self.config, federation.dataset.classes)
+            margin, hit = found["margin"] if positive else -found["margin"], true == positive
+            if shared is not None:
+                owner = shared.repeat_interleave(len(margin))
+                margin, hit = margin.repeat(len(shared)), hit.repeat(len(shared))
+            evaluation.add_margins_((name, part), margin, hit, client if shared is None else owner)
+        return client
+
+    def _predicted(
+        self, model: Model, stale: Tensor | None = None
+    ) -> Iterator[tuple[Tensor, Found]]:
+        """Yield groups of clients that are all clients together, and what is predicted of them."""
+        everyone, made = torch.arange(self.federation.clients), model.deployment
+        samples = sum(len(self._owner[part]) for part in self.parts)
+        fits = samples * self.judge.width <= SCALARS
+        is_sent = made.dispatch.shared.values or made.dispatch.numbers
+        if fits and self._is_one_pass(model):
+            yield everyone, {part: self._in_one_pass(model, Samples(part)) for part in self.parts}
+        elif fits and self._can_keep(made) and not is_sent:
+            yield everyone, self._kept(model, stale)
+        else:
+            yield from self._pieces(model, everyone)
+
+    def _kept(self, model: Model, stale: Tensor | None) -> Found:
+        """Return the kept predictions for all clients, with new ones for those that are stale."""
+        functions = (model.deployment.weights, model.deployment.predict)
+        ids, found = torch.arange(self.federation.clients), {part: Tree() for part in self.parts}
         kept = self.kept.pop(model.name, None)  # an evaluation that fails keeps nothing
-        holds = kept is not None and kept.clients is state.clients and kept.others == others
-        if kept is not None and stale is not None and holds:
+        holds = kept is not None and kept.clients is model.state.clients
+        if kept is not None and stale is not None and holds and kept.functions == functions:
             found, ids = kept.found, self._with_neighbours(stale)
-        for some, piece in self._pieces(model, ids, self.parts):
+        for some, piece in self._pieces(model, ids):
             chosen = torch.zeros(self.federation.clients, dtype=torch.bool)
             chosen[some] = True
-            for key, rows in piece.items():
-                owner = self._owner[key.partition(".")[0]]
-                if key not in found:
-                    found[key] = rows.new_empty(len(owner), *rows.shape[1:])
-                found[key][chosen[owner]] = rows
-        if keeps:
-            self.kept[model.name] = Kept(found, state.clients, others)
+            for part, results in piece.items():
+                places = chosen[self._owner[part]]
+                for key, rows in results.items():
+                    if key not in found[part]:
+                        found[part][key] = rows.new_empty(len(places), *rows.shape[1:])
+                    found[part][key][places] = rows
+        self.kept[model.name] = Kept(found, model.state.clients, functions)
         return found
 
     def _in_one_pass(self, model: Model, samples: Samples) -> Tree:
-        """Return what a model that all clients share predicts, by `PART.RESULT` [n, ...].
+        """Return what a model that all clients share predicts of samples, [n, ...].
 
-        Clients 0 to P-1 read pieces of the samples, which workers evaluate at the same time. An
-        engine that stacks clients, or has larger batches, reads all of them at once.
-
-        Args:
-            model: The model.
-            samples: The samples: a whole part, for all clients, or the common test set.
+        The samples are a whole part, of all clients, or the common test set. Clients 0 to P-1 read
+        pieces of them, which workers evaluate at the same time. An engine that stacks clients, or
+        has larger batches, reads all of them at once.
         """
-        deployment, length = model.deployment, len(self._owner.get(samples.part, ()))
+        length = len(self._owner.get(samples.part, ()))
         if samples.part == "common":
             length = len(self.federation.common_rows(samples.limit))
         piece = max(1, length)
-        statistic = self._statistic(deployment, replace(samples, piece=piece), piece, stacked=False)
+        statistic = self._statistic(
+            model.deployment, replace(samples, piece=piece), piece, stacked=False
+        )
         size = self.algorithm.setting.train.batch_size
         is_alone = self.engine.stacked(LocalProgram(()), (statistic,), size) == 1
         if is_alone and self._is_same_for_all(model):
@@ -363,38 +412,30 @@ class Evaluator:
             samples = replace(samples, piece=piece)
             statistic = replace(statistic, samples=samples, finish=Pad(piece))
         ids = torch.arange(max(1, -(-length // piece)))
-        found = self.run_statistics(model, ids, (statistic,))
+        found = self.run(model, ids, (statistic,)).observed
         # [P, piece, ...] -> [n, ...]; the last piece alone is padded
-        return {key: value.flatten(0, 1)[:length] for key, value in found.items()}
+        return {
+            key.rpartition(".")[2]: value.flatten(0, 1)[:length] for key, value in found.items()
+        }
 
     def _pieces(
-        self, model: Model, ids: Tensor, parts: tuple[str, ...]
-    ) -> Iterator[tuple[Tensor, Tree]]:
-        """Yield the clients of each call of the engine, and what is predicted of their n samples.
+        self, model: Model, ids: Tensor, *, common: bool = False
+    ) -> Iterator[tuple[Tensor, Found]]:
+        """Yield some of the clients [K], and what is predicted of their own or the common samples.
 
-        A call has as many clients as the memory of their predictions allows, so that workers can
-        share them. Which clients are stacked does not depend on the memory.
-
-        Args:
-            model: The model, which may differ between clients.
-            ids: Ids [K] of the clients.
-            parts: Parts to evaluate on: those of the clients, or `common`.
-
-        Yields:
-            Ids of clients, and results by `PART.RESULT` [n, ...].
+        A call of the engine has as many clients as the memory of their predictions allows, so that
+        workers can share them. Which clients are stacked does not depend on the memory.
         """
+        parts = ("common",) if common else self.parts
+        is_kept = not common and self._can_keep(model.deployment)
         most = self.most_clients(parts)
-        is_kept = "common" not in parts and self._can_keep(model.deployment)
-        group = min(KEPT if is_kept else BLOCK, most or BLOCK)
-        # Class, margin and whether it is defined; perhaps a probability for each class.
-        width = 3 + (self.federation.classes if self.config.probabilities else 0)
-        length = max(1, sum(int(self._sizes[part].max()) for part in parts))
-        fitting = OBSERVED // (length * width) if most is None else most * OBSERVED // SCALARS
+        group = min(KEPT if is_kept else BLOCK, most)
+        at_once = max(1, most * OBSERVED // SCALARS // group) * group
         model = model._replace(settings=replace(model.settings, group=group))
         statistics = self.statistics(model.deployment, parts)
-        for some in torch.split(ids, max(1, fitting // group) * group) if len(ids) else ():
-            found = self.run_statistics(model, some, statistics)
-            yield some, {k: v for part in parts for k, v in self._cut(part, some, found).items()}
+        for some in torch.split(ids, at_once) if len(ids) else ():
+            results = self.run(model, some, statistics)
+            yield some, {part: self._cut(part, results) for part in parts}
 
     @cached_property
     def _sizes(self) -> dict[str, Tensor]:
@@ -423,15 +464,10 @@ class Evaluator:
             changed = torch.cat([one.any().expand_as(one) for one in torch.split(changed, KEPT)])
         return changed.nonzero()[:, 0]
 
-    def _can_keep(self, deployment: Deployment) -> bool:
+    def _can_keep(self, made: Deployment) -> bool:
         """Return whether predictions depend on nothing but the model, and can be kept."""
-        functions = (deployment.weights, deployment.predict)
-        is_pure = (
-            not may_draw_in_eval(self.net)
-            and is_known(functions)
-            and not is_of_user(self.algorithm)
-        )
-        return is_pure and not self._is_own(deployment)
+        is_pure = not may_draw_in_eval(self.net) and is_known((made.weights, made.predict))
+        return is_pure and not is_of_user(self.algorithm) and not self._is_own(made)
 
     def _is_own(self, deployment: Deployment) -> bool:
         """Return whether clients get values or steps of their own, whatever leaves they keep."""
@@ -452,83 +488,48 @@ class Evaluator:
         is_plain = not self.net.__dict__.get(MIXES, False) and is_known(model.deployment.predict)
         return is_plain and self._is_same_for_all(model)
 
-    def _report_undefined(self, model: Model, found: Tree) -> None:
-        """Report clients whose models have finite weights, but NaN scores.
-
-        Args:
-            model: The model.
-            found: What was predicted of the samples of all clients.
+    def _report_undefined(self, model: Model, whose: list[int]) -> None:
+        """Report the clients of the samples whose scores are NaN.
 
         Raises:
-            DivergedError: All samples of all clients are among them, for the personal models.
+            DivergedError: The personal models of all clients have NaN scores for all samples.
         """
-        number, name = model.state.round, model.name
-        keys = {part: f"{part}.undefined" for part in self.parts if f"{part}.undefined" in found}
-        undefined = sum(int(found[key].sum()) for key in keys.values())
-        if not undefined:
-            return
-        cure = "Lower train.optimizer.lr or set train.clip."
+        called, number = self.federation.partition.called, model.state.round
         samples = sum(len(self._owner[part]) for part in self.parts)
-        if name == "personal" and undefined == samples:
-            raise DivergedError(
-                f"the models of all clients after round {number} have finite weights, but NaN"
-                f" scores for all samples, so that they predict nothing: training has diverged."
-                f" {cure}"
-            )
-        whose = [self._owner[part][found[key] > 0].tolist() for part, key in keys.items()]
-        called = self.federation.partition.called
-        clients = ", ".join(map(called, sorted({client for some in whose for client in some})))
-        self.warn(
-            f"round {number}: the model `{name}` has NaN scores for {undefined} of {samples}"
-            f" samples, at the clients [{clients}]. They count as predictions of the class with"
-            f" NaN, mostly the first. {cure}"
+        text = (
+            f"round {number}: the weights of the model `{model.name}` are finite, but its scores"
+            f" are NaN for {len(whose)} of {samples} samples, at the clients"
+            f" [{', '.join(map(called, sorted(set(whose))))}]. They count as predictions of the"
+            " class with NaN, mostly the first. Lower train.optimizer.lr or set train.clip."
         )
+        if model.name == "personal" and len(whose) == samples:
+            raise DivergedError(text)
+        self.warn(text)
 
-    def predictions_of(self, part: str, ids: Tensor, observed: Tree) -> Predictions:
-        """Return the predictions in results [K, ...] of the Statistic of a part at clients [K]."""
-        samples = Samples(part, limit=self.config.common.limit if part == "common" else None)
-        return self._paired(samples, ids, self._cut(part, ids, observed))
+    def _samples(self, part: str) -> Samples:
+        """Return the samples of a part that each client's model is evaluated on."""
+        return Samples(part, limit=self.config.common.limit if part == "common" else None)
 
-    def _cut(self, part: str, ids: Tensor, observed: Tree) -> Tree:
+    def _cut(self, part: str, results: Results) -> Tree:
         """Return results [K, L, ...] of the Statistic of a part as [n, ...], without padding."""
-        sizes = self._sizes[part][ids]
-        # A program may have Statistics with other results under the same name.
-        mine = [key for key in (f"{part}.{name}" for name in RESULTS) if key in observed]
-        inside = {key: torch.arange(observed[key].shape[1]) < sizes[:, None] for key in mine}
-        return {key: observed[key][rows] for key, rows in inside.items()}
-
-    def _paired(self, samples: Samples, ids: Tensor, found: Tree) -> Predictions:
-        """Return the predictions in results `PART.RESULT` [n, ...] of samples of clients [K]."""
-        part, federation = samples.part, self.federation
-        if part == "common":
-            of_clients = [federation.common_rows(samples.limit)] * len(ids)
-        else:
-            of_clients = [federation.partition.parts[part][client] for client in ids.tolist()]
-        client = ids.repeat_interleave(torch.tensor([len(rows) for rows in of_clients]))
-        true, predicted = self.judge.pairs(np.concatenate(of_clients), found[f"{part}.predicted"])
-        margins, margin = None, found.get(f"{part}.margin")
-        if margin is not None:
-            positive = positive_class(self.config, federation.dataset.classes)
-            from flbench.metrics.ranking import Margins
-
-            margins = Margins(margin if positive else -margin, true == positive, client)
-        return Predictions(client, true, predicted, margins, found.get(f"{part}.logarithms"))
+        sizes, prefix = self._sizes[part][results.ids], f"{PREFIX}{part}."
+        return {
+            key.removeprefix(prefix): rows[torch.arange(rows.shape[1]) < sizes[:, None]]
+            for key, rows in results.observed.items()
+            if key.startswith(prefix)
+        }
 
     def statistics(self, deployment: Deployment, parts: tuple[str, ...]) -> tuple[Statistic, ...]:
         """Return a Statistic for each part that evaluates a deployment.
 
-        Its results are `PART.predicted` [L, ...] and, with two classes, `PART.margin` [L], for at
-        most L samples of a client.
+        Its results are those of `Predict`, [L, ...] for at most L samples of a client.
 
         Args:
             deployment: The deployment.
             parts: Parts of the clients' samples, and perhaps `common`.
         """
-        limits = {"common": self.config.common.limit}
         return tuple(
-            self._statistic(
-                deployment, Samples(part, limit=limits.get(part)), int(self._sizes[part].max())
-            )
+            self._statistic(deployment, self._samples(part), int(self._sizes[part].max()))
             for part in parts
         )
 
@@ -537,7 +538,7 @@ class Evaluator:
     ) -> Statistic:
         """Return a Statistic that evaluates a deployment on at most `length` samples."""
         return Statistic(
-            samples.part,
+            f"{PREFIX}{samples.part}",
             self.judge.observe(deployment, samples.part),
             reduce="rows",
             finish=Pad(max(1, length)),
@@ -571,18 +572,19 @@ class Evaluator:
             The leaves of the net, for one client after the other.
         """
         described = self.algorithm.setting.net
-        held = self._held if whole else {}
-        names = (described.names("all") | described.fixed) - self._held.keys()
-        model = next(self._models(state, settings))
+        frozen = {} if self.cached is None else self.cached.held
+        held = frozen if whole else {}
+        names = (described.names("all") | described.fixed) - frozen.keys()
+        model = next(self.models(state, settings))
         weights = model.deployment.weights
-        changes = self._steps(model.deployment) or described.fixed
+        changes = model.steps or described.fixed
         selects = not changes and getattr(weights, "selects", False)
         write = (Transform(_WriteDeployedWeights(weights)),) if weights and not selects else ()
         keeps = names | model.state.clients.keys() if selects else names
         everyone = torch.arange(self.federation.clients) if clients is None else clients
         is_shared, most = self._is_same_for_all(model), max(1, SCALARS // described.size)
         for ids in torch.split(everyone[:1] if is_shared else everyone, min(BLOCK, most)):
-            kept = self._run(model, ids, write, keeps).kept
+            kept = self.run(model, ids, write=write, keeps=keeps).kept
             if selects and weights:  # of all clients at once
                 kept = weights(kept, {})
             for k in range(len(ids)):
@@ -594,89 +596,67 @@ class Evaluator:
 
         Frozen tensors that the engine does not have come first, once for all clients.
         """
-        if self._held:
-            yield self._held
+        if self.cached is not None:
+            yield self.cached.held
         yield from self.deployed(state, settings, whole=False)
 
-    @property
-    def _held(self) -> Tree:
-        """Frozen tensors that the engine's net does not have."""
-        return {} if self.cached is None else self.cached.held
-
-    def run_statistics(self, model: Model, ids: Tensor, statistics: tuple[Statistic, ...]) -> Tree:
-        """Return results [K, ...] of Statistics at some clients, by `STATISTIC.RESULT`."""
-        return self._run(model, ids, statistics).observed
-
-    def _run(
+    def run(
         self,
         model: Model,
         ids: Tensor,
-        then: tuple[Step, ...],
+        observe: tuple[Step, ...] = (),
+        *,
+        write: tuple[Step, ...] = (),
         keeps: frozenset[str] = frozenset(),
     ) -> Results:
-        """Run a deployment's program and then further steps at some clients.
+        """Run the steps of a model and then further ones at some clients.
 
         Clients whose fine-tuning diverges are evaluated without it.
 
         Args:
             model: The model.
             ids: Ids [K] of the clients.
-            then: Transforms that end the program, and Statistics to compute after it.
+            observe: Steps whose results are `Results.observed`.
+            write: Steps that end the program.
             keeps: Leaves to return as `Results.kept`.
 
         Raises:
             DivergedError: A model has weights that are not finite.
         """
-        state, settings, name, deployment = model
-
-        def dispatched(some: Tensor) -> Dispatch:
-            return apply_masks(deployments(self.algorithm, state, some)[name].dispatch)
-
-        transforms = tuple(step for step in then if isinstance(step, Transform))
-        program = LocalProgram((*self._steps(deployment), *transforms), keeps)
         results = self.engine.run(
-            program,
+            LocalProgram((*model.steps, *write), keeps),
             ids,
-            rows=partial(take, state.clients),
-            dispatch=dispatched,
-            settings=settings,
-            observe=tuple(step for step in then if isinstance(step, Statistic)),
+            rows=partial(take, model.state.clients),
+            dispatch=model.dispatched,
+            settings=model.settings,
+            observe=observe,
         )
         if not results.failures:
             return results
         failed = torch.tensor([failure.client for failure in results.failures])
         who = ", ".join(map(self.federation.partition.called, failed.tolist()))
-        if deployment.program is None:
+        if model.untrained is None:
             raise DivergedError(
-                f"the models of clients [{who}] after round {state.round} are not finite"
+                f"the models of clients [{who}] after round {model.state.round} are not finite"
                 f" ({results.failures[0].reason})."
                 f" {lower_rate(own_optimizer=self.algorithm.setting.own_optimizer)} or set"
                 " train.clip."
             )
         self.warn(
-            f"round {state.round}: fine-tuning diverged at clients [{who}]; they are"
+            f"round {model.state.round}: fine-tuning diverged at clients [{who}]; they are"
             " evaluated without it."
         )
-        plain = model._replace(deployment=replace(deployment, program=None))
-        untuned = self._run(plain, failed, then, keeps)
-        return gathered([results, untuned], ids, settings.storage)
+        untuned = self.run(model.untrained, failed, observe, write=write, keeps=keeps)
+        return gathered([results, untuned], ids, model.settings.storage)
 
     def has_common(self) -> bool:
         """Return whether models are evaluated on a common test set."""
         return "test" in self.parts and len(self.federation.common) > 0
 
-    def _steps(self, deployment: Deployment) -> tuple[Step, ...]:
-        tuning = deployment.program.steps if deployment.program else ()
-        return (*self.recalibration_steps(deployment), *tuning)
 
-    def _models(self, state: State, settings: RoundSettings) -> Iterator[Model]:
-        """Yield the method's deployments, the personal one first.
-
-        Engines ask for the dispatch of the clients that they evaluate next. A dispatch for a whole
-        block would need the memory of one or more models for each client.
-        """
-        for name, one in deployments(self.algorithm, state, torch.tensor([0])).items():
-            yield Model(state, settings, name, one)
+def _sent(algorithm: Algorithm, state: State, name: str, ids: Tensor) -> Dispatch:
+    """Return what the server sends clients [K] for a deployment, with its masks applied."""
+    return apply_masks(deployments(algorithm, state, ids)[name].dispatch)
 
 
 @dataclass(frozen=True)

@@ -75,12 +75,10 @@ class ClassJudge:
             has_probabilities=self.has_probabilities,
         )
 
-    def most_clients(self, samples: int) -> int | None:
-        """Return for how many clients with so many samples each predictions fit into memory.
-
-        It is None, any number, because a class is one number.
-        """
-        return None
+    @property
+    def width(self) -> int:
+        """Numbers that are kept of each sample: class, margin, NaN, and perhaps probabilities."""
+        return 3 + (self.federation.classes if self.has_probabilities else 0)
 
     def of(self, federation: Federation) -> "ClassJudge":
         """Return the judge of another federation, with the same groups of classes."""

@@ -21,22 +21,19 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from flbench.algorithms.base import Deployment, Joining
-from flbench.client.program import GradFn, GradientHook, LocalProgram, Phase, Step
+from flbench.algorithms.base import Joining
+from flbench.client.program import GradFn, GradientHook, Phase, Step
 from flbench.config.schema import ScheduleConfig
-from flbench.core.errors import DivergedError
 from flbench.core.rng import Draw
 from flbench.core.tree import put_, take
 from flbench.core.types import Batch, Dispatch, Message, State, Tree
-from flbench.core.wording import lower_rate
 from flbench.engine.base import RoundSettings
 from flbench.experiment import hook_checks
 from flbench.experiment.assembly import Experiment, build_engine
 from flbench.experiment.communication import DispatchMeter, apply_mask, row_bytes
-from flbench.experiment.evaluate import BLOCK
+from flbench.experiment.evaluate import BLOCK, Model
 from flbench.experiment.predictions import Evaluation
 from flbench.experiment.rounds import (
-    deployments,
     seeded_method,
     training_state,
     visible_to_server,
@@ -104,13 +101,12 @@ class NewClients:
             sizes=federation.sizes,
             train=experiment.algorithm.setting.train.altered(schedule=ScheduleConfig()),
         )
-        self.algorithm = self._adapting = experiment.algorithm.with_setting(setting)
+        self.algorithm = adapting = experiment.algorithm.with_setting(setting)
         if (lr := self._config.finetune_lr) is not None:
             optimizer = setting.train.optimizer.altered(lr=lr)
             train = setting.train.altered(optimizer=optimizer)
-            self._adapting = self.algorithm.with_setting(replace(setting, train=train))
+            adapting = self.algorithm.with_setting(replace(setting, train=train))
         self._trained = experiment.federation.clients  # M
-        self._warn = warn
         everyone = replace(
             experiment,
             federation=federation,
@@ -120,7 +116,8 @@ class NewClients:
             cached=None,  # the engine has the whole net, and samples of the new clients
         )
         self.experiment = everyone.with_workers(warn) if experiment.has_workers else everyone
-        self._evaluator = self.experiment.evaluator(warn)
+        evaluator = self.experiment.evaluator(lambda text: warn(f"evaluation.adapt: {text}"))
+        self._evaluator = replace(evaluator, algorithm=adapting)
 
     def close(self) -> None:
         """Close the engine."""
@@ -289,113 +286,62 @@ class NewClients:
 
     def _after(self, joined: Joined, ids: Tensor, epochs: int, *, is_new: bool) -> Adapted:
         """Return the models of some clients after a number of epochs, on a copy."""
-        evaluation = Evaluation(joined.state.round, self._evaluator.no_scores("personal"))
-        state, received = self._of_training(joined.state), joined.received.copy()
-        steps = self._add(state, ids, epochs, evaluation, received)
+        evaluator, received = self._evaluator, joined.received.copy()
+        model, steps = self._model(self._of_training(joined.state), epochs, received), 0
+        evaluation = Evaluation(joined.state.round, evaluator.no_scores("personal"))
+        statistics = evaluator.statistics(model.deployment, evaluator.parts)
+        for some in torch.split(ids, min(BLOCK, evaluator.most_clients(evaluator.parts))):
+            results = evaluator.run(model, some, statistics)
+            steps += int(results.steps.sum())
+            evaluator.add_observed_(evaluation, results)
         sent = joined.sent if is_new else 0.0
         return Adapted(evaluation, received.mean(ids), sent, steps / len(ids))
 
-    def _add(
-        self,
-        state: State,
-        ids: Tensor,
-        epochs: int,
-        evaluation: Evaluation,
-        meter: DispatchMeter,
-    ) -> int:
-        """Add the predictions of clients' models to an evaluation, in place.
+    def _model(self, state: State, epochs: int, meter: DispatchMeter) -> Model:
+        """Return the model of the clients after k epochs.
 
         Clients whose training diverges are evaluated without it.
 
         Args:
             state: State with rows for all clients, in a stage that trains.
-            ids: Ids [K] of the clients.
             epochs: Number of epochs k.
-            evaluation: Gets the predictions under the protocol `personal`.
             meter: Counts what the clients receive.
-
-        Returns:
-            The number of optimizer steps of all clients together.
-
-        Raises:
-            DivergedError: A model that is not trained further has weights that are not finite.
         """
-        evaluator, algorithm = self._evaluator, self._adapting
-        name, deployment = next(iter(deployments(algorithm, state, ids[:1]).items()))
+        algorithm, evaluator = self._evaluator.algorithm, self._evaluator
+        deployed = next(evaluator.models(state, self._settings))
+        tuning = () if (own := deployed.deployment.program) is None else own.steps
+        estimate = evaluator.recalibration_steps(deployed.deployment)
+
+        def sent(some: Tensor) -> Dispatch:
+            return meter.counted(some, deployed.dispatched(some))
+
+        plain = deployed._replace(
+            steps=(*estimate, *(step for step in tuning if not _has_length(step))),
+            dispatched=sent,
+            untrained=None,
+        )
+        if not epochs:
+            return plain
+        if any(map(_has_length, tuning)):
+            if (lr := self._config.finetune_lr) is not None:
+                tuning = tuple(
+                    replace(step, optimizer=step.optimizer.altered(lr=lr))
+                    if isinstance(step, Phase)
+                    else step
+                    for step in tuning
+                )
+            steps = (*estimate, *self._scaled(tuning, frozenset(), epochs, state))
+            return plain._replace(steps=steps, untrained=plain)
         program = algorithm.local_program(replace(state, clients={}))
         seen = visible_to_server(state, program)
-        steps, in_round = self._steps(deployment, program, epochs, state)
-        estimate = evaluator.recalibration_steps(deployment)
-        observe: tuple[Step, ...] = evaluator.statistics(deployment, evaluator.parts)
-        if in_round:
-            observe = (*estimate, *observe)
-        else:
-            steps = (*estimate, *steps)
+        keeps = program.keeps if self._config.train == "own" else frozenset()
 
-        def dispatched(some: Tensor) -> Dispatch:
-            found = deployments(algorithm, state, some)[name].dispatch
-            if in_round:
-                found = over(algorithm.dispatch(seen, some), found)
-            return meter.counted(some, found)
+        def sent_in_round(some: Tensor) -> Dispatch:
+            of_round = algorithm.dispatch(seen, some)
+            return meter.counted(some, over(of_round, deployed.dispatched(some)))
 
-        most = evaluator.most_clients(evaluator.parts) or BLOCK
-        taken, failed = 0, []
-        for some in torch.split(ids, min(most, BLOCK)):
-            results = self.experiment.engine.run(
-                LocalProgram(steps),
-                some,
-                rows=partial(take, state.clients),
-                dispatch=dispatched,
-                settings=self._settings,
-                observe=observe,
-            )
-            taken += int(results.steps.sum())
-            failed += [failure.client for failure in results.failures]
-            for part in evaluator.parts if len(results.ids) else ():
-                found = evaluator.predictions_of(part, results.ids, results.observed)
-                evaluation.add_("personal", part, found)
-        if failed:
-            called = ", ".join(map(self.experiment.federation.partition.called, failed))
-            if not epochs:
-                lower = lower_rate(own_optimizer=self.algorithm.setting.own_optimizer)
-                raise DivergedError(
-                    f"the models that are sent to the clients [{called}] after round {state.round}"
-                    f" are not finite. {lower} or set train.clip."
-                )
-            self._warn(
-                f"round {state.round}: training for {epochs} epochs diverged at the clients"
-                f" [{called}], which is a part of the evaluation of clients that join later"
-                " (evaluation.adapt); they are evaluated without it. Lower"
-                " evaluation.adapt.finetune_lr."
-            )
-            self._add(state, torch.tensor(failed), 0, evaluation, meter)
-        return taken
-
-    def _steps(
-        self, deployment: Deployment, program: LocalProgram, epochs: int, state: State
-    ) -> tuple[tuple[Step, ...], bool]:
-        """Return the steps before an evaluation, and whether they are those of a round.
-
-        Args:
-            deployment: The model to evaluate.
-            program: Local program of a round.
-            epochs: Number of epochs k.
-            state: State with the clients' leaves, whose names patterns can match.
-        """
-        tuning = () if deployment.program is None else deployment.program.steps
-        if not epochs:
-            return tuple(step for step in tuning if not _has_length(step)), False
-        if not any(map(_has_length, tuning)):
-            keeps = program.keeps if self._config.train == "own" else frozenset()
-            return self._scaled(program.steps, keeps, epochs, state), True
-        if (lr := self._config.finetune_lr) is not None:
-            tuning = tuple(
-                replace(step, optimizer=step.optimizer.altered(lr=lr))
-                if isinstance(step, Phase)
-                else step
-                for step in tuning
-            )
-        return self._scaled(tuning, frozenset(), epochs, state), False
+        steps = (*self._scaled(program.steps, keeps, epochs, state), *estimate)
+        return plain._replace(steps=steps, dispatched=sent_in_round, untrained=plain)
 
     def _scaled(
         self, steps: tuple[Step, ...], own: frozenset[str], epochs: int, state: State

@@ -1,4 +1,4 @@
-"""What deployed models predict, and the scores of an evaluation that are made of it."""
+"""What deployed models predict, and the scores of an evaluation."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from flbench.metrics.ranking import Margins
 
 PARTS = ("validation", "test")
-RESULTS = ("predicted", "undefined", "margin", "logarithms")  # of `Predict`
 SCALARS = 2**26  # numbers of models or predictions that are computed at once: 256 MB of float32
 
 
@@ -107,25 +106,6 @@ def positive_class(config: EvaluationConfig, classes: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True)
-class Predictions:
-    """Predictions of clients' models on n samples.
-
-    Attributes:
-        client: Id [n] int64 of each sample's client.
-        true: True class [n] int64 of each sample, or its target [n, ...].
-        predicted: Predicted class [n] int64 of each sample, or the output [n, ...] for it.
-        margins: Margins of the positive class, if the data set has two classes; otherwise None.
-        logarithms: Logarithms [n, C] of the predicted probabilities, if they are kept.
-    """
-
-    client: Tensor
-    true: Tensor
-    predicted: Tensor
-    margins: "Margins | None" = None
-    logarithms: Tensor | None = None
-
-
-@dataclass(frozen=True)
 class Evaluation:
     """Scores of the models after one round: the confusion counts of a classification.
 
@@ -144,32 +124,11 @@ class Evaluation:
     common: dict[str, Any] = field(default_factory=dict)
     margins: dict[tuple[str, str], "Margins"] = field(default_factory=dict)
 
-    def add_(self, protocol: str, part: str, seen: Predictions, ids: Tensor | None = None) -> None:
-        """Add the predictions of a protocol on a part, in place.
+    def add_margins_(
+        self, key: tuple[str, str], value: Tensor, positive: Tensor, client: Tensor
+    ) -> None:
+        """Add margins [n] of a protocol on a part, in place; see `Margins`."""
+        from flbench.metrics.ranking import Margins
 
-        Args:
-            protocol: Name of the deployment.
-            part: `validation`, `test` or `common`.
-            seen: The predictions.
-            ids: Ids [K] of the clients that share the model of the predictions; None for the model
-                of each sample's own client.
-        """
-        scores = self.common[protocol] if part == "common" else self.local[protocol, part]
-        if ids is None:
-            scores.add_(seen.client, seen.true, seen.predicted)
-        else:
-            scores.add_shared_(ids, seen.true, seen.predicted)
-        if seen.logarithms is not None:
-            scores.add_probabilities_(seen.client, seen.true, seen.logarithms)
-        if (more := seen.margins) is not None:
-            from flbench.metrics.ranking import Margins
-
-            if ids is not None:
-                more = Margins(
-                    more.value.repeat(len(ids)),
-                    more.positive.repeat(len(ids)),
-                    ids.repeat_interleave(len(more.value)),
-                )
-            key = (protocol, part)
-            before = self.margins.get(key)
-            self.margins[key] = more if before is None else Margins.joined([before, more])
+        before, more = self.margins.get(key), Margins(value, positive, client)
+        self.margins[key] = more if before is None else Margins.joined([before, more])

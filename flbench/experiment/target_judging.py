@@ -22,7 +22,7 @@ from flbench.data.schemes import Indices
 from flbench.engine.base import dtype_of
 from flbench.experiment import own_metrics
 from flbench.experiment.evaluation_tables import client_table
-from flbench.experiment.predictions import PARTS, SCALARS, Evaluation, Predict
+from flbench.experiment.predictions import PARTS, Evaluation, Predict
 from flbench.metrics.own import OwnMetric
 from flbench.metrics.target_scores import TargetScores, torchmetric, value_of
 from flbench.models.lightning_net import LightningNet
@@ -38,13 +38,13 @@ class TargetJudge:
     Attributes:
         federation: Samples of all clients.
         metrics: The metrics.
-        size: Number of values that the net returns for one sample.
+        width: Number of values that the net returns for one sample.
         best: Metric that chooses the best round.
     """
 
     federation: Federation
     metrics: tuple[OwnMetric, ...]
-    size: int
+    width: int
     best: BestConfig
 
     def observe(self, deployment: Deployment, part: str) -> Callable[[StepContext], Tree]:
@@ -58,10 +58,6 @@ class TargetJudge:
     def scores(self, clients: int) -> TargetScores:
         """Return the scores of N clients before the first sample."""
         return TargetScores.empty(clients, self.metrics, self.federation.partition.called)
-
-    def most_clients(self, samples: int) -> int | None:
-        """Return how many clients' outputs take at most 256 MB in float32; at least one."""
-        return max(1, SCALARS // max(1, samples * self.size))
 
     def of(self, federation: Federation) -> "TargetJudge":
         """Return the judge of another federation with targets of the same shape."""

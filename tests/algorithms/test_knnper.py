@@ -8,7 +8,6 @@ import torch
 from flbench.algorithms import Batch, Outputs, Statistic, StepContext
 from flbench.algorithms.knnper import Mixture, best_share
 from flbench.core.types import Samples
-from flbench.experiment.evaluate import Model
 from flbench.experiment.rounds import settings_of
 from flbench.testing import after, fingerprint
 from tests.algorithms.loops import CLASSES, KEYS, WIDTH, Clients, assert_equal, net
@@ -73,10 +72,10 @@ def test_probabilities_equal_a_loop(keys, engine):
     ids = torch.arange(len(clients))
     deployment = built.algorithm.deploy(state, ids)["personal"]
     scores = Statistic("s", Scores(deployment.predict), reduce="rows", samples=Samples("test"))
+    evaluator = built.evaluator(print)
+    model = next(evaluator.models(state, settings))
     found = [
-        built.evaluator(print).run_statistics(
-            Model(state, settings, "personal", deployment), ids[i : i + 1], (scores,)
-        )["s.scores"][0]
+        evaluator.run(model, ids[i : i + 1], (scores,)).observed["s.scores"][0]
         for i in range(len(clients))
     ]
 

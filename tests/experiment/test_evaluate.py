@@ -67,14 +67,14 @@ def one_by_one(built, state):
     evaluator = replace(built.evaluator(lambda text: None), engine=alone)
     settings = rounds.settings_of(built.algorithm, state)
     found = {}
-    for name, deployment in built.algorithm.deploy(state, torch.tensor([0])).items():
-        for client in range(built.federation.clients) if name != "gm" else ():
-            ids = torch.tensor([client])
-            statistics = evaluator.statistics(deployment, evaluator.parts)
-            model = evaluate.Model(state, settings, name, deployment)
-            seen = evaluator.run_statistics(model, ids, statistics)
+    for model in evaluator.models(state, settings):
+        for client in range(built.federation.clients) if model.name != "gm" else ():
+            statistics = evaluator.statistics(model.deployment, evaluator.parts)
+            seen = evaluator.run(model, torch.tensor([client]), statistics).observed
             for part in evaluator.parts:
-                found[name, part, client] = evaluator.predictions_of(part, ids, seen).predicted
+                size = len(built.federation.partition.parts[part][client])
+                predicted = seen[f"evaluation/{part}.predicted"][0, :size].long()
+                found[model.name, part, client] = predicted
     return found
 
 
@@ -185,15 +185,14 @@ def test_weights_are_those_of_each_client_alone(trained):
     found = [dict(tree) for tree in evaluator.deployed(state, settings)]
 
     wanted = []
-    name, deployment = next(iter(built.algorithm.deploy(state, torch.tensor([0])).items()))
-    model = evaluate.Model(state, settings, name, deployment)
+    model = next(slow.models(state, settings))
     names = built.algorithm.setting.net.names("all")
     write = evaluate.Transform(
-        evaluate._WriteDeployedWeights(deployment.weights or (lambda leaves, ctx: {}))
+        evaluate._WriteDeployedWeights(model.deployment.weights or (lambda leaves, ctx: {}))
     )
     for client in range(built.federation.clients):
         ids = torch.tensor([client])
-        kept = slow._run(model, ids, (write,), names).kept
+        kept = slow.run(model, ids, write=(write,), keeps=names).kept
         wanted.append({leaf: rows[0] for leaf, rows in kept.items()})
     assert digest(found) == digest(wanted)
 

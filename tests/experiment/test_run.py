@@ -147,7 +147,7 @@ def test_a_model_that_all_share_is_evaluated_once_on_the_common_test_set(keys, o
     asked, engine_run = [], built.engine.run
 
     def noted(program, ids, **others):
-        asked.extend(len(ids) for one in others["observe"] if one.name == "common")
+        asked.extend(len(ids) for one in others["observe"] if one.name == "evaluation/common")
         return engine_run(program, ids, **others)
 
     monkeypatch.setattr(built.engine, "run", noted)
