@@ -1,7 +1,6 @@
 """HFCD: class prototypes, hard negatives and distillation of class similarities (Xu, 2025)."""
 
-from dataclasses import dataclass
-from math import ceil, exp
+from math import exp
 from typing import ClassVar, Literal
 
 import torch
@@ -30,7 +29,7 @@ from flbench.algorithms import (
     repeat,
 )
 from flbench.algorithms.shared import prototypes
-from flbench.algorithms.shared.simplex import simplex, softmax_among
+from flbench.algorithms.shared.simplex import softmax_among
 from flbench.losses import CrossEntropy, PrototypeContrast, PrototypeDistillation, SemanticKL
 from flbench.losses.similarity import cosines, unit
 
@@ -68,46 +67,8 @@ class HfcdConfig(AlgorithmConfig):
         description="how beta and lambda weight the loss: CE + beta (L_cont + lambda L_KD),"
         " L_cont + lambda L_KD + beta CE, or CE + beta L_cont + lambda L_KD",
     )
-    no_pos: bool = Field(
-        False, description="leave the sample's own class out of the denominator of L_cont"
-    )
-    top_frac: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="share of the other classes that are hard negatives, the most similar ones,"
-        " instead of the threshold alpha",
-    )
-    kd_temperature: float = Field(
-        1.0, gt=0, description="temperature of the softmax over class similarities in L_KD"
-    )
-    kd_diagonal: bool = Field(
-        True, description="L_KD includes the similarity of each class with itself"
-    )
-    kd_reverse: bool = Field(
-        False, description="L_KD is KL(local || global) instead of KL(global || local)"
-    )
     kd_reduction: Literal["mean", "sum"] = Field(
         "sum", description="L_KD is the sum over classes, as printed, or the mean"
-    )
-
-    # Aggregation of prototypes
-    linear: bool = Field(
-        False,
-        description="weights of prototypes are proportional to a = size x similarity instead of"
-        " softmax(a)",
-    )
-    temperature: float = Field(
-        1.0,
-        gt=0,
-        description="temperature of softmax(a), the weights of prototypes over the holders of a"
-        " class",
-    )
-    ema: float = Field(
-        0.0, ge=0, lt=1, description="share of the old global prototype in the new one"
-    )
-    full_similarity: bool = Field(
-        False, description="charge C x C similarities to each upload, not those of held pairs alone"
     )
 
     # Ablations of table 2. Its A+C has two descriptions: section 5.3.1 says that the selection of
@@ -160,7 +121,7 @@ class Hfcd(Algorithm):
         S_pq  = mean of S^i_pq over the holders of p and q; cos(P_p, P_q) where there are none
 
     Readings and deviations. Where the printed formulas are ambiguous, the default is the reading
-    given here, and the other readings are options. The paper defines no averaging of weights, and
+    given here. The paper defines no averaging of weights, and
     its text leaves them with the clients; its tables, however, report accuracies on a common test
     set that models without averaging cannot reach, because each knows the classes of one client
     alone (`share`). The paper also says of the FedAvg baseline of its ablation that it averages
@@ -173,7 +134,7 @@ class Hfcd(Algorithm):
     until t = 0.69 T; the text describes a weight that is strong at the start and decays
     (`loss_form=separate`).
 
-    The positive class is part of the denominator of L_cont (`no_pos`). L_KD runs over the classes
+    The positive class is part of the denominator of L_cont. L_KD runs over the classes
     that both the client and the server have. Its sum over p is not divided by the number of classes
     (`kd_reduction`). A class's local prototype comes from the batch if the batch contains the
     class, and otherwise from the client's last upload; only the former has a gradient.
@@ -227,7 +188,7 @@ class Hfcd(Algorithm):
         keeps, sends = self.split()
         train = self.phase(*self.terms())
         collect = prototypes.collect(self.setting)
-        similarity = Transform(WriteSimilarity(self.config.full_similarity))
+        similarity = Transform(write_similarity)
         return LocalProgram(
             steps=(train, *collect, similarity),
             keeps=keeps | {"prototypes", "counts", "similarity"},
@@ -246,16 +207,8 @@ class Hfcd(Algorithm):
         _, weight, _ = LOSS_FORMS[config.loss_form]
         if not config.hard_negatives:
             # gamma = 1 gives all negatives one weight; above a cosine of 1 no class counts as hard.
-            return PrototypeContrast(
-                weight, config.tau, threshold=1.0, gamma=1.0, positive=not config.no_pos
-            )
-
-        top = None
-        if config.top_frac is not None:
-            top = ceil(config.top_frac * (self.setting.classes - 1))
-        return PrototypeContrast(
-            weight, config.tau, config.alpha, config.gamma, top, positive=not config.no_pos
-        )
+            return PrototypeContrast(weight, config.tau, threshold=1.0, gamma=1.0)
+        return PrototypeContrast(weight, config.tau, config.alpha, config.gamma)
 
     def distillation(self) -> LossTerm:
         """Return L_KD, or the ordinary distillation of the ablation A+B in table 2."""
@@ -263,13 +216,7 @@ class Hfcd(Algorithm):
         _, _, weight = LOSS_FORMS[config.loss_form]
         if config.distillation == "ordinary":
             return PrototypeDistillation(weight, temperature=config.tau)
-        return SemanticKL(
-            weight,
-            temperature=config.kd_temperature,
-            diagonal=config.kd_diagonal,
-            reverse=config.kd_reverse,
-            reduction=config.kd_reduction,
-        )
+        return SemanticKL(weight, reduction=config.kd_reduction)
 
     # Server: schedules and global tables down, aggregation of what the clients sent.
 
@@ -292,10 +239,6 @@ class Hfcd(Algorithm):
 
         # P_k = sum_i abar_k^i c_k^i
         table = torch.einsum("nc,ncd->cd", self.holder_weights(bank, counts), bank)
-        old = state.server["global.prototypes"]
-        ema = torch.where(state.server["global.present"], self.config.ema, 0.0)[:, None]  # [C, 1]
-        table = ema * old + (1 - ema) * table
-
         similarity = mean_similarity(state.clients["similarity"].double(), counts > 0, table)
 
         metrics = {}
@@ -303,10 +246,11 @@ class Hfcd(Algorithm):
             hard = self.contrast().hard_negatives(similarity, present)  # [C, C]
             hard_per_class = hard[present].sum(dim=1).double()
             metrics["hard_negatives_mean"] = float(hard_per_class.mean())
+        dtype = state.server["global.prototypes"].dtype
         server = {
-            "global.prototypes": table.to(old.dtype),
+            "global.prototypes": table.to(dtype),
             "global.present": present,
-            "global.similarity": similarity.to(old.dtype),
+            "global.similarity": similarity.to(dtype),
         }
         return Update(self.mean(results) | server, metrics=metrics)
 
@@ -322,16 +266,12 @@ class Hfcd(Algorithm):
             and are 0 for the others and for a class that no client holds.
         """
         held = counts > 0  # [N, C]
-        equal = held / held.sum(dim=0).clamp_min(1).double()
         if self.config.aggregation == "mean":
-            return equal
+            return held / held.sum(dim=0).clamp_min(1).double()
 
         w_size = counts / counts.amax(dim=0).clamp_min(1).double()
         w_sim = mean_cosine_with_others(bank, held)
-        a = w_size * w_sim  # [N, C] in [-1, 1]
-        if self.config.linear:
-            return simplex(torch.where(held, a, 0.0), equal, dim=0)
-        return softmax_among(a / self.config.temperature, held, dim=0)
+        return softmax_among(w_size * w_sim, held, dim=0)  # a in [-1, 1]
 
     def learned(self, state: State) -> tuple[Learned, ...]:
         """Return the class similarities S and the prototypes."""
@@ -366,35 +306,25 @@ def mean_cosine_with_others(bank: Tensor, held: Tensor) -> Tensor:
     return torch.where(holders > 1, total / (holders - 1).clamp_min(1), 1.0)
 
 
-@dataclass(frozen=True)
-class WriteSimilarity:
-    """A Transform that writes S^i_pq = cos(c_p^i, c_q^i) for the classes that a client holds.
+def write_similarity(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    """Return S^i_pq = cos(c_p^i, c_q^i) and the pairs of classes that are sent.
 
     S^i is symmetric with a unit diagonal. Therefore only its strict upper triangle is stored and
-    sent.
+    sent, for the classes that the client holds.
 
-    Attributes:
-        full: Mark all C x C entries as sent, as if the client sent the full matrix.
+    Args:
+        leaves: The client's leaves, with `prototypes` [C, D] and `held` [C] bool.
+        start: Not used.
+        ctx: Not used.
+        info: Not used.
+
+    Returns:
+        `similarity` [C, C], and `pairs` [C, C] bool.
     """
-
-    full: bool = False
-
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
-        """Return `similarity` [C, C] and `pairs` [C, C] bool, the entries that are sent.
-
-        Args:
-            leaves: The client's leaves, with `prototypes` [C, D] and `held` [C] bool.
-            start: Not used.
-            ctx: Not used.
-            info: Not used.
-        """
-        held = leaves["held"]
-        pairs = (held[:, None] & held[None, :]).triu(1)  # [C, C]
-        cosine = cosines(leaves["prototypes"], leaves["prototypes"])
-        return {
-            "similarity": torch.where(pairs, cosine, 0.0),
-            "pairs": torch.ones_like(pairs) if self.full else pairs,
-        }
+    held = leaves["held"]
+    pairs = (held[:, None] & held[None, :]).triu(1)  # [C, C]
+    cosine = cosines(leaves["prototypes"], leaves["prototypes"])
+    return {"similarity": torch.where(pairs, cosine, 0.0), "pairs": pairs}
 
 
 def mean_similarity(upper: Tensor, held: Tensor, table: Tensor) -> Tensor:

@@ -262,7 +262,7 @@ def test_pictures_of_costs_take_zero_and_equal_bytes(tmp_path, costs):
 
 @pytest.mark.slow
 def test_long_labels_that_begin_alike_differ_in_pictures(tmp_path):
-    keys = ("algorithm.share=full", "algorithm.contrast=false", "algorithm.no_pos=true")
+    keys = ("algorithm.share=full", "algorithm.contrast=false", "algorithm.hard_negatives=false")
     for k, tau in enumerate((0.1, 0.2)):
         given = (*keys, f"algorithm.tau={tau}", f"algorithm.gamma=1.{k}")
         run_folder(tmp_path / str(k), "hfcd", 0.5, keys=given)

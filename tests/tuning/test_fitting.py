@@ -127,7 +127,7 @@ def test_conditional_value_is_tried_where_it_is_active(tmp_path):
 
 
 def test_all_refused_values_are_reported_together(tmp_path):
-    space = space_in(tmp_path, "algorithm.tau: {uniform: [0, 1]}", "algorithm.ema: {fixed: 1}")
+    space = space_in(tmp_path, "algorithm.tau: {uniform: [0, 1]}", "algorithm.gamma: {fixed: 0}")
 
     with pytest.raises(ConfigError) as caught:
         check(space, base())

@@ -11,10 +11,10 @@ from tests.tuning.support import NO_CLOCK, space_of
 
 SPACE = space_of(
     "train.optimizer.lr: {loguniform: [0.001, 0.3]}",
-    "algorithm.top_frac: {quniform: [0.1, 0.7, 0.1]}",
+    "train.clip: {quniform: [0.1, 0.7, 0.1]}",
     "algorithm.layers: {int: [-3, 3]}",
     "algorithm.share: {choice: [none, body, full]}",
-    "algorithm.ema: {uniform: [0.0, 0.5], when: {algorithm.share: [body, full]}}",
+    "algorithm.lambda0: {uniform: [0.0, 0.5], when: {algorithm.share: [body, full]}}",
 )
 
 
@@ -35,17 +35,20 @@ def test_perturbed_holds_active_values_of_the_space(index, seed):
 
 def test_perturbed_multiplies_numbers_and_leaves_what_the_state_was_made_with():
     """Two of the three outcomes are deterministic; the third, a new draw, takes a quarter."""
-    params = {"train.optimizer.lr": 0.05, "algorithm.top_frac": 0.3, "algorithm.layers": 1}
-    params |= {"algorithm.share": "body", "algorithm.ema": 0.2}
+    params = {"train.optimizer.lr": 0.05, "train.clip": 0.3, "algorithm.layers": 1}
+    params |= {"algorithm.share": "body", "algorithm.lambda0": 0.2}
 
     found = moves(params)
 
-    for path, near in {"train.optimizer.lr": {0.04, 0.06}, "algorithm.ema": {0.16, 0.24}}.items():
+    for path, near in {
+        "train.optimizer.lr": {0.04, 0.06},
+        "algorithm.lambda0": {0.16, 0.24},
+    }.items():
         seen = [round(move[path], 12) for move in found]
         # 300 of 400 expected, standard deviation 8.7; five of these are allowed downwards.
         assert sum(value in near for value in seen) > 300 - 44
         assert near <= set(seen)
-    for path in ("algorithm.top_frac", "algorithm.layers", "algorithm.share"):
+    for path in ("train.clip", "algorithm.layers", "algorithm.share"):
         assert {move[path] for move in found} == {params[path]}
 
 

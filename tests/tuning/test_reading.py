@@ -91,7 +91,7 @@ def test_value_that_a_condition_requires_must_occur(tmp_path):
         space_in(
             tmp_path,
             "algorithm.share: {choice: [none, body]}",
-            "algorithm.ema: {uniform: [0, 0.5], when: {algorithm.share: bodies}}",
+            "algorithm.lambda0: {uniform: [0, 0.5], when: {algorithm.share: bodies}}",
         )
 
 

@@ -16,15 +16,15 @@ from tests.tuning.support import NO_CLOCK, space_of
 SPACE = space_of(
     "train.optimizer.lr: {loguniform: [0.001, 0.3]}",
     "algorithm.tau: {uniform: [0.1, 1.0]}",
-    "algorithm.top_frac: {quniform: [0.1, 0.7, 0.1]}",
+    "train.clip: {quniform: [0.1, 0.7, 0.1]}",
     "algorithm.share: {choice: [none, body, full]}",
-    "algorithm.ema: {uniform: [0.0, 0.5], when: {algorithm.share: [body, full]}}",
+    "algorithm.lambda0: {uniform: [0.0, 0.5], when: {algorithm.share: [body, full]}}",
     "algorithm.kd_reduction: {fixed: sum}",
 )
 DEFAULTS = {
     "train.optimizer.lr": 0.01,
     "algorithm.tau": 0.2,
-    "algorithm.top_frac": None,
+    "train.clip": None,
     "algorithm.share": "none",
     "algorithm.kd_reduction": "mean",
 }
@@ -58,7 +58,7 @@ def test_proposals_are_plain_values_of_active_parameters(name):
         assert json.loads(json.dumps(params)) == params
         assert params == SPACE.assign(lambda path, _, p=params: p[path])
         assert all(SPACE.parameters[path].holds(value) for path, value in params.items())
-        assert ("algorithm.ema" in params) == (params["algorithm.share"] != "none")
+        assert ("algorithm.lambda0" in params) == (params["algorithm.share"] != "none")
         assert params["algorithm.kd_reduction"] == "sum"
 
 
@@ -106,7 +106,7 @@ def test_random_draws_of_a_parameter_do_not_depend_on_the_others():
     more = of("random").propose([], 20)[1:]
 
     for one, two in zip(more, of("random", fewer).propose([], 20)[1:], strict=True):
-        assert two.keys() - one.keys() <= {"algorithm.ema"}
+        assert two.keys() - one.keys() <= {"algorithm.lambda0"}
         assert all(one[path] == value for path, value in two.items() if path in one)
 
 
@@ -137,7 +137,7 @@ def test_grid_is_the_product_and_the_rest_is_random():
 def test_grid_has_a_conditional_parameter_only_where_it_is_active():
     space = space_of(
         "algorithm.share: {choice: [none, body, full]}",
-        "algorithm.ema: {uniform: [0.0, 0.5], when: {algorithm.share: full}}",
+        "algorithm.lambda0: {uniform: [0.0, 0.5], when: {algorithm.share: full}}",
     )
 
     found = GridSampler(space, {"algorithm.share": "other"}, 0, 6).propose([], 6)

@@ -11,28 +11,29 @@ from tests.support import config_of
 from tests.tuning.support import space_of
 
 NESTED = (
-    "algorithm.no_pos: {choice: [true, false], when: {algorithm.share: [body, full]}}",
+    "train.optimizer.nesterov: {choice: [true, false], when: {algorithm.share: [body, full]}}",
     "train.optimizer.lr: {loguniform: [0.001, 0.3]}",
     "algorithm.share: {choice: [none, body, full]}",
-    "algorithm.ema: {uniform: [0.0, 0.5], when: {algorithm.no_pos: true, algorithm.share: body}}",
+    "algorithm.tau: {uniform: [0, 0.5],"
+    " when: {train.optimizer.nesterov: true, algorithm.share: body}}",
 )
 
 
 @pytest.mark.parametrize(
-    ("share", "no_pos", "active"),
+    ("share", "nesterov", "active"),
     [
         ("none", True, {"algorithm.share"}),
-        ("full", True, {"algorithm.share", "algorithm.no_pos"}),
-        ("body", False, {"algorithm.share", "algorithm.no_pos"}),
-        ("body", True, {"algorithm.share", "algorithm.no_pos", "algorithm.ema"}),
+        ("full", True, {"algorithm.share", "train.optimizer.nesterov"}),
+        ("body", False, {"algorithm.share", "train.optimizer.nesterov"}),
+        ("body", True, {"algorithm.share", "train.optimizer.nesterov", "algorithm.tau"}),
     ],
 )
-def test_assign_asks_for_active_parameters_alone(share, no_pos, active):
+def test_assign_asks_for_active_parameters_alone(share, nesterov, active):
     asked = []
 
     def pick(path, parameter):
         asked.append(path)
-        return {"algorithm.share": share, "algorithm.no_pos": no_pos}.get(path, 0.1)
+        return {"algorithm.share": share, "train.optimizer.nesterov": nesterov}.get(path, 0.1)
 
     values = space_of(*NESTED).assign(pick)
 
@@ -43,11 +44,11 @@ def test_assign_asks_for_active_parameters_alone(share, no_pos, active):
 def test_leading_to_gives_values_under_which_a_parameter_is_active():
     space = space_of(*NESTED)
 
-    above = space.leading_to("algorithm.ema")
+    above = space.leading_to("algorithm.tau")
     values = space.assign(lambda path, parameter: above.get(path, parameter.at(0.5)))
 
-    assert above == {"algorithm.share": "body", "algorithm.no_pos": True}
-    assert "algorithm.ema" in values
+    assert above == {"algorithm.share": "body", "train.optimizer.nesterov": True}
+    assert "algorithm.tau" in values
 
 
 def test_defaults_are_the_configurations_own_values_even_outside_the_space():
@@ -74,7 +75,7 @@ def test_defaults_leave_out_what_is_not_active_in_the_configuration():
     assert space.defaults(config_of("algorithm.share=body")).keys() == {
         "train.optimizer.lr",
         "algorithm.share",
-        "algorithm.no_pos",
+        "train.optimizer.nesterov",
     }
 
 
@@ -82,12 +83,15 @@ def test_defaults_leave_out_what_is_not_active_in_the_configuration():
     ("settled", "left"),
     [
         ({"algorithm.share": "none"}, {}),
-        ({"algorithm.share": "full"}, {"algorithm.no_pos": {}}),
+        ({"algorithm.share": "full"}, {"train.optimizer.nesterov": {}}),
         (
             {"algorithm.share": "body"},
-            {"algorithm.no_pos": {}, "algorithm.ema": {"algorithm.no_pos": (True,)}},
+            {
+                "train.optimizer.nesterov": {},
+                "algorithm.tau": {"train.optimizer.nesterov": (True,)},
+            },
         ),
-        ({"algorithm.no_pos": False}, {"algorithm.share": {}}),
+        ({"train.optimizer.nesterov": False}, {"algorithm.share": {}}),
     ],
 )
 def test_without_keeps_what_the_settled_values_allow(settled, left):

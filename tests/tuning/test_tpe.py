@@ -17,14 +17,14 @@ from flbench.tuning.tpe import OptunaSampler  # noqa: E402
 SPACE = space_of(
     "train.optimizer.lr: {loguniform: [0.001, 1.0]}",
     "algorithm.tau: {uniform: [0.0, 1.0]}",
-    "algorithm.top_frac: {quniform: [0.1, 0.7, 0.1]}",
-    "algorithm.ema: {int: [1, 9]}",
+    "train.clip: {quniform: [0.1, 0.7, 0.1]}",
+    "algorithm.lambda0: {int: [1, 9]}",
 )
 DEFAULTS = {
     "train.optimizer.lr": 1.0,
     "algorithm.tau": 1.0,
-    "algorithm.top_frac": None,
-    "algorithm.ema": 9,
+    "train.clip": None,
+    "algorithm.lambda0": 9,
 }
 
 
@@ -33,8 +33,8 @@ def score(params) -> float:
     return -(
         (math.log10(params["train.optimizer.lr"] / 0.03) / 3) ** 2
         + (params["algorithm.tau"] - 0.3) ** 2
-        + ((params["algorithm.top_frac"] or 0.7) - 0.3) ** 2
-        + ((params["algorithm.ema"] - 3) / 9) ** 2
+        + ((params["train.clip"] or 0.7) - 0.3) ** 2
+        + ((params["algorithm.lambda0"] - 3) / 9) ** 2
     )
 
 
