@@ -20,7 +20,7 @@ from torch import Tensor
 import flbench as fl
 from flbench.algorithms import ALGORITHMS
 from flbench.algorithms.fedcpmd import DISTANCES, elected
-from flbench.algorithms.fedpc import INTRA, FedPc, intra_group_means, mix_groups
+from flbench.algorithms.fedpc import INTRA, FedPc, group_weights, intra_group_means, mix_groups
 from flbench.algorithms.shared.prefixes import prefixed, stripped
 from flbench.core.types import Results, State, Update
 from flbench.experiment import checkpoint
@@ -44,10 +44,10 @@ class FirstPull(FedPc):
             return update
         groups = torch.arange(len(state.server["seen"]))[:, None]  # [J, 1]
         members = update.server["groups"] == groups  # [J, N]
-        seen, sizes = members.any(dim=1), members.long() @ self.setting.sizes
+        seen = members.any(dim=1)
         weights = members[:, results.ids].double()
         intra = intra_group_means(stripped(INTRA, state.server), results.sent, weights)
-        inter = mix_groups(intra, self.rho(intra, seen, sizes))
+        inter = mix_groups(intra, group_weights(intra, seen))
         return replace(
             update, server=update.server | inter | prefixed(INTRA, intra) | {"seen": seen}
         )

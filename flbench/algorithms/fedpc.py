@@ -31,7 +31,6 @@ from flbench.algorithms import (
     UniformConfig,
     Update,
     generator,
-    nbytes,
     only,
     repeat,
     smallest_index,
@@ -41,7 +40,7 @@ from flbench.algorithms.shared import prototypes
 from flbench.algorithms.shared.mixing import mix
 from flbench.algorithms.shared.prefixes import prefixed, stripped
 from flbench.algorithms.shared.prototypes import NearestPrototype
-from flbench.algorithms.shared.simplex import simplex, softmax_among
+from flbench.algorithms.shared.simplex import simplex
 from flbench.losses import ClassPull, CrossEntropy, PrototypeL2, class_pull
 from flbench.losses.similarity import EPSILON
 
@@ -52,9 +51,7 @@ TABLE = (PROTOTYPES, PRESENT)
 INTRA = "intra."  # prefix of theta^_j and P^_j, the means within groups
 GM = "gm."  # prefix of the global model
 
-SETUP = "setup.w."  # prefix of the warm-up's backbone, by whose features clients were grouped
 CENTRES = "setup.centres"  # [J, C D] float64, mean vector of the prototypes in each group
-MEANS = "setup.means"  # [C, D] float64, what replaces the prototypes of classes not held
 
 VARIANCE = 0.9  # share of the variance that the principal components reach
 MOST_COMPONENTS = 32
@@ -63,7 +60,6 @@ KMEANS_STARTS = 10
 EQUAL_SILHOUETTES = 1e-9  # silhouettes that differ by less are equal
 SAME_POINT = 1e-9  # relative to the largest entry: points that differ by less are one point
 
-Fill = Literal["zero", "class_mean"]
 Pull = Literal["per_sample_mse"] | class_pull.Form
 GlobalHead = Literal["init_head", "mean_head", "nearest_proto", "none"]
 Points = NDArray[np.float64]
@@ -73,26 +69,12 @@ Labels = NDArray[np.int64]
 class FedPcConfig(UniformConfig):
     """Keys of FedPC.
 
-    The paper gives alpha and gamma. It leaves open the number of groups, the number of principal
-    components and the head of the global model. For the distance, see the class `FedPc`.
+    The paper gives alpha and gamma. It leaves open the number of groups and the head of the global
+    model. For the distance, see the class `FedPc`.
     """
 
     groups: Literal["auto"] | PositiveInt = Field(
         5, description="number of groups J; auto: the best mean silhouette among 2 to 10"
-    )
-    components: int | None = Field(
-        None,
-        ge=1,
-        description="number of principal components q (default: as many as reach 90 % of the"
-        " variance, at most 32)",
-    )
-    fill: Fill = Field(
-        "zero",
-        description="what replaces the prototype of a class that a client does not hold when"
-        " clients are grouped: zeros, or the mean over the clients that hold it",
-    )
-    cluster_after: int = Field(
-        0, ge=0, description="rounds of FedPer before the clients are grouped"
     )
     alpha: float = Field(0.5, ge=0, description="weight of cross entropy")
     gamma: float = Field(0.5, ge=0, description="weight of the distance to the group's prototypes")
@@ -104,28 +86,10 @@ class FedPcConfig(UniformConfig):
         " the samples of each class (per_sample); or with repulsion from other classes (repel, the"
         " paper's text)",
     )
-    center: bool = Field(
-        False,
-        description="subtract the mean over groups from prototypes before their cosines are taken",
-    )
-    temperature: float | None = Field(
-        None,
-        gt=0,
-        description="rho = softmax(cosine / temperature) (default: proportional to the cosine)",
-    )
-    size_weighted: bool = Field(
-        False, description="multiply rho by the number of samples of each group"
-    )
-    single_global: bool = Field(
-        False, description="one mixture for all groups (Algorithm 1) instead of one per group"
-    )
     gm: GlobalHead = Field(
         "init_head",
         description="head of the global model: the seeded one, the mean of the clients' heads, the"
         " nearest prototype, or no global model",
-    )
-    group_heads: bool = Field(
-        False, description="charge the traffic between the servers of groups and a central server"
     )
 
 
@@ -165,12 +129,13 @@ class FedPc(Algorithm):
     without a prototype do not count. The text also speaks of repulsion from other classes
     (`pull=repel`).
 
-    Eq. 7-8 give every group a model, Algorithm 1 has one for all (`single_global`); the equations
-    are followed. A negative cosine counts as 0. The objective of the paper weights clients by
+    Eq. 7-8 give every group a model, Algorithm 1 has one for all; the equations are followed. A
+    negative cosine counts as 0. The objective of the paper weights clients by
     samples, line 13 does not (`agg_weights`). Cosines run over the classes that both groups have. A
     group without a client in the round keeps its last means; a group that never had one gives
-    nothing and takes equal parts of the groups that had one (with `size_weighted`, parts in
-    proportion to their samples).
+    nothing and takes equal parts of the groups that had one. When clients are grouped, the
+    prototype of a class that a client does not hold is zero, and the q principal components are as
+    many as reach 90 % of the variance, at most 32.
 
     The first round of training has no L_p, although the set-up has given the server prototypes of
     the seeded net: P^(j) is computed only from clients that have trained. docs/papers/fedpc.md has
@@ -204,30 +169,8 @@ class FedPc(Algorithm):
     def personal(self) -> frozenset[str]:
         return self.setting.net.names("head")
 
-    def requires(self) -> list[str]:
-        after, rounds = self.config.cluster_after, self.setting.rounds
-        if after < rounds:
-            return []
-        return [
-            f"fedpc: algorithm.cluster_after={after} must be below train.rounds={rounds}, because"
-            " training continues after the clients are grouped. Lower algorithm.cluster_after or"
-            " raise train.rounds."
-        ]
-
-    def notes(self) -> list[str]:
-        config = self.config
-        if (config.groups, config.alpha, config.gamma) != (1, 1.0, 0.0):
-            return []
-        return [
-            "fedpc: with algorithm.groups=1, algorithm.alpha=1 and algorithm.gamma=0 this is fedper"
-            f" with algorithm.agg_weights={config.agg_weights}."
-        ]
-
     def stages(self) -> tuple[Stage, ...]:
-        after = self.config.cluster_after
-        cluster = Stage("cluster", 1, setup=True)
-        train = Stage("train", self.setting.rounds - after)
-        return (Stage("warmup", after), cluster, train) if after else (cluster, train)
+        return (Stage("cluster", 1, setup=True), Stage("train", self.setting.rounds))
 
     def init(self, start: Tree) -> tuple[Tree, Tree]:
         heads, shared = self.split()
@@ -240,10 +183,7 @@ class FedPc(Algorithm):
         server["seen"] = torch.zeros(count).bool()  # [J] groups that have had a participant
         server["groups"] = torch.zeros(clients).long()  # [N] c(i)
         shape = group[PROTOTYPES].shape  # C, D
-        server[MEANS] = torch.zeros(shape, dtype=torch.float64)
         server[CENTRES] = torch.zeros(count, shape.numel(), dtype=torch.float64)
-        if self.config.cluster_after:
-            server |= prefixed(SETUP, only(start, shared))
 
         client = only(start, heads) | {"prototypes": group[PROTOTYPES]}
         return server, repeat(client, clients)
@@ -252,19 +192,14 @@ class FedPc(Algorithm):
 
     def program(self, state: State) -> LocalProgram:
         heads, shared = self.split()
-        stage = self.stages()[state.stage].name
-        if stage == "warmup":
-            return super().program(state)
-
-        config = self.config
         collect = prototypes.collect(self.setting)  # eq. 2
         keeps = heads | {"prototypes"}
         sends = frozenset({"prototypes", "ids"})
         masks = (("prototypes", "held"), ("ids", "held"))
-        if stage == "cluster":
+        if self.stages()[state.stage].setup:
             return LocalProgram(collect, keeps, sends, masks)
 
-        train = self.phase(CrossEntropy(config.alpha), self.pull())
+        train = self.phase(CrossEntropy(self.config.alpha), self.pull())
         return LocalProgram((train, *collect), keeps, shared | sends, masks)
 
     def pull(self) -> LossTerm:
@@ -290,61 +225,32 @@ class FedPc(Algorithm):
         return Dispatch(rows=Message(rows, dict.fromkeys(TABLE, has_prototypes)))
 
     def aggregate(self, state: State, results: Results) -> Update:
-        match self.stages()[state.stage].name:
-            case "warmup":
-                return self._average_all(state, results)
-            case "cluster":
-                return self._group_clients(state, results)
-            case _:
-                return self._average_groups(state, results)
-
-    def _average_all(self, state: State, results: Results) -> Update:
-        """FedPer: one mean for all groups."""
-        mean = self.mean(results)
-        groups = repeat_groups(mean, len(state.server["seen"]))
-        return Update(groups | prefixed(GM, repeat_groups(mean, 1)))
+        if self.stages()[state.stage].setup:
+            return self._group_clients(state, results)
+        return self._average_groups(state, results)
 
     def _group_clients(self, state: State, results: Results) -> Update:
-        config = self.config
-        labels, q = group_clients(
-            results, config.fill, config.components, config.groups, self.setting.seed
-        )
+        """Return c(i), and the mean vector of each group, by which a new client finds its group."""
+        vectors = client_vectors(results.sent)  # [K, C D]
+        labels, q = group_clients(vectors, self.config.groups, self.setting.seed)
         groups = state.server["groups"].index_copy(0, results.ids, labels)
-        entries = {"groups": groups} | self._of_groups(state, results, labels)
-        return Update(entries, metrics={"groups": int(groups.max()) + 1, "q": q})
 
-    def _of_groups(self, state: State, results: Results, labels: Tensor) -> Tree:
-        """Return what the server remembers of the set-up to find the groups of new clients."""
-        table, held = results.sent.values["prototypes"], results.sent.mask["prototypes"]
-        vectors = client_vectors(table, held, self.config.fill)  # [K, C D]
         centres = [vectors[labels == j].mean(dim=0) for j in range(int(labels.max()) + 1)]
         # A group without members is as far as the first one, which comes first.
         centres += [centres[0]] * (len(state.server[CENTRES]) - len(centres))
-        entries = {CENTRES: torch.stack(centres)}
-        if self.config.fill == "class_mean":
-            nobody = torch.zeros_like(held[:1])
-            filled = client_vectors(
-                torch.cat([table, table[:1]]), torch.cat([held, nobody]), "class_mean"
-            )
-            entries[MEANS] = filled[-1].reshape(table.shape[1:])
-        backbone = {name: state.server[name][0] for name in stripped(SETUP, state.server)}
-        return entries | prefixed(SETUP, backbone)
+        entries = {"groups": groups, CENTRES: torch.stack(centres)}
+        return Update(entries, metrics={"groups": int(groups.max()) + 1, "q": q})
 
     def join(self, state: State, ids: Tensor) -> Joining | None:
         """Return how a new client finds its group, by its prototypes as in the set-up."""
-        if CENTRES not in state.server:  # an earlier version began the run
-            return None
         masks = (("prototypes", "held"), ("ids", "held"))
         sends = frozenset({"prototypes", "ids"})
         program = LocalProgram(prototypes.collect(self.setting), sends=sends, masks=masks)
-        backbone = Dispatch(Message(stripped(SETUP, state.server)))  # otherwise the seeded one
-        return Joining(backbone, program, aggregate=self._place)
+        return Joining(Dispatch(), program, aggregate=self._place)
 
     def _place(self, state: State, results: Results) -> Update:
         """Return the groups with those of new clients, the nearest ones by their prototypes."""
-        held = results.sent.mask["prototypes"][:, :, None]
-        own = torch.where(held, results.sent.values["prototypes"].double(), state.server[MEANS])
-        distance = torch.cdist(own.flatten(1), state.server[CENTRES])  # [K, J]
+        distance = torch.cdist(client_vectors(results.sent), state.server[CENTRES])  # [K, J]
         groups = state.server["groups"].index_copy(0, results.ids, smallest_index(distance))
         return Update({"groups": groups})
 
@@ -361,55 +267,20 @@ class FedPc(Algorithm):
         seen = server["seen"] | weights.any(dim=1)  # [J]
 
         # Between groups: theta^(j) and P^(j) (eq. 5 to 8).
-        sizes = members.long() @ self.setting.sizes  # [J] samples of each group
-        rho = self.rho(intra, seen, sizes)
+        rho = group_weights(intra, seen)
         inter = mix_groups(intra, rho)
 
+        sizes = members.long() @ self.setting.sizes  # [J] samples of each group
         gm = mix_groups(inter, sizes.double()[None] / sizes.sum())  # [1, ...]
 
-        between = 0
-        if self.config.group_heads:
-            between = int((sizes > 0).sum()) * group_bytes(intra)
         return Update(
             inter | prefixed(INTRA, intra) | prefixed(GM, gm) | {"seen": seen},
             metrics={"rho_self": float(rho.diag()[seen].mean())},
-            between=between,
         )
-
-    def rho(self, intra: Tree, seen: Tensor, sizes: Tensor) -> Tensor:
-        """Return rho of eq. 5-6: row j is what group j takes from each group.
-
-        Args:
-            intra: P^_j [J, C, D] and flags [J, C] under the names of `TABLE`.
-            seen: [J] bool: groups that have had a participant.
-            sizes: [J] samples of each group.
-
-        Returns:
-            [J, J] float64 in [0, 1]; every row sums to 1. A group that was never seen gives
-            nothing. It takes from every seen group l a part in proportion to 1, or to `sizes[l]`
-            with `size_weighted`. With `single_global` every row is the mean of the rows of the
-            seen groups.
-        """
-        config = self.config
-        table, present = intra[PROTOTYPES], intra[PRESENT]
-        if config.center:
-            table = table - table.sum(dim=0) / present.sum(dim=0).clamp_min(1)[:, None]
-
-        scores = table_cosines(table, present)  # M, [J, J]
-        if config.temperature is not None:
-            scores = softmax_among(scores / config.temperature, seen, dim=1)
-        scores = torch.where(seen[:, None], scores, 1.0) * seen
-        if config.size_weighted:
-            scores = scores * sizes
-
-        rho = simplex(scores, torch.eye(len(seen)), dim=1)
-        if config.single_global:
-            return rho[seen].mean(dim=0).expand_as(rho)
-        return rho
 
     def learned(self, state: State) -> tuple[Learned, ...]:
         """Return the groups of the clients."""
-        about = "Group of each client, by the prototypes of the seeded net or of the warm-up."
+        about = "Group of each client, by the prototypes of the seeded net."
         count = len(state.server["seen"])
         return (LearnedTable.of_groups("groups", about, state.server["groups"], count),)
 
@@ -542,24 +413,30 @@ def table_cosines(tables: Tensor, present: Tensor) -> Tensor:
     return (torch.einsum("jcd,lcd->jl", own, own) / norms).fill_diagonal_(1.0)
 
 
-def group_bytes(groups: Tree) -> int:
-    """Return the bytes of one group's backbone and prototypes, of groups [J, ...] each."""
-    return nbytes({name: value[0] for name, value in groups.items() if name != PRESENT})
+def group_weights(groups: Tree, seen: Tensor) -> Tensor:
+    """Return rho of eq. 5-6: row j is what group j takes from each group.
+
+    Args:
+        groups: P^_j [J, C, D] and flags [J, C] under the names of `TABLE`.
+        seen: [J] bool: groups that have had a participant.
+
+    Returns:
+        [J, J] float64 in [0, 1]; every row sums to 1. A group that was never seen gives nothing,
+        and takes equal parts of the groups that were.
+    """
+    scores = table_cosines(groups[PROTOTYPES], groups[PRESENT])  # M, [J, J]
+    scores = torch.where(seen[:, None], scores, 1.0) * seen
+    return simplex(scores, torch.eye(len(seen)), dim=1)
 
 
 # Set-up: clients are grouped by principal components and k-means (scikit-learn).
 
 
-def group_clients(
-    results: Results, fill: Fill, components: int | None, groups: int | Literal["auto"], seed: int
-) -> tuple[Tensor, int]:
+def group_clients(vectors: Tensor, groups: int | Literal["auto"], seed: int) -> tuple[Tensor, int]:
     """Return the group c(i) of each client and the number of principal components q.
 
     Args:
-        results: Results of the set-up. The clients sent `prototypes` [K, C, D], whose mask [K, C]
-            says which classes a client holds.
-        fill: Replacement for classes that a client does not hold, see `client_vectors`.
-        components: Number of principal components, see `principal_components`.
+        vectors: [K, C D], see `client_vectors`.
         groups: Number of groups J, or `auto` for the best mean silhouette among 2 to 10. There are
             fewer groups if fewer clients differ.
         seed: Seed of the run.
@@ -567,10 +444,7 @@ def group_clients(
     Returns:
         [K] int64 labels, numbered from 0, and q.
     """
-    held = results.sent.mask["prototypes"]
-    vectors = client_vectors(results.sent.values["prototypes"], held, fill)
-    points = principal_components(vectors, components)
-
+    points = principal_components(vectors)
     kmeans_seed = int(generator(seed, "method").integers(2**32))
     if groups == "auto":
         labels = best_silhouette(points, MOST_GROUPS, kmeans_seed)
@@ -579,30 +453,25 @@ def group_clients(
     return torch.from_numpy(labels), points.shape[1]
 
 
-def client_vectors(table: Tensor, held: Tensor, fill: Fill) -> Tensor:
+def client_vectors(sent: Message) -> Tensor:
     """Return one vector per client, its prototypes class after class, [K, C D] float64.
 
     Args:
-        table: [K, C, D] prototypes.
-        held: [K, C] bool: classes that each client holds.
-        fill: What replaces the prototype of a class that a client does not hold: `zero`, or
-            `class_mean` for the mean over the clients that hold the class (zeros if none does).
+        sent: `prototypes` [K, C, D] of the clients, whose mask [K, C] says which classes a client
+            holds. Classes that it does not hold are zeros.
     """
-    own = torch.where(held[:, :, None], table.double(), 0.0)  # [K, C, D]
-    if fill == "class_mean":
-        mean = own.sum(dim=0) / held.sum(dim=0).clamp_min(1)[:, None]  # [C, D]
-        own = torch.where(held[:, :, None], own, mean)
-    return own.flatten(1)
+    held = sent.mask["prototypes"][:, :, None]
+    return torch.where(held, sent.values["prototypes"].double(), 0.0).flatten(1)
 
 
-def principal_components(vectors: Tensor, components: int | None = None) -> Points:
+def principal_components(vectors: Tensor) -> Points:
     """Return the vectors' coordinates along their first principal components, [K, q].
+
+    q is the fewest components that reach 90 % of the variance, at most 32, K - 1 and M. Vectors
+    that are all the same have one component, with coordinate 0.
 
     Args:
         vectors: [K, M] float64.
-        components: Number of components q. None takes the fewest that reach 90 % of the variance,
-            at most 32. There are at most K - 1 and at most M components. Vectors that are all the
-            same have one component, with coordinate 0.
     """
     from sklearn.decomposition import PCA
 
@@ -615,12 +484,11 @@ def principal_components(vectors: Tensor, components: int | None = None) -> Poin
     if width > count:  # K columns with the same inner products as the M columns
         centred = torch.linalg.qr(centred.T, mode="r").R.T  # [K, K]
 
-    most = min(components or MOST_COMPONENTS, count - 1, width)
+    most = min(MOST_COMPONENTS, count - 1, width)
     pca = PCA(most, svd_solver="full").fit(centred.numpy())
-    if components is None:
-        reached = np.cumsum(pca.explained_variance_ratio_) >= VARIANCE - SAME_POINT
-        components = int(reached.argmax()) + 1 if reached.any() else most
-    points: Points = pca.transform(centred.numpy())[:, :components]
+    reached = np.cumsum(pca.explained_variance_ratio_) >= VARIANCE - SAME_POINT
+    q = int(reached.argmax()) + 1 if reached.any() else most
+    points: Points = pca.transform(centred.numpy())[:, :q]
     return points
 
 

@@ -263,14 +263,11 @@ class Update:
         reply: Rows [K, ...] that the server sends back to the cohort, in cohort order; None for no
             reply.
         metrics: Diagnostics of the server to log.
-        between: Bytes that the machines of a distributed server (group heads and a centre) exchange
-            in each direction; they are added to the bytes of the clients.
     """
 
     server: Tree = field(default_factory=dict)
     reply: Message | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
-    between: int = 0
 
 
 @dataclass(frozen=True)

@@ -417,8 +417,6 @@ def _costs(
         # sent once to every other client whose row has a non-zero entry in column j.
         edges = (links != 0) & ~torch.eye(len(links), dtype=torch.bool)
         costs["peer_bytes"] = int((edges.sum(dim=0) * up).sum())
-    costs["up_bytes"] += update.between
-    costs["down_bytes"] += update.between
     if stage.setup:
         costs = {"setup_bytes": sum(costs.values())}
     trains = _has_training(trained.program)

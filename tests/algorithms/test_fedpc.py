@@ -1,17 +1,15 @@
 """FedPC's server against loops over its formulas, its identities, bytes and edges."""
 
 from dataclasses import replace
-from math import exp
 
 import pytest
 import torch
 
 from flbench.algorithms.base import Algorithm, state_of
-from flbench.algorithms.fedpc import TABLE
+from flbench.algorithms.fedpc import TABLE, group_weights
 from flbench.algorithms.shared.prototypes import NearestPrototype
 from flbench.client.program import Phase
 from flbench.config.schema import AlgorithmConfig
-from flbench.core.errors import UserError
 from flbench.core.types import Message, Results, State
 from flbench.experiment import rounds
 from flbench.losses import ClassPull, PrototypeL2
@@ -67,29 +65,6 @@ def test_one_group_without_pull_is_fedper_with_uniform_weights(policy):
     assert not same(after(build(*plain, "algorithm.gamma=0.1", *keys), 2), other)
 
 
-def test_fedpc_notes_when_it_equals_fedper():
-    plain = ("algorithm=fedpc", "algorithm.groups=1", "algorithm.alpha=1", "algorithm.gamma=0")
-
-    assert any("this is fedper" in note for note in build(*plain).notes)
-    assert not any("this is fedper" in note for note in build(*plain[:-1]).notes)
-
-
-@pytest.mark.slow
-def test_warm_up_is_fedper_whatever_the_groups_then_everyone_has_that_body():
-    built = build("algorithm=fedpc", "algorithm.cluster_after=2", *LENET)
-    other = fedper(*LENET)
-
-    warm = after(built, 2)
-    grouped, _ = played(built, warm)
-
-    assert same(warm, other)
-    assert same(grouped, other)
-    assert (warm.stage, grouped.stage, grouped.round) == (1, 2, 2)
-    assert not warm.server["groups"].any()
-    assert grouped.server["groups"].any()
-    assert not grouped.server["seen"].any()
-
-
 @pytest.mark.slow
 def test_first_round_has_no_pull():
     """The prototypes of the set-up pull nothing: the loss is cross entropy times alpha."""
@@ -138,11 +113,6 @@ def test_number_of_groups_by_silhouette():
     found = len(state.server["groups"].unique())
     assert 2 <= found <= 4
     assert state.server["seen"].tolist() == [j < found for j in range(5)]
-
-
-def test_a_warm_up_that_leaves_no_round_is_refused():
-    with pytest.raises(UserError, match=r"algorithm.cluster_after=3 must be below train.rounds=3"):
-        build("algorithm=fedpc", "algorithm.cluster_after=3")
 
 
 # The server's formulas
@@ -201,11 +171,11 @@ def cos(a: torch.Tensor, b: torch.Tensor) -> float:
     return float(a @ b) / max(float(a.norm() * b.norm()), 1e-12)
 
 
-def slow_server(state: State, results: Results, options: dict[str, object]):
+def slow_server(state: State, results: Results, agg_weights: str):
     """Compute lines 13-14 of Algorithm 1, eq. 5-6 and eq. 7-8 by loops in float64."""
     server, sent, ids = state.server, results.sent, results.ids.tolist()
     names = [name for name in sent.values if name != "prototypes"]
-    weight = {i: float(SIZES[i]) if options.get("samples") else 1.0 for i in ids}
+    weight = {i: float(SIZES[i]) if agg_weights == "samples" else 1.0 for i in ids}
     theta = {name: server[f"intra.{name}"].clone() for name in names}
     table, has = server[f"intra.{TABLE[0]}"].clone(), server[f"intra.{TABLE[1]}"].clone()
     seen = server["seen"].clone()
@@ -225,31 +195,13 @@ def slow_server(state: State, results: Results, options: dict[str, object]):
                 has[j, k] = True
     there = [j for j in range(4) if seen[j]]
     size = {j: sum(float(SIZES[i]) for i in range(N) if GROUPS[i] == j) for j in range(4)}
-    seen_table = table.clone()
-    if options.get("center"):
-        for k in range(C):
-            have = [j for j in range(4) if has[j, k]]
-            if have:
-                seen_table[:, k] -= sum(table[j, k] for j in have) / len(have)
     rho = torch.zeros(4, 4, dtype=torch.float64)
     for j in range(4):
         for one in there:
             both = has[j] & has[one]
-            m = (
-                1.0
-                if j == one
-                else cos(seen_table[j][both].flatten(), seen_table[one][both].flatten())
-            )
-            m = exp(m / options["temperature"]) if "temperature" in options else max(m, 0.0)
-            m = m if seen[j] else 1.0
-            rho[j, one] = m
-        if "temperature" in options and seen[j]:
-            rho[j] /= rho[j].sum()
-        for one in there:
-            rho[j, one] *= size[one] if options.get("size_weighted") else 1.0
+            m = 1.0 if j == one else cos(table[j][both].flatten(), table[one][both].flatten())
+            rho[j, one] = max(m, 0.0) if seen[j] else 1.0
         rho[j] /= rho[j].sum()
-    if options.get("single_global"):
-        rho = (sum(rho[j] for j in there) / len(there)).expand(4, 4)
     outer = {
         name: torch.stack([sum(rho[j, o] * theta[name][o] for o in there) for j in range(4)])
         for name in names
@@ -266,31 +218,13 @@ def slow_server(state: State, results: Results, options: dict[str, object]):
     return rho, outer, {**theta, TABLE[0]: table, TABLE[1]: has}, seen, size
 
 
-OPTIONS = [
-    {},
-    {"center": True},
-    {"temperature": 0.05},
-    {"size_weighted": True},
-    {"single_global": True},
-    {"samples": True},
-    {"center": True, "temperature": 0.5, "size_weighted": True, "single_global": True},
-]
-
-
-def keys_of(options: dict[str, object]) -> list[str]:
-    """Return the options as overrides of the configuration."""
-    pairs = {"agg_weights" if key == "samples" else key: value for key, value in options.items()}
-    pairs |= {"agg_weights": "samples"} if "samples" in options else {}
-    return [f"algorithm.{key}={str(value).lower()}" for key, value in pairs.items()]
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("agg_weights", ["uniform", "samples"])
 @pytest.mark.parametrize("ids", [[0, 1, 3, 4], [0, 1, 2, 3, 4, 5], [2]])
-def test_server_equals_loops_over_the_formulas(options, ids):
+def test_server_equals_loops_over_the_formulas(agg_weights, ids):
     """Groups without a participant keep their means; group 3 has client 5 only."""
-    algorithm, start = method(*keys_of(options))
+    algorithm, start = method(f"algorithm.agg_weights={agg_weights}")
     state, results = situation(algorithm, start, ids)
-    rho, outer, inner, seen, size = slow_server(state, results, options)
+    rho, outer, inner, seen, size = slow_server(state, results, agg_weights)
 
     server = algorithm.aggregate(state, results).server
 
@@ -304,21 +238,15 @@ def test_server_equals_loops_over_the_formulas(options, ids):
         slow = sum(size[j] * server[name][j] for j in range(4)) / sum(size.values())
         assert torch.allclose(server[f"gm.{name}"][0], slow, rtol=0, atol=1e-12)
     # Rows sum to one. A group that never took part gives nothing, and takes equal parts of the
-    # groups that did, or parts by their samples.
-    found = algorithm.rho(
-        {name: server[f"intra.{name}"] for name in TABLE}, seen, torch.tensor(list(size.values()))
-    )
+    # groups that did.
+    found = group_weights({name: server[f"intra.{name}"] for name in TABLE}, seen)
     assert torch.allclose(found, rho, rtol=0, atol=1e-12)
     assert torch.allclose(found.sum(dim=1), torch.ones(4).double(), rtol=0, atol=1e-12)
     assert (found >= 0).all()
     assert bool(seen[3]) == (5 in ids)
     if 5 not in ids:
         assert not found[:, 3].any()
-    if 5 not in ids and not options:
         assert torch.allclose(found[3, :3], torch.full((3,), 1 / 3).double())
-    if 5 not in ids and options == {"size_weighted": True}:
-        parts = torch.tensor(list(size.values())) * seen
-        assert torch.allclose(found[3], (parts / parts.sum()).double())
 
 
 def test_prototypes_that_no_client_sends_keep_their_value():
@@ -461,8 +389,7 @@ def test_local_loss_is_cross_entropy_and_the_pull(form):
             "alpha=1",
             "gamma=2",
         ),
-        *("center=true", "temperature=0.05", "size_weighted=true", "single_global=true"),
-        *("cluster_after=1", "agg_weights=samples"),
+        "agg_weights=samples",
     ],
 )
 @pytest.mark.slow
@@ -541,30 +468,16 @@ def costs_of(built) -> list[dict[str, float]]:
     return costs
 
 
-@pytest.mark.parametrize("heads", [False, True])
-def test_bytes_are_those_of_body_and_prototypes(heads):
+def test_bytes_are_those_of_body_and_prototypes():
     """Clients have the seeded net, so set-up and round 0 send nothing down."""
     keys = ("algorithm=fedpc", "model.name=lenet5", "algorithm.groups=2")
-    built = build(*keys, f"algorithm.group_heads={str(heads).lower()}")
+    built = build(*keys)
     held = int((built.federation.counts > 0).sum())
 
     setup, first, second = costs_of(built)
 
     up, down = 5 * BODY + held * (4 * D_LENET + 4), 5 * (BODY + 4 * 10 * D_LENET + 10)
-    between = heads * 2 * (BODY + 4 * 10 * D_LENET)
     assert setup["setup_bytes"] == held * (4 * D_LENET + 4)
     assert setup["trainings"] == 0
-    assert (first["up_bytes"], first["down_bytes"]) == (up + between, between)
-    assert (second["up_bytes"], second["down_bytes"]) == (up + between, down + between)
-
-
-@pytest.mark.slow
-def test_bytes_of_a_warm_up_are_fedpers_and_the_set_up_then_sends_the_body():
-    built = build("algorithm=fedpc", "model.name=lenet5", "algorithm.cluster_after=1")
-    held = int((built.federation.counts > 0).sum())
-
-    warm, setup, first = costs_of(built)
-
-    assert (warm["up_bytes"], warm["down_bytes"]) == (5 * BODY, 0)
-    assert setup["setup_bytes"] == 5 * BODY + held * (4 * D_LENET + 4)
-    assert first["down_bytes"] == 5 * BODY  # no prototypes of groups yet
+    assert (first["up_bytes"], first["down_bytes"]) == (up, 0)
+    assert (second["up_bytes"], second["down_bytes"]) == (up, down)

@@ -5,7 +5,6 @@ import torch
 
 from flbench.algorithms.fedpc import (
     TABLE,
-    group_bytes,
     intra_group_means,
     mix_groups,
     repeat_groups,
@@ -103,10 +102,6 @@ def test_repeat_groups_gives_every_group_a_copy_that_can_be_digested(count):
     found["w"][0] = 0
     assert tree["w"].any()
     assert len(digest([found])) == 64
-
-
-def test_group_bytes_are_a_groups_net_and_prototypes():
-    assert group_bytes(old()) == 8 * (2 * 3) + 8 + 8 * C * D
 
 
 def test_table_cosines_are_over_the_classes_that_both_have():

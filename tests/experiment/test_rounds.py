@@ -118,26 +118,6 @@ def test_setup_may_ask_some_clients_only(built):
     assert second.state.clients["a"][:, 0].tolist() == [2, 2, 1, 1, 1]
 
 
-@pytest.mark.parametrize("setup", [False, True])
-def test_bytes_between_the_servers_machines_are_charged_in_both_directions(built, setup):
-    class Heads(Made):
-        def stages(self):
-            return (Stage("first", 4, setup=setup),)
-
-        def aggregate(self, state: State, results: Results) -> Update:
-            return Update(between=100)
-
-    algorithm = made(built, Heads)
-
-    costs = play(built, algorithm, start_of(algorithm)).costs
-
-    sent = N * 2 * 4
-    if setup:
-        assert costs["setup_bytes"] == sent + 200
-    else:
-        assert (costs["up_bytes"], costs["down_bytes"]) == (sent + 100, 100)
-
-
 def test_setup_rounds_have_streams_of_their_own(built):
     algorithm = made(built, WithSetup)
     state = start_of(algorithm)
