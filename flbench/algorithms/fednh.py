@@ -1,7 +1,7 @@
 """FedNH: a head of normalised class prototypes that no client trains (Dai et al., AAAI 2023)."""
 
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -60,11 +60,6 @@ class FedNHConfig(UniformConfig):
     learn_scale: bool = Field(
         True, description="true: clients train the factor s; false: it is constant"
     )
-    evaluated: Literal["global", "last"] = Field(
-        "global",
-        description="the model that is evaluated: the server's, or the one that a client trained"
-        " last, with the prototypes of that round",
-    )
 
 
 @ALGORITHMS.register("fednh")
@@ -99,7 +94,7 @@ class FedNH(Algorithm):
     communication = Communication(
         down="body, s, C D prototypes",
         up="body, s, (D + 2) of each held class",
-        keeps="nothing (evaluated=last: w)",
+        keeps="nothing",
     )
 
     def requires(self) -> list[str]:
@@ -131,26 +126,23 @@ class FedNH(Algorithm):
         keeps, sends = super().split()
         return keeps, sends - self.setting.net.names("head")
 
-    def kept(self) -> frozenset[str]:
-        """Return the leaves that clients keep; with `evaluated=last` their last trained model."""
-        keeps, sends = self.split()
-        return keeps | sends | self.learnt() | {W} if self.config.evaluated == "last" else keeps
-
     def init(self, start: Tree) -> tuple[Tree, Tree]:
         table = far_apart(self.setting.classes, self.setting.net.features, self.setting.seed)
         scale = torch.tensor(self.config.scale, dtype=start[W].dtype)
         begin = start | {W: table.to(start[W].dtype), SCALE: scale}
-        # Every client has the initial W and s. Unless it keeps them, a dispatch overwrites them.
-        clients = repeat(only(begin, self.kept() | {W, SCALE}), self.setting.clients)
-        return only(begin, self.split()[1] | {W, SCALE}), clients
+        keeps, sends = self.split()
+        # Every client has the initial W and s, which a dispatch overwrites.
+        clients = repeat(only(begin, keeps | {W, SCALE}), self.setting.clients)
+        return only(begin, sends | {W, SCALE}), clients
 
     def program(self, state: State) -> LocalProgram:
         learnt = self.learnt()
         phase = self.phase(*self.terms(), train=self.setting.net.names("backbone") | learnt)
         phase = replace(phase, project=keep_positive if learnt else None)
         collect = prototypes.collect(self.setting, of=unit, write=write_directions)
-        sends = self.split()[1] | learnt | prototypes.LEAVES
-        return LocalProgram((phase, *collect), self.kept(), sends, prototypes.MASKS)
+        keeps, sends = self.split()
+        sends = sends | learnt | prototypes.LEAVES
+        return LocalProgram((phase, *collect), keeps, sends, prototypes.MASKS)
 
     def terms(self) -> tuple[LossTerm, ...]:
         return (CosineCrossEntropy(),)
@@ -195,13 +187,8 @@ class FedNH(Algorithm):
         return (table,)
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
-        deployments = {
-            name: replace(model, predict=by_cosine)
-            for name, model in super().deploy(state, ids).items()
-        }
-        if self.config.evaluated == "last":
-            deployments["personal"] = Deployment(Dispatch(), predict=by_cosine)
-        return deployments
+        models = super().deploy(state, ids)
+        return {name: replace(model, predict=by_cosine) for name, model in models.items()}
 
 
 def keep_positive(trained: Tree, ctx: Tree) -> Tree:

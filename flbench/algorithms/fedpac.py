@@ -1,7 +1,7 @@
 """FedPAC: aligned features and mixed heads (Xu, Tong, Huang, ICLR 2023)."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -26,7 +26,6 @@ from flbench.algorithms import (
     Transform,
     Tree,
     Update,
-    epochs,
     only,
 )
 from flbench.algorithms.shared import pairs, prototypes
@@ -47,15 +46,6 @@ class FedPACConfig(AlgorithmConfig):
     head_lr: float = Field(
         0.1, ge=0, description="learning rate of the head; train.schedule scales it too"
     )
-    head_epochs: int = epochs(1, "training of the head in a round, before the body")
-    collaborate: bool = Field(
-        True, description="clients receive a mixture of the cohort's heads; false: they keep theirs"
-    )
-    first_round: Literal["none", "own"] = Field(
-        "none",
-        description="what features are pulled to before there are prototypes: nothing (authors'"
-        " code), or the client's own class means",
-    )
 
 
 @ALGORITHMS.register("fedpac")
@@ -67,7 +57,7 @@ class FedPAC(Algorithm):
 
         1. mu_k = mean of z over class k,  h_k = (n_k / n) mu_k            all samples, eval mode
            v    = (mean ||z||^2 - sum_k ||h_k||^2) / n
-        2. the head, `head_epochs` at `head_lr`: CE, under the frozen body
+        2. the head, one epoch at `head_lr`: CE, under the frozen body
         3. the body, under the frozen head: CE + lam (1 / D) ||z - c_y||^2, c_k = P_k, or mu_k for a
            class without P_k; lam = 0 while there are no prototypes
         4. m_k  = mean of z over class k, with the trained body            all samples, eval mode
@@ -127,11 +117,9 @@ class FedPAC(Algorithm):
         c, train = self.config, self.setting.train
         head, body = self.personal(), frozenset(self.setting.net.parameters) - self.personal()
 
-        before = Statistic(
-            "before", Moments(self.setting.classes), finish=Summary(own=c.first_round == "own")
-        )
+        before = Statistic("before", Moments(self.setting.classes), finish=summary)
         train_head = replace(
-            self.phase(CrossEntropy(), train=head, epochs=c.head_epochs),
+            self.phase(CrossEntropy(), train=head, epochs=1),
             optimizer=train.optimizer.model_copy(update={"lr": c.head_lr}),
             batchnorm="eval",
         )
@@ -146,10 +134,8 @@ class FedPAC(Algorithm):
             train_body,
             *prototypes.collect(self.setting, write=write_prototypes),
         )
-        summary = frozenset({"h", "v"}) if c.collaborate else frozenset()
-        heads = head if c.collaborate else frozenset()
-        masks = (*prototypes.MASKS, *((("h", "held"),) if c.collaborate else ()))
-        return LocalProgram(steps, keeps, sends | prototypes.LEAVES | summary | heads, masks)
+        sends = sends | prototypes.LEAVES | {"h", "v"} | head
+        return LocalProgram(steps, keeps, sends, (*prototypes.MASKS, ("h", "held")))
 
     # Server
 
@@ -174,8 +160,6 @@ class FedPAC(Algorithm):
         old = state.server["global.prototypes"]
         server["global.prototypes"] = torch.where((total > 0)[:, None], mean.to(old.dtype), old)
         server["global.present"] = state.server["global.present"] | (total > 0)
-        if not self.config.collaborate:
-            return Update(server)
 
         alpha = head_weights(sent["h"].double(), sent["v"].double())  # [K, K]
         heads = mix(only(sent, self.personal()), alpha)
@@ -277,40 +261,27 @@ class Moments(ClassSums):
         return {**super().__call__(context), "squares": squares}
 
 
-@dataclass(frozen=True)
-class Summary:
-    """What a client computes of these sums with the received body.
+def summary(sums: Tree, leaves: Tree, ctx: Tree) -> Tree:
+    """Return what a client computes of the sums of `Moments` with the received body.
 
-    Attributes:
-        own: Whether features are pulled to the client's class means while the server has no
-            prototypes.
+    Args:
+        sums: Results of `Moments`, over all samples.
+        leaves: Not used.
+        ctx: `global.prototypes` P [C, D] and `global.present` [C].
+
+    Returns:
+        `h` [C, D] and `v` [], float64, and what features are pulled to: `anchors` [C, D], and
+        `anchored` [C] bool for the classes that have one, none while there are no prototypes.
     """
-
-    own: bool
-
-    def __call__(self, sums: Tree, leaves: Tree, ctx: Tree) -> Tree:
-        """Return the results of the Statistic `before`.
-
-        Args:
-            sums: Results of `Moments`, over all samples.
-            leaves: Not used.
-            ctx: `global.prototypes` P [C, D] and `global.present` [C].
-
-        Returns:
-            `h` [C, D] and `v` [], float64, and what features are pulled to: `anchors` [C, D], and
-            `anchored` [C] bool for the classes that have one.
-        """
-        counts, table = sums["counts"], ctx["global.prototypes"]
-        n = counts.sum().clamp_min(1.0)
-        h = sums["sums"] / n  # [C, D]
-        v = (sums["squares"] / n - h.square().sum()) / n
-        means = sums["sums"] / counts.clamp_min(1.0)[:, None]  # [C, D]
-        present = ctx["global.present"]
-        anchors = torch.where(present[:, None], table, means.to(table.dtype))
-        anchored = present | (counts > 0)
-        if not self.own:
-            anchored = anchored & present.any()
-        return {"h": h, "v": v.clamp_min(0.0), "anchors": anchors, "anchored": anchored}
+    counts, table = sums["counts"], ctx["global.prototypes"]
+    n = counts.sum().clamp_min(1.0)
+    h = sums["sums"] / n  # [C, D]
+    v = (sums["squares"] / n - h.square().sum()) / n
+    means = sums["sums"] / counts.clamp_min(1.0)[:, None]  # [C, D]
+    present = ctx["global.present"]
+    anchors = torch.where(present[:, None], table, means.to(table.dtype))
+    anchored = (present | (counts > 0)) & present.any()
+    return {"h": h, "v": v.clamp_min(0.0), "anchors": anchors, "anchored": anchored}
 
 
 def write_summary(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:

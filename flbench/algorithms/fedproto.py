@@ -1,6 +1,6 @@
 """FedProto: clients exchange class prototypes only (Tan et al., AAAI 2022)."""
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -37,20 +37,6 @@ class FedProtoConfig(UniformConfig):
         description="weight of the distance to the prototypes (paper: 1 for MNIST, 0.1 for"
         " CIFAR-10)",
     )
-    cache: bool = Field(
-        False, description="the mean includes the last prototypes of absent clients"
-    )
-    predict: Literal["proto", "head"] = Field(
-        "proto",
-        description="rule of the evaluated model: the nearest prototype, or the classifier; the"
-        " other rules are reported beside it",
-    )
-    predict_classes: Literal["global", "own"] = Field(
-        "global",
-        description="with predict=proto, classes that the nearest prototype is chosen from: all, or"
-        " those that the client holds, as in the authors' test; the other choice is reported beside"
-        " it",
-    )
 
 
 @ALGORITHMS.register("fedproto")
@@ -63,8 +49,8 @@ class FedProto(Algorithm):
     global prototype.
 
     Deployments: `proto` chooses the nearest of all global prototypes, `proto_own` the nearest of
-    those whose class the client holds, and `head` takes the client's classifier. `predict` and
-    `predict_classes` decide which of them is `personal`; the other two keep their names.
+    those whose class the client holds, and `head` takes the client's classifier. `personal` is
+    `proto`.
 
     Client i (z: features of D numbers, y: labels, P: global prototypes):
 
@@ -127,15 +113,11 @@ class FedProto(Algorithm):
 
     def aggregate(self, state: State, results: Results) -> Update:
         """Average the prototypes of each class over the clients that hold it (eq. 5)."""
-        source = results.sent.values
-        trained = results.steps > 0  # [K]
-        if self.config.cache:  # the last uploads of all N clients instead of the round's K
-            source = state.clients
-            trained = torch.ones(len(source["counts"]), dtype=torch.bool)
-        bank, counts = source["prototypes"].double(), source["counts"]  # [K, C, D], [K, C]
+        sent = results.sent.values
+        bank, counts = sent["prototypes"].double(), sent["counts"]  # [K, C, D], [K, C]
 
         weights = counts > 0 if self.config.agg_weights == "uniform" else counts
-        weights = weights.double() * trained[:, None]  # [K, C]
+        weights = weights.double() * (results.steps > 0)[:, None]  # [K, C]
         total = weights.sum(dim=0)  # [C]
         mean = torch.einsum("kc,kcd->cd", weights, bank) / total.clamp_min(1e-12)[:, None]
 
@@ -155,10 +137,7 @@ class FedProto(Algorithm):
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         rules = prototypes.rules(self.setting, self.dispatch(state, ids))
-        chosen = self.config.predict
-        if chosen == "proto" and self.config.predict_classes == "own":
-            return {"personal": rules.pop("proto_own")} | rules
-        return {"personal": rules.pop(chosen)} | rules
+        return {"personal": rules.pop("proto")} | rules
 
 
 def mean_distance(table: Tensor, present: Tensor) -> float:

@@ -1,9 +1,8 @@
 """FedRep: a personal head is trained before the shared body (Collins et al., ICML 2021)."""
 
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from pydantic import Field
 from torch import Tensor
 
 from flbench.algorithms import (
@@ -25,14 +24,8 @@ class FedRepConfig(FedPerConfig):
 
     head_epochs: int | None = epochs(
         None,
-        "training of the head in a round (default: train.local_epochs - body_epochs, or all of"
-        " them if the body is frozen)",
-    )
-    body_epochs: int = epochs(1, "training of the body in a round, after the head")
-    head_batchnorm: Literal["eval", "train"] = Field(
-        "eval",
-        description="mode of BatchNorm while the head is trained: `eval` freezes its statistics,"
-        " `train` updates them",
+        "training of the head in a round (default: train.local_epochs - 1, or all of them if the"
+        " body is frozen)",
     )
     finetune_epochs: int = epochs(
         0,
@@ -64,16 +57,15 @@ class FedRep(FedPer):
     def head_epochs(self) -> int:
         """Return the epochs of the head in a round."""
         said, rest = self.config.head_epochs, self.setting.train.local_epochs
-        body = self.config.body_epochs if self.shared() else 0
-        return rest - body if said is None else said
+        return rest - bool(self.shared()) if said is None else said
 
     def requires(self) -> list[str]:
         said = super().requires()
         if self.head_epochs() < 1:
             said.append(
-                "`train.local_epochs` must be larger than `algorithm.body_epochs`="
-                f"{self.config.body_epochs}, got {self.setting.train.local_epochs}: the head is"
-                " trained in the remaining epochs. Raise it, or set `algorithm.head_epochs`."
+                f"`train.local_epochs` must be larger than 1, got {self.setting.train.local_epochs}:"
+                " the body is trained in the last epoch, and the head in those before it. Raise it,"
+                " or set `algorithm.head_epochs`."
             )
         personal = self.personal() & set(self.setting.net.parameters)
         # With a frozen body, a client trains its head alone.
@@ -90,13 +82,13 @@ class FedRep(FedPer):
         return frozenset(self.setting.net.parameters) - self.personal()
 
     def notes(self) -> list[str]:
-        head, body = self.head_epochs(), self.config.body_epochs
+        head = self.head_epochs()
         if not self.shared():
             return ["fedrep: the body is frozen, so that nothing is sent and heads alone train."]
-        if head + body == self.setting.train.local_epochs:
+        if head + 1 == self.setting.train.local_epochs:
             return []
         return [
-            f"fedrep: a client trains {head} + {body} epochs in a round; with other methods it"
+            f"fedrep: a client trains {head} + 1 epochs in a round; with other methods it"
             f" trains train.local_epochs={self.setting.train.local_epochs}."
         ]
 
@@ -104,10 +96,9 @@ class FedRep(FedPer):
         keeps, sends = self.split()
         shared, phases = self.shared(), [self.head_phase(self.head_epochs())]
         if shared:
-            phases.append(self.phase(*self.terms(), train=shared, epochs=self.config.body_epochs))
+            phases.append(self.phase(*self.terms(), train=shared, epochs=1))
         # With train.batchnorm=drop the head phase would use the statistics of the seeded net.
-        fresh = reestimate_batchnorm(self.setting) if self.config.head_batchnorm == "eval" else ()
-        return LocalProgram((*fresh, *phases), keeps, sends)
+        return LocalProgram((*reestimate_batchnorm(self.setting), *phases), keeps, sends)
 
     def weights(self, results: Results) -> Tensor:
         """Return the weight of each client of the cohort, 0 if its body took no step."""
@@ -117,6 +108,6 @@ class FedRep(FedPer):
         return self.head_phase(self.config.finetune_epochs)
 
     def head_phase(self, epochs: int) -> Phase:
-        """Return a phase that trains the personal layers only."""
+        """Return a phase that trains the personal layers only, under constant statistics."""
         phase = self.phase(*self.terms(), train=self.personal(), epochs=epochs)
-        return replace(phase, batchnorm=self.config.head_batchnorm)
+        return replace(phase, batchnorm="eval")

@@ -6,24 +6,23 @@ from math import cos, pi
 import pytest
 import torch
 
-from flbench.algorithms.fednh import SMALLEST_SCALE, by_cosine, far_apart, keep_positive
+from flbench.algorithms.fednh import SMALLEST_SCALE, far_apart, keep_positive
 from flbench.client.program import Phase
 from flbench.core.errors import ConfigError
 from flbench.core.types import Message, Results, State
 from flbench.experiment import rounds
-from flbench.testing import after, played
+from flbench.testing import after
 from tests.algorithms.plain import (
     EPOCHS,
     FULL,
     ROUNDS,
     STATISTICS,
     Plain,
-    accuracies,
     assert_close,
     colour_images,
     lenet5_bytes,
 )
-from tests.support import build, run, summary_of_run
+from tests.support import build, summary_of_run
 
 C = 10
 
@@ -182,40 +181,6 @@ def test_fixed_scale_neither_moves_nor_travels():
     learnt = summary_of_run("algorithm=fednh", "algorithm.scale=30")
     fixed = summary_of_run(*keys)
     assert learnt["weights_digest"] != fixed["weights_digest"]
-
-
-@pytest.mark.slow
-def test_last_models_are_those_right_after_training(tmp_path):
-    """With all clients: `evaluated=last` is PM, the trained body under the old W."""
-    keys = ("algorithm=fednh", "model.name=lenet5", "train.optimizer.lr=0.1")
-    last, _ = run(tmp_path, *keys, "algorithm.evaluated=last")
-    now, _ = run(tmp_path, *keys, "algorithm.evaluated=global")
-
-    assert accuracies(last, "personal") == accuracies(last, "personal@local")
-    assert accuracies(last, "personal") == accuracies(now, "personal@local")
-    assert accuracies(last, "personal") != accuracies(now, "personal")
-    assert accuracies(last, "gm", "common") == accuracies(now, "gm", "common")
-
-
-def test_absent_client_keeps_its_last_model_or_the_first_one():
-    built = build("algorithm=fednh", "algorithm.evaluated=last")
-    first = dict(built.net.named_parameters()) | {
-        "head.weight": built.start().server["head.weight"]
-    }
-    state, results = played(built, built.start(), torch.tensor([0, 1]))
-    last = {**results.sent.values, "head.weight": first["head.weight"].expand(2, -1, -1)}
-    state, _ = played(built, state, torch.tensor([1, 2]))
-
-    settings = rounds.settings_of(built.algorithm, state)
-    models = list(built.evaluator(print).deployed(state, settings))
-    deployments = built.algorithm.deploy(state, torch.arange(5))
-
-    for name, value in models[0].items():
-        if name != "head.bias":  # it does not participate
-            assert torch.equal(value, last[name][0]), name
-            assert torch.equal(models[3][name], first[name]), name
-            assert not torch.equal(models[1][name], last[name][1]), name
-    assert [deployment.predict for deployment in deployments.values()] == [by_cosine] * 2
 
 
 def test_scale_of_a_resnet_is_noted():

@@ -15,12 +15,12 @@ def method(*overrides: str):
     return build("algorithm=fedproto", *overrides).algorithm
 
 
-def aggregated(algorithm, counts, rows, clients=None, steps=(1, 1)):
+def aggregated(algorithm, counts, rows, steps=(1, 1)):
     server = {
         "global.prototypes": torch.full((3, 2), 9.0),
         "global.present": torch.tensor([False, False, True]),
     }
-    state = State(0, 1, 1, server, clients or {}, torch.zeros(5))
+    state = State(0, 1, 1, server, {}, torch.zeros(5))
     sent = Message({"prototypes": rows, "counts": counts})
     results = Results(torch.arange(2), torch.tensor(steps), torch.zeros(2), {}, sent, {})
     return algorithm.aggregate(state, results).server
@@ -41,17 +41,6 @@ def test_prototype_weighted_by_counts():
     server = aggregated(method("algorithm.agg_weights=samples"), COUNTS, ROWS)
 
     assert server["global.prototypes"][0].tolist() == [1, 6]
-
-
-def test_cache_lets_absent_clients_take_part():
-    clients = {
-        "prototypes": torch.cat([ROWS, ROWS[:1] + 2]),
-        "counts": torch.cat([COUNTS, COUNTS[:1]]),
-    }
-
-    server = aggregated(method("algorithm.cache=true"), COUNTS, ROWS, clients)
-
-    assert server["global.prototypes"][0].tolist() == pytest.approx([10 / 3, 10 / 3])
 
 
 def test_nearest_prototype_never_chooses_an_absent_class():
@@ -80,34 +69,13 @@ def test_classifier_decides_while_there_is_no_prototype():
     assert torch.equal(NearestPrototype(own=False)(c.context()), c.logits)
 
 
-RULES = {
-    "proto": (),
-    "proto_own": ("algorithm.predict_classes=own",),
-    "head": ("algorithm.predict=head", "algorithm.predict_classes=own"),
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", RULES)
-def test_all_rules_are_reported_and_never_mixed(tmp_path, rule):
-    path, summary = run(tmp_path, "algorithm=fedproto", *RULES[rule])
+def test_all_rules_are_reported(tmp_path):
+    path, summary = run(tmp_path, "algorithm=fedproto")
 
-    others = set(RULES) - {rule}
-    for other in others:
+    for other in ("proto_own", "head"):
         assert f",test,{other},accuracy," in (path / "metrics.csv").read_text()
-    assert {key for key in summary["last"]["test"] if key in RULES} == others
-
-
-@pytest.mark.slow
-def test_rules_of_one_run_swap_columns():
-    found = {rule: summary_of_run("algorithm=fedproto", *keys) for rule, keys in RULES.items()}
-
-    for rule, summary in found.items():
-        assert summary["weights_digest"] == found["proto"]["weights_digest"]
-        for other in RULES:
-            mine = summary["last"]["test"]
-            accuracy = (mine if other == rule else mine[other])["accuracy"]
-            assert accuracy == found[other]["last"]["test"]["accuracy"]
+        assert other in summary["last"]["test"]
 
 
 @pytest.mark.slow
@@ -171,7 +139,7 @@ def test_prototypes_and_predictions_of_each_rule_equal_a_loop():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option", ["lam=3", "agg_weights=samples", "cache=true"])
+@pytest.mark.parametrize("option", ["lam=3", "agg_weights=samples"])
 def test_every_option_changes_the_models(option):
     keys = ("algorithm=fedproto", "train.participation=0.6", "train.optimizer.lr=0.1")
 

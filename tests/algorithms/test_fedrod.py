@@ -13,7 +13,6 @@ from tests.algorithms.loops import (
     CLASSES,
     HEAD,
     KEYS,
-    WIDTH,
     Clients,
     assert_equal,
     net,
@@ -25,30 +24,15 @@ from tests.algorithms.test_identities import LENET
 from tests.support import build
 
 BODY_AND_HEAD = (*BACKBONE, *HEAD)
-HYPER = ("nu.in.weight", "nu.in.bias", "nu.out.weight", "nu.out.bias")
 
 
-def slow_head(leaves, shares):
-    """The personal head: W_i [C, D] and b_i [C] as lists of rows."""
-    if "nu.in.weight" not in leaves:
-        return leaves["own.head.weight"], leaves["own.head.bias"]
-    inside = [
-        (row @ shares + bias).clamp_min(0)
-        for row, bias in zip(leaves["nu.in.weight"], leaves["nu.in.bias"], strict=True)
-    ]
-    flat = leaves["nu.out.weight"] @ torch.stack(inside) + leaves["nu.out.bias"]
-    return torch.stack(flat[: CLASSES * WIDTH].split(WIDTH)), flat[CLASSES * WIDTH :]
-
-
-def slow_loss(leaves, x, y, counts, keys):
+def slow_loss(leaves, x, y, counts, gamma):
     """L_G + L_P, sample by sample."""
-    shares = torch.tensor(counts, dtype=torch.float64) / sum(counts)
-    own_weight, own_bias = slow_head(leaves, shares)
+    own_weight, own_bias = leaves["own.head.weight"], leaves["own.head.bias"]
     z, o = net(only(leaves, BODY_AND_HEAD), x)
     total = 0.0
     for j, label in enumerate(y):
-        factors = [n if keys["absent"] == "literal" else max(n, 1) for n in counts]
-        factors = [1.0 if keys["gamma"] == 0 else n ** keys["gamma"] for n in factors]
+        factors = [1.0 if gamma == 0 else n**gamma for n in counts]
         weighted = sum(f * o[j][k].exp() for k, f in enumerate(factors) if f)
         total = total + weighted.log() - o[j][label] - log(factors[label])
         personal = o[j].detach() + own_weight @ z[j].detach() + own_bias
@@ -56,64 +40,42 @@ def slow_loss(leaves, x, y, counts, keys):
     return total / len(y)
 
 
-def slow_rounds(clients, keys, nu, rounds):
-    """Returns w, nu and the heads that the clients keep."""
+def slow_rounds(clients, gamma, rounds):
+    """Returns w and the heads that the clients keep."""
     w = only(clients.start, BODY_AND_HEAD)
-    factor = 1.0 if keys["init"] == "copy" else 0.0
-    own = [
-        {} if nu else {f"own.{name}": factor * w[name] for name in HEAD}
-        for _ in range(len(clients))
-    ]
+    own = [{f"own.{name}": torch.zeros_like(w[name]) for name in HEAD} for _ in range(len(clients))]
     for t in range(rounds):
         sent, ids = [], clients.cohort(t)
         for i in ids:
             counts = [clients.count(i, k) for k in range(CLASSES)]
 
             def loss(leaves, x, y, counts=counts):
-                return slow_loss(leaves, x, y, counts, keys)
+                return slow_loss(leaves, x, y, counts, gamma)
 
-            here = clients.descend(i, t, w | nu | own[i], loss)
+            here = clients.descend(i, t, w | own[i], loss)
             own[i] = {name: here[name] for name in own[i]}
-            sent.append({name: here[name] for name in (*w, *nu)})
+            sent.append(only(here, w))
         n = [clients.size(i) for i in ids]
-        mean = weighted_sum(sent, [k / sum(n) for k in n])
-        w, nu = only(mean, w), only(mean, nu)
-    return w, nu, own
+        w = weighted_sum(sent, [k / sum(n) for k in n])
+    return w, own
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {},
-        {"gamma": 0.5, "absent": "one", "init": "copy"},
-        {"gamma": 0, "init": "copy"},
-        {"head": "hyper"},
-        {"head": "hyper", "gamma": 1.5, "hidden": 3},
-    ],
-    ids=str,
-)
-def test_rounds_equal_a_loop(keys):
-    overrides = [f"algorithm.{key}={value}" for key, value in keys.items()]
-    built = build("algorithm=fedrod", *KEYS, *overrides)
-    clients = Clients(built)
-    state = platform("algorithm=fedrod", *overrides, rounds=3)
+@pytest.mark.parametrize("gamma", [1.0, 0.5, 0])
+def test_rounds_equal_a_loop(gamma):
+    keys = f"algorithm.gamma={gamma}"
+    clients = Clients(build("algorithm=fedrod", *KEYS, keys))
+    state = platform("algorithm=fedrod", keys, rounds=3)
 
-    nu = {n: v for n, v in built.start().server.items() if n in HYPER}
-    keys = {"gamma": 1.0, "absent": "literal", "init": "zero"} | keys
-    w, nu, own = slow_rounds(clients, keys, nu, rounds=3)
+    w, own = slow_rounds(clients, gamma, rounds=3)
 
-    assert set(state.server) == {*w, *nu}
+    assert set(state.server) == {*w}
     assert set(state.clients) == set(own[0])
-    for name, value in (w | nu).items():
+    for name, value in w.items():
         assert_equal(state.server[name], value, name)
     for name in own[0]:
         for i in range(len(clients)):
             assert_equal(state.clients[name][i], own[i][name], name)
-
-
-def net_of(state):
-    return {name: value for name, value in state.server.items() if not name.startswith("nu.")}
 
 
 def assert_same_bits(found, expected):
@@ -123,29 +85,19 @@ def assert_same_bits(found, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("head", ["linear", "hyper"])
-def test_shared_net_is_fedavgs_with_the_same_loss(head):
+def test_shared_net_is_fedavgs_with_the_same_loss():
     """To the bit: the loss of the personal head reaches no shared parameter."""
-    method = ("algorithm=fedrod", f"algorithm.head={head}")
-    balanced = "train.terms=[{name: balanced_softmax, instead: true}]"
-    cases = {
-        ("algorithm.gamma=0",): (),
-        ("algorithm.absent=one",): (balanced,),
-        (): None,  # the default has another loss
-    }
-    for keys, terms in cases.items():
-        found = net_of(after(build(*LENET, *method, *keys), 2))
-        expected = after(build(*LENET, "algorithm=fedavg", *(terms or ())), 2).server
-        if terms is None:
-            assert not torch.equal(found["head.weight"], expected["head.weight"])
-        else:
-            assert_same_bits(found, expected)
+    expected = after(build(*LENET, "algorithm=fedavg"), 2).server
+    found = after(build(*LENET, "algorithm=fedrod", "algorithm.gamma=0"), 2).server
+    balanced = after(build(*LENET, "algorithm=fedrod"), 2).server
+
+    assert_same_bits(found, expected)
+    assert not torch.equal(balanced["head.weight"], expected["head.weight"])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("head", ["linear", "hyper"])
-def test_engines_agree(head):
-    keys = (*KEYS, "algorithm=fedrod", f"algorithm.head={head}")
+def test_engines_agree():
+    keys = (*KEYS, "algorithm=fedrod")
     one, many = (
         after(build(*keys, f"engine.name={name}"), 3) for name in ("sequential", "vectorized")
     )
@@ -158,46 +110,28 @@ def test_engines_agree(head):
 @pytest.mark.slow
 def test_deployed_models_have_both_heads_and_the_shared_one():
     """The evaluated head of each client is the shared one plus its own."""
-    for head in ("linear", "hyper"):
-        built = build(*KEYS, "algorithm=fedrod", f"algorithm.head={head}")
-        clients, state = Clients(built), after(built, 2)
-        evaluator, settings = built.evaluator(print), settings_of(built.algorithm, state)
-        found = evaluator.evaluate(state, settings, common=True)
-
-        assert set(found.local) == {
-            (name, part) for name in ("personal", "generic") for part in ("validation", "test")
-        }
-        predicted = dict(evaluator.predictions(state, settings))
-        rows = built.federation.partition.parts["test"]
-        for i in range(len(clients)):
-            counts = torch.tensor([clients.count(i, k) for k in range(CLASSES)]).double()
-            own = {name: rows[i] for name, rows in state.clients.items()}
-            weight, bias = slow_head(own | state.server, counts / counts.sum())
-            summed = state.server | {
-                HEAD[0]: state.server[HEAD[0]] + weight,
-                HEAD[1]: state.server[HEAD[1]] + bias,
-            }
-            x = built.federation.to(torch.device("cpu"), torch.float64).inputs(
-                rows[i], torch.float64
-            )
-            logits = net(summed, x.flatten(1))[1]
-            assert torch.equal(predicted[i].reshape(-1), logits.argmax(dim=1)), i
-
-
-@pytest.mark.slow
-def test_absent_client_has_the_generic_model_at_first_and_equal_shares_have_equal_heads():
     built = build(*KEYS, "algorithm=fedrod")
-    state = built.start()
-    assert all(not value.any() for value in state.clients.values())
+    clients, state = Clients(built), after(built, 2)
+    evaluator, settings = built.evaluator(print), settings_of(built.algorithm, state)
+    found = evaluator.evaluate(state, settings, common=True)
 
-    hyper = build(*KEYS, "algorithm=fedrod", "algorithm.head=hyper")
-    head, server = hyper.algorithm.personal_head(), after(hyper, 2).server
-    counts = torch.tensor([3.0, 1, 0, 0, 0, 0, 0, 0, 0, 4], dtype=torch.float64)
-    one, double, other = (
-        head(server, {"held.counts": c}) for c in (counts, 2 * counts, counts + 1)
-    )
-    assert_same_bits(double, one)
-    assert not torch.equal(other["head.weight"], one["head.weight"])
+    assert set(found.local) == {
+        (name, part) for name in ("personal", "generic") for part in ("validation", "test")
+    }
+    predicted = dict(evaluator.predictions(state, settings))
+    rows = built.federation.partition.parts["test"]
+    whole = built.federation.to(torch.device("cpu"), torch.float64)
+    for i in range(len(clients)):
+        own = {name: state.server[name] + state.clients[f"own.{name}"][i] for name in HEAD}
+        x = whole.inputs(rows[i], torch.float64)
+        logits = net(state.server | own, x.flatten(1))[1]
+        assert torch.equal(predicted[i].reshape(-1), logits.argmax(dim=1)), i
+
+
+def test_absent_client_has_the_generic_model_at_first():
+    state = build(*KEYS, "algorithm=fedrod").start()
+
+    assert all(not value.any() for value in state.clients.values())
 
 
 @pytest.mark.slow
@@ -222,13 +156,7 @@ def test_client_with_one_class_does_not_move_the_shared_net():
 
 
 @pytest.mark.slow
-def test_bytes_are_those_of_fedavg_and_of_the_hypernetwork(tmp_path):
+def test_bytes_are_those_of_fedavg(tmp_path):
     weights = 4 * 62_050 + STATISTICS
-    c, d, h = 10, 84, 32
-    nu = 4 * (c * h + h + (h + 1) * (c * d + c))
-    assert nu == 4 * 28_402
 
     assert lenet5_bytes(tmp_path, "algorithm=fedrod") == (weights, weights)
-    up, down = lenet5_bytes(tmp_path, "algorithm=fedrod", "algorithm.head=hyper")
-    assert up == weights + nu
-    assert down == weights + 2 * nu  # of two rounds; the seeded net costs nothing in the first
