@@ -39,11 +39,6 @@ class FedDynConfig(UniformConfig):
     alpha: float = Field(
         0.01, gt=0, description="factor of the regularizer (the paper: 0.1, 0.01 or 0.001)"
     )
-    adaptive: bool = Field(
-        True,
-        description="multiply a client's alpha by the mean number of samples of all clients,"
-        " divided by its own",
-    )
 
 
 @ALGORITHMS.register("feddyn")
@@ -85,7 +80,7 @@ class FedDyn(Algorithm):
         server |= {name: value.double() for name, value in duals.items()}
 
         sizes = self.setting.sizes.double()  # [N]
-        ratio = sizes.mean() / sizes if self.config.adaptive else torch.ones_like(sizes)
+        ratio = sizes.mean() / sizes
         dtype = next(iter(parameters.values())).dtype
         strength = (self.config.alpha * ratio).to(dtype)  # a_i, [N]
         return server, clients | repeat(duals, self.setting.clients) | {"strength": strength}

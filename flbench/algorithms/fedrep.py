@@ -63,9 +63,9 @@ class FedRep(FedPer):
         said = super().requires()
         if self.head_epochs() < 1:
             said.append(
-                f"`train.local_epochs` must be larger than 1, got {self.setting.train.local_epochs}:"
-                " the body is trained in the last epoch, and the head in those before it. Raise it,"
-                " or set `algorithm.head_epochs`."
+                "`train.local_epochs` must be larger than 1, got"
+                f" {self.setting.train.local_epochs}: the body is trained in the last epoch, and"
+                " the head in those before it. Raise it, or set `algorithm.head_epochs`."
             )
         personal = self.personal() & set(self.setting.net.parameters)
         # With a frozen body, a client trains its head alone.

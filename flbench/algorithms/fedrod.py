@@ -59,16 +59,16 @@ class FedRoD(Algorithm):
         L_P = CE(o_i, y)                                  for the personal head alone
         L   = L_G + L_P
 
-    Server: body, W, b <- sum_i p_i of them, with p_i = n_i / sum_j n_j. `personal` has the logits o + W_i z + b_i of the newest shared net;
-    `generic`, evaluated on each client's samples, and `gm` have o. Class counts are no part of a
-    prediction.
+    Server: body, W, b <- sum_i p_i of them, with p_i = n_i / sum_j n_j. `personal` has the logits
+    o + W_i z + b_i of the newest shared net; `generic`, evaluated on each client's samples, and
+    `gm` have o. Class counts are no part of a prediction.
 
     Readings, since no code of the authors is public: L_P reaches neither body nor generic head, and
     the personal logits are added to the generic ones. W_i and b_i start at zero, so that the
     personal head is no correction at first; other code starts from a copy of W, with which
     o_i = 2 o. The paper's second variant, a hypernetwork that makes the personal heads, is not
-    here. A class without samples leaves the softmax of L_G, so that its row of W has no gradient; a client
-    with one class does not move the shared net, and is averaged nevertheless.
+    here. A class without samples leaves the softmax of L_G, so that its row of W has no gradient; a
+    client with one class does not move the shared net, and is averaged nevertheless.
 
     The paper evaluates personal models right after local training; here they have the newest shared
     net. `train.clip` limits one norm over the gradients of both losses. The logged training loss is

@@ -1,6 +1,6 @@
 """FedSA-LoRA: low-rank adapters whose first factor is shared (Guo et al., 2025)."""
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -22,9 +22,6 @@ from flbench.algorithms.shared.adapters import HEAD, AdapterConfig, AdapterMetho
 class FedSaLoraConfig(AdapterConfig):
     """Keys of FedSA-LoRA."""
 
-    share: Literal["A", "B"] = Field(
-        "A", description="factor of the adapters that is averaged; the client keeps the other one"
-    )
     head: Head = Field("personal", description=HEAD)
 
 
@@ -65,14 +62,13 @@ class FedSaLora(AdapterMethod):
     )
 
     def personal(self) -> frozenset[str]:
-        kept = self.setting.net.names("lora_B" if self.config.share == "A" else "lora_A")
-        return super().personal() | kept
+        return super().personal() | self.setting.net.names("lora_B")
 
     def aggregate(self, state: State, results: Results) -> Update:
         mean = self.mean(results)
         if not mean:
             return Update()
-        shared = self.setting.net.names("lora_A" if self.config.share == "A" else "lora_B")
+        shared = self.setting.net.names("lora_A")
         return Update(mean, metrics={"cosine": mean_cosine(results.sent.values, mean, shared)})
 
 

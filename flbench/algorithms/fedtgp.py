@@ -1,6 +1,6 @@
 """FedTGP: prototypes that the server trains, with a margin (Zhang, Liu, Hua, Cao, AAAI 2024)."""
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -52,18 +52,6 @@ class FedTGPConfig(AlgorithmConfig):
         description="learning rate of the server's training (default: train.optimizer.lr, without"
         " its schedule)",
     )
-    server_batch_size: int | None = Field(
-        None,
-        ge=1,
-        description="number of uploaded prototypes in a batch of the server (default:"
-        " train.batch_size)",
-        json_schema_extra={"unit": "prototypes"},
-    )
-    collect: Literal["after", "before"] = Field(
-        "after",
-        description="prototypes are those of the model after local training (the paper), or before"
-        " it (authors' code)",
-    )
 
 
 @ALGORITHMS.register("fedtgp")
@@ -89,7 +77,7 @@ class FedTGP(Algorithm):
     client's classifier.
 
     Readings. The authors' code collects prototypes from the model before local training, so that
-    they are one training stale (`collect=before`); the default is what the paper says. Their
+    they are one training stale; here they are those of the paper. Their
     loaders drop the last batch. `lam`, `tau`, and the number of epochs are those of the authors'
     command, which also has the same learning rate and batch size at server and clients. The
     distance is sqrt(||p - P_c||^2 + 1e-12), whose gradient is finite at 0. The server trains in
@@ -129,9 +117,8 @@ class FedTGP(Algorithm):
     def program(self, state: State) -> LocalProgram:
         train = self.phase(CrossEntropy(), PrototypeL2(weight=self.config.lam))
         collect = prototypes.collect(self.setting)
-        before = self.config.collect == "before"
         return LocalProgram(
-            steps=(*collect, train) if before else (train, *collect),
+            steps=(train, *collect),
             keeps=self.split()[0] | {"prototypes", "counts"},
             sends=prototypes.LEAVES,
             masks=prototypes.MASKS,
@@ -173,12 +160,11 @@ class FedTGP(Algorithm):
         """
         c, train = self.config, self.setting.train
         rate = train.optimizer.lr if c.server_lr is None else c.server_lr
-        size = train.batch_size if c.server_batch_size is None else c.server_batch_size
         draw = Draw(self.setting.seed, (completed,), self.setting.clients)
         gradient = torch.func.grad(margin_loss)
         for epoch in range(c.server_epochs):
             order = torch.from_numpy(draw.sample_order(self.setting.clients, epoch, len(y)))
-            for batch in torch.split(order, size):
+            for batch in torch.split(order, train.batch_size):
                 slope = gradient(psi, points[batch], y[batch], margin)
                 psi = {name: value - rate * slope[name] for name, value in psi.items()}
         return psi, float(margin_loss(psi, points, y, margin))

@@ -1,7 +1,7 @@
 """GPFL: a generic and a personal route for features (Zhang, Hua, Wang, Song et al., ICCV 2023)."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -23,7 +23,6 @@ from flbench.algorithms import (
     Results,
     State,
     Statistic,
-    Step,
     StepContext,
     Transform,
     Tree,
@@ -54,20 +53,10 @@ class GPFLConfig(AlgorithmConfig):
         0.01,
         ge=0,
         description="weight of the distance of generic features to the received embeddings; its"
-        " scale depends on train.batch_size with magnitude=norm",
+        " scale depends on train.batch_size",
     )
     nu: float = Field(
         0.1, ge=0, description="weight decay of the embeddings and of the conditional valve"
-    )
-    condition: Literal["own", "global"] = Field(
-        "own",
-        description="embeddings that conditional inputs are made of: the client's own after its"
-        " last training (authors' code), or those that it has received (paper)",
-    )
-    magnitude: Literal["norm", "mean_square"] = Field(
-        "norm",
-        description="distance to the embeddings: the norm over the whole batch (authors' code), or"
-        " the mean square",
     )
 
 
@@ -94,16 +83,15 @@ class GPFL(Algorithm):
     places. Cosines are logits without a scale, so that the second term is at least ln(1 + (C - 1)
     exp(-2)), which a client of one class can come near to (0.797 with ten classes), and the loss is
     never near 0. The third is the norm of the whole batch's differences [B, D], neither squared nor
-    divided by B; with `magnitude=mean_square` it is their mean square. Conditional inputs are those
-    of the client's own G after its last training, zero before it; in the paper they come from the
-    received G (`condition=global`). The paper's poster also divides q_i by C, gives CoV the
-    features as an input, and has norms that are not squared in the term of nu. In the code nu is
-    weight decay, on the parameters of LN too; as a term of the loss it is the same for SGD. It is
-    in the logged loss, and `train.optimizer.weight_decay` acts on top. The factors and offsets of
-    features that CoV makes differ between clients from the second round on, so that the shared body
-    needs more rounds than under FedPer. Deviations: their loaders drop the last batch, also where
-    classes are counted and where models are tested. There, conditional inputs of absent clients
-    follow the newest G; here they stay. Embeddings are drawn from N(0, 1).
+    divided by B. Conditional inputs are those of the client's own G after its last training, zero
+    before it; in the paper they come from the received G. The paper's poster also divides q_i by C,
+    gives CoV the features as an input, and has norms that are not squared in the term of nu. In the
+    code nu is weight decay, on the parameters of LN too; as a term of the loss it is the same for
+    SGD. It is in the logged loss, and `train.optimizer.weight_decay` acts on top. The factors and
+    offsets of features that CoV makes differ between clients from the second round on, so that the
+    shared body needs more rounds than under FedPer. Deviations: their loaders drop the last batch,
+    also where classes are counted and where models are tested. There, conditional inputs of absent
+    clients follow the newest G; here they stay. Embeddings are drawn from N(0, 1).
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = GPFLConfig
@@ -143,39 +131,24 @@ class GPFL(Algorithm):
             shared[f"{layer}.norm.weight"] = torch.ones(d)
             shared[f"{layer}.norm.bias"] = torch.zeros(d)
         shared = {name: value.to(like.dtype) for name, value in shared.items()}
-        conditions = {} if self.is_global else {n: like.new_zeros(d) for n in (GENERIC, PERSONAL)}
+        conditions = {name: like.new_zeros(d) for name in (GENERIC, PERSONAL)}
         return server | shared, clients | repeat(conditions, self.setting.clients)
-
-    @property
-    def is_global(self) -> bool:
-        """Whether conditional inputs are made of the received embeddings."""
-        return self.config.condition == "global"
 
     # Client
 
     def terms(self) -> tuple[LossTerm, ...]:
         return (
             ScoresCrossEntropy(scores=PersonalScores(self.head)),
-            Guidance(self.config.lam, norm=self.config.magnitude == "norm"),
+            Guidance(self.config.lam),
             Decay(weight=self.config.nu),
         )
 
     def program(self, state: State) -> LocalProgram:
         keeps, sends = self.split()
         train = self.phase(*self.terms(), train=frozenset(self.setting.net.parameters) | SHARED)
-        if self.is_global:
-            return LocalProgram((*self.begin(), train), keeps, sends | SHARED)
         count = Statistic("held", CountClasses(self.setting.classes))
-        steps = (*self.begin(), train, count, Transform(write_conditions))
+        steps = (Transform(write_received), train, count, Transform(write_conditions))
         return LocalProgram(steps, keeps | {GENERIC, PERSONAL}, sends | SHARED)
-
-    def begin(self) -> tuple[Step, ...]:
-        """Return steps that receive CoV and G, and make conditional inputs of the received G."""
-        receive = Transform(write_received)
-        if not self.is_global:
-            return (receive,)
-        count = Statistic("held", CountClasses(self.setting.classes))
-        return (receive, count, Transform(write_conditions))
 
     # Server
 
@@ -189,7 +162,7 @@ class GPFL(Algorithm):
         return Update(weighted_mean(only(results.sent.values, shared), self.weights(results)))
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
-        program = LocalProgram(self.begin())
+        program = LocalProgram((Transform(write_received),))
         scores = PersonalScores(self.head)
         return {"personal": Deployment(self.dispatch(state, ids), program, predict=scores)}
 
@@ -253,12 +226,10 @@ class Guidance:
 
     Attributes:
         lam: Weight of the magnitude.
-        norm: Whether the magnitude is the norm over the batch; otherwise it is the mean square.
         weight: Factor of both terms.
     """
 
     lam: float
-    norm: bool
     weight: float | str = 1.0
 
     def __call__(self, context: StepContext) -> Tensor:
@@ -268,9 +239,7 @@ class Guidance:
         angle = mean_cross_entropy(cosines(routed, leaves[EMBEDDINGS]), batch.y, batch.mask)
         far = (routed - context.ctx[EMBEDDINGS][batch.y]).square()  # [B, D]
         total = torch.where(batch.mask[:, None], far, 0.0).sum()
-        if self.norm:
-            return angle + self.lam * (total + 1e-12).sqrt()  # the gradient at 0 is finite
-        return angle + self.lam * total / (batch.mask.sum().clamp_min(1) * routed.shape[1])
+        return angle + self.lam * (total + 1e-12).sqrt()  # the gradient at 0 is finite
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """kNN-Per: FedAvg, mixed with each client's nearest neighbours (Marfoq et al., ICML 2022)."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -20,7 +20,6 @@ from flbench.algorithms import (
     Samples,
     State,
     Statistic,
-    Step,
     StepContext,
     Transform,
     Tree,
@@ -44,18 +43,6 @@ class KNNPerConfig(AlgorithmConfig):
     sigma: float = Field(
         1.0, gt=0, description="scale of distances in the weights of the neighbours"
     )
-    share: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="weight lambda of the neighbours' vote for all clients (default: each client's"
-        " best multiple of 0.1 on its validation part, 0.5 without such a part)",
-    )
-    kernel: Literal["squared", "l2"] = Field(
-        "squared",
-        description="weights of neighbours fall with the squared distance over D sigma (authors'"
-        " code), or with the distance over sigma",
-    )
 
 
 @ALGORITHMS.register("knnper")
@@ -77,7 +64,7 @@ class KNNPer(Algorithm):
     sent, and a client that never took part is served in the same way, without training.
 
     Readings. The squared distance over D sigma is that of the authors' code; the paper writes
-    exp(-distance) (`kernel=l2`, with the distance over sigma). Their evaluation prints all values
+    exp(-distance). Their evaluation prints all values
     of lambda on test samples, and as shipped mixes probabilities of neighbours with logits; here
     both are probabilities, and no choice sees a test sample. Of equally near samples the first ones
     of the data set count. A client with fewer than k samples takes all; one without samples has
@@ -100,18 +87,15 @@ class KNNPer(Algorithm):
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         models = super().deploy(state, ids)
         plain = models.pop("personal")
-        scores = Mixture(self.config.neighbours, self.config.sigma, self.config.kernel)
+        scores = Mixture(self.config.neighbours, self.config.sigma)
         store = Statistic(STORE, labelled_features, reduce="rows")
         begin = (*reestimate_batchnorm(self.setting), store)
-        if self.config.share is not None:
-            choose: tuple[Step, ...] = (Transform(WriteShare(self.config.share)),)
-        else:
-            correct = Statistic(
-                CHOICE, CorrectByShare(scores), finish=best_share, samples=Samples("validation")
-            )
-            choose = (correct, Transform(write_best_share))
-        mixed = replace(plain, program=LocalProgram((*begin, *choose)), predict=scores)
-        votes = replace(mixed, program=LocalProgram((*begin, Transform(WriteShare(1.0)))))
+        correct = Statistic(
+            CHOICE, CorrectByShare(scores), finish=best_share, samples=Samples("validation")
+        )
+        choose = (*begin, correct, Transform(write_best_share))
+        mixed = replace(plain, program=LocalProgram(choose), predict=scores)
+        votes = replace(mixed, program=LocalProgram((*begin, Transform(write_votes_alone))))
         return {"personal": mixed, "knn": votes, "noknn": plain, **models}
 
 
@@ -133,14 +117,12 @@ class Mixture:
         scores: What the scores are, for people; they are not logits.
         neighbours: Number of neighbours k.
         sigma: Scale of distances.
-        kernel: How the weights of neighbours fall with the distance.
     """
 
     scores: ClassVar[str] = "probabilities"
 
     neighbours: int
     sigma: float
-    kernel: Literal["squared", "l2"]
 
     def __call__(self, context: StepContext) -> Tensor:
         """Return the probabilities [B, C] float64; the net's without a datastore.
@@ -170,8 +152,7 @@ class Mixture:
         chosen = largest(-distance, neighbours, context.out.features.dtype)
         nearest, index = torch.where(chosen, distance, torch.inf).sort(dim=1, stable=True)
         nearest, index = nearest[:, :neighbours], index[:, :neighbours]  # [B, k]
-        if self.kernel == "squared":
-            nearest = nearest.square() / queries.shape[1]
+        nearest = nearest.square() / queries.shape[1]
         weights = softmax_among(-nearest / self.sigma, nearest.isfinite(), dim=1)
         classes = torch.arange(logits.shape[1], device=logits.device)
         members = labels[index][:, :, None] == classes  # [B, k, C]
@@ -217,16 +198,6 @@ def write_best_share(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
     return {SHARE: ctx[f"{CHOICE}.share"]}
 
 
-@dataclass(frozen=True)
-class WriteShare:
-    """Function of a Transform: writes a fixed lambda.
-
-    Attributes:
-        share: lambda.
-    """
-
-    share: float
-
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
-        """Return lambda [] float64."""
-        return {SHARE: torch.full_like(info.lr, self.share, dtype=torch.float64)}
+def write_votes_alone(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    """Write lambda = 1 [] float64."""
+    return {SHARE: torch.ones_like(info.lr, dtype=torch.float64)}

@@ -22,7 +22,6 @@ from flbench.algorithms import (
     State,
     Tree,
     UniformConfig,
-    epochs,
 )
 
 
@@ -43,23 +42,6 @@ class PerFedAvgConfig(UniformConfig):
     delta: float = Field(
         1e-3, gt=0, description="version=hessian_free: step of the difference of gradients"
     )
-    relative_delta: bool = Field(
-        False,
-        description="version=hessian_free: delta is divided by the norm of the gradient (at least"
-        " 1e-8), which keeps the difference above rounding errors when gradients are small",
-    )
-    steps: int | None = Field(
-        None,
-        ge=1,
-        description="number of local steps in a round, one batch each (default:"
-        " train.local_epochs epochs)",
-    )
-    adapt_steps: int = Field(
-        1, ge=0, description="steps of size alpha before an evaluation, one batch each"
-    )
-    adapt_epochs: int | None = epochs(
-        None, "steps of size alpha before an evaluation, instead of adapt_steps"
-    )
 
 
 @ALGORITHMS.register("perfedavg")
@@ -76,8 +58,8 @@ class PerFedAvg(Algorithm):
 
     h approximates the Hessian at w (not at u) times g'. eta is `train.optimizer.lr`, beta of the
     paper, which takes 0.001 and alpha 0.01. Server: w <- mean of w_i over the cohort, uniform as in
-    Algorithm 1. A client is evaluated with w after `adapt_steps` steps of size alpha on its own
-    training batches, on a copy, and as `noft` with w itself; `gm` is w.
+    Algorithm 1. A client is evaluated with w after one step of size alpha on a batch of
+    its own training samples, on a copy, and as `noft` with w itself; `gm` is w.
 
     Readings and deviations. The paper draws three independent batches; here row j of a batch is in
     part j mod 2, or j mod 3 with a'', so that a round costs as many samples as one of FedAvg: set
@@ -126,29 +108,23 @@ class PerFedAvg(Algorithm):
         c = self.config
         train = replace(
             self.phase(*self.terms()),
-            gradient=MetaGradient(c.version, c.alpha, c.delta, relative=c.relative_delta),
+            gradient=MetaGradient(c.version, c.alpha, c.delta),
         )
-        if c.steps is not None:
-            train = replace(train, epochs=None, steps=c.steps)
         return LocalProgram((train,), *self.split())
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         models = super().deploy(state, ids)
         plain = models.pop("personal")
-        personal = plain
-        if self.config.adapt_epochs or self.config.adapt_steps:
-            personal = replace(plain, program=LocalProgram((self.adaptation(state),)))
+        personal = replace(plain, program=LocalProgram((self.adaptation(state),)))
         return {"personal": personal, "noft": plain} | models
 
     def adaptation(self, state: State) -> Phase:
-        """Return the personalizing steps before an evaluation of the state."""
+        """Return the personalizing step before an evaluation of the state."""
         c, setting = self.config, self.setting
         # The learning rate of an evaluation is scaled as in the round before it; alpha is not.
         factor = setting.train.schedule.lr_factor(max(0, state.round - 1), setting.rounds)
         phase = replace(self.phase(*self.terms()), optimizer=OptimizerConfig(lr=c.alpha / factor))
-        if c.adapt_epochs is not None:
-            return replace(phase, clip=None, epochs=c.adapt_epochs)
-        return replace(phase, clip=None, epochs=None, steps=c.adapt_steps)
+        return replace(phase, clip=None, epochs=None, steps=1)
 
 
 @dataclass(frozen=True)
@@ -160,13 +136,11 @@ class MetaGradient:
             the gradient.
         alpha: Length of the personalizing step.
         delta: Step of the difference of gradients.
-        relative: Whether delta is divided by the norm of the gradient.
     """
 
     version: Literal["first_order", "hessian_free"]
     alpha: float
     delta: float
-    relative: bool
 
     def __call__(self, grad: GradFn, parameters: Tree, batch: Batch, ctx: Tree) -> Tree:
         """Return g', or g' - alpha h with the Hessian."""
@@ -178,10 +152,7 @@ class MetaGradient:
         if self.version == "first_order":
             return g
 
-        delta: float | Tensor = self.delta
-        if self.relative:
-            norm = torch.stack([value.square().sum() for value in g.values()]).sum().sqrt()
-            delta = self.delta / norm.clamp_min(1e-8)
+        delta = self.delta
         plus = grad({n: w + delta * g[n] for n, w in parameters.items()}, rest[0])
         minus = grad({n: w - delta * g[n] for n, w in parameters.items()}, rest[0])
         return {n: v - self.alpha * (plus[n] - minus[n]) / (2 * delta) for n, v in g.items()}

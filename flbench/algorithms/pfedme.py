@@ -41,18 +41,6 @@ class PFedMeConfig(AlgorithmConfig):
     personal_lr: float = Field(
         0.09, gt=0, description="learning rate of theta; train.schedule scales it too"
     )
-    personal_decay: float | None = Field(
-        None,
-        ge=0,
-        description="weight decay in the steps on theta (authors' code: 0.001; default:"
-        " train.optimizer.weight_decay)",
-    )
-    steps: int | None = Field(
-        None,
-        ge=1,
-        description="number of local steps R on w in a round, one batch each (authors' code: 20;"
-        " default: train.local_epochs epochs)",
-    )
     beta: float = Field(
         1.0, gt=0, description="step of the server from its model to the clients' mean"
     )
@@ -67,9 +55,8 @@ class PFedMe(Algorithm):
     approximated by K gradient steps on the batch, from the theta of the batch before; the first
     theta of a round is the received w, as in the authors' code. eta is `train.optimizer.lr`; with
     lam 15 the authors take 0.005. A step costs K gradients; weight decay and clipping of `train.*`
-    apply to the steps on theta. In the authors' code theta has a weight decay of 0.001
-    (`personal_decay=0.001`), which the paper does not mention, and a round has 20 batches
-    (`steps=20`).
+    apply to the steps on theta. In the authors' code theta has a weight decay of 0.001,
+    which the paper does not mention, and a round has 20 batches; here both are those of `train.*`.
 
     Clients send w_i and keep theta. A client is evaluated with the theta of its last participation,
     and with w before its first one; `gm` is w. BatchNorm statistics belong to theta; the server
@@ -134,15 +121,12 @@ class PFedMe(Algorithm):
         """Return the training of theta and w, whose steps the gradient hook `Envelope` makes."""
         names, train = self.setting.net.parameters, self.setting.train
         trained = prefixed_names(THETA, names) | {*names}
-        phase = replace(
+        return replace(
             self.phase(*self.terms(), train=trained),
             optimizer=OptimizerConfig(lr=1.0),
             clip=None,
             gradient=Envelope(names, self.config, train.optimizer, train.clip),
         )
-        if self.config.steps is not None:
-            phase = replace(phase, epochs=None, steps=self.config.steps)
-        return phase
 
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
         factor = self.setting.train.schedule.lr_factor(state.round, self.setting.rounds)
@@ -170,7 +154,7 @@ class Envelope:
         names: Names of the net's parameters.
         config: Keys of pFedMe.
         optimizer: Optimizer of `train.*`: its learning rate acts on w, and its weight decay on
-            theta unless `personal_decay` is set.
+            theta.
         clip: Largest norm of the gradient of the cross entropy; None for no limit.
     """
 
@@ -182,7 +166,6 @@ class Envelope:
     def __call__(self, grad: GradFn, parameters: Tree, batch: Batch, ctx: Tree) -> Tree:
         """Return the gradients of w and theta; `factor` in ctx is that of `train.schedule`."""
         c, o, factor = self.config, self.optimizer, ctx["factor"]
-        decay = o.weight_decay if c.personal_decay is None else c.personal_decay
         first = theta = {name: parameters[THETA + name] for name in self.names}
 
         # theta <- theta - personal_lr (grad CE + decay theta + lam (theta - w)), K times
@@ -192,7 +175,7 @@ class Envelope:
             bound = 1.0 if self.clip is None else (self.clip / (norm + 1e-6)).clamp_max(1.0)
             moved: Tree = {}
             for n, v in theta.items():
-                slope = bound * g[n] + decay * v + c.lam * (v - parameters[n])
+                slope = bound * g[n] + o.weight_decay * v + c.lam * (v - parameters[n])
                 moved[n] = v - factor * c.personal_lr * slope
             theta = moved
 

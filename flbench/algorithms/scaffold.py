@@ -1,7 +1,7 @@
 """SCAFFOLD: control variates against the drift of local steps (Karimireddy et al., ICML 2020)."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -20,8 +20,6 @@ from flbench.algorithms import (
     Paper,
     Results,
     State,
-    Statistic,
-    Step,
     Transform,
     Tree,
     UniformConfig,
@@ -30,8 +28,6 @@ from flbench.algorithms import (
     repeat,
     weighted_mean,
 )
-from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
-from flbench.algorithms.shared.gradients import SampleGradient
 from flbench.algorithms.shared.prefixes import prefixed_names
 from flbench.losses import CrossEntropy, Linear
 
@@ -44,12 +40,6 @@ CHANGE = "dc."  # the change of the client's in a round
 class ScaffoldConfig(UniformConfig):
     """Keys of SCAFFOLD."""
 
-    control: Literal["steps", "gradient"] = Field(
-        "steps",
-        description="what a client's control variate becomes: `steps`, the mean gradient of its"
-        " local steps (the paper's option II); `gradient`, the gradient at the received model over"
-        " all its samples, which costs one pass more (option I)",
-    )
     server_lr: float = Field(
         1.0,
         gt=0,
@@ -62,10 +52,10 @@ class Scaffold(Algorithm):
     """Clients correct each local step by how much their gradient differs from the global one.
 
     Local steps (eq. 3): w_i <- w_i - eta (g - c_i + c), with the control variates c_i of the client
-    and c of the server. After tau steps, with the learning rate eta of the round (eq. 4):
-    c_i+ = c_i - c + (w - w_i) / (tau eta) (option II), or c_i+ = the gradient at w over all samples
-    in eval mode (option I); dc_i = c_i+ - c_i. Server (eq. 5): w <- w + server_lr mean(w_i - w),
-    c <- c + |S|/N mean(dc_i). All variates start at 0, so the first round is that of FedAvg.
+    and c of the server. After tau steps, with the learning rate eta of the round (eq. 4, the
+    paper's option II): c_i+ = c_i - c + (w - w_i) / (tau eta); dc_i = c_i+ - c_i. Server (eq. 5):
+    w <- w + server_lr mean(w_i - w), c <- c + |S|/N mean(dc_i). All variates start at 0, so the
+    first round is that of FedAvg.
 
     The server sends w and c; a client sends w_i and dc_i and keeps c_i while it is absent. A client
     without an optimizer step changes nothing. The logged training loss contains <c - c_i, w>, whose
@@ -73,8 +63,7 @@ class Scaffold(Algorithm):
 
     Deviations: w_i is sent, not w_i - w, which has the same size. With `agg_weights=samples` both
     means are weighted by samples, so that c stays the weighted mean of all c_i. BatchNorm
-    statistics are averaged and have no variate. Option I adds weight decay to the gradient, because
-    the steps of option II contain it.
+    statistics are averaged and have no variate.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = ScaffoldConfig
@@ -101,25 +90,15 @@ class Scaffold(Algorithm):
                 "eq. 3 and 4 hold for SGD without momentum, whose steps are gradients. Set"
                 " train.optimizer.name=sgd and train.optimizer.momentum=0."
             )
-        if self.config.control == "gradient" and self.setting.train.terms:
-            unmet.append(
-                "with algorithm.control=gradient a control variate is a gradient of the plain cross"
-                " entropy, not of the loss with train.terms. Set algorithm.control=steps."
-            )
         return unmet
 
     def notes(self) -> list[str]:
         """Return a note about the gradients in c_i if `train.clip` is set; otherwise no note."""
         if self.setting.train.clip is None:
             return []
-        if self.config.control == "steps":
-            return [
-                "scaffold: train.clip limits the norm of the corrected gradient, so c_i is a mean"
-                " of gradients with a limited norm."
-            ]
         return [
-            "scaffold: train.clip limits the norm of the corrected gradient; the gradients in c_i"
-            " have no limit."
+            "scaffold: train.clip limits the norm of the corrected gradient, so c_i is a mean of"
+            " gradients with a limited norm."
         ]
 
     def init(self, start: Tree) -> tuple[Tree, Tree]:
@@ -137,17 +116,8 @@ class Scaffold(Algorithm):
     def program(self, state: State) -> LocalProgram:
         keeps, sends = self.split()
         names = self.setting.net.parameters
-        if self.config.control == "steps":
-            before: tuple[Step, ...] = ()
-            follow = Transform(FollowSteps(names))
-        else:
-            before = (
-                *reestimate_batchnorm(self.setting),
-                Statistic("gradient", SampleGradient(names)),
-            )
-            follow = Transform(FollowGradient(names, self.setting.train.optimizer.weight_decay))
         return LocalProgram(
-            (*before, self.phase(*self.terms()), follow),
+            (self.phase(*self.terms()), Transform(MoveControl(names))),
             keeps | prefixed_names(OWN, names),
             sends | prefixed_names(CHANGE, names),
         )
@@ -188,8 +158,8 @@ class Scaffold(Algorithm):
 
 
 @dataclass(frozen=True)
-class FollowSteps:
-    """Option II: dc_i = (w - w_i) / (tau eta) - c, and c_i <- c_i + dc_i; 0 without a step.
+class MoveControl:
+    """dc_i = (w - w_i) / (tau eta) - c, and c_i <- c_i + dc_i; 0 without a step.
 
     Attributes:
         names: Names of the parameters.
@@ -205,28 +175,5 @@ class FollowSteps:
         for name in self.names:
             gradient = (start[name] - leaves[name]) / torch.where(moved, length, 1.0)
             dc = torch.where(moved, gradient - ctx[ALL + name], 0.0)
-            changed |= {CHANGE + name: dc, OWN + name: leaves[OWN + name] + dc}
-        return changed
-
-
-@dataclass(frozen=True)
-class FollowGradient:
-    """Option I: dc_i = gradient at w - c_i, and c_i <- c_i + dc_i; 0 without a step.
-
-    Attributes:
-        names: Names of the parameters.
-        decay: Weight decay of the local steps.
-    """
-
-    names: tuple[str, ...]
-    decay: float
-
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
-        """Return c_i and dc_i."""
-        moved, count = info.steps * info.lr > 0, ctx["gradient.count"].clamp_min(1)
-        changed: Tree = {}
-        for name in self.names:
-            gradient = ctx[f"gradient.{name}"] / count + self.decay * start[name]
-            dc = torch.where(moved, gradient - leaves[OWN + name], 0.0)
             changed |= {CHANGE + name: dc, OWN + name: leaves[OWN + name] + dc}
         return changed

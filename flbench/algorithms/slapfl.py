@@ -35,13 +35,9 @@ ANCHOR = "anchor."  # prefix of the server's copies that changes are measured fr
 class SlapflConfig(UniformConfig):
     """Keys of SLAPFL. The defaults follow the paper to the letter."""
 
-    whole_model: bool = Field(
-        False, description="one cosine over all shared layers together instead of one per layer"
-    )
     last_only: bool = Field(
         False, description="only the last linear layer stays local, instead of all linear layers"
     )
-    bn_local: bool = Field(False, description="BatchNorm layers stay local too")
     delta: Literal["none", "start", "round"] = Field(
         "none",
         description="what cosines compare: weights, or their change since the seeded net or since"
@@ -52,11 +48,6 @@ class SlapflConfig(UniformConfig):
         gt=0,
         description="temperature: weights are softmax(cosine / sharpen) (default: proportional to"
         " the cosine)",
-    )
-    count_full_upload: bool = Field(
-        False,
-        description="clients upload the local layers too (step 3 of the paper); the server does not"
-        " use them",
     )
 
 
@@ -80,7 +71,7 @@ class Slapfl(Algorithm):
         M'_i   = the layers M'_ik together                          (eq. 4)
 
     Readings. Eq. 3 is printed without a layer index, while text and algorithm say that it applies
-    per layer (`whole_model`). "The fully connected layer" is every linear layer (`last_only`). The
+    per layer. "The fully connected layer" is every linear layer (`last_only`). The
     weight and the bias of a layer form one vector. BatchNorm is a layer of its own; its statistics
     are mixed with the weights a of its scale and shift.
 
@@ -108,16 +99,13 @@ class Slapfl(Algorithm):
     )
     communication = Communication(
         down="the client's mixed base (all layers but the linear ones)",
-        up="base (count_full_upload: all weights w)",
+        up="base",
         keeps="all weights w",
     )
 
     def personal(self) -> frozenset[str]:
         net = self.setting.net
-        local = net.names("head" if self.config.last_only else "linear")
-        if self.config.bn_local:
-            local |= net.names("batchnorm")
-        return local
+        return net.names("head" if self.config.last_only else "linear")
 
     def client_axes(self, name: str) -> tuple[int, ...]:
         return (0,) if self.config.delta == "round" and name.startswith(ANCHOR) else ()
@@ -148,14 +136,7 @@ class Slapfl(Algorithm):
 
     def split(self) -> tuple[frozenset[str], frozenset[str]]:
         local, base = super().split()
-        keeps = local | base
-        if not self.config.count_full_upload:
-            return keeps, base
-
-        sends = keeps
-        if self.setting.train.batchnorm != "average":
-            sends = keeps - self.setting.net.statistics
-        return keeps, sends
+        return local | base, base
 
     def init(self, start: Tree) -> tuple[Tree, Tree]:
         keeps, _ = self.split()
@@ -198,13 +179,11 @@ class Slapfl(Algorithm):
         return Update(server, Message(mixed), cosine_metric(torch.stack(cosines)))
 
     def layers(self) -> list[list[str]]:
-        """Return the leaves of each base layer, or of all of them as one with `whole_model`."""
+        """Return the leaves of each base layer."""
         base = self.base()
         layers = [
             [leaf for leaf in layer.leaves if leaf in base] for layer in self.setting.net.layers
         ]
-        if self.config.whole_model:
-            layers = [[leaf for layer in layers for leaf in layer]]
         return [layer for layer in layers if layer]
 
     def compared(self, layer: Tree, state: State, ids: Tensor) -> Tree:
@@ -266,7 +245,7 @@ class Slapfl(Algorithm):
             torch.stack(means, dim=1),
             rows="client",
             columns="layer",
-            labels=("base",) if self.config.whole_model else tuple(names),
+            labels=tuple(names),
         )
         return (table,)
 

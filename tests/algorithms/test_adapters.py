@@ -49,7 +49,6 @@ def test_one_client_alone_trains_adapters_of_its_own():
 
     assert digest(*alone, "algorithm=fedit") == local
     assert digest(*alone, "algorithm=fedsalora") == local
-    assert digest(*alone, "algorithm=fedsalora", "algorithm.share=B") == local
     assert digest(*alone, "algorithm=ffalora") != local
 
 
@@ -131,17 +130,15 @@ def test_error_of_the_product_of_means_is_that_of_whole_matrices():
     assert one.algorithm.aggregate(one.start(), results).metrics["product_error"] < 1e-12
 
 
-@pytest.mark.parametrize(("share", "other"), [("A", B), ("B", A)])
-def test_fedsalora_sends_one_factor_and_clients_keep_the_rest(share, other):
-    built = build(*LORA, PART, "algorithm=fedsalora", f"algorithm.share={share}")
+def test_fedsalora_sends_the_first_factor_and_clients_keep_the_rest():
+    built = build(*LORA, PART, "algorithm=fedsalora")
     state = after(built, 1)
     before = {name: rows.clone() for name, rows in state.clients.items()}
 
     now, results = played(built, state)
 
-    [shared] = {A, B} - {other}
-    assert results.sent.values.keys() == now.server.keys() == {shared}
-    assert now.clients.keys() == {other, *HEAD}
+    assert results.sent.values.keys() == now.server.keys() == {A}
+    assert now.clients.keys() == {B, *HEAD}
     absent = [i for i in range(5) if i not in results.ids.tolist()]
     for name, rows in now.clients.items():
         assert torch.equal(rows[absent], before[name][absent])
@@ -154,18 +151,11 @@ def test_fedsalora_sends_one_factor_and_clients_keep_the_rest(share, other):
 def test_a_square_layer_costs_half_if_one_factor_is_sent():
     square = ("model.hidden=[64]", "algorithm.head=frozen")
     up = {
-        (method, share): summary_of_run(*LORA, *square, f"algorithm={method}", *share)[
-            "communication"
-        ]["up_bytes"]
-        for method, share in (
-            ("fedit", ()),
-            ("ffalora", ()),
-            ("fedsalora", ()),
-            ("fedsalora", ("algorithm.share=B",)),
-        )
+        method: summary_of_run(*LORA, *square, f"algorithm={method}")["communication"]["up_bytes"]
+        for method in ("fedit", "ffalora", "fedsalora")
     }
 
-    whole = up.pop(("fedit", ()))
+    whole = up.pop("fedit")
     assert whole == 2 * 5 * 2 * (64 * 2) * 8  # rounds, clients, factors, entries, bytes
     assert all(2 * half == whole for half in up.values())
 

@@ -40,17 +40,11 @@ def gradient_norm(built, w, bias, shares) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("adaptive", "weights", "shares"),
-    [("true", "samples", (0.25, 0.75)), ("false", "uniform", (0.5, 0.5))],
-)
-def test_fixed_point_is_the_joint_optimum_where_fedavg_is_biased(
-    tmp_path, adaptive, weights, shares
-):
+def test_fixed_point_is_the_joint_optimum_where_fedavg_is_biased(tmp_path):
     """Two convex losses, full batches, ten local steps; sizes 10 and 30.
 
     At a fixed point of `wbar` all w_i = w, so a_i h_i = -grad_i, and the duals sum to 0: the sum of
-    grad_i / a_i is 0, with 1 / a_i in proportion to the samples (adaptive), or equal.
+    grad_i / a_i is 0, with 1 / a_i in proportion to the samples.
     """
     groups = (np.arange(40) % 4 > 0).astype(int)  # client 0 has class 0 alone
     data = write_npz(tmp_path / "two.npz", n=40, train_groups=groups)
@@ -66,8 +60,8 @@ def test_fixed_point_is_the_joint_optimum_where_fedavg_is_biased(
         "train.optimizer.lr=0.1",
         "train.optimizer.weight_decay=0.1",
     )
-    feddyn, state = start(*keys, "algorithm.alpha=0.3", f"algorithm.adaptive={adaptive}")
-    fedavg, other = start(*keys, f"algorithm.agg_weights={weights}", name="fedavg")
+    feddyn, state = start(*keys, "algorithm.alpha=0.3")
+    fedavg, other = start(*keys, "algorithm.agg_weights=samples", name="fedavg")
 
     for _ in range(45):
         state, _ = played(feddyn, state)
@@ -75,9 +69,9 @@ def test_fixed_point_is_the_joint_optimum_where_fedavg_is_biased(
 
     assert feddyn.federation.sizes.tolist() == [10, 30]
     w, bias = state.server["mean.head.weight"], state.server["mean.head.bias"]
-    assert gradient_norm(feddyn, w, bias, shares) < 1e-4
+    assert gradient_norm(feddyn, w, bias, (0.25, 0.75)) < 1e-4
     w, bias = other.server["head.weight"], other.server["head.bias"]
-    assert gradient_norm(feddyn, w, bias, shares) > 1e-2
+    assert gradient_norm(feddyn, w, bias, (0.25, 0.75)) > 1e-2
 
 
 def test_duals_of_all_clients_sum_to_n_times_the_servers_step():
@@ -153,8 +147,6 @@ def test_strength_is_in_inverse_proportion_to_samples():
     sizes = built.federation.sizes.double()
 
     assert torch.allclose(state.clients["strength"], 0.5 * sizes.mean() / sizes)
-    _, constant = start("algorithm.alpha=0.5", "algorithm.adaptive=false")
-    assert constant.clients["strength"].tolist() == [0.5] * 5
 
 
 def test_client_without_a_step_is_left_out_of_the_mean():
@@ -206,7 +198,7 @@ def test_bytes_are_fedavgs():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option", ["alpha=0.5", "adaptive=false", "agg_weights=samples"])
+@pytest.mark.parametrize("option", ["alpha=0.5", "agg_weights=samples"])
 def test_every_option_changes_the_models(option):
     keys = ("algorithm=feddyn", "algorithm.alpha=0.1", "train.optimizer.lr=0.1", "train.rounds=2")
     default = summary_of_run(*keys)

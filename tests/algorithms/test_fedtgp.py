@@ -58,8 +58,9 @@ def slow_server_loss(psi, pairs, delta):
     return total / len(pairs)
 
 
-def slow_rounds(clients, keys, psi, seed, rounds):
+def slow_rounds(clients, keys, psi, config, rounds):
     """Returns the models of all clients, Psi and P."""
+    seed, size = config.seed, config.train.batch_size
     models = [only(clients.start, NET) for _ in range(len(clients))]
     table = None
     for t in range(rounds):
@@ -72,16 +73,15 @@ def slow_rounds(clients, keys, psi, seed, rounds):
                     far = sum(((z[j] - table[k]) ** 2).mean() for j, k in enumerate(y)) / len(y)
                 return mean_cross_entropy(logits, y) + keys["lam"] * far
 
-            before = clients.prototypes(i, models[i])
             models[i] = clients.train(i, t, models[i], loss)
-            found = before if keys["collect"] == "before" else clients.prototypes(i, models[i])
+            found = clients.prototypes(i, models[i])
             pairs += [(found[k].detach(), k) for k in sorted(found)]
 
         delta = slow_margin(pairs, keys["tau"])
         for epoch in range(keys["server_epochs"]):
             order = Draw(seed, (t,), len(clients)).sample_order(len(clients), epoch, len(pairs))
-            for first in range(0, len(pairs), keys["server_batch_size"]):
-                batch = [pairs[j] for j in order[first : first + keys["server_batch_size"]]]
+            for first in range(0, len(pairs), size):
+                batch = [pairs[j] for j in order[first : first + size]]
                 leaves = {name: value.clone().requires_grad_() for name, value in psi.items()}
                 slow_server_loss(leaves, batch, delta).backward()
                 psi = {n: v - keys["server_lr"] * leaves[n].grad for n, v in psi.items()}
@@ -92,19 +92,17 @@ def slow_rounds(clients, keys, psi, seed, rounds):
 @pytest.mark.slow
 @pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-@pytest.mark.parametrize(
-    "keys", [{}, {"tau": 0.4, "collect": "before", "server_batch_size": 64}], ids=str
-)
+@pytest.mark.parametrize("keys", [{}, {"tau": 0.4}], ids=str)
 def test_rounds_equal_a_loop(keys, engine):
-    keys = {"lam": 2.0, "server_epochs": 2, "server_lr": 0.05, "server_batch_size": 5} | keys
+    keys = {"lam": 2.0, "server_epochs": 2, "server_lr": 0.05} | keys
     overrides = [f"algorithm.{key}={value}" for key, value in keys.items()]
     built = build("algorithm=fedtgp", *KEYS, *overrides)
     clients = Clients(built)
     state = platform("algorithm=fedtgp", f"engine.name={engine}", *overrides, rounds=3)
 
     psi = only(built.start().server, PSI)
-    keys = {"tau": 100.0, "collect": "after"} | keys
-    models, psi, table = slow_rounds(clients, keys, psi, built.config.seed, rounds=3)
+    keys = {"tau": 100.0} | keys
+    models, psi, table = slow_rounds(clients, keys, psi, built.config, rounds=3)
 
     for name, value in psi.items():
         assert_equal(state.server[name], value, name)

@@ -61,7 +61,7 @@ def slow_loss(leaves, x, y, g, q, received, keys):
         length = (row @ row).sqrt() if row.any() else 1.0
         angles.append(torch.stack([row @ e / (length * (e @ e).sqrt()) for e in leaves[G]]))
     squares = sum(((row - received[k]) ** 2).sum() for row, k in zip(generic, y, strict=True))
-    far = (squares + 1e-12).sqrt() if keys["magnitude"] == "norm" else squares / len(y) / WIDTH
+    far = (squares + 1e-12).sqrt()
     decay = sum((leaves[name] ** 2).sum() for name in (G, *COV)) / 2
     both = mean_cross_entropy(logits, y) + mean_cross_entropy(angles, y)
     return both + keys["lam"] * far + keys["nu"] * decay
@@ -75,8 +75,6 @@ def slow_rounds(clients, keys, shared, rounds):
     for t in range(rounds):
         sent, ids = [], clients.cohort(t)
         for i in ids:
-            if keys["condition"] == "global":
-                conditions[i] = slow_conditions(clients, i, shared[G])
             g, q = conditions[i]
 
             def loss(leaves, x, y, g=g, q=q, received=shared[G]):
@@ -85,8 +83,7 @@ def slow_rounds(clients, keys, shared, rounds):
             here = clients.descend(i, t, shared | heads[i], loss)
             heads[i] = only(here, HEAD)
             sent.append(only(here, shared))
-            if keys["condition"] == "own":
-                conditions[i] = slow_conditions(clients, i, here[G])
+            conditions[i] = slow_conditions(clients, i, here[G])
         n = [clients.size(i) for i in ids]
         shared = weighted_sum(sent, [k / sum(n) for k in n])
     return shared, heads, conditions
@@ -95,16 +92,14 @@ def slow_rounds(clients, keys, shared, rounds):
 @pytest.mark.slow
 @pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-@pytest.mark.parametrize(
-    "keys", [{}, {"condition": "global", "magnitude": "mean_square", "lam": 0.5}], ids=str
-)
+@pytest.mark.parametrize("keys", [{}, {"lam": 0.5}], ids=str)
 def test_rounds_equal_a_loop(keys, engine):
     overrides = [f"algorithm.{key}={value}" for key, value in keys.items()]
     built = build("algorithm=gpfl", *KEYS, *overrides)
     clients = Clients(built)
     state = platform("algorithm=gpfl", f"engine.name={engine}", *overrides, rounds=3)
 
-    keys = {"lam": 0.01, "nu": 0.1, "condition": "own", "magnitude": "norm"} | keys
+    keys = {"lam": 0.01, "nu": 0.1} | keys
     drawn = only(built.start().server, {G, *COV})
     shared, heads, conditions = slow_rounds(clients, keys, drawn, rounds=3)
 
@@ -114,15 +109,13 @@ def test_rounds_equal_a_loop(keys, engine):
     for i in range(len(clients)):
         for name in HEAD:
             assert_equal(state.clients[name][i], heads[i][name], name)
-        if keys["condition"] == "own":
-            for name, value in zip(("cond.g", "cond.q"), conditions[i], strict=True):
-                assert_equal(state.clients[name][i], value, name)
+        for name, value in zip(("cond.g", "cond.q"), conditions[i], strict=True):
+            assert_equal(state.clients[name][i], value, name)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("condition", ["own", "global"])
-def test_deployed_model_takes_the_personal_route(condition):
-    built = build(*KEYS, "algorithm=gpfl", f"algorithm.condition={condition}")
+def test_deployed_model_takes_the_personal_route():
+    built = build(*KEYS, "algorithm=gpfl")
     clients, state = Clients(built), after(built, 2)
     evaluator, settings = built.evaluator(print), settings_of(built.algorithm, state)
     predicted = dict(evaluator.predictions(state, settings))
@@ -133,11 +126,8 @@ def test_deployed_model_takes_the_personal_route(condition):
         head = {name: state.clients[name][i] for name in HEAD}
         x = inputs.inputs(rows[i], torch.float64).flatten(1)
         z, _ = net(state.server | head, x)
-        if condition == "own":
-            q = state.clients["cond.q"][i]
-            assert q.any() == (state.participation_count[i] > 0)
-        else:
-            q = slow_conditions(clients, i, state.server[G])[1]
+        q = state.clients["cond.q"][i]
+        assert q.any() == (state.participation_count[i] > 0)
         logits = slow_valve(state.server, z, q) @ head[HEAD[0]].T + head[HEAD[1]]
         assert torch.equal(predicted[i].reshape(-1), logits.argmax(dim=1)), i
 
@@ -159,7 +149,7 @@ def test_cosines_without_a_scale_bound_the_loss():
         start={},
         apply=None,
     )
-    value = float(Guidance(0.0, norm=True)(context))
+    value = float(Guidance(0.0)(context))
     bound = log(1 + (CLASSES - 1) * exp(-1 - 1 / (CLASSES - 1)))
     assert value == pytest.approx(log(1 + (CLASSES - 1) * exp(-value_gap(z, centred))))
     assert value >= bound - 1e-12

@@ -1,6 +1,6 @@
 """kNN-Per: FedAvg's training, a plain loop of the prediction, special neighbours, and the bytes."""
 
-from math import exp, sqrt
+from math import exp
 
 import pytest
 import torch
@@ -22,8 +22,7 @@ def slow_probabilities(w, x, store, keys):
         near = []
         for number, (key, label) in enumerate(store):
             square = float(((query - key) ** 2).sum())
-            far = square / WIDTH if keys["kernel"] == "squared" else sqrt(square)
-            near.append((far, number, label))
+            near.append((square / WIDTH, number, label))
         near = sorted(near)[: keys["neighbours"]]
         weights = [exp((near[0][0] - far) / keys["sigma"]) for far, _, _ in near]
         votes = [0.0] * CLASSES
@@ -59,7 +58,7 @@ class Scores:
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize(
     "keys",
-    [{}, {"neighbours": 1, "sigma": 0.02}, {"kernel": "l2", "share": 0.7, "neighbours": 1000}],
+    [{}, {"neighbours": 1, "sigma": 0.02}, {"neighbours": 1000}],
     ids=str,
 )
 def test_probabilities_equal_a_loop(keys, engine):
@@ -67,7 +66,7 @@ def test_probabilities_equal_a_loop(keys, engine):
     overrides = [f"algorithm.{key}={value}" for key, value in keys.items()]
     built = build(*KEYS, "algorithm=knnper", f"engine.name={engine}", *overrides)
     clients, state = Clients(built), after(built, 3)
-    keys = {"neighbours": 10, "sigma": 1.0, "share": None, "kernel": "squared"} | keys
+    keys = {"neighbours": 10, "sigma": 1.0} | keys
     settings = settings_of(built.algorithm, state)
     ids = torch.arange(len(clients))
     deployment = built.algorithm.deploy(state, ids)["personal"]
@@ -91,7 +90,7 @@ def test_probabilities_equal_a_loop(keys, engine):
         store = list(zip(net(state.server, clients.x[i])[0], clients.y[i], strict=True))
         x, labels = part("validation", i)
         pairs = list(slow_probabilities(state.server, x, store, keys))
-        share = slow_share(pairs, labels) if keys["share"] is None else keys["share"]
+        share = slow_share(pairs, labels)
         shares.add(share)
         pairs = slow_probabilities(state.server, part("test", i)[0], store, keys)
         expected = torch.stack([share * votes + (1 - share) * soft for votes, soft in pairs])
@@ -124,7 +123,7 @@ def predicted(queries, keys, labels, *, share, neighbours=1, sigma=1.0, real=Non
         start={},
         apply=None,
     )
-    return Mixture(neighbours, sigma, "squared")(context), logits.softmax(dim=1)
+    return Mixture(neighbours, sigma)(context), logits.softmax(dim=1)
 
 
 def test_special_neighbours():

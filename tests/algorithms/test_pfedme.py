@@ -33,18 +33,8 @@ def gradient(plain, leaves, client, names, *, train=True):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("beta", "steps", "decay", "own", "clip"),
-    [
-        (1, None, 0, None, None),
-        (0.5, 3, 0.1, None, None),
-        (2, 1, 0.1, None, 0.5),
-        (1, 5, 0.1, 0.001, None),  # decay of the authors' code
-        (1, 2, 0.1, 0, None),
-    ],
-)
-def test_rounds_equal_a_plain_loop(beta, steps, decay, own, clip):
-    """`own` is algorithm.personal_decay, which replaces the weight decay of train.*."""
+@pytest.mark.parametrize(("beta", "decay", "clip"), [(1, 0, None), (0.5, 0.1, None), (2, 0.1, 0.5)])
+def test_rounds_equal_a_plain_loop(beta, decay, clip):
     lam, inner, rate = 3.0, 4, 0.05
     built = build(
         "algorithm=pfedme",
@@ -52,15 +42,12 @@ def test_rounds_equal_a_plain_loop(beta, steps, decay, own, clip):
         f"algorithm.lam={lam}",
         f"algorithm.inner_steps={inner}",
         f"algorithm.personal_lr={rate}",
-        f"algorithm.steps={'null' if steps is None else steps}",
         f"algorithm.beta={beta}",
         f"train.optimizer.weight_decay={decay}",
-        f"algorithm.personal_decay={'null' if own is None else own}",
         f"train.clip={'null' if clip is None else clip}",
         *FULL,
     )
     plain, names = Plain(built), built.algorithm.setting.net.parameters
-    decay = decay if own is None else own
     w = plain.start()
     personal = [w] * 5
     for t in range(ROUNDS):
@@ -68,7 +55,7 @@ def test_rounds_equal_a_plain_loop(beta, steps, decay, own, clip):
         for i in plain.cohort(t):
             local = {name: value.clone() for name, value in w.items()}
             theta = dict(local)  # with the same buffers: only theta's passes write to them
-            for _ in range(steps or EPOCHS):
+            for _ in range(EPOCHS):
                 for _ in range(inner):
                     g = gradient(plain, theta, i, names)
                     norm = torch.cat([value.flatten() for value in g.values()]).norm()
@@ -100,7 +87,6 @@ def test_many_inner_steps_find_the_proximal_point():
         f"algorithm.lam={lam}",
         "algorithm.inner_steps=300",
         "algorithm.personal_lr=0.05",
-        "algorithm.steps=1",
         "train.optimizer.lr=0",
         "train.batch_size=2048",
         EXACT,
@@ -153,19 +139,6 @@ def test_theta_is_evaluated_at_both_moments_and_w_as_the_global_model(tmp_path, 
     assert accuracies(path, "personal") == accuracies(path, "personal@local")
     if policy == "average":
         assert accuracies(path, "gm", "common")
-
-
-@pytest.mark.slow
-def test_steps_are_counted_in_steps_and_not_in_epochs():
-    keys = ("algorithm=pfedme", "train.batch_size=8", "train.local_epochs=2")
-    default, seven = build(*keys), build(*keys, "algorithm.steps=7")
-
-    _, by_epochs = played(default, default.start())
-    _, by_steps = played(seven, seven.start())
-
-    batches = -(-default.federation.sizes // 8)
-    assert torch.equal(by_epochs.steps, 2 * batches)
-    assert by_steps.steps.tolist() == [7] * 5
 
 
 @pytest.mark.slow

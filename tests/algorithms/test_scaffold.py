@@ -41,27 +41,15 @@ def test_first_round_is_fedavgs(policy):
         assert torch.equal(scaffold.server[name], value), name
 
 
-def gradient(plain, w, client, names):
-    """Of the mean loss over a client's samples in eval mode."""
-    leaves = {name: value.clone().requires_grad_(name in names) for name, value in w.items()}
-    x, y = plain.samples(client)
-    out = plain.outputs(leaves, x, train=False)
-    loss = torch.nn.functional.cross_entropy(out.logits, y)
-    found = torch.autograd.grad(loss, [leaves[name] for name in names])
-    return dict(zip(names, found, strict=True))
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("control", ["steps", "gradient"])
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 @pytest.mark.parametrize("rate", [1.0, 0.5])
-def test_rounds_equal_a_plain_loop(weights, rate, control):
+def test_rounds_equal_a_plain_loop(weights, rate):
     built = build(
         "algorithm=scaffold",
         "model.name=lenet5",
         f"algorithm.agg_weights={weights}",
         f"algorithm.server_lr={rate}",
-        f"algorithm.control={control}",
         *FULL,
     )
     plain, names = Plain(built), built.algorithm.setting.net.parameters
@@ -78,8 +66,6 @@ def test_rounds_equal_a_plain_loop(weights, rate, control):
                 for name in names:
                     y[name] = y[name] - LR * (c[name] - own[i][name])
             new = {n: own[i][n] - c[n] + (w[n] - y[n]) / (EPOCHS * LR) for n in names}
-            if control == "gradient":
-                new = gradient(plain, w, i, names)
             sent[i], change[i] = y, {n: new[n] - own[i][n] for n in names}
             own[i] = new
         mean = plain.mean(sent, uniform=weights == "uniform")
@@ -140,22 +126,11 @@ def slope(built, state, shares) -> float:
     return float(torch.cat([gradient.flatten() for gradient in found]).norm())
 
 
-def test_both_options_agree_where_a_client_makes_one_step_on_all_its_samples():
-    """A step's mean gradient is then the gradient at w, weight decay included."""
-    keys = (*FULL, "train.local_epochs=1", "train.optimizer.weight_decay=0.1")
-    steps = after(build("algorithm=scaffold", *keys), ROUNDS)
-    gradient = after(build("algorithm=scaffold", "algorithm.control=gradient", *keys), ROUNDS)
-
-    assert_close(gradient.server, steps.server)
-    assert_close(gradient.clients, steps.clients)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("control", ["steps", "gradient"])
 @pytest.mark.parametrize(
     ("weights", "shares"), [("uniform", (0.5, 0.5)), ("samples", (0.25, 0.75))]
 )
-def test_it_ends_at_the_joint_optimum_where_fedavg_does_not(tmp_path, weights, shares, control):
+def test_it_ends_at_the_joint_optimum_where_fedavg_does_not(tmp_path, weights, shares):
     """Two convex losses, full batches, eight local steps; sizes 10 and 30."""
     groups = (np.arange(40) % 4 > 0).astype(int)  # client 0 has class 0 alone
     data = write_npz(tmp_path / "two.npz", n=40, train_groups=groups)
@@ -172,8 +147,7 @@ def test_it_ends_at_the_joint_optimum_where_fedavg_does_not(tmp_path, weights, s
         "train.optimizer.weight_decay=1",
         f"algorithm.agg_weights={weights}",
     )
-    option = f"algorithm.control={control}"
-    scaffold, fedavg = build("algorithm=scaffold", option, *keys), build("algorithm=fedavg", *keys)
+    scaffold, fedavg = build("algorithm=scaffold", *keys), build("algorithm=fedavg", *keys)
     state, other = scaffold.start(), fedavg.start()
 
     for _ in range(50):
@@ -188,14 +162,13 @@ def test_it_ends_at_the_joint_optimum_where_fedavg_does_not(tmp_path, weights, s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("control", ["steps", "gradient"])
-def test_client_without_a_step_changes_nothing(control):
+def test_client_without_a_step_changes_nothing():
     """tau eta = 0: nothing to divide by."""
     for keys in (
         ("train.last_batch=drop", "train.batch_size=2048"),
         ("train.optimizer.lr=0",),
     ):
-        state = after(build("algorithm=scaffold", f"algorithm.control={control}", *keys), 2)
+        state = after(build("algorithm=scaffold", *keys), 2)
         for tree, prefix in ((state.clients, "c_i."), (state.server, "c.")):
             rows = [value for name, value in tree.items() if name.startswith(prefix)]
             assert rows
@@ -217,7 +190,7 @@ def test_clipping_is_noted():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option", ["server_lr=0.5", "agg_weights=samples", "control=gradient"])
+@pytest.mark.parametrize("option", ["server_lr=0.5", "agg_weights=samples"])
 def test_every_option_changes_the_models(option):
     default = summary_of_run("algorithm=scaffold")
     changed = summary_of_run("algorithm=scaffold", f"algorithm.{option}")

@@ -17,7 +17,7 @@ LINEAR = ("backbone.fc1", "backbone.fc2")
 STATISTICS = ("running_mean", "running_var")
 
 
-def slow(uploads, sizes, layers, *, anchor=None, sharpen=None, whole=False, statistics=STATISTICS):
+def slow(uploads, sizes, layers, *, anchor=None, sharpen=None, statistics=STATISTICS):
     """Compute eq. 2 and 3 by loops over clients and layers; all clients took a step."""
     clients = len(sizes)
 
@@ -30,7 +30,7 @@ def slow(uploads, sizes, layers, *, anchor=None, sharpen=None, whole=False, stat
 
     mixed, rows = {}, {}
     for layer in layers:
-        names = layers if whole else (layer,)
+        names = (layer,)
         for i in range(clients):
             s = []
             for j in range(clients):
@@ -50,14 +50,11 @@ def slow(uploads, sizes, layers, *, anchor=None, sharpen=None, whole=False, stat
 
 OPTIONS = {
     "literal": ((), {}),
-    "whole_model": (("whole_model=true",), {"whole": True}),
     "last_only": (("last_only=true",), {"layers": (*SHARED, *LINEAR)}),
-    "bn_local": (("bn_local=true",), {"layers": (SHARED[0], SHARED[2])}),
     "start": (("delta=start",), {"anchor": "start"}),
     "round": (("delta=round",), {"anchor": "round"}),
     "sharpen": (("delta=start", "sharpen=0.05"), {"anchor": "start", "sharpen": 0.05}),
     "samples": (("agg_weights=samples",), {"sized": True}),
-    "full": (("count_full_upload=true",), {}),
 }
 
 
@@ -82,7 +79,6 @@ def test_second_round_equals_a_loop_over_the_equations(option):
         layers,
         anchor=anchors[how.get("anchor")],
         sharpen=how.get("sharpen"),
-        whole=how.get("whole", False),
     )
     assert {name.rsplit(".", 1)[0] for name, _ in expected} == set(layers)
     for (name, i), value in expected.items():
@@ -206,21 +202,16 @@ def test_absent_clients_keep_their_mixture_and_only_the_rounds_clients_are_mixed
 @pytest.mark.slow
 @pytest.mark.one_of("policy")
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
-def test_bytes_are_the_base_both_ways_or_the_whole_net_up(policy):
+def test_bytes_are_the_base_both_ways(policy):
     """A weight has 4 bytes, and so has a statistic; the two counters have 8 bytes each."""
     keys = ("algorithm=slapfl", "model.name=lenet5", f"train.batchnorm={policy}", "train.rounds=2")
     statistics = 4 * 44 + 2 * 8 if policy == "average" else 0
     base = 4 * ((25 * 6 + 6) + 12 + (6 * 25 * 16 + 16) + 32) + statistics
-    linear = 4 * ((16 * 120 + 120) + (120 * 84 + 84) + (84 * 10 + 10))
 
     plain = summary_of_run(*keys)
-    full = summary_of_run(*keys, "algorithm.count_full_upload=true")
 
     assert plain["communication"]["up_bytes"] == 2 * 5 * base
     assert plain["communication"]["down_bytes"] == 2 * 5 * base
-    assert full["communication"]["up_bytes"] == 2 * 5 * (base + linear)
-    assert full["communication"]["down_bytes"] == 2 * 5 * base
-    assert full["weights_digest"] == plain["weights_digest"]
 
 
 def test_local_statistics_are_neither_mixed_nor_sent():

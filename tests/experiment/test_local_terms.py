@@ -225,11 +225,6 @@ def test_a_method_without_cross_entropy_is_refused(monkeypatch):
         build("algorithm=averages", "train.terms=[focal]")
 
 
-def test_scaffold_refuses_terms_that_its_control_variates_would_not_have():
-    with pytest.raises(ConfigError, match=r"algorithm.control=steps"):
-        build("algorithm=scaffold", "algorithm.control=gradient", "train.terms=[focal]")
-
-
 def test_a_function_of_the_user_trains_like_the_term_that_it_computes(own):
     keys = ("algorithm=fedavg", "engine.precision=64-true")
     ours, theirs = (

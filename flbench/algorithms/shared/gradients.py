@@ -1,12 +1,10 @@
-"""Gradients of the cross entropy over all samples of a client, computed by a Statistic."""
+"""Gradients of the cross entropy over all samples of a client, for a Statistic."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from flbench.core.tree import only
 from flbench.core.types import StepContext, Tree
 from flbench.losses.cross_entropy import sum_cross_entropy
 
@@ -31,21 +29,3 @@ def summed_gradient(context: StepContext, at: Tree, weights: Callable[[Tree], Tr
 
     gradient: Tree = torch.func.grad(loss)(at)
     return gradient
-
-
-@dataclass(frozen=True)
-class SampleGradient:
-    """Gradient of the cross entropy with respect to named leaves, summed over a batch.
-
-    Attributes:
-        names: Names of the leaves.
-    """
-
-    names: tuple[str, ...]
-
-    def __call__(self, context: StepContext) -> Tree:
-        """Return the gradient under the leaves' names, and the number of samples, `count`."""
-        gradient = summed_gradient(
-            context, only(context.leaves, self.names), lambda values: context.leaves | values
-        )
-        return gradient | {"count": context.batch.mask.sum()}
