@@ -132,7 +132,7 @@ class ClientModule(LightningModule):
         """Add one step to the Statistics of `phase.record`, without gradients."""
         with torch.no_grad():
             for recording in self.recordings:
-                recording.add(context)
+                recording.see(context)
 
     def gradients(self, loss: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient of each leaf of `trained`, in its order.

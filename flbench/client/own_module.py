@@ -8,7 +8,7 @@ bit for bit in float64.
 
 import math
 from collections.abc import Callable, Collection
-from functools import cached_property, partial
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from flbench.client.forward import apply
 from flbench.client.logged import Log
 from flbench.client.module import ClientModule
-from flbench.client.own_optimizer import Schedule, described, learning_rates, parse, retarget
+from flbench.client.own_optimizer import Schedule, described, parse
 from flbench.client.program import Phase
 from flbench.core.errors import ConfigError
 from flbench.core.lightning import is_param_in_hook_signature
@@ -38,7 +38,8 @@ class OwnModule(ClientModule):
 
     The hooks of `fit` are called as a Trainer calls them; `self.trainer` is a namespace with the
     position in the training. The module may set its `should_stop`, which ends the phase before its
-    next step.
+    next step. If the phase trains a second model, the module and its optimizer have the values of
+    this model from `configure_optimizers` to `on_fit_end`.
 
     Args:
         net: The user's module as a net.
@@ -70,7 +71,8 @@ class OwnModule(ClientModule):
         log: Log,
         pack: Pack,
     ) -> None:
-        super().__init__(net, phase, leaves, start, ctx)
+        super().__init__(net, phase, dict(leaves), start, ctx)
+        self._given = leaves
         self.writes_gradients = True  # the user's optimizer may do so
         self.lr = math.nan
         self._factor = factor
@@ -85,7 +87,8 @@ class OwnModule(ClientModule):
             should_stop=False,
         )
         self._trainer_of_module = position
-        self._parameters_of_net = _parameters(net)
+        self._own: Tree = dict([*net.named_parameters(), *net.named_buffers()])
+        self._second: dict[str, str] = {}  # the module's tensor that has the values of a leaf
         self._batch_idx = 0
         self._optimizer: torch.optim.Optimizer | None = None
         self._wanted: Tree = {}
@@ -102,16 +105,28 @@ class OwnModule(ClientModule):
         Outputs are those of the forward pass in which `training_step` computes the loss.
         """
         here = self.leaves if leaves is None else leaves
-        weights = None if self.phase.weights is None else self.phase.weights(here, self.ctx)
-        if leaves is None:
-            return self._context(batch, here, weights)
-        if weights is None:
-            own = [*self.net.named_parameters(), *self.net.named_buffers()]
-            weights = {name: leaves[name] for name, _ in own if name in leaves}
-        mask = self._counted(batch)
-        x, y, key = (value[mask] for value in (batch.x, batch.y, batch.key))
-        part = batch._replace(x=x, y=y, mask=mask[mask], key=key)
-        return self._context(part, leaves, weights, mask)
+        weights: Tree | None = None
+        if self.phase.weights is not None:
+            weights = self.phase.weights(here, self.ctx)
+            if all(self._own.get(name) is value for name, value in weights.items()):
+                weights = None
+        elif leaves is not None:
+            weights = {name: leaves[name] for name in self._own if name in leaves}
+        mask = None if leaves is None else self._counted(batch)
+        if mask is not None:
+            x, y, key = (value[mask] for value in (batch.x, batch.y, batch.key))
+            batch = batch._replace(x=x, y=y, mask=mask[mask], key=key)
+        self.net.labels = batch.y
+        step = cache(partial(self._own_step, self._packed(batch, mask), weights))
+        return StepContext(
+            lambda: self._outputs(step()[1], len(batch.y)),
+            batch=batch,
+            ctx=self.ctx,
+            leaves=here,
+            start=self.start,
+            apply=partial(apply, self.net),
+            task=lambda: step()[0],
+        )
 
     def _packed(self, batch: Batch, mask: Tensor | None = None) -> Any:
         """Return what the module gets as a batch.
@@ -125,40 +140,14 @@ class OwnModule(ClientModule):
             rows = rows[mask.cpu().numpy()]
         return self._pack(batch.x, batch.y, rows)
 
-    def _counted(self, batch: Batch) -> Tensor:
-        """Return [B] bool: the samples of a batch that count, which are all that the module gets.
+    def _counted(self, batch: Batch) -> Tensor | None:
+        """Return [B] bool: the samples that a gradient hook counts; None if the module gets all.
 
         BatchNorm in training mode cannot train on one row; then the module gets all rows.
         """
         mask = batch.mask
         least = 2 if fixed.trains_batchnorm(self.net) else 1
-        if bool(mask.all()) or int(mask.sum()) < least:
-            return torch.ones_like(mask)
-        return mask
-
-    def _context(
-        self, batch: Batch, leaves: Tree, weights: Tree | None, mask: Tensor | None = None
-    ) -> StepContext:
-        """Return the context of a step in which the module has these weights.
-
-        Args:
-            batch: The samples.
-            leaves: The client's leaves.
-            weights: What takes the place of the module's leaves; None takes its own.
-            mask: Which samples of the step's batch these are; None for all.
-        """
-        given = self._packed(batch, mask)
-        self.net.labels = batch.y
-        step = _OwnStep(self.net, partial(self._task_loss, given, weights), len(batch.y))
-        return StepContext(
-            step.outputs,
-            batch=batch,
-            ctx=self.ctx,
-            leaves=leaves,
-            start=self.start,
-            apply=partial(apply, self.net),
-            task=step.loss,
-        )
+        return None if bool(mask.all()) or int(mask.sum()) < least else mask
 
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:
         """Return the phase's loss on a batch, 0-dim: the module's own, and the method's terms."""
@@ -183,28 +172,24 @@ class OwnModule(ClientModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Call `setup`, and return the module's optimizer over the leaves that the phase trains.
 
-        If the phase trains a second model, its leaves take the place of the module's parameters in
-        all methods of the module. Parameters that the user has frozen are not trained as long as
-        they are, and those that are left out of the optimizer are never trained. In a phase whose
-        optimizer the method sets itself, the module's `configure_optimizers` is not called.
+        Parameters that the user has frozen are not trained as long as they are, and those that are
+        left out of the optimizer are never trained. In a phase whose optimizer the method sets
+        itself, the module's `configure_optimizers` is not called.
         """
         net, position = self.net, self._trainer_of_module
-        own: Tree = dict(net.named_parameters())
+        self._put_second_model()
         position.num_training_batches = batches = self.batches_per_epoch
         steps = position.max_epochs * batches if position.max_steps < 0 else position.max_steps
         position.estimated_stepping_batches = max(1, steps)
         _attach(net.module, position)
         net.module.__dict__["log"] = self._logged.log
-        weights = self._weights()
-        # Frozen parameters are not among the leaves: a second model has those of the module.
-        seen = own if weights is None else {name: weights.get(name, own[name]) for name in own}
-        for name, parameter in seen.items():
+        for name, parameter in net.named_parameters():
             parameter.requires_grad_(name not in net.frozen)
         self._hook("setup", "fit")
         if self.phase.by_module:
             optimizer, self.schedules = parse(self._call("configure_optimizers"), net.title)
             net.optimizer = described(optimizer, self.schedules)
-            self._train_by(optimizer, seen)
+            self._train_by(optimizer)
         else:
             self.lr = self.phase.optimizer.lr * self._factor
             optimizer = super().configure_optimizers()
@@ -212,26 +197,47 @@ class OwnModule(ClientModule):
         position.optimizers = [optimizer]
         return optimizer
 
-    def _train_by(self, optimizer: torch.optim.Optimizer, seen: Tree) -> None:
+    def _put_second_model(self) -> None:
+        """Exchange the values of the module for those of the second model that the phase trains."""
+        if self.phase.weights is None:
+            return
+        others = {name for name in self.leaves if self.phase.trains(name)} - self._own.keys()
+        found = {name: parameter_of(name, self._own) for name in others}
+        prefixes = {name.removesuffix(own) for name, own in found.items() if own is not None}
+        self._second = {
+            prefix + name: name
+            for prefix in prefixes
+            for name in self._own
+            if prefix + name in self.leaves
+        }
+        with torch.no_grad():
+            for second, name in self._second.items():
+                tensor = self._own[name]
+                self.leaves |= {name: tensor.clone(), second: tensor}
+                tensor.copy_(self._given[second])
+
+    def _take_second_model(self) -> None:
+        """Copy the trained values into the client's second model; restore those of the module."""
+        with torch.no_grad():
+            for second, name in self._second.items():
+                self._given[second].copy_(self._own[name])
+                self._own[name].copy_(self.leaves[name])
+
+    def _train_by(self, optimizer: torch.optim.Optimizer) -> None:
         """Let the user's optimizer train the leaves of the phase.
 
         Args:
             optimizer: The optimizer of the module's parameters.
-            seen: What the parameters of the module are in this phase, by name.
         """
-        if self._factor != 1.0:
-            for group in optimizer.param_groups:
-                group["lr"] = group["lr"] * self._factor
         self._wanted = {name: leaf for name, leaf in self.leaves.items() if self.phase.trains(name)}
-        of = {parameter_of(name, seen): leaf for name, leaf in self._wanted.items()}
-        retarget(optimizer, {one: of.get(name) for name, one in seen.items()})
-        for name, one in seen.items():
-            leaf = of.get(name)
-            if leaf is None:
-                one.requires_grad_(False)
-            elif leaf is not one:
-                leaf.requires_grad_(one.requires_grad)
-                one.requires_grad_(False)
+        wanted = {id(leaf) for leaf in self._wanted.values()}
+        for parameter in self.net.parameters():
+            if id(parameter) not in wanted:
+                parameter.requires_grad_(False)
+        for group in optimizer.param_groups:
+            group["params"] = [one for one in group["params"] if id(one) in wanted]
+            if self._factor != 1.0:
+                group["lr"] = group["lr"] * self._factor
         self._optimizer = optimizer
         self._find_trained()
         if not self.trained:
@@ -240,7 +246,7 @@ class OwnModule(ClientModule):
                 f" parameters that the method trains ({', '.join(sorted(self._wanted)[:3])}, ...)."
                 " Give it self.parameters()."
             )
-        rates = set(learning_rates(optimizer))
+        rates = {float(group.get("lr", math.nan)) for group in optimizer.param_groups}
         self.lr = rates.pop() if len(rates) == 1 and not self.schedules else math.nan
 
     def _find_trained(self) -> None:
@@ -248,18 +254,6 @@ class OwnModule(ClientModule):
         assert self._optimizer is not None
         taken = {id(leaf) for group in self._optimizer.param_groups for leaf in group["params"]}
         self.trained = {name: leaf for name, leaf in self._wanted.items() if id(leaf) in taken}
-
-    def _weights(self) -> Tree | None:
-        """Return the leaves that take the place of the module's parameters; None if none do.
-
-        Weights that are computed from leaves do so in the training step alone: hooks cannot change
-        them.
-        """
-        if self.phase.weights is None:
-            return None
-        weights = self.phase.weights(self.leaves, self.ctx)
-        known = {id(leaf) for leaf in self.leaves.values()}
-        return weights if all(id(leaf) in known for leaf in weights.values()) else None
 
     # The engine calls the hooks below where a Trainer calls them.
 
@@ -307,26 +301,39 @@ class OwnModule(ClientModule):
             if one._backward_hooks:  # of the parameter, registered while this client trained
                 one._backward_hooks.clear()
         _attach(self.net.module, None)
-        changed = self._parameters_of_net.items() ^ _parameters(self.net).items()
-        if names := sorted({name.removeprefix("module.") for name, _ in changed}):
+        now = dict(self.net.named_parameters())
+        if lost := [name for name, one in now.items() if self._own.get(name) is not one]:
             raise ConfigError(
-                f"{self.net.title} adds, replaces, moves or casts parameters"
-                f" ({', '.join(names[:3])}). Make them in __init__, and change their values in"
-                " place: with torch.no_grad(): p.copy_(...)."
+                f"{self.net.title} adds or replaces parameters"
+                f" ({lost[0].removeprefix('module.')}). Make them in __init__, and change their"
+                " values in place: with torch.no_grad(): p.copy_(...)."
             )
+        self._take_second_model()
 
-    def _task_loss(self, batch: Any, weights: Tree | None) -> Tensor:
-        """Return what the module's training step returns for a batch: its loss, 0-dim.
+    def _own_step(self, batch: Any, weights: Tree | None) -> tuple[Tensor, list[Call]]:
+        """Return the loss of the module's training step, 0-dim, and the calls of its head.
 
         Args:
             batch: The batch, in the form that the module gets.
             weights: What takes the place of the module's leaves; None takes its own.
         """
+        if self.net.no_features is not None:
+            return self._task_loss(batch, weights), []
+        with recorded(self.net.head_module()) as calls:
+            return self._task_loss(batch, weights), calls
+
+    def _outputs(self, calls: list[Call], rows: int) -> Outputs:
+        """Return features [B, D] and logits [B, C]: inputs and outputs of the head in a step."""
+        what = f"{self.net.title}.training_step"
+        return Outputs(*features_of(calls, rows, what, self.net.head))
+
+    def _task_loss(self, batch: Any, weights: Tree | None) -> Tensor:
+        """Return what the module's training step returns for a batch: its loss, 0-dim."""
         arguments: tuple[Any, ...] = (batch,)
         own_step: Any = self.net.module.training_step
         if is_param_in_hook_signature(own_step, "batch_idx", min_args=2):
             arguments += (self._batch_idx,)
-        found = self._call_with(weights, "training_step", *arguments)
+        found = self._call("training_step", *arguments, weights=weights)
         loss = found.get("loss") if isinstance(found, dict) else found
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             got = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else found
@@ -345,72 +352,27 @@ class OwnModule(ClientModule):
             self._find_trained()
         return found
 
-    def _call(self, name: str, *arguments: Any) -> Any:
-        """Return what a method of the user's module returns."""
-        return self._call_with(self._weights(), name, *arguments)
-
-    def _call_with(self, weights: Tree | None, name: str, *arguments: Any) -> Any:
-        """Return what a method of the user's module returns with these weights."""
-        call = partial(getattr(self.net.module, name), *arguments)
+    def _call(self, name: str, *arguments: Any, weights: Tree | None = None) -> Any:
+        """Return what a method of the user's module returns, with these weights in their place."""
+        method = getattr(self.net.module, name)
         with as_errors(f"{self.net.title}.{name}"):
             if weights is None:
-                return call()
+                return method(*arguments)
             given = {f"net.{key}": leaf for key, leaf in weights.items()}
-            return torch.func.functional_call(_Call(self.net, call), given, ())
-
-
-class _OwnStep:
-    """One call of the module's training step: its loss, and what passed through the head in it.
-
-    Args:
-        net: The user's module as a net.
-        step: Calls the training step and returns its loss.
-        rows: The number of samples B of the batch.
-    """
-
-    def __init__(self, net: LightningNet, step: Callable[[], Tensor], rows: int) -> None:
-        self._net = net
-        self._step = step
-        self._rows = rows
-
-    @cached_property
-    def _result(self) -> tuple[Tensor, list[Call]]:
-        """The loss, 0-dim, and the calls of the head; the training step is called once."""
-        if self._net.no_features is not None:
-            return self._step(), []
-        with recorded(self._net.head_module()) as calls:
-            return self._step(), calls
-
-    def loss(self) -> Tensor:
-        """Return the loss, 0-dim."""
-        return self._result[0]
-
-    def outputs(self) -> Outputs:
-        """Return features [B, D] and logits [B, C]: inputs and outputs of the head in this step.
-
-        Raises:
-            ConfigError: The training step has not called the head with all samples.
-        """
-        what, calls = f"{self._net.title}.training_step", self._result[1]
-        return Outputs(*features_of(calls, self._rows, what, self._net.head))
+            return torch.func.functional_call(_Call(self.net, method), given, arguments)
 
 
 class _Call(nn.Module):
-    """A call of the user's code as a module, for `torch.func.functional_call`."""
+    """A method of the user's module as a module, for `torch.func.functional_call`."""
 
-    def __init__(self, net: nn.Module, step: Callable[[], Any]) -> None:
+    def __init__(self, net: nn.Module, method: Callable[..., Any]) -> None:
         super().__init__()
         self.net = net
-        self.step = step
+        self.method = method
 
-    def forward(self) -> Any:
-        """Return what the call returns."""
-        return self.step()
-
-
-def _parameters(net: nn.Module) -> dict[str, tuple[int, torch.dtype, torch.device]]:
-    """Return identity, type and device of each parameter."""
-    return {name: (id(one), one.dtype, one.device) for name, one in net.named_parameters()}
+    def forward(self, *arguments: Any) -> Any:
+        """Return what the method returns."""
+        return self.method(*arguments)
 
 
 def parameter_of(leaf: str, own: Collection[str]) -> str | None:

@@ -1,17 +1,15 @@
 """The optimizer and the scheduler that a LightningModule of the user configures."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from flbench.core.errors import ConfigError
 
-FIELDS: Final = ("scheduler", "interval", "frequency")
-"""Keys of a scheduler's dict that are read."""
+INTERVALS: Final = ("step", "epoch")
 
 
 @dataclass(frozen=True)
@@ -38,6 +36,12 @@ class Schedule:
         if interval == self.interval and (number + 1) % self.frequency == 0:
             self.scheduler.step()
 
+    def is_exact(self) -> bool:
+        """Return whether learning rates depend on the number of steps or epochs alone."""
+        kind = type(self.scheduler)
+        is_scheduler = issubclass(kind, LRScheduler) and not issubclass(kind, ReduceLROnPlateau)
+        return is_scheduler and self.interval in INTERVALS
+
 
 def parse(found: Any, title: str) -> tuple[Optimizer, tuple[Schedule, ...]]:
     """Return the optimizer and the scheduler, if there is one, of `configure_optimizers`.
@@ -49,84 +53,51 @@ def parse(found: Any, title: str) -> tuple[Optimizer, tuple[Schedule, ...]]:
     Raises:
         ConfigError: It is not one optimizer and at most one scheduler by step or epoch.
     """
-    optimizers: Any
-    schedulers: Any = []
-    if isinstance(found, Mapping):
-        optimizers, schedulers = [found.get("optimizer")], found.get("lr_scheduler") or []
-    elif isinstance(found, list | tuple) and len(found) == 2 and isinstance(found[0], list):
-        optimizers, schedulers = found
-    else:
-        optimizers = list(found) if isinstance(found, list | tuple) else [found]
-    schedulers = list(schedulers) if isinstance(schedulers, list | tuple) else [schedulers]
-    is_one = len(optimizers) == 1 and isinstance(optimizers[0], Optimizer)
-    schedules = [
-        Schedule(**{key: one[key] for key in FIELDS if key in one})
-        if isinstance(one, Mapping)
-        else Schedule(one)
-        for one in schedulers
-    ]
-    if not is_one or len(schedules) > 1 or not all(map(_is_exact, schedules)):
+    optimizers, schedulers = found, None
+    match found:
+        case Mapping():
+            optimizers, schedulers = found.get("optimizer"), found.get("lr_scheduler")
+        case [list(), _]:
+            optimizers, schedulers = found
+    several, schedules = _listed(optimizers), tuple(map(_schedule, _listed(schedulers)))
+    if [isinstance(one, Optimizer) for one in several] != [True] or not (
+        len(schedules) < 2 and all(one.is_exact() for one in schedules)
+    ):
         raise ConfigError(
             f"{title}.configure_optimizers returns {found!r}. A client trains by one optimizer, and"
             " by at most one scheduler of torch.optim.lr_scheduler, other than ReduceLROnPlateau,"
             " that advances by step or epoch: return an optimizer, ([optimizer], [scheduler]), or"
             " {'optimizer': ..., 'lr_scheduler': ...}."
         )
-    return optimizers[0], tuple(schedules)
+    return several[0], schedules
 
 
-def _is_exact(schedule: Schedule) -> bool:
-    """Return whether a schedule depends on the number of steps or epochs alone."""
-    return (
-        isinstance(schedule.scheduler, LRScheduler)
-        and not isinstance(schedule.scheduler, ReduceLROnPlateau)
-        and schedule.interval in ("step", "epoch")
-    )
+def _listed(found: Any) -> list[Any]:
+    """Return one thing, several ones or None as a list."""
+    return [*found] if isinstance(found, list | tuple) else [found] * (found is not None)
 
 
-def retarget(optimizer: Optimizer, leaves: Mapping[Tensor, Tensor | None]) -> None:
-    """Let an optimizer train other tensors in the place of its parameters.
-
-    Args:
-        optimizer: The optimizer; it has taken no step.
-        leaves: What takes the place of each parameter; None, or no entry, removes it.
-    """
-    for group in optimizer.param_groups:
-        taken = [(one, leaves.get(one)) for one in group["params"]]
-        group["params"] = [leaf for _, leaf in taken if leaf is not None]
-        for parameter, leaf in taken:
-            # Some optimizers, such as Adagrad, have a state before their first step.
-            state = optimizer.state.pop(parameter, None)
-            if state is not None and leaf is not None:
-                optimizer.state[leaf] = state
+def _schedule(found: Any) -> Schedule:
+    """Return a scheduler, or the dict of one, as a Schedule."""
+    if not isinstance(found, Mapping):
+        return Schedule(found)
+    keys = ("interval", "frequency")
+    return Schedule(found.get("scheduler"), **{key: found[key] for key in keys if key in found})
 
 
-def described(optimizer: Optimizer, schedules: Iterable[Schedule]) -> dict[str, Any]:
+def described(optimizer: Optimizer, schedules: tuple[Schedule, ...]) -> dict[str, Any]:
     """Return an optimizer's class and arguments, and the classes of its schedulers.
 
-    Args:
-        optimizer: The optimizer, before its first step.
-        schedules: Its schedulers.
-
-    Returns:
-        `name`, the arguments that are numbers (`lr` as a list if groups of parameters differ) and,
-        if there are some, `schedulers`.
+    `lr` is a list if groups of parameters differ in it.
     """
     groups = optimizer.param_groups
-    rates = [float(group.get("initial_lr", group.get("lr", float("nan")))) for group in groups]
     arguments = {
-        key: list(value) if isinstance(value, tuple) else value
+        key: [*value] if isinstance(value, tuple) else value
         for key, value in groups[0].items()
         if key not in ("params", "initial_lr") and isinstance(value, int | float | tuple)
     }
-    found = {"name": type(optimizer).__name__, **arguments}
-    if "lr" in found:
-        found["lr"] = rates[0] if len(set(rates)) == 1 else rates
-    names = [type(one.scheduler).__name__ for one in schedules]
-    return {**found, "schedulers": names} if names else found
-
-
-def learning_rates(optimizer: Optimizer) -> Iterator[float]:
-    """Yield the learning rate of each group of an optimizer's parameters."""
-    for group in optimizer.param_groups:
-        yield float(group.get("lr", float("nan")))
+    rates = [group.get("initial_lr", group.get("lr")) for group in groups]
+    if "lr" in arguments:
+        arguments["lr"] = rates if len({*rates}) > 1 else rates[0]
+    names = {"schedulers": [type(one.scheduler).__name__ for one in schedules]}
+    return {"name": type(optimizer).__name__, **arguments, **(names if schedules else {})}

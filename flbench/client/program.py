@@ -4,7 +4,7 @@ All callables of a program are frozen dataclasses or module-level functions. The
 because they are sent to worker processes; pure; and usable under `torch.vmap`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal, Protocol, runtime_checkable
@@ -135,8 +135,8 @@ class Phase:
         until: (mean loss of each epoch [epochs], number of epochs done [], ctx) -> bool []; it is
             called before each epoch, and True ends the phase. The loss of later epochs is NaN.
         record: Statistics over the training batches, on the leaves before each optimizer step. For
-            a client without a step they are computed on one padded row. Not together with
-            `gradient`.
+            a client without a step they are computed on one padded row. They do not concatenate
+            rows, and are not together with `gradient`.
         batchnorm: `train` updates the running statistics of BatchNorm; `eval` uses them unchanged.
         samples: Which samples of the client are read.
         by_module: Whether `configure_optimizers` of the user's LightningModule makes the optimizer,
@@ -144,8 +144,8 @@ class Phase:
             `train.optimizer`.
 
     Raises:
-        ValueError: Both or neither of `epochs` and `steps` are given, or both `record` and
-            `gradient`.
+        ValueError: Both or neither of `epochs` and `steps` are given, both `record` and `gradient`,
+            or `record` concatenates rows.
     """
 
     train: str | frozenset[str]
@@ -173,6 +173,12 @@ class Phase:
                 "a Phase with a `gradient` hook cannot `record` Statistics: the hook may evaluate"
                 " several batches. Compute them in a Statistic before or after the phase."
             )
+
+        for one in self.record:
+            if "rows" in (one.reduce if isinstance(one.reduce, str) else dict(one.reduce).values()):
+                raise ValueError(
+                    f"a Phase cannot record `{one.name}`, which concatenates rows (reduce=rows)"
+                )
 
     def trains(self, name: str) -> bool:
         """Return whether a leaf of this name is trained, provided that it is not a buffer."""
@@ -236,8 +242,3 @@ def shortened(program: LocalProgram, steps: int) -> LocalProgram:
         for step in program.steps
     )
     return replace(program, steps=tuple(short))
-
-
-def merge_context(ctx: Tree, name: str, result: Mapping[str, Tensor]) -> None:
-    """Write a Statistic's result into ctx under the names `NAME.KEY`, in place."""
-    ctx.update({f"{name}.{key}": value for key, value in result.items()})

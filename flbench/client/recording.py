@@ -1,12 +1,12 @@
 """Reduction of what a Statistic returns, batch after batch, to one result."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from flbench.client.program import Statistic, merge_context
+from flbench.client.program import Statistic
 from flbench.core.types import StepContext, Tree
 
 REDUCTIONS: Final[Mapping[str, Callable[[Tensor, Tensor], Tensor]]] = {
@@ -18,38 +18,50 @@ REDUCTIONS: Final[Mapping[str, Callable[[Tensor, Tensor], Tensor]]] = {
 
 
 class Recording:
-    """The running reduction of one Statistic over the batches of one client.
+    """The running reduction of one Statistic over the batches of K clients.
+
+    An engine that trains one client after the other has K = 1, and calls `see` and `finish`.
 
     Args:
-        statistic: The Statistic; its `fn` is called for each batch, its `finish` at the end.
+        statistic: The Statistic.
     """
 
     def __init__(self, statistic: Statistic) -> None:
-        self._statistic = statistic
-        self._reduced: dict[str, Any] = {}
-        self._rows: dict[str, list[Tensor]] = {}  # to be concatenated
+        self.statistic = statistic
+        self._reduced: Tree = {}  # [K, ...] each
+        self._rows: dict[str, list[Tensor]] = {}  # [K, rows, ...] each, to be concatenated
 
-    def add(self, context: StepContext) -> None:
-        """Reduce the Statistic's tensors for one batch with those of the batches before it."""
-        for key, value in self._statistic.fn(context).items():
+    def add(self, tensors: Tree) -> None:
+        """Reduce tensors [count, ...] of the first clients with those of the batches before.
+
+        The first batch is one of all clients.
+        """
+        for key, value in tensors.items():
             # Values are copied: they may be leaves themselves, which training overwrites.
-            reduction, before = self._statistic.reduction(key), self._reduced.get(key)
+            reduction = self.statistic.reduction(key)
             if reduction == "rows":
                 self._rows.setdefault(key, []).append(value.clone())
-            elif before is None:
+            elif key not in self._reduced:
                 self._reduced[key] = value.clone()
             else:
-                self._reduced[key] = REDUCTIONS[reduction](before, value)
+                mine = self._reduced[key][: len(value)]
+                self._reduced[key][: len(value)] = REDUCTIONS[reduction](mine, value)
+
+    def reorder(self, order: Tensor) -> None:
+        """Put the clients in another order; `order` [K] has the old position of each client."""
+        self._reduced = {key: value[order] for key, value in self._reduced.items()}
+
+    def result(self) -> Tree:
+        """Return the reduced tensors, [K, ...] each."""
+        return self._reduced | {key: torch.cat(some, dim=1) for key, some in self._rows.items()}
+
+    def see(self, context: StepContext) -> None:
+        """Add what the Statistic returns for a batch of the only client."""
+        self.add({key: value[None] for key, value in self.statistic.fn(context).items()})
 
     def finish(self, leaves: Tree, ctx: Tree) -> None:
-        """Write the result into `ctx` under the names `NAME.KEY`.
-
-        Args:
-            leaves: The client's leaves, which `Statistic.finish` reads.
-            ctx: The client's ctx; it is changed in place.
-        """
-        result: Tree = self._reduced | {key: torch.cat(some) for key, some in self._rows.items()}
-        if self._statistic.finish is not None:
-            result = self._statistic.finish(result, leaves, ctx)
-        copies = {key: value.clone() for key, value in result.items()}
-        merge_context(ctx, self._statistic.name, copies)
+        """Write the result of the only client, with these leaves, into its `ctx`."""
+        result = {key: value[0] for key, value in self.result().items()}
+        if self.statistic.finish is not None:
+            result = self.statistic.finish(result, leaves, ctx)
+        ctx |= {f"{self.statistic.name}.{key}": value.clone() for key, value in result.items()}

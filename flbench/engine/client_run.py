@@ -239,7 +239,7 @@ class ClientRun:
                 start=self.start,
                 apply=partial(apply, env.net),
             )
-            recording.add(context)
+            recording.see(context)
             env.write_back()
 
     def _run_transform(self, step: Transform) -> None:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from flbench.client.forward import apply, call, mode
-from flbench.client.program import Statistic, Transform, merge_context
-from flbench.client.recording import REDUCTIONS
+from flbench.client.program import Statistic, Transform
+from flbench.client.recording import Recording
 from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError, shortened
 from flbench.core.tree import where_masked
@@ -242,7 +242,7 @@ class Stack:
         """Compute a Statistic over each client's samples and write the results into ctx.
 
         Raises:
-            ValueError: See `StackedRecording.merge`.
+            ValueError: The Statistic concatenates rows of integers, which cannot be padded.
         """
         env, draw = self.environment, self.settings.draw
         rows = [env.federation.rows(statistic.samples, int(client), draw) for client in self.ids]
@@ -253,7 +253,7 @@ class Stack:
         rows, sizes = [rows[k] for k in order], sizes[order]
         # A client without samples gets one padded row, which does not count.
         longest = max(1, int(sizes[0]))
-        recording = StackedRecording(statistic)
+        recording = Recording(statistic)
         begin = 0
         with torch.no_grad(), mode(env.net, train=False):
             while begin < longest:
@@ -261,9 +261,33 @@ class Stack:
                 end = begin + max(1, STATISTIC_BATCH // count)
                 batch = self._padded_batch(rows[:count], begin, min(end, longest))
                 tensors = self.vmap_clients(partial(self.observe, statistic), batch, count=count)
-                recording.merge(tensors, sizes)
+                for key, value in tensors.items() if sizes[0] != sizes[-1] else ():
+                    if statistic.reduction(key) == "rows":
+                        tensors[key] = self._padded_rows(value, statistic.name)
+                recording.add(tensors)
                 begin = end
-            recording.finish(self)
+            self.finish(recording)
+
+    def _padded_rows(self, rows: Tensor, name: str) -> Tensor:
+        """Return rows [count, B, ...] of the first clients with NaN for the others, [K, B, ...]."""
+        if not rows.is_floating_point():
+            raise ValueError(
+                f"the Statistic `{name}` concatenates rows of {rows.dtype} (reduce=rows) of clients"
+                " with different numbers of samples. Use a floating-point type, which is padded"
+                " with NaN, or engine.name=sequential."
+            )
+        missing = rows.new_full((len(self) - len(rows), *rows.shape[1:]), torch.nan)
+        return torch.cat([rows, missing])
+
+    def finish(self, recording: Recording) -> None:
+        """Write the result of a Statistic, [K, ...] each, into ctx under the names `NAME.KEY`."""
+        result, finish = recording.result(), recording.statistic.finish
+        if finish is not None:
+            result = self.vmap_clients(
+                lambda leaves, start, ctx, mine: finish(mine, leaves, ctx), result
+            )
+        for key, value in result.items():
+            self.ctx.put(f"{recording.statistic.name}.{key}", value, stacked=True)
 
     def run_transform(self, step: Transform) -> None:
         """Replace leaves by what a Transform returns."""
@@ -319,87 +343,6 @@ class Stack:
         chosen = torch.from_numpy(index).to(device)
         mask = torch.from_numpy(real).to(device)
         return self.inputs(chosen), self.environment.federation.y[chosen], mask, chosen
-
-
-class StackedRecording:
-    """The running reduction of one Statistic over the batches of a stack; see `Recording`.
-
-    Args:
-        statistic: The Statistic.
-    """
-
-    def __init__(self, statistic: Statistic) -> None:
-        self.statistic = statistic
-        self._reduced: Tree = {}  # [K, ...] each
-        self._rows: dict[str, list[Tensor]] = {}  # [K, rows, ...] each, to be concatenated
-
-    def merge(self, tensors: Tree, sizes: NDArray[np.int64] | None = None) -> None:
-        """Reduce tensors [count, ...] of the first clients with those of the batches before.
-
-        Args:
-            tensors: The tensors of a batch; the first batch is one of all clients.
-            sizes: Numbers of samples [K] of all clients; None for batches of a training.
-
-        Raises:
-            ValueError: Rows of a training are concatenated, or rows that cannot be padded with NaN
-                although clients have different numbers of samples.
-        """
-        for key, value in tensors.items():
-            reduction = self.statistic.reduction(key)
-            if reduction == "rows":
-                if sizes is None:
-                    raise ValueError(
-                        f"the Statistic `{self.statistic.name}` concatenates rows (reduce=rows),"
-                        " which engine.name=vectorized cannot record. Use engine.name=sequential."
-                    )
-                part = _padded_rows(self.statistic, key, value, sizes)
-                self._rows.setdefault(key, []).append(part.clone())
-            elif key not in self._reduced:
-                self._reduced[key] = value.clone()  # it may be expanded, or a leaf
-            else:
-                mine = self._reduced[key][: len(value)]
-                self._reduced[key][: len(value)] = REDUCTIONS[reduction](mine, value)
-
-    def reorder(self, order: Tensor) -> None:
-        """Put the clients in another order; `order` [K] has the old position of each client."""
-        self._reduced = {key: value[order] for key, value in self._reduced.items()}
-
-    def finish(self, stack: Stack) -> None:
-        """Write the result, [K, ...] each, into ctx under the names `NAME.KEY`."""
-        result = self._reduced | {key: torch.cat(some, dim=1) for key, some in self._rows.items()}
-        if (finish := self.statistic.finish) is not None:
-            result = stack.vmap_clients(
-                lambda leaves, start, ctx, mine: finish(mine, leaves, ctx), result
-            )
-        named: Tree = {}
-        merge_context(named, self.statistic.name, result)
-        for key, value in named.items():
-            stack.ctx.put(key, value, stacked=True)
-
-
-def _padded_rows(statistic: Statistic, key: str, value: Tensor, sizes: NDArray[np.int64]) -> Tensor:
-    """Return rows [count, B, ...] of the first clients with NaN for the others, [K, B, ...].
-
-    Args:
-        statistic: The Statistic, which concatenates rows.
-        key: Key of the tensor.
-        value: Rows of the clients that still have samples.
-        sizes: Numbers of samples [K] of all clients.
-
-    Raises:
-        ValueError: The numbers differ, and there is no NaN in the tensor's type.
-    """
-    if (sizes == sizes[0]).all():
-        return value
-    if not value.is_floating_point():
-        raise ValueError(
-            f"the Statistic `{statistic.name}` concatenates the rows of `{key}` (reduce=rows),"
-            f" {value.dtype}, which cannot be stacked for clients with {int(sizes.min())} to"
-            f" {int(sizes.max())} samples. Use a floating-point type, which is padded with NaN, or"
-            " engine.name=sequential."
-        )
-    missing = value.new_full((len(sizes) - len(value), *value.shape[1:]), torch.nan)
-    return torch.cat([value, missing])
 
 
 def _refusal(error: RuntimeError) -> str:

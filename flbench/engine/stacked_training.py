@@ -21,13 +21,14 @@ from torch.func import grad
 from flbench.client.forward import freeze_statistics, is_buffer, mode, never_trained
 from flbench.client.loss_and_optimizer import local_loss, make_optimizer
 from flbench.client.program import Phase, most_epochs
+from flbench.client.recording import Recording
 from flbench.client.tensor_names import untrained
 from flbench.config.schema import OptimizerConfig
 from flbench.core.types import Batch, Tree
 from flbench.data.batches import PIECE
 from flbench.engine.plan import Plan
 from flbench.engine.plan import make as make_plan
-from flbench.engine.stack import Stack, StackedRecording
+from flbench.engine.stack import Stack
 
 
 def train(stack: Stack, phase: Phase) -> tuple[int, int]:
@@ -38,7 +39,6 @@ def train(stack: Stack, phase: Phase) -> tuple[int, int]:
 
     Raises:
         UnknownNameError: The phase trains no parameter.
-        ValueError: The phase records a Statistic with `reduce=rows`.
     """
     env = stack.environment
     stack.lr = phase.optimizer.lr * stack.settings.lr_factor
@@ -100,7 +100,7 @@ class _StackedPhase:
         self._stack, self._phase, self._plan = stack, phase, plan
         self._names, self._moving = names, moving
         self._optimizer = optimizer
-        self._recordings = [StackedRecording(statistic) for statistic in phase.record]
+        self._recordings = [Recording(statistic) for statistic in phase.record]
         self.real = self.slots = 0
         # [K, T], 0 where a client takes no step.
         self._losses = torch.zeros(
@@ -124,7 +124,7 @@ class _StackedPhase:
         self._stack.steps += np.minimum(self._plan.steps, step)
         self._stack.loss += self._losses.sum(dim=1)
         for recording in self._recordings:
-            recording.finish(self._stack)
+            self._stack.finish(recording)
 
     def _record_padded_row(self) -> None:
         """Start the reductions with one padded row, whose tensors are neutral."""
@@ -133,8 +133,7 @@ class _StackedPhase:
         batch = (stack.inputs(row), env.federation.y[row], row > 0, row)  # the mask is False
         with torch.no_grad(), mode(env.net, train=False):
             for one in self._recordings:
-                tensors = stack.vmap_clients(partial(stack.observe, one.statistic), batch)
-                one.merge(tensors)
+                one.add(stack.vmap_clients(partial(stack.observe, one.statistic), batch))
 
     def _sort(self) -> None:
         """Sort the clients by their number of steps, largest first."""
@@ -206,7 +205,7 @@ class _StackedPhase:
                 self._project(count)
             self._losses[:count, step] = loss.double()
             for recording, tensors in zip(self._recordings, recorded, strict=True):
-                recording.merge(tensors)
+                recording.add(tensors)
 
     def _gather_batches(self, step: int, count: int) -> tuple[Tensor, ...]:
         """Return x, y, mask and key [W, count, S, ...] of the W steps from this one on."""
