@@ -9,7 +9,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from flbench.core.errors import ConfigError
 
-INTERVALS: Final = ("step", "epoch")
+FIELDS: Final = ("scheduler", "interval", "frequency")
+"""Keys of a scheduler's dict that are read."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Schedule:
         frequency: Number of steps or epochs between two advances.
     """
 
-    scheduler: LRScheduler
+    scheduler: Any = None
     interval: str = "epoch"
     frequency: int = 1
 
@@ -40,7 +41,7 @@ class Schedule:
         """Return whether learning rates depend on the number of steps or epochs alone."""
         kind = type(self.scheduler)
         is_scheduler = issubclass(kind, LRScheduler) and not issubclass(kind, ReduceLROnPlateau)
-        return is_scheduler and self.interval in INTERVALS
+        return is_scheduler and self.interval in ("step", "epoch")
 
 
 def parse(found: Any, title: str) -> tuple[Optimizer, tuple[Schedule, ...]]:
@@ -81,8 +82,7 @@ def _schedule(found: Any) -> Schedule:
     """Return a scheduler, or the dict of one, as a Schedule."""
     if not isinstance(found, Mapping):
         return Schedule(found)
-    keys = ("interval", "frequency")
-    return Schedule(found.get("scheduler"), **{key: found[key] for key in keys if key in found})
+    return Schedule(**{key: found[key] for key in FIELDS if key in found})
 
 
 def described(optimizer: Optimizer, schedules: tuple[Schedule, ...]) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def described(optimizer: Optimizer, schedules: tuple[Schedule, ...]) -> dict[str
     `lr` is a list if groups of parameters differ in it.
     """
     groups = optimizer.param_groups
-    arguments = {
+    arguments: dict[str, Any] = {
         key: [*value] if isinstance(value, tuple) else value
         for key, value in groups[0].items()
         if key not in ("params", "initial_lr") and isinstance(value, int | float | tuple)
