@@ -283,10 +283,17 @@ def build(
         algorithm, about_method = _method(config, net, federation, rewrites)
         # Ray's workers may have a GPU that this process lacks.
         here = on_this_machine(used) if used.name == "ray" else used
-        trial, module = _tried(config, here, algorithm, net, federation) if tried else (None, {})
+        smoke = _smoke(config, here, algorithm, net, federation) if tried else None
+        module: Mapping[str, Any] = {}
+        if smoke is not None:
+            trained = smoke.check(config)
+            if is_lightning(net):
+                from flbench.experiment import own_module_programs
+
+                module = own_module_programs.recorded(trained, config)
         cached, about_cache = _cached(config, here, net, federation) if tried else (None, [])
         given = (net, federation) if cached is None else (cached.net, cached.federation)
-        made, used, about_engine = _engine(used, config, given, trial, tell)
+        made, used, about_engine = _engine(used, config, given, smoke, tell)
     notes = [
         *federation.notes,
         *about_classes,
@@ -412,22 +419,18 @@ def _refuse(config: Config, net: nn.Module, unmet: list[str]) -> None:
     raise ConfigError("\n".join(lines))
 
 
-def _tried(
+def _smoke(
     config: Config, here: EngineConfig, algorithm: Algorithm, net: nn.Module, federation: Federation
-) -> tuple["Smoke | None", dict[str, Any]]:
-    """Try the code of the user; return the trial, and what a LightningModule trains by.
-
-    There is no trial if net, losses and method are those of flbench.
-    """
-    has_own_net = isinstance(config.model, OwnModelConfig)
+) -> "Smoke | None":
+    """Return a trial of the code of the user; None if net, losses and method are flbench's."""
+    is_own = isinstance(config.model, OwnModelConfig) or is_of_user(algorithm)
     unknown = unknown_parts((net, algorithm.rewrites))
-    if not (has_own_net or unknown or is_of_user(algorithm)):
-        return None, {}
+    if not (is_own or unknown):
+        return None
     from flbench.experiment.smoke import Smoke
 
     begin = partial(_start, dtype=dtype_of(config.engine))
-    trial = Smoke(here, algorithm, net, unknown, federation, begin)
-    return trial, trial.check(config)
+    return Smoke(here, algorithm, net, unknown, federation, begin)
 
 
 def _cached(
@@ -448,7 +451,7 @@ def _engine(
     used: EngineConfig,
     config: Config,
     given: tuple[nn.Module, Federation],
-    trial: "Smoke | None",
+    smoke: "Smoke | None",
     tell: Callable[[str], None] | None,
 ) -> tuple[Engine, EngineConfig, list[str]]:
     """Return the engine, the section `engine` with its name and block, and notes.
@@ -457,7 +460,7 @@ def _engine(
         used: The section with the device that trains; its name may be `auto`.
         config: Configuration of the run.
         given: Net and samples as engines get them.
-        trial: Trial of the user's code; None for none.
+        smoke: Trial of the user's code; None for none.
         tell: See `build`.
     """
     is_auto, notes = used.name == "auto", []
@@ -465,8 +468,8 @@ def _engine(
         stacked = auto_stacks(used, given[0])
         used = used.altered(name="vectorized" if stacked else "sequential")
     try:
-        if trial is not None and stacks(used, trial.net):
-            trial.check_stacked()
+        if smoke is not None and stacks(used, smoke.net):
+            smoke.check_stacked()
         engine = build_engine(used, *given, tell=tell)
     except ConfigError as refusal:
         if not is_auto or used.name == "sequential":

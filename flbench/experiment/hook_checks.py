@@ -1,6 +1,7 @@
-"""Checks of what a method's hooks return, for the smoke round and for clients that join later."""
+"""Checks of what a method's hooks return, where a mistake would give wrong numbers in silence."""
 
-import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -10,52 +11,21 @@ from flbench.client.program import LocalProgram
 from flbench.core.errors import ConfigError, UnknownNameError, did_you_mean
 from flbench.core.names import check_metric
 from flbench.core.tree import write_counts
-from flbench.core.types import Dispatch, Message, State, Update
+from flbench.core.types import Dispatch, State, Tree, Update
 from flbench.experiment.communication import apply_mask
-
-
-def checked(algorithm: Algorithm, start: State) -> Algorithm:
-    """Return a method whose hooks check what they return.
-
-    Args:
-        algorithm: The method.
-        start: State before the first round; it has the names and shapes of the clients' rows.
-    """
-    found: Any = copy.copy(algorithm)
-
-    def checked_cohort(*given: Any) -> Any:
-        cohort(algorithm, ids := algorithm.cohort(*given))
-        return ids
-
-    def checked_dispatch(state: State, ids: Tensor) -> Any:
-        dispatch(algorithm, "dispatch", sent := algorithm.dispatch(state, ids), len(ids))
-        return sent
-
-    def checked_models(state: State, ids: Tensor) -> Any:
-        deployed(algorithm, models := algorithm.deployed(state, ids), len(ids))
-        return models
-
-    def checked_aggregate(state: State, results: Any) -> Any:
-        before = write_counts(state.clients)
-        made = algorithm.aggregate(state, results)
-        update(algorithm, made, start, len(results.ids))
-        unwritten(algorithm, state, before)
-        return made
-
-    found.cohort, found.dispatch = checked_cohort, checked_dispatch
-    found.deployed, found.aggregate = checked_models, checked_aggregate
-    return found  # type: ignore[no-any-return]
 
 
 def cohort(algorithm: Algorithm, ids: Any) -> None:
     """Raise a ConfigError if a cohort is no tensor of different ids of clients."""
     count = algorithm.setting.clients
-    found = ids.tolist() if isinstance(ids, Tensor) and not ids.is_floating_point() else None
-    is_list = isinstance(found, list) and ids.ndim == 1 and len(set(found)) == len(found)
-    if not is_list or not all(0 <= one < count for one in found or ()):
-        raise ConfigError(
-            f"{_hook(algorithm, 'cohort')} returned {ids!r}. It must return a tensor of int64 with"
-            f" ids of the {count} clients, 0 to {count - 1}, each once."
+    is_list = isinstance(ids, Tensor) and ids.ndim == 1 and not ids.is_floating_point()
+    found = ids.tolist() if is_list else []
+    if not is_list or len(set(found)) < len(found) or not all(0 <= one < count for one in found):
+        raise _wrong(
+            algorithm,
+            "cohort",
+            repr(ids),
+            f"a tensor with ids of the {count} clients, 0 to {count - 1}, each once",
         )
 
 
@@ -68,17 +38,15 @@ def dispatch(algorithm: Algorithm, hook: str, found: Any, clients: int) -> None:
         found: The dispatch.
         clients: Number of the clients.
     """
-    if not isinstance(found, Dispatch) or not isinstance(found.rows, Message):
-        raise ConfigError(
-            f"{_hook(algorithm, hook)} returned {found!r}. It must return a Dispatch, whose `rows`"
-            " are a Message."
-        )
+    if not isinstance(found, Dispatch):
+        raise _wrong(algorithm, hook, repr(found), "a Dispatch")
     for name, value in found.rows.values.items():
         if value.ndim == 0 or len(value) != clients:
-            raise ConfigError(
-                f"{_hook(algorithm, hook)} returned `rows` in which `{name}` has the shape"
-                f" {list(value.shape)}. For {clients} clients it must be [{clients}, ...]: a row"
-                " for each client of `ids`, in their order, such as `tensor[ids]`."
+            raise _wrong(
+                algorithm,
+                hook,
+                f"`rows` in which `{name}` has the shape {list(value.shape)}",
+                f"[{clients}, ...]: a row for each client of `ids`, such as `tensor[ids]`",
             )
 
 
@@ -86,10 +54,8 @@ def deployed(algorithm: Algorithm, models: Any, clients: int) -> None:
     """Raise a ConfigError if `deploy` has not returned models by name for some clients."""
     is_dict = isinstance(models, dict) and next(iter(models), None) == "personal"
     if not is_dict or not all(isinstance(one, Deployment) for one in models.values()):
-        raise ConfigError(
-            f"{_hook(algorithm, 'deploy')} returned {models!r}. It must return a dict of"
-            " Deployments, of which the first is called `personal`."
-        )
+        wanted = "a dict of Deployments, of which the first is called `personal`"
+        raise _wrong(algorithm, "deploy", repr(models), wanted)
     for name, model in models.items():
         check_metric(name, f"{_hook(algorithm, 'deploy')} gives a model")
         dispatch(algorithm, "deploy", model.dispatch, clients)
@@ -106,38 +72,22 @@ def update(algorithm: Algorithm, found: Any, state: State, clients: int) -> None
 
     Raises:
         UnknownNameError: There are no rows for a tensor of the reply, or a mask belongs to none.
-        ConfigError: It is no Update, or a tensor or metric of it is not what it should be.
+        ConfigError: It is no Update, or a tensor of it has another shape than it must have.
     """
-    who = _hook(algorithm, "aggregate")
+    hook = "aggregate"
     if not isinstance(found, Update):
-        raise ConfigError(
-            f"{who} returned {type(found).__name__}. It must return an Update, whose `server` has"
-            " the entries that change."
-        )
+        raise _wrong(algorithm, hook, type(found).__name__, "an Update")
     of_net = algorithm.setting.net.names("all") & state.server.keys()
     for name, value in found.server.items():
+        got = list(value.shape) if isinstance(value, Tensor) else None
         # Methods with several models, which may become more, have them in rows.
-        wanted = f"[*, {str(list(state.server[name].shape[1:]))[1:]}" if name in of_net else None
-        is_like = isinstance(value, Tensor) and (
-            wanted is None
-            or (value.ndim, value.shape[1:])
-            == (state.server[name].ndim, state.server[name].shape[1:])
-        )
-        if not is_like:
-            raise ConfigError(
-                f"{who} returned `{name}` as {type(value).__name__} of the shape"
-                f" {list(getattr(value, 'shape', ()))}. It must be a tensor"
-                f"{f' of the shape {wanted}' if wanted else ''}."
-            )
-    for name, metric in found.metrics.items():
-        check_metric(name, f"{who} gives a metric")
-        try:
-            float(metric)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ConfigError(
-                f"{who} gives the metric {name!r} a value of type {type(metric).__name__}. Give one"
-                " number."
-            ) from error
+        wanted = list(state.server[name].shape) if name in of_net else got
+        if got is None or wanted is None or (len(got), got[1:]) != (len(wanted), wanted[1:]):
+            kind = type(value).__name__
+            shape = f" of the shape {wanted}" if wanted else ""
+            raise _wrong(algorithm, hook, f"`{name}` as {kind} {got or ''}", f"a tensor{shape}")
+    for name in found.metrics:
+        check_metric(name, f"{_hook(algorithm, hook)} gives a metric")
     for name, value in (apply_mask(found.reply).values if found.reply else {}).items():
         rows = state.clients.get(name)
         if rows is None:
@@ -146,25 +96,30 @@ def update(algorithm: Algorithm, found: Any, state: State, clients: int) -> None
                 f"{did_you_mean(name, state.clients)} A reply has names of the clients' tree."
             )
         if list(value.shape) != [clients, *rows.shape[1:]]:
-            raise ConfigError(
-                f"`{name}` of the reply has the shape {list(value.shape)}. A reply to {clients}"
-                f" clients must have the shape {[clients, *rows.shape[1:]]}: a row for each client"
-                " of `results.ids`."
+            raise _wrong(
+                algorithm,
+                hook,
+                f"a reply in which `{name}` has the shape {list(value.shape)}",
+                f"{[clients, *rows.shape[1:]]}: a row for each client of `results.ids`",
             )
 
 
-def unwritten(algorithm: Algorithm, state: State, before: list[int]) -> None:
-    """Raise a ConfigError if a hook has written to the clients' leaves in place.
+@contextmanager
+def unwritten(algorithm: Algorithm, hook: str, what: str, tree: Tree) -> Iterator[None]:
+    """Return a context manager in which a hook must not write to a tree of the state in place.
 
     Args:
         algorithm: The method.
-        state: The complete state.
-        before: `write_counts` of the clients' leaves before the hook was called.
+        hook: The hook that is called.
+        what: `server` or `clients`.
+        tree: The tree.
     """
-    if write_counts(state.clients) != before:
+    before = write_counts(tree)
+    yield
+    if write_counts(tree) != before:
         raise ConfigError(
-            f"{_hook(algorithm, 'aggregate')} has written to `state.clients`. Return the rows as"
-            " `reply` of the Update, or write to a copy."
+            f"{_hook(algorithm, hook)} has written to `state.{what}` in place. Return new values,"
+            " and write to copies."
         )
 
 
@@ -184,6 +139,11 @@ def kept(program: LocalProgram, state: State) -> None:
             f"{did_you_mean(strange[0], state.clients)} The clients' tree that `init` returns needs"
             " a tensor [N, ...] of this name."
         )
+
+
+def _wrong(algorithm: Algorithm, hook: str, got: str, wanted: str) -> ConfigError:
+    """Return the error of a hook that has returned something else than it must."""
+    return ConfigError(f"{_hook(algorithm, hook)} returned {got}. It must return {wanted}.")
 
 
 def _hook(algorithm: Algorithm, hook: str) -> str:

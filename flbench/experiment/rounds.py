@@ -20,7 +20,7 @@ from flbench.core.tree import put_, take
 from flbench.core.types import Dispatch, Message, Results, Stage, State, Tree, Update
 from flbench.core.wording import listed
 from flbench.engine.base import Engine, RoundSettings
-from flbench.experiment import own_methods
+from flbench.experiment import hook_checks, own_methods
 from flbench.experiment.communication import DispatchMeter, apply_mask, row_bytes
 
 
@@ -150,7 +150,9 @@ def deployments(algorithm: Algorithm, state: State, ids: Tensor) -> dict[str, De
 
     def found(some: Tensor, *part: int) -> dict[str, Deployment]:
         with seeded_method(algorithm, draw, 1, *part):
-            return dict(algorithm.deployed(named(state), some))
+            models = algorithm.deployed(named(state), some)
+            hook_checks.deployed(algorithm, models, len(some))
+            return dict(models)
 
     models = found(ids)
     if not is_of_user(algorithm) or not any(one.dispatch.rows.values for one in models.values()):
@@ -200,19 +202,23 @@ def train(
         seen = visible_to_server(state, program)
         if ids is None:
             ids = algorithm.cohort(seen, settings.draw)
+            hook_checks.cohort(algorithm, ids)
         meter = DispatchMeter()
 
         def dispatched(some: Tensor) -> Dispatch:
-            return meter.counted(some, algorithm.dispatch(seen, some))
+            sent = algorithm.dispatch(seen, some)
+            hook_checks.dispatch(algorithm, "dispatch", sent, len(some))
+            return meter.counted(some, sent)
 
-        results = engine.run(
-            program,
-            ids,
-            rows=partial(take, state.clients),
-            dispatch=dispatched,
-            settings=settings,
-            observe=observe,
-        )
+        with hook_checks.unwritten(algorithm, "dispatch", "server", state.server):
+            results = engine.run(
+                program,
+                ids,
+                rows=partial(take, state.clients),
+                dispatch=dispatched,
+                settings=settings,
+                observe=observe,
+            )
     return Trained(program, results, meter.total())
 
 
@@ -257,7 +263,10 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
         if len(algorithm.stages()) > 1:
             _mark_stale(state, results, stored)
         seen = visible_to_server(state, program)
-        links, update = of_server(algorithm, seen, replace(results, sent=sent))
+        with hook_checks.unwritten(algorithm, "aggregate", "clients", state.clients):
+            links, update = of_server(algorithm, seen, replace(results, sent=sent))
+        with naming(algorithm, state, "aggregate"):
+            hook_checks.update(algorithm, update, state, len(results.ids))
     reply = Message() if update.reply is None else apply_mask(update.reply)
     update = replace(update, reply=reply)
     put_(state.clients, results.ids, reply.values, reply.mask)

@@ -12,34 +12,33 @@ The vectorized engine calls code once for many clients. Code that it may call so
 of the sequential engine, up to rounding.
 """
 
-import copy
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flbench.algorithms import Algorithm, Deployment
 from flbench.algorithms.base import is_of_user
 from flbench.client.logged import LOGGED
 from flbench.client.program import LocalProgram, Phase, Statistic, Step, shortened
-from flbench.config.schema import Config, EngineConfig, OwnModelConfig
+from flbench.config.schema import Config, EngineConfig
 from flbench.core.errors import ConfigError, RunError, UnknownNameError, UserError
 from flbench.core.rng import seeded
 from flbench.core.storage import only_rows
-from flbench.core.tree import take, write_counts
-from flbench.core.types import Dispatch, Results, Samples, State, StepContext, Tree
-from flbench.core.user_code_errors import is_raised_by_user, user_line
+from flbench.core.tree import take
+from flbench.core.types import Dispatch, Results, Samples, State, Tree
+from flbench.core.user_code_errors import user_line
 from flbench.core.wording import listed
 from flbench.data.federation import Federation
 from flbench.engine.base import Engine, RoundSettings
 from flbench.experiment import hook_checks, rounds
 from flbench.experiment.communication import apply_masks
-from flbench.experiment.constant_draws import ConstantDraws
 from flbench.experiment.predictions import Predict
 from flbench.models.base import build as build_net
 from flbench.models.base import is_lightning, net_leaves
@@ -60,30 +59,8 @@ precision; 0.1 for the others."""
 
 
 @dataclass(frozen=True)
-class Outputs:
-    """What a net or a deployed model computes in eval mode, as the function of a Statistic.
-
-    Attributes:
-        model: The deployed model; None for the net as it is trained.
-    """
-
-    model: Deployment | None = None
-
-    def __call__(self, context: StepContext) -> Tree:
-        """Return the logits or scores [B, C] of a batch."""
-        if self.model is None:
-            return {"scores": context.out.logits}
-        return {"scores": Predict(self.model.weights, self.model.predict).scores(context)}
-
-
-def _observed(model: Deployment | None = None) -> Statistic:
-    """Return a Statistic of what a model computes for two samples."""
-    return Statistic("smoke", Outputs(model), reduce="rows", samples=Samples("train", limit=2))
-
-
-@dataclass(frozen=True)
 class Smoke:
-    """Short trainings with the parts of a run.
+    """Short trainings of a few clients with the parts of a run.
 
     Attributes:
         engine: Section `engine` as the run uses it.
@@ -101,16 +78,14 @@ class Smoke:
     federation: Federation
     begin: Callable[[nn.Module, Algorithm], State]
 
-    def check(self, config: Config) -> dict[str, Any]:
+    def check(self, config: Config) -> nn.Module:
         """Execute a smoke round twice, and once with net and method made anew.
-
-        Nothing is done for a run that has no code but that of PyTorch and flbench.
 
         Args:
             config: Configuration of the run.
 
         Returns:
-            Optimizer and hyper-parameters of a LightningModule; otherwise empty.
+            A copy of the net, which has been trained.
 
         Raises:
             UnknownNameError: A step, `aggregate` or a deployment reads a tensor that nothing
@@ -118,48 +93,20 @@ class Smoke:
             ConfigError: Results differ, a hook returns something else than it must, or the code
                 raised an exception.
         """
-        net = self._used_net(config)
-        if not is_lightning(net):
-            return {}
-        from flbench.experiment import own_module_programs
-
-        return own_module_programs.recorded(net, config)
-
-    def _anew(self, config: Config) -> "Smoke":
-        """Return the same with another net and method of the same seed."""
-        net = self.net
-        if isinstance(config.model, OwnModelConfig):
-            from flbench.models import own
-
-            if own.is_made(config.model):
-                shape, classes = self.federation.shape, self.federation.output
-                net = build_net(config.model, shape, classes, config.seed)
-        return replace(self, algorithm=self.algorithm.with_setting(self.algorithm.setting), net=net)
-
-    def _used_net(self, config: Config) -> nn.Module:
-        """Execute the smoke rounds, and return a net that was trained in them; see `check`."""
-        if not (self.unknown or is_of_user(self.algorithm)) or not len(self._ids()):
+        if not len(self.ids):
             return self.net
-        start = self.begin(self.net, self.algorithm)
-        own = replace(self, algorithm=hook_checks.checked(copy.deepcopy(self.algorithm), start))
-        with self._alone():
-            engine = self._engine(self.engine.precision)
-            programs: dict[int, LocalProgram] = {}
-            try:
-                first = own._round(engine, programs)
-                second = own._round(engine, programs)
-                other = self._anew(config)
-                third = other._round(other._engine(self.engine.precision), {})
-            except (UserError, RunError):
-                raise
-            except Exception as error:
-                if is_raised_by_user(error) or is_lightning(self.net):
-                    raise
-                return engine.net  # the first round says what is wrong
-        for found, when in ((second, ""), (third, "when net and method are made twice, ")):
-            # Sums of a GPU may have another order each time.
-            bound = 0.1 if self.engine.device.startswith("cuda") else 0.0
-            if self._differ(first, found, bound):
+        shape, classes = self.federation.shape, self.federation.output
+        with _alone():
+            net = build_net(config.model, shape, classes, config.seed)
+            first, anew = self._anew(self.net), self._anew(net)
+            engine, programs = first._sequential(), dict[int, LocalProgram]()
+            found = first._round(engine, programs)
+            again = first._round(engine, programs)
+            other = anew._round(anew._sequential(), {})
+        # Sums of a GPU may have another order each time.
+        bound = 0.1 if self.engine.device.startswith("cuda") else 0.0
+        for trees, when in ((again, ""), (other, "when net and method are made twice, ")):
+            if self._differ(found, trees, bound):
                 raise ConfigError(
                     f"{when}two short trainings from the same seed differ. {self._names()} may draw"
                     " from a random generator of its own, read a clock, or remember earlier calls"
@@ -170,32 +117,22 @@ class Smoke:
         return engine.net
 
     def check_stacked(self) -> None:
-        """Train a few clients by the sequential and the vectorized engine.
-
-        The two draw other random numbers, so constants take the place of all of them. A
-        LightningModule is refused by the vectorized engine itself.
+        """Train by the sequential and the vectorized engine, with constants as random numbers.
 
         Raises:
             ConfigError: The vectorized engine cannot run the code, or gives other results.
         """
-        if is_lightning(self.net) or not len(self._ids()):
+        if is_lightning(self.net) or not len(self.ids):  # the engine itself refuses a module
             return
         from flbench.engine.vectorized import VectorizedEngine  # it loads PyTorch's compiler
 
-        with self._alone(), ConstantDraws():
-            precision = "64-true"
+        subject = f"`engine.name=vectorized` cannot train with {self._names()}"
+        cure = "Use engine.name=sequential, ray or auto."
+        with _alone(), ConstantDraws():  # type: ignore[no-untyped-call]
+            expected = self._by_sgd(self._sequential())
             try:
-                expected = self._by_sgd(self._engine(precision))
-            except (UserError, RunError):
-                raise
-            except Exception:  # noqa: BLE001 the code may be written for float32
-                precision = self.engine.precision
-                expected = self._by_sgd(self._engine(precision))
-            subject = f"`engine.name=vectorized` cannot train with {self._names()}"
-            cure = "Use engine.name=sequential, ray or auto."
-            try:
-                config = self.engine.altered(precision=precision, block=None)
-                found = self._by_sgd(VectorizedEngine(self.net, self._few(), config))
+                config = self.engine.altered(block=None)
+                found = self._by_sgd(VectorizedEngine(self.net, self.samples, config))
             except (UserError, RunError):
                 raise
             except Exception as error:
@@ -205,37 +142,45 @@ class Smoke:
                     f"{subject} for many clients at once: {type(error).__name__}: {error}"
                     f"{user_line(error)}. {cure}"
                 ) from error
-        if self._differ(expected, found, TOLERANCE.get(precision, 0.1)):
+        if self._differ(expected, found, TOLERANCE.get(self.engine.precision, 0.1)):
             raise ConfigError(
-                f"{subject}: after {STEPS} steps of {len(self._ids())} clients, the results differ"
+                f"{subject}: after {STEPS} steps of {len(self.ids)} clients, the results differ"
                 " from those of the sequential engine by more than rounding. The code may remember"
                 " earlier calls, change buffers outside of training, or read the batch as a whole,"
                 f" with rows of padding, where the mask is False. {cure}"
             )
 
-    def _differ(self, some: list[Tree], others: list[Tree], bound: float) -> bool:
-        """Return whether trees differ by more than a share of what the training has changed."""
-        start = net_leaves(self.net)
-        if [one.keys() for one in some] != [one.keys() for one in others]:
-            return True
-        for one, other in zip(some, others, strict=True):
-            gap = moved = torch.zeros((), dtype=torch.float64)
-            for name, x in one.items():
-                first, y = start.get(name), other[name]
-                if x.shape != y.shape:
-                    return True
-                x, y = (value.detach().cpu().double().nan_to_num() for value in (x, y))
-                before = torch.zeros((), dtype=torch.float64)
-                if first is not None and x.shape[1:] == first.shape:
-                    before = first.detach().cpu().double()
-                far, way = (x - y).square().sum(), (x - before).square().sum()
-                if one[name].is_floating_point():
-                    gap, moved = gap + far, moved + way
-                elif not far.sqrt() <= bound * way.sqrt():  # counts are larger than weights
-                    return True
-            if not gap.sqrt() <= bound * (moved.sqrt() + 1e-12):
-                return True
-        return False
+    @cached_property
+    def ids(self) -> Tensor:
+        """The smallest clients with two training samples or more."""
+        sizes = self.federation.sizes
+        ids = torch.argsort(sizes, stable=True)
+        return ids[sizes[ids] > 1][:CLIENTS].sort().values
+
+    @cached_property
+    def samples(self) -> Federation:
+        """A federation in which these clients have a few training samples each."""
+        train = list(self.federation.partition.parts["train"])
+        for k, client in enumerate(self.ids.tolist()):
+            train[client] = train[client][: SAMPLES + 2 + k]
+        parts = self.federation.partition.parts | {"train": train}
+        return replace(self.federation, partition=replace(self.federation.partition, parts=parts))
+
+    def _anew(self, net: nn.Module) -> "Smoke":
+        """Return the same with a net, and a new object of the method."""
+        method = self.algorithm.with_setting(self.algorithm.setting)
+        return replace(self, algorithm=method, net=net)
+
+    def _sequential(self) -> "SequentialEngine":
+        """Return a sequential engine."""
+        from flbench.engine.sequential import SequentialEngine
+
+        engine = SequentialEngine(self.net, self.samples, self.engine.altered(name="sequential"))
+        if is_lightning(self.net) and (extras := self.federation.dataset.extras):
+            from flbench.experiment import own_module_programs
+
+            own_module_programs.refuse_further_values(engine.net, tuple(extras))
+        return engine
 
     def _round(self, engine: "SequentialEngine", programs: dict[int, LocalProgram]) -> list[Tree]:
         """Return what is trained and computed in each stage, and by the models after the last one.
@@ -248,16 +193,9 @@ class Smoke:
             programs: The programs of the stages, which are added to it: two smoke rounds have the
                 same objects, as the clients of one round do.
         """
-        method, ids = self.algorithm, self._ids()
-        if is_lightning(self.net) and self.federation.dataset.extras:
-            from flbench.experiment import own_module_programs
-
-            own_module_programs.refuse_further_values(
-                engine.net, tuple(self.federation.dataset.extras)
-            )
-        state = self._state(ids)
+        method, ids, state = self.algorithm, self.ids, self._state()
         net = {name: leaf.detach() for name, leaf in net_leaves(self.net).items()}
-        found = [net, dict(state.server), take(state.clients, ids)]
+        found = [net, state.server, take(state.clients, ids)]
         try:
             for number, stage in enumerate(method.stages()):
                 begin = state = replace(state, stage=number, stage_round=0)
@@ -266,7 +204,9 @@ class Smoke:
                     program = programs.setdefault(number, self._program(state))
                     with rounds.naming(method, state):
                         hook_checks.kept(program, state)
-                    trained = self._trained(engine, state, settings, ids, program)
+                    trained = rounds.train(
+                        method, engine, state, settings, ids=ids, program=program
+                    )
                     found += _trees(trained.results)
                     for last in (0, stage.rounds - 1)[: stage.rounds]:
                         now = begin.round + (0 if stage.setup else last)
@@ -274,9 +214,10 @@ class Smoke:
                         with _ending():
                             seen = rounds.visible_to_server(state, program)
                             cohort = method.cohort(seen, settings.draw)
+                            hook_checks.cohort(method, cohort)
                             state = rounds.exchange(method, state, trained).state
-                        found += [{"cohort": cohort}, dict(state.server), take(state.clients, ids)]
-            found += self._models(engine, state, programs[len(programs) - 1], ids)
+                        found += [{"cohort": cohort}, state.server, take(state.clients, ids)]
+            found += self._models(engine, state, programs[len(programs) - 1])
         except UnknownNameError as error:
             # Earlier rounds of the run may give the server tensors that the smoke round does not.
             if not error.is_of_server or state.is_initial:
@@ -285,23 +226,20 @@ class Smoke:
             pass
         return found
 
-    def _models(
-        self, engine: Engine, state: State, program: LocalProgram, ids: Tensor
-    ) -> Iterator[Tree]:
+    def _models(self, engine: Engine, state: State, program: LocalProgram) -> Iterator[Tree]:
         """Yield what the deployed models are and predict, as in an evaluation.
 
         Args:
             engine: A sequential engine.
             state: State after the last stage.
             program: Program of the last stage.
-            ids: The clients.
 
         Raises:
             UnknownNameError: A model reads a tensor that nothing writes.
         """
         method = self.algorithm
         with _ending():
-            models = rounds.deployments(method, rounds.visible_to_server(state, program), ids)
+            models = rounds.deployments(method, rounds.visible_to_server(state, program), self.ids)
         for name, model in models.items():
             sent = (model.dispatch.shared, model.dispatch.rows)
             yield from (tree for one in sent for tree in (one.values, one.mask))
@@ -311,7 +249,7 @@ class Smoke:
                 with _ending():
                     results = engine.run(
                         LocalProgram((*before, _observed(model))),
-                        ids[:1],
+                        self.ids[:1],
                         rows=partial(take, state.clients),
                         dispatch=partial(_dispatched, model),
                         settings=rounds.settings_of(method, state),
@@ -330,46 +268,23 @@ class Smoke:
             sgd = step.optimizer.altered(name="sgd", momentum=0.0, nesterov=False)
             return replace(step, optimizer=sgd)
 
-        ids = self._ids()
-        state = rounds.training_state(self.algorithm, self._state(ids))
+        method = self.algorithm
+        state = rounds.training_state(method, self._state())
         settings = self._settings(state)
-        with rounds.seeded_method(self.algorithm, settings.draw):
+        with rounds.seeded_method(method, settings.draw):
             program = self._program(state)
         program = replace(program, steps=tuple(map(changed, program.steps)))
-        return _trees(self._trained(engine, state, settings, ids, program).results)
-
-    def _trained(
-        self,
-        engine: Engine,
-        state: State,
-        settings: RoundSettings,
-        ids: Tensor,
-        program: LocalProgram,
-    ) -> rounds.Trained:
-        """Return the results of a few steps of some clients."""
-        before = write_counts(state.server)
+        observe = (_observed(Deployment(Dispatch())),)
         trained = rounds.train(
-            self.algorithm,
-            engine,
-            state,
-            settings,
-            ids=ids,
-            program=program,
-            observe=() if is_lightning(self.net) else (_observed(),),
+            method, engine, state, settings, ids=self.ids, program=program, observe=observe
         )
-        if write_counts(state.server) != before:
-            raise ConfigError(
-                f"the method `{self.algorithm.name}` changes `state.server` in place when it"
-                " dispatches, which evaluations do too. Return new values from `aggregate`, and"
-                " dispatch others than the server's as copies."
-            )
-        return trained
+        return _trees(trained.results)
 
-    def _state(self, ids: Tensor) -> State:
-        """Return a state before the first round whose rows of some clients can be written."""
+    def _state(self) -> State:
+        """Return a state before the first round whose rows of the clients can be written."""
         state = self.begin(self.net, self.algorithm)
         server = {name: value.clone() for name, value in state.server.items()}
-        return replace(state, server=server, clients=only_rows(state.clients, ids))
+        return replace(state, server=server, clients=only_rows(state.clients, self.ids))
 
     def _settings(self, state: State, *, setup: bool = False) -> RoundSettings:
         """Return the settings of a round, with small batches."""
@@ -383,45 +298,60 @@ class Smoke:
             seen = rounds.visible_to_server(state, LocalProgram(()))
             return shortened(self.algorithm.local_program(seen), STEPS)
 
+    def _differ(self, some: list[Tree], others: list[Tree], bound: float) -> bool:
+        """Return whether trees differ by more than a share of what the training has changed."""
+        start = net_leaves(self.net)
+        if len(some) != len(others):
+            return True
+        for one, other in zip(some, others, strict=True):
+            if {k: x.shape for k, x in one.items()} != {k: x.shape for k, x in other.items()}:
+                return True
+            gap = moved = 0.0
+            for name, x in one.items():
+                if not x.is_floating_point():
+                    if not torch.equal(x, other[name]):
+                        return True
+                    continue
+                has_rows = name in start and x.shape[1:] == start[name].shape
+                before = _numbers(start[name]) if has_rows else torch.zeros(())
+                gap += float((_numbers(x) - _numbers(other[name])).square().sum())
+                moved += float((_numbers(x) - before).square().sum())
+            if gap**0.5 > bound * moved**0.5:
+                return True
+        return False
+
     def _names(self) -> str:
         """Return the names of the parts whose code is not known, as text."""
-        names = dict.fromkeys(f"`{_name(part)}`" for part in self.unknown)
+        kinds = (getattr(part, "__qualname__", type(part).__qualname__) for part in self.unknown)
+        names = [f"`{kind.replace('<locals>.', '')}`" for kind in dict.fromkeys(kinds)]
         if is_of_user(self.algorithm):
-            names[f"the method `{self.algorithm.name}`"] = None
+            names.append(f"the method `{self.algorithm.name}`")
         return listed(names, 3) or f"`model.name={self.algorithm.setting.model}`"
 
-    def _ids(self) -> Tensor:
-        """Return the ids of the smallest clients with two training samples or more."""
-        sizes = self.federation.sizes
-        ids = torch.argsort(sizes, stable=True)
-        return ids[sizes[ids] > 1][:CLIENTS].sort().values
 
-    def _few(self) -> Federation:
-        """Return a federation in which these clients have a few training samples each."""
-        train = list(self.federation.partition.parts["train"])
-        for k, client in enumerate(self._ids().tolist()):
-            train[client] = train[client][: SAMPLES + 2 + k]
-        parts = self.federation.partition.parts | {"train": train}
-        return replace(self.federation, partition=replace(self.federation.partition, parts=parts))
+class ConstantDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Mode of PyTorch in which all random numbers are constants, and dropout drops nothing.
 
-    def _engine(self, precision: str) -> "SequentialEngine":
-        """Return a sequential engine for a smoke round."""
-        from flbench.engine.sequential import SequentialEngine
+    Two engines draw other numbers; it shows whether their results differ in anything else.
+    """
 
-        config = self.engine.altered(name="sequential", precision=precision)
-        return SequentialEngine(self.net, self._few(), config)
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Return a context manager with one thread and without warnings; all is set back after."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            with seeded(0), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                yield
-        finally:
-            torch.set_num_threads(threads)
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Execute an operation; one that draws random numbers gives constants."""
+        found = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return found
+        if func is torch.ops.aten.native_dropout.default:
+            return args[0].clone(), torch.ones_like(found[1])
+        for value in [found] if isinstance(found, Tensor) else found:
+            is_mask = "bernoulli" in func.name() or value.dtype == torch.bool
+            value.fill_(1 if is_mask else 0.5 if value.is_floating_point() else 0)
+        return found
 
 
 class _EndError(Exception):
@@ -439,6 +369,20 @@ def _ending() -> Iterator[None]:
         raise _EndError from error
 
 
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Return a context manager without warnings, with its own random numbers."""
+    with seeded(0), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _observed(model: Deployment) -> Statistic:
+    """Return a Statistic of what a model computes for two samples, in eval mode."""
+    outputs = Predict(model.weights, model.predict, has_classes=False)
+    return Statistic("smoke", outputs, reduce="rows", samples=Samples("train", limit=2))
+
+
 def _dispatched(model: Deployment, _: Tensor) -> Dispatch:
     """Return what the server sends for a deployed model, with its masks applied."""
     return apply_masks(model.dispatch)
@@ -450,6 +394,6 @@ def _trees(results: Results) -> list[Tree]:
     return [results.kept, results.sent.values, seen, {"losses": results.losses}]
 
 
-def _name(part: object) -> str:
-    """Return the name of a class or function, or that of an object's class."""
-    return str(getattr(part, "__qualname__", type(part).__qualname__)).replace("<locals>.", "")
+def _numbers(value: Tensor) -> Tensor:
+    """Return the numbers of a tensor in float64, with zeros for NaN."""
+    return value.detach().cpu().double().nan_to_num()

@@ -192,16 +192,6 @@ def _write_fixed(net: nn.Module, config: OwnModelConfig, what: str) -> None:
     fixed.write(net, found)
 
 
-def is_made(config: OwnModelConfig) -> bool:
-    """Return whether a function or class of the user makes a net, not of an installed package.
-
-    Args:
-        config: Section `model`.
-    """
-    source = _source(config)
-    return not isinstance(source, nn.Module) and not source_hash.is_of_package(source)
-
-
 def recorded(config: OwnModelConfig, net: nn.Module) -> dict[str, str | None]:
     """Return the keys of the section `model` that describe a net of the user.
 
