@@ -36,6 +36,8 @@ from flbench.algorithms import (
 from flbench.algorithms.shared import pairs
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 
+VALIDATION = 0.2  # share of the training samples on which models are compared
+
 
 class FedFomoConfig(AlgorithmConfig):
     """Keys of FedFomo."""
@@ -45,13 +47,6 @@ class FedFomoConfig(AlgorithmConfig):
         ge=1,
         description="largest number of other clients' models that a client downloads (M; the"
         " authors' code: 8, FedCPMD's comparison: 5)",
-    )
-    validation: float = Field(
-        0.2,
-        gt=0,
-        lt=1,
-        description="share of the training samples on which models are compared; a client does not"
-        " train on them",
     )
     epsilon: float = Field(
         0.3,
@@ -130,7 +125,7 @@ class FedFomo(Algorithm):
 
     def program(self, state: State) -> LocalProgram:
         keeps, sends = self.split()
-        train = replace(self.phase(*self.terms()), samples=Samples(low=self.config.validation))
+        train = replace(self.phase(*self.terms()), samples=Samples(low=VALIDATION))
         return LocalProgram(
             (*self.mixing(), train),
             keeps=keeps | sends,
@@ -145,7 +140,7 @@ class FedFomo(Algorithm):
         compare = Statistic(
             "validation",
             SumLosses(names, self.most_models()),
-            samples=Samples(high=self.config.validation),
+            samples=Samples(high=VALIDATION),
         )
         return (*reestimate_batchnorm(self.setting), compare, Transform(Mix(names, parameters)))
 

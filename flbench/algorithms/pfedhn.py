@@ -1,6 +1,6 @@
 """pFedHN: the server generates each client's weights (Shamsian et al., ICML 2021)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
 from typing import ClassVar, Literal
@@ -25,7 +25,6 @@ from flbench.algorithms import (
     LocalProgram,
     Message,
     Paper,
-    Phase,
     Results,
     State,
     Step,
@@ -44,6 +43,7 @@ V = "embeddings"  # [N, l] at the server
 MEMBERS = "members"  # [N] bool at the server: clients of the training, False for those that join
 MOMENTUM = "momentum."  # prefix of the server's momentum buffers
 PAPERS_LR = 0.01  # of the server, for one client in a round
+DEPTH = 3  # hidden layers of the hypernetwork behind the first one
 JOIN = "join."  # prefix of the embedding of a client that joins, and of its momentum
 
 
@@ -55,13 +55,6 @@ class PFedHNConfig(UniformConfig):
         description="the hypernetwork generates the whole net (pFedHN), or the body alone, and"
         " clients keep heads of their own (pFedHN-PC)",
     )
-    steps: int | None = Field(
-        None,
-        ge=1,
-        description="number of optimizer steps of a client in a round (paper: 50; default: those of"
-        " train.local_epochs)",
-        json_schema_extra={"unit": "steps"},
-    )
     embedding: int | None = Field(
         None,
         ge=1,
@@ -69,16 +62,12 @@ class PFedHNConfig(UniformConfig):
         " rounded down, as in the authors' code)",
     )
     hidden: int = Field(100, ge=1, description="number H of units of each hidden layer")
-    depth: int = Field(3, ge=0, description="number of hidden layers behind the first layer")
     server_lr: float | None = Field(
         None,
         ge=0,
         description="learning rate of the hypernetwork (paper: 0.01 for one client in a round, and"
         " 0.05 with personal heads; default: 0.01 times the number of clients in a round, at most"
         " 0.1)",
-    )
-    embedding_lr: float | None = Field(
-        None, ge=0, description="learning rate of the embeddings (default: server_lr)"
     )
     server_momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the server's SGD")
     server_weight_decay: float = Field(
@@ -89,11 +78,6 @@ class PFedHNConfig(UniformConfig):
         gt=0,
         description="largest norm of the server's gradient, over the hypernetwork and the"
         " embeddings of the cohort; null: no clipping",
-    )
-    dense_embedding: bool = Field(
-        False,
-        description="momentum and weight decay also move the embeddings of absent clients, as in"
-        " the authors' code",
     )
     join_rounds: int = Field(
         0,
@@ -118,8 +102,8 @@ class PFedHN(Algorithm):
         (5)  g_v_i = (d theta_i / d v_i)^T delta_i
         (6)  a step of SGD with momentum on phi and on the v_i of the cohort
 
-    h is a linear layer from l to H units, `depth` times ReLU and a linear layer from H to H, and
-    one linear layer for each parameter of the net. A client is evaluated with h(v_i) of the newest
+    h is a linear layer from l to H units, three times ReLU and a linear layer from H to H, and one
+    linear layer for each parameter of the net. A client is evaluated with h(v_i) of the newest
     phi and v_i; there is no global model. In the training, phi and v never leave the server. With
     `head=personal` (pFedHN-PC) h generates the body, and clients train and keep heads.
 
@@ -129,15 +113,16 @@ class PFedHN(Algorithm):
     mean. A mean moves phi less than K rounds of one client would, so the default of `server_lr` is
     the paper's 0.01 times K, at most 0.1, also with personal heads, for which the paper takes 0.05.
     Absent clients' embeddings wait. In the authors' code, momentum and weight decay move them in
-    every round (`dense_embedding`). The mean of phi's gradients leaves out clients that made no
+    every round. The mean of phi's gradients leaves out clients that made no
     step; their embeddings and the momentum of these wait, too, and a round in which no client made
     a step leaves the server as it was.
 
     The local optimizer and its clipping are those of `train.*`, as with all methods; the authors
     take lr 0.005, momentum 0.9, weight decay 5e-5, clip 50 and batches of 64, and 5,000 rounds of
-    one client. Batches are those of passes over the samples instead of independent draws. With
-    `head=personal`, head and body are trained by one optimizer, whose clipping covers both, with
-    new momentum in each round, and all heads start as that of the seeded net.
+    one client, each of 50 steps. Batches are those of passes over the samples instead of
+    independent draws. With `head=personal`, head and body are trained by one optimizer, whose
+    clipping covers both, with new momentum in each round, and all heads start as that of the seeded
+    net.
 
     The paper's nets have no normalization layers. Here h generates their parameters too, as one
     plus the output for weights. BatchNorm statistics and other buffers are never generated: they
@@ -180,7 +165,7 @@ class PFedHN(Algorithm):
         norms = [layer for layer in net.layers if layer.kind in ("norm", "batchnorm")]
         gains = {name for one in norms for name in one.parameters if name.endswith("weight")}
         names = tuple(name for name in net.parameters if name in generated)
-        return Hypernetwork(names, frozenset(gains), self.config.depth)
+        return Hypernetwork(names, frozenset(gains))
 
     def requires(self) -> list[str]:
         if not self.h.names:
@@ -223,13 +208,8 @@ class PFedHN(Algorithm):
 
     # Client
 
-    def local(self) -> Phase:
-        """Return (2), the training of a round."""
-        phase, steps = self.phase(*self.terms()), self.config.steps
-        return phase if steps is None else replace(phase, epochs=None, steps=steps)
-
     def program(self, state: State) -> LocalProgram:
-        return LocalProgram((self.local(),), *self.split())
+        return LocalProgram((self.phase(*self.terms()),), *self.split())
 
     # Server
 
@@ -267,11 +247,10 @@ class PFedHN(Algorithm):
         factor = self.clipping(norm)
         for name, g in gradient.items():
             update |= self.step(name, server, factor * g)
-        rows = torch.arange(len(server[V])) if self.config.dense_embedding else ids
         gradient[V] = torch.zeros_like(server[V]).index_copy(0, ids, factor * g_v)
         moved = self.step(V, server, gradient[V])
         update |= {
-            name: server[name].index_copy(0, rows, value[rows]) for name, value in moved.items()
+            name: server[name].index_copy(0, ids, value[ids]) for name, value in moved.items()
         }
         return Update(update, metrics={"server_gradient_norm": norm})
 
@@ -285,16 +264,14 @@ class PFedHN(Algorithm):
         # A gradient may be a transposed view. Strides decide about rounding in products, and a
         # checkpoint does not keep them.
         gradient = gradient.contiguous()
-        value, buffer = self.sgd(name).moved(server[name], server[MOMENTUM + name], gradient)
+        value, buffer = self.sgd().moved(server[name], server[MOMENTUM + name], gradient)
         return {name: value, MOMENTUM + name: buffer}
 
-    def sgd(self, name: str) -> "ServerSGD":
-        """Return the optimizer of a tensor of the server."""
+    def sgd(self) -> "ServerSGD":
+        """Return the optimizer of the server."""
         c, train = self.config, self.setting.train
         clients = max(1, int(train.participation * self.setting.clients + 0.5))  # K
         rate = PAPERS_LR * min(clients, 10) if c.server_lr is None else c.server_lr
-        if name == V and c.embedding_lr is not None:
-            rate = c.embedding_lr
         return ServerSGD(rate, c.server_momentum, c.server_weight_decay, c.server_clip)
 
     def learned(self, state: State) -> tuple[Learned, ...]:
@@ -342,7 +319,7 @@ class PFedHN(Algorithm):
         shared = {name: state.server[name] for name in state.server if name.startswith("hyper.")}
         shared[JOIN + "mean"] = self.mean_embedding(state)
         write = Transform(WriteGenerated(self.h))
-        one = (write, self.local(), Transform(FitEmbedding(self.h, self.sgd(V))))
+        one = (write, self.phase(*self.terms()), Transform(FitEmbedding(self.h, self.sgd())))
         steps: tuple[Step, ...] = (Transform(start_embedding), *one * rounds, write)
         return Joining(
             Dispatch(Message(shared)), LocalProgram(steps, self.split()[0] | self.joined)
@@ -353,19 +330,17 @@ class PFedHN(Algorithm):
 class Hypernetwork:
     """The function h, theta = h(v; phi).
 
-    phi has `hyper.0.weight` [H, l] and `hyper.K.weight` [H, H] for K = 1, ..., depth, with biases
+    phi has `hyper.0.weight` [H, l] and `hyper.K.weight` [H, H] for K = 1, 2, 3, with biases
     [H], and for each generated parameter `hyper.out.NAME.weight` [..., H] and `hyper.out.NAME.bias`
     [...], where ... is the parameter's own shape.
 
     Attributes:
         names: Names of the generated parameters, in the net's order.
         gains: Names of the weights of normalization layers, which are one plus the output.
-        depth: Number of layers from H to H.
     """
 
     names: tuple[str, ...]
     gains: frozenset[str]
-    depth: int
 
     def __call__(self, phi: Tree, v: Tensor) -> Tree:
         """Return theta for one embedding [l], or [K, ...] per parameter for K embeddings [K, l].
@@ -375,7 +350,7 @@ class Hypernetwork:
             v: The embeddings.
         """
         e = linear(v, phi["hyper.0.weight"], phi["hyper.0.bias"])  # [K, H]
-        for k in range(1, self.depth + 1):
+        for k in range(1, DEPTH + 1):
             e = linear(e.relu(), phi[f"hyper.{k}.weight"], phi[f"hyper.{k}.bias"])
         theta = {}
         for name in self.names:
@@ -395,7 +370,7 @@ class Hypernetwork:
         """
         dtype = start[self.names[0]].dtype
         layers: list[tuple[str, tuple[int, ...], int]] = [("0", (hidden,), length)]
-        layers += [(f"{k}", (hidden,), hidden) for k in range(1, self.depth + 1)]
+        layers += [(f"{k}", (hidden,), hidden) for k in range(1, DEPTH + 1)]
         layers += [(f"out.{name}", tuple(start[name].shape), hidden) for name in self.names]
         phi: Tree = {}
         for name, outputs, inputs in layers:

@@ -32,12 +32,9 @@ V = "embeddings"
 LOCAL = ("train.optimizer.momentum=0.9", "train.optimizer.weight_decay=0.01", "train.clip=2")
 DEFAULTS = {
     "head": "generated",
-    "steps": None,
-    "embedding_lr": None,
     "server_momentum": 0.9,
     "server_weight_decay": 1e-3,
     "server_clip": 50.0,
-    "dense_embedding": False,
     "agg_weights": "uniform",
 }
 
@@ -65,13 +62,11 @@ def slow_sgd(value, buffer, gradient, lr, momentum, decay):
     return value - lr * buffer, buffer
 
 
-def slow_client(clients, i, t, weights, steps):
+def slow_client(clients, i, t, weights):
     """Momentum 0.9, weight decay 0.01, gradients clipped at 2."""
     weights = dict(weights)
     buffers = {name: torch.zeros_like(value) for name, value in weights.items()}
-    for number, (x, y) in enumerate(clients.batches(i, t, EPOCHS if steps is None else 99)):
-        if steps is not None and number == steps:
-            break
+    for x, y in clients.batches(i, t, EPOCHS):
         leaves = {name: value.clone().requires_grad_() for name, value in weights.items()}
         mean_cross_entropy(net(leaves, x)[1], y).backward()
         gradients = clipped({name: leaf.grad for name, leaf in leaves.items()}, 2)
@@ -102,7 +97,7 @@ def slow_rounds(clients, keys, server, rounds):
             begin = {name: value.detach() for name, value in theta.items()}
             if keys["head"] == "personal":
                 begin |= heads[i]
-            end = slow_client(clients, i, t, begin, keys["steps"])
+            end = slow_client(clients, i, t, begin)
             heads[i] = only(end, HEAD)
             delta = {name: begin[name] - end[name] for name in names}
             sum((theta[name] * delta[name]).sum() for name in names).backward()
@@ -114,10 +109,8 @@ def slow_rounds(clients, keys, server, rounds):
             phi[name], buffers[name] = slow_sgd(
                 phi[name], buffers[name], g[name], lr, momentum, decay
             )
-        for i in range(len(v)) if keys["dense_embedding"] else cohort:
-            gradient = g.get(i, torch.zeros_like(v[i]))
-            rate = lr if keys["embedding_lr"] is None else keys["embedding_lr"]
-            v[i], v_buffers[i] = slow_sgd(v[i], v_buffers[i], gradient, rate, momentum, decay)
+        for i in cohort:
+            v[i], v_buffers[i] = slow_sgd(v[i], v_buffers[i], g[i], lr, momentum, decay)
     return phi, v, heads
 
 
@@ -127,8 +120,7 @@ def slow_rounds(clients, keys, server, rounds):
     [
         ({"server_lr": 0.1}, "sequential"),
         ({"server_lr": 0.1}, "vectorized"),
-        ({"server_lr": 0.2, "server_clip": 0.05, "steps": 7, "embedding_lr": 0.4}, "sequential"),
-        ({"server_lr": 0.1, "dense_embedding": True, "server_weight_decay": 0.1}, "sequential"),
+        ({"server_lr": 0.2, "server_clip": 0.05, "server_weight_decay": 0.1}, "sequential"),
         ({"server_lr": 0.1, "head": "personal", "agg_weights": "samples"}, "vectorized"),
     ],
     ids=str,
@@ -159,8 +151,8 @@ FREE = (*PLAIN, "algorithm.server_clip=null")
 
 def test_one_local_step_is_gradient_descent_on_hypernetwork_and_embeddings():
     """The server's gradient is LR times that of the cross entropy of h(v_i), by autograd."""
-    keys = ("algorithm=pfedhn", "algorithm.hidden=8", "algorithm.steps=1", "algorithm.server_lr=2")
-    built = build(*KEYS, *keys, *FREE, "train.batch_size=500")  # one batch has all samples
+    keys = ("algorithm=pfedhn", "algorithm.hidden=8", "algorithm.server_lr=2")
+    built = build(*KEYS, *keys, *FREE, "train.local_epochs=1", "train.batch_size=500")
     clients, start = Clients(built), built.start().server
     state, _ = played(built, built.start(), torch.tensor([1, 3]))
 
@@ -241,7 +233,7 @@ def test_new_client_fits_its_embedding_alone(head):
         row = v.clone().requires_grad_()
         theta = slow_weights(state.server, row, names)
         begin = {name: value.detach() for name, value in theta.items()}
-        end = slow_client(clients, 4, 1, begin if head == "generated" else begin | own, None)
+        end = slow_client(clients, 4, 1, begin if head == "generated" else begin | own)
         own = only(end, HEAD)
         sum((theta[name] * (begin[name] - end[name])).sum() for name in names).backward()
         g = clipped({V: row.grad}, 0.05)[V]
@@ -263,7 +255,7 @@ def test_default_rate_of_the_server_is_the_papers_times_the_clients_of_a_round(p
         "algorithm=pfedhn", "partition.clients=20", f"train.participation={participation}"
     ).algorithm
 
-    assert algorithm.sgd("hyper.0.bias").lr == algorithm.sgd(V).lr == pytest.approx(rate)
+    assert algorithm.sgd().lr == pytest.approx(rate)
 
 
 def test_embedding_has_the_length_of_the_paper_and_a_net_without_a_body_is_refused():
