@@ -5,7 +5,8 @@ tensor; masks themselves and the overhead of serialization do not count. Entries
 are set to zero, so that no receiver can use values that were not paid for.
 """
 
-from collections.abc import Iterator
+from copy import deepcopy
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -41,34 +42,22 @@ def apply_masks(dispatch: Dispatch) -> Dispatch:
     return Dispatch(apply_mask(dispatch.shared), apply_mask(dispatch.rows), dispatch.numbers)
 
 
+def row_bytes(message: Message) -> Tensor:
+    """Return the bytes [K] int64 of each row of a message with a client axis.
+
+    The result has the shape [0] if the message is empty.
+    """
+    sizes = _row_bytes(message).values()
+    return sum(sizes, torch.zeros(1, dtype=torch.int64)) if sizes else torch.zeros(0).long()
+
+
 def shared_bytes(message: Message) -> int:
     """Return the bytes of a message without a client axis.
 
     >>> shared_bytes(Message({"w": torch.zeros(3, 2)}, {"w": torch.tensor([True, False, True])}))
     16
     """
-    return sum(
-        value.element_size() * _entries(value, message.mask.get(name))
-        for name, value in message.values.items()
-    )
-
-
-def row_bytes(message: Message) -> Tensor:
-    """Return the bytes [K] int64 of each row of a message with a client axis.
-
-    The result has the shape [0] if the message is empty.
-    """
-    total: Tensor | None = None
-    for name, value in message.values.items():
-        mask = message.mask.get(name)
-        if mask is None:
-            # [K, ...] -> [K]
-            entries = torch.full((value.shape[0],), value[0].numel() if len(value) else 0)
-        else:
-            inside = broadcast(mask, value).expand(value.shape)
-            entries = inside.reshape(value.shape[0], -1).sum(dim=1).cpu()  # [K, ...] -> [K]
-        total = (0 if total is None else total) + entries * value.element_size()
-    return torch.zeros(0, dtype=torch.int64) if total is None else total
+    return sum(_shared_bytes(message).values())
 
 
 class DispatchMeter:
@@ -81,16 +70,14 @@ class DispatchMeter:
     def __init__(self) -> None:
         self._bytes: dict[int, dict[str, int]] = {}
 
-    def copy(self) -> "DispatchMeter":
+    def copy(self) -> Self:
         """Return a copy, which counts on from here."""
-        other = DispatchMeter()
-        other._bytes = dict(self._bytes)
-        return other
+        return deepcopy(self)
 
     def counted(self, ids: Tensor, dispatch: Dispatch) -> Dispatch:
         """Count a dispatch to clients `ids` [K]; return it with its masks applied."""
-        shared = {name: shared_bytes(one) for name, one in _each(dispatch.shared)}
-        rows = {name: row_bytes(one).tolist() for name, one in _each(dispatch.rows)}
+        shared = _shared_bytes(dispatch.shared)
+        rows = {name: sizes.tolist() for name, sizes in _row_bytes(dispatch.rows).items()}
         for k, client in enumerate(ids.tolist()):
             before = self._bytes.get(client)
             known = shared if before is None else {**before, **shared}
@@ -107,13 +94,21 @@ class DispatchMeter:
         return sum(sum(self._bytes.get(one, {}).values()) for one in ids.tolist()) / len(ids)
 
 
-def _each(message: Message) -> Iterator[tuple[str, Message]]:
-    """Yield each tensor of a message by name, as a message with its mask."""
+def _row_bytes(message: Message) -> dict[str, Tensor]:
+    """Return the bytes [K] int64 of each row of a message by the tensor's name."""
+    found = {}
     for name, value in message.values.items():
-        mask = {name: message.mask[name]} if name in message.mask else {}
-        yield name, Message({name: value}, mask)
+        if (mask := message.mask.get(name)) is None:
+            entries = torch.full((len(value),), value[:1].numel())
+        else:
+            inside = broadcast(mask, value).expand(value.shape)
+            entries = inside.reshape(len(value), -1).sum(dim=1).cpu()  # [K, ...] -> [K]
+        found[name] = entries * value.element_size()
+    return found
 
 
-def _entries(value: Tensor, mask: Tensor | None) -> int:
-    """Return the number of entries of a value that lie inside its mask."""
-    return value.numel() if mask is None else int(broadcast(mask, value).expand(value.shape).sum())
+def _shared_bytes(message: Message) -> dict[str, int]:
+    """Return the bytes of a message without a client axis by the tensor's name."""
+    values = {name: value[None] for name, value in message.values.items()}
+    masks = {name: mask[None] for name, mask in message.mask.items()}
+    return {name: int(sizes) for name, sizes in _row_bytes(Message(values, masks)).items()}

@@ -3,9 +3,8 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from flbench.callbacks import Callback, CallbackList
 from flbench.callbacks.base import Logger
@@ -42,9 +41,8 @@ CHANGEABLE_ON_RESUME: Final = (
 HowToResume = Callable[[Path], str]
 
 
-@dataclass(frozen=True)
-class Supplied:
-    """What a run gets that would otherwise load its data, and choose its folder, itself.
+class Supplied(NamedTuple):
+    """What a job of many gets that would otherwise load its data, and choose its folder, itself.
 
     Attributes:
         path: The run folder; None for a new one below `output.dir`.
@@ -64,8 +62,6 @@ def run(
     loggers: Sequence[Logger] = (),
     how_to_resume: HowToResume = RunFolder.command_to_resume,
     supplied: Supplied | None = None,
-    *,
-    is_alone: bool = False,
 ) -> Path:
     """Run an experiment from its beginning.
 
@@ -76,9 +72,8 @@ def run(
             as the run can be resumed.
         loggers: Loggers of Lightning that get all metrics.
         how_to_resume: Function from a run folder to what the user calls to resume it.
-        supplied: Data and folder of the run; None to load the data, and to make a new folder below
-            `output.dir`.
-        is_alone: Whether `engine.workers=auto` trains in this process alone, as a job of many does.
+        supplied: Data and folder of a job of many; None to load the data, and to make a new folder
+            below `output.dir`.
 
     Returns:
         The run folder.
@@ -90,54 +85,39 @@ def run(
         KeyboardInterrupt: The user interrupted the run. It is saved, and `resume` continues it.
     """
     begin = time.perf_counter()
+    path, federation, partition = supplied or (None, None, None)
     with ExitStack() as stack:
-        told = _callbacks(callbacks, loggers)
-        samples = None if supplied is None else supplied.federation
-        experiment = _built(stack, config, samples, told, is_alone=is_alone)
-        told.prepare(experiment.config, _parts(experiment), experiment.judge.metrics)
+        told = _told(callbacks, loggers)
+        experiment = _built(stack, config, federation, told)
         for sentence in experiment.notes:
             told.on_note(sentence)
         config, federation = experiment.config, experiment.federation
-        if supplied is None or supplied.path is None:
-            folder = RunFolder.create(
-                config.output.dir,
-                f"{files.short_name(federation.dataset.name)}-{files.short_name(config.partition.title)}",
-                f"{config.algorithm.name}-seed{config.seed}",
-            )
+        if path is None:
+            names = map(files.short_name, (federation.dataset.name, config.partition.title))
+            above, name = config.output.dir / "-".join(names), config.algorithm.name
+            folder = RunFolder.make(above, f"{name}-seed{config.seed}", "checkpoints")
         else:
-            folder = RunFolder.at(supplied.path)
+            folder = RunFolder.at(path)
         stack.callback(folder.close)
         folder.resume_command = how_to_resume(folder.path)
-        partition = (
-            partition_files.encode(federation.partition, federation.dataset, config.partition)
-            if supplied is None
-            else supplied.partition
+        partition = partition or partition_files.encode(
+            federation.partition, federation.dataset, config.partition
         )
-        write_description(experiment, origins, folder, partition)
+        _describe(experiment, origins, folder, partition)
         seconds = Seconds(total=time.perf_counter() - begin)
-        start = Restored(experiment.start(), seconds, Memory())
-        _run_to_end(experiment, start, folder, told)
+        _run_to_end(experiment, Restored(experiment.start(), seconds, Memory()), folder, told)
     return folder.path
 
 
-def write_description(
+def _describe(
     experiment: Experiment,
     origins: dict[str, str],
     folder: RunFolder,
     partition: tuple[bytes, bytes],
 ) -> None:
-    """Write partition, provenance and configuration of a run into its folder.
-
-    Args:
-        experiment: The experiment.
-        origins: Origin of each value by its dotted path, for the comments in config.yaml.
-        folder: Folder of the run.
-        partition: Content of partition.npz and of partition.json; see `partition_files.encode`.
-
-    Raises:
-        RunError: The disk failed.
-    """
+    """Write partition, provenance and configuration of a run into its folder; see `run`."""
     about = provenance.now(own_methods.modules(experiment.config), experiment.module)
+    folder.rewind(0)
     for name, content in zip(("partition.npz", "partition.json"), partition, strict=True):
         folder.write(name, content)
     folder.write_json("provenance.json", about)
@@ -155,8 +135,6 @@ def resume(
     loggers: Sequence[Logger] = (),
     how_to_resume: HowToResume = RunFolder.command_to_resume,
     federation: Federation | None = None,
-    *,
-    is_alone: bool = False,
 ) -> Path:
     """Resume a run from its last checkpoint, or restart it if there is none yet.
 
@@ -167,8 +145,7 @@ def resume(
             what it remembered at the checkpoint.
         loggers: Loggers of Lightning that get all metrics.
         how_to_resume: Function from a run folder to what the user calls to resume it.
-        federation: The samples that the run began with; None to load them.
-        is_alone: Whether `engine.workers=auto` trains in this process alone, as a job of many does.
+        federation: The samples that a job of many began with; None to load them.
 
     Returns:
         The run folder.
@@ -188,17 +165,19 @@ def resume(
         written, _ = resolve_written(path / "config.yaml")
         config, _ = resolve_written(path / "config.yaml", overrides)
         _check_unchanged(written, config, path)
-        told = _callbacks(callbacks, loggers)
+        told = _told(callbacks, loggers)
         if is_finished(path):
             told.on_note(f"{path} is finished: there is nothing to resume.")
             return path
-        experiment = _built(stack, config, federation, told, path, is_alone=is_alone)
+        experiment = _built(stack, config, federation, told, path)
         samples = experiment.federation
-        cure, is_loaded = "Restore the old files, or start a new run.", federation is None
         partition_files.check_unchanged(
-            path, samples.partition, samples.dataset, cure, has_samples=is_loaded
+            path,
+            samples.partition,
+            samples.dataset,
+            "Restore the old files, or start a new run.",
+            has_samples=federation is None,
         )
-        told.prepare(experiment.config, _parts(experiment), experiment.judge.metrics)
         if not folder.checkpoint("last").exists():
             told.on_note("there is no checkpoint yet: the run starts from the beginning.")
         restored = experiment.restore(folder)
@@ -209,34 +188,8 @@ def resume(
     return folder.path
 
 
-def _built(
-    stack: ExitStack,
-    config: Config,
-    federation: Federation | None,
-    told: CallbackList,
-    folder: Path | None = None,
-    *,
-    is_alone: bool,
-) -> Experiment:
-    """Return an experiment, perhaps with workers of this machine, that ends with the stack."""
-    experiment = build(config, federation, folder=folder, tell=told.on_note)
-    used = experiment.found.engine
-    if not is_alone or used.workers != "auto" or used.name == "ray":
-        experiment = experiment.with_workers(told.on_note)
-    stack.callback(experiment.engine.close)
-    if experiment.cached is not None and not is_alone:
-        from flbench.experiment import frozen_outputs
-
-        stack.callback(frozen_outputs.forget)
-    return experiment
-
-
-def _callbacks(callbacks: Sequence[Callback], loggers: Sequence[Logger]) -> CallbackList:
-    """Return the given callbacks, and those of the loggers.
-
-    Raises:
-        ConfigError: One of them is not a callback, or not a logger.
-    """
+def _told(callbacks: Sequence[Callback], loggers: Sequence[Logger]) -> CallbackList:
+    """Return the given callbacks, and those of the loggers."""
     if not loggers:
         return CallbackList(callbacks)
     from flbench.callbacks.logger import LoggerCallback
@@ -244,11 +197,32 @@ def _callbacks(callbacks: Sequence[Callback], loggers: Sequence[Logger]) -> Call
     return CallbackList([*callbacks, *map(LoggerCallback, loggers)])
 
 
-def _parts(experiment: Experiment) -> list[str]:
-    """Return those of `validation`, `test` and `common` that have samples."""
-    federation = experiment.federation
-    found = [part for part in PARTS if any(map(len, federation.partition.parts[part]))]
-    return [*found, "common"] if len(federation.common) else found
+def _built(
+    stack: ExitStack,
+    config: Config,
+    federation: Federation | None,
+    told: CallbackList,
+    folder: Path | None = None,
+) -> Experiment:
+    """Return an experiment whose engine ends with the stack, and prepare the callbacks for it.
+
+    With samples it is a job of many: `engine.workers=auto` trains in this process alone, and what
+    frozen layers give for the samples is kept for the next job.
+    """
+    experiment = build(config, federation, folder=folder, tell=told.on_note)
+    is_alone, used = federation is not None, experiment.found.engine
+    if not is_alone or used.workers != "auto" or used.name == "ray":
+        experiment = experiment.with_workers(told.on_note)
+    stack.callback(experiment.engine.close)
+    if experiment.cached is not None and not is_alone:
+        from flbench.experiment import frozen_outputs
+
+        stack.callback(frozen_outputs.forget)
+    samples = experiment.federation
+    parts = [part for part in PARTS if any(map(len, samples.partition.parts[part]))]
+    parts += ["common"] if len(samples.common) else []
+    told.prepare(experiment.config, parts, experiment.judge.metrics)
+    return experiment
 
 
 def _run_to_end(

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from flbench.core import files
-from flbench.core.errors import RunError
 from flbench.core.locked_folder import LockedFolder
 from flbench.core.text import csv_text
 from flbench.core.types import State, Tree
@@ -23,8 +22,8 @@ from flbench.results.reading import check_run_folder
 class RunFolder(LockedFolder):
     """The folder of one run: configuration, partition, metrics, tables, summary, checkpoints.
 
-    Use `create` for a new run and `reopen` for an existing one; both lock the folder. What writes
-    raises a RunError if the disk is full or fails.
+    Use `make` or `at` for a new run and `reopen` for an existing one; all lock the folder. What
+    writes raises a RunError if the disk is full or fails.
 
     Args:
         path: An existing folder.
@@ -52,44 +51,28 @@ class RunFolder(LockedFolder):
         return f"flbench run --resume {in_shell(path)}"
 
     @classmethod
-    def create(cls, root: Path, experiment: str, run: str) -> Self:
-        """Create and lock a new run folder `root/experiment/run-DATE-TIME-xxxxxxxx/`."""
-        return cls.make(root / experiment, run, "checkpoints")._begun()
-
-    @classmethod
     def at(cls, path: Path) -> Self:
-        """Make and lock a run folder at a path, for a run that begins."""
-        (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        """Lock the run folder at a path, which is made if it does not exist.
+
+        Raises:
+            UserError: A folder in it is a link, or another process writes to it.
+        """
+        path.mkdir(parents=True, exist_ok=True)
         folder = cls(path)
         folder.lock()
-        return folder._begun()
-
-    def _begun(self) -> Self:
-        """Write the header of metrics.csv, and return the folder; unlock it if the disk fails."""
-        try:
-            self.write("metrics.csv", metrics_file.header_line())
-        except RunError:
-            self.close()
-            raise
-        return self
+        (path / "checkpoints").mkdir(exist_ok=True)
+        return folder
 
     @classmethod
     def reopen(cls, path: Path) -> Self:
-        """Lock an existing run folder to write to it again.
-
-        Args:
-            path: The folder.
+        """Lock an existing run folder to write to it again; see `at`.
 
         Raises:
-            UserError: The path is not a run folder, its metrics.csv or a folder in it is a link, or
-                another process writes to it.
+            UserError: The path is not a run folder, or its metrics.csv is a link.
         """
         check_run_folder(path)
         files.check_no_link(path / "metrics.csv")
-        folder = cls(path)
-        folder.lock()
-        folder.path.joinpath("checkpoints").mkdir(exist_ok=True)
-        return folder
+        return cls.at(path)
 
     def write_table(
         self, name: str, header: Sequence[str], rows: Iterable[Sequence[object]]
@@ -102,14 +85,7 @@ class RunFolder(LockedFolder):
         self.write(name, json.dumps(value, indent=1) + "\n")
 
     def add_metrics(self, rows: Sequence[Row]) -> None:
-        """Append rows to metrics.csv.
-
-        Args:
-            rows: The new rows.
-
-        Raises:
-            RunError: The file cannot be written.
-        """
+        """Append rows to metrics.csv."""
         with (
             self.guard("metrics.csv"),
             open(self.path / "metrics.csv", "a", encoding="utf-8", opener=files.not_a_link) as file,
@@ -171,7 +147,7 @@ class RunFolder(LockedFolder):
 
     def rewind(self, lines: int) -> None:
         """Remove the rows of metrics.csv that are newer than a checkpoint; `lines` stay."""
-        rows = metrics_file.read(self.path / "metrics.csv")[:lines]
-        self.write("metrics.csv", metrics_file.header_line() + metrics_file.to_text(rows))
-        self.rows = rows
-        self.newest = {row.full_name: row.value for row in rows}
+        path = self.path / "metrics.csv"
+        self.rows = metrics_file.read(path)[:lines] if lines else []
+        self.write(path.name, metrics_file.header_line() + metrics_file.to_text(self.rows))
+        self.newest = {row.full_name: row.value for row in self.rows}

@@ -72,7 +72,6 @@ def _run_or_resume(
             [listener],
             how_to_resume=how_to_resume,
             federation=federation,
-            is_alone=True,
         )
         return
     config, origins = resolve([task.layer, task.changed])
@@ -82,7 +81,6 @@ def _run_or_resume(
         [listener],
         how_to_resume=how_to_resume,
         supplied=Supplied(task.path, federation, partition),
-        is_alone=True,
     )
 
 
