@@ -113,7 +113,10 @@ def remove_unnamed(folder: Path) -> None:
     with suppress(DataError):  # nobody knows which files a damaged checkpoint names
         there = folder.glob("*.safetensors")
         heads = [file for file in there if OF_ROWS.fullmatch(file.name) is None]
-        row_files.remove_others(folder, [file.name for head in heads for file in files_of(head)])
+        named = {file.name for head in heads for file in files_of(head)}
+        for file in folder.glob("rows-*.safetensors*"):
+            if file.name not in named:
+                files.discard(file)
 
 
 def load_frozen(path: Path, tree: Tree) -> None:

@@ -181,8 +181,7 @@ def _summary(
             total = totals["client_trainings"]
             notes.append(f"{totals[key]} of {total} client trainings {what}.")
     stop = loop.memory.stop
-    if stop is not None and (note := loop.stop_note()):
-        notes.append(note)
+    if stop is not None and stop.round is not None:
         summary["stopped"] = {"round": stop.round, "reason": stop.reason}
     if config.evaluation.target_accuracy is not None:
         summary["target"] = cost_to_reach(config.evaluation.target_accuracy, rows)

@@ -14,7 +14,7 @@ from flbench.config.resolve import resolve_written
 from flbench.config.schema import Config
 from flbench.config.sources import Layer, leaves
 from flbench.core import files
-from flbench.core.errors import ConfigError, RunError, UserError
+from flbench.core.errors import CallbackError, ConfigError, RunError, UserError
 from flbench.core.plain_yaml import to_yaml
 from flbench.core.storage import GIB
 from flbench.core.system_errors import as_flbench_errors
@@ -244,8 +244,10 @@ def _run_to_end(
             loop.begin(state, start.memory)
             try:
                 state = loop.run(state)
-            except LostError as error:
-                raise RunError(f"{error} Resume with: {folder.resume_command}") from error
+            except (CallbackError, LostError) as error:
+                where = f"The run is saved after round {loop.state.round}"
+                text = f"{error} {where}. Resume with: {folder.resume_command}"
+                raise type(error)(text) from (error.__cause__ or error)
             with own_methods.named(experiment.algorithm.config):
                 loop.summary = finalize.write(experiment, loop, state)
             callbacks.call("on_run_end", loop.view())

@@ -184,9 +184,12 @@ class FederatedLoop:
                     and state.round < stop
                     and not self._has_stopped()
                 ):
-                    rows = self.round(stages[state.stage], interrupts)
+                    stage = stages[state.stage]
+                    settings = rounds.settings_of(self.algorithm, state, setup=stage.setup)
+                    with rounds.seeded_method(self.algorithm, settings.draw):
+                        self.state, rows = self.round(stage, settings, interrupts)
                     self._notify("on_round_end", _by_name(rows))
-                    if not stages[state.stage].setup:
+                    if not stage.setup:
                         self._end_round(interrupts)
                     interrupts.check()
             except (KeyboardInterrupt, LostError):
@@ -197,7 +200,9 @@ class FederatedLoop:
                 raise
         return self.state
 
-    def round(self, stage: Stage, interrupts: Interrupts) -> list[Row]:
+    def round(
+        self, stage: Stage, settings: RoundSettings, interrupts: Interrupts
+    ) -> tuple[State, list[Row]]:
         """Run one round and write its costs and, if an evaluation is due, its metrics.
 
         If the method groups its clients for this purpose (`Algorithm.cohort_groups`), the accuracy
@@ -205,26 +210,16 @@ class FederatedLoop:
 
         Args:
             stage: Current stage.
+            settings: Settings of the round.
             interrupts: Handler of signals, which may interrupt training.
 
         Returns:
-            The new rows of metrics.csv.
+            The state after the round, and the new rows of metrics.csv.
 
         Raises:
             KeyboardInterrupt: A signal interrupted training; nothing has changed.
             RunError: A client diverged under `train.on_divergence=stop`, or the disk failed.
         """
-        settings = rounds.settings_of(self.algorithm, self.state, setup=stage.setup)
-        with rounds.seeded_method(self.algorithm, settings.draw):
-            state, lines = self._round(stage, settings, interrupts)
-        self.folder.add_metrics(lines)
-        self.state = state
-        return lines
-
-    def _round(
-        self, stage: Stage, settings: RoundSettings, interrupts: Interrupts
-    ) -> tuple[State, list[Row]]:
-        """Return the state after a round and its rows of metrics.csv; see `round`."""
         state, evaluator = self.state, self.evaluator
         settings = replace(settings, storage=self.storage)
         number = state.round + (not stage.setup)  # after this round
@@ -270,6 +265,7 @@ class FederatedLoop:
             moments = {"@before": before, "@local": local, "@aggregated": after}
             for suffix, evaluation in moments.items():
                 lines += group_rows(replace(evaluation, round=number), groups, suffix)
+        self.folder.add_metrics(lines)
         return replace(over.state, server=server), lines
 
     def _end_round(self, interrupts: Interrupts) -> None:
@@ -344,23 +340,18 @@ class FederatedLoop:
             argument: Its argument besides the view of the run.
 
         Raises:
-            CallbackError: A callback failed. The message says after which round.
+            CallbackError: A callback failed.
             UserError: A callback raised this error; so with other RunErrors.
         """
         if not self.callbacks:
             return
         try:
             self.callbacks.call(hook, self.view(), argument)
-        except (UserError, RunError) as error:
+        except (UserError, RunError):
             if hook != "on_checkpoint":
                 with suppress(CallbackError):  # the first one counts
                     self.save()
-            if not isinstance(error, CallbackError):
-                raise
-            raise CallbackError(
-                f"{error} This was after round {self.state.round}."
-                f" Resume with: {self.folder.resume_command}"
-            ) from error.__cause__
+            raise
 
     def _stop_if_asked(self) -> None:
         """Let the run stop after this round if a callback has asked for it and rounds remain."""
@@ -368,17 +359,11 @@ class FederatedLoop:
         remain = state.stage_round < self.algorithm.stages()[state.stage].rounds
         if stop is not None and stop.round is None and remain:
             stop.round = state.round
-            self.callbacks.on_note(str(self.stop_note()))
+            total = self.config.train.rounds
+            self.view().note(f"stopped after round {stop.round} of {total}: {stop.reason}.")
 
     def _has_stopped(self) -> bool:
         return self.memory.stop is not None and self.memory.stop.round == self.state.round
-
-    def stop_note(self) -> str | None:
-        """Return a sentence that says when and why a callback stopped the run; None if none did."""
-        stop = self.memory.stop
-        if stop is None or stop.round is None:
-            return None
-        return f"stopped after round {stop.round} of {self.config.train.rounds}: {stop.reason}."
 
     def _weights_of(self, state: State, client: int) -> Tree:
         """Return the parameters and buffers of the model that a client is evaluated with."""

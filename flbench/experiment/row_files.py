@@ -21,7 +21,7 @@ from torch import Tensor
 from flbench.core import files
 from flbench.core.storage import Storage, layout_of
 from flbench.core.types import State, Tree
-from flbench.results.checkpoint_files import OF_ROWS, checked_name
+from flbench.results.checkpoint_files import checked_name
 
 PIECE: Final = 2**28
 """Bytes of rows that are copied and written at once: the size of a file, unless a row is larger."""
@@ -119,14 +119,6 @@ def read(
             for name, value in clients.items():
                 value[ids[counts]] = file.get_tensor(f"rows/{name}")[counts]
     return ClientRows(common, found), clients
-
-
-def remove_others(folder: Path, named: Iterable[str]) -> None:
-    """Remove the files of rows in a folder that no checkpoint names, complete or not."""
-    kept = set(named)
-    for file in folder.glob("rows-*"):
-        if file.name not in kept and OF_ROWS.fullmatch(file.name.removesuffix(PART)):
-            files.discard(file)
 
 
 def write_tensors(path: Path, tensors: Tree, metadata: dict[str, str]) -> None:
