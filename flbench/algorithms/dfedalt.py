@@ -1,7 +1,7 @@
 """DFedAlt: clients keep the head and mix the body with neighbours (Shi et al., 2023)."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -15,7 +15,6 @@ from flbench.algorithms import (
     Paper,
     Step,
     Tree,
-    epochs,
 )
 from flbench.algorithms.shared.gossip import Gossip, GossipConfig
 
@@ -23,18 +22,8 @@ from flbench.algorithms.shared.gossip import Gossip, GossipConfig
 class DFedAltConfig(GossipConfig):
     """Keys of DFedAlt."""
 
-    head_epochs: int = epochs(1, "training of the head in a round, before the body")
-    body_epochs: int | None = epochs(
-        None,
-        "training of the body in a round (default: the rest of train.local_epochs, at least one)",
-    )
     head_lr: float | None = Field(
         None, ge=0, description="learning rate of the head (default: train.optimizer.lr)"
-    )
-    head_batchnorm: Literal["eval", "train"] = Field(
-        "eval",
-        description="mode of BatchNorm while the head is trained: `eval` freezes its statistics,"
-        " `train` updates them",
     )
     rho: float = Field(
         0.0,
@@ -48,10 +37,12 @@ class DFedAltConfig(GossipConfig):
 class DFedAlt(Gossip):
     """Clients train a personal head v and a shared body u in turn, and mix bodies with neighbours.
 
-    Local: k_v epochs on v with u frozen, then k_u epochs on u with v frozen, each with an optimizer
-    of its own. Then u_i <- sum_l w_il u_l over the neighbours l and i itself.
+    Local: one epoch on v with u frozen, then the rest of `train.local_epochs` (at least one) on u
+    with v frozen, each with an optimizer of its own. Then u_i <- sum_l w_il u_l over the neighbours
+    l and i itself.
 
-    The paper's text was not available; order and epochs are those of its authors' later code. That
+    The paper's text was not available; order and epochs are those of its authors' later code.
+    BatchNorm is in eval mode while v is trained, so that its statistics follow u alone. That
     code mixes before it trains, which gives the same sequence, but it evaluates models before they
     are mixed: `personal@local` here. Its learning rates are 0.1 for u and 0.001 for v. Deviations
     beyond that: none that are known.
@@ -75,33 +66,27 @@ class DFedAlt(Gossip):
     def steps(self) -> tuple[Step, ...]:
         c, head_names = self.config, self.personal()
 
-        head = self.phase(*self.terms(), train=self.trainable() & head_names, epochs=c.head_epochs)
-        head = replace(head, batchnorm=c.head_batchnorm)
+        head = self.phase(*self.terms(), train=self.trainable() & head_names, epochs=1)
+        head = replace(head, batchnorm="eval")
         if c.head_lr is not None:
             optimizer = head.optimizer.model_copy(update={"lr": c.head_lr})
             head = replace(head, optimizer=optimizer)
 
         body_names = self.trainable() - head_names
-        body = self.phase(*self.terms(), train=body_names, epochs=self.body_epochs())
+        rest = max(1, self.setting.train.local_epochs - 1)
+        body = self.phase(*self.terms(), train=body_names, epochs=rest)
         if c.rho:
             body = replace(body, gradient=Sharpness(c.rho))
 
         return (head, body)
 
-    def body_epochs(self) -> int:
-        """Return k_u: by default, both phases together take `train.local_epochs`."""
-        rest = self.setting.train.local_epochs - self.config.head_epochs
-        return max(1, rest) if self.config.body_epochs is None else self.config.body_epochs
-
     def notes(self) -> list[str]:
-        c, epochs = self.config, self.setting.train.local_epochs
-        total = c.head_epochs + self.body_epochs()
-        if total == epochs:
+        if self.setting.train.local_epochs > 1:
             return super().notes()
         return [
             *super().notes(),
-            f"epochs of a round: {c.head_epochs} on the head and {self.body_epochs()} on the body,"
-            f" {total} in all instead of train.local_epochs={epochs}.",
+            "the head and the body are trained for one epoch each: two epochs in a round instead of"
+            " train.local_epochs=1.",
         ]
 
 

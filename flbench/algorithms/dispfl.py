@@ -1,7 +1,7 @@
 """DisPFL: sparse personal models, averaged where their masks overlap (Dai et al., ICML 2022)."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import Field
 from torch import Tensor
@@ -14,9 +14,7 @@ from flbench.algorithms import (
     LocalProgram,
     Message,
     Paper,
-    Samples,
     State,
-    Statistic,
     Step,
     Transform,
     Tree,
@@ -27,7 +25,7 @@ from flbench.algorithms.shared.gossip import LOCAL, Gossip, GossipConfig
 from flbench.algorithms.shared.memory import Copy
 from flbench.algorithms.shared.mixing import mix_overlap
 from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
-from flbench.algorithms.shared.sparse import MASK, TRAINED, Called, Masked
+from flbench.algorithms.shared.sparse import MASK, TRAINED, Masked
 
 
 class DisPFLConfig(GossipConfig):
@@ -45,19 +43,6 @@ class DisPFLConfig(GossipConfig):
         le=1,
         description="share of a layer's mask that is replaced in the first round; it falls to 0"
         " along a cosine",
-    )
-    regrow: Literal["gradient", "random"] = Field(
-        "gradient",
-        description="entries that enter a mask: those with the largest gradient on one batch, or"
-        " random ones",
-    )
-    start_masks: Literal["own", "common"] = Field(
-        "own", description="initial random masks: one per client, or the same for all clients"
-    )
-    charge_masks: bool = Field(
-        True,
-        description="count the masks that travel with the weights as communication, one bit per"
-        " masked weight of each message; false: count the weights alone, as the paper does",
     )
 
 
@@ -78,14 +63,14 @@ class DisPFL(Gossip):
     trained an entry, it is zero. The trained model is evaluated with m_i (`personal@local`, and
     with `after_training`, as its authors do), the mixed model with n_i. Layers have the densities
     of `sparse.erk`; norms, biases and statistics are dense and mixed by means. A client sends m_i
-    and the entries inside it to each neighbour, and keeps its weights and n_i. With `hypernetwork`
-    the method is DisPFL+HP.
+    and the entries inside it to each neighbour, and keeps its weights and n_i.
 
     Deviations: neighbours may have different weights (`mixing`; equal weights are the paper's
     formula). The gradient for new entries is taken in eval mode, on `train.batch_size` samples
     drawn in each round, as in the authors' code. The denominator follows that code too, and so does
     the choice of new entries, which includes those that were just pruned; with density 1 the method
-    is DFedAvg. The masks are charged; the authors' numbers leave them out (see `charge_masks`).
+    is DFedAvg. Each client begins with a random mask of its own. The masks that travel are charged,
+    one bit for each masked weight of a message; the authors' numbers leave them out.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = DisPFLConfig
@@ -104,41 +89,18 @@ class DisPFL(Gossip):
 
     def masked(self) -> tuple[str, ...]:
         """Return the names of the leaves that have masks."""
-        names = sparse.maskable(self.setting.net)
-        if self.generation is None:
-            return names
-        return tuple(name for name in names if name in self.generation.generated)
+        return sparse.maskable(self.setting.net)
 
     def requires(self) -> list[str]:
-        unmet = super().requires()
-        if unmet or self.masked():
-            return unmet
-        return [
-            "masks are for weights of convolutions and linear layers, and of those that clients mix"
-            " the net (`model.name`) has none. Take a net with more of them, or dfedavg."
-        ]
-
-    def mask_names(self) -> tuple[str, ...]:
-        """Return the names of the masks."""
-        return tuple(MASK + name for name in self.masked())
-
-    def sends_sparse(self) -> bool:
-        """Return whether the leaves that clients mix have masks."""
-        return self.split()[1].issuperset(self.masked())
+        return super().requires() or sparse.unmet(self.masked())
 
     def called(self) -> Masked:
-        return Masked(self.masked(), super().called())
+        return Masked(self.masked())
 
     def init(self, start: Tree) -> tuple[Tree, Tree]:
         _, clients = super().init(start)
-        weights = only(self.leaves(start), self.masked())
-        masks = sparse.start_masks(
-            weights,
-            self.config.density,
-            self.setting.seed,
-            self.setting.clients,
-            own=self.config.start_masks == "own",
-        )
+        weights, c = only(start, self.masked()), self.config
+        masks = sparse.start_masks(weights, c.density, self.setting.seed, self.setting.clients)
         # Weights, and their copies from before mixing where there are any, are 0 outside the masks.
         for name, mask in masks.items():
             for copy in (name, LOCAL + name):
@@ -151,29 +113,20 @@ class DisPFL(Gossip):
         return keeps | prefixed_names(MASK, self.masked()), mixed
 
     def steps(self) -> tuple[Step, ...]:
-        c, setting = self.config, self.setting
-        if c.regrow == "gradient":
-            batch = Samples(limit=setting.train.batch_size, redraw="round")
-            worth = Statistic("dense", sparse.DenseGradient(self.called()), samples=batch)
-        else:
-            worth = Statistic("least", sparse.least_row, reduce="min")
-        search = sparse.Search(self.called(), c.regrow, c.drop_rate, setting.rounds, setting.seed)
-
-        steps = super().steps()
-        if self.sends_sparse():
-            # The masks that travel are those of the training; `search` replaces them.
-            steps = (*steps, Transform(Copy(TRAINED, self.mask_names())))
-            if c.charge_masks:
-                steps = (*steps, Transform(Pack(self.mask_names())))
-        return (*steps, worth, Transform(search))
+        # The masks that travel are those of the training; `search` replaces them.
+        masks = tuple(MASK + name for name in self.masked())
+        return (
+            *super().steps(),
+            Transform(Copy(TRAINED, masks)),
+            Transform(Pack(masks)),
+            *sparse.search(self.called(), self.config.drop_rate, self.setting),
+        )
 
     def program(self, state: State) -> LocalProgram:
         program = super().program(state)
-        if not self.sends_sparse():
-            return program
         return replace(
             program,
-            sends=program.sends | ({"bits"} if self.config.charge_masks else set()),
+            sends=program.sends | {"bits"},
             masks=tuple((name, TRAINED + MASK + name) for name in self.masked()),
             reply_masks=tuple((name, MASK + name) for name in self.masked()),
         )
@@ -187,18 +140,10 @@ class DisPFL(Gossip):
         masked = only(sent.values, sent.mask)
         return super().mixed(Message(dense), links) | mix_overlap(masked, sent.mask, links)
 
-    def evaluated(self) -> Called:
+    def evaluated(self) -> None:
         # Leaves are zero outside their mask, both before mixing, when the stored mask is already
         # the next one, and after it.
-        return super().called() if self.sends_sparse() else self.called()
-
-    def notes(self) -> list[str]:
-        notes, same = super().notes(), "DFedAvg" if self.generation is None else "DFedHP"
-        if self.config.density == 1:
-            notes.append(f"algorithm.density=1 leaves nothing to prune: this is {same}.")
-        if not self.config.charge_masks and not self.sends_sparse():
-            notes.append("algorithm.charge_masks=false has no effect: masks are not sent.")
-        return notes
+        return None
 
 
 @dataclass(frozen=True)

@@ -2,29 +2,20 @@
 
 from typing import ClassVar
 
-from pydantic import Field
-
-from flbench.algorithms import ALGORITHMS, AlgorithmConfig, Communication
+from flbench.algorithms import ALGORITHMS, AlgorithmConfig, Communication, Step, Tree, only
 from flbench.algorithms.dfedhp import DFedHP, DFedHPConfig
-from flbench.algorithms.dispfl import DisPFL, DisPFLConfig
-from flbench.algorithms.shared.sparse import Masked
-
-MATRICES = ("hyper.in.weight", "hyper.out.weight")
-"""The two matrices of phi, which are masked with `mask_phi`."""
+from flbench.algorithms.dispfl import DisPFLConfig
+from flbench.algorithms.shared import sparse
+from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
+from flbench.algorithms.shared.sparse import MASK, Masked
 
 
 class DisPFLHPConfig(DFedHPConfig, DisPFLConfig):
     """Keys of DisPFL+HP: those of DFedHP and of DisPFL."""
 
-    mask_phi: bool = Field(
-        False,
-        description="masks are on the two matrices of phi, which are mixed as DisPFL mixes weights,"
-        " instead of on the generated weights",
-    )
-
 
 @ALGORITHMS.register("dispfl-hp")
-class DisPFLHP(DisPFL):
+class DisPFLHP(DFedHP):
     """Clients train hypernetworks as in DFedHP and mask the generated weights as in DisPFL.
 
     A client generates its weights with a hypernetwork h from phi and z, and multiplies them with a
@@ -40,19 +31,13 @@ class DisPFLHP(DisPFL):
         m_i is pruned by |theta_i| and regrown by the gradient with respect to theta_i
         phi_i <- sum_l w_il phi_l, z_i <- sum_l w_il z_l
 
-    With `mask_phi`, theta_i = h(m_i phi_i, z_i): the matrices of phi are pruned, sent with the
-    masks under which they were trained, and averaged where these overlap, as DisPFL does with
-    weights; z and the biases of phi are dense.
-
     Deviations. The available text of the paper does not describe "DisPFL+HP" any further; all of
     this is flbench's reading. A weight that is regrown has the value that h generates. The new mask
-    applies at once, also to the models before mixing (`personal@local`). The method equals DisPFL
-    with `hypernetwork=true`, with the keys of both methods.
+    applies at once, also to the models before mixing (`personal@local`).
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = DisPFLHPConfig
     config: DisPFLHPConfig
-    paper = DFedHP.paper
     communication = Communication(
         down="phi and z of the hypernetwork of each neighbour",
         up="phi and z of its hypernetwork to each neighbour",
@@ -60,10 +45,27 @@ class DisPFLHP(DisPFL):
     )
 
     def masked(self) -> tuple[str, ...]:
-        return MATRICES if self.config.mask_phi else super().masked()
+        """Return the names of the generated weights that have masks."""
+        return tuple(n for n in sparse.maskable(self.setting.net) if n in self.generated)
 
     def called(self) -> Masked:
-        called = super().called()
-        if not self.config.mask_phi:
-            return called  # masks on what h generates
-        return Masked(MATRICES, outer=called.inner)  # masks on what h is called with
+        return Masked(self.masked(), self.hypernetwork)
+
+    def init(self, start: Tree) -> tuple[Tree, Tree]:
+        server, clients = super().init(start)
+        weights, c = only(start, self.masked()), self.config
+        masks = sparse.start_masks(weights, c.density, self.setting.seed, self.setting.clients)
+        return server, clients | prefixed(MASK, masks)
+
+    def split(self) -> tuple[frozenset[str], frozenset[str]]:
+        keeps, sends = super().split()
+        return keeps | prefixed_names(MASK, self.masked()), sends
+
+    def steps(self) -> tuple[Step, ...]:
+        return (
+            *super().steps(),
+            *sparse.search(self.called(), self.config.drop_rate, self.setting),
+        )
+
+    def requires(self) -> list[str]:
+        return super().requires() or sparse.unmet(self.masked())

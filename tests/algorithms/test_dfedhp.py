@@ -1,4 +1,4 @@
-"""DFedHP, and the hypernetwork plugged into every other decentralised method."""
+"""DFedHP against a loop, its phases, and what it generates, keeps and sends."""
 
 from math import ceil
 
@@ -7,10 +7,6 @@ import torch
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from flbench.algorithms import ALGORITHMS
-from flbench.algorithms.shared import gossip
-from flbench.algorithms.shared.generation import HypernetworkConfig
-from flbench.algorithms.shared.gossip import Gossip
 from flbench.algorithms.shared.hypernetwork import LEAVES, PHI
 from flbench.client.program import LocalProgram, Phase, Transform
 from flbench.core.errors import ConfigError
@@ -24,19 +20,6 @@ DOUBLE, FOUR = "engine.precision=64-true", "train.local_epochs=4"
 SMALL = ("algorithm.chunk=500", "algorithm.embedding=6", "algorithm.hidden=5")
 ROUGH = ("train.optimizer.momentum=0.9", "train.optimizer.weight_decay=0.01")
 HEAD = {"head.weight", "head.bias"}
-PEERS = [name for name in ALGORITHMS.load() if issubclass(ALGORITHMS[name], Gossip)]
-
-
-class SmallChunks(HypernetworkConfig):
-    chunk: int = 500
-    embedding: int = 6
-    hidden: int = 5
-
-
-@pytest.fixture
-def small_chunks(monkeypatch):
-    """Make the hypernetwork small for methods that have no keys for it, to save time."""
-    monkeypatch.setattr(gossip, "HypernetworkConfig", SmallChunks)
 
 
 def phases(built) -> list[Phase]:
@@ -148,60 +131,6 @@ def test_phases_have_the_epochs_rates_and_decay_of_their_keys():
     assert [lr for _, _, lr, _ in told(*rates)] == [1, 2, 3]
     assert told("algorithm.weight_decay_z=0.2")[2][3] == 0.2
     assert [k for k, *_ in told("algorithm.k_v=0", "algorithm.k_z=0", FOUR)] == [4]
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [(), ("algorithm.k_v=0",), ("algorithm.private=none",), ("algorithm.k_z=0", "algorithm.k_v=2")],
-)
-def test_steps_are_those_that_replace_a_phase_of_another_method(keys):
-    algorithm = build(METHOD, FOUR, *ROUGH, *keys).algorithm
-    replaced = algorithm.generation.steps(
-        (algorithm.phase(*algorithm.terms()),), algorithm.called()
-    )
-
-    assert algorithm.local_steps() == replaced
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["dfedavg", "dfedalt"])
-def test_plugged_into_methods_that_train_likewise_it_is_dfedhp(method, small_chunks):
-    """One phase of DFedAvg becomes three; DFedAlt trains v with its head, phi and z as its body."""
-    keys = (LENET, FOUR, *ROUGH, "train.participation=0.6", "partition.clients=4")
-    more = ("algorithm.head_batchnorm=train",) if method == "dfedalt" else ()
-    dfedhp = after(build(METHOD, *keys, *SMALL), 2)
-
-    plugged = after(build(f"algorithm={method}", "algorithm.hypernetwork=true", *keys, *more), 2)
-
-    assert dfedhp.clients.keys() == plugged.clients.keys()
-    for name, value in dfedhp.clients.items():
-        assert torch.equal(value, plugged.clients[name]), name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", PEERS)
-def test_plugged_into_any_method_both_engines_agree_and_phi_and_z_are_paid(method, small_chunks):
-    """There are absent clients and BatchNorm; edges are those of the method without h."""
-    keys = (f"algorithm={method}", "algorithm.hypernetwork=true", "algorithm.topology=ring")
-    keys += (LENET, "partition.clients=4", "train.participation=0.6", DOUBLE)
-    one, many = build(*keys), build(*keys, "engine.name=vectorized")
-
-    a, b = after(one, 1), after(many, 1)
-
-    assert list(a.clients) == list(b.clients)
-    assert set(a.clients) > LEAVES
-    for name, value in a.clients.items():
-        assert (value.double() - b.clients[name].double()).abs().max() <= 1e-9, name
-    program = one.algorithm.program(a)
-    assert program.sends == LEAVES
-    settings = rounds.settings_of(one.algorithm, a)
-    done = rounds.train(one.algorithm, one.engine, a, settings)
-    links = one.algorithm.links(a, done.results.ids)
-    edges = int((links != 0).sum()) - len(links)
-    payload = sum(done.results.sent.values[name][0].numel() for name in LEAVES)
-    assert edges > 0
-    costs = rounds.exchange(one.algorithm, a, done).costs
-    assert costs["peer_bytes"] == edges * payload * 8  # float64
 
 
 @pytest.mark.slow

@@ -22,10 +22,9 @@ def trained(built, state):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("regrow", ["gradient", "random"])
-def test_masks_keep_their_size_and_weights_are_zero_outside(regrow):
+def test_masks_keep_their_size_and_weights_are_zero_outside():
     """By layer and round, with momentum and weight decay, which must not move masked entries."""
-    built = build(METHOD, LENET, *ROUGH, f"algorithm.regrow={regrow}", "algorithm.density=0.3")
+    built = build(METHOD, LENET, *ROUGH, "algorithm.density=0.3")
     state = built.start()
     masked = built.algorithm.masked()
     ones = {name: int(state.clients[MASK + name][0].sum()) for name in masked}
@@ -170,53 +169,16 @@ def test_isolated_client_keeps_what_it_sent():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("charge", [True, False])
-def test_peers_pay_for_entries_inside_masks_and_for_masks(charge):
+def test_peers_pay_for_entries_inside_masks_and_for_masks():
     keys = ("partition.clients=6", "algorithm.topology=ring", "train.rounds=2", LENET)
     built = build(METHOD, *keys)
 
-    summary = summary_of_run(METHOD, *keys, *(() if charge else ("algorithm.charge_masks=false",)))
+    summary = summary_of_run(METHOD, *keys)
 
     start, masked = built.start().clients, built.algorithm.masked()
     weights = sum(start[name][0].numel() for name in masked)
     ones = sum(int(start[MASK + name][0].sum()) for name in masked)
     assert ones == pytest.approx(weights / 2, abs=3)
     dense = built.algorithm.setting.net.size - weights
-    payload = 4 * (ones + dense) + 4 * 44 + 2 * 8 + charge * -(-weights // 8)
+    payload = 4 * (ones + dense) + 4 * 44 + 2 * 8 - (-weights // 8)
     assert summary["communication"]["peer_bytes"] == 2 * 12 * payload
-
-
-def test_charging_masks_changes_no_weight():
-    plain, charged = (
-        after(build(METHOD, f"algorithm.charge_masks={value}"), 2) for value in ("false", "true")
-    )
-
-    for name, value in plain.clients.items():
-        assert torch.equal(charged.clients[name], value), name
-
-
-def test_engines_regrow_the_same_random_entries():
-    keys = (METHOD, "algorithm.regrow=random", DOUBLE)
-
-    one, many = after(build(*keys), 2), after(build(*keys, "engine.name=vectorized"), 2)
-
-    for name, value in one.clients.items():
-        found = many.clients[name].double()
-        assert torch.allclose(found, value.double(), rtol=0, atol=1e-9), name
-
-
-def test_start_masks_are_common_if_configured():
-    own, common = (
-        build(METHOD, f"algorithm.start_masks={kind}").start() for kind in ("own", "common")
-    )
-
-    name = f"{MASK}backbone.fc1.weight"
-    assert not torch.equal(own.clients[name][0], own.clients[name][1])
-    assert torch.equal(common.clients[name][0], common.clients[name][1])
-
-
-def test_dense_masks_are_noted():
-    note = "algorithm.density=1 leaves nothing to prune: this is DFedAvg."
-
-    assert note in build(METHOD, "algorithm.density=1").notes
-    assert note not in build(METHOD).notes

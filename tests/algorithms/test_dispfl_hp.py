@@ -1,25 +1,21 @@
 from math import cos, pi
 
-import numpy as np
 import pytest
 import torch
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from flbench.algorithms.dispfl_hp import MATRICES
-from flbench.algorithms.shared import gossip
 from flbench.algorithms.shared.hypernetwork import LEAVES
 from flbench.algorithms.shared.hypernetwork import PHI as PHI_LEAVES
 from flbench.algorithms.shared.sparse import MASK
 from flbench.experiment import rounds
 from flbench.testing import after, played
 from tests.algorithms.plain import generated, pruned_and_regrown
-from tests.algorithms.test_dfedhp import HEAD, ROUGH, SMALL, SmallChunks
+from tests.algorithms.test_dfedhp import HEAD, ROUGH, SMALL
 from tests.support import build
 
 METHOD, LENET, RING = "algorithm=dispfl-hp", "model.name=lenet5", "algorithm.topology=ring"
-DOUBLE, GROUP, PHI = "engine.precision=64-true", "model.norm=group", "algorithm.mask_phi=true"
-WHERE = ["false", "true"]
+DOUBLE, GROUP = "engine.precision=64-true", "model.norm=group"
 
 
 def trained(built, state):
@@ -28,38 +24,20 @@ def trained(built, state):
 
 
 @pytest.mark.slow
-def test_it_is_dispfl_with_the_hypernetwork(monkeypatch):
-    monkeypatch.setattr(gossip, "HypernetworkConfig", SmallChunks)
-    keys = (LENET, "train.participation=0.6", *ROUGH)
-    preset = after(build(METHOD, *keys, *SMALL), 2)
-
-    plugged = after(build("algorithm=dispfl", "algorithm.hypernetwork=true", *keys), 2)
-
-    assert preset.clients.keys() == plugged.clients.keys()
-    for name, value in preset.clients.items():
-        assert torch.equal(value, plugged.clients[name]), name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("where", WHERE)
-def test_dense_models_are_dfedhp(where):
-    """Masks of ones, on theta or on phi, change nothing."""
+def test_dense_models_are_dfedhp():
+    """Masks of ones change nothing."""
     keys = (LENET, RING, DOUBLE, *SMALL, *ROUGH)
     plain = after(build("algorithm=dfedhp", *keys), 2)
 
-    built = build(METHOD, "algorithm.density=1", f"algorithm.mask_phi={where}", *keys)
-    dense = after(built, 2)
+    dense = after(build(METHOD, "algorithm.density=1", *keys), 2)
 
-    assert any("density=1 leaves nothing to prune: this is DFedHP" in n for n in built.notes)
     for name, value in plain.clients.items():
         assert torch.allclose(dense.clients[name].double(), value.double(), atol=1e-12), name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", WHERE)
-def test_masks_keep_their_size_and_what_they_mask_is_zero_outside(where):
-    """Masks are on the evaluated weights, or on phi as it is kept and sent."""
-    built = build(METHOD, LENET, f"algorithm.mask_phi={where}", *SMALL, *ROUGH, DOUBLE)
+def test_masks_keep_their_size_and_evaluated_weights_are_zero_outside():
+    built = build(METHOD, LENET, *SMALL, *ROUGH, DOUBLE)
     start, state, masked = built.start(), after(built, 2), built.algorithm.masked()
     settings = rounds.settings_of(built.algorithm, state)
 
@@ -72,11 +50,9 @@ def test_masks_keep_their_size_and_what_they_mask_is_zero_outside(where):
         assert torch.equal(before.flatten(1).sum(dim=1), mask.flatten(1).sum(dim=1))
         moved += not torch.equal(before, mask)
         for client, model in enumerate(models):
-            value = state.clients[name][client] if where == "true" else model[name]
-            assert bool((value[~mask[client]] == 0).all()), name
-        if where == "false":
-            inside = torch.stack([model[name] for model in models])[mask]
-            assert bool((inside != 0).all()), "what comes in has the value that h gives it"
+            assert bool((model[name][~mask[client]] == 0).all()), name
+        inside = torch.stack([model[name] for model in models])[mask]
+        assert bool((inside != 0).all()), "what comes in has the value that h gives it"
     assert moved >= 2
 
 
@@ -98,60 +74,31 @@ def test_private_masks_never_cross_and_phi_is_mixed_as_it_is():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("charge", [True, False])
-def test_masked_phi_is_charged_inside_its_masks_which_travel_too(charge):
-    keys = (PHI, LENET, RING, "partition.clients=4", *SMALL, DOUBLE)
-    built = build(METHOD, *keys, *(() if charge else ("algorithm.charge_masks=false",)))
-    state = after(built, 1)
-    trained_under = {name: state.clients[MASK + name].clone() for name in MATRICES}
-    done = trained(built, state)
-
-    over = rounds.exchange(built.algorithm, state, done)
-
-    sent = done.results.sent.values
-    assert sent.keys() - {"bits"} == LEAVES
-    entries = sum(sent[name][0].numel() for name in LEAVES - set(MATRICES))
-    entries += sum(int(mask[0].sum()) for mask in trained_under.values())
-    bits = sum(mask[0].numel() for mask in trained_under.values())
-    assert over.costs["peer_bytes"] == 8 * (8 * entries + charge * -(-bits // 8))
-    if charge:
-        flat = torch.cat([mask[2].flatten() for mask in trained_under.values()])
-        assert sent["bits"][2].tolist() == np.packbits(flat.numpy(), bitorder="little").tolist()
-
-
-@pytest.mark.parametrize("where", WHERE)
-@pytest.mark.slow
-def test_rounds_are_the_loop_of_dfedhp_with_masks(where):
+def test_rounds_are_the_loop_of_dfedhp_with_masks():
     """Weights and masks of four clients on a ring after each of three rounds.
 
-    The masks are on what h generates and stay private, or on the matrices of phi, which are then
-    divided by the masks under which they were trained, before the receiver's new mask is applied.
+    The masks are on what h generates and stay private.
     """
     rates = {"v": 0.01, "phi": 0.02, "z": 0.1}
     keys = ("train.batch_size=2000", "partition.clients=4", "train.local_epochs=4", *ROUGH)
     lrs = [f"algorithm.lr_{name}={lr}" for name, lr in rates.items()]
     keys += (LENET, GROUP, DOUBLE)
-    built = build(METHOD, RING, f"algorithm.mask_phi={where}", *keys, *lrs, *SMALL)
+    built = build(METHOD, RING, *keys, *lrs, *SMALL)
     state, net = built.start(), build(*keys).net.double()
     shapes = {name: p.shape for name, p in net.named_parameters() if not name.startswith("head")}
-    weighty = MATRICES if where == "true" else [n for n, shape in shapes.items() if len(shape) > 1]
+    weighty = [name for name, shape in shapes.items() if len(shape) > 1]
     federation = built.federation.to(torch.device("cpu"), torch.float64)
     data = []
     for rows in federation.partition.parts["train"]:
         data.append((federation.inputs(rows, torch.float64), federation.y[torch.from_numpy(rows)]))
     clients = [{n: state.clients[n][i].clone() for n in HEAD | LEAVES} for i in range(4)]
     masks = [{n: state.clients[MASK + n][i].clone() for n in weighty} for i in range(4)]
-    for own, mask in zip(clients, masks, strict=True):
-        own |= {n: own[n] * mask[n] for n in weighty if n in own}
 
     def looked_at(own, mask):
-        """What is masked: phi, or what h generates."""
-        made = own if where == "true" else generated(own, shapes) | {n: own[n] for n in HEAD}
+        made = generated(own, shapes) | {n: own[n] for n in HEAD}
         return made | {n: made[n] * mask[n] for n in weighty}
 
     def loss(looked, x, y):
-        if where == "true":
-            looked = generated(looked, shapes) | {n: looked[n] for n in HEAD}
         return cross_entropy(functional_call(net, looked, (x,)).logits, y)
 
     returned = 0
@@ -169,8 +116,6 @@ def test_rounds_are_the_loop_of_dfedhp_with_masks(where):
                         decay = 0.0 if part == "z" else 0.01
                         momentum[name] = 0.9 * momentum[name] + g + decay * value.detach()
                         own[name] = value.detach() - rates[part] * momentum[name]
-                        if name in mask:
-                            own[name] = own[name] * mask[name]
             looked = {n: v.detach() for n, v in looked_at(own, mask).items()}
             dense = [looked[name].requires_grad_() for name in weighty]
             gradients = torch.autograd.grad(loss(looked, x, y), dense)
@@ -183,11 +128,7 @@ def test_rounds_are_the_loop_of_dfedhp_with_masks(where):
         for i, own in enumerate(clients):
             heard = [(i - 1) % 4, i, (i + 1) % 4]
             for name in LEAVES:
-                total, count = sum(sent[j][name] for j in heard), torch.tensor(3.0)
-                if where == "true" and name in weighty:
-                    count = sum(masks[j][name].double() for j in heard)
-                mean = torch.where(count > 0, total / count.clamp_min(1), 0.0)
-                own[name] = mean * new[i].get(name, 1)
+                own[name] = sum(sent[j][name] for j in heard) / 3
         masks = new
 
         state, _ = played(built, state)
@@ -199,12 +140,3 @@ def test_rounds_are_the_loop_of_dfedhp_with_masks(where):
                 found = state.clients[name][i]
                 assert torch.allclose(found, value, rtol=0, atol=1e-12), (t, i, name)
     assert returned > 100, "no entry that was pruned has returned"
-
-
-def test_charge_masks_without_sent_masks_is_noted():
-    told = "algorithm.charge_masks=false has no effect: masks are not sent."
-    free = "algorithm.charge_masks=false"
-
-    assert told in build(METHOD, LENET, free, *SMALL).notes
-    assert told not in build(METHOD, LENET, free, PHI, *SMALL).notes
-    assert told not in build(METHOD, LENET, *SMALL).notes

@@ -4,12 +4,11 @@ import pytest
 import torch
 
 from flbench.algorithms.dfedavg import DFedAvg
-from flbench.algorithms.shared import gossip
 from flbench.config.sources import Layer
 from flbench.core.tree import only, put_
 from flbench.experiment import lifecycle, rounds
 from flbench.testing import after, played
-from tests.algorithms.test_dfedhp import SmallChunks
+from tests.algorithms.test_dfedhp import SMALL
 from tests.algorithms.test_identities import POLICIES
 from tests.support import (
     build,
@@ -224,13 +223,12 @@ def test_star_without_its_hub_leaves_every_client_alone():
         assert torch.equal(over.state.clients[name][ids], sent)
 
 
-@pytest.mark.parametrize("plug", ["false", "true"])
-@pytest.mark.parametrize("method", ["dfedavg", "dfedalt", "dispfl"])
+@pytest.mark.parametrize("method", ["dfedavg", "dfedalt", "dispfl", "dfedhp", "dispfl-hp"])
 @pytest.mark.slow
-def test_models_before_mixing_are_evaluated_with_after_training(method, plug, monkeypatch):
+def test_models_before_mixing_are_evaluated_with_after_training(method):
     """The models are those last trained; training and mixing are the same as without the key."""
-    monkeypatch.setattr(gossip, "HypernetworkConfig", SmallChunks)
-    keys = (f"algorithm={method}", f"algorithm.hypernetwork={plug}", "model.name=lenet5", DOUBLE)
+    keys = (f"algorithm={method}", "model.name=lenet5", DOUBLE)
+    keys += SMALL if "hp" in method else ()
     keys += ("train.participation=0.6", "algorithm.topology=complete", "partition.clients=4")
     plain, asked = build(*keys), build(*keys, "algorithm.after_training=true")
     unmixed = plain.start()

@@ -13,7 +13,6 @@ from pydantic import Field
 from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Deployment, Joining
-from flbench.algorithms.shared.generation import Generation, HypernetworkConfig
 from flbench.algorithms.shared.memory import Copy
 from flbench.algorithms.shared.mixing import mix
 from flbench.algorithms.shared.pairs import SHOWN, too_large
@@ -29,7 +28,7 @@ from flbench.algorithms.shared.topology import (
 from flbench.client.program import LocalProgram, LossTerm, Phase, Step, Transform
 from flbench.config.schema import AlgorithmConfig
 from flbench.core.learned import Learned, LearnedTable
-from flbench.core.rng import Draw, generator
+from flbench.core.rng import Draw
 from flbench.core.tree import only, repeat
 from flbench.core.types import Dispatch, Info, Message, Results, State, Tree, Update
 
@@ -76,11 +75,6 @@ class GossipConfig(AlgorithmConfig):
         description="true: models are evaluated as they were after local training, before mixing;"
         " clients keep a copy of them",
     )
-    hypernetwork: bool = Field(
-        False,
-        description="true: a hypernetwork generates the weights, clients mix its parameters, and"
-        " the head stays with the client (see dfedhp)",
-    )
 
     def wiring(self) -> Topology:
         """Return the network of clients that these keys describe."""
@@ -113,8 +107,7 @@ class Gossip(Algorithm):
     A subclass can replace what is trained and mixed in one place: `leaves` makes what a client has,
     `split` says which of it stays with the client and which is mixed, `trainable` which leaves
     phases train, and `called` turns the leaves into what the net is called with, in training and in
-    an evaluation. With the key `hypernetwork` this class does so itself: what a subclass says of
-    the net's weights then applies to generated weights.
+    an evaluation.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = GossipConfig
@@ -125,27 +118,13 @@ class Gossip(Algorithm):
         """The network of clients."""
         return self.config.wiring()
 
-    @property
-    def generation(self) -> Generation | None:
-        """How the weights that would be mixed are generated; None without a hypernetwork."""
-        if not self.config.hypernetwork:
-            return None
-        config: AlgorithmConfig = self.config
-        keys = config if isinstance(config, HypernetworkConfig) else HypernetworkConfig()
-        return Generation(self.setting.net, keys, *super().split())
-
-    def split(self) -> tuple[frozenset[str], frozenset[str]]:
-        return super().split() if self.generation is None else self.generation.split()
-
     def leaves(self, start: Tree) -> Tree:
         """Return the leaves that a client may keep or mix before the first round.
 
         Args:
             start: Parameters and buffers of the seeded net, without a client axis.
         """
-        if self.generation is None:
-            return start
-        return self.generation.leaves(start, generator(self.setting.seed, "model", 1))
+        return start
 
     def trainable(self) -> frozenset[str]:
         """Return the names of the leaves that a phase trains unless it names others."""
@@ -153,10 +132,10 @@ class Gossip(Algorithm):
 
     def called(self) -> Callable[[Tree, Tree], Tree] | None:
         """Return (leaves, ctx) -> what the net is called with; None for the leaves themselves."""
-        return None if self.generation is None else self.generation.hypernetwork
+        return None
 
     def steps(self) -> tuple[Step, ...]:
-        """Return the steps of a client before it sends, for weights that are not generated."""
+        """Return the steps of a client before it sends."""
         return (self.phase(*self.terms()),)
 
     def phase(
@@ -179,18 +158,11 @@ class Gossip(Algorithm):
 
     def program(self, state: State) -> LocalProgram:
         keeps, mixed = self.split()
-        steps, copies = self.local_steps(), frozenset[str]()
+        steps, copies = self.steps(), frozenset[str]()
         if self.config.after_training:
             steps = (*steps, Transform(Copy(LOCAL, tuple(sorted(mixed)))))
             copies = frozenset(LOCAL + name for name in mixed)
         return LocalProgram(steps, keeps | mixed | copies, mixed)
-
-    def local_steps(self) -> tuple[Step, ...]:
-        """Return `steps()`, changed to train the hypernetwork if there is one."""
-        called = self.called()
-        if self.generation is None or called is None:
-            return self.steps()
-        return self.generation.steps(self.steps(), called)
 
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
         return Dispatch()
@@ -289,14 +261,12 @@ class Gossip(Algorithm):
         return self.called()
 
     def requires(self) -> list[str]:
-        unmet = [] if self.generation is None else self.generation.requires()
         cohort = round(self.setting.train.participation * self.setting.clients)
-        unmet += too_large(
+        return too_large(
             f"the mixing weights of all pairs of {cohort:,} clients of a round",
             3 * cohort**2,
             "Choose fewer clients (partition.clients), or fewer in a round (train.participation).",
         )
-        return unmet
 
     def notes(self) -> list[str]:
         c, n = self.config, self.setting.clients
@@ -312,8 +282,6 @@ class Gossip(Algorithm):
         ]
         if "agg_weights" in changed:
             notes.append("algorithm.agg_weights has no effect: algorithm.mixing sets the weights.")
-        if self.generation is not None:
-            notes += self.generation.notes(self.local_steps(), self.setting.train)
         if n == 1 or c.active == 0:
             notes.append("no client has a neighbour: every client trains alone.")
         elif c.topology != "random":

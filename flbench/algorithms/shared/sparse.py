@@ -7,23 +7,22 @@ mask is False ("outside the mask").
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import pi, prod
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from flbench.algorithms.base import Setting
 from flbench.algorithms.shared.gossip import LOCAL
 from flbench.algorithms.shared.gradients import summed_gradient
-from flbench.core.rng import generator, uniform
-from flbench.core.types import Info, StepContext, Tree
+from flbench.client.program import Statistic, Step, Transform
+from flbench.core.rng import generator
+from flbench.core.types import Info, Samples, StepContext, Tree
 from flbench.models.base import NetSpec
 
 MASK = "mask."
 TRAINED = "trained."  # prefix of copies of the masks under which a client has trained in this round
 STREAM = 0x3A5C  # key of the random stream of initial masks, larger than any round
-
-Called = Callable[[Tree, Tree], Tree] | None
 
 
 def maskable(net: NetSpec) -> tuple[str, ...]:
@@ -59,8 +58,8 @@ def erk(shapes: Mapping[str, tuple[int, ...]], density: float) -> dict[str, floa
     return {name: 1.0 if name in full else eps * raw[name] for name in raw}
 
 
-def start_masks(start: Tree, density: float, seed: int, clients: int, *, own: bool) -> Tree:
-    """Return random masks, [N, ...] bool under each leaf's name.
+def start_masks(start: Tree, density: float, seed: int, clients: int) -> Tree:
+    """Return random masks, [N, ...] bool under each leaf's name, different ones for each client.
 
     The masks of a leaf have the same number of ones for all clients.
 
@@ -69,7 +68,6 @@ def start_masks(start: Tree, density: float, seed: int, clients: int, *, own: bo
         density: Share of entries inside masks over all leaves, in (0, 1].
         seed: Seed of the run.
         clients: Number of clients N.
-        own: True for different masks for each client, False for those of client 0 for all.
     """
     shapes = {name: tuple(value.shape) for name, value in start.items()}
     ones = {
@@ -80,7 +78,7 @@ def start_masks(start: Tree, density: float, seed: int, clients: int, *, own: bo
         name: torch.zeros(clients, value.numel(), dtype=torch.bool) for name, value in start.items()
     }
     for client in range(clients):
-        rng = generator(seed, "method", STREAM, client if own else 0)
+        rng = generator(seed, "method", STREAM, client)
         for name, mask in masks.items():
             chosen = rng.choice(mask.shape[1], size=ones[name], replace=False, shuffle=False)
             mask[client, torch.from_numpy(chosen.astype(np.int64))] = True
@@ -96,24 +94,14 @@ class Masked:
 
     Attributes:
         names: Names of the tensors that have masks.
-        inner: (leaves, ctx) -> the tensors that are masked; None for the leaves themselves.
-        outer: (masked tensors, ctx) -> the net's weights; None if the tensors are the weights.
+        inner: (leaves, ctx) -> the weights without masks; None for the leaves themselves.
     """
 
     names: tuple[str, ...]
-    inner: Called = None
-    outer: Called = None
+    inner: Callable[[Tree, Tree], Tree] | None = None
 
     def __call__(self, leaves: Tree, ctx: Tree) -> Tree:
         """Return the weights under the net's own names."""
-        return self.weights(self.masked(leaves, ctx), ctx)
-
-    def weights(self, masked: Tree, ctx: Tree) -> Tree:
-        """Return the weights that are made of masked tensors."""
-        return masked if self.outer is None else self.outer(masked, ctx)
-
-    def masked(self, leaves: Tree, ctx: Tree) -> Tree:
-        """Return the masked tensors, and the tensors that have no mask."""
         if self.inner is not None:
             made = self.inner(leaves, ctx)
         else:
@@ -137,18 +125,9 @@ class DenseGradient:
 
     def __call__(self, context: StepContext) -> Tree:
         """Return the gradient of each leaf that has a mask."""
-        made = self.called.masked(context.leaves, context.ctx)
-
-        def weights(values: Tree) -> Tree:
-            return self.called.weights(made | values, context.ctx)
-
-        return summed_gradient(context, {name: made[name] for name in self.called.names}, weights)
-
-
-def least_row(context: StepContext) -> Tree:
-    """Return `row`, the smallest sample number of a batch; it is different for each client."""
-    largest = torch.iinfo(torch.int64).max
-    return {"row": torch.where(context.batch.mask, context.batch.key, largest).amin()}
+        made = self.called(context.leaves, context.ctx)
+        masked = {name: made[name] for name in self.called.names}
+        return summed_gradient(context, masked, lambda values: made | values)
 
 
 @dataclass(frozen=True)
@@ -156,41 +135,33 @@ class Search:
     """Changes masks: the smallest weights leave a mask, and as many entries enter it.
 
     For each leaf, k = ceil(a_t ones) entries leave, with a_t = rate / 2 (1 + cos(pi t / T)) in
-    round t. Then k entries enter, which are chosen among all entries outside the pruned mask: an
-    entry that has just left can return, and all entries of a full mask do. A leaf with fewer than
+    round t. Then the k entries of largest |gradient| enter, the ctx entry "dense.NAME", among all
+    entries outside the pruned mask: an entry that has just left can return, and all entries of a
+    full mask do. A leaf with fewer than
     two ones does not change. The weights do not change here. Among equal values the lower index
     wins; values that differ by less than a millionth of the largest count as equal.
 
     Attributes:
         called: The masked weights.
-        by: Which entries enter: `gradient` for those of largest |gradient|, from the ctx entry
-            "dense.NAME"; `random` for random ones, which depend on the seed, the client (ctx entry
-            "least.row") and the round.
         rate: Share of a mask that is replaced in round 0, a_0, in [0, 1].
         rounds: Number of rounds T.
-        seed: Seed of the run.
     """
 
     called: Masked
-    by: Literal["gradient", "random"]
     rate: float
     rounds: int
-    seed: int
 
     def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
         """Return the new masks."""
-        made = self.called.masked(leaves, ctx)
+        made = self.called(leaves, ctx)
         share = self.rate / 2 * (1 + torch.cos(pi * info.round.double() / self.rounds))
         changed: Tree = {}
-        for number, name in enumerate(self.called.names):
+        for name in self.called.names:
             mask = leaves[MASK + name].flatten()
             ones = mask.sum()
             # Without the subtraction, rounding could lift a whole number to the next one.
             k = torch.where(ones < 2, 0, torch.ceil(share * ones - 1e-9))
-            if self.by == "gradient":
-                worth = _coarse(ctx[f"dense.{name}"])
-            else:
-                worth = self._random(ctx["least.row"], info.round, number, mask)
+            worth = _coarse(ctx[f"dense.{name}"])
             size = _coarse(made[name])
             leaving = _rank(torch.where(mask, size, torch.inf)) < k
             pruned = mask & ~leaving
@@ -198,12 +169,22 @@ class Search:
             changed[MASK + name] = (pruned | entering).reshape(made[name].shape)
         return changed
 
-    def _random(self, row: Tensor, round_: Tensor, number: int, mask: Tensor) -> Tensor:
-        """Return a random number in [0, 1) for each entry [n] of a mask."""
-        entry = torch.arange(mask.numel(), device=mask.device)
-        key = uniform(row + (round_ << 32), number)  # of this client, round and leaf
-        mixed = (key * 2.0**52).long() + (self.seed & (2**52 - 1))
-        return uniform(mixed ^ (entry << 20), len(self.called.names) + number)
+
+def search(called: Masked, rate: float, setting: Setting) -> tuple[Step, ...]:
+    """Return the steps that change masks, with the gradient of one batch, redrawn in each round."""
+    batch = Samples(limit=setting.train.batch_size, redraw="round")
+    gradient = Statistic("dense", DenseGradient(called), samples=batch)
+    return gradient, Transform(Search(called, rate, setting.rounds))
+
+
+def unmet(masked: tuple[str, ...]) -> list[str]:
+    """Return a sentence if there is nothing to mask; empty otherwise."""
+    if masked:
+        return []
+    return [
+        "masks are for weights of convolutions and linear layers, and of those that clients mix"
+        " the net (`model.name`) has none. Take a net with more of them, or dfedavg."
+    ]
 
 
 def _coarse(value: Tensor) -> Tensor:
