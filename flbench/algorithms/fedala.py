@@ -1,7 +1,7 @@
 """FedALA: each client learns, entry by entry, how much of the global head to take (Zhang, 2023)."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -37,15 +37,14 @@ OWN = "own."  # prefix of the client's model of its last participation, theta_i
 WEIGHT = "ala."  # prefix of the mixing weights W_i
 LEARNT = "settled"  # [] bool: whether the client has learnt its mixing weights once
 
+MIXED = 2  # p, the number of parameter tensors (not layers) at the net's end that are mixed
+WINDOW, SPREAD = 10, 0.1  # the first learning ends when so many losses have a smaller deviation
+MOST_EPOCHS = 50  # of the first learning
+
 
 class FedAlaConfig(AlgorithmConfig):
     """Keys of FedALA."""
 
-    tensors: int = Field(
-        2,
-        ge=1,
-        description="number of parameter tensors (not layers) at the net's end that are mixed (p)",
-    )
     eta: float = Field(1.0, ge=0, description="learning rate of the mixing weights")
     rand_percent: float = Field(
         80,
@@ -53,43 +52,27 @@ class FedAlaConfig(AlgorithmConfig):
         le=100,
         description="percentage of the training samples from which mixing weights are learnt",
     )
-    num_pre_loss: int = Field(
-        10,
-        ge=1,
-        description="number of last epochs whose losses are compared to end the first learning of"
-        " mixing weights",
-    )
-    threshold: float = Field(
-        0.1, ge=0, description="the first learning ends when these losses have a smaller deviation"
-    )
-    max_epochs: int = Field(
-        50, ge=1, description="largest number of epochs of the first learning of mixing weights"
-    )
-    evaluated: Literal["start", "stored"] = Field(
-        "start",
-        description="the model that is evaluated: the global one after mixing and before training,"
-        " or the client's model of its last participation",
-    )
 
 
 @ALGORITHMS.register("fedala")
 class FedAla(Algorithm):
     """A client mixes the end of the received model with its own, with weights that it learns.
 
-    Before training, the last p parameter tensors become theta_i + (w - theta_i) * W_i, where w is
-    the received model, theta_i the client's own of its last participation, and W_i has one weight
-    per entry; all other tensors are those of w. Then the client trains on cross entropy and sends
-    the whole model.
+    Before training, the last p = 2 parameter tensors become theta_i + (w - theta_i) * W_i, where w
+    is the received model, theta_i the client's own of its last participation, and W_i has one
+    weight per entry; all other tensors are those of w. Then the client trains on cross entropy and
+    sends the whole model.
 
     W_i starts at 1 and is learnt by W_i <- clip(W_i - eta g * (w - theta_i), 0, 1), where g is the
     gradient of the loss with respect to the mixed tensors (Algorithm 1), on a drawn part of the
     training samples, with the rest of the net fixed. Learning takes one epoch, but at the first
-    participation at which w and theta_i differ, it continues until the losses settle. For an
-    evaluation a client mixes on a copy; its weights do not change. With eta = 0 the method equals
+    participation at which w and theta_i differ, it continues until the last ten losses have a
+    standard deviation below 0.1, as in the authors' code. The evaluated model is the newest w after
+    mixing and before training, on a copy: the weights do not change. With eta = 0 the method equals
     FedAvg to the bit.
 
     Deviations: the losses that must settle are means of epochs (the authors': of the last batch of
-    each epoch), and the first learning is limited by `max_epochs`. BatchNorm is in eval mode while
+    each epoch), and the first learning has at most 50 epochs. BatchNorm is in eval mode while
     W_i is learnt. `train.schedule` scales eta too. A client's training loss and number of steps
     include those of W_i.
     """
@@ -104,29 +87,13 @@ class FedAla(Algorithm):
     )
     communication = Communication(down="w", up="w", keeps="its last p tensors, and as many weights")
 
-    def requires(self) -> list[str]:
-        most = len(self.setting.net.parameters)
-        if self.config.tensors <= most:
-            return []
-        return [
-            f"algorithm.tensors={self.config.tensors} is more than the net's {most} parameter"
-            " tensors; take fewer."
-        ]
-
-    def notes(self) -> list[str]:
-        if self.config.eta == 0 and self.config.evaluated == "start":
-            return ["algorithm.eta=0: FedALA is FedAvg."]
-        return []
-
     def mixed_names(self) -> tuple[str, ...]:
         """Return the names of the parameters that are mixed."""
-        return self.setting.net.parameters[-self.config.tensors :]
+        return self.setting.net.parameters[-MIXED:]
 
     def own_model(self) -> LastModel:
         """Return theta_i: the leaves that a client keeps of its model of its last participation."""
-        if self.config.evaluated == "start":  # the other leaves are always those of w
-            return LastModel(OWN, self.mixed_names())
-        return LastModel(OWN, self.setting.net.leaves)
+        return LastModel(OWN, self.mixed_names())
 
     def init(self, start: Tree) -> tuple[Tree, Tree]:
         server, clients = super().init(start)
@@ -143,8 +110,7 @@ class FedAla(Algorithm):
         keeps |= own.kept() | prefixed_names(WEIGHT, self.mixed_names()) | {LEARNT}
 
         train = self.phase(*self.terms())
-        after = reestimate_batchnorm(self.setting) if self.config.evaluated == "stored" else ()
-        return LocalProgram((*self.mixing(), train, *after, own.remember()), keeps, sends)
+        return LocalProgram((*self.mixing(), train, own.remember()), keeps, sends)
 
     def mixing(self) -> tuple[Step, ...]:
         """Return the steps that learn W_i and write the mixed model into the leaves."""
@@ -155,17 +121,17 @@ class FedAla(Algorithm):
         plan = Statistic(
             "ala",
             count_samples,
-            finish=PlanLearning(names, c.max_epochs),
+            finish=PlanLearning(names),
             samples=Samples(limit=1),
         )
         learn = Phase(
             prefixed_names(WEIGHT, names),
             (CrossEntropy(),),
             OptimizerConfig(name="sgd", lr=c.eta),
-            epochs=c.max_epochs,
+            epochs=MOST_EPOCHS,
             weights=MixedNet(self.setting.net.leaves, names),
             project=unit_interval,
-            until=HasSettled(c.num_pre_loss, c.threshold),
+            until=has_settled,
             batchnorm="eval",
             samples=Samples(high=c.rand_percent / 100, redraw="round"),
         )
@@ -183,13 +149,8 @@ class FedAla(Algorithm):
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         deployments = super().deploy(state, ids)
-        model = deployments["personal"]
-        if self.config.evaluated == "start":
-            program = LocalProgram((*self.mixing(), *reestimate_batchnorm(self.setting)))
-            deployments["personal"] = replace(model, program=program)
-        else:
-            deployments["personal"] = replace(model, weights=self.own_model())
-        return deployments
+        program = LocalProgram((*self.mixing(), *reestimate_batchnorm(self.setting)))
+        return deployments | {"personal": replace(deployments["personal"], program=program)}
 
 
 def mixed(leaves: Tree, name: str) -> Tensor:
@@ -247,37 +208,29 @@ class PlanLearning:
 
     Attributes:
         mixed: Names of the leaves that are mixed.
-        max_epochs: Largest number of epochs of the first learning.
     """
 
     mixed: tuple[str, ...]
-    max_epochs: int
 
     def __call__(self, reduced: Tree, leaves: Tree, ctx: Tree) -> Tree:
         """Return `epochs` [], and `first` [] bool: whether the learning ends by its losses."""
         first = ~leaves[LEARNT]
-        epochs = torch.where(first, self.max_epochs, 1) * differ(leaves, self.mixed)
+        epochs = torch.where(first, MOST_EPOCHS, 1) * differ(leaves, self.mixed)
         return {"epochs": epochs, "first": first}
 
 
-@dataclass(frozen=True)
-class HasSettled:
-    """Whether the learning is over: after the planned epochs, or once the last losses agree.
+def has_settled(losses: Tensor, done: Tensor, ctx: Tree) -> Tensor:
+    """Return [] bool: whether the planned epochs are done, or the last losses agree.
 
-    Attributes:
-        window: Number of losses that must agree.
-        threshold: Their standard deviation must be smaller than this.
+    Args:
+        losses: Mean losses of the epochs, [50].
+        done: Number [] of epochs whose losses are known.
+        ctx: The plan of `PlanLearning`.
     """
-
-    window: int
-    threshold: float
-
-    def __call__(self, losses: Tensor, done: Tensor, ctx: Tree) -> Tensor:
-        """Return [] bool, given the losses [max_epochs] of which `done` [] are known."""
-        places = done - 1 - torch.arange(self.window, device=losses.device)  # [window]
-        last = losses[places.clamp(0, len(losses) - 1)]  # [window]
-        agree = (done > self.window) & (last.std(correction=0) < self.threshold)
-        return (done >= ctx["ala.epochs"]) | (ctx["ala.first"] & agree)
+    places = done - 1 - torch.arange(WINDOW, device=losses.device)  # [WINDOW]
+    last = losses[places.clamp(0, len(losses) - 1)]  # [WINDOW]
+    agree = (done > WINDOW) & (last.std(correction=0) < SPREAD)
+    return (done >= ctx["ala.epochs"]) | (ctx["ala.first"] & agree)
 
 
 def unit_interval(trained: Tree, ctx: Tree) -> Tree:

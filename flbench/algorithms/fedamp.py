@@ -35,7 +35,8 @@ from flbench.algorithms.shared.simplex import softmax_among
 from flbench.losses import CrossEntropy, Proximal
 
 CLOUD = "cloud."  # prefix of the received mixture with start=own
-HEURISTIC_SIGMA = 25.0
+HEURISTIC_SIGMA = 25.0  # factor of the cosines
+DECAY, DECAY_EVERY = 0.1, 30  # factor on alpha, and the rounds between two decays
 
 
 class FedAMPConfig(AlgorithmConfig):
@@ -47,12 +48,6 @@ class FedAMPConfig(AlgorithmConfig):
         "distance",
         description="what the mixtures follow: squared distances of the models (FedAMP), or cosines"
         " (HeurFedAMP, which the paper recommends for deep nets)",
-    )
-    sigma: float | None = Field(
-        None,
-        gt=0,
-        description="distance: scale of the squared distances (paper: 1e6; default: their mean over"
-        " the last uploads, in each round); cosine: factor of the cosines (default: 25)",
     )
     share: float = Field(
         0.99,
@@ -73,12 +68,6 @@ class FedAMPConfig(AlgorithmConfig):
         description="factor of the pull of a client's model to its mixture, lambda / alpha of the"
         " paper in the first rounds",
     )
-    decay: float = Field(
-        0.1, gt=0, le=1, description="factor on alpha every `decay_every` rounds; 1: no decay"
-    )
-    decay_every: int = Field(
-        30, ge=1, description="rounds between two decays", json_schema_extra={"unit": "rounds"}
-    )
     start: Literal["cloud", "own"] = Field(
         "cloud", description="local training begins at the mixture, or at the client's own model"
     )
@@ -95,23 +84,22 @@ class FedAMP(Algorithm):
         u_i   = sum_j xi_ij w_j
 
     With `similarity=cosine` (HeurFedAMP), xi_ii = `self_weight`, and the other weights are
-    1 - xi_ii times the softmax of sigma cos(w_i, w_j) over j != i. Client: w_i ~ argmin CE(w) +
+    1 - xi_ii times the softmax of 25 cos(w_i, w_j) over j != i. Client: w_i ~ argmin CE(w) +
     lambda / (2 alpha_t) ||w - u_i||^2, by the epochs of `train.*`. Distances and cosines are over
     parameters; buffers are mixed with the same weights. A client is evaluated with w_i of its last
     participation, and as `cloud` with u_i. There is no global model.
 
     Keys. The paper's lambda, alpha and sigma appear as scale-free numbers: `pull` is lambda /
     alpha_1 and `share` is alpha_1 (N - 1) / sigma. Their defaults are the paper's values (lambda =
-    1, alpha_1 = 1e4, sigma = 1e6, N = 100). The paper's sigma is far above the squared distances
-    of small nets, whose mixtures would be uniform; the default is therefore the mean squared
-    distance of the last uploads, computed in each round. The mean of the first uploads, kept, would
-    soon be too small: distances grow, and each client would be left alone after a few rounds.
-    alpha_t = alpha_1 decay^floor(t / decay_every), as in other code. A step of SGD multiplies the
-    distance to the mixture by 1 - `train.optimizer.lr` lambda / alpha_t. Because lambda / alpha_t
-    grows without bound, alpha_t does not fall below `train.optimizer.lr` lambda, where one step
-    moves the model to its mixture. With `pull` times the learning rate above 1, alpha_t is alpha_1
-    in all rounds, and each step overshoots the mixture; from 2 on the distance does not shrink,
-    which is refused.
+    1, alpha_1 = 1e4, sigma = 1e6, N = 100). The paper's sigma is far above the squared distances of
+    small nets, whose mixtures would be uniform; sigma is therefore the mean squared distance of the
+    last uploads, computed in each round. The mean of the first uploads, kept, would soon be too
+    small: distances grow, and each client would be left alone after a few rounds. alpha_t = alpha_1
+    0.1^floor(t / 30), as in other code. A step of SGD multiplies the distance to the mixture by 1 -
+    `train.optimizer.lr` lambda / alpha_t. Because lambda / alpha_t grows without bound, alpha_t
+    does not fall below `train.optimizer.lr` lambda, where one step moves the model to its mixture.
+    With `pull` times the learning rate above 1, alpha_t is alpha_1 in all rounds, and each step
+    overshoots the mixture; from 2 on the distance does not shrink, which is refused.
 
     Readings. Training starts at u_i: with the paper's values, 1000 steps from w_i would keep 99 %
     of w_i. Other code starts at w_i (`start=own`), or evaluates u_i. xi is used as printed, though
@@ -153,20 +141,14 @@ class FedAMP(Algorithm):
     def decayed(self, completed: int) -> float:
         """Return alpha_t / alpha_1 in the round after so many completed rounds."""
         c, lr = self.config, self.setting.train.optimizer.lr
-        return max(c.decay ** (completed // c.decay_every), min(1.0, lr * c.pull))
+        return max(DECAY ** (completed // DECAY_EVERY), min(1.0, lr * c.pull))
 
     def notes(self) -> list[str]:
         c, lr = self.config, self.setting.train.optimizer.lr
         if self.is_sgd and lr * c.pull > 1:
             return [
                 f"fedamp: algorithm.pull={c.pull:g} times train.optimizer.lr={lr:g} is above 1:"
-                " each step overshoots the mixture, and algorithm.decay has no effect."
-            ]
-        last = self.setting.rounds - 1
-        if lr * c.pull > c.decay ** (last // c.decay_every):
-            return [
-                f"fedamp: algorithm.decay={c.decay:g} would pull models beyond their mixtures by"
-                f" round {last + 1}; alpha does not fall below train.optimizer.lr * lambda."
+                " each step overshoots the mixture."
             ]
         return []
 
@@ -214,9 +196,7 @@ class FedAMP(Algorithm):
 
         if c.similarity == "distance":
             distance = squared_distances(state.clients, names)  # [N, N]
-            sigma = c.sigma
-            if sigma is None:
-                sigma = float(distance[pairs].mean()) if bool(pairs.any()) else 0.0
+            sigma = float(distance[pairs].mean()) if bool(pairs.any()) else 0.0
             if sigma > 0:
                 alpha = self.decayed(state.round + 1) * c.share * sigma / max(1, n - 1)
                 xi = torch.where(pairs, alpha * (-distance / sigma).exp() / sigma, 0.0)
@@ -224,7 +204,7 @@ class FedAMP(Algorithm):
         else:
             weight = 1 / n if c.self_weight is None else c.self_weight
             own = torch.ones(n, dtype=torch.float64).masked_fill(pairs.any(dim=1), weight)
-            scores = (c.sigma or HEURISTIC_SIGMA) * pairwise_cosines(state.clients, names)
+            scores = HEURISTIC_SIGMA * pairwise_cosines(state.clients, names)
             xi = (1 - own)[:, None] * softmax_among(scores, pairs, dim=1)
 
         metrics = {"self_weight_mean": float(own[known].mean())}

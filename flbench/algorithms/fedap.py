@@ -1,8 +1,8 @@
 """FedAP: models are mixed by the similarity of BatchNorm inputs (Lu et al., 2022)."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -15,13 +15,11 @@ from flbench.algorithms import (
     Communication,
     Deployment,
     Dispatch,
-    Draw,
     Info,
     LocalProgram,
     Message,
     Paper,
     Results,
-    Samples,
     Setting,
     Stage,
     State,
@@ -46,29 +44,8 @@ class FedApConfig(AlgorithmConfig):
     lam: float = Field(
         0.5, ge=0, le=1, description="weight of a client's own model in its mixture of models"
     )
-    pretrain: Literal["fedavg", "flb"] = Field(
-        "fedavg",
-        description="how the common model for the statistics is trained: `fedavg` in the first"
-        " rounds by FedAvg; `flb`, as in FL-bench, by one model that is passed from client to"
-        " client in a set-up stage that is not counted as rounds",
-    )
-    pretrain_share: float | None = Field(
-        None,
-        gt=0,
-        lt=1,
-        description="length of pretraining as a share of train.rounds: rounds of FedAvg (default"
-        " 0.1), or passes through all clients with flb (default 0.5)",
-    )
-    pretrain_data: float = Field(
-        0.3,
-        gt=0,
-        le=1,
-        description="share of a client's training samples that pretraining uses with flb",
-    )
-    statistics: Literal["all", "last"] = Field(
-        "all",
-        description="BatchNorm layers whose inputs enter the distance of two clients: all, or the"
-        " last one",
+    pretrain_share: float = Field(
+        0.1, gt=0, lt=1, description="share of train.rounds that are pretraining by FedAvg"
     )
 
 
@@ -83,10 +60,10 @@ class FedAp(Algorithm):
     theta_i. Absent clients enter a mixture with their last upload.
 
     Deviations: the paper pretrains the common model on pooled data, which a federation does not
-    have; here FedAvg runs for a tenth of the rounds. In the authors' code the pretrained model
-    serves for the mixing matrix W alone, and training starts from the initial model; here training
-    continues from the pretrained model. Other methods leave out a client that made no
-    step; here its upload is used, because what it sends is its mixture.
+    have; here FedAvg runs for the first rounds (`pretrain_share`). In the authors' code the
+    pretrained model serves for the mixing matrix W alone, and training starts from the initial
+    model; here training continues from the pretrained model. Other methods leave out a client that
+    made no step; here its upload is used, because what it sends is its mixture.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedApConfig
@@ -110,11 +87,8 @@ class FedAp(Algorithm):
                 "the net has no BatchNorm layer. Choose a net that has one, for example"
                 " model.name=lenet5."
             )
-        if not self.is_flb() and self.setting.rounds < 2:
-            unmet.append(
-                "train.rounds=1 leaves no round after pretraining. Raise train.rounds, or set"
-                " algorithm.pretrain=flb."
-            )
+        if self.setting.rounds < 2:
+            unmet.append("train.rounds=1 leaves no round after pretraining. Raise train.rounds.")
         layers = max(1, len(self.normalised()))
         clients = self.setting.clients
         unmet += too_large(
@@ -125,34 +99,21 @@ class FedAp(Algorithm):
         return unmet
 
     def normalised(self) -> tuple[str, ...]:
-        """Return the names of the BatchNorm layers that enter the distance, in order."""
-        names = [layer.name for layer in self.setting.net.layers if layer.kind == "batchnorm"]
-        return tuple(names[-1:] if self.config.statistics == "last" else names)
+        """Return the names of the BatchNorm layers, in order."""
+        return tuple(layer.name for layer in self.setting.net.layers if layer.kind == "batchnorm")
 
     def stages(self) -> tuple[Stage, ...]:
-        rounds, flb = self.setting.rounds, self.is_flb()
-        share = self.config.pretrain_share
-        if share is None:
-            share = 0.5 if flb else 0.1
-        length = max(1, int(share * rounds + 1e-9))
+        rounds = self.setting.rounds
+        length = max(1, int(self.config.pretrain_share * rounds + 1e-9))
         return (
-            Stage("pretrain", length * self.setting.clients if flb else length, setup=flb),
+            Stage("pretrain", length),
             Stage("statistics", 1, setup=True),
-            Stage("train", rounds if flb else rounds - length),
+            Stage("train", rounds - length),
         )
-
-    def is_flb(self) -> bool:
-        """Return whether pretraining passes one model from client to client."""
-        return self.config.pretrain == "flb"
 
     def stage(self, state: State) -> str:
         """Return the name of the current stage."""
         return self.stages()[state.stage].name
-
-    def cohort(self, state: State, draw: Draw) -> Tensor:
-        if self.is_flb() and self.stage(state) == "pretrain":
-            return torch.tensor([state.stage_round % self.setting.clients])
-        return super().cohort(state, draw)
 
     def init(self, start: Tree) -> tuple[Tree, Tree]:
         keeps, sends = self.split()
@@ -166,12 +127,7 @@ class FedAp(Algorithm):
         local = self.setting.net.names("batchnorm")
         match self.stage(state):
             case "pretrain":
-                train = self.phase(*self.terms())
-                if self.is_flb():
-                    train = replace(
-                        train, epochs=1, samples=Samples(high=self.config.pretrain_data)
-                    )
-                return LocalProgram((train,), keeps, sends)
+                return LocalProgram((self.phase(*self.terms()),), keeps, sends)
             case "statistics":
                 layers = self.normalised()
                 collect = collect_moments(self.setting, layers)

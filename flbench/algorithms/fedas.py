@@ -1,7 +1,7 @@
 """FedAS: bodies aligned to the client's own features, averaged by Fisher traces (Yang et al.)."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -25,12 +25,11 @@ from flbench.algorithms import (
     StepContext,
     Transform,
     Tree,
-    epochs,
     only,
 )
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm, weights_of_trained
 from flbench.algorithms.shared.gradients import summed_gradient
-from flbench.algorithms.shared.memory import PARTICIPATED, LastModel
+from flbench.algorithms.shared.memory import LastModel
 from flbench.algorithms.shared.prefixes import stripped
 from flbench.losses import CrossEntropy
 from flbench.losses.similarity import class_sums
@@ -47,17 +46,6 @@ class FedASConfig(AlgorithmConfig):
         ge=0,
         description="learning rate of the alignment, plain SGD; train.schedule scales it too",
     )
-    align_epochs: int = epochs(1, "alignment of the received body before local training", ge=0)
-    fisher: bool = Field(
-        True,
-        description="bodies are weighted by the Fisher traces of the clients; false: by"
-        " algorithm.agg_weights",
-    )
-    evaluated: Literal["stored", "start"] = Field(
-        "stored",
-        description="evaluated model: that of the client's last participation, or the newest body,"
-        " aligned on a copy, with the client's head",
-    )
 
 
 @ALGORITHMS.register("fedas")
@@ -68,7 +56,7 @@ class FedAS(Algorithm):
     participation, (phi_o, h_o):
 
         1. p_c   = mean of phi_o(x) over the client's samples of class c              eval mode
-        2. phi: `align_epochs` of plain SGD at `align_lr` on
+        2. phi: one epoch of plain SGD at `align_lr` on
            sum over classes c of a batch of (mean over its samples of c of
            (1 / D) ||phi(x) - p_c||^2)
         3. theta = (phi, h_o): the epochs of `train.*` on cross entropy
@@ -92,8 +80,7 @@ class FedAS(Algorithm):
     batches of the alignment have `train.batch_size` samples (both are 16 in the authors' command);
     heads are not sent, because nobody reads them. Alignment has no momentum, weight decay or
     clipping. F_i is computed in a phase with a learning rate of 0: the logged training loss and
-    number of steps are over the phases of alignment, training and F_i. Identity: with `align_lr=0
-    fisher=false` the weights are those of FedPer.
+    number of steps are over the phases of alignment, training and F_i.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedASConfig
@@ -126,35 +113,24 @@ class FedAS(Algorithm):
 
     def program(self, state: State) -> LocalProgram:
         keeps, sends = self.split()
-        estimate = reestimate_batchnorm(self.setting)
-        trace: tuple[Step, ...] = ()
-        if self.config.fisher:
-            trace = (self.fisher_phase(), Transform(write_fisher))
-            sends |= {FISHER}
         steps = (
             *self.alignment(),
             self.phase(*self.terms()),
-            *estimate,
-            *trace,
+            *reestimate_batchnorm(self.setting),
+            self.fisher_phase(),
+            Transform(write_fisher),
             self.last.remember(),
         )
-        return LocalProgram(steps, keeps | self.last.kept(), sends)
+        return LocalProgram(steps, keeps | self.last.kept(), sends | {FISHER})
 
-    def alignment(self, *, newcomers: bool = True) -> tuple[Step, ...]:
-        """Return the steps of the alignment; none with 0 epochs or a learning rate of 0.
-
-        Args:
-            newcomers: Whether a client that never took part aligns too, to the initial net.
-        """
-        c = self.config
-        if not c.align_lr or not c.align_epochs:
+    def alignment(self) -> tuple[Step, ...]:
+        """Return the steps of the alignment; none with a learning rate of 0."""
+        if not self.config.align_lr:
             return ()
         body = frozenset(self.setting.net.parameters) - self.personal()
         old = Statistic("old", OldSums(self.setting.classes), finish=means)
-        phase = self.phase(
-            Alignment(self.setting.classes, newcomers=newcomers), train=body, epochs=c.align_epochs
-        )
-        return (old, replace(phase, optimizer=plain_sgd(c.align_lr), clip=None))
+        phase = self.phase(Alignment(self.setting.classes), train=body, epochs=1)
+        return (old, replace(phase, optimizer=plain_sgd(self.config.align_lr), clip=None))
 
     def fisher_phase(self) -> Phase:
         """Return a phase that changes nothing and records F_i over batches of the usual size."""
@@ -166,22 +142,14 @@ class FedAS(Algorithm):
     # Server
 
     def weights(self, results: Results) -> Tensor:
-        """Return the weight of each client's body, [K] float64: F_i, or that of `agg_weights`."""
+        """Return the weight F_i of each client's body, [K] float64."""
         weights = weights_of_trained(super().weights(results), self.setting, results)
-        if not self.config.fisher:
-            return weights
         traces = torch.where(weights > 0, results.sent.values[FISHER].double(), 0.0)
         usable = bool(traces.sum() > 0) and bool(traces.isfinite().all())
         return traces if usable else (weights > 0).double()
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
-        model = Deployment(self.dispatch(state, ids))
-        stored = replace(model, weights=self.last)
-        if self.config.evaluated == "stored":
-            return {"personal": stored}
-        steps = self.alignment(newcomers=False)
-        program = LocalProgram(steps) if steps else None
-        return {"personal": replace(model, program=program), "stored": stored}
+        return {"personal": Deployment(self.dispatch(state, ids), weights=self.last)}
 
 
 def plain_sgd(lr: float) -> OptimizerConfig:
@@ -221,12 +189,10 @@ class Alignment:
 
     Attributes:
         classes: Number of classes C.
-        newcomers: Whether the term counts for a client that never took part.
         weight: Factor of the term.
     """
 
     classes: int
-    newcomers: bool
     weight: float | str = 1.0
 
     def __call__(self, context: StepContext) -> Tensor:
@@ -235,8 +201,7 @@ class Alignment:
         anchors = context.ctx["old.means"].to(features.dtype)[batch.y]  # [B, D]
         distance = (features - anchors).square().mean(dim=1)  # [B]
         sums, counts = class_sums(distance[:, None], batch.y, self.classes, batch.mask)
-        total = (sums[:, 0] / counts.clamp_min(1.0)).sum()
-        return total if self.newcomers else torch.where(context.leaves[PARTICIPATED], total, 0.0)
+        return (sums[:, 0] / counts.clamp_min(1.0)).sum()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from flbench.algorithms.fedala import HasSettled
+from flbench.algorithms.fedala import has_settled
 from flbench.core.tree import digest
 from flbench.core.types import Samples
 from flbench.experiment.rounds import settings_of
@@ -42,14 +42,13 @@ def test_weights_of_one_without_learning_are_fedavg(policy, engine):
     """A mixing weight of 1 is the received tensor to the bit; the bytes are those of FedAvg too."""
     keys = ("model.name=lenet5", "train.participation=0.6", f"train.batchnorm={policy}")
     keys = (*keys, "train.optimizer.momentum=0.9", "train.rounds=2", f"engine.name={engine}")
-    free = ("algorithm=fedala", "algorithm.eta=0", "algorithm.max_epochs=2")
+    free = ("algorithm=fedala", "algorithm.eta=0")
 
     fedavg = summary_of_run("algorithm=fedavg", *keys)
     fedala = summary_of_run(*free, *keys)
 
     assert fedala["weights_digest"] == fedavg["weights_digest"]
     assert fedala["communication"] == fedavg["communication"]
-    assert any("FedALA is FedAvg" in note for note in fedala["notes"])
 
 
 class PlainClient:
@@ -60,7 +59,7 @@ class PlainClient:
         self.federation = built.federation.to(torch.device("cpu"), torch.float64)
         self.net = deepcopy(built.net).double()
         self.leaves = net_leaves(self.net)
-        self.top = list(built.algorithm.setting.net.parameters)[-config.tensors :]
+        self.top = list(built.algorithm.setting.net.parameters)[-2:]
         self.old: dict = {}
         self.weight = {name: torch.ones_like(self.leaves[name]) for name in self.top}
         self.first = True
@@ -91,10 +90,10 @@ class PlainClient:
                 step = self.c.eta * g * (received[name] - self.old[name])
                 self.weight[name] = (self.weight[name] - step).clamp(0, 1)
             losses.append(float(loss.detach()))
-            last = torch.tensor(losses[-self.c.num_pre_loss :], dtype=torch.float64)
+            last = torch.tensor(losses[-10:], dtype=torch.float64)
             spread = ((last - last.mean()) ** 2).mean().sqrt()
-            done = len(losses) > self.c.num_pre_loss and float(spread) < self.c.threshold
-            if not self.first or done or len(losses) == self.c.max_epochs:
+            done = len(losses) > 10 and float(spread) < 0.1
+            if not self.first or done or len(losses) == 50:
                 break
         self.first, self.epochs = False, len(losses)
         self.mix(received)
@@ -122,19 +121,12 @@ class PlainClient:
 @pytest.mark.slow
 @pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-@pytest.mark.parametrize(
-    ("options", "epochs"),
-    [
-        (("threshold=0.1",), 11),
-        (("threshold=0", "max_epochs=14"), 14),
-        (("threshold=0.0002", "num_pre_loss=3", "tensors=4", "rand_percent=50"), None),
-    ],
-)
-def test_four_rounds_equal_a_plain_loop(options, epochs, engine):
+@pytest.mark.parametrize("rand_percent", [80, 50])
+def test_four_rounds_equal_a_plain_loop(rand_percent, engine):
     """Client 1 is there in all rounds, client 2 comes in the second: its weights wait a round."""
     keys = (EXACT, "model.name=lenet5", "train.batch_size=2048", "train.local_epochs=2")
     keys = (*keys, "train.optimizer.lr=0.1", f"engine.name={engine}", "algorithm.eta=20")
-    built, state = start(*keys, *(f"algorithm.{option}" for option in options))
+    built, state = start(*keys, f"algorithm.rand_percent={rand_percent}")
     plain = {i: PlainClient(built, i, built.algorithm.config) for i in (1, 2)}
     found = {1: [], 2: []}
 
@@ -152,14 +144,7 @@ def test_four_rounds_equal_a_plain_loop(options, epochs, engine):
                 mine = state.clients["ala." + name][i]
                 assert torch.allclose(mine, weight, rtol=0, atol=1e-9), (i, name)
 
-    first = found[1][1]
-    assert found[1] == [0, first, 1, 1]
-    assert found[2][0] == 0
-    assert found[2][1] > 1 == found[2][2]
-    if epochs is not None:
-        assert first == found[2][1] == epochs
-    else:
-        assert 4 < first < 50
+    assert found == {1: [0, 11, 1, 1], 2: [0, 11, 1]}
     moved = torch.cat([(1 - w).flatten() for w in plain[1].weight.values()])
     assert float(moved.max()) > 0.01
     assert float(moved.min()) == 0.0
@@ -207,24 +192,6 @@ def test_evaluated_start_equals_the_plain_loops():
         assert torch.allclose(model[name], leaf, rtol=0, atol=1e-9), name
 
 
-@pytest.mark.one_of("policy")
-@pytest.mark.parametrize("policy", POLICIES)
-def test_stored_model_can_be_evaluated_instead(policy):
-    keys = (EXACT, "model.name=lenet5", f"train.batchnorm={policy}")
-    built, state = start(*keys, "algorithm.evaluated=stored", "algorithm.eta=20")
-
-    state, results = played(built, state, torch.tensor([0, 3]))
-    models = deployed(built, state)
-
-    for name in built.algorithm.setting.net.parameters:
-        assert torch.equal(models[0][name], results.sent.values[name][0])
-        assert torch.equal(models[3][name], results.sent.values[name][1])
-        assert torch.equal(models[1][name], state.server[name])
-    if policy != "drop":  # else statistics are estimated anew
-        for name in built.algorithm.setting.net.statistics:
-            assert torch.equal(models[0][name], state.clients["own." + name][0])
-
-
 def test_weights_stay_where_global_and_own_model_are_the_same():
     """One client is the whole federation: what it receives is what it sent."""
     built, state = start(EXACT, "partition.clients=1", "algorithm.eta=1000")
@@ -238,36 +205,18 @@ def test_weights_stay_where_global_and_own_model_are_the_same():
     assert results.steps.tolist() == [expected]  # the weights were not trained without need
 
 
-def test_losses_settle_when_the_last_ones_agree():
-    losses = torch.tensor([5.0, 3.0, 1.05, 1.0, 1.1, torch.nan, torch.nan])
-    until = HasSettled(window=3, threshold=0.05)
-    asked = {"ala.epochs": torch.tensor(7), "ala.first": torch.tensor(True)}
+def test_losses_settle_when_the_last_ten_agree():
+    """Of equal ones, only more than ten are enough; the last ten of 13 have a deviation of 0.07."""
+    losses = torch.tensor([5.0, 3.0, 2.0, *([1.0, 1.14] * 5), *[torch.nan] * 37])
+    asked = {"ala.epochs": torch.tensor(50), "ala.first": torch.tensor(True)}
 
-    ends = [bool(until(losses, torch.tensor(done), asked)) for done in range(8)]
+    ends = [done for done in range(14) if has_settled(losses, torch.tensor(done), asked)]
 
-    # Three losses are no more than the window; of five the last three have a deviation of 0.041.
-    assert ends == [False, False, False, False, False, True, False, True]
+    assert ends == [13]
+    flat = torch.ones(50)
+    assert [bool(has_settled(flat, torch.tensor(done), asked)) for done in (10, 11)] == [
+        False,
+        True,
+    ]
     later = {"ala.epochs": torch.tensor(1), "ala.first": torch.tensor(False)}
-    assert [bool(until(losses, torch.tensor(done), later)) for done in (0, 1)] == [False, True]
-
-
-def test_more_tensors_than_the_net_has_are_refused():
-    algorithm = build("algorithm=fedala").algorithm
-    many = type(algorithm)(algorithm.config.model_copy(update={"tensors": 7}), algorithm.setting)
-
-    assert algorithm.requires() == []
-    assert "more than the net's 6 parameter tensors" in many.requires()[0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "option",
-    ["tensors=4", "eta=0.1", "rand_percent=30", "num_pre_loss=2", "threshold=0", "max_epochs=3"],
-)
-def test_every_option_changes_the_models(option):
-    keys = ("algorithm=fedala", "algorithm.eta=10", "algorithm.threshold=0.005")
-    keys = (*keys, "train.optimizer.lr=0.1", "train.rounds=2")
-    default = summary_of_run(*keys)
-    changed = summary_of_run(*keys, f"algorithm.{option}")
-
-    assert changed["weights_digest"] != default["weights_digest"]
+    assert [bool(has_settled(flat, torch.tensor(k), later)) for k in (0, 1)] == [False, True]

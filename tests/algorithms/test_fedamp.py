@@ -26,12 +26,9 @@ from tests.support import build
 W = (*BACKBONE, *HEAD)
 DEFAULTS = {
     "similarity": "distance",
-    "sigma": None,
     "share": 0.99,
     "self_weight": None,
     "pull": 1e-4,
-    "decay": 0.1,
-    "decay_every": 30,
     "start": "cloud",
 }
 
@@ -55,7 +52,7 @@ def slow_weights(i, w, known, sigma, alpha, keys):
         xi = {j: alpha * exp(-squared(w[i], w[j]) / sigma) / sigma for j in others}
     else:
         own = 1 / len(w) if keys["self_weight"] is None else keys["self_weight"]
-        scores = {j: exp((keys["sigma"] or 25.0) * cosine(w[i], w[j])) for j in others}
+        scores = {j: exp(25.0 * cosine(w[i], w[j])) for j in others}
         xi = {j: (1 - own) * scores[j] / sum(scores.values()) for j in others}
     return xi | {i: 1 - sum(xi.values())}
 
@@ -63,10 +60,10 @@ def slow_weights(i, w, known, sigma, alpha, keys):
 def slow_rounds(clients, keys, rounds):
     """Returns w_i and u_i of all clients."""
     n = len(clients)
-    w, known, sigma = [dict(clients.start) for _ in range(n)], set(), keys["sigma"]
+    w, known, sigma = [dict(clients.start) for _ in range(n)], set(), None
 
     def clouds(t):
-        scale = max(keys["decay"] ** (t // keys["decay_every"]), LR * keys["pull"])
+        scale = max(0.1 ** (t // 30), LR * keys["pull"])
         alpha = keys["share"] * (sigma or 1.0) / (n - 1) * scale
         found = []
         for i in range(n):
@@ -88,7 +85,7 @@ def slow_rounds(clients, keys, rounds):
             new[i] = clients.descend(i, t, u[i] if keys["start"] == "cloud" else w[i], loss)
         w = new
         known |= set(clients.cohort(t))
-        if keys["sigma"] is None and keys["similarity"] == "distance" and len(known) > 1:
+        if keys["similarity"] == "distance" and len(known) > 1:
             pairs = [(i, j) for i in known for j in known if i < j]
             sigma = sum(squared(w[i], w[j]) for i, j in pairs) / len(pairs)
     return w, clouds(rounds)[0]
@@ -99,10 +96,10 @@ def slow_rounds(clients, keys, rounds):
     "keys",
     [
         {},
-        {"start": "own", "pull": 0.5, "decay_every": 1},
-        {"sigma": 3.0, "share": 0.5, "decay": 0.5, "decay_every": 2, "pull": 0.05},
+        {"start": "own", "pull": 0.5},
+        {"share": 0.5, "pull": 0.05},
         {"similarity": "cosine", "pull": 0.1},
-        {"similarity": "cosine", "sigma": 5.0, "self_weight": 0.3, "start": "own", "pull": 1.0},
+        {"similarity": "cosine", "self_weight": 0.3, "start": "own", "pull": 1.0},
     ],
     ids=str,
 )
@@ -135,30 +132,8 @@ def test_without_pull_from_its_own_model_it_is_local_only(policy):
     assert deployed(*keys, "algorithm.pull=1") != local
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "keys",
-    [
-        ("algorithm.sigma=1e12", f"algorithm.share={4 / 5}"),  # alpha = sigma / N, N = 5
-        ("algorithm.similarity=cosine", "algorithm.sigma=1e-12"),
-    ],
-)
-def test_with_equal_weights_from_the_mixture_it_is_uniform_fedavg(keys):
-    """u_i is the mean of all models; all clients take part."""
-    everyone = ("model.name=lenet5", "train.participation=1", "engine.precision=64-true")
-    uniform = ("algorithm=fedavg", "algorithm.agg_weights=uniform")
-    expected = after(build(*everyone, *uniform), 2).server
-    built = build(*everyone, "algorithm=fedamp", "algorithm.pull=0", *keys)
-
-    clouds = built.algorithm.clouds(after(built, 2), torch.arange(5))
-
-    for name, value in expected.items():
-        for row in clouds[name]:
-            assert torch.allclose(row.double(), value.double(), rtol=0, atol=1e-9), name
-
-
-def test_weights_of_two_pairs_of_twins_are_blocks_and_rows_sum_to_one():
-    built = build("algorithm=fedamp", "partition.clients=4", "algorithm.sigma=1")
+def test_weights_of_two_pairs_of_twins_and_rows_sum_to_one():
+    built = build("algorithm=fedamp", "partition.clients=4")
     state = built.start()
     name = "head.bias"
     state.clients[name] += torch.tensor([0.0, 0.0, 100.0, 100.0])[:, None]
@@ -167,9 +142,13 @@ def test_weights_of_two_pairs_of_twins_are_blocks_and_rows_sum_to_one():
     update = built.algorithm.aggregate(state, nothing)
 
     xi = update.server["xi"]
-    twin = 0.99 / 3  # alpha / sigma
-    expected = torch.tensor([[1 - twin, twin], [twin, 1 - twin]]).double()
-    assert torch.allclose(xi, torch.block_diag(expected, expected), rtol=0, atol=1e-7)
+    # Two of the three others are far; sigma is the mean distance, two thirds of that of the far.
+    twin, far = 0.99 / 3, 0.99 / 3 * exp(-1.5)
+    own = 1 - twin - 2 * far
+    expected = torch.tensor(
+        [[own, twin, far, far], [twin, own, far, far], [far, far, own, twin], [far, far, twin, own]]
+    )
+    assert torch.allclose(xi, expected.double(), rtol=0, atol=1e-6)
     assert torch.allclose(xi.sum(dim=1), torch.ones(4).double(), rtol=0, atol=1e-12)
 
 
@@ -186,8 +165,7 @@ def test_one_client_receives_its_own_model():
 @pytest.mark.parametrize("similarity", ["distance", "cosine"])
 def test_statistics_of_batchnorm_are_mixed_with_weights_from_parameters(similarity):
     exact = ("model.name=lenet5", "train.participation=0.6", "engine.precision=64-true")
-    keys = (f"algorithm.similarity={similarity}", "algorithm.sigma=0.5")
-    built = build(*exact, "algorithm=fedamp", *keys)
+    built = build(*exact, "algorithm=fedamp", f"algorithm.similarity={similarity}")
     state = after(built, 2)
     known = state.server["known"].nonzero()[:, 0].tolist()
     flat = torch.cat(
@@ -196,14 +174,14 @@ def test_statistics_of_batchnorm_are_mixed_with_weights_from_parameters(similari
 
     found = built.algorithm.clouds(state, torch.arange(5))
 
+    far = {(i, j): float((flat[i] - flat[j]).square().sum()) for i in known for j in known}
+    sigma = sum(far.values()) / (len(known) * (len(known) - 1))
     for i in known:
         if similarity == "distance":
-            xi = {
-                j: 0.99 / 4 * exp(-float((flat[i] - flat[j]).square().sum()) / 0.5) for j in known
-            }
+            xi = {j: 0.99 / 4 * exp(-far[i, j] / sigma) for j in known}
         else:
             xi = {
-                j: exp(0.5 * float(flat[i] @ flat[j] / flat[i].norm() / flat[j].norm()))
+                j: exp(25 * float(flat[i] @ flat[j] / flat[i].norm() / flat[j].norm()))
                 for j in known
             }
             xi = {j: 0.8 * xi[j] / (sum(xi.values()) - xi[i]) for j in known}  # xi_ii = 1 / 5
@@ -223,8 +201,6 @@ def test_alpha_does_not_fall_below_a_pull_of_one_step_and_twice_as_large_ones_ar
     assert pulls[0] == pulls[29] == 0.5
     assert pulls[30] == pytest.approx(5)
     assert pulls[60] == pulls[199] == pytest.approx(10)
-    assert built.algorithm.notes()
-    assert not build(*keys, "algorithm.decay=1").algorithm.notes()
     with pytest.raises(ConfigError, match=r"algorithm\.pull"):
         build(*keys, "algorithm.pull=20")
     build(*keys, "algorithm.pull=20", "train.optimizer.name=adam")  # its steps have length lr
