@@ -17,7 +17,6 @@ from flbench.core.tree import nbytes
 from flbench.core.types import Tree
 
 GIB: Final = 2**30
-CLIENTS: Final = "the tensors that the clients keep"
 LARGE: Final = 2**20
 """Bytes of a tensor of the server from which on it is worth a mapped file."""
 Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
@@ -35,7 +34,7 @@ class Storage:
         folder: Folder whose file system holds the mapped files; created if it does not exist. None
             stores everything in main memory.
 
-    >>> Storage().zeros({"w": ((2,), torch.float32)}, "the messages")
+    >>> Storage().zeros({"w": ((2,), torch.float32)})
     {'w': tensor([0., 0.])}
     """
 
@@ -49,7 +48,7 @@ class Storage:
         """Return whether a tree of this size in bytes is stored in main memory."""
         return self.folder is None or size <= self.limit * GIB
 
-    def zeros(self, layout: Layout, what: str) -> Tree:
+    def zeros(self, layout: Layout) -> Tree:
         """Return tensors of zeros that can be written in place.
 
         Tensors of a tree that takes more than the limit are mapped files: the operating system
@@ -59,30 +58,25 @@ class Storage:
 
         Args:
             layout: Shape and type of each tensor.
-            what: What is stored, for the message of an error.
 
         Raises:
             RunError: There is not enough memory, or the file system has not enough space.
         """
         size = _size(layout)
         if not self.holds(size):
-            return self.mapped(layout, what)
+            return self.mapped(layout)
         try:
             return {
                 name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in layout.items()
             }
         except (RuntimeError, MemoryError) as error:  # PyTorch's allocator raises the first
             raise RunError(
-                f"{what} take {size / GIB:.1f} GiB, more than this machine has free. Lower"
-                " engine.state_memory, so that they are stored in a mapped file."
+                f"the run needs further {size / GIB:.1f} GiB, more than this machine has free."
+                " Lower engine.state_memory, so that they are stored in a mapped file."
             ) from error
 
-    def mapped(self, layout: Layout, what: str) -> Tree:
+    def mapped(self, layout: Layout) -> Tree:
         """Return tensors of zeros in mapped files, of any size; see `zeros`.
-
-        Args:
-            layout: Shape and type of each tensor.
-            what: What is stored, for the message of an error.
 
         Raises:
             RunError: The file system has not enough space.
@@ -93,20 +87,15 @@ class Storage:
             return {name: _mapped(*own, folder) for name, own in layout.items()}
         except OSError as error:
             raise RunError(
-                f"{what} take {size / GIB:.1f} GiB, more than"
+                f"tensors take {size / GIB:.1f} GiB, more than"
                 f" `engine.state_memory`={self.limit:g}, and {folder} has not enough space for them"
                 f" ({error.strerror or error}). Choose a larger disk with output.dir, or raise"
                 " engine.state_memory if there is enough main memory."
             ) from error
 
-    def copied(self, tree: Tree, what: str = CLIENTS) -> Tree:
-        """Return a copy that can be written in place; see `zeros`.
-
-        Args:
-            tree: The leaves; they may be expanded views.
-            what: What is stored, for the message of an error.
-        """
-        return _filled(self.zeros(layout_of(tree), what), tree)
+    def copied(self, tree: Tree) -> Tree:
+        """Return a copy of leaves, or of expanded views, that can be written in place."""
+        return _filled(self.zeros(layout_of(tree)), tree)
 
     def of_server(self, tree: Tree, before: Tree) -> Tree:
         """Return the server's tree, with large new tensors in mapped files if it exceeds the limit.
@@ -125,21 +114,20 @@ class Storage:
             for name, value in tree.items()
             if value is not before.get(name) and value.nbytes >= LARGE
         }
-        places = self.mapped(layout_of(new), "the tensors that the server keeps")
+        places = self.mapped(layout_of(new))
         return {**tree, **_filled(places, new)}
 
-    def rows(self, tree: Tree, ids: Tensor, what: str) -> Tree:
+    def rows(self, tree: Tree, ids: Tensor) -> Tree:
         """Return copies of rows of every leaf, as `flbench.core.tree.take`; see `zeros`.
 
         Args:
             tree: Leaves [N, ...].
             ids: Row numbers [K] int64.
-            what: What is stored, for the message of an error.
         """
         layout = {name: ((len(ids), *value.shape[1:]), value.dtype) for name, value in tree.items()}
         if self.holds(_size(layout)):
             return {name: value[ids] for name, value in tree.items()}
-        found = self.mapped(layout, what)
+        found = self.mapped(layout)
         for name, value in tree.items():
             torch.index_select(value, 0, ids, out=found[name])
         return found

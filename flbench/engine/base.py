@@ -24,7 +24,6 @@ STACKED_SIZE = 2**17
 STATISTIC_BATCH = 512
 """Samples of one batch of a Statistic in the sequential engine."""
 
-RESULTS = "the results of a round's cohort"
 """What is stored, for messages."""
 
 IN_MEMORY = Storage()
@@ -224,12 +223,12 @@ def gathered(parts: Iterable[Results], ids: Tensor, storage: Storage = IN_MEMORY
         for mine, tree in zip(rows, trees, strict=True):
             layout = {name: value for name, value in tree.items() if name not in mine}
             mine |= storage.zeros(
-                {name: ((len(ids), *v.shape[1:]), v.dtype) for name, v in layout.items()}, RESULTS
+                {name: ((len(ids), *v.shape[1:]), v.dtype) for name, v in layout.items()}
             )
             for name, value in tree.items():
                 mine[name].index_copy_(0, at, value.detach().cpu())
     if not finished.all():
-        rows = [storage.rows(tree, finished.nonzero()[:, 0], RESULTS) for tree in rows]
+        rows = [storage.rows(tree, finished.nonzero()[:, 0]) for tree in rows]
     kept, sent, masks, observed = rows
     return Results(
         ids=ids[finished],

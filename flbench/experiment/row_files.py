@@ -103,7 +103,7 @@ def read(
         RunError: There is not enough memory or disk space for the leaves.
     """
     layout = {name: ((count, *shape), dtype) for name, (shape, dtype) in layout_of(common).items()}
-    clients = storage.zeros(layout, "the tensors that the clients keep")
+    clients = storage.zeros(layout)
     found = {}
     for name in names:
         files.check_regular(folder / checked_name(name))
