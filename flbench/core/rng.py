@@ -83,63 +83,23 @@ def seeded(seed: int) -> Iterator[None]:
     ...     bool(first == random.random())
     True
     """
-    before, dtype = RandomState.now(), torch.get_default_dtype()
-    of_numpy, of_python = np.random.get_state(), random.getstate()
-    if before.gpus or _is_gpu_there():
-        torch.manual_seed(seed)  # a GPU that is not in use yet is seeded when it is first used
-    else:
-        # `torch.manual_seed` takes 0.6 ms without a GPU: it notes the call's traceback for a later
-        # use of one.
-        torch.default_generator.manual_seed(seed)
-    np.random.seed(seed)
-    random.seed(seed)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(dtype)
-        before.set()
-        np.random.set_state(of_numpy)
-        random.setstate(of_python)
-
-
-@dataclass(frozen=True)
-class RandomState:
-    """The states of PyTorch's global random generators.
-
-    Attributes:
-        cpu: State of the generator of the CPU.
-        gpus: States of the generators of all GPUs; empty as long as the process uses none.
-    """
-
-    cpu: Tensor
-    gpus: tuple[Tensor, ...] = ()
-
-    @classmethod
-    def now(cls) -> "RandomState":
-        """Return the present states. The host does not wait for a GPU."""
-        return cls(
-            torch.default_generator.get_state(), tuple(one.get_state() for one in _of_gpus())
-        )
-
-    @classmethod
-    def seeded(cls, seed: int) -> "RandomState":
-        """Return the states after `torch.manual_seed(seed)`; the generators do not change.
-
-        >>> state = RandomState.seeded(3)
-        >>> with seeded(3):
-        ...     bool((state.cpu == RandomState.now().cpu).all())
-        True
-        """
-        return cls(
-            torch.Generator().manual_seed(seed).get_state(),
-            tuple(torch.Generator(one.device).manual_seed(seed).get_state() for one in _of_gpus()),
-        )
-
-    def set(self) -> None:
-        """Set the generators to these states."""
-        torch.default_generator.set_state(self.cpu)
-        for one, state in zip(_of_gpus(), self.gpus, strict=False):
-            one.set_state(state)
+    dtype, of_numpy, of_python = torch.get_default_dtype(), np.random.get_state(), random.getstate()
+    is_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(range(torch.cuda.device_count()) if is_used else ()):
+        if is_used or _is_gpu_there():
+            torch.manual_seed(seed)  # a GPU that is not in use yet is seeded when it is first used
+        else:
+            # `torch.manual_seed` takes 0.6 ms without a GPU: it notes the call's traceback for a
+            # later use of one.
+            torch.default_generator.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(dtype)
+            np.random.set_state(of_numpy)
+            random.setstate(of_python)
 
 
 def positions() -> tuple[Any, ...]:
@@ -152,12 +112,6 @@ def positions() -> tuple[Any, ...]:
     """
     name, key, *rest = np.random.get_state()
     return name, np.asarray(key).tobytes(), *rest, random.getstate()
-
-
-def _of_gpus() -> tuple[torch.Generator, ...]:
-    """Return the global generators of all GPUs; none as long as the process uses no GPU."""
-    is_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return tuple(torch.cuda.default_generators) if is_used else ()
 
 
 @cache
