@@ -6,11 +6,10 @@ import os
 import pickle
 import re
 import sys
-import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from importlib.machinery import (
     EXTENSION_SUFFIXES,
     SOURCE_SUFFIXES,
@@ -39,6 +38,7 @@ TERMS: Final = "train.terms"
 NETS: Final = ("torch.nn.", "torchvision.models.")
 """Modules, with a dot at the end, of which only layers and nets can be named; see `names_net`."""
 _OURS: Final = Path(__file__).resolve().parents[1]
+_PYTHON: Final = Path(os.__file__).resolve().parent
 
 _named: dict[str, None] = {}  # folders of files that were named by their paths
 _objects: ContextVar[Mapping[str, Any] | None] = ContextVar("objects", default=None)
@@ -332,17 +332,9 @@ def is_installed(path: Path | str) -> bool:
     """
     place = Path(path)
     return place.is_absolute() and any(
-        not {"site-packages", "dist-packages"}.isdisjoint(one.parts)
-        or any(one.is_relative_to(folder) for folder in _folders())
+        not {"site-packages", "dist-packages"}.isdisjoint(one.parts) or one.is_relative_to(_PYTHON)
         for one in (place, place.resolve())
     )
-
-
-@cache
-def _folders() -> tuple[Path, ...]:
-    """Return the folders of this Python, with and without symbolic links."""
-    paths = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return tuple({one for path in paths for one in (Path(path), Path(path).resolve())})
 
 
 def search(folder: str) -> None:

@@ -12,9 +12,8 @@ import io
 import os
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import packages_distributions, version
 from modulefinder import ModuleFinder
@@ -23,15 +22,19 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
 from flbench.core.errors import ConfigError
-from flbench.core.parts import OBJECT, file_of, folder_of, is_installed, module_of, path_of
+from flbench.core.parts import OBJECT, file_of, folder_of, given, is_installed, module_of, path_of
 
 SOURCE, PACKAGE = 1, 5  # kinds of modules, as `modulefinder` calls them
+HASHES: Final = "hashes"
+"""Name under which a worker is offered the hashes of the objects that it is sent, by their `id`.
+
+The source of a script, or of a notebook's cell, is known only to the process that runs it.
+"""
 CONSTANTS: Final = (bool, int, float, complex, str, bytes, type(None))
 
 # Name of a module -> (its spec, SHA-256 of its file when it was first hashed). A module that is
 # imported anew or reloaded has another spec.
 _first: dict[str, tuple[Any, str]] = {}
-_known: ContextVar[Mapping[int, str | None] | None] = ContextVar("hashes", default=None)
 
 
 def of_path(path: str) -> str:
@@ -60,7 +63,8 @@ def of_object(thing: Any) -> str | None:
     Returns:
         The hash; None if there is no text, as of code of `exec` or of an extension.
     """
-    if id(thing) in (known := _known.get() or {}):
+    known: Mapping[int, str | None] = given(HASHES) or {}
+    if id(thing) in known:
         return known[id(thing)]
     try:
         found = _texts(_code(thing))
@@ -81,7 +85,8 @@ def of_net(net: Any) -> str | None:
     Returns:
         The hash; None if all code is that of installed packages.
     """
-    if id(net) in (known := _known.get() or {}):
+    known: Mapping[int, str | None] = given(HASHES) or {}
+    if id(net) in known:
         return known[id(net)]
     is_net = hasattr(net, "modules") and not isinstance(net, type)
     kinds = {type(one) for one in net.modules()} if is_net else {_code(net)}
@@ -112,22 +117,6 @@ def checked(thing: Any, path: str, recorded: str | None, whose: str, cure: str) 
             f"SHA-256 of the source of {whose} was {recorded} and is now {now}. {cure}"
         )
     return now
-
-
-@contextmanager
-def known(hashes: Mapping[int, str | None]) -> Iterator[None]:
-    """Return a context manager in which the hashes of some objects are known.
-
-    The source of a script, or of a notebook's cell, is known only to the process that runs it.
-
-    Args:
-        hashes: Hashes by the `id` of the objects, which the caller keeps alive.
-    """
-    token = _known.set(hashes)
-    try:
-        yield
-    finally:
-        _known.reset(token)
 
 
 def combined(hashes: Mapping[str, str]) -> str:

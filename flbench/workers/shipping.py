@@ -60,8 +60,7 @@ class Parcel:
         }
         with (
             run_code(allowed=True),  # the process that sends them has asked
-            offered(objects),
-            source_hash.known(known),
+            offered({**objects, source_hash.HASHES: known}),
         ):
             yield
 
