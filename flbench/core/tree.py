@@ -180,36 +180,22 @@ def digest(trees: Iterable[Mapping[str, Tensor]]) -> str:
         trees: The trees; their order and the order of their leaves matter.
     """
     sha = hashlib.sha256()
-    heads: dict[tuple[str, torch.dtype, torch.Size], bytes] = {}
     last, content = None, b""
     for tree in trees:
         if tree is last:  # the model of several clients, one after the other
-            content = content or _bytes_of(tree, heads)
+            content = content or b"".join(_parts_of(tree))
             sha.update(content)
             continue
         last, content = tree, b""
-        for part in _parts_of(tree, heads):
+        for part in _parts_of(tree):
             sha.update(part)
     return sha.hexdigest()
 
 
-def _bytes_of(tree: Mapping[str, Tensor], heads: dict[Any, bytes]) -> bytes:
-    """Return what `digest` hashes of a tree."""
-    return b"".join(_parts_of(tree, heads))
-
-
-def _parts_of(tree: Mapping[str, Tensor], heads: dict[Any, bytes]) -> Iterator[Any]:
-    """Yield what `digest` hashes of a tree: name, type and shape of each tensor, and its bytes.
-
-    Args:
-        tree: The tree.
-        heads: Text of names, types and shapes so far; it is added to.
-    """
+def _parts_of(tree: Mapping[str, Tensor]) -> Iterator[Any]:
+    """Yield what `digest` hashes of a tree: name, type and shape of each tensor, and its bytes."""
     for name, value in tree.items():
-        key = (name, value.dtype, value.shape)
-        if key not in heads:
-            heads[key] = f"{name}:{value.dtype}:{tuple(value.shape)};".encode()
-        yield heads[key]
+        yield f"{name}:{value.dtype}:{tuple(value.shape)};".encode()
         flat = value.detach().cpu().contiguous().reshape(-1)
         if flat.stride() != (1,):  # PyTorch takes a single expanded element for contiguous
             flat = flat.clone(memory_format=torch.contiguous_format)
