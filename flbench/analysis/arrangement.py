@@ -31,7 +31,7 @@ from flbench.config.schema import SCHEME_KEYS
 from flbench.config.sources import leaves
 from flbench.core.documents import read_json
 from flbench.core.errors import UserError, did_you_mean
-from flbench.core.names import SUFFIXES
+from flbench.core.own_names import SUFFIXES
 from flbench.metrics import names as metric_names
 from flbench.results.differences import CODE, SAMPLES, SOURCE, short_hashes, short_names, text_of
 from flbench.results.left_out import LeftOut

@@ -23,7 +23,6 @@ from flbench.config.trust import run_code
 from flbench.core.errors import PrintableError, RunError, combined
 from flbench.core.parts import offered
 from flbench.core.system_errors import as_flbench_errors
-from flbench.core.wording import lower_rate
 from flbench.experiment import lifecycle
 from flbench.experiment.run_folder import RunFolder
 from flbench.results import reading
@@ -347,9 +346,9 @@ def failure(path: Path) -> RunError | None:
     reason = training_failure(run.summary)
     if reason is None:
         return None
-    lower = lower_rate(own_optimizer=run.config.has_own_optimizer)
     return RunError(
-        f"{reason}. {lower}, set train.clip, or check train.batch_size and train.last_batch."
+        f"{reason}. Lower the learning rate, set train.clip, or check train.batch_size and"
+        " train.last_batch."
     )
 
 

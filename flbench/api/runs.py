@@ -11,7 +11,7 @@ from flbench.calls import arguments
 from flbench.config.schema import Config
 from flbench.config.trust import run_code
 from flbench.core.errors import UserError, did_you_mean
-from flbench.core.names import SUFFIXES
+from flbench.core.own_names import SUFFIXES
 from flbench.core.parts import offered
 from flbench.core.text import warn
 from flbench.reports.tables import PROBABILITY_TITLES, RANKING_TITLES, score, size

@@ -7,7 +7,7 @@ from flbench.callbacks.base import Callback
 from flbench.callbacks.run_view import RunView
 from flbench.config.schema import Config, EarlyStoppingConfig
 from flbench.core.errors import ConfigError, did_you_mean
-from flbench.core.names import SUFFIXES
+from flbench.core.own_names import SUFFIXES
 from flbench.metrics import names as metric_names
 from flbench.results.summary import SHARES
 

@@ -1028,11 +1028,6 @@ def main(arguments: list[str] | None = None) -> int:
     if arguments is None:
         startup.open_streams()
     print_warnings()
-    try:
-        startup.check_current_folder()
-    except UserError as error:
-        _print_error(str(error))
-        return 2
     startup.complete_account()
     if arguments is None:  # this process has no other purpose than the command
         startup.own_process()

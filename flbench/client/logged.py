@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from flbench.core.errors import ConfigError
-from flbench.core.names import check_metric
+from flbench.core.own_names import check_metric
 from flbench.core.types import Tree
 
 LOGGED: Final = "log."

@@ -15,7 +15,7 @@ from flbench.comparison.folder import (
 )
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import UserError
-from flbench.core.names import checked
+from flbench.core.own_names import checked
 from flbench.jobs.folder import FAILURES, read_failures
 from flbench.results import folders, reading, study_folder
 from flbench.results.left_out import LeftOut

@@ -12,8 +12,8 @@ from flbench.config.resolve import as_data, resolve
 from flbench.config.schema import CHECKPOINT_SECONDS, Config
 from flbench.config.sources import Layer, from_values, merge
 from flbench.core.errors import ConfigError, did_you_mean
+from flbench.core.own_names import check_whole
 from flbench.core.registry import ALGORITHMS
-from flbench.core.wording import check_whole
 from flbench.jobs import repetitions
 from flbench.jobs.job import Job
 from flbench.jobs.repetitions import Vary

@@ -13,7 +13,7 @@ from flbench.config.schema import Config, EngineConfig
 from flbench.config.sources import Layer, leaves
 from flbench.core.control_groups import available_cores
 from flbench.core.errors import ConfigError, UserError
-from flbench.core.wording import check_whole
+from flbench.core.own_names import check_whole
 from flbench.experiment import assembly
 from flbench.experiment.found import Found, on_this_machine, with_device
 from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME

@@ -7,14 +7,13 @@ import csv
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 from zipfile import BadZipFile
 
 from flbench.core import files
 from flbench.core.errors import DataError, shortened
-from flbench.core.plain_yaml import MAX_DEPTH, PlainYamlError, parse
+from flbench.core.plain_yaml import PlainYamlError, parse
 from flbench.core.text import one_line
 
 LARGEST_JSON: Final = 64 * 2**20
@@ -34,8 +33,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
     Raises:
         DataError: The file cannot be read, is not JSON, or its top level is not an object; or it
-            exceeds a limit: `LARGEST_JSON` bytes, `MOST_VALUES` values, or `MAX_DEPTH` values
-            within each other.
+            has more than `LARGEST_JSON` bytes or `MOST_VALUES` values.
     """
     with as_data_error(path):
         if not path.exists():
@@ -43,10 +41,7 @@ def read_json(path: Path) -> dict[str, Any]:
         text = files.read_text(path, LARGEST_JSON)
         if sum(map(text.count, "{[,")) > MOST_VALUES:
             raise ValueError(f"it has more than {MOST_VALUES:,} values")
-        content = json.loads(text)
-        if text.count("{") + text.count("[") > MAX_DEPTH:
-            _check_depth(content)
-        return _mapping(content)
+        return _mapping(json.loads(text))
 
 
 def read_yaml(path: Path, *, required: bool = False) -> dict[str, Any]:
@@ -69,20 +64,6 @@ def read_yaml(path: Path, *, required: bool = False) -> dict[str, Any]:
         return {}
     with as_data_error(path):
         return _mapping(parse(files.read_text(path))[0])
-
-
-def unix_milliseconds(time: str) -> int:
-    """Return a time in ISO 8601 format as milliseconds since 1970-01-01 UTC.
-
-    A time without an offset is local time.
-
-    Raises:
-        ValueError: The text is not a time in ISO 8601 format.
-
-    >>> unix_milliseconds("1970-01-01T00:00:01.500+00:00")
-    1500
-    """
-    return round(datetime.fromisoformat(time).timestamp() * 1000)
 
 
 @contextmanager
@@ -110,17 +91,6 @@ def as_data_error(path: Path) -> Iterator[None]:
         raise DataError(f"{path} cannot be read ({error.strerror or error}). {cure}") from error
     except errors as error:
         raise DataError(f"{path} is damaged ({_description(error)}). {cure}") from error
-
-
-def _check_depth(content: Any) -> None:
-    """Raise a ValueError if more than `MAX_DEPTH` values are within each other."""
-    level = [content] if isinstance(content, dict | list) else []
-    for _ in range(MAX_DEPTH):
-        below = [one.values() if isinstance(one, dict) else one for one in level]
-        level = [one for some in below for one in some if isinstance(one, dict | list)]
-        if not level:
-            return
-    raise ValueError(f"more than {MAX_DEPTH} values are within each other")
 
 
 def _mapping(content: Any) -> dict[str, Any]:

@@ -99,19 +99,13 @@ def combined(errors: Mapping[str, PrintableError]) -> PrintableError:
 def shortened(text: str, length: int = MAX_MESSAGE) -> str:
     """Return a text of at most `length` characters: the middle of a longer one is left out.
 
-    Args:
-        text: The text.
-        length: Largest number of characters, at least 60.
-
-    >>> shortened("a" * 100 + "z" * 100, length=60)
-    'aaaaaaaaaaaa ... (181 characters left out) ... zzzzzzz'
+    >>> shortened("a" * 100 + "z" * 100, length=20)
+    'aaaaaaaaaa ... zzzzz'
     """
     if len(text) <= length:
         return text
-    kept = length - 41  # the mark takes at most 41 characters, for fewer than a billion left out
-    head = kept * 2 // 3
-    mark = f" ... ({len(text) - kept:,} characters left out) ... "
-    return text[:head] + mark + text[len(text) - (kept - head) :]
+    end = (length - 5) // 3
+    return f"{text[: length - 5 - end]} ... {text[-end:]}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

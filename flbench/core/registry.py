@@ -50,12 +50,15 @@ class Registry(dict[str, T]):
         earlier one.
 
         Raises:
-            ValueError: Another class has the name already (raised by the decorator).
+            ConfigError: Another class has the name already (raised by the decorator).
         """
 
         def add(thing: T) -> T:
             if name in self and not _is_again(thing, self[name]):
-                raise ValueError(f"the {self.kind} `{name}` is registered twice")
+                raise ConfigError(
+                    f"the {self.kind} `{name}` is registered twice, by {thing.__module__} and"
+                    f" {self[name].__module__}. Give one of them another name."
+                )
             self[name] = thing
             thing.name = name  # type: ignore[attr-defined]
             return thing
@@ -133,13 +136,7 @@ class Registry(dict[str, T]):
         if name in self.names():
             self.find(name)
         add: Callable[[Any], Any] = self.register(name)
-        try:
-            add(thing)
-        except ValueError as error:
-            raise ConfigError(
-                f"`{path}`: {error}, by {self[name].__module__} too. Register the class under"
-                f" another name, by the decorator register('my-{name}')."
-            ) from error
+        add(thing)
         return name
 
     def section(self, given: Any) -> dict[str, str]:

@@ -16,7 +16,6 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Final
 
-from flbench.core.errors import UserError
 from flbench.core.text import redact
 
 SAFE_PATH: Final = {"PYTHONSAFEPATH": "1"}
@@ -64,21 +63,6 @@ def complete_account() -> None:
         os.environ["LOGNAME"] = f"uid{os.getuid()}"
     if not os.environ.get("HOME"):
         os.environ["HOME"] = tempfile.mkdtemp(prefix="flbench-home-")
-
-
-def check_current_folder() -> None:
-    """Check that the current folder exists, which libraries read when they are imported.
-
-    Raises:
-        UserError: It was deleted, or this user cannot find its path.
-    """
-    try:
-        os.getcwd()
-    except OSError as error:
-        raise UserError(
-            f"the current folder is gone ({error.strerror}): it was deleted or replaced while this"
-            " terminal was in it. Go to another folder, for example with: cd ~"
-        ) from error
 
 
 def load_pytorch() -> None:

@@ -82,29 +82,9 @@ def redact_address(address: str) -> str:
     return address if redacted == without_spaces else redacted
 
 
-def is_redacted(address: str) -> bool:
-    """Return whether an address lacks its secrets, because `redact` replaced them."""
-    return MASK in address
-
-
 def without_user(address: str) -> str:
     """Return an address without the user and the password before its host."""
     return _USER.sub(lambda match: f"{match['scheme']}://", address, count=1)
-
-
-def scheme_of(address: str) -> str:
-    """Return the scheme of an address in lower case, such as `https`; "" if it has none."""
-    match = re.match(_SCHEME, address)
-    return match["scheme"].lower() if match else ""
-
-
-def is_same_address(one: str, other: str) -> bool:
-    """Return whether two addresses name the same place, whatever their users and passwords are.
-
-    >>> is_same_address("http://ann:x7@Host:5000/", "HTTP://***@host:5000")
-    True
-    """
-    return _place(one) == _place(other)
 
 
 def is_of_this_machine(address: str) -> bool:
@@ -186,16 +166,6 @@ def in_cell(text: str) -> str:
     return _SPECIAL.sub(_marked, one_line(text))
 
 
-def in_code(name: str) -> str:
-    r"""Return a name as code in Markdown; as text if a span of code cannot have its characters.
-
-    >>> print(in_code("hfcd tau=1"), in_code("a`<b>"))
-    `hfcd tau=1` a\`&lt;b>
-    """
-    name = one_line(name)
-    return f"`{name}`" if name and not set("`|<>&$").intersection(name) else in_markdown(name)
-
-
 def in_latex(text: str) -> str:
     r"""Return a text on one line with the special characters of LaTeX escaped.
 
@@ -253,14 +223,6 @@ def _raw_password(match: re.Match[str]) -> str:
     """
     is_path = match["scheme"].lower() in HTTP and _PORT.match(match["user"])
     return match[0] if is_path else f"{match['scheme']}://{MASK}@"
-
-
-def _place(address: str) -> str:
-    """Return an address without its secrets, with the scheme and the host in lower case."""
-    bare = without_user(redact_address(address.strip()))
-    beginning, sign, rest = bare.partition("://")
-    host, slash, path = rest.partition("/")
-    return f"{beginning.lower()}{sign}{host.lower()}{slash}{path}".rstrip("/")
 
 
 _original: Final = warnings.formatwarning

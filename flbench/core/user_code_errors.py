@@ -13,15 +13,6 @@ from flbench.core.parts import is_installed
 HERE = str(Path(__file__).parent.parent)
 REFUSED_CALL: Final = re.compile(r"\(\) (takes|missing|got an unexpected|got multiple values)")
 """What Python says of a function that does not take its arguments."""
-CURES: Final = {
-    "dtype": " Engines give parameters, buffers and samples one type, that of `engine.precision`:"
-    " convert to the type of a parameter instead of a fixed one.",
-    "inplace operation": " Write `x = x + y` instead of `x += y`, and take functions without `_` at"
-    " the end of their names.",
-    "does not require grad": " Set requires_grad where the net is made: what its code freezes while"
-    " it trains would be frozen for all further clients.",
-}
-"""What else to say about an exception, by words of its text."""
 
 
 @contextmanager
@@ -42,10 +33,9 @@ def as_errors(subject: str = "a part of your own") -> Iterator[None]:
         if not is_raised_by_user(error) or "out of memory" in str(error):
             raise
         place = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
-        cure = next((cure for word, cure in CURES.items() if word in str(error)), "")
         raise MethodError(
             f"{subject} raised {type(error).__name__}: {error}{user_line(error)}{place}. Correct"
-            f" its code.{cure}"
+            " its code."
         ) from error
 
 
@@ -108,8 +98,10 @@ def user_line(error: Exception) -> str:
     Returns:
         The line; "" if no code outside of flbench and installed packages takes part.
     """
-    frames = [frame for frame in _own_frames(error) if not frame.filename.startswith(HERE)]
-    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not (frame.filename.startswith((HERE, "<")) or is_installed(frame.filename)):
+            return f" ({frame.filename}:{frame.lineno})"
+    return ""
 
 
 def is_raised_by_user(error: Exception) -> bool:
@@ -122,20 +114,7 @@ def is_raised_by_user(error: Exception) -> bool:
     Args:
         error: The exception.
     """
-    frames = _own_frames(error)
     is_refused_call = isinstance(error, TypeError) and REFUSED_CALL.search(str(error)) is not None
     last = traceback.extract_tb(error.__traceback__)[-1:]
     is_of_gradients = any(frame.name == "_engine_run_backward" for frame in last)
-    return bool(frames) and (
-        is_refused_call or is_of_gradients or not frames[-1].filename.startswith(HERE)
-    )
-
-
-def _own_frames(error: Exception) -> list[traceback.FrameSummary]:
-    """Return the frames outside of installed packages and generated code, and those of flbench."""
-    return [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename.startswith(HERE)
-        or not (frame.filename.startswith("<") or is_installed(frame.filename))
-    ]
+    return bool(user_line(error)) or is_refused_call or is_of_gradients

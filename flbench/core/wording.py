@@ -3,23 +3,6 @@
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
-
-from flbench.core.errors import ConfigError
-
-
-def lower_rate(*, own_optimizer: bool) -> str:
-    """Return how the user lowers the learning rate, as the beginning of a sentence.
-
-    Args:
-        own_optimizer: Whether a LightningModule of the user makes the optimizer.
-
-    >>> lower_rate(own_optimizer=False)
-    'Lower train.optimizer.lr'
-    """
-    if own_optimizer:
-        return "Lower the learning rate in the module's configure_optimizers"
-    return "Lower train.optimizer.lr"
 
 
 def listed(names: Iterable[str], most: int, between: str = ", ") -> str:
@@ -64,15 +47,3 @@ def how_to_resume(path: Path, command: str = "run", again: Sequence[str] | None 
     if again is None:
         return f"flbench {command} --resume {in_shell(path)}"
     return f"fl.resume({', '.join([repr(str(path)), *again])})"
-
-
-def check_whole(name: str, value: Any, least: int) -> None:
-    """Raise a ConfigError if the value of a setting is not a whole number of at least `least`.
-
-    >>> check_whole("trials", 0, 1)
-    Traceback (most recent call last):
-        ...
-    flbench.core.errors.ConfigError: `trials` must be a whole number of at least 1, got 0.
-    """
-    if type(value) is not int or value < least:
-        raise ConfigError(f"`{name}` must be a whole number of at least {least}, got {value!r}.")

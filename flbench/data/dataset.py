@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from flbench.core.errors import DataError, shortened
 from flbench.core.files import is_text
-from flbench.core.names import as_written
+from flbench.core.own_names import as_written
 
 if TYPE_CHECKING:
     from flbench.data.batch_form import BatchForm

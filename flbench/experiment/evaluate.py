@@ -22,7 +22,6 @@ from flbench.core.errors import DivergedError
 from flbench.core.known_code import is_known
 from flbench.core.tree import take
 from flbench.core.types import Dispatch, Info, Results, Samples, State, Tree
-from flbench.core.wording import lower_rate
 from flbench.data.federation import Federation
 from flbench.engine.base import STATISTIC_BATCH, Engine, RoundSettings, gathered
 from flbench.experiment.communication import apply_masks
@@ -639,8 +638,7 @@ class Evaluator:
             raise DivergedError(
                 f"the models of clients [{who}] after round {model.state.round} are not finite"
                 f" ({results.failures[0].reason})."
-                f" {lower_rate(own_optimizer=self.algorithm.setting.own_optimizer)} or set"
-                " train.clip."
+                " Lower the learning rate or set train.clip."
             )
         self.warn(
             f"round {model.state.round}: fine-tuning diverged at clients [{who}]; they are"

@@ -9,7 +9,7 @@ from torch import Tensor
 from flbench.algorithms.base import Algorithm, Deployment
 from flbench.client.program import LocalProgram
 from flbench.core.errors import ConfigError, UnknownNameError, did_you_mean
-from flbench.core.names import check_metric
+from flbench.core.own_names import check_metric
 from flbench.core.tree import write_counts
 from flbench.core.types import Dispatch, State, Tree, Update
 from flbench.experiment.communication import apply_mask

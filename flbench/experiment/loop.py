@@ -22,7 +22,6 @@ from flbench.config.schema import Config
 from flbench.core.errors import CallbackError, DivergedError, RunError, UserError
 from flbench.core.storage import Storage
 from flbench.core.types import Results, Stage, State, Tree
-from flbench.core.wording import lower_rate
 from flbench.engine.base import Engine, RoundSettings
 from flbench.experiment import own_methods, rounds
 from flbench.experiment.evaluate import Evaluator
@@ -397,11 +396,10 @@ class FederatedLoop:
             text = f"{where}: {failure.reason}; left out of this round."
             if self.config.train.on_divergence == "stop":
                 self.save()
-                lower = lower_rate(own_optimizer=self.config.has_own_optimizer)
                 raise DivergedError(
-                    f"{text} The run stops (train.on_divergence=stop). {lower},"
-                    " set train.clip, or leave such clients out with train.on_divergence=skip."
-                    f" The run so far is saved in {self.folder.path}"
+                    f"{text} The run stops (train.on_divergence=stop). Lower the"
+                    " learning rate, set train.clip, or leave such clients out with"
+                    f" train.on_divergence=skip. The run so far is saved in {self.folder.path}"
                 )
             self.callbacks.on_note(text)
 

@@ -10,7 +10,7 @@ import torch
 from flbench.config.schema import EvaluationConfig, OwnMetricConfig
 from flbench.core import parts, source_hash
 from flbench.core.errors import ConfigError
-from flbench.core.names import SUFFIXES
+from flbench.core.own_names import SUFFIXES
 from flbench.core.user_code_errors import calling
 from flbench.metrics import names as metric_names
 from flbench.metrics.classification import per_client, pooled

@@ -9,7 +9,6 @@ from flbench.core.documents import read_json
 from flbench.core.errors import UserError
 from flbench.core.locked_folder import LockedFolder
 from flbench.core.text import redact
-from flbench.core.wording import lower_rate
 from flbench.jobs.job import Job
 from flbench.results import reading
 from flbench.results.summary import training_failure
@@ -108,7 +107,7 @@ def why_nothing_was_trained(path: Path) -> str | None:
         return None
     run = reading.read(path)
     reason = training_failure(run.summary)
-    lower = lower_rate(own_optimizer=run.config.has_own_optimizer)
     return reason and (
-        f"{reason}. {lower}, set train.clip, or check train.batch_size and train.last_batch."
+        f"{reason}. Lower the learning rate, set train.clip, or check train.batch_size and"
+        " train.last_batch."
     )

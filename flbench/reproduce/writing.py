@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from flbench import __version__
 from flbench.core import files
-from flbench.core.text import csv_text, in_code, in_markdown, printable
+from flbench.core.text import csv_text, in_markdown, printable
 from flbench.reports.tables import grid
 from flbench.reproduce.cells import named
 from flbench.reproduce.configurations import Change
@@ -79,7 +79,7 @@ def markdown(report: PaperReport) -> str:
     }
     if folders:
         items = [
-            f"- {in_markdown(title)}: {in_code(str(_inside(path, report)))}"
+            f"- {in_markdown(title)}: {in_markdown(str(_inside(path, report)))}"
             for title, path in folders.items()
         ]
         parts.append("## Runs\n\n" + "\n".join(items))

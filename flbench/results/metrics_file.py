@@ -17,7 +17,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from flbench.core import files, names
+from flbench.core import files, own_names
 from flbench.core.errors import DataError, shortened
 from flbench.core.text import one_line
 
@@ -136,7 +136,7 @@ def _check(rows: Sequence[Row]) -> None:
     if numbers and not 0 <= min(numbers) <= max(numbers) < MOST_ROUNDS:
         raise ValueError(f"a round is not in [0, {MOST_ROUNDS:,})")
     for name in {name for row in {row[1:4] for row in rows} for name in row if name}:
-        names.checked(name, "a name")
+        own_names.checked(name, "a name")
     for row in rows:
         if row.metric in COUNTS and row.split in TRAINING and not 0 <= row.value < MOST_BYTES:
             raise ValueError(f"`{row.metric}` of round {row.round} is {row.value}")

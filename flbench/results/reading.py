@@ -12,7 +12,7 @@ from flbench.config.schema import Config
 from flbench.core import files
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import DataError, UserError, shortened
-from flbench.core.names import as_written
+from flbench.core.own_names import as_written
 from flbench.core.text import read_cell
 from flbench.core.wording import how_to_resume
 from flbench.metrics import names as metric_names

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from flbench.core import files
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import DataError, UserError, shortened
-from flbench.core.names import checked
+from flbench.core.own_names import checked
 from flbench.core.text import one_line
 from flbench.results import reading
 from flbench.results.left_out import LeftOut

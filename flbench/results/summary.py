@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from flbench.config.schema import BestConfig
-from flbench.core import names
+from flbench.core import own_names
 from flbench.core.errors import shortened
 from flbench.core.text import one_line
 from flbench.metrics import names as metric_names
@@ -49,7 +49,7 @@ Summary = dict[str, Any]
 """
 
 
-Name = Annotated[str, AfterValidator(partial(names.checked, what="it"))]
+Name = Annotated[str, AfterValidator(partial(own_names.checked, what="it"))]
 Count = Annotated[int, Field(ge=0, le=MOST)]
 Bytes = Annotated[int, Field(ge=0, le=MOST_BYTES)]
 Time = Annotated[float, Field(ge=0, le=float(MOST), allow_inf_nan=False)]
@@ -158,7 +158,7 @@ def checked(summary: Summary) -> Summary:
         target = summary.get("target")
         if target and target["round"] is not None and not target.get("communication"):
             raise ValueError("it has no `target.communication`")
-        return {**summary, "dataset": names.as_written(summary["dataset"], "`dataset`")}
+        return {**summary, "dataset": own_names.as_written(summary["dataset"], "`dataset`")}
     except ValidationError as error:
         first = error.errors()[0]
         key = one_line(shortened(".".join(map(str, first["loc"])), 100))

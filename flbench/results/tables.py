@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from flbench.core import files
 from flbench.core.documents import as_data_error
-from flbench.core.names import as_written
+from flbench.core.own_names import as_written
 from flbench.core.text import read_cell
 from flbench.results.metrics_file import HEADER, Row
 from flbench.results.summary import is_share

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, get_args
+from urllib.parse import urlsplit
 
 from filelock import FileLock, Timeout
 
@@ -17,7 +18,7 @@ from flbench.comparison.folder import is_cell, is_comparison, read_design
 from flbench.core import files
 from flbench.core.documents import as_data_error, read_yaml
 from flbench.core.errors import DataError, UserError
-from flbench.core.text import HTTP, one_line, redact_address, scheme_of
+from flbench.core.text import HTTP, one_line, redact_address
 from flbench.core.wording import in_shell
 from flbench.tracking import mlflow_errors, mlflow_store
 from flbench.tracking.mirror import NOT_SENT, REFUSED, Outcome
@@ -175,7 +176,7 @@ def _open_now(address: str, named_by: NamedBy) -> Store:
             return mlflow_store.open_store(address, named_by)
     except mlflow_errors.connection_errors() as error:
         trouble = mlflow_errors.explain(error)
-        if not (trouble.is_reached and trouble.is_passing and scheme_of(address) in HTTP):
+        if not (trouble.is_reached and trouble.is_passing and urlsplit(address).scheme in HTTP):
             raise
     return mlflow_store.open_store(address, named_by)
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from flbench.core.documents import as_data_error, read_json, read_yaml, unix_milliseconds
+from flbench.core.documents import as_data_error, read_json, read_yaml
 from flbench.core.errors import DataError
 from flbench.core.files import is_locked
 from flbench.core.text import printable
@@ -82,6 +82,11 @@ def _start_time(folder: Path, provenance: Mapping[str, Any]) -> int:
     if match := re.search(r"-(\d{8}-\d{6})-", folder.name):
         return int(datetime.strptime(match[1], "%Y%m%d-%H%M%S").timestamp() * 1000)
     return int((folder / "config.yaml").stat().st_mtime * 1000)
+
+
+def unix_milliseconds(time: str) -> int:
+    """Return a time in ISO 8601 format as milliseconds since 1970-01-01 UTC."""
+    return round(datetime.fromisoformat(time).timestamp() * 1000)
 
 
 class KeptErrors:

@@ -7,12 +7,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import ClassVar, Final
 
-from flbench.core.documents import as_data_error, unix_milliseconds
+from flbench.core.documents import as_data_error
 from flbench.core.files import is_locked
 from flbench.core.text import printable
 from flbench.tracking import mirror_run, mlflow_names, mlflow_view
 from flbench.tracking.mirror import Outcome
-from flbench.tracking.mirror_run import KeptErrors
+from flbench.tracking.mirror_run import KeptErrors, unix_milliseconds
 from flbench.tracking.mlflow_run import RUN_TAG, MlflowRun, RunIdentity, SentCounts
 from flbench.tracking.mlflow_store import Store
 from flbench.tracking.mlflow_uploads import Uploads

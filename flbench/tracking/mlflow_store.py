@@ -17,15 +17,7 @@ from filelock import FileLock
 
 from flbench.core import files
 from flbench.core.errors import ConfigError, UserError
-from flbench.core.text import (
-    HTTP,
-    is_of_this_machine,
-    is_redacted,
-    is_same_address,
-    redact_address,
-    scheme_of,
-    without_user,
-)
+from flbench.core.text import HTTP, MASK, is_of_this_machine, redact_address, without_user
 from flbench.tracking import mlflow_view
 
 NOT_INSTALLED: Final = "MLflow is not installed. Install it: pip install 'flbench[mlflow]'"
@@ -120,13 +112,13 @@ def _address(uri: str | None, named_by: NamedBy) -> str:
     in_environment = os.environ.get(ADDRESS_VARIABLE)
     if not uri:
         return in_environment or _of_file(Path.cwd() / "mlflow" / "flbench.db")
-    if named_by != "user" and in_environment and is_same_address(uri, in_environment):
+    shown = redact_address(uri)
+    if named_by != "user" and in_environment and redact_address(in_environment) == shown:
         return in_environment
     found = _completed(uri, in_environment)
     is_trusted = named_by == "user" or is_of_this_machine(found)
     if is_trusted or (named_by == "file" and not _any_credentials()):
         return found
-    shown = redact_address(uri)
     what = "results" if named_by == "folder" else "credentials of MLflow"
     raise ConfigError(
         f"{shown} is an address that a {named_by} names, and not that of ${ADDRESS_VARIABLE}. To"
@@ -160,13 +152,13 @@ def _check_keeps(uri: str) -> None:
 
 def _completed(uri: str, in_environment: str | None) -> str:
     """Return an address with the secrets that the environment has for it."""
-    if not is_redacted(uri):
+    if MASK not in uri:
         return uri
     if in_environment and redact_address(in_environment) == uri:
         return in_environment
-    is_http = scheme_of(uri) in HTTP
+    is_http = urlsplit(uri).scheme in HTTP
     bare = without_user(uri)
-    if is_http and not is_redacted(bare) and _has_credentials():
+    if is_http and MASK not in bare and _has_credentials():
         return bare  # MLflow adds the credentials to its requests
     others = " (or $MLFLOW_TRACKING_USERNAME and $MLFLOW_TRACKING_PASSWORD)" if is_http else ""
     raise ConfigError(
@@ -297,7 +289,7 @@ class Store:
         if not is_of_this_machine(self.uri):
             return
         shown = redact_address(location)
-        if scheme_of(location) in (*HTTP, "mlflow-artifacts"):
+        if urlsplit(location).scheme in (*HTTP, "mlflow-artifacts"):
             raise ConfigError(
                 f"{self.uri} keeps files at {shown}, a server that would get MLflow's credentials."
                 " Choose another experiment: tracking.experiment=NAME, or give the server: --uri"
@@ -359,7 +351,7 @@ class Store:
 
 def _path(location: str) -> Path | None:
     """Return the path of a location on this machine; None for any other."""
-    if scheme_of(location):
+    if "://" in location:
         parts = urlsplit(location)
         is_path = parts.scheme == "file" and parts.netloc in ("", "localhost")
         return Path(unquote(parts.path)) if is_path else None

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from flbench.core.documents import as_data_error, unix_milliseconds
+from flbench.core.documents import as_data_error
 from flbench.core.errors import DataError
 from flbench.results.study_folder import Trial, best_trial, read_trial
-from flbench.tracking.mirror_run import summary_metrics
+from flbench.tracking.mirror_run import summary_metrics, unix_milliseconds
 from flbench.tracking.mirror_tree import file_versions
 
 

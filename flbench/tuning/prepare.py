@@ -18,7 +18,7 @@ from flbench.config.schema import (
 from flbench.config.sources import Layer, folder_of
 from flbench.core import files
 from flbench.core.errors import ConfigError, DataError, UserError
-from flbench.core.names import SUFFIXES
+from flbench.core.own_names import SUFFIXES
 from flbench.core.plain_yaml import to_yaml
 from flbench.core.text import redact
 from flbench.data import partition_files

@@ -11,8 +11,7 @@ from flbench.config.schema import CHECKPOINT_SECONDS, EngineConfig, EvaluationCo
 from flbench.config.sources import Layer, from_values
 from flbench.core.control_groups import available_cores
 from flbench.core.errors import ConfigError, did_you_mean
-from flbench.core.names import SUFFIXES
-from flbench.core.wording import check_whole
+from flbench.core.own_names import SUFFIXES, check_whole
 from flbench.jobs import repetitions
 from flbench.jobs.repetitions import Vary
 from flbench.metrics import names as metric_names

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flbench.core.errors import RunError, UserError
-from flbench.core.names import LONGEST, as_written, checked
-from flbench.core.text import in_code, in_latex, in_markdown
+from flbench.core.own_names import LONGEST, as_written, checked
+from flbench.core.text import in_latex, in_markdown
 
 USUAL = (
     "Zoë",
@@ -69,12 +69,12 @@ def test_name_of_a_class_is_read_as_flbench_writes_it():
 def test_markdown_shows_a_text_as_it_is(text):
     """Python's Markdown, which makes the site, makes no element of a text and shows it whole."""
     markdown = pytest.importorskip("markdown")
-    for written in (in_markdown(text), in_code(text)):
-        page = markdown.markdown(f"| {written} |\n| --- |\n| {written} |", extensions=["tables"])
-        for harmless in ("table", "thead", "tbody", "tr", "th", "td", "code"):
-            page = page.replace(f"<{harmless}>", "").replace(f"</{harmless}>", "")
-        assert "<" not in page
-        assert page.count("\n") < 20
+    written = in_markdown(text)
+    page = markdown.markdown(f"| {written} |\n| --- |\n| {written} |", extensions=["tables"])
+    for harmless in ("table", "thead", "tbody", "tr", "th", "td", "code"):
+        page = page.replace(f"<{harmless}>", "").replace(f"</{harmless}>", "")
+    assert "<" not in page
+    assert page.count("\n") < 20
 
 
 @given(st.text(alphabet=MARKS, max_size=40))
@@ -82,7 +82,7 @@ def test_markdown_shows_a_text_as_it_is(text):
 def test_markdown_makes_no_element_of_any_text(text):
     markdown = pytest.importorskip("markdown")
 
-    page = markdown.markdown(f"x {in_markdown(text)}\n\n{in_markdown(text)}\n\n{in_code(text)}")
+    page = markdown.markdown(f"x {in_markdown(text)}\n\n{in_markdown(text)}")
 
     for harmless in ("p", "code"):
         page = page.replace(f"<{harmless}>", "").replace(f"</{harmless}>", "")
@@ -93,7 +93,6 @@ def test_usual_names_and_numbers_are_not_changed():
     for text in ("hfcd tau=1", "worst10_accuracy", "0.5000 [0.4000, 0.6000]", "-0.1 (12 %)", "-"):
         assert in_markdown(text) == text
     assert in_markdown("Give `--seeds 3`.") == "Give `--seeds 3`."
-    assert in_code("hfcd tau=1") == "`hfcd tau=1`"
 
 
 def test_latex_shows_a_text_as_it_is():

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from flbench.core.text import (
     cell,
     csv_text,
-    is_redacted,
     one_line,
     printable,
     read_cell,
@@ -99,7 +98,7 @@ def test_no_cell_begins_a_formula_or_has_control_characters(name):
 def test_secrets_are_hidden(address, shown):
     assert redact_address(address) == shown
     assert redact_address(shown) == shown
-    assert is_redacted(shown)
+    assert "***" in shown
 
 
 @pytest.mark.parametrize(

@@ -78,3 +78,15 @@ def check_metric(name: object, who: str) -> None:
             f"{who} the name {name!r}. A name is a text of printable characters without commas,"
             " quotation marks and line breaks, such as `top1`."
         )
+
+
+def check_whole(name: str, value: Any, least: int) -> None:
+    """Raise a ConfigError if the value of a setting is not a whole number of at least `least`.
+
+    >>> check_whole("trials", 0, 1)
+    Traceback (most recent call last):
+        ...
+    flbench.core.errors.ConfigError: `trials` must be a whole number of at least 1, got 0.
+    """
+    if type(value) is not int or value < least:
+        raise ConfigError(f"`{name}` must be a whole number of at least {least}, got {value!r}.")
