@@ -66,7 +66,8 @@ def write(
     Raises:
         UserError: There is no such format, a package is missing, a file exists, or the format
             cannot hold the model.
-        RunError: The file would not predict what the model predicts, or the disk failed.
+        OSError: The file cannot be written.
+        RunError: The file would not predict what the model predicts.
     """
     name = choose(format, file)
     card_file = file.with_name(f"{file.name}.json")
@@ -79,13 +80,9 @@ def write(
         "architecture": str(model.net.net),
     }
     content = FORMATS[name].encode(model, card)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        files.write(file, content)
-        files.write(card_file, (json.dumps(card, indent=1) + "\n").encode())
-    except OSError as error:
-        failed = RunError if error.errno in files.DISK_ERRORS else UserError
-        raise failed(f"{file} cannot be written: {error.strerror}. Choose another file.") from error
+    file.parent.mkdir(parents=True, exist_ok=True)
+    files.write(file, content)
+    files.write(card_file, (json.dumps(card, indent=1) + "\n").encode())
     return file, card_file
 
 
@@ -100,19 +97,13 @@ def choose(format: str | None, file: Path | None) -> str:
         UserError: There is no such format, or none has this suffix.
     """
     by_suffix = {one.suffix: name for name, one in FORMATS.items()}
-    found = format
-    if format is None:
-        found = "torch.export" if file is None else by_suffix.get(file.suffix)
+    found = format or (by_suffix.get(file.suffix) if file else "torch.export")
     if found in FORMATS:
         return str(found)
+    what = f"`{format}`" if format else f"of the suffix of {file}"
+    hint = did_you_mean(format, FORMATS) if format else ""
     known = ", ".join(f"{name} ({suffix})" for suffix, name in by_suffix.items())
-    if format is None:
-        raise UserError(
-            f"the suffix of {file} stands for no format: {known}. Choose one of these, or give"
-            f" `format`."
-        )
-    hint = did_you_mean(format, FORMATS)
-    raise UserError(f"there is no format `{format}`.{hint} Formats: {known}.")
+    raise UserError(f"there is no format {what}.{hint} Choose one of {known}.")
 
 
 def _examples(model: TrainedModel) -> Tensor:
@@ -138,14 +129,12 @@ def _holding(name: str) -> Iterator[None]:
     Raises:
         UserError: PyTorch cannot write the net in the format `name`.
     """
-    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)  # it would print the whole graph
+    logging.disable()  # PyTorch would print the whole graph
     try:
         with torch.no_grad(), warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
-    except (MemoryError, torch.OutOfMemoryError, UserError, RunError):
+    except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         # PyTorch's outer errors name the steps of the export; the innermost one has the reason.
@@ -153,13 +142,17 @@ def _holding(name: str) -> Iterator[None]:
         while cause.__cause__ is not None:
             cause = cause.__cause__
         first = str(cause).strip().partition("\n")[0].rstrip(".")
-        others = ", ".join(one for one in FORMATS if one != name)
         raise UserError(
             f"`{name}` cannot hold this net: {type(cause).__name__}: {first}{user_line(error)}."
-            f" Choose another format: {others}."
+            f" Choose another format: {_others(name)}."
         ) from error
     finally:
-        logger.setLevel(level)
+        logging.disable(logging.NOTSET)
+
+
+def _others(name: str) -> str:
+    """Return the names of the other formats as text."""
+    return ", ".join(one for one in FORMATS if one != name)
 
 
 def _program(model: TrainedModel, name: str) -> torch.export.ExportedProgram:
@@ -230,7 +223,7 @@ def _as_weights(model: TrainedModel, card: Card) -> bytes:
         raise UserError(
             f"`safetensors` holds the weights of the net alone, but the model `{card['model']}` of"
             f" `{card['method']}` does not predict by the logits of its net. Choose another"
-            f" format: {', '.join(name for name in FORMATS if name != 'safetensors')}."
+            f" format: {_others('safetensors')}."
         )
     if model.net.unsaved:
         raise UserError(

@@ -5,7 +5,6 @@ evaluated: with the same parameters, BatchNorm statistics, fine-tuning and predi
 """
 
 import re
-from collections import UserDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -22,7 +21,6 @@ from torch import Tensor
 from flbench.algorithms.base import Deployment
 from flbench.client.program import Statistic
 from flbench.config.resolve import resolve_written
-from flbench.core import shapes
 from flbench.core.errors import DataError, UserError, did_you_mean
 from flbench.core.text import one_line
 from flbench.core.types import Samples, State, StepContext, Tree
@@ -33,12 +31,10 @@ from flbench.data.partition import ClientParts
 from flbench.data.partition_files import check_unchanged
 from flbench.data.unlabelled import Layout
 from flbench.deploy import cards
-from flbench.deploy.models import DeployedNet, RawInputs, TrainedModel, context_of
+from flbench.deploy.models import DeployedNet, RawInputs, TrainedModel
 from flbench.experiment import checkpoint, own_methods, rounds
 from flbench.experiment.assembly import Experiment, build
-from flbench.experiment.evaluate import BLOCK
 from flbench.experiment.found import on_this_machine
-from flbench.experiment.predictions import SCALARS
 from flbench.models.base import net_leaves
 from flbench.models.lightning_net import LightningNet
 from flbench.results import metrics_file
@@ -252,17 +248,15 @@ def _net(
         return {f"{kind}/{leaf}": v for kind, tree in trees.items() for leaf, v in tree.items()}
 
     statistic = Statistic("deployed", _count, finish=captured, samples=Samples("train", limit=1))
-    block = _block(experiment, deployment, client)
     settings = rounds.evaluation_settings(experiment.algorithm, state)
     evaluator = experiment.evaluator(warn)
     [model] = (one for one in evaluator.models(state, settings) if one.name == name)
-    found = evaluator.run(model, block, (statistic,)).observed
-    row = block.tolist().index(client)
+    found = evaluator.run(model, torch.tensor([client]), (statistic,)).observed
     kinds: dict[str, Tree] = {"net": {}, "leaf": {}, "ctx": {}}
     for key, value in found.items():
         kind, slash, leaf = key.removeprefix("deployed.").partition("/")
         if slash:
-            kinds[kind][leaf] = value[row].detach().cpu().clone()
+            kinds[kind][leaf] = value[0].detach().cpu().clone()
     own = kinds["net"]
     net = deepcopy(experiment.net).cpu()
     net = net.to(next(value for value in own.values() if value.is_floating_point()))
@@ -272,14 +266,12 @@ def _net(
         # Not by load_state_dict, which leaves out the buffers that are not persistent.
         for leaf, tensor in leaves.items():
             tensor.copy_(own.get(leaf, tensor))
-    if rule is None:
-        deployed = DeployedNet(net)
-    else:
-        read = _Recorded(kinds["leaf"]), _Recorded(kinds["ctx"])
-        x = shapes.zeros(experiment.federation.shape, 2, next(net.parameters()).dtype)
-        with torch.no_grad():
-            rule(context_of(net.eval(), x, *read))
-        deployed = DeployedNet(net, rule, *(tree.used() for tree in read))
+    others = {
+        leaf: value
+        for leaf, value in kinds["leaf"].items()
+        if leaf not in leaves or not torch.equal(leaves[leaf], value)
+    }
+    deployed = DeployedNet(net, rule, others, kinds["ctx"])
     deployed.unsaved = tuple(sorted(changed - saved.keys()))
     if isinstance(net, LightningNet):  # the user's module, which may be trained further
         for leaf, parameter in net.named_parameters():
@@ -287,41 +279,9 @@ def _net(
     return deployed
 
 
-def _block(experiment: Experiment, deployment: Deployment, client: int) -> Tensor:
-    """Return the clients to compute a deployment for, so that one client's bits are the run's.
-
-    The rounding of training depends on how many clients are stacked, in the vectorized engine. So
-    the evaluation's block of clients is computed, unless the deployment trains nothing or the
-    models of a block take too much memory.
-    """
-    trains = deployment.program is not None or experiment.config.train.batchnorm == "drop"
-    if experiment.config.engine.name == "vectorized" and trains:
-        first = client // BLOCK * BLOCK
-        block = torch.arange(first, min(first + BLOCK, experiment.federation.clients))
-        if len(block) * experiment.algorithm.setting.net.size <= SCALARS:
-            return block
-    return torch.tensor([client])
-
-
 def _count(context: StepContext) -> Tree:
     """Return the number of samples of a batch: a Statistic needs a result."""
     return {"count": context.batch.mask.sum()}
-
-
-class _Recorded(UserDict[str, Tensor]):
-    """A tree that records which of its tensors a prediction rule reads."""
-
-    def __init__(self, tree: Tree) -> None:
-        self.names: set[str] = set()
-        super().__init__(tree)
-
-    def __getitem__(self, name: str) -> Tensor:
-        self.names.add(name)
-        return self.data[name]
-
-    def used(self) -> Tree:
-        """Return the tensors that were read, sorted by name."""
-        return {name: self.data[name] for name in sorted(self.names)}
 
 
 def _inputs(federation: Federation, client: int | None, dtype: torch.dtype) -> RawInputs:

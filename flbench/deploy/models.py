@@ -15,6 +15,7 @@ from flbench.client.forward import apply
 from flbench.core.types import Batch, Outputs, StepContext, Tree
 from flbench.data import unlabelled
 from flbench.data.unlabelled import Layout
+from flbench.models.base import net_leaves
 
 RawSamples = Tensor | NDArray[Any] | Sequence[Sequence[int]]
 """Raw samples; sequences of tokens may be a list."""
@@ -27,8 +28,8 @@ class DeployedNet(nn.Module):
     Args:
         net: The net, with the parameters and buffers that it is called with.
         rule: `Deployment.predict`; None takes the net's logits.
-        leaves: Leaves that the rule reads.
-        ctx: Entries of ctx that the rule reads.
+        leaves: Leaves for the rule that are not those of `net`.
+        ctx: Entries of ctx for the rule.
 
     Attributes:
         unsaved: Names of the buffers that training has changed and that `state_dict` leaves out.
@@ -67,16 +68,14 @@ class DeployedNet(nn.Module):
             {name: getattr(self, buffer) for name, buffer in names.items()}
             for names in self._read.values()
         )
-        return self.rule(context_of(self.net, x, leaves, ctx))
-
-
-def context_of(net: nn.Module, x: Tensor, leaves: Any, ctx: Any) -> StepContext:
-    """Return what a prediction rule reads for normalized inputs [B, ...] and two trees."""
-    # [B]; made from x, so that exported programs keep the axis B variable.
-    zeros = torch.zeros_like(x.flatten(1)[:, 0], dtype=torch.int64)
-    batch = Batch(x, y=zeros, mask=zeros == 0, key=zeros, step=torch.tensor(0))
-    forward, called = partial(net, x), partial(apply, net)
-    return StepContext(forward, batch=batch, ctx=ctx, leaves=leaves, start=leaves, apply=called)
+        leaves = net_leaves(self.net) | leaves
+        # [B]; made from x, so that exported programs keep the axis B variable.
+        zeros = torch.zeros_like(x.flatten(1)[:, 0], dtype=torch.int64)
+        batch = Batch(x, y=zeros, mask=zeros == 0, key=zeros, step=torch.tensor(0))
+        forward, called = partial(self.net, x), partial(apply, self.net)
+        return self.rule(
+            StepContext(forward, batch=batch, ctx=ctx, leaves=leaves, start=leaves, apply=called)
+        )
 
 
 class RawInputs(nn.Module):

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import isnan
 from typing import Any, Final
 
 import torch
@@ -57,37 +56,34 @@ def _try(metric: OwnMetric, whose: str, classes: int) -> None:
     """Raise a ConfigError if a metric fails, or if two calls with equal counts differ."""
     cells = torch.arange(classes * classes).reshape(classes, classes)
     confusion = 1 + cells % 3 + 2 * torch.eye(classes, dtype=torch.int64)  # it is not symmetric
-    first, _, second = metric(confusion), metric(confusion.flip(0)), metric(confusion)
-    if first != second and not (isnan(first) and isnan(second)):
+    first, _, second = (repr(metric(one)) for one in (confusion, confusion.flip(0), confusion))
+    if first != second:
         raise ConfigError(
             f"{whose}: `{metric.path}` returned {first} and {second} for the same confusion matrix."
-            " It may draw from a random generator of its own, read a clock, or remember earlier"
-            " calls. Draw from a generator with a seed, such as np.random.default_rng(0)."
+            " Draw from a generator with a seed, such as np.random.default_rng(0), and remember"
+            " nothing of earlier calls."
         )
     if metric.needs_scores(classes):
         raise ConfigError(
             f"{whose}: {type(metric.function).__name__} needs scores, and metrics get predicted"
-            " classes. flbench computes `auroc` and `average_precision` of two classes itself, and"
-            " metrics of probabilities with evaluation.probabilities=true. Leave the metric out."
+            " classes. Leave it out: flbench computes `auroc` and `average_precision` of two"
+            " classes itself, and metrics of probabilities with evaluation.probabilities=true."
         )
 
 
 def _check_name(name: str, others: Sequence[str]) -> None:
     """Raise a ConfigError if a metric cannot have a name, beside those of all own metrics."""
-    if not name.isidentifier():
-        raise ConfigError(
-            f"`evaluation.metrics.{name}`: the name of a metric must consist of letters, digits and"
-            " underscores, and not begin with a digit."
-        )
     empty = ConfusionCounts.empty(clients=1, classes=2)
     of_clients = (*per_client(empty), *metric_names.RANKING)
     taken = {*pooled(empty), *of_clients, *OTHERS, *(f"{VALIDATION}{key}" for key in of_clients)}
-    derived = (f"{VALIDATION}{name}", *(f"{name}{suffix}" for suffix in SUFFIXES))
-    wrong = [one for one in (name, *derived) if one in taken]
-    if wrong := wrong + [one for one in derived if one in others]:
+    taken |= set(others) - {name}
+    names = (name, f"{VALIDATION}{name}", *(f"{name}{suffix}" for suffix in SUFFIXES))
+    wrong = [one for one in names if one in taken or not one.isidentifier()]
+    if wrong:
         raise ConfigError(
-            f"`evaluation.metrics.{name}` has values under the names {', '.join((name, *derived))},"
-            f" and there is a metric or column `{wrong[0]}` already. Give yours another name."
+            f"`evaluation.metrics.{name}` has values under the names {', '.join(names)}, and"
+            f" `{wrong[0]}` is that of another metric or column, or not one of letters, digits and"
+            " underscores. Give the metric another name."
         )
 
 
@@ -102,8 +98,7 @@ def _function(name: str, entry: OwnMetricConfig) -> Callable[..., Any]:
     again = f"evaluation={{'metrics': {{'{name}': ...}}}}"
     found = parts.part(entry.source, parts.METRICS, where, again, key=name)
     if entry.source != parts.OBJECT and isinstance(found, type):
-        cure = "Name a function or an object, not a class that needs arguments."
-        with calling(f"{where}: {found.__name__}()", cure):
+        with calling(f"{where}: {found.__name__}()", "Name an object, not a class with arguments."):
             found = found()
     if not callable(found):
         raise ConfigError(

@@ -7,6 +7,7 @@ over the samples of all clients.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -24,7 +25,7 @@ from flbench.experiment import own_metrics
 from flbench.experiment.evaluation_tables import client_table
 from flbench.experiment.predictions import PARTS, Evaluation, Predict
 from flbench.metrics.own import OwnMetric
-from flbench.metrics.target_scores import TargetScores, torchmetric, value_of
+from flbench.metrics.target_scores import TargetScores, value_of
 from flbench.models.lightning_net import LightningNet
 from flbench.results.metrics_file import Row
 
@@ -111,7 +112,6 @@ def make(config: Config, net: LightningNet, federation: Federation) -> TargetJud
             f"`evaluation.best.metric={best.metric}` is not one of `evaluation.metrics`:"
             f" {', '.join(metric.name for metric in metrics)}."
         )
-    torchmetric(chosen)
     mode = best.mode or chosen.direction
     if mode is None:
         raise ConfigError(
@@ -148,15 +148,14 @@ def _check_keys(config: Config, federation: Federation) -> None:
             f" of the targets {list(federation.dataset.truth.shape[1:])} of `{name}`. Leave it out,"
             " and augment both in training_step."
         )
-    wrong = {
-        "evaluation.positive": evaluation.positive is not None,
-        "evaluation.target_accuracy": evaluation.target_accuracy is not None,
-        "evaluation.confusable": evaluation.confusable is not None,
-        "evaluation.probabilities": evaluation.probabilities,
-        "output.predictions": config.output.predictions,
-    }
-    for key, is_set in wrong.items():
-        if is_set:
+    for key in (
+        "evaluation.positive",
+        "evaluation.target_accuracy",
+        "evaluation.confusable",
+        "evaluation.probabilities",
+        "output.predictions",
+    ):
+        if attrgetter(key)(config) not in (None, False):
             raise ConfigError(
                 f"`{key}` is for classes, and `{name}` has other targets. Leave it out."
             )

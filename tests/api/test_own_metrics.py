@@ -141,11 +141,11 @@ def test_import_path_works_on_the_command_line(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("metrics", "words"),
     [
-        ({"accuracy": error_rate}, "column `accuracy` already"),
-        ({"client_std": error_rate}, "column `client_std` already"),
-        ({"a b": error_rate}, "must consist of letters"),
-        ({"e": error_rate, "e_worst10": error_rate}, "column `e_worst10` already"),
-        ({"e": error_rate, "validation_e": error_rate}, "column `validation_e` already"),
+        ({"accuracy": error_rate}, "`accuracy` is that"),
+        ({"client_std": error_rate}, "`client_std` is that"),
+        ({"a b": error_rate}, "one of letters"),
+        ({"e": error_rate, "e_worst10": error_rate}, "`e_worst10` is that"),
+        ({"e": error_rate, "validation_e": error_rate}, "`validation_e` is that"),
         ({"none": "tests.api.own_parts:nothing"}, "has no name `nothing`"),
         ({"bad": lambda confusion: confusion[11, 0]}, "raised IndexError"),
         ({"text": lambda confusion: "high"}, "must return a finite number"),

@@ -108,7 +108,7 @@ def test_models_of_nets_with_batchnorm(tmp_path, policy):
     assert_predicts_as_evaluated(path, clients=(0, 3))
 
 
-def test_a_fine_tuned_model_of_the_vectorized_engine_has_the_bits_of_its_block(tmp_path):
+def test_a_fine_tuned_model_of_the_vectorized_engine_predicts_what_was_evaluated(tmp_path):
     overrides = (*SMALL, "algorithm=ft", "engine.name=vectorized", "output.predictions=true")
     path, summary = run(tmp_path, *overrides)
     assert summary["engine"]["name"] == "vectorized"
