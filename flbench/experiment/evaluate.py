@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from flbench.algorithms.base import Algorithm, Deployment, is_of_user
 from flbench.client.batchnorm import recalibrate
@@ -46,23 +47,16 @@ Found = dict[str, Tree]
 """What is predicted, by part and result of `Predict`: [n, ...] for the samples of some clients."""
 
 
-@dataclass(frozen=True)
-class Pad:
-    """Pads the rows of a client [n, ...] with NaN to [length, ...], as `finish` of a Statistic.
+def padded(reduced: Tree, leaves: Tree, ctx: Tree, *, length: int) -> Tree:
+    """Return rows [n, ...] with NaN behind them, [length, ...], as `finish` of a Statistic.
 
     All clients then have tensors of one shape, in every engine and block.
     """
-
-    length: int
-
-    def __call__(self, reduced: Tree, leaves: Tree, ctx: Tree) -> Tree:
-        # `pad` takes its numbers from the last axis to the first: before and after each.
-        return {
-            key: torch.nn.functional.pad(
-                rows, (0, 0) * (rows.ndim - 1) + (0, self.length - len(rows)), value=torch.nan
-            )
-            for key, rows in reduced.items()
-        }
+    # `pad` takes its numbers from the last axis to the first: before and after each.
+    return {
+        key: pad(rows, (0, 0) * (rows.ndim - 1) + (0, length - len(rows)), value=torch.nan)
+        for key, rows in reduced.items()
+    }
 
 
 class Model(NamedTuple):
@@ -88,20 +82,6 @@ class Model(NamedTuple):
     untrained: "Model | None" = None
 
 
-class Kept(NamedTuple):
-    """What a deployment predicts for all clients, kept until the next evaluation.
-
-    Attributes:
-        found: The predictions for the samples of all clients.
-        clients: The clients' tree that the models were made of; the loop writes it in place.
-        functions: `Deployment.weights` and `Deployment.predict`.
-    """
-
-    found: Found
-    clients: Tree
-    functions: tuple[Any, ...]
-
-
 @dataclass(frozen=True)
 class Evaluator:
     """Evaluates the models of a run.
@@ -121,7 +101,7 @@ class Evaluator:
             numbers in eval mode, predictions can be kept; if it does not mix the samples of a
             batch, those of several clients can be in one.
         cached: What the engine has in place of net and samples; None if it has these.
-        kept: Predictions of the last evaluation, by the name of the deployment.
+        kept: Predictions of the last evaluation with `stale`, by deployment and stage.
     """
 
     algorithm: Algorithm
@@ -134,7 +114,7 @@ class Evaluator:
     net: nn.Module
     parts: tuple[str, ...] = PARTS
     cached: "Cached | None" = None
-    kept: dict[str, Kept] = field(default_factory=dict)
+    kept: dict[tuple[str, int], Found] = field(default_factory=dict)
 
     def evaluate(
         self,
@@ -152,8 +132,8 @@ class Evaluator:
             state: State after the round.
             settings: Settings of the round that was completed.
             common: Whether to evaluate on the common test set too.
-            stale: [N] bool: the clients whose leaves may have changed since the last evaluation of
-                the same tree `state.clients`. None evaluates the models of all clients.
+            stale: [N] bool: the clients whose leaves may have changed since the last evaluation
+                that had `stale`. None evaluates the models of all clients, and keeps nothing.
 
         Raises:
             DivergedError: A model has weights that are not finite, or the models of all clients
@@ -358,37 +338,34 @@ class Evaluator:
     def _predicted(
         self, model: Model, stale: Tensor | None = None
     ) -> Iterator[tuple[Tensor, Found]]:
-        """Yield groups of clients that are all clients together, and what is predicted of them."""
+        """Yield groups of clients that are all clients together, and what is predicted of them.
+
+        Predictions that depend on the clients' leaves alone are kept for clients that are not
+        stale: one array of each result for the samples of all clients.
+        """
         everyone, made = torch.arange(self.federation.clients), model.deployment
-        samples = sum(len(self._owner[part]) for part in self.parts)
-        fits = samples * self.judge.width <= SCALARS
+        fits = sum(map(len, self._owner.values())) * self.judge.width <= SCALARS
         is_sent = made.dispatch.shared.values or made.dispatch.numbers
+        entry = model.name, model.state.stage
+        found = self.kept.pop(entry, None)  # an evaluation that fails keeps nothing
         if fits and self._is_one_pass(model):
             yield everyone, {part: self._in_one_pass(model, Samples(part)) for part in self.parts}
-        elif fits and self._can_keep(made) and not is_sent:
-            yield everyone, self._kept(model, stale)
-        else:
+            return
+        if stale is None or is_sent or not fits or not self._can_keep(made):
             yield from self._pieces(model, everyone)
-
-    def _kept(self, model: Model, stale: Tensor | None) -> Found:
-        """Return the kept predictions for all clients, with new ones for those that are stale."""
-        functions = (model.deployment.weights, model.deployment.predict)
-        ids, found = torch.arange(self.federation.clients), {part: Tree() for part in self.parts}
-        kept = self.kept.pop(model.name, None)  # an evaluation that fails keeps nothing
-        holds = kept is not None and kept.clients is model.state.clients
-        if kept is not None and stale is not None and holds and kept.functions == functions:
-            found, ids = kept.found, self._with_neighbours(stale)
+            return
+        ids = everyone if found is None else self._with_neighbours(stale)
+        found = found or {part: Tree() for part in self.parts}
         for some, piece in self._pieces(model, ids):
-            chosen = torch.zeros(self.federation.clients, dtype=torch.bool)
-            chosen[some] = True
+            chosen = torch.isin(everyone, some)
             for part, results in piece.items():
                 places = chosen[self._owner[part]]
                 for key, rows in results.items():
                     if key not in found[part]:
                         found[part][key] = rows.new_empty(len(places), *rows.shape[1:])
                     found[part][key][places] = rows
-        self.kept[model.name] = Kept(found, model.state.clients, functions)
-        return found
+        self.kept[entry] = found
+        yield everyone, found
 
     def _in_one_pass(self, model: Model, samples: Samples) -> Tree:
         """Return what a model that all clients share predicts of samples, [n, ...].
@@ -409,7 +386,7 @@ class Evaluator:
         if is_alone and self._is_same_for_all(model):
             piece = PIECE * -(-piece // (PIECE * self.federation.clients))
             samples = replace(samples, piece=piece)
-            statistic = replace(statistic, samples=samples, finish=Pad(piece))
+            statistic = replace(statistic, samples=samples, finish=partial(padded, length=piece))
         ids = torch.arange(max(1, -(-length // piece)))
         found = self.run(model, ids, (statistic,)).observed
         # [P, piece, ...] -> [n, ...]; the last piece alone is padded
@@ -455,8 +432,8 @@ class Evaluator:
     def _with_neighbours(self, changed: Tensor) -> Tensor:
         """Return the ids of clients to evaluate, of which some [N] bool have changed.
 
-        Rounding depends on which clients are stacked. Whole blocks are therefore evaluated again,
-        so that a resumed run, which has kept nothing, has the same predictions.
+        Rounding depends on which clients are stacked, so whole blocks are evaluated again: a
+        resumed run, which has kept nothing, has the same predictions.
         """
         size = self.algorithm.setting.train.batch_size
         if self.engine.stacked(LocalProgram(()), (), size) != 1:
@@ -540,7 +517,7 @@ class Evaluator:
             f"{PREFIX}{samples.part}",
             self.judge.observe(deployment, samples.part),
             reduce="rows",
-            finish=Pad(max(1, length)),
+            finish=partial(padded, length=max(1, length)),
             samples=samples,
             stacked=stacked,
         )
