@@ -3,7 +3,7 @@
 Nothing here needs Lightning, which only the engines import that train one client after the other.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -28,15 +28,19 @@ def never_trained(net: nn.Module) -> frozenset[str]:
     return frozenset(name for name, _ in net.named_buffers()) | fixed.of(net).parameters
 
 
-def is_buffer(name: str, buffers: frozenset[str]) -> bool:
-    """Return whether a leaf is a buffer of the net, or of a second model.
+def name_in_net(leaf: str, names: Collection[str]) -> str | None:
+    """Return which of some names of the net's tensors a leaf has; None if it has none of them.
 
     Args:
-        name: The leaf's name. A second model's leaves have a prefix with a dot, such as `v.`.
-        buffers: The names of the net's buffers, or of all leaves that are never trained.
+        leaf: The leaf's name. A second model's leaves have a prefix with a dot, such as `v.`.
+        names: The names.
+
+    >>> name_in_net("v.module.fc.bias", {"module.fc.weight", "module.fc.bias"})
+    'module.fc.bias'
     """
-    parts = name.split(".")
-    return any(".".join(parts[k:]) in buffers for k in range(len(parts)))
+    parts = leaf.split(".")
+    suffixes = (".".join(parts[k:]) for k in range(len(parts)))
+    return next((name for name in suffixes if name in names), None)
 
 
 def call(net: nn.Module, weights: Tree, x: Tensor) -> Outputs:

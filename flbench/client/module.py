@@ -20,7 +20,7 @@ from flbench.client.forward import (
     apply,
     call,
     freeze_statistics,
-    is_buffer,
+    name_in_net,
     never_trained,
 )
 from flbench.client.loss_and_optimizer import local_loss, make_optimizer
@@ -160,7 +160,7 @@ class ClientModule(LightningModule):
         others = never_trained(self.net)
         self.trained = {}
         for name, leaf in self.leaves.items():
-            if is_buffer(name, others) or not leaf.is_floating_point():
+            if name_in_net(name, others) or not leaf.is_floating_point():
                 continue
             wanted = self.phase.trains(name)
             if leaf.requires_grad != wanted:

@@ -7,7 +7,7 @@ bit for bit in float64.
 """
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flbench.client.forward import apply
+from flbench.client.forward import apply, name_in_net
 from flbench.client.logged import Log
 from flbench.client.module import ClientModule
 from flbench.client.own_optimizer import Schedule, described, parse
@@ -202,7 +202,7 @@ class OwnModule(ClientModule):
         if self.phase.weights is None:
             return
         others = {name for name in self.leaves if self.phase.trains(name)} - self._own.keys()
-        found = {name: parameter_of(name, self._own) for name in others}
+        found = {name: name_in_net(name, self._own) for name in others}
         prefixes = {name.removesuffix(own) for name, own in found.items() if own is not None}
         self._second = {
             prefix + name: name
@@ -373,21 +373,6 @@ class _Call(nn.Module):
     def forward(self, *arguments: Any) -> Any:
         """Return what the method returns."""
         return self.method(*arguments)
-
-
-def parameter_of(leaf: str, own: Collection[str]) -> str | None:
-    """Return the name of the module's parameter that a leaf is, or that it is a second one of.
-
-    Args:
-        leaf: Name of a leaf. That of a second model has a prefix with a dot, such as `v.`.
-        own: Names of the parameters of the module.
-
-    >>> parameter_of("v.module.fc.bias", {"module.fc.weight", "module.fc.bias"})
-    'module.fc.bias'
-    """
-    parts = leaf.split(".")
-    names = (".".join(parts[k:]) for k in range(len(parts)))
-    return next((name for name in names if name in own), None)
 
 
 def _attach(module: nn.Module, position: SimpleNamespace | None) -> None:

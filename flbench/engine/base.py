@@ -1,7 +1,6 @@
 """The interface of an engine, and what all engines share: device, precision, results."""
 
 import os
-import platform
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,7 +15,6 @@ from flbench.core.rng import Draw
 from flbench.core.storage import Storage
 from flbench.core.types import Dispatch, Failure, Message, Results, Tree
 from flbench.engine.memory import keep_freed_memory
-from flbench.workers.nesting import has_gpu_of_ray
 
 STACKED_SIZE = 2**17
 """Scalars of the largest net whose models are stacked; larger ones gain nothing by it."""
@@ -27,9 +25,6 @@ STATISTIC_BATCH = 512
 """What is stored, for messages."""
 
 IN_MEMORY = Storage()
-
-TF32_SINCE = 8, 0
-"""Smallest compute capability of a GPU that has TF32 (Ampere)."""
 
 
 KeptRows = Callable[[Tensor], Tree]
@@ -119,7 +114,8 @@ class Engine(Protocol):
         """
 
     def report(self) -> dict[str, float]:
-        """Return measurements of the engine itself, for `summary.json`; shares are in [0, 1]."""
+        """Return measurements of the engine itself, for `summary.json`."""
+        return {}
 
     def close(self) -> None:
         """Release processes and connections. `run` opens them again, where it needs them."""
@@ -129,14 +125,9 @@ def find_device(name: str) -> torch.device:
     """Return the device that `engine.device` names; `auto` is the first GPU, or else the CPU.
 
     Raises:
-        ConfigError: PyTorch does not see that GPU, or the one that Ray has assigned to this worker.
+        ConfigError: PyTorch does not see that GPU.
     """
     gpus = torch.cuda.device_count()
-    if name != "cpu" and not gpus and has_gpu_of_ray():
-        raise ConfigError(
-            f"`engine.device`={name}: Ray has assigned a GPU on {platform.node()}, and PyTorch sees"
-            " none there. Use cpu, or install a PyTorch there that sees it."
-        )
     if name == "auto":
         return torch.device("cuda" if gpus else "cpu")
     device = torch.device(name)
@@ -163,12 +154,12 @@ def open_device(config: EngineConfig) -> torch.device:
     """
     device = find_device(config.device)
     if device.type == "cuda":
-        if config.precision == "tf32" and torch.cuda.get_device_capability(device) < TF32_SINCE:
-            raise ConfigError(
-                "`engine.precision=tf32` needs a GPU of compute capability 8.0 or more;"
-                f" {torch.cuda.get_device_name(device)} does not have it. Use 32-true."
-            )
-        select_deterministic_kernels(tf32=config.precision == "tf32")
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # CUDA reads it at its start
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cudnn.benchmark = False
+        # TF32 has 10 bits of mantissa instead of 23.
+        torch.backends.cudnn.allow_tf32 = config.precision == "tf32"
+        torch.backends.cuda.matmul.allow_tf32 = config.precision == "tf32"
         return device
     check_precision(config, device)
     keep_freed_memory()
@@ -181,20 +172,6 @@ def check_precision(config: EngineConfig, device: torch.device) -> None:
         raise ConfigError(
             f"`engine.precision={config.precision}` needs a GPU. Use bf16-mixed or 32-true."
         )
-
-
-def select_deterministic_kernels(*, tf32: bool) -> None:
-    """Select CUDA kernels that give the same bits in every run, for the whole process.
-
-    Args:
-        tf32: Whether matrix products and convolutions of float32 may round their factors to TF32,
-            which has 10 bits of mantissa instead of 23.
-    """
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # CUDA reads this when it starts
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.allow_tf32 = tf32
-    torch.backends.cuda.matmul.allow_tf32 = tf32
 
 
 def gathered(parts: Iterable[Results], ids: Tensor, storage: Storage = IN_MEMORY) -> Results:

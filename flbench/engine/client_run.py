@@ -44,7 +44,6 @@ class ClientRun:
         rows: The leaves that the client keeps between rounds, [1, ...] each.
         dispatch: What the server sends to this client.
         is_seeded: Whether the net may draw random numbers, or the program has code of the user.
-        is_scaled: Whether losses are multiplied by a loss scaler, as `16-mixed` needs it.
 
     Attributes:
         start: The leaves at the beginning of the program: the seeded values, overlaid by `rows`,
@@ -63,13 +62,13 @@ class ClientRun:
         dispatch: Dispatch,
         *,
         is_seeded: bool,
-        is_scaled: bool,
     ) -> None:
         env = self._environment = environment
         self._is_seeded = is_seeded
         # Each client has a new one. PyTorch's initial scale of 2**16 often overflows, and a client
         # would lose its first steps until the scale is small enough.
-        self._scaler = GradScaler(env.device.type, init_scale=2.0**10, enabled=is_scaled)
+        is_half = env.autocast is torch.float16
+        self._scaler = GradScaler(env.device.type, init_scale=2.0**10, enabled=is_half)
         self._client = client
         self._settings = settings
         self._losses: list[Tensor] = []

@@ -32,7 +32,7 @@ STACKED_SAMPLES = 64
 """Largest mean number of samples of a client for which models are stacked."""
 
 
-class SequentialEngine:
+class SequentialEngine(Engine):
     """Trains one client after the other on one device.
 
     The net is copied once, and the copy is filled with each client's values in place. A phase
@@ -58,14 +58,13 @@ class SequentialEngine:
         if find_device(config.device).type == "cpu" and has_plain_convolutions(net):
             convert_conv2d_weight_memory_format(copy, torch.channels_last)
         env = self._environment = Environment(copy, federation, config)
-        self._may_draw, self._is_scaled = may_draw(net), config.precision == "16-mixed"
+        self._may_draw = may_draw(net)
         is_small = sum(leaf.numel() for leaf in env.own.values()) <= STACKED_SIZE
         is_plain = env.device.type == "cpu" and env.autocast is None
         self._stacks = stacks and is_small and is_plain and not may_draw_in_eval(net)
         seeded = deepcopy(net) if self._stacks else net
         self._given = seeded, federation, config.altered(block=STACKED_CLIENTS)
         self._stack: Engine | None = None
-        self._means: dict[str, float] = {}
 
     @property
     def net(self) -> nn.Module:
@@ -93,12 +92,9 @@ class SequentialEngine:
                 )
             except ConfigError:  # an operation of a method that `torch.vmap` lacks
                 self._stacks = False
-        keys = {
-            "is_seeded": self._may_draw or not is_known((program, observe)),
-            "is_scaled": self._is_scaled,
-        }
+        env, seeded = self._environment, self._may_draw or not is_known((program, observe))
         runs = (
-            ClientRun(self._environment, int(one), settings, rows(one), dispatch(one), **keys)
+            ClientRun(env, int(one), settings, rows(one), dispatch(one), is_seeded=seeded)
             for one in ids[:, None]  # none, if there are no clients
         )
         return gathered((one.results(program, observe) for one in runs), ids, settings.storage)
@@ -116,20 +112,14 @@ class SequentialEngine:
 
     def _mean_size(self, part: str) -> float:
         """Return the mean number of samples of a client in a part."""
-        if part not in self._means:
-            federation = self._environment.federation
-            common = [federation.common] * (part == "common")
-            sizes = [len(rows) for rows in common or federation.partition.parts[part]]
-            self._means[part] = sum(sizes) / len(sizes)
-        return self._means[part]
+        federation = self._environment.federation
+        common = [federation.common] * (part == "common")
+        sizes = [len(rows) for rows in common or federation.partition.parts[part]]
+        return sum(sizes) / len(sizes)
 
     def stacked(self, program: LocalProgram, observe: tuple[Step, ...], batch_size: int) -> int:
         """Return `STACKED_CLIENTS` for evaluations of small models, and 1 for all else."""
         return STACKED_CLIENTS if self._can_stack(program, observe) else 1
-
-    def report(self) -> dict[str, float]:
-        """Return an empty dict: this engine has no measurements of its own."""
-        return {}
 
     def close(self) -> None:
         """Do nothing: this engine holds no processes."""

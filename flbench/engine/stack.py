@@ -3,16 +3,14 @@
 Axes: K clients of the block, S samples of a client in a step.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from flbench.client.forward import apply, call, mode
 from flbench.client.program import Statistic, Transform
@@ -25,7 +23,7 @@ from flbench.core.user_code_errors import user_line
 from flbench.data.federation import Federation
 from flbench.engine.base import RoundSettings
 from flbench.engine.environment import Environment
-from flbench.engine.padding import exclude_padding
+from flbench.engine.stacked_layers import cast_convolutions, exclude_padding
 from flbench.engine.stacked_tree import StackedTree
 
 STATISTIC_BATCH = 8192
@@ -44,45 +42,8 @@ class StackEnvironment(Environment):
     def __init__(self, net: nn.Module, federation: Federation, config: EngineConfig) -> None:
         super().__init__(net, federation, config)
         self.padding = exclude_padding(self.net)
-
-    @contextmanager
-    def precision(self) -> Iterator[None]:
-        """Return the context of a forward pass, in which autocast knows convolutions too."""
-        with super().precision(), CastConvolutions() if self.autocast else nullcontext():
-            yield
-
-
-class CastConvolutions(TorchFunctionMode):
-    """Casts what convolutions get to the type of autocast.
-
-    Autocast itself does that after `torch.vmap` has taken a convolution apart, and PyTorch compares
-    the types of input and bias before.
-    """
-
-    CONVOLUTIONS: ClassVar = frozenset(
-        getattr(torch, f"conv{kind}{n}d") for kind in ("", "_transpose") for n in (1, 2, 3)
-    )
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Collection[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Call a function of PyTorch."""
-        kwargs = kwargs or {}
-        if func in self.CONVOLUTIONS:
-            args = tuple(_cast(value) for value in args)
-            kwargs = {name: _cast(value) for name, value in kwargs.items()}
-        return func(*args, **kwargs)
-
-
-def _cast(value: Any) -> Any:
-    """Return a floating-point tensor in the type of autocast; other values as they are."""
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        return value
-    return value.to(torch.get_autocast_dtype(value.device.type))
+        if self.autocast is not None:
+            cast_convolutions(self.net)
 
 
 class Stack:
@@ -232,11 +193,9 @@ class Stack:
             x: Inputs of one step.
             weights: `Phase.weights`; None calls the net with the leaves.
         """
-        if weights is not None:
-            return call(self.environment.net, weights(leaves, ctx), x)
-        return call(
-            self.environment.net, {name: leaves[name] for name in self.environment.start}, x
-        )
+        env = self.environment
+        own = weights(leaves, ctx) if weights else {name: leaves[name] for name in env.start}
+        return call(env.net, own, x)
 
     def run_statistic(self, statistic: Statistic) -> None:
         """Compute a Statistic over each client's samples and write the results into ctx.

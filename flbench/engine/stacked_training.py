@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from flbench.client.forward import freeze_statistics, is_buffer, mode, never_trained
+from flbench.client.forward import freeze_statistics, mode, name_in_net, never_trained
 from flbench.client.loss_and_optimizer import local_loss, make_optimizer
 from flbench.client.program import Phase, most_epochs
 from flbench.client.recording import Recording
@@ -26,86 +26,47 @@ from flbench.client.tensor_names import untrained
 from flbench.config.schema import OptimizerConfig
 from flbench.core.types import Batch, Tree
 from flbench.data.batches import PIECE
-from flbench.engine.plan import Plan
-from flbench.engine.plan import make as make_plan
+from flbench.engine import stacked_batches
 from flbench.engine.stack import Stack
 
 
-def train(stack: Stack, phase: Phase) -> tuple[int, int]:
-    """Train the clients of a stack; their leaves, losses and step counts are updated.
+class StackedPhase:
+    """One phase of the training of a stack.
 
-    Returns:
-        The number of rows of all batches, and how many of them are samples, not padding.
+    Args:
+        stack: The clients; `train` updates their leaves, losses and step counts.
+        phase: The phase.
 
     Raises:
         UnknownNameError: The phase trains no parameter.
     """
-    env = stack.environment
-    stack.lr = phase.optimizer.lr * stack.settings.lr_factor
-    names = _trained(stack, phase)
-    if not names:
-        raise untrained(phase, stack.leaves.names)
-    skip = env.skips_single(phase)
-    plan = make_plan(env.federation, phase, stack.ids, stack.settings, skip_single=skip)
-    moving = [name for name in env.start if name in env.buffers]
-    # Also the buffers of a second model, which `Phase.weights` may call the net with.
-    written = [name for name in stack.leaves.names if is_buffer(name, env.buffers)]
-    stack.leaves.make_writable([*names, *written], len(stack))
-    optimizer = StackedOptimizer(phase.optimizer, stack.lr)
-    run = _StackedPhase(stack, phase, plan, names, moving, optimizer)
-    with mode(env.net, train=True):
-        if phase.batchnorm == "eval":
-            freeze_statistics(env.net)
-        run.train()
-    return run.slots, run.real
 
-
-def _trained(stack: Stack, phase: Phase) -> list[str]:
-    """Return the names of the leaves that the phase trains, in the order of the stack."""
-    others = never_trained(stack.environment.net)
-    return [
-        name
-        for name in stack.leaves.names
-        if phase.trains(name)
-        and not is_buffer(name, others)
-        and stack.leaves[name].is_floating_point()
-    ]
-
-
-class _StackedPhase:
-    """The steps of one phase of a stack.
-
-    Args:
-        stack: The clients.
-        phase: The phase.
-        plan: The samples of each client in each step.
-        names: Names of the leaves that are trained.
-        moving: Names of the net's buffers, which the forward pass may change.
-        optimizer: The optimizer of the stacked leaves.
-
-    Attributes:
-        slots: Rows of all batches so far.
-        real: How many of them are samples, not padding.
-    """
-
-    def __init__(
-        self,
-        stack: Stack,
-        phase: Phase,
-        plan: Plan,
-        names: list[str],
-        moving: list[str],
-        optimizer: "StackedOptimizer",
-    ) -> None:
-        self._stack, self._phase, self._plan = stack, phase, plan
-        self._names, self._moving = names, moving
-        self._optimizer = optimizer
-        self._recordings = [Recording(statistic) for statistic in phase.record]
-        self.real = self.slots = 0
-        # [K, T], 0 where a client takes no step.
-        self._losses = torch.zeros(
-            plan.ends.shape, dtype=torch.float64, device=stack.environment.device
+    def __init__(self, stack: Stack, phase: Phase) -> None:
+        env = stack.environment
+        self._stack, self._phase = stack, phase
+        stack.lr = phase.optimizer.lr * stack.settings.lr_factor
+        others = never_trained(env.net)
+        self._names = [
+            name
+            for name in stack.leaves.names
+            if phase.trains(name)
+            and name_in_net(name, others) is None
+            and stack.leaves[name].is_floating_point()
+        ]
+        if not self._names:
+            raise untrained(phase, stack.leaves.names)
+        self._batches = stacked_batches.make(
+            env.federation, phase, stack.ids, stack.settings, skip_single=env.skips_single(phase)
         )
+        # The net's buffers, which the forward pass may change.
+        self._moving = [name for name in env.start if name in env.buffers]
+        # Also the buffers of a second model, which `Phase.weights` may call the net with.
+        written = [name for name in stack.leaves.names if name_in_net(name, env.buffers)]
+        stack.leaves.make_writable([*self._names, *written], len(stack))
+        self._optimizer = StackedOptimizer(phase.optimizer, stack.lr)
+        self._recordings = [Recording(statistic) for statistic in phase.record]
+        # [K, T], 0 where a client takes no step.
+        self._losses = torch.zeros(self._batches.ends.shape, dtype=torch.float64, device=env.device)
         # Batches of several steps, [W, count, S, ...] each, gathered at once; `_begin` is the first
         # of these W steps.
         self._begin = 0
@@ -115,13 +76,16 @@ class _StackedPhase:
     def train(self) -> None:
         """Take all steps, and write the recorded Statistics into ctx."""
         self._record_padded_row()
-        step = 0
-        while count := self._plan.active(step):
-            if self._phase.until is not None and self._end_phases(step, count):
-                continue  # the clients were sorted again
-            self._step(step, count)
-            step += 1
-        self._stack.steps += np.minimum(self._plan.steps, step)
+        step, net = 0, self._stack.environment.net
+        with mode(net, train=True):
+            if self._phase.batchnorm == "eval":
+                freeze_statistics(net)
+            while count := self._batches.active(step):
+                if self._phase.until is not None and self._end_phases(step, count):
+                    continue  # the clients were sorted again
+                self._step(step, count)
+                step += 1
+        self._stack.steps += np.minimum(self._batches.steps, step)
         self._stack.loss += self._losses.sum(dim=1)
         for recording in self._recordings:
             self._stack.finish(recording)
@@ -137,8 +101,8 @@ class _StackedPhase:
 
     def _sort(self) -> None:
         """Sort the clients by their number of steps, largest first."""
-        order = np.argsort(-self._plan.steps, kind="stable")
-        self._plan.reorder(order)
+        order = np.argsort(-self._batches.steps, kind="stable")
+        self._batches.reorder(order)
         self._stack.reorder(order)
         index = torch.from_numpy(order).to(self._stack.environment.device)
         self._losses = self._losses[index]
@@ -149,30 +113,35 @@ class _StackedPhase:
 
     def _end_phases(self, step: int, count: int) -> bool:
         """Ask `Phase.until` for clients that begin an epoch; return whether any of them ends."""
-        begins = self._plan.first[:count, step]
-        until = self._phase.until
+        epoch, until = self._batches.epoch[:count], self._phase.until
+        begins = epoch[:, step] > (epoch[:, step - 1] if step else -1)
         if not begins.any() or until is None:
             return False
-        epochs = self._plan.epoch[:count, step]
-        means = self._means(step, count)
+        epochs = torch.from_numpy(epoch[:, : step + 1]).to(self._losses.device)
+        means = self._means(epochs[:, :step])
         flags = self._stack.vmap_clients(
             lambda leaves, start, ctx, means, done: until(means, done, ctx),
             means,
-            epochs,
+            epochs[:, step],
             count=count,
         )
         ends = begins & flags.cpu().numpy()
         if not ends.any():
             return False
-        self._plan.steps[:count][ends] = step
+        self._batches.steps[:count][ends] = step
         self._sort()
         return True
 
-    def _means(self, step: int, count: int) -> Tensor:
-        """Return the mean loss of each epoch so far, [count, epochs]; NaN for later epochs."""
-        phase, losses = self._phase, self._losses[:count, :step]
-        sums, counts = losses.new_zeros(2, count, most_epochs(phase))  # [count, epochs] each
-        epochs = self._plan.epoch[:count, :step]  # [count, steps before this one]
+    def _means(self, epochs: Tensor) -> Tensor:
+        """Return the mean loss of each epoch, [count, epochs]; NaN for later epochs.
+
+        Args:
+            epochs: [count, steps] the epochs of the steps so far.
+        """
+        count, step = epochs.shape
+        losses = self._losses[:count, :step]
+        # [count, epochs] each
+        sums, counts = losses.new_zeros(2, count, most_epochs(self._phase))
         sums.scatter_add_(1, epochs, losses)
         counts.scatter_add_(1, epochs, torch.ones_like(losses))
         return torch.where(counts > 0, sums / counts.clamp_min(1), torch.nan)
@@ -180,14 +149,13 @@ class _StackedPhase:
     def _step(self, step: int, count: int) -> None:
         """Take one optimizer step of the first `count` clients."""
         stack, phase = self._stack, self._phase
-        fill = self._plan.fill[:count, step]
+        fill = self._batches.fill[:count, step]
         size = int(fill.max())
-        self.real, self.slots = self.real + int(fill.sum()), self.slots + count * size
         if not 0 <= step - self._begin < len(self._window[0]):
             self._begin, self._window = step, self._gather_batches(step, count)
         # x, y, mask and key, [count, S, ...] each
         batch = tuple(part[step - self._begin, :count, :size] for part in self._window)
-        number = self._plan.numbers[step]
+        number = self._batches.numbers[step]
         compute = self._gradients if phase.gradient is None else self._hook_gradients
         full = bool((fill == size).all())
         gradients, loss, buffers, recorded = compute(number, full, batch, count)
@@ -209,13 +177,13 @@ class _StackedPhase:
 
     def _gather_batches(self, step: int, count: int) -> tuple[Tensor, ...]:
         """Return x, y, mask and key [W, count, S, ...] of the W steps from this one on."""
-        env, plan = self._stack.environment, self._plan
-        size = plan.rows.shape[2]
+        env, batches = self._stack.environment, self._batches
+        size = batches.rows.shape[2]
         steps = slice(step, step + max(1, PIECE // (count * size)))
-        rows, keys = (part[:count, steps].transpose(0, 1) for part in (plan.rows, plan.keys))
+        rows, keys = (part[:count, steps].transpose(0, 1) for part in (batches.rows, batches.keys))
         # [W, count, S] -> [W * count, S] -> x [W * count, S, ...]
         x = self._stack.inputs(rows.reshape(-1, size), keys.reshape(-1, size))
-        mask = torch.arange(size, device=env.device) < plan.ends[:count, steps].T[..., None]
+        mask = torch.arange(size, device=env.device) < batches.ends[:count, steps].T[..., None]
         return x.reshape(*rows.shape, *x.shape[2:]), env.federation.y[rows], mask, keys
 
     def _hook_gradients(

@@ -14,18 +14,13 @@ from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError
 from flbench.core.rng import positions, seeded
 from flbench.core.tree import nbytes
-from flbench.core.types import Failure, Message, Results, Tree
+from flbench.core.types import Failure, Message, Results
 from flbench.core.user_code_errors import placed
 from flbench.data.federation import Federation
 from flbench.engine import memory
-from flbench.engine.base import (
-    Dispatcher,
-    KeptRows,
-    RoundSettings,
-    gathered,
-)
+from flbench.engine.base import Dispatcher, Engine, KeptRows, RoundSettings, gathered
 from flbench.engine.stack import Stack, StackEnvironment
-from flbench.engine.stacked_training import train
+from flbench.engine.stacked_training import StackedPhase
 from flbench.models import fixed
 from flbench.models.base import is_lightning
 
@@ -45,7 +40,7 @@ OTHER_GENERATORS: Final = (
 )
 
 
-class VectorizedEngine:
+class VectorizedEngine(Engine):
     """Trains blocks of clients at once; see `engine.stack` and `engine.stacked_training`.
 
     The results are those of the sequential engine up to rounding, because sums are computed in
@@ -72,7 +67,6 @@ class VectorizedEngine:
                 " LightningModule is Python code for one client. Use sequential, ray or auto."
             )
         self._block = config.block
-        self._slots = self._real = 0  # rows of all batches so far; rows that are samples
         self._environment = StackEnvironment(deepcopy(net), federation, config)
 
     def run(
@@ -91,7 +85,7 @@ class VectorizedEngine:
         groups = settings.groups(ids) if len(ids) else ()
         blocks = [block for group in groups for block in torch.split(group, most)]
         parts = (
-            self._run(
+            _run(
                 program,
                 Stack(self._environment, block, settings, rows(block), dispatch(block)),
                 observe,
@@ -99,10 +93,6 @@ class VectorizedEngine:
             for block in blocks
         )
         return next(parts) if len(blocks) == 1 else gathered(parts, ids, settings.storage)
-
-    def report(self) -> dict[str, float]:
-        """Return `idle_share`, the share of the rows of training batches that were padding."""
-        return {"idle_share": 1.0 - self._real / self._slots if self._slots else 0.0}
 
     def close(self) -> None:
         """Do nothing: this engine holds no processes."""
@@ -124,95 +114,81 @@ class VectorizedEngine:
             self._block = max(1, min(fitting, env.federation.with_new_clients().clients))
         return self._block
 
-    def _run(self, program: LocalProgram, stack: Stack, observe: tuple[Step, ...]) -> Results:
-        """Run a local program for one block of clients; see `Engine.run`.
 
-        Args:
-            program: The local program.
-            stack: The clients.
-            observe: Steps after the program.
-        """
-        for step in program.steps:
-            with naming(step, program, stack.leaves.names, stack.ctx.names), placed(stack.title):
-                self._execute_seeded(stack, step)
-        check_ends(program, frozenset(stack.leaves.names))
-        names = [name for name in stack.leaves.names if name in program.keeps | program.sends]
-        stack.leaves.stack([*names, *(mask for _, mask in program.masks)], len(stack))
-        finite = _are_finite(stack, names)
-        finished = torch.stack(list(finite.values())).all(dim=0)  # [leaves + 1, K] -> [K]
-        order = torch.from_numpy(stack.position).argsort()
-        failures = tuple(
-            Failure(
-                int(stack.ids[k]), _failure_reason([name for name in finite if not finite[name][k]])
-            )
-            for k in order[~finished[order]].tolist()
+def _run(program: LocalProgram, stack: Stack, observe: tuple[Step, ...]) -> Results:
+    """Run a local program for one block of clients; see `Engine.run`.
+
+    Args:
+        program: The local program.
+        stack: The clients.
+        observe: Steps after the program.
+    """
+    for step in program.steps:
+        with naming(step, program, stack.leaves.names, stack.ctx.names):
+            _execute(stack, step)
+    check_ends(program, frozenset(stack.leaves.names))
+    names = [name for name in stack.leaves.names if name in program.keeps | program.sends]
+    stack.leaves.stack([*names, *(mask for _, mask in program.masks)], len(stack))
+    finite = _are_finite(stack, names)
+    finished = torch.stack(list(finite.values())).all(dim=0)  # [leaves + 1, K] -> [K]
+    order = torch.from_numpy(stack.position).argsort()
+    failures = tuple(
+        Failure(
+            int(stack.ids[k]), _failure_reason([name for name in finite if not finite[name][k]])
         )
-        order = order[finished[order]]  # the clients that finished, in the order of `ids`
-        index = order.to(self._environment.device)
-        stacked = stack.leaves.stacked
-        tree = {name: stacked[name][index].cpu() for name in names}
-        masks = {name: stacked[mask][index].cpu() for name, mask in program.masks}
-        steps = torch.from_numpy(stack.steps)[order]
-        losses = (stack.loss.cpu()[order] / steps.clamp_min(1)).float()
-        clients = torch.from_numpy(stack.ids)[order]
-        positions = torch.from_numpy(stack.position)[order]
-        # `observe` comes last: its steps may change leaves and the order of the clients.
-        begin = perf_counter()
-        observed = self._observe(stack, observe, positions)
-        return Results(
-            ids=clients,
-            steps=steps,
-            losses=torch.where(steps > 0, losses, torch.nan),
-            kept={name: tree[name] for name in names if name not in program.sends},
-            sent=Message({name: tree[name] for name in names if name in program.sends}, masks),
-            observed=observed,
-            failures=failures,
-            observe_seconds=perf_counter() - begin,
-        )
+        for k in order[~finished[order]].tolist()
+    )
+    order = order[finished[order]]  # the clients that finished, in the order of `ids`
+    index = order.to(stack.environment.device)
+    stacked = stack.leaves.stacked
+    tree = {name: stacked[name][index].cpu() for name in names}
+    masks = {name: stacked[mask][index].cpu() for name, mask in program.masks}
+    steps = torch.from_numpy(stack.steps)[order]
+    losses = (stack.loss.cpu()[order] / steps.clamp_min(1)).float()
+    clients = torch.from_numpy(stack.ids)[order]
+    places = torch.from_numpy(stack.position)[order]
+    # `observe` comes last: its steps may change leaves and the order of the clients.
+    begin = perf_counter()
+    for step in observe:
+        _execute(stack, step)
+    order = torch.from_numpy(stack.position).argsort()[places]
+    prefixes = tuple(f"{step.name}." for step in observe if isinstance(step, Statistic))
+    observed = {
+        name: value[order.to(value.device)].cpu()
+        for name, value in stack.ctx.stacked.items()
+        if name.startswith(prefixes)
+    }
+    return Results(
+        ids=clients,
+        steps=steps,
+        losses=torch.where(steps > 0, losses, torch.nan),
+        kept={name: tree[name] for name in names if name not in program.sends},
+        sent=Message({name: tree[name] for name in names if name in program.sends}, masks),
+        observed=observed,
+        failures=failures,
+        observe_seconds=perf_counter() - begin,
+    )
 
-    def _observe(self, stack: Stack, observe: tuple[Step, ...], positions: Tensor) -> Tree:
-        """Run the steps of `observe`; return their Statistics' results, [K, ...] each.
 
-        Args:
-            stack: The clients.
-            observe: See `Engine.run`.
-            positions: [K] positions in the given ids of the clients that finished.
-        """
-        for step in observe:
-            with placed(stack.title):
-                self._execute_seeded(stack, step)
-        prefixes = tuple(f"{step.name}." for step in observe if isinstance(step, Statistic))
-        place = torch.from_numpy(stack.position).argsort()[positions]
-        return {
-            name: value[place.to(value.device)].cpu()
-            for name, value in stack.ctx.stacked.items()
-            if name.startswith(prefixes)
-        }
+def _execute(stack: Stack, step: Step) -> None:
+    """Run one step of the local program; what it draws depends on the round and the block.
 
-    def _execute_seeded(self, stack: Stack, step: Step) -> None:
-        """Run one step of the local program; what it draws depends on the round and the block.
-
-        Raises:
-            ConfigError: The code draws from NumPy's or Python's generator.
-        """
-        part = () if isinstance(step, Phase) else (1,)
-        first = int(stack.ids[stack.position.argmin()])
-        with seeded(stack.settings.draw.module_seed(first, *part)):
-            before = positions()
-            self._execute(stack, step)
-            if before != positions():
-                raise ConfigError(OTHER_GENERATORS)
-
-    def _execute(self, stack: Stack, step: Step) -> None:
-        """Run one step of the local program."""
+    Raises:
+        ConfigError: The code draws from NumPy's or Python's generator.
+    """
+    part = () if isinstance(step, Phase) else (1,)
+    first = int(stack.ids[stack.position.argmin()])
+    with placed(stack.title), seeded(stack.settings.draw.module_seed(first, *part)):
+        before = positions()
         match step:
             case Phase():
-                slots, real = train(stack, step)
-                self._slots, self._real = self._slots + slots, self._real + real
+                StackedPhase(stack, step).train()
             case Statistic():
                 stack.run_statistic(step)
             case Transform():
                 stack.run_transform(step)
+        if before != positions():
+            raise ConfigError(OTHER_GENERATORS)
 
 
 def _are_finite(stack: Stack, names: list[str]) -> dict[str, Tensor]:

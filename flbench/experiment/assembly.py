@@ -14,7 +14,7 @@ from flbench.algorithms import Algorithm, Setting
 from flbench.algorithms.base import Rewrite, is_of_user, state_of
 from flbench.callbacks.callback_list import CallbackList
 from flbench.callbacks.run_view import Memory
-from flbench.client.forward import is_buffer
+from flbench.client.forward import name_in_net
 from flbench.client.program import LocalProgram, Phase
 from flbench.config.schema import (
     BestConfig,
@@ -499,7 +499,7 @@ def _without_training(algorithm: Algorithm, start: State) -> list[str]:
         phases = [step for step in program.steps if isinstance(step, Phase)]
         for number, phase in enumerate(phases, start=1):
             names = known if isinstance(phase.train, str) else phase.train
-            if not any(phase.trains(name) and not is_buffer(name, never) for name in names):
+            if not any(phase.trains(name) and name_in_net(name, never) is None for name in names):
                 sentences.append(
                     f"all parameters that its training phase {number} of {what} trains are frozen."
                 )

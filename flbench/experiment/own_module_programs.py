@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from flbench.algorithms.base import Algorithm, Setting
-from flbench.client.forward import is_buffer
-from flbench.client.own_module import parameter_of
+from flbench.client.forward import name_in_net
 from flbench.client.program import CrossEntropyTerm, LocalProgram, LossTerm, Phase, Statistic, Step
 from flbench.config.schema import Config, OptimizerConfig, ScheduleConfig
 from flbench.core.errors import ConfigError
@@ -144,8 +143,8 @@ def _of_phase(phase: Phase, net: NetSpec, optimizer: OptimizerConfig) -> Iterato
         )
     if phase.by_module and isinstance(phase.train, frozenset):
         own, buffers = set(net.parameters), net.names("all").difference(net.parameters)
-        trained = [name for name in sorted(phase.train) if not is_buffer(name, buffers)]
-        found = [parameter_of(name, own) for name in trained]
+        trained = [name for name in sorted(phase.train) if name_in_net(name, buffers) is None]
+        found = [name_in_net(name, own) for name in trained]
         if None in found or len(set(found)) < len(found):
             yield "it trains tensors that are not parameters of the module"
 

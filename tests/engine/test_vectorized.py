@@ -17,7 +17,7 @@ from flbench.core.rng import Draw
 from flbench.core.types import Dispatch, Message, Samples
 from flbench.engine import stacked_training
 from flbench.engine.base import RoundSettings
-from flbench.engine.padding import exclude_padding
+from flbench.engine.stacked_layers import exclude_padding
 from flbench.engine.stacked_tree import StackedTree
 from flbench.experiment import assembly
 from flbench.losses import CrossEntropy, Proximal
@@ -384,19 +384,6 @@ def test_padded_batchnorm_equals_pytorchs_on_the_real_rows():
         assert torch.allclose(found[:4], expected, rtol=0, atol=1e-12)
         for name, value in layer.named_buffers():
             assert torch.allclose(value.double(), statistics[name].double(), rtol=0, atol=1e-12)
-
-
-def test_idle_share_is_the_share_of_padding():
-    """Of each step's rows: those that take it times its longest batch, less the real ones."""
-    new = build("model.name=mlp", "partition.alpha=0.2", "engine.name=vectorized")
-    sizes = new.federation.sizes[list(CLIENTS)].tolist()
-    before = [64 * k for k in range(max(sizes) // 64 + 1)]
-    batches = [[min(64, n - low) for n in sizes if n > low] for low in before]
-    slots = sum(len(step) * max(step) for step in batches if step)
-
-    go(new, LocalProgram((phase(epochs=1),)), train=TrainConfig(batch_size=64))
-
-    assert new.engine.report() == {"idle_share": pytest.approx(1 - sum(sizes) / slots)}
 
 
 @dataclass(frozen=True)

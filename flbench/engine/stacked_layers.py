@@ -1,11 +1,14 @@
-"""BatchNorm over batches whose last rows are padding."""
+"""Layers of a net whose clients are stacked: BatchNorm over padded rows, and autocast."""
 
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from flbench.core.errors import ConfigError
@@ -37,20 +40,41 @@ def exclude_padding(net: nn.Module) -> Padding:
     """
     padding = Padding()
     for module in net.modules():
-        if isinstance(module, _InstanceNorm) and module.track_running_stats:
+        if isinstance(module, _BatchNorm):
+            is_exact = module.momentum is not None and module.track_running_stats
+            module.forward = partial(_forward, module, padding)  # type: ignore[method-assign]
+        else:
+            is_exact = not (isinstance(module, _InstanceNorm) and module.track_running_stats)
+        if not is_exact:
             raise ConfigError(
                 f"`engine.name=vectorized` cannot train the layer {module}: padded rows would be a"
-                " part of its running statistics. Use engine.name=sequential, ray or auto."
+                " part of its statistics. Give BatchNorm track_running_stats and a momentum, and"
+                " InstanceNorm no track_running_stats; or use engine.name=sequential, ray or auto."
             )
-        if isinstance(module, _BatchNorm):
-            if module.momentum is None or not module.track_running_stats:
-                raise ConfigError(
-                    f"`engine.name=vectorized` cannot train the layer {module}: it needs running"
-                    " statistics with a momentum. Set momentum and track_running_stats of the"
-                    " layer, or use engine.name=sequential, ray or auto."
-                )
-            module.forward = partial(_forward, module, padding)  # type: ignore[method-assign]
     return padding
+
+
+def cast_convolutions(net: nn.Module) -> None:
+    """Let the convolutions of a net cast what they get to the type of autocast.
+
+    Autocast itself does that after `torch.vmap` has taken a convolution apart, and PyTorch compares
+    the types of input and bias before.
+    """
+    for module in net.modules():
+        if isinstance(module, _ConvNd):
+            module.forward = partial(_cast_forward, module)
+
+
+def _cast_forward(layer: _ConvNd, x: Tensor, *size: Any) -> Tensor:
+    """Return a convolution's output for x [B, channels, ...]."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        kind = torch.get_autocast_dtype(device)
+        x, layer = x.to(kind), copy(layer)
+        own: dict[str, Any] = {name: w.to(kind) for name, w in layer.named_parameters()}
+        layer._parameters = layer._parameters | own
+    out: Tensor = type(layer).forward(layer, x, *size)
+    return out
 
 
 def _forward(layer: _BatchNorm, padding: Padding, x: Tensor) -> Tensor:

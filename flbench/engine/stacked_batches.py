@@ -1,4 +1,4 @@
-"""Plan of a phase for a block of clients: the samples of each client in each step."""
+"""The batches of a phase for a block of clients: the samples of each client in each step."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +15,8 @@ from flbench.engine.base import RoundSettings
 
 
 @dataclass
-class Plan:
-    """The steps of a phase, for K clients with at most T steps of at most S samples.
+class StackedBatches:
+    """The batches of a phase, for K clients with at most T steps of at most S samples.
 
     NumPy arrays are on the host, where they decide which clients take the next step. Tensors are on
     the device of the net, so that no step copies indices.
@@ -24,29 +24,26 @@ class Plan:
     Attributes:
         steps: [K] steps of each client. Entries [k, t] with t >= steps[k] are not used.
         fill: [K, T] number of samples in a step; the rest up to S is padding.
-        first: [K, T] whether a step is the first one of an epoch.
+        epoch: [K, T] the epoch of a step, counted from 0.
         rows: [K, T, S] rows of the data set; padding repeats the first row of the client's epoch.
         keys: [K, T, S] noise keys of the samples (`Batch.key`).
         ends: [K, T], `fill` on the device.
-        epoch: [K, T] the epoch of a step, counted from 0.
         numbers: [T] the numbers 0 to T - 1 (`Batch.step`).
     """
 
     steps: NDArray[np.int64]
     fill: NDArray[np.int64]
-    first: NDArray[np.bool_]
+    epoch: NDArray[np.int64]
     rows: Tensor
     keys: Tensor
     ends: Tensor
-    epoch: Tensor
     numbers: Tensor
 
     def reorder(self, order: NDArray[np.int64]) -> None:
         """Put the clients in another order; `order` [K] has the old position of each client."""
         index = torch.from_numpy(order).to(self.rows.device)
-        self.steps, self.fill, self.first = self.steps[order], self.fill[order], self.first[order]
-        self.rows, self.keys = self.rows[index], self.keys[index]
-        self.ends, self.epoch = self.ends[index], self.epoch[index]
+        self.steps, self.fill, self.epoch = self.steps[order], self.fill[order], self.epoch[order]
+        self.rows, self.keys, self.ends = self.rows[index], self.keys[index], self.ends[index]
 
     def active(self, step: int) -> int:
         """Return how many clients take this step, for clients sorted by `steps`, largest first."""
@@ -60,8 +57,8 @@ def make(
     settings: RoundSettings,
     *,
     skip_single: bool,
-) -> Plan:
-    """Return the plan of a phase for a block of clients.
+) -> StackedBatches:
+    """Return the batches of a phase for a block of clients.
 
     Args:
         federation: The samples of all clients.
@@ -73,13 +70,10 @@ def make(
     size = settings.train.batch_size
     orders = [_orders(federation, phase, int(i), settings, skip_single=skip_single) for i in ids]
     # steps [K]; before reshape, rows are [K, T * S]
-    steps = np.array(
-        [sum(_steps(order, size) for order in mine) for mine in orders], dtype=np.int64
-    )
+    steps = np.array([sum(_steps(order, size) for order in mine) for mine in orders])
     shape = len(ids), int(steps.max(initial=0))
     rows = np.zeros((shape[0], shape[1] * size), dtype=np.int64)
     fill, epoch = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-    first = np.zeros(shape, dtype=bool)
     for k, mine in enumerate(orders):
         begin = 0
         for number, order in enumerate(mine):
@@ -89,26 +83,24 @@ def make(
             fill[k, begin:end] = size
             fill[k, end - 1] -= (end - begin) * size - len(order)
             epoch[k, begin:end] = number
-            first[k, begin] = True
             begin = end
     if phase.steps is not None:
         steps = np.minimum(steps, phase.steps)
     top = int(steps.max(initial=0))
     rows = rows.reshape(*shape, size)[:, :top]  # [K, T * S] -> [K, T, S]
-    fill, epoch, first = fill[:, :top], epoch[:, :top], first[:, :top]
+    fill, epoch = fill[:, :top], epoch[:, :top]
     keys = settings.draw.noise_keys(ids[:, None, None], epoch[:, :, None], rows)
 
     def to_device(values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(federation.x.device)
 
-    return Plan(
+    return StackedBatches(
         steps=steps,
         fill=fill,
-        first=first,
+        epoch=epoch,
         rows=to_device(rows),
         keys=to_device(keys),
         ends=to_device(fill),
-        epoch=to_device(epoch),
         numbers=to_device(np.arange(top)),
     )
 
