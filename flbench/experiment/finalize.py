@@ -15,12 +15,7 @@ from flbench.experiment.predictions import positive_class
 from flbench.experiment.run_folder import RunFolder
 from flbench.reports import page
 from flbench.results import reading
-from flbench.results.summary import (
-    Summary,
-    cohort_accuracy,
-    cost_to_reach,
-    metrics_at,
-)
+from flbench.results.summary import Summary
 
 
 def write(experiment: Experiment, loop: FederatedLoop, state: State) -> Summary:
@@ -135,27 +130,20 @@ def _summary(
         engine: What the engine reports of itself.
     """
     config, federation, rows = experiment.config, experiment.federation, loop.folder.rows
-    by, last, best = config.evaluation.best, loop.running.last or 0, loop.running.best
-    totals = loop.running.totals()
+    by, best = config.evaluation.best, loop.running.best
     notes = [*experiment.notes, *loop.memory.notes]
     summary: Summary = {
-        "algorithm": config.algorithm.name,
+        **reading.so_far(config, rows),
         "dataset": federation.dataset.name,
-        "model": config.model.name,
         "paper": experiment.algorithm.paper.citation,
         "changed": changed(config),
-        "seed": config.seed,
-        "rounds": config.train.rounds,
         "clients": federation.clients,
         "partition_hash": federation.partition.hash(),
         "config_hash": config.hash(),
         "weights_digest": weights,
-        "last": metrics_at(rows, last, by),
-        "best": metrics_at(rows, last if best is None else best, by),
-        "best_by": f"validation {by.title}"
-        if best is not None
-        else "no validation part: the last round",
-        **totals,
+        "best_by": "no validation part: the last round"
+        if best is None
+        else f"validation {by.title}",
         "clients_never_trained": int((state.participation_count == 0).sum()),
         "seconds": {name: round(value, 3) for name, value in vars(loop.seconds).items()},
         "engine": {
@@ -177,16 +165,12 @@ def _summary(
         ("diverged", "diverged and were left out"),
         ("trainings_without_step", "took no step"),
     ):
-        if totals[key]:
-            total = totals["client_trainings"]
-            notes.append(f"{totals[key]} of {total} client trainings {what}.")
+        if summary[key]:
+            total = summary["client_trainings"]
+            notes.append(f"{summary[key]} of {total} client trainings {what}.")
     stop = loop.memory.stop
     if stop is not None and stop.round is not None:
         summary["stopped"] = {"round": stop.round, "reason": stop.reason}
-    if config.evaluation.target_accuracy is not None:
-        summary["target"] = cost_to_reach(config.evaluation.target_accuracy, rows)
-    if (cohort := cohort_accuracy(rows)) is not None:
-        summary["cohort"] = cohort
     return summary
 
 

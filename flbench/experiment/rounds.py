@@ -263,52 +263,41 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
         if len(algorithm.stages()) > 1:
             _mark_stale(state, results, stored)
         seen = visible_to_server(state, program)
+        # The server sees only what clients send. Training losses are not sent.
+        received = replace(
+            results,
+            sent=replace(sent, values=ServerView(sent.values, "results.sent.values", SENT)),
+            kept={},
+            observed={},
+            losses=torch.full_like(results.losses, torch.nan),
+        )
         with hook_checks.unwritten(algorithm, "aggregate", "clients", state.clients):
-            links, update = of_server(algorithm, seen, replace(results, sent=sent))
-        with naming(algorithm, state, "aggregate"):
-            hook_checks.update(algorithm, update, state, len(results.ids))
+            with naming(algorithm, seen, "links"):
+                links = algorithm.links(seen, results.ids)
+            with naming(algorithm, seen, "aggregate"):
+                update = algorithm.aggregate(seen, received)
+                hook_checks.update(algorithm, update, state, len(results.ids))
     reply = Message() if update.reply is None else apply_mask(update.reply)
     update = replace(update, reply=reply)
     put_(state.clients, results.ids, reply.values, reply.mask)
-    _mask_replies(state, results.ids, program, reply)
+    for name, mask in program.reply_masks:  # outside of it, what clients store is zero
+        if name in reply.values:
+            zeros = {name: torch.zeros_like(reply.values[name])}
+            put_(state.clients, results.ids, zeros, {name: ~state.clients[mask][results.ids]})
     if _has_training(program):
         state.participation_count[results.ids] += 1
     moved = not algorithm.setting.net.names("all").isdisjoint(update.server)
-    over = advance(state, algorithm.stages(), update)
-    return Exchange(
-        replace(over, is_initial=state.is_initial and not moved),
-        dict(update.metrics),
-        _costs(stage, trained, sent, update, links),
+    # The next stage begins if this one is completed and not the last one.
+    is_over = state.stage_round + 1 == stage.rounds and state.stage + 1 < len(algorithm.stages())
+    over = replace(
+        state,
+        stage=state.stage + is_over,
+        stage_round=0 if is_over else state.stage_round + 1,
+        round=state.round + (not stage.setup),
+        server={**state.server, **update.server},
+        is_initial=state.is_initial and not moved,
     )
-
-
-def of_server(algorithm: Algorithm, seen: State, results: Results) -> tuple[Tensor | None, Update]:
-    """Return what the server computes after the local programs: mixing weights and update.
-
-    The server sees only what clients send. Training losses are not sent.
-
-    Args:
-        algorithm: The method.
-        seen: State as the server sees it, with what the cohort keeps.
-        results: Results of the cohort, with the masks applied.
-
-    Raises:
-        UnknownNameError: A hook reads a tensor that the server does not have.
-    """
-    received = replace(
-        results,
-        sent=replace(
-            results.sent, values=ServerView(results.sent.values, "results.sent.values", SENT)
-        ),
-        kept={},
-        observed={},
-        losses=torch.full_like(results.losses, torch.nan),
-    )
-    with naming(algorithm, seen, "links"):
-        links = algorithm.links(seen, results.ids)
-    with naming(algorithm, seen, "aggregate"):
-        update = algorithm.aggregate(seen, received)
-    return links, update
+    return Exchange(over, dict(update.metrics), _costs(stage, trained, sent, update, links))
 
 
 def visible_to_server(state: State, program: LocalProgram) -> State:
@@ -359,14 +348,6 @@ def named(state: State) -> State:
     )
 
 
-def _mask_replies(state: State, ids: Tensor, program: LocalProgram, reply: Message) -> None:
-    """Set stored replies to zero outside the clients' `LocalProgram.reply_masks`, in place."""
-    for name, mask in program.reply_masks:
-        if name in reply.values:
-            zeros = {name: torch.zeros_like(reply.values[name])}
-            put_(state.clients, ids, zeros, {name: ~state.clients[mask][ids]})
-
-
 def _mark_stale(state: State, results: Results, stored: Tree) -> None:
     """Update `state.stale` in place: kept rows become stale, rows that were sent do not."""
     for name in results.kept:
@@ -382,25 +363,6 @@ def _mark_stale(state: State, results: Results, stored: Tree) -> None:
 def _has_training(program: LocalProgram) -> bool:
     """Return whether a program contains a phase of optimizer steps."""
     return any(isinstance(step, Phase) for step in program.steps)
-
-
-def advance(state: State, stages: tuple[Stage, ...], update: Update) -> State:
-    """Return the state after a round; it enters the next stage if this one is completed.
-
-    Args:
-        state: State before the round.
-        stages: All stages of the method.
-        update: Result of the method's `aggregate`.
-    """
-    stage, stage_round = stages[state.stage], state.stage_round + 1
-    next_one = stage_round == stage.rounds and state.stage + 1 < len(stages)
-    return replace(
-        state,
-        stage=state.stage + next_one,
-        stage_round=0 if next_one else stage_round,
-        round=state.round + (not stage.setup),
-        server={**state.server, **update.server},
-    )
 
 
 def _costs(

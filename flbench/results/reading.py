@@ -22,16 +22,14 @@ from flbench.results.metrics_file import Row
 from flbench.results.summary import (
     MOST_SAMPLES,
     SHARES,
+    RunningSummary,
     Summary,
-    best_round,
     check_shares,
     checked,
     cohort_accuracy,
     cost_to_reach,
     is_share,
-    last_round,
     metrics_at,
-    totals,
 )
 
 if TYPE_CHECKING:
@@ -242,8 +240,9 @@ def read(path: Path) -> StoredRun:
     rows = metrics_file.read(path / "metrics.csv")
     data = _data_hash(path)
     if not is_finished(path):
-        so_far = _so_far(config, rows)
-        return StoredRun(path, config, so_far, rows, [], finished=False, data_hash=data)
+        return StoredRun(
+            path, config, so_far(config, rows), rows, [], finished=False, data_hash=data
+        )
     classes, clients = read_tables(path, config)
     file = path / "summary.json"
     try:
@@ -347,17 +346,17 @@ def read_clients(path: Path, scores: tuple[str, ...] = CLIENT_SCORES) -> list[di
     return [row | {"name": as_written(read_cell(row["name"]), "a client")} for row in rows]
 
 
-def _so_far(config: Config, rows: list[Row]) -> Summary:
-    """Return the keys of a summary that are known before the run is finished."""
-    last = last_round(rows) or 0
+def so_far(config: Config, rows: list[Row]) -> Summary:
+    """Return the keys of a summary that metrics.csv has, also before the run is finished.
+
+    Args:
+        config: Configuration of the run.
+        rows: Rows of metrics.csv.
+    """
     by = config.evaluation.best
-    best = best_round(rows, by)
-    extra: Summary = {}
-    if config.evaluation.target_accuracy is not None:
-        extra["target"] = cost_to_reach(config.evaluation.target_accuracy, rows)
-    if (cohort := cohort_accuracy(rows)) is not None:
-        extra["cohort"] = cohort
-    return {
+    running = RunningSummary(rows, by)
+    last, best = running.last or 0, running.best
+    summary: Summary = {
         "algorithm": config.algorithm.name,
         "dataset": config.data.title,
         "model": config.model.name,
@@ -365,6 +364,10 @@ def _so_far(config: Config, rows: list[Row]) -> Summary:
         "rounds": config.train.rounds,
         "last": metrics_at(rows, last, by),
         "best": metrics_at(rows, last if best is None else best, by),
-        **totals(rows),
-        **extra,
+        **running.totals(),
     }
+    if config.evaluation.target_accuracy is not None:
+        summary["target"] = cost_to_reach(config.evaluation.target_accuracy, rows)
+    if (cohort := cohort_accuracy(rows)) is not None:
+        summary["cohort"] = cohort
+    return summary

@@ -235,12 +235,9 @@ class RunningSummary:
     def __init__(self, rows: list[Row], by: BestConfig = BY_ACCURACY) -> None:
         self._rows, self._by = rows, by
         self._read = 0  # rows that are in the values below
-        self._best: tuple[float, int] | None = (
-            None  # the key of the best value, and minus its round
-        )
+        # The key of the best value, and minus its round.
+        self._best: tuple[float, int] | None = None
         self._last: int | None = None
-        self._of_last: list[Row] = []
-        self._later: dict[int, list[Row]] = {}  # rows of later rounds, such as those of the cohort
         self._sums: dict[str, float] = {}
 
     @property
@@ -258,8 +255,9 @@ class RunningSummary:
     @property
     def of_last(self) -> list[Row]:
         """The rows of validation and test parts that belong to the round `last`."""
-        self._read_new()
-        return self._of_last
+        last = self.last
+        rows = (row for row in self._rows if row.round == last)
+        return [row for row in rows if row.split in ("validation", "test")]
 
     def totals(self) -> Summary:
         """Return the totals over all rounds; see the function `totals`."""
@@ -280,17 +278,9 @@ class RunningSummary:
         for row in new:
             if row.split in ("train", "setup"):
                 sums[row.metric] = sums.get(row.metric, 0) + row.value
-            if row.split not in ("validation", "test"):
+            if row.protocol != "personal" or row.split not in ("validation", "test"):
                 continue
-            if row.round == self._last:
-                self._of_last.append(row)
-            elif self._last is None or row.round > self._last:
-                self._later.setdefault(row.round, []).append(row)
-            if row.protocol != "personal":
-                continue
-            if row.round in self._later:
-                self._last, self._of_last = row.round, self._later[row.round]
-                self._later = {k: rows for k, rows in self._later.items() if k > row.round}
+            self._last = max(self._last or 0, row.round)
             if row.split == "validation" and row.metric == column:
                 key = (self._by.key(row.value), -row.round)
                 if self._best is None or key > self._best:

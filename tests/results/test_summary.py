@@ -71,6 +71,6 @@ def test_running_summary_reads_each_row_once():
     running = RunningSummary(rows)
     for piece in drawn(0):
         rows += piece
-        _ = running.best, running.last, running.of_last, running.totals()
+        _ = running.best, running.last, running.totals()
 
     assert rows.read == len(rows)
