@@ -33,9 +33,8 @@ from flbench.algorithms.shared.election import (
     BallotConfig,
     LayerElection,
     WriteVote,
-    least,
-    majority,
     rounded,
+    smallest,
 )
 from flbench.algorithms.shared.mixing import mix, pairwise_cosines
 from flbench.algorithms.shared.shift import Gaussian, Shift, shift_scores
@@ -46,11 +45,6 @@ class FedCmdConfig(BallotConfig):
     """Keys of FedCMD."""
 
     rho: float = Field(0.1, ge=0, le=1, description="share of the rounds that are phase 1")
-    tie: Literal["second", "lower"] = Field(
-        "second",
-        description="winner among layers with equally many votes: the second layer (the authors'"
-        " code), or the lower one",
-    )
     behind: Literal["softmax", "mean"] = Field(
         "softmax",
         description="how the layers behind the personal one are averaged: with weights from the"
@@ -83,6 +77,8 @@ class FedCmd(LayerElection):
                           a_ij = exp(cos(l*_i, l*_j)) / sum_j exp(cos(l*_i, l*_j))
 
     Deviations and readings. Batches vote in eval mode, with the weights before the optimizer step.
+    Among layers with equally many votes the second one wins, as in the authors' code, then the
+    lowest.
     The paper and the authors' code differ on the means: here they run over the clients of the
     round, with cosines of the weights of l* (not of their changes); `behind=mean` averages all
     layers but l* alike. Only the clients of the round receive mixed layers, as the reply to their
@@ -134,7 +130,7 @@ class FedCmd(LayerElection):
         votes = state.server["votes"]
         if not bool(votes.any()):
             return self.layers[-1]
-        return self.layers[int(majority(votes, second=self.config.tie == "second"))]
+        return self.layers[int(majority(votes))]
 
     def _from(self, layer: LayerSpec) -> frozenset[str]:
         """Return the leaves of this layer and of all layers behind it."""
@@ -170,10 +166,9 @@ class FedCmd(LayerElection):
 
     def batch_votes(self) -> Statistic:
         """Return the Statistic that is recorded on the training batches, for the client's vote."""
-        second = self.config.tie == "second"
         names = tuple(layer.name for layer in self.layers)
         shift = Shift(names, self.setting.classes, "tensors")
-        return Statistic("shift", BatchVotes(shift, second), finish=Majority(second))
+        return Statistic("shift", BatchVotes(shift), finish=vote_of_client)
 
     # Server
 
@@ -238,40 +233,33 @@ class BatchVotes:
 
     Attributes:
         shift: Function that computes the moments of inputs, labels and outputs.
-        second: Tie-breaking rule, see `majority`.
     """
 
     shift: Shift
-    second: bool
 
     def __call__(self, context: StepContext) -> Tree:
         """Return `votes` [L] int32: 1 for one layer, or all 0 for a batch of padding."""
         x, y, outputs = self.shift.gaussians(self.shift(context))
         scores = shift_scores(x, y, outputs, mean_distance, by_side=True)
         layer = torch.arange(len(scores), device=scores.device)
-        vote = (layer == least(scores, second=self.second)) & context.batch.mask.any()
+        vote = (layer == majority(smallest(scores))) & context.batch.mask.any()
         return {"votes": vote.to(torch.int32)}
 
 
-@dataclass(frozen=True)
-class Majority:
-    """Finish of a Statistic: a client votes for the layer that most of its batches voted for.
+def vote_of_client(sums: Tree, leaves: Tree, ctx: Tree) -> Tree:
+    """Return `vote` [], the layer that most batches voted for, from their `votes` [L]."""
+    return {"vote": majority(sums["votes"])}
 
-    Attributes:
-        second: Tie-breaking rule, see `majority`.
+
+def majority(votes: Tensor) -> Tensor:
+    """Return the number [] of the layer with the most votes [L].
+
+    Among layers with equally many votes, layer 1 comes first, then the lower ones.
     """
-
-    second: bool
-
-    def __call__(self, sums: Tree, leaves: Tree, ctx: Tree) -> Tree:
-        """Return `vote` [].
-
-        Args:
-            sums: `votes` [L], numbers of votes.
-            leaves: Not used.
-            ctx: Not used.
-        """
-        return {"vote": majority(sums["votes"], second=self.second)}
+    layer = torch.arange(len(votes), device=votes.device)
+    rank = torch.where(layer == 1, -1, layer)
+    # Ranks are smaller than len(votes) + 2, so they decide only between equal numbers of votes.
+    return (votes * (len(votes) + 2) - rank).argmax()
 
 
 def mean_distance(p: Gaussian, q: Gaussian) -> Tensor:

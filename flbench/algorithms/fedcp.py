@@ -1,7 +1,7 @@
 """FedCP: each sample's features are divided between two heads (Zhang et al., KDD 2023)."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -52,13 +52,6 @@ class FedCPConfig(AlgorithmConfig):
         description="weight of the distance (MMD) between features of the trained and of the"
         " received body",
     )
-    noise: bool = Field(
-        True, description="Gumbel noise on the gates in training, as in the authors' code"
-    )
-    gate_eval: Literal["mean", "softmax"] = Field(
-        "mean",
-        description="gates in an evaluation: their mean over the noise, or those without noise",
-    )
 
 
 @ALGORITHMS.register("fedcp")
@@ -83,13 +76,13 @@ class FedCP(Algorithm):
     Readings. The authors' code is taken, which made the printed numbers; whether the paper has
     noise is not known. The noise is logistic, the difference of two Gumbel variables of temperature
     1. That code has it in tests too, so that its accuracy is random; here an evaluation takes the
-    gates' mean over the noise, which gives the same expected logits (`gate_eval=mean`), or gates
-    without noise. In the first round v_i is random there; here it is that of the initial head.
-    There, an absent client is tested with the newest body and its old W_g and CPN; here with the
-    newest of all. Their loaders drop the last batch, also in tests. The widths of the kernels are
-    absolute, so that lam depends on the scale of features: for small nets the authors' lam of 5 can
-    hold the body near the received one, and a smaller one learns faster. With gates near 1/2 the
-    personal head moves by about a quarter of a plain head's step at the same learning rate.
+    gates' mean over the noise, which gives the same expected logits. In the first round v_i is
+    random there; here it is that of the initial head. There, an absent client is tested with the
+    newest body and its old W_g and CPN; here with the newest of all. Their loaders drop the last
+    batch, also in tests. The widths of the kernels are absolute, so that lam depends on the scale
+    of features: for small nets the authors' lam of 5 can hold the body near the received one, and a
+    smaller one learns faster. With gates near 1/2 the personal head moves by about a quarter of a
+    plain head's step at the same learning rate.
 
     Gradients of cross entropy sum to zero over the classes, so that under SGD the column sums of
     W_i never change, but for the factor of weight decay, which the length of v_i does not know: v_i
@@ -136,7 +129,7 @@ class FedCP(Algorithm):
     # Client
 
     def terms(self) -> tuple[LossTerm, ...]:
-        entropy = TwoHeads(head=self.head, noise=self.config.noise)
+        entropy = TwoHeads(head=self.head)
         return (entropy, FeatureDistance(self.config.lam)) if self.config.lam else (entropy,)
 
     def program(self, state: State) -> LocalProgram:
@@ -163,7 +156,7 @@ class FedCP(Algorithm):
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         program = LocalProgram((Transform(Begin(self.head)),))
-        scores = Scores(self.head, mean=self.config.gate_eval == "mean")
+        scores = Scores(self.head)
         return {"personal": Deployment(self.dispatch(state, ids), program, predict=scores)}
 
 
@@ -248,17 +241,14 @@ class Scores:
 
     Attributes:
         head: The head of the net.
-        mean: Whether gates are their mean over the noise; otherwise there is no noise.
     """
 
     head: LinearHead
-    mean: bool
 
     def __call__(self, context: StepContext) -> Tensor:
         """Return the logits [B, C]."""
         features = context.out.features
-        odds = preferences(context.leaves, features)
-        gates = mean_gate(odds) if self.mean else odds.sigmoid()
+        gates = mean_gate(preferences(context.leaves, features))
         return divided(self.head, context.leaves, features, gates)
 
 
@@ -268,18 +258,15 @@ class TwoHeads(CrossEntropy):
 
     Attributes:
         head: The head of the net.
-        noise: Whether the gates have noise.
     """
 
     head: LinearHead
-    noise: bool
 
     def outputs(self, context: StepContext) -> Outputs:
         """Return the features z [B, D] and the logits [B, C]."""
         features = context.out.features
         odds = preferences(context.leaves, features)
-        if self.noise:
-            odds = odds + logistic(context.batch.key, features.shape[1]).to(odds.dtype)
+        odds = odds + logistic(context.batch.key, features.shape[1]).to(odds.dtype)
         return Outputs(features, divided(self.head, context.leaves, features, odds.sigmoid()))
 
 

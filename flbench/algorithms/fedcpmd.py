@@ -44,24 +44,21 @@ from flbench.algorithms.shared.election import (
     BallotConfig,
     LayerElection,
     WriteVote,
-    least,
     rounded,
+    smallest,
 )
 from flbench.algorithms.shared.mixing import mix, pairwise_cosines
 from flbench.algorithms.shared.shift import REDUCE, Distance, Gaussian, Shift, shift_scores
 
 Layers = tuple[LayerSpec, ...]
-Mixing = Literal["similarity", "raw", "mean"]
 
 EPSILON = 1e-8  # added to the product of the norms in eq. 13; smallest sum of weights in eq. 12
+VOTE_SAMPLES = 1000  # largest number of training samples for a vote
 GRID_NODES = 2049  # of the grid of each Gaussian, which spans 8 standard deviations to each side
 
 
 class FedCpmdConfig(BallotConfig):
-    """Keys of FedCPMD.
-
-    The ablations of figure 5 average by eq. 5, whatever the key `mixing` is.
-    """
+    """Keys of FedCPMD."""
 
     # The vote
     distance: Literal["js", "wasserstein", "hellinger", "bhattacharyya"] = Field(
@@ -69,18 +66,12 @@ class FedCpmdConfig(BallotConfig):
         description="distance d between scalar Gaussians in the score of a layer (eq. 7):"
         " Jensen-Shannon (eq. 8), 2-Wasserstein, Hellinger or Bhattacharyya",
     )
-    activation: Literal["after", "before"] = Field(
-        "after", description="outputs of layers are taken after or before their ReLU"
-    )
     inputs: Literal["channels", "given", "raw"] = Field(
         "channels",
         description="how inputs are scaled to [0, 1] in the score: by the smallest and largest"
         " value of each channel at the client (channels), or not at all, for data.normalize=unit"
         " (given); raw: inputs, outputs and labels, which are the numbers of the classes, are all"
         " unscaled",
-    )
-    vote_samples: int | None = Field(
-        1000, ge=1, description="largest number of training samples for a vote; null for all"
     )
     coverage: bool = Field(
         True,
@@ -96,21 +87,10 @@ class FedCpmdConfig(BallotConfig):
         description="layer that stays local in phase 1: the classifier, the layer that the client"
         " has voted for most often so far, or none",
     )
-    mixing: Mixing = Field(
-        "similarity",
-        description="weights in a cluster: cosines of personal layers (eq. 12 and 13), cosines that"
-        " may be negative (raw), or numbers of samples (mean, eq. 5)",
-    )
-    absent: bool = Field(
-        False, description="the last uploads of absent clients of the cluster are mixed too"
-    )
-    min_per_cluster: int = Field(
-        1, ge=1, description="smallest number of clients that train in each cluster and round"
-    )
     ablation: Literal["none", "only_cluster", "only_decouple"] = Field(
         "none",
         description="figure 5: only_cluster averages all layers within clusters, only_decouple has"
-        " personal layers without clusters",
+        " personal layers without clusters; both with the weights of eq. 5",
     )
     paper_evaluation: bool = Field(
         False,
@@ -146,15 +126,16 @@ class FedCpmd(LayerElection):
         omega_i = sum_j Phi_ij omega_j / sum_j Phi_ij                                  (eq. 12)
 
     Readings. The sums run over the clients of the round, with the layers that they have just
-    trained; only these clients receive a reply. Ties between layers go to the smaller sum of
-    scores, then to the lower layer. A client that never voted keeps the classifier. When a client
-    first participates in phase 2, it receives the body of phase 1, except for its personal layer if
-    it has voted. The paper does not describe clients that join later. Here such a client votes
-    once, after training the body of phase 1 for a round. It receives the layers of its cluster as
-    in eq. 12, mixed over the last uploads of all clients that trained in phase 2, and as its
-    personal layer that of phase 1. In phase 1 the classifier stays with the client, as section 5.2
-    says; line 13 of Algorithm 2 keeps the layer that the client has voted for most often so far
-    (`phase1_personal=majority`).
+    trained; only these clients receive a reply. Outputs of layers are taken after their ReLU, and a
+    vote reads at most 1,000 training samples. A share of the clients of each cluster takes part,
+    and at least one. Ties between layers go to the smaller sum of scores, then to the lower layer.
+    A client that never voted keeps the classifier. When a client first participates in phase 2, it
+    receives the body of phase 1, except for its personal layer if it has voted. The paper does not
+    describe clients that join later. Here such a client votes once, after training the body of
+    phase 1 for a round. It receives the layers of its cluster as in eq. 12, mixed over the last
+    uploads of all clients that trained in phase 2, and as its personal layer that of phase 1. In
+    phase 1 the classifier stays with the client, as section 5.2 says; line 13 of Algorithm 2 keeps
+    the layer that the client has voted for most often so far (`phase1_personal=majority`).
 
     Deviations. Before inputs, labels and outputs become Gaussians, they are scaled to [0, 1], so
     that tensors of different ranges are compared. The paper does not say so. Without scaling
@@ -215,15 +196,11 @@ class FedCpmd(LayerElection):
             )
         # A cluster of m clients trains two of them if participation * m rounds to at least 2.
         fewest = ceil(1.5 / participation)
-        if (
-            participation < 1
-            and self.config.min_per_cluster == 1
-            and fewest * len(self.layers) > clients
-        ):
+        if participation < 1 and fewest * len(self.layers) > clients:
             notes.append(
                 f"fedcpmd: with train.participation={participation:g}, a cluster of fewer than"
                 f" {fewest} clients trains one client per round, which then mixes with no other."
-                " Raise train.participation or algorithm.min_per_cluster."
+                " Raise train.participation."
             )
         return notes
 
@@ -264,9 +241,7 @@ class FedCpmd(LayerElection):
 
         if self.config.ablation == "only_decouple":
             return common
-        participation = self.setting.train.participation
-        fewest = self.config.min_per_cluster
-        return cohort_of_clusters(self.clusters(state), participation, fewest, draw)
+        return cohort_of_clusters(self.clusters(state), self.setting.train.participation, draw)
 
     # Client
 
@@ -296,9 +271,9 @@ class FedCpmd(LayerElection):
         """
         config = self.config
         names = tuple(layer.name for layer in self.layers)
-        shift = Shift(names, self.setting.classes, config.inputs, config.activation == "after")
+        shift = Shift(names, self.setting.classes, config.inputs)
         score = ScoreLayers(shift, config.distance)
-        samples = Samples(limit=config.vote_samples)
+        samples = Samples(limit=VOTE_SAMPLES)
         statistic = Statistic("shift", shift, REDUCE, finish=score, samples=samples)
         return (*reestimate_batchnorm(self.setting), statistic, Transform(WriteVote()))
 
@@ -335,24 +310,36 @@ class FedCpmd(LayerElection):
 
     def _aggregate_clusters(self, state: State, results: Results) -> Update:
         """Phase 2: mix omega_i over the clients of the round in the same cluster."""
-        config, ids = self.config, results.ids
+        ids = results.ids
         participated = state.server["participated"].index_fill(0, ids, True)
 
-        members = results
-        if config.absent:
-            members = with_last_uploads(state, results, participated)
-        among = members.ids  # [M] the clients that are mixed
-        rows = only(members.sent.values, self.split()[1])  # [M, ...] each
-
-        mixing: Mixing = config.mixing if config.ablation == "none" else "mean"
-        clusters, own = self.clusters(state)[among], self.own(state)  # [M], [N, L]
-        weights = cluster_weights(rows, self.weights(members), clusters, self.layers, mixing)
-        reply = mix_others(rows, weights, own[among], self.layers, positions(ids, among))
+        rows = only(results.sent.values, self.split()[1])  # [K, ...] each
+        own = self.own(state)  # [N, L]
+        weights = self.cluster_weights(state, ids, rows, self.weights(results))
+        reply = mix_others(rows, weights, own[ids], self.layers, torch.arange(len(ids)))
 
         chosen = elected(state.server)  # [N]
         metrics = self.by_layer("members", chosen) | self.by_layer("active", chosen[ids])
         metrics["phi_bytes"] = layer_bytes(rows, own[ids], self.layers)
         return Update({"participated": participated}, reply, metrics)
+
+    def cluster_weights(self, state: State, ids: Tensor, rows: Tree, samples: Tensor) -> Tensor:
+        """Return the weights of clients for one another, [M, M], before they are normalized.
+
+        They are Phi of eq. 13, or the numbers of samples (eq. 5) in an ablation. Clients of
+        different clusters have weight 0 for one another. So has a client without an optimizer step
+        for all others.
+
+        Args:
+            state: State of the server.
+            ids: [M] the clients.
+            rows: Their uploaded leaves, [M, ...] each.
+            samples: [M] >= 0, a client's samples or 1; 0 without an optimizer step.
+        """
+        clusters = self.clusters(state)[ids]  # [M], the numbers of the personal layers
+        if self.config.ablation != "none":
+            return (clusters[:, None] == clusters) * samples
+        return (layer_cosines(rows, clusters, self.layers) * (samples > 0)).fill_diagonal_(1.0)
 
     # Clients that join later
 
@@ -367,11 +354,10 @@ class FedCpmd(LayerElection):
 
     def _admit(self, state: State, results: Results) -> Update:
         """Return the votes of new clients, and omega_i of their clusters as a reply."""
-        config, ids, server = self.config, results.ids, state.server
+        ids, server = results.ids, state.server
         votes = count_votes(server, results)
         state = replace(state, server=server | votes)
-        nobody = replace(results, ids=ids[:0], steps=results.steps[:0])
-        members = with_last_uploads(state, nobody, server["participated"])
+        members = last_uploads(state, results)
         shared = self.split()[1]
         known, trained = (only(one.sent.values, shared) for one in (members, results))
         rows = {name: torch.cat([known[name], trained[name]]) for name in known}
@@ -379,10 +365,9 @@ class FedCpmd(LayerElection):
         # A new client gives nothing, and its training serves only to find its cluster.
         among = torch.cat([members.ids, ids])
         new = torch.arange(len(members.ids), len(among))
-        own, clusters = self.own(state), self.clusters(state)[among]
-        mixing: Mixing = config.mixing if config.ablation == "none" else "mean"
+        own = self.own(state)
         samples = torch.cat([self.weights(members), torch.zeros(len(ids)).double()])
-        weights = cluster_weights(rows, samples, clusters, self.layers, mixing)
+        weights = self.cluster_weights(state, among, rows, samples)
         weights[new, new] = 0.0
         body = repeat(only(server, self.shared_in_phase_1()), len(ids))
         start = take(state.clients, ids) | body
@@ -447,7 +432,7 @@ class ScoreLayers:
         """
         x, y, outputs = self.shift.gaussians(moments)
         scores = shift_scores(x, y, outputs, DISTANCES[self.distance])
-        return {"scores": scores, "vote": least(scores)}
+        return {"scores": scores, "vote": smallest(scores).argmax()}
 
 
 def wasserstein(p: Gaussian, q: Gaussian) -> Tensor:
@@ -639,75 +624,39 @@ def mean_of_senders(sent: Message, weights: Tensor, names: Iterable[str]) -> Tre
 # Phase 2: cohorts and mixtures of clusters (eq. 5, 12 and 13).
 
 
-def cohort_of_clusters(clusters: Tensor, share: float, fewest: int, draw: Draw) -> Tensor:
+def cohort_of_clusters(clusters: Tensor, share: float, draw: Draw) -> Tensor:
     """Return a cohort with a share of each cluster, [K] ascending ids.
 
     Args:
         clusters: [N] number of each client's cluster.
         share: Share of a cluster's clients in (0, 1]; it is rounded, and at least one client.
-        fewest: Smallest number of clients from each cluster; all clients of a smaller cluster.
         draw: Random streams of the round.
     """
     drawn = []
     for cluster in range(int(clusters.max()) + 1):
         members = (clusters == cluster).nonzero().flatten()
-        size = max(fewest, rounded(share, len(members)))
+        size = rounded(share, len(members))
         order = torch.from_numpy(draw.method_generator(1, cluster).permutation(len(members)))
         drawn.append(members[order[:size]])
     return torch.cat(drawn).sort().values
 
 
-def with_last_uploads(state: State, results: Results, participated: Tensor) -> Results:
-    """Return results with the last uploads of all clients that have participated in phase 2.
-
-    Args:
-        state: State whose clients' leaves already include the round's uploads.
-        results: Results of the round. An absent client counts as one that took a step.
-        participated: [N] bool.
-    """
-    ids = participated.nonzero().flatten()
-    steps = torch.ones_like(participated, dtype=torch.int64)
-    steps = steps.index_copy(0, results.ids, results.steps)
-    return replace(results, ids=ids, steps=steps[ids], sent=Message(take(state.clients, ids)))
+def last_uploads(state: State, results: Results) -> Results:
+    """Return the last uploads of all clients that have participated in phase 2, as results."""
+    ids = state.server["participated"].nonzero().flatten()
+    sent, steps = Message(take(state.clients, ids)), torch.ones(len(ids), dtype=torch.int64)
+    return replace(results, ids=ids, steps=steps, sent=sent)
 
 
-def positions(ids: Tensor, among: Tensor) -> Tensor:
-    """Return the position of each id [K] among others [M], which include all of them."""
-    return (ids[:, None] == among).int().argmax(dim=1)
-
-
-def cluster_weights(
-    rows: Tree, weights: Tensor, clusters: Tensor, layers: Layers, mixing: Mixing
-) -> Tensor:
-    """Return the weights of clients for one another, [M, M], before they are normalized.
-
-    Clients of different clusters have weight 0 for one another. So has a client without an
-    optimizer step for all others.
-
-    Args:
-        rows: Uploaded leaves, [M, ...] each.
-        weights: [M] >= 0, a client's samples or 1; 0 without an optimizer step.
-        clusters: [M] number of each client's cluster, which is that of its personal layer.
-        layers: The L candidate layers.
-        mixing: `similarity` for Phi of eq. 13, `raw` for its cosines without the maximum with 0,
-            `mean` for `weights` (eq. 5).
-    """
-    if mixing == "mean":
-        return (clusters[:, None] == clusters) * weights
-    phi = layer_cosines(rows, clusters, layers, clamp=mixing == "similarity")
-    return (phi * (weights > 0)).fill_diagonal_(1.0)
-
-
-def layer_cosines(rows: Tree, chosen: Tensor, layers: Layers, *, clamp: bool) -> Tensor:
+def layer_cosines(rows: Tree, chosen: Tensor, layers: Layers) -> Tensor:
     """Return Phi of eq. 13: cosines of the personal layers of clients, [M, M] float64.
 
-    Clients with different personal layers have 0. The diagonal is 1.
+    Negative cosines are 0, as those of clients with different personal layers. The diagonal is 1.
 
     Args:
         rows: Uploaded leaves, [M, ...] each.
         chosen: [M] number of each client's personal layer.
         layers: The L candidate layers.
-        clamp: Set negative cosines to 0.
     """
     phi = torch.zeros(len(chosen), len(chosen), dtype=torch.float64)
     for index, layer in enumerate(layers):
@@ -715,9 +664,7 @@ def layer_cosines(rows: Tree, chosen: Tensor, layers: Layers, *, clamp: bool) ->
         if len(members):
             cosines = pairwise_cosines(take(rows, members), layer.parameters, added=EPSILON)
             phi[members[:, None], members] = cosines
-    if clamp:
-        phi = phi.clamp_min(0.0)
-    return phi.fill_diagonal_(1.0)
+    return phi.clamp_min(0.0).fill_diagonal_(1.0)
 
 
 def mix_others(

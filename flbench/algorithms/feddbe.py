@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -33,7 +33,6 @@ from flbench.algorithms import (
     repeat,
     weighted_mean,
 )
-from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.algorithms.shared.linear_head import LinearHead, unmet
 from flbench.losses.cross_entropy import CrossEntropy, ScoresCrossEntropy
 
@@ -58,12 +57,6 @@ class FedDBEConfig(AlgorithmConfig):
         gt=0,
         le=1,
         description="weight of a batch in the running mean of features; 1: the mean of the batch",
-    )
-    bias: bool = Field(True, description="each client adds a vector of its own to the features")
-    consensus: Literal["last", "mean"] = Field(
-        "last",
-        description="what a client sends in the set-up: the running mean at its last full batch (as"
-        " the authors' code), or the mean over all samples after training",
     )
 
 
@@ -97,8 +90,7 @@ class FedDBE(Algorithm):
     for it once. Deviations: `train.optimizer.weight_decay` acts on e_i too, where the authors
     have none; momentum and `train.clip` treat e_i and the net as one model. With mu < 1 the
     running mean is a leaf that plain SGD moves by exactly the recursion above, so that other
-    optimizers are refused. Its term has the value 0 in the logged loss. Identity: `kappa=0
-    bias=false` is FedAvg.
+    optimizers are refused. Its term has the value 0 in the logged loss.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedDBEConfig
@@ -125,7 +117,7 @@ class FedDBE(Algorithm):
 
     def requires(self) -> list[str]:
         c, train = self.config, self.setting.train
-        found = unmet(self.setting.net, "FedDBE calls it on shifted features") if c.bias else []
+        found = unmet(self.setting.net, "FedDBE calls it on shifted features")
         optimizer = train.optimizer
         is_plain = optimizer.name == "sgd" and not (optimizer.momentum or optimizer.weight_decay)
         if self.runs and not (is_plain and train.clip is None):
@@ -137,10 +129,7 @@ class FedDBE(Algorithm):
         return found
 
     def notes(self) -> list[str]:
-        c = self.config
-        if not c.bias and not c.kappa:
-            return ["feddbe: algorithm.kappa=0 and algorithm.bias=false: this is FedAvg."]
-        if c.bias and self.setting.train.optimizer.weight_decay:
+        if self.setting.train.optimizer.weight_decay:
             return ["feddbe: train.optimizer.weight_decay draws the personal vectors to 0."]
         return []
 
@@ -155,9 +144,7 @@ class FedDBE(Algorithm):
     def init(self, start: Tree) -> tuple[Tree, Tree]:
         server, clients = super().init(start)
         zeros = start[self.setting.net.parameters[0]].new_zeros(self.setting.net.features)
-        own: Tree = {}
-        if self.config.bias:
-            own[BIAS] = zeros
+        own = {BIAS: zeros}
         if self.config.kappa:
             own[COMMON] = zeros
             server[COMMON] = zeros
@@ -168,30 +155,25 @@ class FedDBE(Algorithm):
 
     def terms(self) -> tuple[LossTerm, ...]:
         c = self.config
-        entropy = ScoresCrossEntropy(scores=Biased(self.head)) if c.bias else CrossEntropy()
+        entropy = ScoresCrossEntropy(scores=Biased(self.head))
         pull = (PullToCommonMean(c.mu, weight=c.kappa),) if c.kappa else ()
         move = (MoveRunningMean(),) if self.runs else ()
         return (entropy, *pull, *move)
 
     def program(self, state: State) -> LocalProgram:
         keeps, sends = self.split()
-        own = frozenset({BIAS}) if self.config.bias else frozenset[str]()
         if self.is_setup(state):
-            own |= {COMMON}
-            return LocalProgram(self.describe(), keeps | own, frozenset({MEAN}))
+            return LocalProgram(self.describe(), keeps | {BIAS, COMMON}, frozenset({MEAN}))
         if self.config.kappa:
             keeps |= {COMMON}
         begin: tuple[Step, ...] = (Transform(start_running),) if self.runs else ()
-        moved = own | ({RUNNING} if self.runs else set())
+        moved = {BIAS, RUNNING} if self.runs else {BIAS}
         train = self.phase(*self.terms(), train=frozenset(self.setting.net.parameters) | moved)
-        return LocalProgram((*begin, train), keeps | own, sends)
+        return LocalProgram((*begin, train), keeps | {BIAS}, sends)
 
     def describe(self) -> tuple[Step, ...]:
         """Return the steps of the set-up: training, and the mean of features."""
         train = self.phase(CrossEntropy())
-        if self.config.consensus == "mean":
-            mean = Statistic("all", feature_sums, finish=mean_of_sums)
-            return (train, *reestimate_batchnorm(self.setting), mean, Transform(write_mean_of_all))
         size = self.setting.train.batch_size
         steps = ceil(int(self.setting.sizes.max()) / size) * self.setting.train.local_epochs
         finish = RunningMean(self.config.mu, size)
@@ -225,9 +207,7 @@ class FedDBE(Algorithm):
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         net = Message() if state.is_initial else Message(only(state.server, self.split()[1]))
         plain = Deployment(Dispatch(net))
-        models = {"personal": plain}
-        if self.config.bias:
-            models = {"personal": replace(plain, predict=Biased(self.head)), "noprbm": plain}
+        models = {"personal": replace(plain, predict=Biased(self.head)), "noprbm": plain}
         return models if self.split()[0] else models | {"gm": plain}
 
 
@@ -352,23 +332,6 @@ class RunningMean:
         return {"mean": torch.where(age >= 0, weight, 0.0).to(means.dtype) @ means}
 
 
-def feature_sums(context: StepContext) -> Tree:
-    """Return the sum of features `sum` [D] and the number of samples `count` [], in float64."""
-    mask = context.batch.mask
-    features = torch.where(mask[:, None], context.out.features.double(), 0.0)
-    return {"sum": features.sum(dim=0), "count": mask.sum().double()}
-
-
-def mean_of_sums(sums: Tree, leaves: Tree, ctx: Tree) -> Tree:
-    """Return `mean` [D] of the sums and counts of all batches."""
-    return {"mean": sums["sum"] / sums["count"].clamp_min(1.0)}
-
-
 def write_running_mean(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
     """Write r_i [D] of the set-up's batches into the leaf that is sent."""
     return {MEAN: ctx["batches.mean"].to(leaves[COMMON].dtype)}
-
-
-def write_mean_of_all(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
-    """Write the mean feature [D] of all samples into the leaf that is sent."""
-    return {MEAN: ctx["all.mean"].to(leaves[COMMON].dtype)}

@@ -7,7 +7,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from flbench.algorithms.shared.election import least, majority
+from flbench.algorithms.fedcmd import majority
+from flbench.algorithms.shared.election import smallest
 from flbench.core.errors import ConfigError
 from flbench.core.types import Message, Results, State
 from flbench.data import batches
@@ -48,11 +49,10 @@ def unit_mean(values: torch.Tensor) -> float:
 @pytest.mark.slow
 @pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-@pytest.mark.parametrize("tie", ["second", "lower"])
-def test_votes_are_those_of_a_slow_loop_over_batches(engine, tie):
+def test_votes_are_those_of_a_slow_loop_over_batches(engine):
     """With learning rate 0 every batch is scored with the seeded weights."""
     keys = ("train.optimizer.lr=0", "model.norm=none", "train.batch_size=8")
-    built = build(*KEYS, *keys, f"engine.name={engine}", f"algorithm.tie={tie}")
+    built = build(*KEYS, *keys, f"engine.name={engine}")
     start = built.start()
     settings = settings_of(built.algorithm, start)
 
@@ -72,7 +72,7 @@ def test_votes_are_those_of_a_slow_loop_over_batches(engine, tie):
     ]
 
     def first(equals: list[int]) -> int:
-        return 1 if tie == "second" and 1 in equals else equals[0]
+        return 1 if 1 in equals else equals[0]
 
     expected = []
     for client in range(5):
@@ -101,20 +101,15 @@ def test_votes_are_those_of_a_slow_loop_over_batches(engine, tie):
 def test_scores_that_differ_by_rounding_are_equal():
     scores = torch.tensor([2e-17, 0.0, 0.3], dtype=torch.float64)
 
-    assert int(least(scores)) == 0
-    assert int(least(scores, second=True)) == 1
-    assert int(least(scores + torch.tensor([1e-6, 0, 0]))) == 1
+    assert smallest(scores).tolist() == [1, 1, 0]
+    assert smallest(scores + torch.tensor([1e-6, 0, 0])).tolist() == [0, 1, 0]
 
 
-def test_ties_go_to_the_second_layer_or_to_the_lower_one():
-    for votes, second, lower in (
-        ([2, 2, 2], 1, 0),
-        ([3, 0, 3], 0, 0),
-        ([0, 3, 3], 1, 1),
-        ([1, 2, 3], 2, 2),
-    ):
-        assert int(majority(torch.tensor(votes), second=True)) == second
-        assert int(majority(torch.tensor(votes), second=False)) == lower
+@pytest.mark.parametrize(
+    ("votes", "layer"), [([2, 2, 2], 1), ([3, 0, 3], 0), ([0, 3, 3], 1), ([1, 2, 3], 2)]
+)
+def test_ties_go_to_the_second_layer_then_to_the_lowest(votes, layer):
+    assert int(majority(torch.tensor(votes))) == layer
 
 
 def test_without_a_vote_the_classifier_is_personal():

@@ -22,7 +22,7 @@ from tests.algorithms.loops import (
     platform,
     weighted_sum,
 )
-from tests.algorithms.plain import STATISTICS, deployed, lenet5_bytes
+from tests.algorithms.plain import STATISTICS, lenet5_bytes
 from tests.support import build
 
 NET = (*BACKBONE, *HEAD)
@@ -49,8 +49,6 @@ def slow_consensus(clients, keys, seed):
         r = ZERO
         for mean in means[: (full[-1] if full else len(sizes) - 1) + 1]:
             r = (1 - keys["mu"]) * r + keys["mu"] * mean
-        if keys["consensus"] == "mean":
-            r = net(w, clients.x[i])[0].mean(dim=0)
         total, n = total + clients.size(i) * r, n + clients.size(i)
     return total / n
 
@@ -83,7 +81,7 @@ def slow_rounds(clients, keys, seed, rounds):
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize(
     "keys",
-    [{"kappa": 2.0}, {"kappa": 5.0, "mu": 0.3}, {"kappa": 2.0, "consensus": "mean"}, {"kappa": 0}],
+    [{"kappa": 2.0}, {"kappa": 5.0, "mu": 0.3}, {"kappa": 0}],
     ids=str,
 )
 def test_rounds_equal_a_loop(keys, engine):
@@ -91,7 +89,7 @@ def test_rounds_equal_a_loop(keys, engine):
     built = build("algorithm=fedavg", *KEYS)
     clients = Clients(built)
     state = platform("algorithm=feddbe", f"engine.name={engine}", *overrides, rounds=3)
-    keys = {"mu": 1.0, "consensus": "last"} | keys
+    keys = {"mu": 1.0} | keys
 
     w, own, zbar = slow_rounds(clients, keys, built.config.seed, rounds=3)
 
@@ -105,15 +103,6 @@ def test_rounds_equal_a_loop(keys, engine):
         assert state.server["informed"].nonzero()[:, 0].tolist() == sorted(took_part)
         for i in took_part:
             assert_equal(state.clients["consensus"][i], zbar, "zbar at a client")
-
-
-@pytest.mark.slow
-def test_without_vector_and_pull_it_is_fedavg():
-    """To the bit; with a vector that does not move yet, the first round has FedAvg's gradients."""
-    off = ("algorithm=feddbe", "algorithm.kappa=0", "algorithm.bias=false")
-
-    assert deployed(*off) == deployed("algorithm=fedavg")
-    assert deployed("algorithm=feddbe", "algorithm.kappa=0") != deployed("algorithm=fedavg")
 
 
 @pytest.mark.slow

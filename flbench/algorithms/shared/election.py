@@ -145,28 +145,9 @@ class WriteVote:
         return written
 
 
-def least(scores: Tensor, *, second: bool = False) -> Tensor:
-    """Return the number [] of the layer with the smallest score.
-
-    Args:
-        scores: [L]. Scores that differ by at most 1e-9 are equal.
-        second: Tie-breaking rule, see `majority`.
-    """
-    return majority((scores <= scores.min() + EQUAL_SCORES).int(), second=second)
-
-
-def majority(votes: Tensor, *, second: bool) -> Tensor:
-    """Return the number [] of the layer with the most votes.
-
-    Args:
-        votes: [L] numbers of votes.
-        second: Among layers with equally many votes, layer 1 comes first, then the lower ones.
-            Otherwise the lowest layer wins.
-    """
-    layer = torch.arange(len(votes), device=votes.device)
-    rank = torch.where(layer == 1, -1, layer) if second else layer
-    # Ranks are smaller than len(votes) + 2, so they decide only between equal numbers of votes.
-    return (votes * (len(votes) + 2) - rank).argmax()
+def smallest(scores: Tensor) -> Tensor:
+    """Return [L] int32: 1 for the layers with the smallest score, up to 1e-9, and 0 for others."""
+    return (scores <= scores.min() + EQUAL_SCORES).int()
 
 
 def short(layer: LayerSpec) -> str:

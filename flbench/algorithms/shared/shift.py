@@ -61,13 +61,11 @@ class Shift:
             `given`: like `channels`, but x is in [0, 1] already. `tensors`: each tensor by its own
             smallest and largest entry, x and y included; x counts as one channel. `raw`: no tensor
             is scaled, and y is the number of the class, 0 to C - 1.
-        after: Take outputs after their activation; otherwise o_1 to o_L are the layers' outputs.
     """
 
     layers: tuple[str, ...]
     classes: int
     scale: Literal["channels", "given", "tensors", "raw"] = "channels"
-    after: bool = True
 
     def __call__(self, context: StepContext) -> Tree:
         """Return `low`, `high`, `sum`, `squares` and `count` of one batch, [channels + L + 2]."""
@@ -76,8 +74,7 @@ class Shift:
 
         activations = context.apply(context.leaves, x, activations=self.layers).activations
         inputs = [activations[name][0] for name in self.layers]
-        outputs = [activations[name][1] for name in self.layers]
-        blocks = [*inputs, outputs[-1]] if self.after else [inputs[0], *outputs]  # o_0 to o_L
+        blocks = [*inputs, activations[self.layers[-1]][1]]  # o_0 to o_L
 
         if self.scale in ("tensors", "raw"):
             data = [_moments(_flat(x), mask), _moments(y, mask)]

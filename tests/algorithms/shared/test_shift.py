@@ -168,16 +168,6 @@ def test_gaussians_are_mean_and_deviation_of_scaled_tensors(scale):
         assert torch.allclose(found.std, stds, rtol=0, atol=1e-12)
 
 
-def test_outputs_can_be_taken_before_their_activation():
-    x, y, hidden = samples()
-    mask = torch.ones(12, dtype=torch.bool)
-
-    found = Shift(("a", "b"), 4, after=False)(context(x, y, mask, hidden))
-
-    assert torch.allclose(found["low"][-2:], torch.stack([hidden.min() - 0.1, 2 * hidden.min()]))
-    assert torch.allclose(found["high"][-3], x.max())
-
-
 def test_raw_constant_keeps_its_mean_and_has_the_least_deviation():
     x, y, hidden = samples()
     mask = torch.ones(12, dtype=torch.bool)
