@@ -235,7 +235,7 @@ def workers(file: Path) -> int:
         said = rows[first].get("weights", rows[first].get("state", "refused"))
         print(f"{', '.join(found)}: {said} {'DIFFERENT' if wrong else 'equal'}", flush=True)
 
-    with ready_workers(), no_pictures():
+    with no_pictures():
         for method in by_needs():
             for engine, counts in LOCAL.items():
                 if f"{method} {engine} {counts[-1]}" not in rows:
@@ -309,27 +309,6 @@ def no_pictures() -> Iterator[None]:
         yield
     finally:
         page.figures = before
-
-
-@contextmanager
-def ready_workers() -> Iterator[None]:
-    """Context manager in which rounds wait until all workers are ready.
-
-    Short runs would end before, because the process of a run trains alone until then.
-    """
-    from flbench.engine.local import LocalEngine
-
-    train = LocalEngine.run
-
-    def when_ready(engine: LocalEngine, *given: Any, **more: Any) -> Any:
-        engine.start()
-        return train(engine, *given, **more)
-
-    LocalEngine.run = when_ready  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        LocalEngine.run = train  # type: ignore[method-assign]
 
 
 @contextmanager

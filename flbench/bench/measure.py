@@ -182,7 +182,7 @@ def measure(config: Config, *, repeats: int, run_rounds: int, begin: float) -> C
     """
     experiment = assembly.build(config).with_workers(lambda _: None)
     try:
-        processes = experiment.engine.start() if isinstance(experiment.engine, LocalEngine) else 1
+        uses_local = isinstance(experiment.engine, LocalEngine)
         state = experiment.start()
         _train_smallest_client(experiment, state)
         startup = time.time() - begin
@@ -198,7 +198,7 @@ def measure(config: Config, *, repeats: int, run_rounds: int, begin: float) -> C
         experiment.engine.close()  # the complete run starts workers of its own
     return Case(
         engine=config.engine.name,
-        processes=processes,
+        processes=int(report.get("workers", 1)) if uses_local else 1,
         chosen=experiment.config.engine.name,
         threads=experiment.config.engine.threads,
         startup=startup,

@@ -22,7 +22,7 @@ from flbench.engine import memory
 from flbench.engine.base import Dispatcher, Engine, KeptRows, RoundSettings
 from flbench.engine.worker import SENT, Call, Worker, train_by_workers
 from flbench.models.base import net_leaves
-from flbench.workers.nesting import reason_against_workers
+from flbench.workers.nesting import is_worker
 from flbench.workers.pool import CouldNotBeginError
 from flbench.workers.process_pool import FILES, ProcessPool, SharedArray
 
@@ -79,8 +79,7 @@ class LocalEngine:
 
     Results are those of the engine, bit for bit, for any number of workers: clients that are
     stacked together, by the vectorized engine or in the evaluation of small models, go to one
-    worker, and all others are trained or evaluated one by one. What only copies tensors is left to
-    the engine.
+    worker, and all others are trained or evaluated one by one.
 
     Args:
         engine: The engine of this process, on a CPU.
@@ -101,14 +100,13 @@ class LocalEngine:
     ) -> None:
         self._engine, self._tell = engine, tell
         self._net, self._federation, self._config = net, federation, config
-        self._is_auto = config.workers == "auto"
         self._pool: ProcessPool | None = None
-        self._samples: SharedArray | None = None
-        self._is_alone, self._used = False, 1
+        self._used = 1
+        self._most = most_processes(config, net, federation)
         leaves = net_leaves(net)
         self._bytes, self._scalars = nbytes(leaves), sum(x.numel() for x in leaves.values())
-        if (reason := reason_against_workers()) is not None:
-            self._stay_alone(reason)
+        if is_worker():
+            self._stay_alone("it is a worker process itself")
 
     def run(
         self,
@@ -126,15 +124,18 @@ class LocalEngine:
         # What is sent to a client is about as large as what it keeps.
         size = max(self._bytes, nbytes(rows(ids[:1]))) if len(parts) > 1 else 0
         size += self._bytes if program.keeps or program.sends else 0
-        if len(parts) > 1 and self._pays(call, ids, size) and (pool := self._opened()) is not None:
-            self._used = max(self._used, min(pool.most, len(parts)))
-            try:
-                return train_by_workers(pool, call, parts, self._federation.sizes, self._tell, size)
-            except CouldNotBeginError as error:
-                self._stay_alone(str(error))
-            except BaseException:
-                self._end_workers()
-                raise
+        try:
+            if len(parts) > 1 and self._pays(call, ids, size):
+                pool = self._opened()
+                sizes, tell = self._federation.sizes, self._tell
+                results = train_by_workers(pool, call, parts, sizes, tell, size)
+                self._used = max(self._used, min(pool.most, len(parts)))
+                return results
+        except CouldNotBeginError as error:
+            self._stay_alone(str(error))
+        except BaseException:
+            self._end_workers()
+            raise
         return call.run(self._engine, ids)
 
     def stacked(
@@ -142,21 +143,6 @@ class LocalEngine:
     ) -> int | None:
         """Return how many clients the engine computes at once."""
         return self._engine.stacked(program, observe, batch_size)
-
-    def start(self) -> int:
-        """Start all workers, and return their number when they are ready; 1 without any."""
-        if (pool := self._opened()) is None:
-            return 1
-        try:
-            for k in range(pool.most):
-                pool.submit(k, "ready")
-            count = 0
-            while count < pool.most:
-                count += len(pool.ended(1.0))
-        except CouldNotBeginError as error:
-            self._stay_alone(str(error))
-            return 1
-        return pool.most
 
     def report(self) -> dict[str, float]:
         """Return measurements of the engine, and `workers`, the number of processes that train."""
@@ -169,7 +155,7 @@ class LocalEngine:
 
     def _parts(self, call: Call, ids: Tensor) -> tuple[Tensor, ...]:
         """Return the clients in parts, in their order, of which each one must stay together."""
-        if self._is_alone or not (call.program.steps or call.observe) or not len(ids):
+        if self._most < 2 or not (call.program.steps or call.observe) or not len(ids):
             return ()
         size = call.settings.train.batch_size
         stack = self._engine.stacked(call.program, call.observe, size) or len(ids)
@@ -180,44 +166,45 @@ class LocalEngine:
 
     def _pays(self, call: Call, ids: Tensor, size: int) -> bool:
         """Return whether clients, for each of which `size` bytes are sent, are distributed."""
-        if not self._is_auto:
+        if self._config.workers != "auto":
             return True
-        sizes, steps = self._federation.sizes[ids], (*call.program.steps, *call.observe)
-        samples = sum(_samples(step, sizes, call.settings.train.batch_size) for step in steps)
+        train, sizes = call.settings.train, self._federation.sizes[ids]
+        samples = 0.0  # that the clients read; the training on one counts as three
+        for step in (*call.program.steps, *call.observe):
+            match step:
+                case Phase(epochs=int(epochs)):
+                    samples += 3.0 * epochs * float(sizes.sum())
+                case Phase(steps=int(steps)):
+                    samples += 3.0 * steps * train.batch_size * len(ids)
+                case Statistic():
+                    samples += float(sizes.sum())
         work = samples * (1 + self._scalars / LARGE)
-        if work < WORTH + SENDING * size * len(ids):
-            return False
-        left = call.settings.train.rounds - call.settings.draw.round
-        return self._pool is not None or work * max(1, left) >= STARTED
+        left = train.rounds - call.settings.draw.round
+        is_long = self._pool is not None or work * max(1, left) >= STARTED
+        return is_long and work >= WORTH + SENDING * size * len(ids)
 
-    def _opened(self) -> ProcessPool | None:
-        """Return the pool of workers; None if this process trains alone."""
-        if self._pool is not None or self._is_alone:
-            return self._pool
-        most = most_processes(self._config, self._net, self._federation)
-        if most < 2:
-            self._is_alone = True
-            return None
-        rest = self._net, self._federation.without_samples(), self._config
-        try:
-            self._samples = SharedArray(self._federation.x.numpy())
-            self._pool = ProcessPool(partial(Worker, stacks=True), self._samples, rest, most=most)
-        except Exception as error:  # noqa: BLE001  # the net of a user may refuse to be pickled
-            self._stay_alone(f"workers cannot be started ({type(error).__name__}: {error})")
-            return None
-        if self._is_auto:
-            self._tell(f"engine.workers=auto: up to {most} processes train the clients.")
+    def _opened(self) -> ProcessPool:
+        """Return the pool of workers.
+
+        Raises:
+            CouldNotBeginError: The net of a user refuses to be pickled, or the system refuses.
+        """
+        if self._pool is None:
+            rest = self._net, self._federation.without_samples(), self._config
+            make = partial(Worker, stacks=True)
+            try:
+                samples = SharedArray(self._federation.x.numpy())
+                self._pool = ProcessPool(make, samples, rest, most=self._most)
+            except Exception as error:
+                reason = f"workers cannot be started ({type(error).__name__}: {error})"
+                raise CouldNotBeginError(reason) from error
         return self._pool
 
     def _stay_alone(self, reason: str) -> None:
-        """Train in this process from now on, with a note if the user asked for more.
-
-        Args:
-            reason: Why no worker trains.
-        """
+        """Train in this process from now on, with a note if the user asked for more."""
         self._end_workers()
-        self._is_alone, self._used = True, 1
-        if not self._is_auto and self._config.workers != 1:
+        self._most = self._used = 1
+        if self._config.workers not in ("auto", 1):
             self._tell(
                 f"engine.workers={self._config.workers}: this process trains alone, because"
                 f" {reason.rstrip('.')}."
@@ -225,27 +212,6 @@ class LocalEngine:
 
     def _end_workers(self) -> None:
         """End all workers."""
-        pool, samples = self._pool, self._samples
-        self._pool = self._samples = None
+        pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()
-        if samples is not None:
-            samples.close()
-
-
-def _samples(step: Step, sizes: Tensor, batch_size: int) -> float:
-    """Return how many samples clients read, about; the training on a sample counts as three.
-
-    Args:
-        step: The step.
-        sizes: Numbers of samples [K] of the clients.
-        batch_size: Samples of an optimizer step.
-    """
-    match step:
-        case Phase(epochs=int(epochs)):
-            return 3.0 * epochs * float(sizes.sum())
-        case Phase(steps=int(steps)):
-            return 3.0 * steps * batch_size * len(sizes)
-        case Statistic():
-            return float(sizes.sum())
-    return 0.0

@@ -64,9 +64,6 @@ class Worker:
         torch.set_num_threads(config.threads)
         self.engine = _engine(net, federation.with_samples(samples), config, stacks=stacks)
 
-    def ready(self) -> None:
-        """Return when the engine is ready."""
-
     def run(self, content: bytes) -> bytes:
         """Train clients; return their `Results`, and the warnings of their training.
 

@@ -17,7 +17,7 @@ from flbench.experiment.assembly import Experiment
 from flbench.experiment.communication import apply_mask, row_bytes
 from flbench.experiment.evaluate import BLOCK
 from flbench.experiment.rounds import Trained
-from flbench.workers.nesting import reason_against_workers
+from flbench.workers.nesting import is_worker
 
 SCALARS: Final = 2**24
 """Largest number of parameters of the models that are evaluated."""
@@ -141,7 +141,7 @@ def _timed(call: Callable[[], Found]) -> tuple[float, Found]:
 def _workers(experiment: Experiment) -> dict[str, int]:
     """Return memory of a worker of this machine and number of processes, if there are any."""
     used = experiment.found.engine
-    if not experiment.may_have_workers or reason_against_workers() is not None:
+    if not experiment.may_have_workers or is_worker():
         return {}
     net, federation = experiment.given
     processes = most_processes(used, net, federation)

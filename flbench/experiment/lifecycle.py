@@ -21,6 +21,7 @@ from flbench.core.system_errors import as_flbench_errors
 from flbench.core.tree import nbytes
 from flbench.data import partition_files
 from flbench.data.federation import Federation
+from flbench.engine.base import find_device
 from flbench.experiment import finalize, own_methods, provenance
 from flbench.experiment.assembly import Experiment, Restored, build
 from flbench.experiment.loop import Seconds
@@ -28,6 +29,7 @@ from flbench.experiment.predictions import PARTS
 from flbench.experiment.run_folder import RunFolder
 from flbench.models import fixed
 from flbench.results.reading import is_finished
+from flbench.workers import fork_server
 from flbench.workers.pool import LostError
 
 # Keys that may change on resume because they do not change results: locations of files, and what
@@ -209,8 +211,11 @@ def _built(
     With samples it is a job of many: `engine.workers=auto` trains in this process alone, and what
     frozen layers give for the samples is kept for the next job.
     """
+    is_alone, asked = federation is not None, config.engine
+    if not is_alone and asked.workers != 1 and find_device(asked.device).type == "cpu":
+        fork_server.prepare()  # it imports PyTorch while this process reads data
     experiment = build(config, federation, folder=folder, tell=told.on_note)
-    is_alone, used = federation is not None, experiment.found.engine
+    used = experiment.found.engine
     if not is_alone or used.workers != "auto" or used.name == "ray":
         experiment = experiment.with_workers(told.on_note)
     stack.callback(experiment.engine.close)

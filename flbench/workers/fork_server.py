@@ -17,7 +17,7 @@ from typing import Final
 from flbench.core import startup
 from flbench.core.control_groups import available_cores
 from flbench.core.startup import uncollected
-from flbench.workers.nesting import VARIABLE, reason_against_workers
+from flbench.workers.nesting import VARIABLE, is_worker
 
 MODULES: Final = (
     *("flbench.engine.worker", "flbench.engine.sequential", "flbench.algorithms"),
@@ -41,7 +41,7 @@ context: Final = get_context("forkserver")
 
 def prepare() -> None:
     """Start the server, unless this process has one core, or may start no workers."""
-    if available_cores() > 1 and reason_against_workers() is None:
+    if available_cores() > 1 and not is_worker():
         with suppress(OSError):  # the system starts no further process
             start()
 

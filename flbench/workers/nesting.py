@@ -6,17 +6,13 @@ import sys
 from typing import Final
 
 VARIABLE: Final = "FLBENCH_WORKER"
-"""Environment variable of processes that start no workers: worker processes of flbench have it."""
+"""Environment variable of worker processes, which start no workers themselves."""
 
 
-def reason_against_workers() -> str | None:
-    """Return why this process should not start workers, as the end of a sentence; None if it may.
-
-    Processes that are workers themselves share the cores with others of their kind.
-    """
-    if VARIABLE in os.environ or multiprocessing.parent_process() is not None:
-        return "it is a worker process itself"
-    return "it is a worker process of Ray" if is_ray_worker() else None
+def is_worker() -> bool:
+    """Return whether this process is a worker itself, which shares the cores with others."""
+    has_parent = multiprocessing.parent_process() is not None
+    return VARIABLE in os.environ or has_parent or is_ray_worker()
 
 
 def is_ray_worker() -> bool:

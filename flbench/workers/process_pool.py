@@ -6,18 +6,20 @@ Workers do not import the script of the user, and end with this process, however
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from functools import cache
 from multiprocessing import connection
-from typing import Any, Final
+from types import ModuleType
+from typing import Any, Final, NamedTuple
 
 import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
-from flbench.core.parts import portable
+from flbench.core.parts import portable, where_to_put
 from flbench.workers import fork_server
 from flbench.workers.pool import CouldNotBeginError, Ended
 
@@ -36,16 +38,25 @@ class SharedArray:
     """
 
     def __init__(self, array: NDArray[Any]) -> None:
-        self._file = os.fdopen(os.memfd_create("flbench"), "wb")
-        np.save(self._file, array)
-        self._file.flush()
+        self._file = os.memfd_create("flbench")
+        self.close = weakref.finalize(self, os.close, self._file)  # arrays of workers stay
+        with open(self._file, "wb", closefd=False) as file:
+            np.save(file, array)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[str, str]]:
-        return np.load, (f"/proc/{os.getpid()}/fd/{self._file.fileno()}", "c")
+        return np.load, (f"/proc/{os.getpid()}/fd/{self._file}", "c")
 
-    def close(self) -> None:
-        """Give the file back; arrays that workers have stay."""
-        self._file.close()
+
+class _Process(NamedTuple):
+    """One process, which is lost without the others; it ends when `alive` is closed."""
+
+    executor: ProcessPoolExecutor
+    alive: connection.Connection
+
+    def end(self) -> None:
+        """End the process, also in the middle of a call, and wait for its end."""
+        self.alive.close()
+        self.executor.shutdown(cancel_futures=True)
 
 
 class ProcessPool:
@@ -53,7 +64,7 @@ class ProcessPool:
 
     Args:
         make: Function or class that makes the object of a worker.
-        given: Its arguments.
+        given: Its arguments, which stay in memory as long as the pool.
         most: Largest number of processes.
 
     Raises:
@@ -61,7 +72,7 @@ class ProcessPool:
     """
 
     def __init__(self, make: Callable[..., Any], *given: Any, most: int) -> None:
-        self.most = most
+        self.most, self._given = most, given
         self._content = cloudpickle.dumps(portable((make, given), cloudpickle.dumps))
         self._idle: list[_Process] = []
         self._running: dict[Future[Any], tuple[_Process, Any]] = {}
@@ -69,37 +80,42 @@ class ProcessPool:
     def submit(self, key: Any, method: str, *arguments: Any) -> None:
         content = cloudpickle.dumps((method, arguments))
         while True:
-            process = self._idle.pop() if self._idle else _Process(self._content)
+            process = self._idle.pop() if self._idle else _started(self._content)
             try:
-                self._running[process.call(content)] = process, key
+                self._running[process.executor.submit(_call, content)] = process, key
                 return
             except BrokenProcessPool:  # it has died since its last call
                 process.end()
 
     def ended(self, seconds: float) -> list[Ended]:
-        found = []
-        for future in wait(self._running, seconds, FIRST_COMPLETED).done:
-            process, key = self._running.pop(future)
-            if isinstance(future.exception(), BrokenProcessPool):
-                process.end()
-                found.append(Ended(key, lost="its process died: it was killed, or memory ran out."))
-            else:
-                self._idle.append(process)
-                found.append(Ended(key, future.result()))
-        return found
+        """See `Pool.ended`. What a call has returned comes before an error of another one."""
+        done = [*wait(self._running, seconds, FIRST_COMPLETED).done]
+        returned = [future for future in done if future.exception() is None]
+        return [self._ended(future) for future in returned or done[:1]]
+
+    def _ended(self, future: Future[Any]) -> Ended:
+        """Return how a call has ended; raise its error."""
+        process, key = self._running.pop(future)
+        if isinstance(future.exception(), BrokenProcessPool):
+            process.end()
+            return Ended(key, lost="its process died: it was killed, or memory ran out.")
+        self._idle.append(process)
+        return Ended(key, future.result())
 
     def close(self) -> None:
         processes = [*self._idle, *(process for process, _ in self._running.values())]
         self._idle.clear()
         self._running.clear()
         for process in processes:
-            process.let_go()  # all end at the same time
+            process.alive.close()  # all end at the same time
         for process in processes:
             process.end()
 
 
-class _Process:
-    """One process, which is lost without the others.
+def _started(content: bytes) -> _Process:
+    """Start a process, which does not import the script of the user.
+
+    A script then needs no guard (`if __name__ == "__main__"`).
 
     Args:
         content: The pickled function that makes its object, with its arguments.
@@ -107,63 +123,31 @@ class _Process:
     Raises:
         CouldNotBeginError: The system starts no further process.
     """
-
-    def __init__(self, content: bytes) -> None:
-        end, self._alive = fork_server.context.Pipe(duplex=False)
-        fork_server.start()
-        try:
-            begin = end, content
-            self._executor = ProcessPoolExecutor(1, fork_server.context, _begin, begin)
-            with _without_main():
-                self._executor.submit(os.getpid)  # starts the process
-        except OSError as error:
-            raise CouldNotBeginError(
-                f"the system starts no further process ({error}). Train fewer at the same time, or"
-                " end other processes."
-            ) from error
-        finally:
-            end.close()
-
-    def call(self, content: bytes) -> Future[Any]:
-        """Call a method of its object."""
-        return self._executor.submit(_call, content)
-
-    def let_go(self) -> None:
-        """Tell the process to end, also in the middle of a call."""
-        self._alive.close()
-
-    def end(self) -> None:
-        """End the process, and wait for its end."""
-        self.let_go()
-        self._executor.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def _without_main() -> Iterator[None]:
-    """Context manager in which new processes do not import the script of the user.
-
-    A script then needs no guard (`if __name__ == "__main__"`).
-    """
-    main = sys.modules["__main__"]
-    file, spec = vars(main).pop("__file__", None), main.__spec__
-    main.__spec__ = None
+    end, alive = fork_server.context.Pipe(duplex=False)
+    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
     try:
-        yield
+        fork_server.start()
+        executor = ProcessPoolExecutor(1, fork_server.context, _begin, (end, content))
+        executor.submit(os.getpid)  # starts the process
+    except OSError as error:
+        raise CouldNotBeginError(
+            f"the system starts no further process ({error}). Train fewer at the same time, or end"
+            " other processes."
+        ) from error
     finally:
-        main.__spec__ = spec
-        if file is not None:
-            main.__file__ = file
+        sys.modules["__main__"] = main
+        end.close()
+    return _Process(executor, alive)
 
 
 at_end: Final[list[Callable[[], object]]] = []
 """In a worker: what is called before it ends because its owner has ended."""
-_given = b""  # in a worker: the pickled function that makes its object, with its arguments
-_object: Any = None  # in a worker
+_content = b""  # in a worker: the pickled function that makes its object, with its arguments
 
 
-def _begin(end: Any, content: bytes) -> None:
+def _begin(end: connection.Connection, content: bytes) -> None:
     """Begin a worker, which ends when its owner closes the other end of a pipe, or ends."""
-    global _given
+    global _content
 
     def follow() -> None:
         connection.wait([end])
@@ -172,19 +156,24 @@ def _begin(end: Any, content: bytes) -> None:
         os._exit(1)
 
     threading.Thread(target=follow, daemon=True).start()
-    _given = content
+    _content = content
+
+
+@cache
+def _object() -> Any:
+    """Make the object of a worker, which its first call does."""
+    try:
+        make, given = cloudpickle.loads(_content)
+        return make(*given)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise CouldNotBeginError(
+            f"a worker process could not begin ({reason}).{where_to_put(reason)}"
+        ) from error
 
 
 def _call(content: bytes) -> Any:
-    """Call a method of the object of a worker, which its first call makes."""
-    global _object
-    if _object is None:
-        try:
-            make, given = cloudpickle.loads(_given)
-            _object = make(*given)
-        except Exception as error:
-            raise CouldNotBeginError(
-                f"a worker process could not begin ({type(error).__name__}: {error})."
-            ) from error
+    """Call a method of the object of a worker."""
+    worker = _object()  # it may import what the arguments need
     method, arguments = cloudpickle.loads(content)
-    return getattr(_object, method)(*arguments)
+    return getattr(worker, method)(*arguments)

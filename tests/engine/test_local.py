@@ -84,9 +84,7 @@ def opened(kind: str, notes: list[str]) -> LocalEngine:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv(nesting.VARIABLE, raising=False)
         used = built.config.engine
-        engine = LocalEngine(built.engine, built.net, built.federation, used, notes.append)
-    assert engine.start() == used.workers, notes
-    return engine
+        return LocalEngine(built.engine, built.net, built.federation, used, notes.append)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +150,6 @@ def test_large_models_are_sent_in_several_pieces(engines, monkeypatch):
     )
     monkeypatch.setattr(worker, "SENT", 1)
     with closing(engine):
-        engine.start()
         ids = torch.arange(13)
         one, many = (
             rounds.train(built.algorithm, some, state, settings, ids=ids).results
@@ -160,7 +157,7 @@ def test_large_models_are_sent_in_several_pieces(engines, monkeypatch):
         )
 
     assert digest([many.kept]) == digest([one.kept])
-    assert calls.call_count == 3 + 13  # one client at a time for each worker
+    assert calls.call_count == 13  # one client at a time for each worker
 
 
 def test_results_come_in_cohort_order_with_failures_and_observations(engines):
@@ -202,17 +199,18 @@ def test_killed_worker_is_started_again_and_changes_nothing(engines):
 def test_worker_that_is_killed_while_it_starts_is_started_again(monkeypatch):
     monkeypatch.delenv(nesting.VARIABLE, raising=False)
     built, notes, killed = build(*KEYS["sequential"]), [], []
-    begin = process_pool._Process.__init__
+    begin = process_pool._started
 
-    def begin_and_kill(process, content):
+    def begin_and_kill(content):
         before = workers_of(os.getpid())
-        begin(process, content)
+        process = begin(content)
         if len(killed) < pool.RESTARTS:
             [new] = set(workers_of(os.getpid())) - set(before)
             os.kill(new, signal.SIGKILL)
             killed.append(new)
+        return process
 
-    monkeypatch.setattr(process_pool._Process, "__init__", begin_and_kill)
+    monkeypatch.setattr(process_pool, "_started", begin_and_kill)
     used = built.config.engine
     with closing(LocalEngine(built.engine, built.net, built.federation, used, notes.append)) as one:
         found = played(built, one, 1)
@@ -285,14 +283,12 @@ def warns():
 def test_worker_that_always_dies_ends_the_run_with_a_sentence(engines):
     with pytest.raises(RunError, match=rf"lost {pool.RESTARTS + 1} workers.*engine\.workers"):
         trained(engines["sequential"], dies)
-    engines["sequential"].start()  # for the next tests
 
 
 def test_error_of_the_users_code_in_a_worker_names_its_line(engines):
     where = r"spike .*test_local\.py:\d+\) at client [0-4] in round 1\."
     with pytest.raises(ConfigError, match=where):
         trained(engines["sequential"], fails)
-    engines["sequential"].start()
 
 
 def test_warning_of_the_users_code_in_workers_arrives(engines):
@@ -309,7 +305,6 @@ def test_warning_that_is_an_error_here_is_an_error_in_workers(engines):
         warnings.simplefilter("error")
         with pytest.raises((UserWarning, MethodError), match="a strange loss"):
             trained(engines["sequential"], warns)
-    engines["sequential"].start()
 
 
 class Odd(torch.nn.Module):
@@ -327,13 +322,6 @@ class Odd(torch.nn.Module):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_warning_of_a_net_is_one_note_with_its_line(tmp_path, monkeypatch, capsys, workers):
     monkeypatch.delenv(nesting.VARIABLE, raising=False)
-    train = LocalEngine.run
-
-    def when_ready(engine, *given, **more):
-        engine.start()
-        return train(engine, *given, **more)
-
-    monkeypatch.setattr(LocalEngine, "run", when_ready)
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         fl.run(
@@ -386,12 +374,11 @@ def test_auto_starts_workers_when_enough_was_trained(monkeypatch):
     expected = played(built, built.engine, 2)
 
     played(built, engine, 1)
-    engine.start()
     state = played(built, engine, 2)
 
     assert digest([state.server]) == digest([expected.server])
     assert engine.report()["workers"] == 2
-    assert notes == ["engine.workers=auto: up to 2 processes train the clients."]
+    assert notes == []
     engine.close()
 
 
@@ -439,7 +426,6 @@ used, net = built.config.engine, Net()
 engine = LocalEngine(
     SequentialEngine(net, built.federation, used), net, built.federation, used, print
 )
-engine.start()
 found = engine.run(
     LocalProgram((Transform(who),), sends=frozenset({"head.bias"})), torch.arange(5),
     rows=lambda _: {}, dispatch=lambda _: Dispatch(),
@@ -476,17 +462,12 @@ def test_script_needs_no_guard_and_leaves_no_process_when_it_is_killed(tmp_path)
 def test_run_has_the_files_of_one_process(tmp_path, monkeypatch):
     monkeypatch.delenv(nesting.VARIABLE, raising=False)
     keys = ("algorithm=hfcd", "train.participation=0.6", "partition.new_clients=2")
-    train, close, used = LocalEngine.run, LocalEngine.close, {}
-
-    def when_ready(engine, *given, **more):
-        engine.start()
-        return train(engine, *given, **more)
+    close, used = LocalEngine.close, {}
 
     def noting(engine):
         used[engine] = engine.report()["workers"]
         close(engine)
 
-    monkeypatch.setattr(LocalEngine, "run", when_ready)
     monkeypatch.setattr(LocalEngine, "close", noting)
     one, alone = run(tmp_path / "one", *keys, "engine.workers=1")
     two, many = run(tmp_path / "two", *keys, "engine.workers=2")

@@ -40,6 +40,9 @@ class Numbers:
     def process(self):
         return os.getpid()
 
+    def fail(self, sentence):
+        raise ValueError(sentence)
+
 
 @pytest.fixture(autouse=True)
 def _may_have_workers(monkeypatch):
@@ -92,6 +95,25 @@ def test_a_lost_worker_gives_its_call_back_and_the_others_go_on():
         assert set(values) <= {13.0 + 6 * k for k in range(6)}  # each process has its own copy
         assert len(values) >= 5
     assert not any(Path(f"/proc/{one}").exists() for one in processes.values())
+
+
+@pytest.mark.slow
+def test_a_failure_hides_neither_results_nor_other_failures_of_the_same_look():
+    with closing(ProcessPool(Numbers, np.ones(3), most=4)) as pool:
+        pool.submit("a", "fail", "first")
+        pool.submit("b", "fail", "second")
+        pool.submit("c", "total", 1)
+        pool.submit("d", "total", 2)
+        while not all(future.done() for future in pool._running):
+            time.sleep(0.01)
+
+        assert sorted(pool.ended(1.0)) == [("c", 7.0, None), ("d", 8.0, None)]
+        said = []
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"first|second") as raised:
+                pool.ended(1.0)
+            said.append(str(raised.value))
+        assert sorted(said) == ["first", "second"]
 
 
 IMPORTING = """
