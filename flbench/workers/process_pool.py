@@ -19,7 +19,7 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
-from flbench.core.parts import portable, where_to_put
+from flbench.core.parts import portable
 from flbench.workers import fork_server
 from flbench.workers.pool import CouldNotBeginError, Ended
 
@@ -166,9 +166,8 @@ def _object() -> Any:
         make, given = cloudpickle.loads(_content)
         return make(*given)
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
         raise CouldNotBeginError(
-            f"a worker process could not begin ({reason}).{where_to_put(reason)}"
+            f"a worker process could not begin ({type(error).__name__}: {error})."
         ) from error
 
 
