@@ -241,7 +241,7 @@ def start(
     fork_server.prepare()  # the driver of Ray begins there
     require_ray_tune()
     from flbench.tuning import cost, prepare
-    from flbench.workers.ray_cluster import cluster
+    from flbench.workers.ray_resources import cluster
 
     with campaigns.stopped_by_signals(objects):
         with caller.during(campaigns.CHECK):
@@ -317,7 +317,7 @@ def carry_on(
     require_ray_tune()
     from flbench.tuning import prepare, run, study_page
     from flbench.tuning.study import StudyFolder
-    from flbench.workers.ray_cluster import cluster
+    from flbench.workers.ray_resources import cluster
     from flbench.workers.shipping import pack
 
     with (

@@ -33,7 +33,7 @@ class RayEngine:
         net: The seeded net. Its values are the leaves' initial values.
         federation: The samples of all clients; they are put into the object store once.
         config: Number of workers, address of the cluster, threads, device and precision.
-        tell: Function that gets notes while the actors start; None keeps them until `tell_by`.
+        tell: Function that gets notes for the user; None if nobody hears them.
 
     Raises:
         ConfigError: No cluster answers at `engine.address`, or it has too few CPUs or GPUs.
@@ -46,10 +46,7 @@ class RayEngine:
         config: EngineConfig,
         tell: Callable[[str], None] | None = None,
     ) -> None:
-        self._given = net, federation, config
-        self._sizes = federation.sizes
-        self._notes: list[str] = []  # until somebody hears them
-        self._tell = tell or self._notes.append
+        self._given, self._tell = (net, federation, config), tell or (lambda note: None)
         self._driver: RayDriver | None = None
         self._pool: RayPool | None = None
         self._used = 0
@@ -68,21 +65,13 @@ class RayEngine:
             # All actors of a machine share the samples.
             rest = net, federation.without_samples(), config
             needs = {"CPU": 1.0, "GPU": float(self._is_on_gpu)}
-            with self._driver.shared(federation.x.numpy()) as samples:
-                self._pool = RayPool(
-                    *(self._driver, self._tell, Worker, [samples, rest], count, needs),
-                    *("a worker of engine.name=ray", config.wait_seconds),
-                )
+            samples, name = self._driver.shared(federation.x.numpy()), "a worker of engine.name=ray"
+            given = [samples, rest], count, needs, name, config.wait_seconds
+            self._pool = RayPool(self._driver, Worker, *given)
         except BaseException:
             self.close()
             raise
         return self._pool
-
-    def tell_by(self, tell: Callable[[str], None]) -> None:
-        """Tell the user of lost workers by a function; notes so far are told at once."""
-        for note in self._notes:
-            tell(note)
-        self._tell = self._opened().tell = tell
 
     def run(
         self,
@@ -96,7 +85,8 @@ class RayEngine:
     ) -> Results:
         """Train the clients on the actors; see `Engine.run`."""
         call, pool = Call(program, rows, dispatch, settings, observe), self._opened()
-        results = train_by_workers(pool, call, torch.split(ids, 1), self._sizes, self._tell)
+        sizes = self._given[1].sizes
+        results = train_by_workers(pool, call, torch.split(ids, 1), sizes, self._tell)
         self._used = pool.ready
         return results
 

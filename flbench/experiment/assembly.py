@@ -110,18 +110,12 @@ class Experiment:
     def with_workers(self, tell: Callable[[str], None]) -> "Experiment":
         """Return the experiment with `engine.workers` processes of this machine.
 
-        The engine is the same on GPUs, and if it is that of Ray, which has workers of its own and
-        tells the user of those that it loses.
+        The engine is the same on GPUs, and if it is that of Ray, which has workers of its own.
 
         Args:
             tell: Function that gets notes for the user.
         """
         used = self.found.engine
-        if used.name == "ray":
-            from flbench.engine.ray import RayEngine
-
-            if isinstance(self.engine, RayEngine):
-                self.engine.tell_by(tell)
         if not self.may_have_workers:
             return replace(self, has_workers=True)
         from flbench.engine.local import LocalEngine

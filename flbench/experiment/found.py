@@ -101,7 +101,7 @@ def with_device(
             f"{cause} needs the package `ray`, which is not installed: pip install 'flbench[tune]'"
         )
     if elsewhere or (has_workers and is_ray_worker()):
-        from flbench.workers.ray_cluster import device_there  # importing Ray takes a second
+        from flbench.workers.ray_resources import device_there  # importing Ray takes a second
 
         return asked.altered(device=device_there(asked.device, address, key))
     device = find_device(asked.device)

@@ -10,8 +10,8 @@ from ray import tune
 from flbench.tuning.progress_table import ProgressTable
 from flbench.tuning.queue import JobQueue
 from flbench.tuning.waits import Waits
+from flbench.workers import ray_session
 from flbench.workers.actor_pool import OUT_OF_MEMORY, why_lost
-from flbench.workers.ray_session import Servers
 
 
 class StudyStopped(BaseException):
@@ -59,7 +59,7 @@ class TuneCallbacks(tune.Callback):  # type: ignore[misc]
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Count another attempt of a trial whose worker failed, and print a note."""
-        if Servers.are_lost():  # the worker was ended for this reason
+        if ray_session.are_lost():  # the worker was ended for this reason
             return
         self._queue.count_retry(trial.trial_id)
         job = self._queue.jobs[trial.trial_id]

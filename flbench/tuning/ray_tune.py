@@ -8,8 +8,7 @@ import ray
 from ray import tune
 from ray.util.placement_group import PlacementGroup
 
-from flbench.workers.ray_cluster import workers_of
-from flbench.workers.ray_resources import Resources
+from flbench.workers.ray_resources import Resources, workers_of
 
 # Environment variables of Ray Tune. The study folder holds all that a resumed study needs, so that
 # Ray Tune's own loggers and checkpoints of the search are not needed.

@@ -38,10 +38,10 @@ from flbench.tuning.study import (
 )
 from flbench.tuning.waits import Waits
 from flbench.tuning.worker import TrialWorker
+from flbench.workers import ray_session
 from flbench.workers.actor_pool import OUT_OF_MEMORY, why_lost
 from flbench.workers.pool import LostError
 from flbench.workers.ray_driver import RayDriver
-from flbench.workers.ray_session import Servers
 
 
 def is_over(folder: StudyFolder, prepared: PreparedStudy) -> bool:
@@ -102,7 +102,7 @@ def carry_out(
     """Train the jobs of a study that have not ended, in the process of a driver.
 
     Args:
-        driver: The driver, which is that of `ray_cluster.cluster(prepared.resources)`.
+        driver: The driver, which is that of `ray_resources.cluster(prepared.resources)`.
         folder: Study folder.
         prepared: The study.
         shown: Whether to show the progress.
@@ -115,7 +115,7 @@ def carry_out(
     with ExitStack() as files:
         for one in rests:
             if one.x.data_ptr() not in found:  # partitions may share the samples
-                found[one.x.data_ptr()] = files.enter_context(driver.shared(one.x.numpy()))
+                found[one.x.data_ptr()] = driver.shared(one.x.numpy())
         sent = prepared.with_federations([one.without_samples() for one in rests])
         given = portable(sent, cloudpickle.dumps), [found[one.x.data_ptr()] for one in rests]
         # The process prints on the standard error of this one, unless a notebook or the program has
@@ -213,7 +213,7 @@ def _train(
             wanted,
             progress.end,
             rounds=settings.rounds,
-            is_over=Servers.are_lost,
+            is_over=ray_session.are_lost,
             keeps_all=prepared.config.output.keep_trials == "all",
         )
         waits = Waits(prepared.resources, progress.note)
@@ -225,7 +225,7 @@ def _train(
                 raise LostError(str(stopped)) from None
         except RuntimeError as error:
             # Ray Tune does not expect this error of a worker that it waits for.
-            if OUT_OF_MEMORY not in str(error) or Servers.are_lost():
+            if OUT_OF_MEMORY not in str(error) or ray_session.are_lost():
                 raise
             losses.append(why_lost(ray.exceptions.OutOfMemoryError(str(error))))
             if len(losses) > prepared.resources.retries:

@@ -20,8 +20,6 @@ from flbench.core.errors import PrintableError, RunError
 from flbench.core.parts import portable
 from flbench.workers.pool import CouldNotBeginError, Ended, LostError
 
-NOTICE: Final = 20.0
-"""Seconds of a wait for resources after which the user is told."""
 OUT_OF_MEMORY: Final = "running low on memory"
 """What the text of an error of Ray's memory monitor contains."""
 
@@ -71,7 +69,6 @@ class ActorPool:
         self._busy: dict[Any, tuple[Any, _Call | None]] = {}
         self._stored: list[Any] = []
         self._since: float | None = None  # time since when calls wait and no actor is ready
-        self._is_told = False
 
     def put(self, thing: Any) -> Stored:
         """Store an object; return what stands for it among the arguments of a call."""
@@ -91,8 +88,8 @@ class ActorPool:
         self._queue.append(_Call(key, method, tuple(given)))
         self._assign()
 
-    def ended(self, seconds: float) -> tuple[list[Ended], str | None, int]:
-        """Return the calls that have ended, a note for the user, and the number of ready actors.
+    def ended(self, seconds: float) -> tuple[list[Ended], int]:
+        """Return how a call has ended, if one has, and the number of ready actors.
 
         Args:
             seconds: Longest time to wait for a call.
@@ -114,14 +111,23 @@ class ActorPool:
                     cause.add_note(str(error))  # Ray's own error cannot be pickled
                 raise cause from None
             except ray.exceptions.RayError as error:
-                self._note_loss(actor, call, error, found)
+                _end(actor)
+                if getattr(error, "actor_init_failed", False):
+                    reason = [line for line in str(error).splitlines() if line.strip()][-1].strip()
+                    message = f"{self._name} could not begin ({reason})."
+                    raise CouldNotBeginError(message) from None
+                if call is None and self._queue:
+                    call = self._queue.popleft()
+                if call is not None:
+                    found.append(Ended(call.key, lost=why_lost(error)))
             else:
                 self._idle.append(actor)
                 if call is not None:
                     found.append(Ended(call.key, value))
         self._assign()
-        beginning = self._beginning()
-        return found, self._wait(beginning), len(self._idle) + len(self._busy) - beginning
+        ready = len(self._idle) + sum(call is not None for _, call in self._busy.values())
+        self._check_wait(ready)
+        return found, ready
 
     def close(self) -> None:
         """End all actors."""
@@ -129,10 +135,6 @@ class ActorPool:
             _end(actor)
         for part in (self._queue, self._idle, self._busy, self._stored, self._given):
             part.clear()
-
-    def _beginning(self) -> int:
-        """Return the number of actors that are not ready."""
-        return sum(call is None for _, call in self._busy.values())
 
     def _assign(self) -> None:
         """Give calls to actors that have nothing to do, and start actors for the others.
@@ -142,40 +144,23 @@ class ActorPool:
         while self._queue and self._idle:
             actor, call = self._idle.pop(), self._queue.popleft()
             self._busy[getattr(actor, call.method).remote(*call.arguments)] = actor, call
+        beginning = sum(call is None for _, call in self._busy.values())
         missing = self._most - len(self._idle) - len(self._busy)
-        for _ in range(min(missing, len(self._queue) - self._beginning())):
+        for _ in range(min(missing, len(self._queue) - beginning)):
             actor = self._kind.remote(*self._given)
             self._busy[actor.__ray_ready__.remote()] = actor, None
 
-    def _note_loss(self, actor: Any, call: _Call | None, error: Any, found: list[Ended]) -> None:
-        """Note that an actor was lost with its call, or with the first one if it was not ready."""
-        if getattr(error, "actor_init_failed", False):
-            reason = [line for line in str(error).splitlines() if line.strip()][-1].strip()
-            raise CouldNotBeginError(f"{self._name} could not begin ({reason}).") from None
-        _end(actor)
-        if call is None and self._queue:
-            call = self._queue.popleft()
-        if call is not None:
-            found.append(Ended(call.key, lost=why_lost(error)))
-
-    def _wait(self, beginning: int) -> str | None:
-        """Return a note about calls that wait for resources; raise if they wait for too long."""
-        now = time.monotonic()
-        if not self._queue or self._idle or len(self._busy) > beginning:
-            self._since, self._is_told = None, False
-            return None
-        self._since = self._since or now
-        waited = now - self._since
-        sentence = (
-            f"{self._name} that needs {amounts(self._needs)} has not begun for {waited:.0f} s."
-            f" {nodes_have(self._needs)}"
-        )
-        if waited >= self._patience:
-            raise LostError(f"{sentence} {end_of_wait(self._patience)}")
-        if waited < NOTICE or self._is_told:
-            return None
-        self._is_told = True
-        return sentence
+    def _check_wait(self, ready: int) -> None:
+        """Raise a LostError if calls have waited for resources for too long."""
+        if not self._queue or ready:
+            self._since = None
+            return
+        self._since = self._since or time.monotonic()
+        if time.monotonic() - self._since >= self._patience:
+            raise LostError(
+                f"{self._name} that needs {amounts(self._needs)} has not begun for"
+                f" {self._patience:.0f} s. {nodes_have(self._needs)} {end_of_wait(self._patience)}"
+            )
 
 
 _open: Final[list[ActorPool]] = []
@@ -206,15 +191,12 @@ def why_lost(error: Any) -> str:
 def end_of_wait(patience: float) -> str:
     """Return a sentence about the end of a wait for resources, with what may help.
 
-    Ray counts the CPUs of a process as used from when it begins to start.
-
     Args:
         patience: Value of `engine.wait_seconds`.
     """
     return (
-        f"`engine.wait_seconds`={patience:g} ends this wait: start a node, or end what uses the"
-        " others. On a busy machine a process may take that long to start: then raise"
-        " engine.wait_seconds."
+        f"`engine.wait_seconds`={patience:g} ends this wait: start a node, end what uses the"
+        " others, or raise it if processes of this machine take as long to start."
     )
 
 

@@ -47,7 +47,7 @@ class SharedArray:
         return np.load, (f"/proc/{os.getpid()}/fd/{self._file}", "c")
 
 
-class _Process(NamedTuple):
+class WorkerProcess(NamedTuple):
     """One process, which is lost without the others; it ends when `alive` is closed."""
 
     executor: ProcessPoolExecutor
@@ -74,13 +74,13 @@ class ProcessPool:
     def __init__(self, make: Callable[..., Any], *given: Any, most: int) -> None:
         self.most, self._given = most, given
         self._content = cloudpickle.dumps(portable((make, given), cloudpickle.dumps))
-        self._idle: list[_Process] = []
-        self._running: dict[Future[Any], tuple[_Process, Any]] = {}
+        self._idle: list[WorkerProcess] = []
+        self._running: dict[Future[Any], tuple[WorkerProcess, Any]] = {}
 
     def submit(self, key: Any, method: str, *arguments: Any) -> None:
         content = cloudpickle.dumps((method, arguments))
         while True:
-            process = self._idle.pop() if self._idle else _started(self._content)
+            process = self._idle.pop() if self._idle else started(self._content)
             try:
                 self._running[process.executor.submit(_call, content)] = process, key
                 return
@@ -112,7 +112,7 @@ class ProcessPool:
             process.end()
 
 
-def _started(content: bytes) -> _Process:
+def started(content: bytes = b"") -> WorkerProcess:
     """Start a process, which does not import the script of the user.
 
     A script then needs no guard (`if __name__ == "__main__"`).
@@ -137,7 +137,7 @@ def _started(content: bytes) -> _Process:
     finally:
         sys.modules["__main__"] = main
         end.close()
-    return _Process(executor, alive)
+    return WorkerProcess(executor, alive)
 
 
 at_end: Final[list[Callable[[], object]]] = []

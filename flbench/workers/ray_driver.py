@@ -17,8 +17,10 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from concurrent.futures import wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
@@ -31,7 +33,7 @@ from flbench.core.parts import portable
 from flbench.workers import process_pool
 from flbench.workers.nesting import is_elsewhere, is_ray_worker
 from flbench.workers.pool import Ended, LostError
-from flbench.workers.process_pool import ProcessPool, SharedArray
+from flbench.workers.process_pool import SharedArray, WorkerProcess
 
 PRIVATE: Final = {
     "RAY_AUTH_MODE": "token",
@@ -42,13 +44,12 @@ PRIVATE: Final = {
 """Environment of a cluster on this machine, with a token. Other users cannot read the environment
 of a process, as they can its command line."""
 LOSS: Final = "a server of Ray has ended, or cannot be reached."
-PREFIX: Final = "fl-"
 LONGEST_PLACE: Final = 29
 """Characters of the temporary folder. The names of Ray's sockets below it may have 107 in all."""
 PERIOD: Final = 0.5  # seconds between two looks at the servers
 TOLERANCE: Final = 10.0
-"""Seconds after which a server that does not answer, or one of another machine, is lost. A server
-of this machine that refuses connections has ended, and is lost at once."""
+"""Seconds after which a server that does not answer is lost. One that refuses connections has
+ended, and is lost at once."""
 
 
 class RayDriver:
@@ -75,23 +76,22 @@ class RayDriver:
         self._leader: int | None = None
         self._is_closed = False
         self._folder: str | None = None
-        self._pool: ProcessPool | None = None  # None: it is this process
+        self._process: WorkerProcess | None = None  # None: it is this process
         if is_ray_worker():
             return
         ray: Any = sys.modules.get("ray")
         if ray is not None and ray.is_initialized():
             address = ray.get_runtime_context().gcs_address
         environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
-        self._is_local = not is_elsewhere(address)
-        if self._is_local:
-            self._folder = tempfile.mkdtemp(prefix=PREFIX, dir=place())
+        if not is_elsewhere(address):
+            self._folder = tempfile.mkdtemp(prefix="fl-", dir=place())
             environment |= {**PRIVATE, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         from flbench.workers import ray_session  # it imports Ray
 
         self._error_of = ray_session.connection_error
-        self._pool = ProcessPool(_Session, environment, self._folder, most=1)
         try:
-            self._leader = self.call(os.getpid)
+            self._process = process_pool.started()
+            self._leader = self.call(_begin_session, environment, self._folder)
             self._servers = self.call(ray_session.connect, address, key, cpus, self._folder)
         except BaseException:
             self.close()
@@ -107,7 +107,7 @@ class RayDriver:
         self,
         function: Callable[..., Any],
         *arguments: Any,
-        meanwhile: Callable[[], object] | None = None,
+        meanwhile: Callable[[], object] = lambda: None,
     ) -> Any:
         """Call a function in the process; after an interrupt or a loss, the process is ended.
 
@@ -122,41 +122,36 @@ class RayDriver:
         """
         if self._is_closed:
             raise LostError(LOSS)
-        if self._pool is None:
+        if self._process is None:
             return function(*arguments)
         try:
-            self._pool.submit(None, "call", self._leader, function, arguments)
-            while not (found := self._pool.ended(PERIOD)):
+            content = cloudpickle.dumps((function, arguments))
+            future = self._process.executor.submit(_called, content)
+            while not wait([future], PERIOD).done:
                 self._check()
-                if meanwhile is not None:
-                    meanwhile()
+                meanwhile()
+            return future.result()
+        except BrokenProcessPool:
+            self.close()
+            raise LostError(LOSS) from None
         except Exception:
             self._check(at_once=True)
             raise
         except BaseException:
             self.close()
             raise
-        if found[0].lost is not None:
-            self.close()
-            raise LostError(LOSS)
-        return found[0].value
 
-    @contextmanager
-    def shared(self, array: NDArray[Any]) -> Iterator[Any]:
-        """Share an array with the process; the value stands for it among arguments of `call`."""
-        if self._pool is None:
-            yield array
-            return
-        with closing(SharedArray(array)) as found:
-            yield found
+    def shared(self, array: NDArray[Any]) -> Any:
+        """Return what stands for an array among arguments of `call`; memory is shared."""
+        return array if self._process is None else SharedArray(array)
 
     def close(self) -> None:
         """End the process, with a cluster that was started for it."""
         self._is_closed = True
         if self._leader is not None:
             end_session(self._leader)
-        if self._pool is not None:
-            self._pool.close()
+        if self._process is not None:
+            self._process.end()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -171,7 +166,7 @@ class RayDriver:
             self._silent = None
             return
         self._silent = self._silent or time.monotonic()
-        has_ended = self._is_local and any(isinstance(e, ConnectionRefusedError) for e in errors)
+        has_ended = any(isinstance(one, ConnectionRefusedError) for one in errors)
         if at_once or has_ended or time.monotonic() - self._silent >= TOLERANCE:
             self.close()
             raise LostError(LOSS)
@@ -182,7 +177,6 @@ class RayPool:
 
     Args:
         driver: The driver.
-        tell: Function that gets notes for the user.
         given: See `flbench.workers.actor_pool.ActorPool`.
 
     Attributes:
@@ -190,21 +184,13 @@ class RayPool:
     """
 
     def __init__(
-        self,
-        driver: RayDriver,
-        tell: Callable[[str], None],
-        kind: type,
-        given: Sequence[Any],
-        most: int,
-        needs: dict[str, float],
-        name: str,
-        patience: float,
+        self, driver: RayDriver, kind: type, given: Sequence[Any], most: int, *rest: Any
     ) -> None:
         from flbench.workers import actor_pool  # it imports Ray
 
-        self.tell, self.most, self.ready = tell, most, 0
+        self.most, self.ready = most, 0
         sent = [_with_modules(one) for one in given]
-        number = driver.call(actor_pool.open_actors, kind, sent, most, needs, name, patience)
+        number = driver.call(actor_pool.open_actors, kind, sent, most, *rest)
         self._call = partial(driver.call, actor_pool.call, number)
 
     def put(self, thing: Any) -> Any:
@@ -219,9 +205,7 @@ class RayPool:
         self._call("submit", key, method, *arguments)
 
     def ended(self, seconds: float) -> list[Ended]:
-        found, note, self.ready = self._call("ended", seconds)
-        if note is not None:
-            self.tell(note)
+        found, self.ready = self._call("ended", seconds)
         return list(found)
 
     def close(self) -> None:
@@ -234,35 +218,31 @@ def _with_modules(thing: Any) -> Any:
     return thing if is_array else portable(thing, cloudpickle.dumps)
 
 
-class _Session:
-    """Calls functions for another process; it is the only object of the process that calls Ray.
+def _called(content: bytes) -> Any:
+    """Call a function, in the process of a driver."""
+    function, arguments = cloudpickle.loads(content)
+    return function(*arguments)
+
+
+def _begin_session(environment: dict[str, str], folder: str | None) -> int:
+    """Begin the session of the process that calls Ray; return its id.
 
     Args:
         environment: Its environment.
         folder: The folder of its private cluster, which is deleted if its owner is killed.
     """
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(environment)
 
-    def __init__(self, environment: dict[str, str], folder: str | None) -> None:
-        os.setsid()
-        os.environ.clear()
-        os.environ.update(environment)
-        process_pool.at_end.append(partial(_end_all, folder))
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Ray prints there what its servers say
+    def end_all() -> None:
+        end_session(os.getpid())
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
 
-    def call(
-        self, leader: int | None, function: Callable[..., Any], arguments: Sequence[Any]
-    ) -> Any:
-        """Call a function, unless a pool has started this process in the place of the leader."""
-        if leader not in (None, os.getpid()):
-            raise LostError(LOSS)
-        return function(*arguments)
-
-
-def _end_all(folder: str | None) -> None:
-    """End the session of this process, and delete its folder."""
-    end_session(os.getpid())
-    if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
+    process_pool.at_end.append(end_all)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Ray prints there what its servers say
+    return os.getpid()
 
 
 def end_session(leader: int) -> None:
@@ -292,5 +272,4 @@ def _session(leader: int) -> list[int]:
 def place() -> str:
     """Return the folder for temporary folders, whose name must be short."""
     found = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
-    is_short = len(os.fsencode(os.path.abspath(found))) <= LONGEST_PLACE
-    return found if is_short or not os.access("/tmp", os.W_OK) else "/tmp"
+    return found if len(os.fsencode(os.path.abspath(found))) <= LONGEST_PLACE else "/tmp"

@@ -1,9 +1,12 @@
-"""Resources of trainings that run at the same time, in processes of this machine or of Ray."""
+"""What trainings that run at the same time need, and the Ray cluster that has it."""
 
 from dataclasses import dataclass
 from typing import Final
 
 from flbench.config.schema import EngineConfig
+from flbench.core.errors import ConfigError
+from flbench.workers.nesting import is_elsewhere
+from flbench.workers.ray_driver import RayDriver
 
 UNITS: Final = 10_000  # smallest parts of a GPU that Ray counts
 TRIAL: Final = "trial"
@@ -47,15 +50,88 @@ class Resources:
     kind: str = TRIAL
 
     @property
-    def keys(self) -> tuple[str, ...]:
-        """Keys and options by which one training needs less, for messages."""
-        key = "engine.workers" if self.engine.name == "ray" else "engine.threads"
-        return (key, "`gpus_per_trial`") if self.gpus and self.kind == TRIAL else (key,)
-
-    @property
     def cpus(self) -> int:
         """Number of CPU cores of one training."""
         workers = self.engine.workers
         if self.engine.name == "ray":
             return workers if isinstance(workers, int) else 1
         return self.engine.threads
+
+
+def cluster(resources: Resources) -> RayDriver:
+    """Return the driver of a Ray cluster, which is started here if it has no address.
+
+    Args:
+        resources: Resources of all trainings.
+
+    Raises:
+        ConfigError: No cluster answers at the address, or no node has the resources of one
+            training.
+    """
+    # A local cluster declares as many cores as the trainings at once need, which limits them.
+    cpus = resources.concurrent * resources.cpus
+    driver = RayDriver(resources.address, key="`address`", cpus=cpus)
+    try:
+        driver.call(check, resources)
+    except BaseException:
+        driver.close()
+        raise
+    return driver
+
+
+def check(resources: Resources) -> None:
+    """Raise a ConfigError if no node has the resources of a training: Ray would wait forever."""
+    import ray
+
+    from flbench.workers.actor_pool import amounts
+
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    needs, key = {"CPU": float(resources.cpus), "GPU": resources.gpus}, "engine.threads"
+    if resources.engine.name == "ray":  # workers may run on any node, each with its own GPU
+        count, nodes, key = workers_of(resources), [ray.cluster_resources()], "engine.workers"
+        needs = {"CPU": float(count), "GPU": count * resources.gpus}
+    if not any(all(node.get(key, 0.0) >= needs[key] for key in needs) for node in nodes):
+        there = "; ".join(amounts({key: node.get(key, 0.0) for key in needs}) for node in nodes)
+        share = " or `gpus_per_trial`" if resources.gpus and resources.kind == TRIAL else ""
+        raise ConfigError(
+            f"a {resources.kind} needs {amounts(needs)}, but the nodes of Ray have {there}. Lower"
+            f" {key}{share}."
+        )
+
+
+def workers_of(resources: Resources) -> int:
+    """Return how many workers of its own each training has, with `engine.name=ray`.
+
+    On a cluster with an address these are at most as many as it has CPUs or GPUs, because it may
+    have lost nodes since the trainings began, and the results do not depend on it.
+
+    Args:
+        resources: Resources of all trainings.
+    """
+    from flbench.workers.actor_pool import there
+
+    if not is_elsewhere(resources.address):
+        return resources.cpus
+    key = "GPU" if resources.gpus else "CPU"
+    return max(1, min(resources.cpus, int(there([key])[key])))
+
+
+def device_there(device: str, address: str | None, key: str = "`engine.address`") -> str:
+    """Return the device of trainings on the nodes of a cluster, which this process need not have.
+
+    Ray assigns GPUs to worker processes. Each sees its own as the first, and checks that it exists.
+
+    Args:
+        device: `engine.device`; `auto` is a GPU if a node has one.
+        address: Address of the cluster; it is not used if this process is connected to one.
+        key: The key or option of the address, as error messages write it.
+
+    Raises:
+        ConfigError: No cluster answers at the address.
+    """
+    from flbench.workers.actor_pool import there
+
+    if device != "auto":
+        return device.partition(":")[0]
+    with RayDriver(address, key=key) as driver:
+        return "cuda" if driver.call(there, ["GPU"])["GPU"] else "cpu"

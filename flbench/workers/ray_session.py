@@ -4,7 +4,7 @@ import os
 import re
 import socket
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import ray
 from ray.job_config import JobConfig
@@ -12,9 +12,11 @@ from ray.job_config import JobConfig
 from flbench.core.control_groups import available_cores
 from flbench.core.errors import ConfigError, RunError
 
-CONNECT_SECONDS: Final = 2.0
 _ADDRESS: Final = re.compile(r"(ray://)?([^\s/]+):([0-9]{1,5})")
 """Addresses of clusters. Ray would import the module that another scheme names."""
+_called: Final[list[tuple[str, int]]] = []
+"""Host and port of the servers that this process calls, as far as they can be reached without a
+proxy."""
 
 
 def connect(
@@ -45,43 +47,31 @@ def connect(
         _join(options, str(address), key)
     else:
         _start(options, available_cores() if cpus is None else cpus, folder)
-    Servers.found = [one for one in _servers() if connection_error(one) is None]
-    return Servers.found
+    _called[:] = [one for one in _servers() if connection_error(one) is None]
+    return [*_called]
 
 
 def connection_error(server: tuple[str, int]) -> OSError | None:
     """Return the error of a connection to host and port; None if a server accepts it."""
     try:
-        socket.create_connection(server, timeout=CONNECT_SECONDS).close()
+        socket.create_connection(server, timeout=2).close()
     except OSError as error:
         return error
     return None
 
 
-class Servers:
-    """The servers that this process calls, as far as they can be reached without a proxy.
-
-    Attributes:
-        found: Host and port of each.
-    """
-
-    found: ClassVar[list[tuple[str, int]]] = []
-
-    @classmethod
-    def are_lost(cls) -> bool:
-        """Return whether one of them does not answer: workers are lost for this reason then."""
-        return any(connection_error(one) for one in cls.found)
+def are_lost() -> bool:
+    """Return whether a server does not answer: workers are lost for this reason then."""
+    return any(connection_error(one) for one in _called)
 
 
 def _servers() -> list[tuple[str, int]]:
     """Return host and port of the servers that this process calls."""
     context = ray.get_runtime_context()
     host, _, port = context.gcs_address.rpartition(":")
-    nodes = [node for node in ray.nodes() if node["NodeID"] == context.get_node_id()]
-    return [
-        (host.strip("[]"), int(port)),
-        *((node["NodeManagerAddress"], node["NodeManagerPort"]) for node in nodes),
-    ]
+    own = [node for node in ray.nodes() if node["NodeID"] == context.get_node_id()]
+    nodes = [(node["NodeManagerAddress"], node["NodeManagerPort"]) for node in own]
+    return [(host.strip("[]"), int(port)), *nodes]
 
 
 def _start(options: dict[str, Any], cpus: int, folder: str) -> None:
@@ -105,27 +95,23 @@ def _start(options: dict[str, Any], cpus: int, folder: str) -> None:
 
 def _join(options: dict[str, Any], address: str, key: str) -> None:
     """Join a cluster that runs already. Ray would wait for minutes for one that does not."""
-    found = _own(key) if address == "auto" else address
-    match = _ADDRESS.fullmatch(found)
-    if match is None:
-        raise ConfigError(
-            f"{key}: {found!r} is not an address of a Ray cluster. Write HOST:PORT,"
-            " ray://HOST:PORT or auto, or leave it out."
-        )
-    if match[1] is None:
-        options["job_config"] = _Job()
+    found = _own() if address == "auto" else address
     try:
+        match = _ADDRESS.fullmatch(found)
+        if match is None:
+            raise ValueError("write HOST:PORT, ray://HOST:PORT or auto")
         socket.create_connection((match[2].strip("[]"), int(match[3])), timeout=10).close()
-        ray.init(address=found, **options)
+        own = {} if match[1] else {"job_config": _Job()}
+        ray.init(address=found, **options, **own)
     except Exception as error:
         raise ConfigError(
-            f"{key}: no Ray cluster answers at {found} ({error}). Start one with `ray start"
-            " --head`, with the token in RAY_AUTH_TOKEN_PATH; or leave it out."
+            f"{key}: no Ray cluster of this user answers at {found} ({error}). Start one with `ray"
+            " start --head`, with the token in RAY_AUTH_TOKEN_PATH; or leave it out."
         ) from error
 
 
-def _own(key: str) -> str:
-    """Return the address of the cluster that this user has started.
+def _own() -> str:
+    """Return the address of the cluster that this user has started; `auto` if there is none.
 
     Any user can write to the folder of Ray's file.
     """
@@ -134,12 +120,8 @@ def _own(key: str) -> str:
     if (given := os.environ.get("RAY_ADDRESS", "auto")) != "auto":
         return given
     file = Path(get_ray_address_file(None))
-    if not file.is_file() or file.stat().st_uid != os.getuid():
-        raise ConfigError(
-            f"{key}: this user has started no Ray cluster on this machine. Start one with"
-            " `ray start --head`, or leave the address out."
-        )
-    return file.read_text("utf-8").strip()
+    is_own = file.is_file() and file.stat().st_uid == os.getuid()
+    return file.read_text("utf-8").strip() if is_own else "auto"
 
 
 class _Job(JobConfig):  # type: ignore[misc]

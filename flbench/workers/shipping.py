@@ -18,8 +18,8 @@ from flbench.core.registry import ALGORITHMS
 PREPARED: Final = ("data", "partition")
 """Sections whose objects workers do not need: they get the samples of all clients."""
 
-FUNCTIONS: Final = {TERMS: "function", METRICS: "metric"}
-"""Names under which several functions are offered, with what one of them is."""
+FUNCTIONS: Final = (TERMS, METRICS)
+"""Names under which several functions are offered."""
 
 METHOD: Final = "algorithm"
 MODEL: Final = "model"
@@ -86,15 +86,7 @@ def pack(objects: Mapping[str, Any], methods: Iterable[str] = ()) -> Parcel:
     """
     sent = {section: thing for section, thing in objects.items() if section not in PREPARED}
     for section, thing in sent.items():
-        try:
-            cloudpickle.dumps(thing)
-        except Exception as error:
-            kind = FUNCTIONS.get(section, type(thing).__name__)
-            raise ConfigError(
-                f"`{section}`: the {kind} cannot be sent to worker processes, because it cannot be"
-                f" pickled ({type(error).__name__}: {error}). Remove open files, locks and"
-                " connections from it, or put it into a module, so that it has an import path."
-            ) from error
+        _pickled(f"`{section}`", thing)
     hashes = {
         (section, name): source_hash.of_object(function)
         for section in FUNCTIONS
@@ -105,26 +97,26 @@ def pack(objects: Mapping[str, Any], methods: Iterable[str] = ()) -> Parcel:
     sources = {name: ALGORITHMS.source(ALGORITHMS[name]) for name in methods if name in ALGORITHMS}
     classes = {name: ALGORITHMS[name] for name, source in sources.items() if source == OBJECT}
     hashes |= {(METHOD, name): source_hash.of_object(kind) for name, kind in classes.items()}
-    pickled = {name: _pickled(name, kind) for name, kind in classes.items()}
+    pickled = {name: _pickled(f"`algorithm.name={name}`", kind) for name, kind in classes.items()}
     content = sent, hashes, pickled
     return Parcel(cloudpickle.dumps(portable(content, cloudpickle.dumps)))
 
 
-def _pickled(name: str, kind: type) -> bytes:
-    """Return the class of a method, pickled with its code."""
-    module = sys.modules.get(kind.__module__)
-    by_value = module is not None and kind.__module__ != "__main__"
+def _pickled(key: str, thing: Any) -> bytes:
+    """Return the pickle of an object; that of a class has its code."""
+    own = sys.modules.get(thing.__module__) if isinstance(thing, type) else None
+    by_value = own is not None and own.__name__ != "__main__"
     try:
         if by_value:
-            cloudpickle.register_pickle_by_value(module)
+            cloudpickle.register_pickle_by_value(own)
         try:
-            return bytes(cloudpickle.dumps(kind))
+            return bytes(cloudpickle.dumps(thing))
         finally:
             if by_value:
-                cloudpickle.unregister_pickle_by_value(module)
+                cloudpickle.unregister_pickle_by_value(own)
     except Exception as error:
         raise ConfigError(
-            f"`algorithm.name={name}`: the class {kind.__qualname__} of {kind.__module__} cannot be"
-            f" sent to worker processes, because it cannot be pickled ({type(error).__name__}:"
-            f" {error}). Put it into a module, so that it has an import path."
+            f"{key} cannot be sent to worker processes, because it cannot be pickled"
+            f" ({type(error).__name__}: {error}). Remove open files, locks and connections from it,"
+            " or put it into a module, so that it has an import path."
         ) from error

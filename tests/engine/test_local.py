@@ -199,7 +199,7 @@ def test_killed_worker_is_started_again_and_changes_nothing(engines):
 def test_worker_that_is_killed_while_it_starts_is_started_again(monkeypatch):
     monkeypatch.delenv(nesting.VARIABLE, raising=False)
     built, notes, killed = build(*KEYS["sequential"]), [], []
-    begin = process_pool._started
+    begin = process_pool.started
 
     def begin_and_kill(content):
         before = workers_of(os.getpid())
@@ -210,7 +210,7 @@ def test_worker_that_is_killed_while_it_starts_is_started_again(monkeypatch):
             killed.append(new)
         return process
 
-    monkeypatch.setattr(process_pool, "_started", begin_and_kill)
+    monkeypatch.setattr(process_pool, "started", begin_and_kill)
     used = built.config.engine
     with closing(LocalEngine(built.engine, built.net, built.federation, used, notes.append)) as one:
         found = played(built, one, 1)

@@ -357,7 +357,7 @@ def test_resumed_study_sends_nothing_to_the_address_of_its_folder(
     mlflow, tmp_path, monkeypatch, capsys
 ):
     """Up to its first trial, and after the last one."""
-    monkeypatch.setattr("flbench.workers.ray_cluster.cluster", lambda *_: nullcontext())
+    monkeypatch.setattr("flbench.workers.ray_resources.cluster", lambda *_: nullcontext())
     trained = []
     monkeypatch.setattr("flbench.tuning.run.carry_out", lambda *given, **_: trained.append(given))
     with foreign_server() as (uri, requests):

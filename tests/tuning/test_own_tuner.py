@@ -169,7 +169,7 @@ def test_object_that_cannot_be_pickled_is_refused():
     with pytest.raises(fl.ConfigError, match=r"`model`.*cannot be pickled"):
         pack({"model": threading.Lock()})
     lock = threading.Lock()
-    with pytest.raises(fl.ConfigError, match=r"`train\.terms`: the function cannot be sent"):
+    with pytest.raises(fl.ConfigError, match=r"`train\.terms` cannot be sent"):
         pack({"train.terms": {"object:held": lambda context: lock}})
 
 

@@ -57,31 +57,27 @@ def pool_of(*given, cpus: int, patience: float = 60.0) -> pools.ActorPool:
     return pools.ActorPool(Doubles, given, 2, needs, "a cell", patience)
 
 
-def all_ended(pool: pools.ActorPool, count: int, notes: list[str] | None = None) -> dict[int, int]:
+def all_ended(pool: pools.ActorPool, count: int) -> dict[int, int]:
     found: dict[int, int] = {}
     while len(found) < count:
-        ended, note, _ = pool.ended(1.0)
-        found |= {one.key: one.value for one in ended}
-        if notes is not None and note:
-            notes.append(note)
+        found |= {one.key: one.value for one in pool.ended(1.0)[0]}
     return found
 
 
-def engine_at(address: str):
+def engine_at(address: str, notes: list[str]):
     from flbench.engine.ray import RayEngine
 
     built = build(*KEYS)
     config = config_of(
         *KEYS, "engine.name=ray", "engine.workers=2", f"engine.address={address}"
     ).engine
-    return RayEngine(built.net, built.federation, config)
+    return RayEngine(built.net, built.federation, config, notes.append)
 
 
 def test_the_workers_that_are_left_train_the_clients_of_a_lost_node(nodes):
     node, notes = nodes.add_node(**NODE), []
     built = build(*KEYS)
-    engine = engine_at(nodes.address)
-    engine.tell_by(notes.append)
+    engine = engine_at(nodes.address, notes)
     try:
         before = 0
         while before < 2:
@@ -101,10 +97,7 @@ def test_the_workers_that_are_left_train_the_clients_of_a_lost_node(nodes):
 def test_a_smaller_cluster_is_used_with_a_note(nodes):
     """This is a resumed run: the configuration names the workers of the larger cluster."""
     notes: list[str] = []
-    engine = engine_at(nodes.address)
-    engine.tell_by(notes.append)
-
-    engine.close()
+    engine_at(nodes.address, notes).close()
 
     assert "engine.workers=2" in notes[0]
     assert "has 1 CPU" in notes[0]
@@ -114,29 +107,25 @@ def test_an_idle_actor_takes_the_calls_of_one_that_never_begins(nodes):
     """The cluster has one CPU, which the first actor keeps; two may run at the same time."""
     if not ray.is_initialized():
         ray.init(address=nodes.address, log_to_driver=False)
-    notes: list[str] = []
     pool = pool_of(cpus=1)
 
     for number in range(4):
         pool.submit(number, "doubled", number)
 
-    assert all_ended(pool, 4, notes) == {number: 2 * number for number in range(4)}
+    assert all_ended(pool, 4) == {number: 2 * number for number in range(4)}
     pool.close()
 
 
-def test_a_wait_for_what_no_node_has_is_told_and_ends(nodes, monkeypatch):
+def test_a_wait_for_what_no_node_has_ends(nodes):
     if not ray.is_initialized():
         ray.init(address=nodes.address, log_to_driver=False)
-    monkeypatch.setattr(pools, "NOTICE", 0.2)
-    notes: list[str] = []
     pool = pool_of(cpus=7, patience=2.5)
     pool.submit("first", "doubled", 1)
 
     with pytest.raises(RunError, match=r"7 CPUs.*of 1 CPU.*engine\.wait_seconds"):
-        all_ended(pool, 1, notes)
+        all_ended(pool, 1)
 
     pool.close()
-    assert len(notes) == 1
 
 
 class NeedsModule:

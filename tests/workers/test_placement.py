@@ -35,7 +35,7 @@ from flbench.engine import ray as ray_engine  # noqa: E402
 from flbench.jobs.launchers import ray_actors  # noqa: E402
 from flbench.tuning import run  # noqa: E402
 from flbench.tuning.worker import TrialWorker  # noqa: E402
-from flbench.workers.ray_cluster import cluster  # noqa: E402
+from flbench.workers.ray_resources import cluster  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

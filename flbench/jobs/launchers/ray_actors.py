@@ -13,9 +13,8 @@ from flbench.jobs.launchers.pooled import Pooled
 from flbench.jobs.launchers.shipped import Store, StoredSamples
 from flbench.jobs.samples import LoadedSamples
 from flbench.workers import actor_pool
-from flbench.workers.ray_cluster import cluster
 from flbench.workers.ray_driver import RayPool
-from flbench.workers.ray_resources import Resources
+from flbench.workers.ray_resources import Resources, cluster
 from flbench.workers.shipping import pack
 
 
@@ -45,12 +44,11 @@ def ray_actors(
         room = [int(found[key] / amount + 1e-9) for key, amount in needs.items() if amount]
         at_once, patience = max(1, min(resources.concurrent, *room)), resources.engine.wait_seconds
         name = f"a {resources.kind}"
-        pool = RayPool(driver, tell, JobWorker, [parcel], at_once, needs, name, patience)
+        pool = RayPool(driver, JobWorker, [parcel], at_once, needs, name, patience)
 
         def stored(array: NDArray[Any]) -> StoredSamples:
             """Put samples into Ray's object store; at the end it is checked that they are equal."""
-            with driver.shared(array) as sent:
-                shared, sha256 = pool.put(sent), actor_pool.digest(array)
+            shared, sha256 = pool.put(driver.shared(array)), actor_pool.digest(array)
             return StoredSamples(shared, lambda: pool.check_samples(shared, sha256))
 
         yield Pooled(
