@@ -21,7 +21,7 @@ MAY_IMPORT = {
         "analysis/figures.py",
     },
     "ray": {
-        *("workers/ray_cluster.py", "workers/actor_pool.py", "workers/ray_session.py"),
+        *("workers/actor_pool.py", "workers/ray_session.py"),
         *(
             f"tuning/{name}.py"
             for name in (
