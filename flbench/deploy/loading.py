@@ -18,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flbench.algorithms.base import Deployment
 from flbench.client.program import Statistic
 from flbench.config.resolve import resolve_written
 from flbench.core.errors import DataError, UserError, did_you_mean
@@ -34,7 +33,9 @@ from flbench.deploy import cards
 from flbench.deploy.models import DeployedNet, RawInputs, TrainedModel
 from flbench.experiment import checkpoint, own_methods, rounds
 from flbench.experiment.assembly import Experiment, build
+from flbench.experiment.evaluate import BLOCK, Evaluator, Model
 from flbench.experiment.found import on_this_machine
+from flbench.experiment.predictions import SCALARS
 from flbench.models.base import net_leaves
 from flbench.models.lightning_net import LightningNet
 from flbench.results import metrics_file
@@ -91,9 +92,12 @@ def load(
         state = _read_state(experiment, path, checkpoint)
         partition = experiment.federation.partition
         number = None if client is None else client_of(partition, client)
+        evaluator = experiment.evaluator(warn)
+        settings = rounds.evaluation_settings(experiment.algorithm, state)
+        models = {one.name: one for one in evaluator.models(state, settings)}
         is_given = normalize_by is not None
-        name, found = _choose(experiment, state, number, deployment, is_normalized=is_given)
-        net = _net(experiment, state, name, found, number or 0, warn)
+        name = _choose(experiment, tuple(models), number, deployment, is_given=is_given)
+        net = _net(experiment, evaluator, models[name], number or 0)
         inputs = _inputs(experiment.federation, number, next(net.net.parameters()).dtype)
         layout = _layout(experiment, number if normalize_by is None else None)
         has_classes = experiment.federation.dataset.targets is None
@@ -185,21 +189,20 @@ def _read_state(experiment: Experiment, path: Path, moment: Moment) -> State:
 
 def _choose(
     experiment: Experiment,
-    state: State,
+    known: tuple[str, ...],
     client: int | None,
     name: str | None,
     *,
-    is_normalized: bool,
-) -> tuple[str, Deployment]:
-    """Return the name of the deployment, and the deployment.
+    is_given: bool,
+) -> str:
+    """Return the name of the deployment, of those that the method has.
 
     Raises:
         UserError: There is no such model, or its normalization is missing or there twice.
     """
     method, federation = experiment.config.algorithm.name, experiment.federation
     partition = federation.partition
-    known = rounds.deployments(experiment.algorithm, state, torch.tensor([0]))
-    name, reason = name or ("gm" if client is None else next(iter(known))), ""
+    name, reason = name or ("gm" if client is None else known[0]), ""
     if client is None and name == "gm" and name not in known:
         reason = f"`{method}` has no global model: each client has a model of its own"
     elif name not in known:
@@ -211,32 +214,19 @@ def _choose(
         reason = "with train.batchnorm=drop each client estimates statistics on its own samples"
     if reason:
         raise UserError(f"{reason}. Choose a client: {_clients(partition)}.")
-    is_open, option = federation.owner is not None and client is None, "`normalize_by`"
-    if is_open and not is_normalized:
+    if is_given != (federation.owner is not None and client is None):
         raise UserError(
-            "with data.normalize=client, the global model has no normalization of its own. Give"
-            f" samples of the new client, {option}; or choose a client and"
-            f" `deployment=gm`."
+            "`normalize_by` is needed by the global model of a run with data.normalize=client, and"
+            " by no other model: give samples of a new client for it, or choose a client, perhaps"
+            " with `deployment=gm`."
         )
-    if is_normalized and not is_open:
-        whose = "all clients" if client is None else f"client {partition.called(client)}"
-        raise UserError(
-            f"{option} is for the global model of a run with data.normalize=client; this model has"
-            f" the normalization of {whose}. Leave it out."
-        )
-    return name, known[name]
+    return name
 
 
-def _net(
-    experiment: Experiment,
-    state: State,
-    name: str,
-    deployment: Deployment,
-    client: int,
-    warn: Callable[[str], None],
-) -> DeployedNet:
+def _net(experiment: Experiment, evaluator: Evaluator, model: Model, client: int) -> DeployedNet:
     """Return the net that a deployment gives to a client, as the evaluation computes it."""
-    rule, fixed = deployment.predict, experiment.algorithm.setting.net.fixed
+    deployment, fixed = model.deployment, experiment.algorithm.setting.net.fixed
+    rule = deployment.predict
 
     def captured(reduced: Tree, leaves: Tree, ctx: Tree) -> Tree:
         """Return all tensors that the deployment predicts with."""
@@ -248,15 +238,18 @@ def _net(
         return {f"{kind}/{leaf}": v for kind, tree in trees.items() for leaf, v in tree.items()}
 
     statistic = Statistic("deployed", _count, finish=captured, samples=Samples("train", limit=1))
-    settings = rounds.evaluation_settings(experiment.algorithm, state)
-    evaluator = experiment.evaluator(warn)
-    [model] = (one for one in evaluator.models(state, settings) if one.name == name)
-    found = evaluator.run(model, torch.tensor([client]), (statistic,)).observed
+    ids = torch.tensor([client])
+    if experiment.config.engine.name == "vectorized" and model.steps:
+        # Rounding depends on the clients that are trained together: those of an evaluation.
+        block = torch.arange(experiment.federation.clients)[client // BLOCK * BLOCK :][:BLOCK]
+        ids = block if len(block) * experiment.algorithm.setting.net.size <= SCALARS else ids
+    found = evaluator.run(model, ids, (statistic,)).observed
+    row = ids.tolist().index(client)
     kinds: dict[str, Tree] = {"net": {}, "leaf": {}, "ctx": {}}
     for key, value in found.items():
         kind, slash, leaf = key.removeprefix("deployed.").partition("/")
         if slash:
-            kinds[kind][leaf] = value[0].detach().cpu().clone()
+            kinds[kind][leaf] = value[row].detach().cpu().clone()
     own = kinds["net"]
     net = deepcopy(experiment.net).cpu()
     net = net.to(next(value for value in own.values() if value.is_floating_point()))
