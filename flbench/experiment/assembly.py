@@ -35,7 +35,6 @@ from flbench.data.federation import build as build_federation
 from flbench.engine.base import STACKED_SIZE, Engine, dtype_of
 from flbench.experiment import checkpoint, own_methods
 from flbench.experiment.evaluate import Evaluator
-from flbench.experiment.evaluation_tables import ClassGroups
 from flbench.experiment.found import Found, on_this_machine, with_device
 from flbench.experiment.judging import ClassJudge
 from flbench.experiment.loop import FederatedLoop, Seconds
@@ -523,14 +522,17 @@ def _judge(
 
         metrics = own_metrics.make(config.evaluation, federation.classes)
     rare, notes = rare_classes(federation.counts.sum(dim=0), config.evaluation.rare)
-    groups = ClassGroups(tuple(rare), _confusable(config, federation), federation.counts)
     if positive is not None:
         notes.append(
             f"two classes: the positive class of AUROC and average precision is `{positive}`; the"
             " key evaluation.positive chooses it."
         )
     judge = ClassJudge(
-        federation, groups, metrics, has_probabilities=config.evaluation.probabilities
+        federation,
+        tuple(rare),
+        _confusable(config, federation),
+        metrics,
+        has_probabilities=config.evaluation.probabilities,
     )
     return judge, notes
 
@@ -647,7 +649,7 @@ def stacks(config: EngineConfig, net: nn.Module) -> bool:
 
 
 def _confusable(config: Config, federation: Federation) -> tuple[int, ...] | None:
-    """Return the confusable classes; see `ClassGroups.confusable`."""
+    """Return the confusable classes; see `ClassJudge.confusable`."""
     reference = config.evaluation.confusable
     if reference is None:
         return ()
