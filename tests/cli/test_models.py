@@ -55,7 +55,7 @@ def test_export_prints_how_to_load_the_file(flbench, tmp_path, finished_run):
         (("--client", "5"), "no client `5`. Its clients are 0 to 4"),
         (("--client", "north"), "no client `north`"),
         (("--client", "1", "--format", "onxx"), "Did you mean `onnx`"),
-        (("--client", "1", "--out", "model.bin"), "stands for no format"),
+        (("--client", "1", "--out", "model.bin"), "no format of the suffix"),
         (("--client", "1", "--checkpoint", "bset"), "Did you mean `best`"),
         (("--client", "1", "--deployment", "ft"), "has no model `ft`"),
     ],
