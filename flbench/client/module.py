@@ -16,13 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from flbench.client.forward import (
-    apply,
-    call,
-    freeze_statistics,
-    name_in_net,
-    never_trained,
-)
+from flbench.client.forward import apply, call, freeze_statistics, name_in_net, never_trained
 from flbench.client.loss_and_optimizer import local_loss, make_optimizer
 from flbench.client.program import Phase
 from flbench.client.recording import Recording
@@ -55,7 +49,6 @@ class ClientModule(LightningModule):
             sets it.
     """
 
-    writes_gradients: bool = False
     batches_per_epoch: int = 0
     rows: Callable[[], Any] | None = None
 
@@ -81,21 +74,24 @@ class ClientModule(LightningModule):
         self.recordings = [Recording(statistic) for statistic in phase.record]
         self._hook_gradients: tuple[Tensor, ...] = ()
 
-    def forward(self, x: Tensor, leaves: Tree | None = None) -> Outputs:
-        """Return the net's outputs for inputs x [B, ...], with `phase.weights` if it is given.
+    def weights(self, leaves: Tree | None) -> Tree | None:
+        """Return the parameters and buffers that the net is called with; None for its own ones.
 
         Args:
-            x: Inputs.
             leaves: Other values of the leaves; None takes those of the client.
         """
         if self.phase.weights is not None:
-            here = self.leaves if leaves is None else leaves
-            return call(self.net, self.phase.weights(here, self.ctx), x)
+            return self.phase.weights(self.leaves if leaves is None else leaves, self.ctx)
         if leaves is None:
-            outputs: Outputs = self.net(x)
-            return outputs
-        own = [*self.net.named_parameters(), *self.net.named_buffers()]
-        return call(self.net, {name: leaves[name] for name, _ in own}, x)
+            return None
+        own = (*self.net.named_parameters(), *self.net.named_buffers())
+        return {name: leaves[name] for name, _ in own}
+
+    def forward(self, x: Tensor, leaves: Tree | None = None) -> Outputs:
+        """Return the net's outputs for inputs x [B, ...]; see `weights`."""
+        weights = self.weights(leaves)
+        outputs: Outputs = self.net(x) if weights is None else call(self.net, weights, x)
+        return outputs
 
     def step_context(self, batch: Batch, leaves: Tree | None = None) -> StepContext:
         """Return what loss terms and Statistics read in the step on this batch.

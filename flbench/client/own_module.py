@@ -51,9 +51,6 @@ class OwnModule(ClientModule):
         factor: Factor of the round on the learning rates.
         log: What the client has logged so far.
         pack: Makes what the module's hooks get as a batch.
-
-    Attributes:
-        schedules: The schedulers of learning rates, set by `configure_optimizers`.
     """
 
     net: LightningNet
@@ -78,7 +75,7 @@ class OwnModule(ClientModule):
         self._factor = factor
         self._logged = log
         self._pack = pack
-        self.schedules: tuple[Schedule, ...] = ()
+        self._schedules: tuple[Schedule, ...] = ()
         vars(position).update(
             current_epoch=0,
             global_step=0,
@@ -104,14 +101,9 @@ class OwnModule(ClientModule):
 
         Outputs are those of the forward pass in which `training_step` computes the loss.
         """
-        here = self.leaves if leaves is None else leaves
-        weights: Tree | None = None
-        if self.phase.weights is not None:
-            weights = self.phase.weights(here, self.ctx)
-            if all(self._own.get(name) is value for name, value in weights.items()):
-                weights = None
-        elif leaves is not None:
-            weights = {name: leaves[name] for name in self._own if name in leaves}
+        weights = self.weights(leaves)
+        if weights and all(self._own.get(name) is value for name, value in weights.items()):
+            weights = None
         mask = None if leaves is None else self._counted(batch)
         if mask is not None:
             x, y, key = (value[mask] for value in (batch.x, batch.y, batch.key))
@@ -122,7 +114,7 @@ class OwnModule(ClientModule):
             lambda: self._outputs(step()[1], len(batch.y)),
             batch=batch,
             ctx=self.ctx,
-            leaves=here,
+            leaves=self.leaves if leaves is None else leaves,
             start=self.start,
             apply=partial(apply, self.net),
             task=lambda: step()[0],
@@ -187,8 +179,8 @@ class OwnModule(ClientModule):
             parameter.requires_grad_(name not in net.frozen)
         self._hook("setup", "fit")
         if self.phase.by_module:
-            optimizer, self.schedules = parse(self._call("configure_optimizers"), net.title)
-            net.optimizer = described(optimizer, self.schedules)
+            optimizer, self._schedules = parse(self._call("configure_optimizers"), net.title)
+            net.optimizer = described(optimizer, self._schedules)
             self._train_by(optimizer)
         else:
             self.lr = self.phase.optimizer.lr * self._factor
@@ -247,7 +239,7 @@ class OwnModule(ClientModule):
                 " Give it self.parameters()."
             )
         rates = {float(group.get("lr", math.nan)) for group in optimizer.param_groups}
-        self.lr = rates.pop() if len(rates) == 1 and not self.schedules else math.nan
+        self.lr = rates.pop() if len(rates) == 1 and not self._schedules else math.nan
 
     def _find_trained(self) -> None:
         """Set `trained` to the leaves of the phase that the optimizer has; it may get more."""
@@ -276,7 +268,7 @@ class OwnModule(ClientModule):
         position.global_step += 1
         cure = "Give it self.trainer.estimated_stepping_batches as its number of steps."
         with calling(f"{self.net.title}: the scheduler", cure):
-            for schedule in self.schedules:
+            for schedule in self._schedules:
                 schedule.advance("step", batch_idx)
                 if batch_idx + 1 == self.batches_per_epoch:  # as a Trainer, before the hooks
                     schedule.advance("epoch", position.current_epoch)

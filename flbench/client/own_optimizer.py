@@ -2,15 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from flbench.core.errors import ConfigError
-
-FIELDS: Final = ("scheduler", "interval", "frequency")
-"""Keys of a scheduler's dict that are read."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,8 @@ def _schedule(found: Any) -> Schedule:
     """Return a scheduler, or the dict of one, as a Schedule."""
     if not isinstance(found, Mapping):
         return Schedule(found)
-    return Schedule(**{key: found[key] for key in FIELDS if key in found})
+    keys = ("scheduler", "interval", "frequency")
+    return Schedule(**{key: found[key] for key in keys if key in found})
 
 
 def described(optimizer: Optimizer, schedules: tuple[Schedule, ...]) -> dict[str, Any]:

@@ -8,8 +8,6 @@ from flbench.core.errors import UnknownNameError, did_you_mean
 from flbench.core.user_code_errors import user_line
 from flbench.core.wording import listed
 
-LISTED = 6  # names that a message lists
-
 
 @contextmanager
 def naming(
@@ -78,5 +76,5 @@ def check_ends(program: LocalProgram, leaves: Collection[str]) -> None:
 
 
 def _first(names: Collection[str]) -> str:
-    """Return the first names, for a message."""
-    return listed(names, LISTED) or "none"
+    """Return the first six names, for a message."""
+    return listed(names, 6) or "none"
