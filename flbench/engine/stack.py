@@ -171,31 +171,25 @@ class Stack:
             raise ConfigError(_refusal(error)) from error
 
     def step_context(
-        self, leaves: Tree, start: Tree, ctx: Tree, batch: Batch, **keys: Any
-    ) -> StepContext:
-        """Return what loss terms and Statistics read in one client's step."""
-        forward = partial(self.forward, leaves, ctx, batch.x, **keys)
-        given = partial(apply, self.environment.net)
-        return StepContext(forward, batch=batch, ctx=ctx, leaves=leaves, start=start, apply=given)
-
-    def forward(
         self,
         leaves: Tree,
+        start: Tree,
         ctx: Tree,
-        x: Tensor,
+        batch: Batch,
         weights: Callable[[Tree, Tree], Tree] | None = None,
-    ) -> Outputs:
-        """Return the net's outputs for x [S, ...] with one client's leaves.
+    ) -> StepContext:
+        """Return what loss terms and Statistics read in one client's step.
 
-        Args:
-            leaves: The client's leaves.
-            ctx: The client's ctx.
-            x: Inputs of one step.
-            weights: `Phase.weights`; None calls the net with the leaves.
+        The net is called with the leaves, or with what `weights` (of a phase) makes of them.
         """
         env = self.environment
-        own = weights(leaves, ctx) if weights else {name: leaves[name] for name in env.start}
-        return call(env.net, own, x)
+
+        def forward() -> Outputs:
+            own = weights(leaves, ctx) if weights else {name: leaves[name] for name in env.start}
+            return call(env.net, own, batch.x)
+
+        given = partial(apply, env.net)
+        return StepContext(forward, batch=batch, ctx=ctx, leaves=leaves, start=start, apply=given)
 
     def run_statistic(self, statistic: Statistic) -> None:
         """Compute a Statistic over each client's samples and write the results into ctx.

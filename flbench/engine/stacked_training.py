@@ -156,9 +156,13 @@ class StackedPhase:
         # x, y, mask and key, [count, S, ...] each
         batch = tuple(part[step - self._begin, :count, :size] for part in self._window)
         number = self._batches.numbers[step]
-        compute = self._gradients if phase.gradient is None else self._hook_gradients
         full = bool((fill == size).all())
-        gradients, loss, buffers, recorded = compute(number, full, batch, count)
+        recorded: list[Tree] = []
+        if phase.gradient is None:
+            gradients, loss, buffers, recorded = self._gradients(number, full, batch, count)
+        else:
+            one = partial(self._hooked_client, number, full)
+            gradients, loss, buffers = stack.vmap_clients(one, batch, count=count)
         if phase.clip is not None:
             _clip(gradients, phase.clip)
         elif phase.optimizer.nesterov:
@@ -185,14 +189,6 @@ class StackedPhase:
         x = self._stack.inputs(rows.reshape(-1, size), keys.reshape(-1, size))
         mask = torch.arange(size, device=env.device) < batches.ends[:count, steps].T[..., None]
         return x.reshape(*rows.shape, *x.shape[2:]), env.federation.y[rows], mask, keys
-
-    def _hook_gradients(
-        self, number: Tensor, full: bool, batch: Any, count: int
-    ) -> tuple[Tree, Tensor, Tree, list[Tree]]:
-        """Return the same as `_gradients` for a phase with a gradient hook."""
-        one = partial(self._hooked_client, number, full)
-        gradients, loss, buffers = self._stack.vmap_clients(one, batch, count=count)
-        return gradients, loss, buffers, []
 
     def _gradients(
         self, number: Tensor, full: bool, batch: Any, count: int
