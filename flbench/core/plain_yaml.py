@@ -19,24 +19,19 @@ MAX_DEPTH: Final = 30
 TAG: Final = "tag:yaml.org,2002:"
 
 Scalar = None | bool | int | float | str
-FORMS: Final[dict[str, tuple[re.Pattern[str], list[str], Callable[[str], Scalar]]]] = {
-    "null": (re.compile("~|null|Null|NULL|"), [*"~nN", ""], lambda text: None),
-    "bool": (
-        re.compile("true|True|TRUE|false|False|FALSE"),
-        [*"tTfF"],
-        lambda text: text.lower() == "true",
-    ),
-    "int": (re.compile("[-+]?(0|[1-9][0-9]*)"), [*"-+0123456789"], int),
+FORMS: Final[dict[str, tuple[re.Pattern[str], Callable[[str], Scalar]]]] = {
+    "null": (re.compile("~|null|Null|NULL|"), lambda text: None),
+    "bool": (re.compile("true|True|TRUE|false|False|FALSE"), lambda text: text.lower() == "true"),
+    "int": (re.compile("[-+]?(0|[1-9][0-9]*)"), int),
     "float": (
         re.compile(
             r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
             r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
         ),
-        [*"-+.0123456789"],
         lambda text: float(text.lower().replace(".inf", "inf").replace(".nan", "nan")),
     ),
 }
-"""Form, first characters and value of the scalars that are no texts."""
+"""Form and value of the scalars that are no texts."""
 
 
 class PlainYamlError(ValueError):
@@ -76,10 +71,10 @@ class _Dumper(yaml.SafeDumper):
     """PyYAML's safe dumper, which also quotes the texts that are numbers in YAML 1.2."""
 
 
-for _kind, (_form, _first, _value) in FORMS.items():
+for _kind, (_form, _value) in FORMS.items():
     _Loader.add_constructor(TAG + _kind, lambda _, node, value=_value: value(node.value))  # type: ignore[misc]
     for _one in (_Loader, _Dumper):
-        _one.add_implicit_resolver(TAG + _kind, re.compile(f"(?:{_form.pattern})$"), _first)
+        _one.add_implicit_resolver(TAG + _kind, re.compile(f"(?:{_form.pattern})$"), None)
 
 
 def parse(text: str) -> tuple[Any, dict[str, int]]:
@@ -120,7 +115,7 @@ def scalar(text: str) -> Scalar:
     >>> scalar("1e-3"), scalar("no"), scalar("# 3")
     (0.001, 'no', '# 3')
     """
-    for form, _, value in FORMS.values():
+    for form, value in FORMS.values():
         if form.fullmatch(text):
             return value(text)
     return text
