@@ -90,16 +90,3 @@ def examples(shape: tuple[int, ...], count: int, dtype: torch.dtype) -> Tensor:
     if shape.padding is not None and len(known) > 1:
         known = known[known != shape.padding]
     return known.flip(0)[torch.arange(total) % len(known)].reshape(count, *shape)
-
-
-def zeros(shape: tuple[int, ...], count: int, dtype: torch.dtype) -> Tensor:
-    """Return samples of zeros, [count, *shape]; of tokens those of `examples`.
-
-    Args:
-        shape: Shape of one sample.
-        count: Number of samples.
-        dtype: Type of inputs that are not tokens.
-    """
-    if isinstance(shape, TokenShape):
-        return examples(shape, count, dtype)
-    return torch.zeros(count, *shape, dtype=dtype)

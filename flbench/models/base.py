@@ -267,7 +267,7 @@ def build(config: ModelConfig, shape: tuple[int, ...], classes: int | None, seed
 def describe(net: nn.Module, shape: tuple[int, ...]) -> NetSpec:
     """Return the description of a net.
 
-    One forward pass with zeros in eval mode determines the width of the features. The modes of the
+    One forward pass in eval mode determines the width of the features. The modes of the
     net (training or eval) do not change.
 
     Args:
@@ -275,9 +275,9 @@ def describe(net: nn.Module, shape: tuple[int, ...]) -> NetSpec:
         shape: Shape of one sample.
     """
     first = next(net.parameters())
-    zeros = shapes.zeros(shape, 1, first.dtype).to(first.device)
+    x = shapes.examples(shape, 1, first.dtype).to(first.device)
     with torch.no_grad(), fixed.eval_mode(net), tried(net), _calls(net) as called:
-        features = net(zeros).features.shape[1]  # [1, D] -> D
+        features = net(x).features.shape[1]  # [1, D] -> D
     known = fixed.of(net).leaves
     leaves = net_leaves(net)
     layers = []
