@@ -108,20 +108,19 @@ def take(found: FoundRuns, folder: ComparisonFolder) -> None:
 
     Raises:
         UserError: A file or folder of a run is a link.
-        RunError: A file cannot be written.
+        OSError: A file cannot be written.
     """
     for name, source in found.runs.items():
         target = folder.path / "cells" / name
-        with folder.guard(f"cells/{name}"):
-            part = target.with_name(f".{name}")
-            shutil.rmtree(part, ignore_errors=True)
-            ignored = shutil.ignore_patterns(*LEFT_OUT)
-            files.check_no_linked_folders(source)
-            shutil.copytree(source, part, copy_function=_copy, ignore=ignored)
-            files.write(part / ORIGIN, (json.dumps({"path": str(source)}) + "\n").encode())
-            if target.is_dir():  # of a cell that was killed before it was trained
-                shutil.rmtree(target)
-            part.rename(target)
+        part = target.with_name(f".{name}")
+        shutil.rmtree(part, ignore_errors=True)
+        ignored = shutil.ignore_patterns(*LEFT_OUT)
+        files.check_no_linked_folders(source)
+        shutil.copytree(source, part, copy_function=_copy, ignore=ignored)
+        files.write(part / ORIGIN, (json.dumps({"path": str(source)}) + "\n").encode())
+        if target.is_dir():  # of a cell that was killed before it was trained
+            shutil.rmtree(target)
+        part.rename(target)
 
 
 def _copy(source: str, target: str) -> str:

@@ -41,9 +41,7 @@ def is_text(text: str) -> bool:
 
 def short_name(text: str) -> str:
     """Return a text as a part of a folder's name, which is cut behind 100 bytes."""
-    return text.encode()[:LONGEST_NAME].decode(
-        errors="ignore"
-    )  # a character can have several bytes
+    return text.encode()[:LONGEST_NAME].decode(errors="ignore")
 
 
 def check_regular(path: Path, limit: int | None = None) -> None:
@@ -162,8 +160,9 @@ def write(path: Path, content: bytes) -> None:
         sync(beside)
         beside.replace(path)
         sync(path.parent)
-    except OSError:
+    except OSError as error:
         discard(beside)
+        error.filename = error.filename or str(path)  # a full disk does not name the file
         raise
 
 

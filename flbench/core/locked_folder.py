@@ -1,8 +1,6 @@
 """The base of run folders and study folders: one process writes to them, file by file."""
 
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import ClassVar, Self
@@ -96,20 +94,6 @@ class LockedFolder:
             content: The new content; text is encoded as UTF-8.
 
         Raises:
-            RunError: The file cannot be written. Its old content is unchanged.
+            OSError: The file cannot be written. Its old content is unchanged.
         """
-        with self.guard(name):
-            files.write(self.path / name, content.encode() if isinstance(content, str) else content)
-
-    @contextmanager
-    def guard(self, name: str) -> Iterator[None]:
-        """Context manager that turns an OSError while writing the file `name` into a RunError."""
-        try:
-            yield
-        except OSError as error:
-            can_resume = (self.path / self.marker).is_file()
-            cure = f"resume: {self.resume_command}" if can_resume else "start again."
-            raise RunError(
-                f"{self.path / name} could not be written ({error.strerror or error})."
-                f" The files written before are intact. Make space or repair the disk, then {cure}"
-            ) from error
+        files.write(self.path / name, content.encode() if isinstance(content, str) else content)

@@ -39,7 +39,7 @@ def as_flbench_errors(resume: str | None = None) -> Iterator[None]:
         file = f"{error.filename}: " if error.filename else ""
         kind = RunError if error.errno in files.DISK_ERRORS else UserError
         end = again if kind is RunError else ""
-        raise kind(f"{file}{error.strerror}. Choose another path, or fix this one.{end}") from error
+        raise kind(f"{file}{error.strerror}. Make space, or choose another path.{end}") from error
     except (MemoryError, RuntimeError) as error:
         is_memory = isinstance(error, MemoryError) or any(
             text in str(error) for text in OUT_OF_MEMORY

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from flbench.core.errors import ConfigError, MethodError, PrintableError, UserError
+from flbench.core.files import DISK_ERRORS
 from flbench.core.parts import is_installed
 
 HERE = str(Path(__file__).parent.parent)
@@ -19,7 +20,7 @@ REFUSED_CALL: Final = re.compile(r"\(\) (takes|missing|got an unexpected|got mul
 def as_errors(subject: str = "a part of your own") -> Iterator[None]:
     """Return a context manager in which an exception of the user's code is a MethodError.
 
-    Errors of flbench and of memory stay as they are.
+    Errors of flbench, of memory and of the disk stay as they are.
 
     Args:
         subject: What the code is, for the message, which has the line of code and the exception's
@@ -30,7 +31,8 @@ def as_errors(subject: str = "a part of your own") -> Iterator[None]:
     except PrintableError:
         raise
     except Exception as error:
-        if not is_raised_by_user(error) or "out of memory" in str(error):
+        is_of_system = "out of memory" in str(error) or getattr(error, "errno", 0) in DISK_ERRORS
+        if is_of_system or not is_raised_by_user(error):
             raise
         place = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
         raise MethodError(

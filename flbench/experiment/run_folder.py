@@ -23,7 +23,7 @@ class RunFolder(LockedFolder):
     """The folder of one run: configuration, partition, metrics, tables, summary, checkpoints.
 
     Use `make` or `at` for a new run and `reopen` for an existing one; all lock the folder. What
-    writes raises a RunError if the disk is full or fails.
+    writes raises an OSError if the disk is full or fails.
 
     Args:
         path: An existing folder.
@@ -86,11 +86,9 @@ class RunFolder(LockedFolder):
 
     def add_metrics(self, rows: Sequence[Row]) -> None:
         """Append rows to metrics.csv."""
-        with (
-            self.guard("metrics.csv"),
-            open(self.path / "metrics.csv", "a", encoding="utf-8", opener=files.not_a_link) as file,
-        ):
-            file.write(metrics_file.to_text(rows))
+        file = self.path / "metrics.csv"
+        with open(file, "a", encoding="utf-8", opener=files.not_a_link) as stream:
+            stream.write(metrics_file.to_text(rows))
         self.rows += rows
         self.newest |= {row.full_name: row.value for row in rows}
 
@@ -116,30 +114,28 @@ class RunFolder(LockedFolder):
             extra: JSON values to save with the state.
 
         Raises:
-            RunError: The checkpoint cannot be written. The old ones are unchanged.
+            OSError: The checkpoint cannot be written. The old ones are unchanged.
         """
         first, *others = map(self.checkpoint, names)
-        with self.guard(f"checkpoints/{names[0]}"):
-            files.sync(self.path / "metrics.csv")
-            self.client_rows = checkpoint.save(first, state, config_hash, extra, self.client_rows)
-            for path in others:
-                beside = path.with_name(path.name + ".part")
-                files.discard(beside)
-                try:
-                    os.link(first, beside)
-                except OSError:
-                    shutil.copyfile(first, beside)
-                    files.sync(beside)
-                beside.replace(path)
-                files.sync(path.parent)
-                checkpoint.remove_unnamed(path.parent)
+        files.sync(self.path / "metrics.csv")
+        self.client_rows = checkpoint.save(first, state, config_hash, extra, self.client_rows)
+        for path in others:
+            beside = path.with_name(path.name + ".part")
+            files.discard(beside)
+            try:
+                os.link(first, beside)
+            except OSError:
+                shutil.copyfile(first, beside)
+                files.sync(beside)
+            beside.replace(path)
+            files.sync(path.parent)
+            checkpoint.remove_unnamed(path.parent)
 
     def save_frozen(self, tree: Tree) -> None:
         """Write what is frozen in the net, if anything is, beside the checkpoints."""
         if tree:
-            with self.guard(f"checkpoints/{checkpoint.FROZEN}"):
-                kept = {name: value.detach().contiguous() for name, value in tree.items()}
-                write_tensors(self.path / "checkpoints" / checkpoint.FROZEN, kept, {})
+            kept = {name: value.detach().contiguous() for name, value in tree.items()}
+            write_tensors(self.path / "checkpoints" / checkpoint.FROZEN, kept, {})
 
     def checkpoint(self, name: str) -> Path:
         """Return the path of the checkpoint `last` or `best`."""

@@ -196,7 +196,7 @@ class TrialTraining:
             stopped = stopped and not self._has_lost(self._built)
             if stopped and self._is_whole and self._state is not None and self._state.round:
                 # A full disk is no reason to lose what the trial has shown.
-                with suppress(RunError):
+                with suppress(RunError, OSError):
                     self._loop.save()
             self._built.engine.close()
             self._built = None

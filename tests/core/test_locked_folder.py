@@ -1,14 +1,13 @@
 """The base of run folders and study folders."""
 
-import errno
 from datetime import datetime
 from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 
-from flbench.core import files, locked_folder
-from flbench.core.errors import RunError, UserError
+from flbench.core import locked_folder
+from flbench.core.errors import UserError
 from flbench.core.locked_folder import LockedFolder
 
 
@@ -69,30 +68,6 @@ def test_folder_that_cannot_be_made_names_the_option(tmp_path):
         UserError, match=r"`notes\.dir`: .* cannot be written .*another with `notes\.dir`"
     ):
         Notebook.make(tmp_path / "file", "mine", "pages")
-
-
-@pytest.mark.parametrize(
-    ("is_resumable", "cure"),
-    [(True, "then resume: notebook --resume {path}"), (False, "then start again.")],
-)
-def test_full_disk_names_the_file_and_what_to_do(tmp_path, monkeypatch, is_resumable, cure):
-    folder = Notebook(tmp_path)
-    folder.write("page.txt", "old")
-    if is_resumable:
-        folder.write("index.txt", "page")
-
-    def full(path):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(files, "sync", full)
-
-    with pytest.raises(RunError) as caught:
-        folder.write("page.txt", "new")
-
-    message = str(caught.value)
-    assert message.startswith(f"{tmp_path / 'page.txt'} could not be written (No space left")
-    assert message.endswith(cure.format(path=tmp_path))
-    assert (tmp_path / "page.txt").read_text() == "old"
 
 
 def test_command_of_what_a_folder_belongs_to_replaces_its_own(tmp_path):
