@@ -230,6 +230,8 @@ class Experiment:
         path = folder.checkpoint("last")
         state, extra, folder.client_rows = checkpoint.read(path, self.config.hash(), self.storage)
         with checkpoint.reading(path):
+            if state.stage >= len(self.algorithm.stages()):
+                raise ValueError(f"there is no stage {state.stage}")
             folder.rewind(extra.pop("rows"))
             return Restored(state, Seconds(**extra.pop("seconds")), Memory(**extra))
 

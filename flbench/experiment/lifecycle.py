@@ -234,8 +234,7 @@ def _run_to_end(
     experiment: Experiment, start: Restored, folder: RunFolder, callbacks: CallbackList
 ) -> None:
     """Run the remaining rounds, evaluate the models of the best round, write tables and summary."""
-    state = start.state
-    storage = experiment.storage
+    state, storage = start.state, experiment.storage
     for who, tree in (("clients keep", state.clients), ("server keeps", state.server)):
         if not storage.holds(size := nbytes(tree)):
             callbacks.on_note(
@@ -243,7 +242,6 @@ def _run_to_end(
                 f" file in output.dir, since they exceed engine.state_memory={storage.limit:g} GiB."
             )
     loop = experiment.loop(folder, callbacks, start.seconds)
-    loop.state = state
     try:
         with as_flbench_errors(folder.resume_command):
             loop.begin(state, start.memory)

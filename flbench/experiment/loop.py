@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from types import MappingProxyType
 from typing import Any
 
@@ -277,13 +276,14 @@ class FederatedLoop:
         """
         number = self.state.round
         self._stop_if_asked()
-        if self._is_evaluation_due(number) and not self._has_row():
+        if self._is_evaluation_due(number) and self.running.last != number:
             common = self._is_common_evaluation_due(number)
-            rows = self._evaluate(interrupts, common=common)
-            self._notify("on_evaluation_end", _by_name(rows))
+            found = self._evaluate(interrupts, common=common)
+            self._notify("on_evaluation_end", _by_name(found))
             self._stop_if_asked()
-        stopped = self._has_stopped()
-        if stopped and self.evaluator.has_common() and not self._has_row("common"):
+        stopped, rows = self._has_stopped(), self.folder.rows
+        needs_common = stopped and self.evaluator.has_common()
+        if needs_common and not any(row[:2] == (number, "common") for row in rows):
             # In other runs this is a part of the evaluation after the last round.
             self._evaluate(interrupts, common=True)
         output, is_last = self.config.output, number == self.config.train.rounds
@@ -377,12 +377,6 @@ class FederatedLoop:
         if stop is not None and stop.round == done:
             return True
         return done == self.config.train.rounds or (every is not None and done % every == 0)
-
-    def _has_row(self, split: str | None = None) -> bool:
-        """Return whether the models were evaluated after this round, on a split or on any."""
-        rows = reversed(self.folder.rows)
-        newest = takewhile(lambda row: row.round >= self.state.round, rows)
-        return any(row.protocol == "personal" and split in (None, row.split) for row in newest)
 
     def _report_failures(self, results: Results) -> None:
         """Report the clients that diverged.

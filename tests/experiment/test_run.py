@@ -658,6 +658,7 @@ def test_resume_refuses_a_damaged_checkpoint(tmp_path, damage):
     [
         {"position": '{"stage": 0}'},
         {"position": '{"stage": "0", "stage_round": 1, "round": 1, "is_initial": false}'},
+        {"position": '{"stage": 9, "stage_round": 1, "round": 1, "is_initial": false}'},
         {"rows": "[1]"},
         {"names": "3"},
         {"extra": "{}"},
