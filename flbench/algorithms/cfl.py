@@ -215,8 +215,6 @@ class Cfl(Algorithm):
             new: Number of the cluster that they form.
             t: The round.
         """
-        if SPLITS not in server:  # an earlier version began the run
-            return {}
         known = members[has_recent_update(server, members, t, self.config.max_age)]
         leaves, units = torch.isin(known, leaving), normalized(latest_updates(server, known))
         sides = (weighted_mean(units, side.double()) for side in (~leaves, leaves))
@@ -231,7 +229,7 @@ class Cfl(Algorithm):
 
     def join(self, state: State, ids: Tensor) -> Joining | None:
         """Return how a new client finds its cluster, if there is more than one."""
-        if not len(state.server.get(SPLITS, ())):
+        if not len(state.server[SPLITS]):
             return None
         count, parameters = len(state.server[SPLITS]), self.setting.net.parameters
         models = {name: value for name, value in state.server.items() if name.startswith(AT_SPLIT)}
