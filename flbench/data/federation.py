@@ -21,19 +21,15 @@ from flbench.core.errors import DataError
 from flbench.core.rng import Draw, generator, uniform
 from flbench.core.shapes import TokenShape
 from flbench.core.types import Samples
+from flbench.data import normalization
 from flbench.data.dataset import PARTS, Dataset
-from flbench.data.partition import ClientParts
-from flbench.data.partitioning import make_partition, split_client
+from flbench.data.partition import ClientParts, split_client
+from flbench.data.partitioning import make_partition
 from flbench.data.schemes import Indices
 
 CROP_PADDING: Final = 4  # pixels on each side
 MOST_SHOWN: Final = 4  # channels or columns that a note lists
-MOST_CLIENTS: Final = 6  # clients that a note lists
-MAX_BYTES: Final = 16 * 2**30
-MOST_UNIT: Final = 16.0  # images with larger values are not in units of [0, 1]
-FEW_SAMPLES: Final = 10  # training samples whose mean and standard deviation are uncertain
 NO_SHIFT: Final = ShiftConfig()
-PIECE: Final = 2**25  # bytes of float64 in which sums over pixels are computed
 
 
 @dataclass(frozen=True)
@@ -361,14 +357,16 @@ def build(
         from flbench.data import shift
 
         x, everyone = shift.apply(replace(dataset, x=x), everyone, shifted, own_seed)
-        notes += _shift_notes(everyone, common)
+        notes += shift.notes_on(everyone, common)
     count = assignment.clients
     assignment = _as_seen(assignment, everyone, everyone.shifts[:count])
     new = None if new is None else _as_seen(new, everyone, everyone.shifts[count:])
     table = None
     if dataset.is_table:
-        x, source, word, encoded = _encode_words(dataset, assignment)
-        x, fill, imputed = _impute(
+        from flbench.data.table_encoding import encode_words, impute
+
+        x, source, word, encoded = encode_words(dataset, assignment)
+        x, fill, imputed = impute(
             x, everyone, source, by_client=by_client, training=assignment.clients
         )
         table = TableEncoding(source, word, fill)
@@ -379,15 +377,19 @@ def build(
         for part in PARTS:
             for client, rows in enumerate(everyone.parts[part]):
                 owner[rows] = client
-        offset, scale, about = _normalization_by_client(x, everyone, dataset)
+        from flbench.data import given_normalization
+
+        offset, scale, about = given_normalization.by_client(x, everyone, dataset)
         notes += about
     elif dataset.kind == "tokens":
         offset, scale = np.zeros(1, np.float32), np.ones(1, np.float32)
         notes.append(_about_tokens(dataset))
     elif isinstance(data.normalize, GivenNormalization):
-        offset, width = _given(data.normalize, x, dataset)
-        scale = _inverse(width)
-        notes.append(_normalization_note(offset, width, "given", dataset))
+        from flbench.data import given_normalization
+
+        offset, width = given_normalization.by_numbers(data.normalize, x, dataset)
+        scale = normalization.inverse(width)
+        notes.append(normalization.note_on(offset, width, "given", dataset))
     elif data.normalize == "none":
         offset, scale = (
             np.zeros((1,) * (x.ndim - 1), np.float32),
@@ -396,9 +398,9 @@ def build(
         notes.append("data: inputs are not normalized (data.normalize=none).")
     else:
         train = np.sort(np.concatenate(assignment.parts["train"]))
-        offset, width = _normalization(x, train, data.normalize, dataset)
-        scale = _inverse(width)
-        notes.append(_normalization_note(offset, width, data.normalize, dataset))
+        offset, width = normalization.offset_and_width(x, train, data.normalize, dataset)
+        scale = normalization.inverse(width)
+        notes.append(normalization.note_on(offset, width, data.normalize, dataset))
     return Federation(
         dataset=dataset,
         x=torch.from_numpy(x),
@@ -429,19 +431,6 @@ def _as_seen(some: ClientParts, everyone: ClientParts, shifts: tuple[str, ...]) 
     )
 
 
-def _shift_notes(partition: ClientParts, common: Indices) -> list[str]:
-    """Return notes on shifted samples."""
-    different = list(dict.fromkeys(partition.shifts))
-    shown = "; ".join(different[:MOST_SHOWN]) + ("; ..." if len(different) > MOST_SHOWN else "")
-    notes = [f"shift: client k is in group k mod {len(different)}: {shown}."]
-    if len(common):
-        notes.append(
-            "shift: the common test set belongs to no client, so its samples and labels are those"
-            " of the data set, without any shift."
-        )
-    return notes
-
-
 def _about_tokens(dataset: Dataset) -> str:
     """Return a sentence with the length, the vocabulary and the padding of tokens."""
     padding = f"{dataset.padding} is padding" if dataset.padding is not None else "no padding"
@@ -449,375 +438,6 @@ def _about_tokens(dataset: Dataset) -> str:
         f"data: samples are sequences of {dataset.x.shape[1]} tokens of a vocabulary of"
         f" {dataset.vocabulary:,}, {padding}."
     )
-
-
-def _encode_words(
-    dataset: Dataset, partition: ClientParts
-) -> tuple[NDArray[np.float32], Indices, Indices, list[str]]:
-    """Replace each column of words by one column of 0 and 1 for each word (one-hot encoding).
-
-    The words are those that occur in the training parts of the clients, all clients together, so
-    that all have the same columns. Another word is 0 in all of them, and a missing value is NaN.
-
-    Args:
-        dataset: A table.
-        partition: The partition.
-
-    Returns:
-        The samples [n, new columns]; for each new column the column of the data set that it comes
-        from, and the position of its word (-1 for a column of numbers); and notes.
-
-    Raises:
-        DataError: No column is left, because the training parts have no word in any of them, or the
-            samples would take more than 16 GiB.
-    """
-    x = dataset.x
-    if not any(dataset.words):
-        return x, np.arange(x.shape[1]), np.full(x.shape[1], -1), []
-    train = np.concatenate(partition.parts["train"])
-    others = np.concatenate([rows for part in PARTS[1:] for rows in partition.parts[part]])
-    known = []  # for each column of words: positions of the words in training parts
-    for k, words in enumerate(dataset.words):
-        values = x[train, k]
-        known.append(np.unique(values[~np.isnan(values)]) if words else None)
-    width = sum(1 if found is None else len(found) for found in known)
-    if not width:
-        raise DataError(
-            f"the columns of `{dataset.name}` are columns of words, and all their values in the"
-            " training parts of the clients are missing. Fill in words, or raise the first share of"
-            " partition.split."
-        )
-    if 4 * len(x) * width > MAX_BYTES:
-        raise DataError(
-            f"`{dataset.name}` with its {width:,} columns takes {4 * len(x) * width / 2**30:.1f}"
-            f" GiB (columns of words have one for each word); the limit is {MAX_BYTES // 2**30}."
-            " Leave out columns with many words."
-        )
-    encoded = np.empty((len(x), width), dtype=np.float32)
-    source: list[int] = []
-    word: list[int] = []
-    unseen = 0
-    for k, found in enumerate(known):
-        column, begin = x[:, k], len(source)
-        if found is None:
-            encoded[:, begin] = column
-            source.append(k)
-            word.append(-1)
-            continue
-        new = encoded[:, begin : begin + len(found)]
-        new[:] = column[:, None] == found  # [n, words]
-        new[np.isnan(column)] = np.nan
-        unseen += int((~np.isnan(column[others]) & ~np.isin(column[others], found)).sum())
-        source += [k] * len(found)
-        word += [int(position) for position in found]
-    of_words = [(name, found) for name, found in zip(dataset.columns, known, strict=True)]
-    listed = [f"`{name}` ({len(found)})" for name, found in of_words if found is not None]
-    shown = ", ".join(listed[:MOST_SHOWN]) + (", ..." if len(listed) > MOST_SHOWN else "")
-    notes = [
-        "data: columns of words became columns of 0 and 1, one for each word in the training parts"
-        f" of all clients: {shown}."
-    ]
-    if unseen:
-        notes.append(
-            f"data: {unseen} values of validation and test parts are words that no training part"
-            " has; they are 0 in all columns of their words."
-        )
-    return encoded, np.array(source), np.array(word), notes
-
-
-def _impute(
-    x: NDArray[np.float32],
-    partition: ClientParts,
-    source: Indices,
-    *,
-    by_client: bool,
-    training: int,
-) -> tuple[NDArray[np.float32], NDArray[np.float32], list[str]]:
-    """Fill missing values of tables with the column's mean over the client's training part.
-
-    If that part has no value in a column, the mean of the other clients' means is used, and a note
-    says so, because the client alone could not compute it.
-
-    Args:
-        x: Samples [n, columns], NaN where a value is missing.
-        partition: The partition.
-        source: Column of the data set that each column comes from. The notes count a value once if
-            it has become several columns.
-        by_client: Whether a client uses no statistics of other clients. A column without a value in
-            its training part is then filled with 0.
-        training: Number of clients that train, the first ones; the means of others are not shared.
-
-    Returns:
-        The samples without missing values for all samples that clients have; the values that
-        replace missing ones, as `TableEncoding.fill`; and notes.
-    """
-    x = x.copy()
-    own = np.full((partition.clients, x.shape[1]), np.nan)  # [N, columns], means of the clients
-    for client, rows in enumerate(partition.parts["train"]):
-        own[client] = means_of(x[rows])
-    known = ~np.isnan(own)
-    first = np.unique(source, return_index=True)[1]  # one column for each column of the data set
-    shared = own[:training], known[:training]
-    overall = np.where(shared[1], shared[0], 0.0).sum(axis=0) / np.maximum(shared[1].sum(axis=0), 1)
-    filled = np.where(known, own, 0.0 if by_client else overall)
-    missing = 0
-    for part in PARTS:
-        for client, rows in enumerate(partition.parts[part]):
-            gaps = np.isnan(x[rows])
-            missing += int(gaps[:, first].sum())
-            x[rows] = np.where(gaps, filled[client], x[rows])
-    notes = []
-    if missing:
-        notes.append(
-            f"data: {missing} missing values were filled with the mean of the client's training"
-            " part."
-        )
-    if (~known).any() and not by_client:
-        notes.append(
-            "data: where a client's training part has no value in a column, the mean over the other"
-            f" clients was used ({int((~known[:, first]).sum())} times)."
-        )
-    return x, np.concatenate([filled, overall[None]]).astype(np.float32), notes
-
-
-def _normalization_by_client(
-    x: NDArray[Any], partition: ClientParts, dataset: Dataset
-) -> tuple[NDArray[np.float32], NDArray[np.float32], list[str]]:
-    """Return offset and factor of the normalization of each client, and notes.
-
-    Mean and standard deviation are those of the client's training part. The factor is 0 for a
-    column or channel that is constant there: the client does not know its scale, so it is 0 in all
-    of the client's parts.
-
-    Args:
-        x: All samples.
-        partition: The partition.
-        dataset: The data set.
-
-    Returns:
-        Offset and factor [N + 1, ...], as `Federation.offset` and `Federation.scale`; and notes.
-    """
-    shape = (x.shape[1], *dataset.by_channel[1:])
-    offset, scale = np.zeros((2, partition.clients + 1, *shape), dtype=np.float32)
-    for client, rows in enumerate(partition.parts["train"]):
-        if len(rows):
-            offset[client], scale[client] = normalization_of(x, rows, dataset)
-    each = "column" if dataset.is_table else "channel"
-    notes = [
-        f"data: each {each} is normalized by its mean and standard deviation over the client's own"
-        " training part (data.normalize=client)."
-    ]
-    flat = scale[:-1].reshape(partition.clients, -1) == 0  # [N, columns or channels]
-    if flat.any():
-        owners = _called(partition, np.flatnonzero(flat.any(axis=1)))
-        notes.append(
-            f"data: {int(flat.sum())} times a {each} of the inputs has one value, or none, in the"
-            f" training part of a client, and is 0 for this client: {owners}."
-        )
-    sizes = np.array([len(rows) for rows in partition.parts["train"]])
-    if (sizes < FEW_SAMPLES).any():
-        owners = _called(partition, np.flatnonzero(sizes < FEW_SAMPLES))
-        notes.append(
-            f"data: means and standard deviations of fewer than {FEW_SAMPLES} training samples are"
-            f" uncertain: {owners}."
-        )
-    return offset, scale, notes
-
-
-def normalization_of(
-    x: NDArray[Any], rows: Indices, dataset: Dataset
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return offset and factor of the normalization by the mean and standard deviation of samples.
-
-    Args:
-        x: Samples, without missing values.
-        rows: Rows of the samples that count, at least one.
-        dataset: A data set of such samples.
-
-    Returns:
-        Offset and factor by channel or column; the factor is 0 exactly where all values are equal.
-    """
-    mean, deviation = _moments(x, rows, dataset)
-    return mean.astype(np.float32), _inverse(deviation)
-
-
-def _moments(
-    x: NDArray[Any], rows: Indices, dataset: Dataset
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return mean and standard deviation of samples by channel or column; see `normalization_of`.
-
-    The sums are over differences from one of the values. So they are exactly 0 for equal values,
-    and rounding is small beside the standard deviation in any unit.
-    """
-    axes, shape = dataset.within_channel, dataset.by_channel
-    # One value of each channel, [channels, 1, ...], or the row of a table.
-    first = x[rows[0]].astype(np.float64)[(slice(None), *(slice(1),) * (x.ndim - 2))]
-    count = 0
-    total, squares = np.zeros((2, x.shape[1]))
-    for part in np.array_split(rows, _pieces(x, len(rows))):
-        piece = x[part] - first
-        count += piece.size // piece.shape[1]
-        total += piece.sum(axis=axes)
-        squares += np.square(piece, out=piece).sum(axis=axes)
-    deviation = np.sqrt(np.maximum(squares / count - (total / count) ** 2, 0.0))
-    return first + (total / count).reshape(shape), deviation.reshape(shape)
-
-
-def means_of(x: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the mean of each column [columns] over the rows that have a value; NaN without any.
-
-    Args:
-        x: Rows [n, columns], NaN where a value is missing.
-    """
-    known = ~np.isnan(x)
-    totals = np.where(known, x, 0.0).sum(axis=0, dtype=np.float64)
-    found = np.full(x.shape[1], np.nan)
-    np.divide(totals, known.sum(axis=0), out=found, where=known.any(axis=0))
-    return found
-
-
-def _called(partition: ClientParts, clients: NDArray[np.int64]) -> str:
-    """Return how the first of some clients are called, for a sentence."""
-    shown = [partition.called(int(client)) for client in clients[:MOST_CLIENTS]]
-    more = len(clients) - len(shown)
-    return f"client{'s' * (len(clients) > 1)} {', '.join(shown)}" + (
-        f" and {more:,} more" if more else ""
-    )
-
-
-def _normalization(
-    x: NDArray[Any], train: Indices, kind: str, dataset: Dataset
-) -> tuple[NDArray[np.float32], NDArray[Any]]:
-    """Return offset and width of the normalization (x - offset) / width; see `_inverse`.
-
-    Args:
-        x: All samples.
-        train: Rows of the training samples that they are computed from.
-        kind: `standard` (zero mean and unit variance per channel or column) or `unit` ([0, 1]: by
-            the largest possible value of uint8 images, and otherwise by the smallest and largest
-            training value per channel or column).
-        dataset: The data set.
-    """
-    if kind == "unit" and dataset.is_pixels:
-        return np.zeros((1, 1, 1), dtype=np.float32), np.full(
-            (1, 1, 1), dataset.scale, dtype=np.float64
-        )
-    if kind == "unit":
-        axes, shape = dataset.within_channel, dataset.by_channel
-        low, high = (find(x[train], axis=axes).reshape(shape) for find in (np.min, np.max))
-        return low, high - low
-    mean, deviation = _moments(x, train, dataset)
-    return mean.astype(np.float32), deviation
-
-
-def _given(
-    given: GivenNormalization, x: NDArray[Any], dataset: Dataset
-) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-    """Return offset and width of the normalization by the user's numbers, in the units of `x`.
-
-    Args:
-        given: Mean and standard deviation; of pixels scaled to [0, 1].
-        x: All samples, after words became columns.
-        dataset: The data set.
-
-    Raises:
-        DataError: There are neither one number nor as many as channels or columns, or the numbers
-            are in units of [0, 255] and the images in [0, 1], or the other way round.
-    """
-    width = x.shape[1]
-    each = "column" if dataset.is_table else "channel"
-    for name, values in (("mean", given.mean), ("std", given.std)):
-        if len(values) not in (1, width):
-            raise DataError(
-                f"`data.normalize.{name}` has {len(values)} numbers, and the inputs of"
-                f" `{dataset.name}` have {width} {each}{'s' * (width > 1)}. Give one number for"
-                f" all, or one for each {each}."
-            )
-    if dataset.kind == "images":
-        most = max(*given.mean, *given.std)
-        low, high = (0.0, 1.0) if dataset.is_pixels else (float(x.min()), float(x.max()))
-        of = dataset.scale if dataset.is_pixels else 255.0
-        is_too_small = high > MOST_UNIT and most <= 1 and any(given.mean)
-        if low >= 0 and (high <= 1 < most or is_too_small):
-            have = "are scaled to [0, 1]" if dataset.is_pixels else f"lie in [{low:g}, {high:g}]"
-            raise DataError(
-                f"`data.normalize` has the mean {list(given.mean)} and std {list(given.std)}, but"
-                f" the values of `{dataset.name}` {have}."
-                f" {'Divide' if most > 1 else 'Multiply'} both by {of:g}."
-            )
-    shape = dataset.by_channel
-    unit = dataset.scale if dataset.is_pixels else 1.0
-    mean, deviation = (
-        np.broadcast_to(np.array(values) * unit, width).reshape(shape)
-        for values in (given.mean, given.std)
-    )
-    return mean.astype(np.float32), deviation
-
-
-def _pieces(x: NDArray[Any], count: int) -> int:
-    """Return in how many pieces sums over some samples are computed.
-
-    A sum in float64 takes 8 bytes for each value of a piece. Sums over uint8 are exact as long as
-    they are below 2**53, so the pieces have any size; those of other types decide about rounding
-    and have at least 4,096 samples.
-
-    Args:
-        x: All samples.
-        count: Number of the samples that are summed.
-    """
-    values = int(np.prod(x.shape[1:], dtype=np.int64))
-    if x.dtype == np.uint8 and count * values * 255**2 < 2**53:
-        return max(1, min(count, -(-8 * count * values // PIECE)))
-    return max(1, count // 4096)
-
-
-def _normalization_note(
-    offset: NDArray[np.float32], width: NDArray[Any], kind: str, dataset: Dataset
-) -> str:
-    """Return a sentence with the offset and the width of the normalization (x - offset) / width.
-
-    Pixels are described as PyTorch's transforms describe them: scaled to [0, 1] first.
-
-    Args:
-        offset: Offset by channel or column.
-        width: Standard deviation or range by channel or column; 0 if it is constant.
-        kind: `standard` or `unit` (see `_normalization`), or `given`.
-        dataset: The data set.
-    """
-    if kind == "unit" and dataset.is_pixels:
-        return f"data: pixels are divided by {dataset.scale:g}; no mean is subtracted."
-    low, width = offset.astype(np.float64).ravel(), width.astype(np.float64).ravel()
-    over = "over the training parts of all clients"
-    each = "column" if dataset.is_table else "channel"
-    if kind == "unit":
-        return (
-            f"data: each {each} is scaled to [0, 1] {over}: smallest values {_listed(low)}, largest"
-            f" values {_listed(low + width)}."
-        )
-    if kind == "given":
-        over = "by the numbers of data.normalize"
-    what = f"each {each} is normalized"
-    if dataset.is_pixels:
-        what = "pixels are scaled to [0, 1] and normalized per channel"
-        low, width = low / dataset.scale, width / dataset.scale
-    return f"data: {what} {over}: mean {_listed(low)}, standard deviation {_listed(width)}."
-
-
-def _listed(values: NDArray[np.float64]) -> str:
-    """Return numbers with four digits, at most the first four of them."""
-    shown = ", ".join(f"{value:.4g}" for value in values[:MOST_SHOWN])
-    return shown + (f", ... ({len(values)} in all)" if len(values) > MOST_SHOWN else "")
-
-
-def _inverse(width: NDArray[Any]) -> NDArray[np.float32]:
-    """Return the factor 1 / width, and 0 where a channel or column has one value (width 0).
-
-    Training samples do not say how wide such a channel or column is, so its inputs are 0.
-    """
-    factor = np.zeros(width.shape)
-    np.divide(1.0, width, out=factor, where=width > 0)
-    # A width below the smallest normal number of float32 would have an infinite factor.
-    return np.minimum(factor, np.finfo(np.float32).max).astype(np.float32)
 
 
 def augment(x: Tensor, keys: Tensor, kinds: Sequence[str]) -> Tensor:

@@ -10,19 +10,29 @@ tables, arrays, NPZ files and folders:
 """
 
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from math import isfinite
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flbench.core.errors import DataError, shortened
+from flbench.core.files import is_text
+from flbench.core.own_names import as_written
 from flbench.core.wording import listed
-from flbench.data.dataset import Dataset, check_labels, check_names, check_one_each
+from flbench.data.dataset import Dataset
 
+MAX_CLASSES = 10_000
+NO_CLASSES = (
+    "If they are not classes, give them in Python:"
+    " fl.federate(module, fl.Data(x, y, targets=True))."
+)
+FEW_CLASSES = 1_000  # more classes than these are not accepted without a sample for each of them
 NUMBER: Final = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 CODE: Final = re.compile(r"[-+]?0\d", re.ASCII)  # begins like a code with leading zeros
 EXACT: Final = 10**15  # whole numbers below it have an exact name of 15 digits
@@ -263,3 +273,173 @@ def _name(number: Decimal) -> str:
     if number == number.to_integral_value() and EXACT <= abs(number) < 10**40:
         return str(int(number))
     return f"{float(number):.15g}" if number else "0"
+
+
+def check_one_each(y: NDArray[Any], what: str) -> None:
+    """Raise a DataError if labels are not one value for each sample, [n] or [n, 1].
+
+    Args:
+        y: The labels.
+        what: Name of the labels, as the beginning of the error message.
+    """
+    if y.ndim > 1 and y.size != len(y):
+        is_one_hot = y.ndim == 2 and y.dtype.kind in "iubf" and bool(((y != 0).sum(1) == 1).all())
+        cure = (
+            "They are one-hot labels: save y.argmax(1)."
+            if is_one_hot
+            else "flbench has one class for each sample; several labels for a sample (multi-label)"
+            " are not supported. Save one column of them."
+        )
+        raise DataError(
+            f"{what} have the shape {list(y.shape)}, {y.size // max(1, len(y))} values for each"
+            f" sample. {cure}"
+        )
+
+
+def check_labels(
+    y: NDArray[Any], what: str, classes: int | None = None, cure: str = NO_CLASSES
+) -> NDArray[np.int64]:
+    """Check labels and return them as int64 [n].
+
+    Args:
+        y: Labels [n] or [n, 1] of any numeric type.
+        what: Name of the labels, as the beginning of the error message.
+        classes: Number of classes; None for the largest number that flbench accepts.
+        cure: What to do about a label outside of that range.
+
+    Raises:
+        DataError: A label is not an integer in [0, classes).
+
+    >>> check_labels(np.array([[0.0], [2.0]]), "labels")
+    array([0, 2])
+    """
+    check_one_each(y, what)
+    y = np.asarray(y).reshape(-1)
+    missing = np.flatnonzero(np.isnan(y)) if y.dtype.kind == "f" else y[:0]
+    if len(missing):
+        raise DataError(
+            f"{what}: the label of sample {missing[0]} (counted from 0) is missing, got"
+            f" {y[missing[0]]}. Fill it in, or leave the sample out."
+        )
+    is_whole = y.dtype.kind in "iub" or (
+        y.dtype.kind == "f" and bool(np.isfinite(y).all()) and np.array_equal(y, np.round(y))
+    )
+    if not is_whole:
+        got = str(y.dtype)
+        if y.dtype.kind == "f":
+            bad = int(np.flatnonzero(y != np.round(np.nan_to_num(y, posinf=0)))[0])
+            got = f"{y[bad]} at position {bad}"
+        raise DataError(
+            f"{what} must be whole numbers, the class of each sample, got {got}. {NO_CLASSES}"
+        )
+    limit = MAX_CLASSES if classes is None else classes
+    if len(y) and (y.min() < 0 or y.max() >= limit):
+        bad = int(np.flatnonzero((y < 0) | (y >= limit))[0])
+        if y[bad] < 0:
+            cure = (
+                "Leave out samples without a label, and number the classes from 0 (for labels -1"
+                f" and 1: y > 0). {NO_CLASSES}"
+            )
+        raise DataError(f"{what} must lie in [0, {limit}), got {y[bad]} at position {bad}. {cure}")
+    return y.astype(np.int64)
+
+
+def check_classes(dataset: Dataset, path: Path | str) -> None:
+    """Check the classes of a data set that was read from a file, if it has classes.
+
+    Args:
+        dataset: The data set.
+        path: The file or folder, for the message.
+
+    Raises:
+        DataError: The samples have a single class, there are too many classes, or more classes
+            than samples, or the name of a class is empty, is that of another class, is not UTF-8
+            text, or is too long.
+    """
+    names = dataset.classes
+    if dataset.targets is not None:
+        return
+    if len(names) > MAX_CLASSES:
+        raise DataError(
+            f"{path} has {len(names):,} classes; the limit is {MAX_CLASSES:,}. Merge or leave out"
+            " classes."
+        )
+    if len(names) > max(FEW_CLASSES, len(dataset.y)):
+        raise DataError(
+            f"{path} has {len(names):,} classes, but only {len(dataset.y):,} samples. Leave out the"
+            f" names of classes without samples. {NO_CLASSES}"
+        )
+    if dataset.y.min() == dataset.y.max():
+        raise DataError(
+            f"{path}: all samples have the class `{names[dataset.y[0]]}`; classification needs at"
+            " least two classes. Check the labels, or add samples of other classes."
+        )
+    if wrong := [name for name in names if not is_text(name)]:
+        raise DataError(
+            f"{path}: the class name {wrong[0]!r} contains NUL or is not UTF-8 text. Rename it."
+        )
+    check_lengths(names, "class", path)
+    check_names(names, path)
+
+
+def check_lengths(names: Sequence[str], what: str, path: Path | str) -> None:
+    """Raise a DataError if the name of a class or client is too long for the files of results.
+
+    Args:
+        names: The names.
+        what: What they name, `class` or `client`.
+        path: The file or folder, or what the data are, for the message.
+    """
+    for k, name in enumerate(names):
+        try:
+            as_written(name, f"the name of {what} {k}, {shortened(name, 60)!r},")
+        except ValueError as error:
+            raise DataError(f"{path}: {error}. Shorten it.") from error
+
+
+def check_names(names: Sequence[str], path: Path | str) -> None:
+    """Raise a DataError if a class has an empty name, or two classes have the same name.
+
+    Args:
+        names: Names of the C classes.
+        path: The file or folder, or what the data are, for the message.
+    """
+    seen: dict[str, int] = {}
+    for k, name in enumerate(names):
+        if not name.strip():
+            raise DataError(f"{path}: class {k} has an empty name, {name!r}. Name it.")
+        if (other := seen.setdefault(name.strip(), k)) != k:
+            raise DataError(
+                f"{path}: the classes {other} and {k} have the same name, {name.strip()!r}. Give"
+                " each class a name of its own."
+            )
+
+
+def notes_on_names(names: Sequence[str], what: str, whose: str = "") -> tuple[str, ...]:
+    """Return a note if two different names look the same, or differ by case alone.
+
+    Names of one letter may differ by case, as the classes of handwritten letters do.
+
+    Args:
+        names: Names of classes or clients, or words of a column.
+        what: What they name: `class`, `client` or `word`.
+        whose: What they belong to, such as ` of the column sex`.
+
+    >>> [note] = notes_on_names(["a", "b", "a "], "client")
+    >>> "0 and 2, 'a' and 'a '" in note
+    True
+    >>> len(notes_on_names(["Male", "male"], "class")), len(notes_on_names(["A", "a"], "class"))
+    (1, 0)
+    """
+    seen: dict[str, int] = {}
+    for k, name in enumerate(names):
+        shown = " ".join(unicodedata.normalize("NFC", name).split())
+        shown = shown.casefold() if len(shown) > 1 else shown
+        if (other := seen.setdefault(shown, k)) != k:
+            plural = "classes" if what == "class" else f"{what}s"
+            return (
+                f"data: the {plural} {other} and {k}{whose}, {names[other]!a} and {name!a}, look"
+                f" the same, or differ by case alone, and are two. If they mean one {what}, write"
+                " them in one way.",
+            )
+    return ()

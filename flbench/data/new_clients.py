@@ -19,7 +19,7 @@ from flbench.core.wording import listed
 from flbench.data.dataset import PARTS, Dataset
 from flbench.data.partition import ClientParts
 from flbench.data.partitioning import TRIES, repair, split_rows
-from flbench.data.schemes import SCHEMES, Indices
+from flbench.data.schemes import Indices, dirichlet_by_class
 
 # Numbers of streams of the purpose `partition` beyond those of `make_partition`.
 CHOICE: Final = TRIES + 2
@@ -151,7 +151,7 @@ def _distributed_anew(
             " Lower partition.min_samples, or leave new_alpha out."
         )
     shifted = config.altered(alpha=config.new_alpha)
-    assigned = SCHEMES["dirichlet"](
+    assigned = dirichlet_by_class(
         dataset.y[pool], len(dataset.classes), count, shifted, generator(seed, "partition", SHIFT)
     )
     if min(map(len, assigned)) < config.min_samples:

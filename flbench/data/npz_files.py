@@ -31,7 +31,7 @@ from flbench.core.errors import DataError, did_you_mean
 from flbench.data import labels as labels_of
 from flbench.data import pixels, row_numbers
 from flbench.data.archive import DAMAGED, open_zip
-from flbench.data.dataset import NO_CLASSES, Dataset
+from flbench.data.dataset import Dataset
 
 MAX_BYTES: Final = 16 * 2**30
 CHANNELS: Final = (1, 3)  # numbers of channels by which `data.layout=auto` finds their axis
@@ -118,7 +118,7 @@ def from_arrays(
         if len(x) != len(y):
             raise DataError(
                 f"{path}: {len(x)} `{part}_images` but {len(y)} `{part}_labels`. Save one label for"
-                f" each sample, its class. {NO_CLASSES}"
+                f" each sample, its class. {labels_of.NO_CLASSES}"
             )
         if images and x.shape[1:] != images[0].shape[1:]:
             raise DataError(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from flbench.core.text import one_line
 from flbench.data.dataset import PARTS, Dataset
-from flbench.data.schemes import Indices
+from flbench.data.schemes import Indices, by_class, largest_remainder
 
 Transform = Callable[[NDArray[Any], Indices, int, np.random.Generator], tuple[Any, Any]]
 """Function from the samples [n, ...] and the classes [n] of a client, the client's id and a random
@@ -98,3 +98,51 @@ def label_hash(dataset: Dataset) -> str:
         sha.update(f"{dataset.targets.dtype}{dataset.targets.shape}".encode())
         sha.update(np.ascontiguousarray(dataset.targets).data)
     return sha.hexdigest()
+
+
+def split_client(
+    indices: Indices, y: Indices, ratios: tuple[float, float, float], rng: np.random.Generator
+) -> tuple[Indices, Indices, Indices]:
+    """Split a client's samples into train, validation and test parts, stratified by class.
+
+    The sizes of the parts follow the ratios by the largest-remainder method, with at least one
+    training sample. Of a class with n samples, each part first gets floor(ratio * n); the remaining
+    samples of all classes fill the parts up in random order.
+
+    Args:
+        indices: Rows [n] of the client's samples.
+        y: Labels [n] of these samples.
+        ratios: Shares of train, validation and test, which sum to 1.
+        rng: Random generator.
+
+    Returns:
+        The ascending rows of the three parts.
+
+    >>> rows, labels = np.arange(10), np.array([0, 1] * 5)
+    >>> parts = split_client(rows, labels, (0.6, 0.2, 0.2), np.random.default_rng(0))
+    >>> [len(part) for part in parts]
+    [6, 2, 2]
+    """
+    sizes = largest_remainder(np.array(ratios), len(indices))
+    if sizes[0] == 0 and len(indices):
+        sizes[sizes.index(max(sizes))] -= 1
+        sizes[0] = 1
+    parts: list[list[int]] = [[], [], []]
+    rest: list[int] = []
+    for positions in by_class(y):
+        members = rng.permutation(indices[positions]).tolist()
+        for part, ratio in zip(parts, ratios, strict=True):
+            count = int(np.floor(ratio * len(positions) + 1e-9))
+            part += members[:count]
+            members = members[count:]
+        rest += members
+    rest = rng.permutation(rest).astype(np.int64).tolist()
+    for part, size in zip(parts, sizes, strict=True):
+        # A part can be too large if its size was reduced to leave one sample for training.
+        while len(part) > size:
+            rest.append(part.pop())
+    for part, size in zip(parts, sizes, strict=True):
+        while len(part) < size:
+            part.append(rest.pop())
+    train, validation, test = (np.sort(np.array(part, dtype=np.int64)) for part in parts)
+    return train, validation, test

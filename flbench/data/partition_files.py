@@ -13,7 +13,7 @@ from flbench.core import files
 from flbench.core.documents import read_json
 from flbench.core.errors import DataError
 from flbench.data.dataset import PARTS, Dataset
-from flbench.data.partition import ClientParts, label_hash
+from flbench.data.partition import ClientParts
 
 
 def encode(
@@ -133,101 +133,3 @@ def save(partition: ClientParts, dataset: Dataset, config: PartitionConfig, path
     packed, description = encode(partition, dataset, config)
     files.write(path, packed)
     files.write(path.with_suffix(".json"), description)
-
-
-def load(path: Path, dataset: Dataset) -> ClientParts:
-    """Read a saved partition.
-
-    Args:
-        path: The NPZ file; the JSON file must be beside it.
-        dataset: Data set that the rows must refer to.
-
-    Raises:
-        DataError: A file is missing or damaged, the two files do not belong together, or the
-            partition was made for other labels.
-    """
-    from flbench.data.npz_files import read_arrays
-
-    beside = path.with_suffix(".json")
-    try:
-        description = json.loads(files.read_text(beside))
-        clients, labels, expected = (
-            int(description["clients"]),
-            description["labels"],
-            description["hash"],
-        )
-        notes = tuple(map(str, description.get("notes", ())))
-        # Descriptions of version 0.1 have no names.
-        names = tuple(map(str, description.get("client_names") or ()))
-        is_transformed = description.get("transformed") is not None
-    except FileNotFoundError as error:
-        raise DataError(
-            f"the partition {path} needs {beside.name} beside it, which is missing. Copy it there,"
-            " or save the partition again."
-        ) from error
-    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
-        raise DataError(
-            f"{beside} does not describe a partition ({error}). Save the partition again."
-        ) from error
-    if is_transformed:
-        raise DataError(
-            f"the partition {path} is of a scheme that transforms samples, and a saved partition"
-            " has their rows alone. Name the scheme again (`partition.scheme`)."
-        )
-    if not path.exists():
-        raise DataError(
-            f"the partition {path} (`partition.path`) does not exist. Save one with"
-            " `flbench data --save FILE.npz`."
-        )
-    if labels != label_hash(dataset):
-        raise DataError(
-            f"the partition {path} was made for other labels (data set"
-            f" `{description.get('dataset')}`) than those of `{dataset.name}`. Use that data set,"
-            " or another partition."
-        )
-    # Every client has a sample. An absurd number would ask for arrays larger than the memory.
-    if not 1 <= clients <= len(dataset.y):
-        raise DataError(
-            f"{beside} describes {clients:,} clients, but `{dataset.name}` has {len(dataset.y):,}"
-            " samples, and each client needs one. Save the partition again."
-        )
-    arrays = read_arrays(path)
-    columns = [arrays[name] for name in ("index", "client", "part") if name in arrays]
-    are_integers = all(array.dtype.kind in "iu" and array.ndim == 1 for array in columns)
-    if len(columns) != 3 or not are_integers or len({len(array) for array in columns}) != 1:
-        raise DataError(
-            f"{path} is not a saved partition: it must contain the arrays `index`, `client` and"
-            " `part`, lists of integers of equal lengths. Save the partition again."
-        )
-    index, client, part = (array.astype(np.int64) for array in columns)
-    if len(index) and (
-        index.min() < 0 or index.max() >= len(dataset.y) or len(np.unique(index)) != len(index)
-    ):
-        raise DataError(
-            f"{path} lists a sample twice, or samples that `{dataset.name}` does not have. Save the"
-            " partition again."
-        )
-    if len(index) and (
-        min(client.min(), part.min()) < 0 or client.max() >= clients or part.max() >= len(PARTS)
-    ):
-        raise DataError(
-            f"{path} has clients or parts that {beside.name} does not describe. Save the partition"
-            " again."
-        )
-    parts = {}
-    for k, name in enumerate(PARTS):
-        # Sort the part's samples by client and row, then cut them where the client changes.
-        mine, owner = index[part == k], client[part == k]
-        mine = mine[np.lexsort((mine, owner))]
-        parts[name] = np.split(mine, np.cumsum(np.bincount(owner, minlength=clients))[:-1])
-    if len(names) not in (0, clients):
-        raise DataError(
-            f"{beside} has {len(names)} `client_names` for {clients} clients. Save the partition"
-            " again."
-        )
-    partition = ClientParts(parts, labels, notes, names)
-    if partition.hash() != expected:
-        raise DataError(
-            f"{path} and {beside.name} do not belong together: their hashes differ. Save it again."
-        )
-    return partition

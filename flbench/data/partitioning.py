@@ -13,19 +13,11 @@ from typing import Final
 import numpy as np
 
 from flbench.config.schema import PartitionConfig
-from flbench.core.errors import ConfigError, DataError
+from flbench.core.errors import ConfigError
 from flbench.core.rng import generator
-from flbench.data import partition_files
 from flbench.data.dataset import PARTS, Dataset
-from flbench.data.partition import ClientParts, Transform, label_hash
-from flbench.data.schemes import (
-    SCHEMES,
-    Indices,
-    by_class,
-    intervals,
-    largest_remainder,
-    natural,
-)
+from flbench.data.partition import ClientParts, Transform, label_hash, split_client
+from flbench.data.schemes import Indices, Scheme, dirichlet_by_class, iid
 
 DEFAULT_CLIENTS: Final = 20
 BY_CLASS: Final = (
@@ -57,13 +49,18 @@ def make_partition(dataset: Dataset, config: PartitionConfig, seed: int) -> Clie
     seed = seed if config.seed is None else config.seed
     config = config.altered(seed=seed)
     if config.scheme == "file":
-        loaded = partition_files.load(Path(str(config.path)), dataset)
+        from flbench.data import saved_partitions
+
+        loaded = saved_partitions.load(Path(str(config.path)), dataset)
         if config.clients not in (None, loaded.clients):
             raise ConfigError(
                 f"`partition.clients`={config.clients}, but the saved partition {config.path} has"
                 f" {loaded.clients} clients. Leave partition.clients out."
             )
-        _check_blocks(loaded, dataset, config)
+        if dataset.blocks is not None:
+            from flbench.data.kept_together import check_blocks
+
+            check_blocks(loaded, dataset, dataset.blocks, config)
         return loaded
     pool, notes = _pool(dataset, config, seed)
     transform: Transform | None = None
@@ -78,8 +75,14 @@ def make_partition(dataset: Dataset, config: PartitionConfig, seed: int) -> Clie
             split_rows(rows, dataset, config.split, generator(seed, "split", client))
             for client, rows in enumerate(assigned)
         ]
-        notes += [*_about_validation(dataset, split), *_about_blocks(dataset, split)]
+        notes += _about_validation(dataset, split)
+        if dataset.blocks is not None:
+            from flbench.data.kept_together import about_blocks
+
+            notes += about_blocks(dataset, dataset.blocks, split)
     else:
+        from flbench.data.kept_together import split_by_position
+
         split = [
             split_by_position(rows, dataset.starts[rows], dataset.span, config.split)
             for rows in assigned
@@ -100,7 +103,7 @@ def split_rows(
 
     The others are then split into training and test part in the ratio of the first and the third
     share. A client of which all samples are chosen is split like one that has none of them. Samples
-    of one group (`Dataset.blocks`) stay in one part; see `split_blocks`.
+    of one group (`Dataset.blocks`) stay in one part; see `kept_together`.
 
     Args:
         rows: Ascending rows [n] of the client's samples.
@@ -112,6 +115,8 @@ def split_rows(
         The ascending rows of the three parts.
     """
     if dataset.blocks is not None:
+        from flbench.data.kept_together import split_blocks
+
         return split_blocks(rows, dataset.y[rows], dataset.blocks[rows], ratios, rng)
     is_chosen = (rows >= dataset.train - dataset.validation) & (rows < dataset.train)
     others = rows[~is_chosen]
@@ -164,6 +169,8 @@ def _distribute(
 ) -> tuple[list[Indices], list[str]]:
     """Return the ascending rows of every client, and notes."""
     if config.scheme == "natural":
+        from flbench.data.further_schemes import natural
+
         return natural(dataset, pool, config, seed)
     if _overlap(dataset):
         raise ConfigError(
@@ -190,7 +197,7 @@ def _distribute(
     tries = max(1, min(TRIES, MOST_SHARES // shares))
     for attempt in range(tries):
         rng = generator(seed, "partition", attempt)
-        assigned = SCHEMES[config.scheme](y, classes, clients, config, rng)
+        assigned = _scheme(config.scheme)(y, classes, clients, config, rng)
         if not best or min(map(len, assigned)) > min(map(len, best)):
             best = assigned
         if min(map(len, best)) >= config.min_samples:
@@ -207,6 +214,15 @@ def _distribute(
         f" {config.min_samples} samples; {moved} samples were moved to them."
     )
     return [pool[np.sort(indices)] for indices in repaired], [note]
+
+
+def _scheme(name: str) -> Scheme:
+    """Return the function of a scheme; `target` gets intervals in the place of classes."""
+    if name in ("dirichlet", "target"):
+        return dirichlet_by_class
+    from flbench.data.further_schemes import SCHEMES
+
+    return iid if name == "iid" else SCHEMES[name]
 
 
 def _clients(dataset: Dataset, pool: Indices, config: PartitionConfig) -> int:
@@ -246,6 +262,8 @@ def _intervals(dataset: Dataset, config: PartitionConfig) -> Indices:
     Raises:
         ConfigError: The data set has classes, or several numbers for each sample.
     """
+    from flbench.data.further_schemes import intervals
+
     targets = dataset.targets
     if targets is None:
         raise ConfigError(
@@ -310,164 +328,3 @@ def repair(
                 heapreplace(largest, (size + 1, donor))
             moved += 1
     return [np.array(indices, dtype=np.int64) for indices in samples], moved, len(small)
-
-
-def split_blocks(
-    indices: Indices,
-    y: Indices,
-    blocks: Indices,
-    ratios: tuple[float, float, float],
-    rng: np.random.Generator,
-) -> tuple[Indices, Indices, Indices]:
-    """Split a client's samples into parts that have no group in common.
-
-    The groups are split as `split_client` splits samples, and each part has one of three groups or
-    more. The class of a group is the one that most of its samples have, and the first of several.
-
-    Args:
-        indices: Rows [n] of the client's samples.
-        y: Labels [n] of these samples.
-        blocks: Groups [n] of these samples.
-        ratios: Shares of the groups for train, validation and test, which sum to 1.
-        rng: Random generator.
-
-    Returns:
-        The ascending rows of the three parts.
-
-    >>> blocks, y = np.array([7, 7, 7, 8, 8, 9]), np.zeros(6, dtype=int)
-    >>> parts = split_blocks(np.arange(6), y, blocks, (0.6, 0.2, 0.2), np.random.default_rng(0))
-    >>> sorted(len(set(blocks[part])) for part in parts)
-    [1, 1, 1]
-    """
-    names, owner = np.unique(blocks, return_inverse=True)
-    counts = np.zeros((len(names), int(y.max(initial=0)) + 1), dtype=np.int64)
-    np.add.at(counts, (owner, y), 1)
-    parts = list(split_client(np.arange(len(names)), counts.argmax(axis=1), ratios, rng))
-    for k, ratio in enumerate(ratios):
-        largest = int(np.argmax([len(part) for part in parts]))
-        if ratio and not len(parts[k]) and len(parts[largest]) > 1:
-            parts[largest], parts[k] = parts[largest][:-1], parts[largest][-1:]
-    train, validation, test = (np.sort(indices[np.isin(owner, part)]) for part in parts)
-    return train, validation, test
-
-
-def _about_blocks(dataset: Dataset, split: list[tuple[Indices, Indices, Indices]]) -> list[str]:
-    """Return a note about groups of samples that stay in one part of a client."""
-    if dataset.blocks is None:
-        return []
-    sizes = np.array([[len(part) for part in client] for client in split])  # [N, 3]
-    shares = ", ".join(f"{share:.2f}" for share in sizes.sum(axis=0) / max(1, sizes.sum()))
-    owned = [np.unique(dataset.blocks[np.concatenate(client)]) for client in split]
-    _, owners = np.unique(np.concatenate(owned), return_counts=True)
-    without = [
-        f"{int((sizes[:, k] == 0).sum())} of {len(split)} clients have too few groups for a {part}"
-        " part"
-        for k, part in enumerate(PARTS)
-        if (sizes[:, k] == 0).any()
-    ]
-    if (owners > 1).any():
-        without.append(
-            f"{int((owners > 1).sum()):,} groups are at more than one client, since"
-            " partition.scheme does not keep them together"
-        )
-    return [
-        f"partition: samples with the same `{dataset.blocks_of}` are in one part of a client"
-        f" (data.group): {len(owners):,} groups; the parts have {shares} of the samples."
-        + "".join(f" {one[0].upper()}{one[1:]}." for one in without)
-    ]
-
-
-def _check_blocks(partition: ClientParts, dataset: Dataset, config: PartitionConfig) -> None:
-    """Raise a DataError if a client of a saved partition has a group in several parts."""
-    if dataset.blocks is None:
-        return
-    for client in range(partition.clients):
-        found = [np.unique(dataset.blocks[partition.parts[part][client]]) for part in PARTS]
-        if len(np.unique(np.concatenate(found))) < sum(map(len, found)):
-            raise DataError(
-                f"the partition {config.path} has samples with the same `{dataset.blocks_of}`"
-                f" (data.group) in several parts of client {partition.called(client)}. Make it with"
-                " data.group, or leave data.group out."
-            )
-
-
-def split_by_position(
-    indices: Indices, starts: Indices, span: int, ratios: tuple[float, float, float]
-) -> tuple[Indices, Indices, Indices]:
-    """Split a client's samples into parts that have no position of its text in common.
-
-    The text is cut where the ratios say, and a part has the samples that lie between its cuts. If
-    none lies before the first cut, the first sample is the training part.
-
-    Args:
-        indices: Rows [n] of the client's samples.
-        starts: First position [n] of each sample in the text.
-        span: Number of positions that a sample covers.
-        ratios: Shares of the text for train, validation and test, which sum to 1.
-
-    Returns:
-        The ascending rows of the three parts.
-
-    >>> starts = np.arange(12)
-    >>> [part.tolist() for part in split_by_position(starts, starts, 3, (0.5, 0.25, 0.25))]
-    [[0, 1, 2, 3, 4], [7], [10, 11]]
-    """
-    ends = starts + span
-    length = int(ends.max()) if len(ends) else 0
-    first = max(round(ratios[0] * length), int(ends.min()) if len(ends) else 0)
-    second = max(first, round((ratios[0] + ratios[1]) * length))
-    inside = (
-        ends <= first,
-        (starts >= first) & (ends <= second),
-        (starts >= second) & (ratios[2] > 0),
-    )
-    train, validation, test = (np.sort(indices[mask]) for mask in inside)
-    return train, validation, test
-
-
-def split_client(
-    indices: Indices, y: Indices, ratios: tuple[float, float, float], rng: np.random.Generator
-) -> tuple[Indices, Indices, Indices]:
-    """Split a client's samples into train, validation and test parts, stratified by class.
-
-    The sizes of the parts follow the ratios by the largest-remainder method, with at least one
-    training sample. Of a class with n samples, each part first gets floor(ratio * n); the remaining
-    samples of all classes fill the parts up in random order.
-
-    Args:
-        indices: Rows [n] of the client's samples.
-        y: Labels [n] of these samples.
-        ratios: Shares of train, validation and test, which sum to 1.
-        rng: Random generator.
-
-    Returns:
-        The ascending rows of the three parts.
-
-    >>> rows, labels = np.arange(10), np.array([0, 1] * 5)
-    >>> parts = split_client(rows, labels, (0.6, 0.2, 0.2), np.random.default_rng(0))
-    >>> [len(part) for part in parts]
-    [6, 2, 2]
-    """
-    sizes = largest_remainder(np.array(ratios), len(indices))
-    if sizes[0] == 0 and len(indices):
-        sizes[sizes.index(max(sizes))] -= 1
-        sizes[0] = 1
-    parts: list[list[int]] = [[], [], []]
-    rest: list[int] = []
-    for positions in by_class(y):
-        members = rng.permutation(indices[positions]).tolist()
-        for part, ratio in zip(parts, ratios, strict=True):
-            count = int(np.floor(ratio * len(positions) + 1e-9))
-            part += members[:count]
-            members = members[count:]
-        rest += members
-    rest = rng.permutation(rest).astype(np.int64).tolist()
-    for part, size in zip(parts, sizes, strict=True):
-        # A part can be too large if its size was reduced to leave one sample for training.
-        while len(part) > size:
-            rest.append(part.pop())
-    for part, size in zip(parts, sizes, strict=True):
-        while len(part) < size:
-            part.append(rest.pop())
-    train, validation, test = (np.sort(np.array(part, dtype=np.int64)) for part in parts)
-    return train, validation, test

@@ -348,3 +348,16 @@ FEATURES: Final[dict[str, Callable[[Tensor, float], Tensor]]] = {
 }
 NEUTRAL: Final = {"rotation": 0.0, "blur": 0.0, "contrast": 1.0, "brightness": 1.0, "colour": 0.0}
 """Values of feature shifts that leave images as they are."""
+
+
+def notes_on(partition: ClientParts, common: NDArray[np.int64]) -> list[str]:
+    """Return notes on shifted samples."""
+    different = list(dict.fromkeys(partition.shifts))
+    shown = "; ".join(different[:4]) + ("; ..." if len(different) > 4 else "")
+    notes = [f"shift: client k is in group k mod {len(different)}: {shown}."]
+    if len(common):
+        notes.append(
+            "shift: the common test set belongs to no client, so its samples and labels are those"
+            " of the data set, without any shift."
+        )
+    return notes

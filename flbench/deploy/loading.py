@@ -25,9 +25,12 @@ from flbench.core.text import one_line
 from flbench.core.types import Samples, State, StepContext, Tree
 from flbench.core.wording import how_to_resume, listed
 from flbench.data import pixels, unlabelled
-from flbench.data.federation import FEW_SAMPLES, Federation, means_of, normalization_of
+from flbench.data.federation import Federation
+from flbench.data.given_normalization import FEW_SAMPLES
+from flbench.data.normalization import normalization_of
 from flbench.data.partition import ClientParts
 from flbench.data.partition_files import check_unchanged
+from flbench.data.table_encoding import means_of
 from flbench.data.unlabelled import Layout
 from flbench.deploy import cards
 from flbench.deploy.models import DeployedNet, RawInputs, TrainedModel

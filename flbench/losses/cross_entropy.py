@@ -7,7 +7,12 @@ import torch
 from torch import Tensor
 
 from flbench.core.types import Outputs, StepContext
-from flbench.losses.similarity import masked_mean
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean of values [B] where mask [B] is True, 0-dim; 0 if it is nowhere True."""
+    count = mask.sum().clamp_min(1).to(values.dtype)
+    return torch.where(mask, values, 0.0).sum() / count
 
 
 def mean_cross_entropy(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:

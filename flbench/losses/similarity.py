@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from flbench.losses.cross_entropy import masked_mean as masked_mean
+
 EPSILON = 1e-12
 """Smallest norm that a vector is divided by."""
 NEVER = -1e9
@@ -24,9 +26,8 @@ def cosines(a: Tensor, b: Tensor) -> Tensor:
         a: [M, D].
         b: [L, D].
 
-    Example:
-        >>> cosines(torch.tensor([[2.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 3.0], [0.0, 0.0]]))
-        tensor([[1., 0., 0.]])
+    >>> cosines(torch.tensor([[2.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 3.0], [0.0, 0.0]]))
+    tensor([[1., 0., 0.]])
     """
     with full_precision(a):
         dtype = wide(a, b)
@@ -44,12 +45,6 @@ def full_precision(x: Tensor) -> torch.autocast:
 def wide(*tensors: Tensor) -> torch.dtype:
     """Return float64 if one of the tensors has it, and float32 otherwise."""
     return torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
-
-
-def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of values [B] where mask [B] is True, 0-dim; 0 if it is nowhere True."""
-    count = mask.sum().clamp_min(1).to(values.dtype)
-    return torch.where(mask, values, 0.0).sum() / count
 
 
 def membership(y: Tensor, classes: int, mask: Tensor, dtype: torch.dtype) -> Tensor:

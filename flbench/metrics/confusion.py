@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from flbench.metrics.probabilities import Probabilities
-
 if TYPE_CHECKING:
     from flbench.metrics.own import OwnMetric
+    from flbench.metrics.probabilities import Probabilities
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class ConfusionCounts:
     correct: Tensor
     confusion: Tensor
     own: dict["OwnMetric", Tensor] = field(default_factory=dict)
-    probabilities: Probabilities | None = None
+    probabilities: "Probabilities | None" = None
 
     @staticmethod
     def empty(
@@ -53,7 +52,11 @@ class ConfusionCounts:
         confusion = torch.zeros(classes, classes, dtype=torch.int64)
         unknown = torch.full((clients,), torch.nan, dtype=torch.float64)
         own = {metric: unknown.clone() for metric in metrics}
-        probabilities = Probabilities(clients) if has_probabilities else None
+        probabilities = None
+        if has_probabilities:
+            from flbench.metrics.probabilities import Probabilities
+
+            probabilities = Probabilities(clients)
         return ConfusionCounts(support, predicted, correct, confusion, own, probabilities)
 
     @staticmethod

@@ -19,13 +19,7 @@ class Probabilities:
     pieces: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
 
     def add_(self, client: Tensor, true: Tensor, logarithms: Tensor) -> None:
-        """Add the predictions of n samples, in place.
-
-        Args:
-            client: Id [n] int64 of each sample's client.
-            true: True classes [n] int64.
-            logarithms: Logarithms [n, C] of the probabilities.
-        """
+        """Add clients [n], true classes [n] and log-probabilities [n, C] of samples, in place."""
         if len(true):
             self.pieces.append((client, true, logarithms))
 

@@ -12,8 +12,9 @@ import flbench as fl
 from flbench.cli.app import main
 from flbench.config.schema import DataConfig
 from flbench.core.parts import offered
-from flbench.data import dataset, npz_files, sources, table_files
+from flbench.data import npz_files, sources, table_files
 from flbench.data.archive import Archive
+from flbench.data.labels import notes_on_names
 from flbench.data.partition_files import data_hash
 from tests.api import own_parts
 from tests.api.own_parts import arrays
@@ -334,7 +335,7 @@ def test_a_note_names_clients_and_classes_that_look_the_same(one, other):
     with offered({"data": data}):
         notes = sources.load(DataConfig(source="object")).notes
     assert any("look the same" in note and ascii(other) in note for note in notes)
-    assert any("0 and 1" in note for note in dataset.notes_on_names([one, other], "class"))
+    assert any("0 and 1" in note for note in notes_on_names([one, other], "class"))
 
 
 def levels():

@@ -112,7 +112,7 @@ def test_functions_that_cannot_be_called_are_refused():
         dealt(SCHEME[:-1])
     with pytest.raises(fl.ConfigError, match="SHA-256 of the source of"):
         fl.partition("digits", {"scheme": SCHEME, "sha256": "0" * 64, **SMALL})
-    with pytest.raises(fl.ConfigError, match=r"package\.module:name, a function of your own"):
+    with pytest.raises(fl.ConfigError, match=r"`partition\.scheme` must"):
         fl.partition("digits", "my_scheme")
 
 

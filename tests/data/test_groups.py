@@ -12,9 +12,10 @@ from flbench.core.errors import DataError
 from flbench.data import partition_files, sources
 from flbench.data.dataset import PARTS
 from flbench.data.federation import build
+from flbench.data.kept_together import split_blocks
 from flbench.data.own import Data
 from flbench.data.partition_files import data_hash
-from flbench.data.partitioning import make_partition, split_blocks
+from flbench.data.partitioning import make_partition
 
 
 def frame(patients: int = 60, visits: int = 4) -> pd.DataFrame:
@@ -156,7 +157,7 @@ def test_a_missing_group_is_refused_with_its_line(tmp_path):
 
 
 def test_groups_of_data_without_columns_are_refused():
-    with pytest.raises(DataError, match=r"data\.group=patient"):
+    with pytest.raises(DataError, match=r"data\.group"):
         fl.partition({"name": "digits", "group": "patient"})
     with pytest.raises(DataError, match="no named columns"):
         Data(np.zeros((4, 2)), [0, 1, 0, 1], group="patient")

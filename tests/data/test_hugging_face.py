@@ -73,5 +73,5 @@ def test_names_of_the_hub_and_folders_are_data_sets(asked, tmp_path, monkeypatch
 
 
 def test_column_of_clients_is_for_hugging_face():
-    with pytest.raises(DataError, match="Did you mean `folder`"):
+    with pytest.raises(DataError, match=r"`data\.client`"):
         sources.load(DataConfig(client="foldr"))

@@ -89,10 +89,10 @@ def test_arrays_have_the_names_that_the_file_gives_them(tmp_path):
         ({"vocabulary": 9}, {"padding": 20}, "`data.padding=20` is not a token id"),
         ({"vocabulary": np.zeros((2, 2))}, {}, "`vocabulary` must be"),
         ({"train_images": SERIES, "vocabulary": 9}, {}, "`vocabulary` is for tokens"),
-        ({"train_images": SERIES}, {"padding": 0}, "`data.padding=0` is for tokens"),
+        ({"train_images": SERIES}, {"padding": 0}, "`data.padding` is not for"),
         ({"train_images": SERIES}, {"kind": "tokens"}, r"needs samples \[n, length\] in integers"),
         ({}, {"kind": "series"}, None),
-        ({}, {"augment": ("flip",)}, "is for images, but .* tokens"),
+        ({}, {"augment": ("flip",)}, "`data.augment` is not for .* tokens"),
         ({}, {"layout": "channels_last"}, "`data.layout`=channels_last is for images"),
         (
             {"train_images": np.zeros((40, 8, 8), np.uint8)},

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flbench.config.schema import DataConfig, PartitionConfig
-from flbench.data import federation, npz_files
+from flbench.data import federation, normalization, npz_files
 from flbench.data.dataset import Dataset
 
 
@@ -33,9 +33,9 @@ def build(dataset):
 
 def test_normalization_of_pixels_takes_little_memory_and_keeps_its_bits(monkeypatch):
     dataset = images(np.uint8)
-    monkeypatch.setattr(federation, "PIECE", 2**40)  # one piece
+    monkeypatch.setattr(normalization, "PIECE", 2**40)  # one piece
     whole = build(dataset)
-    monkeypatch.setattr(federation, "PIECE", 2**21)
+    monkeypatch.setattr(normalization, "PIECE", 2**21)
     pieces, peak = peak_of(lambda: build(dataset))
 
     assert (pieces.offset == whole.offset).all()
@@ -44,7 +44,7 @@ def test_normalization_of_pixels_takes_little_memory_and_keeps_its_bits(monkeypa
 
 
 def test_normalization_of_numbers_sums_the_same_pieces_of_rows():
-    assert federation._pieces(images(np.float32, 9, 8).x, 40_000) == 40_000 // 4096
+    assert normalization._pieces(images(np.float32, 9, 8).x, 40_000) == 40_000 // 4096
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.float32])

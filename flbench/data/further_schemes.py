@@ -1,0 +1,294 @@
+"""The schemes of papers, and natural clients; see `flbench.data.schemes`."""
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flbench.config.schema import PartitionConfig
+from flbench.core.errors import ConfigError
+from flbench.core.rng import generator
+from flbench.data.dataset import Dataset
+from flbench.data.schemes import (
+    Indices,
+    Scheme,
+    by_class,
+    by_client,
+    dirichlet,
+    largest_remainder,
+)
+
+
+def pathological(
+    y: Indices, classes: int, clients: int, config: PartitionConfig, rng: np.random.Generator
+) -> list[Indices]:
+    """Give every client `classes_per_client` classes; clients with a class share it equally.
+
+    Every client in turn, in random order, gets the classes that the fewest clients have so far, so
+    the numbers of clients per class differ by at most one.
+
+    Raises:
+        ConfigError: `classes_per_client` is larger than the number of classes.
+    """
+    _check_classes_per_client(config, classes)
+    members = by_class(y)
+    holders = _holders(len(members), config.classes_per_client, clients, rng)
+    assigned: list[list[Indices]] = [[np.zeros(0, dtype=np.int64)] for _ in range(clients)]
+    for positions, owners in zip(members, holders, strict=True):
+        samples = rng.permutation(positions)
+        for client, piece in zip(
+            owners, np.array_split(samples, max(1, len(owners))), strict=False
+        ):
+            assigned[client].append(piece)
+    return [np.concatenate(pieces) for pieces in assigned]
+
+
+def _holders(
+    classes: int, per_client: int, clients: int, rng: np.random.Generator
+) -> list[list[int]]:
+    """Return the clients of each class, so that every client has `per_client` classes.
+
+    Every client in turn, in random order, gets the classes that the fewest clients have so far.
+    """
+    count = min(per_client, classes)
+    holders: list[list[int]] = [[] for _ in range(classes)]
+    held = np.zeros(classes, dtype=np.int64)  # number of clients of each class
+    for client in rng.permutation(clients):
+        order = rng.permutation(classes)
+        # Classes with the fewest clients come first, in random order among equals.
+        keys = held[order] * classes + np.arange(classes)  # all different
+        scarce = order[np.argpartition(keys, count - 1)[:count]]
+        held[scarce] += 1
+        for k in scarce:
+            holders[k].append(int(client))
+    return holders
+
+
+def extended_dirichlet(
+    y: Indices, classes: int, clients: int, config: PartitionConfig, rng: np.random.Generator
+) -> list[Indices]:
+    """Give every client `classes_per_client` classes, and shares of them drawn from Dirichlet.
+
+    The classes are given as in `pathological`. The clients of a class divide it by shares drawn
+    from Dirichlet(alpha).
+
+    Source: Li and Lyu, NeurIPS 2023 (Convergence Analysis of Sequential Federated Learning on
+    Heterogeneous Data), whose clients draw their classes at random.
+
+    Raises:
+        ConfigError: `classes_per_client` is larger than the number of classes.
+    """
+    _check_classes_per_client(config, classes)
+    members = by_class(y)
+    holders = _holders(len(members), config.classes_per_client, clients, rng)
+    drawn, owners = [], []
+    for positions, held_by in zip(members, holders, strict=True):
+        if held_by:
+            counts = largest_remainder(dirichlet(config.alpha, len(held_by), rng), len(positions))
+            drawn.append(rng.permutation(positions))
+            owners.append(np.repeat(np.array(held_by), counts))
+    return by_client(np.concatenate(drawn), np.concatenate(owners), clients)
+
+
+def shards(
+    y: Indices, classes: int, clients: int, config: PartitionConfig, rng: np.random.Generator
+) -> list[Indices]:
+    """Sort the samples by class, cut them into N * `shards` pieces, and give each client `shards`.
+
+    Source: McMahan et al., AISTATS 2017, with 100 clients and two pieces for each.
+
+    Raises:
+        ConfigError: There are more pieces than samples.
+    """
+    count = clients * config.shards
+    if count > len(y):
+        raise ConfigError(
+            f"`partition.shards`={config.shards} for {clients} clients needs {count:,} samples, and"
+            f" there are {len(y):,}. Lower it, or partition.clients."
+        )
+    pieces = np.array_split(_sorted_by_class(y, rng), count)
+    order = rng.permutation(count).reshape(clients, config.shards)
+    return [np.concatenate([pieces[k] for k in mine]) for mine in order]
+
+
+def similarity(
+    y: Indices, classes: int, clients: int, config: PartitionConfig, rng: np.random.Generator
+) -> list[Indices]:
+    """Give every client a share of samples at random, and a piece of the others sorted by class.
+
+    Source: Karimireddy et al., ICML 2020 (SCAFFOLD), section 7.
+    """
+    order = rng.permutation(len(y))
+    count = int(np.floor(config.similarity * len(y) + 1e-9))
+    at_random, others = order[:count], np.sort(order[count:])
+    by_label = others[_sorted_by_class(y[others], rng)]
+    return [
+        np.concatenate(both)
+        for both in zip(
+            np.array_split(at_random, clients), np.array_split(by_label, clients), strict=True
+        )
+    ]
+
+
+def _sorted_by_class(y: Indices, rng: np.random.Generator) -> Indices:
+    """Return all positions sorted by class, in random order within a class."""
+    members = [rng.permutation(positions) for positions in by_class(y)]
+    return np.concatenate(members) if members else np.zeros(0, dtype=np.int64)
+
+
+def intervals(targets: NDArray[Any], bins: int) -> Indices:
+    """Return the interval [n] in [0, bins) of each target, with equally many samples in each.
+
+    Args:
+        targets: Targets [n]. Equal targets are in one interval.
+        bins: Number of intervals.
+
+    >>> intervals(np.array([0.5, -1.0, 3.0, 2.0]), 2)
+    array([0, 0, 1, 1])
+    """
+    edges = np.quantile(targets, np.arange(1, bins) / bins)
+    return np.searchsorted(edges, targets, side="left").astype(np.int64)
+
+
+def _check_classes_per_client(config: PartitionConfig, classes: int) -> None:
+    """Raise a ConfigError if clients are to have more classes than there are."""
+    if config.classes_per_client > classes:
+        raise ConfigError(
+            f"`partition.classes_per_client` must be at most the {classes} classes of the data set,"
+            f" got {config.classes_per_client}."
+        )
+
+
+def grouped(
+    y: Indices, classes: int, clients: int, config: PartitionConfig, rng: np.random.Generator
+) -> list[Indices]:
+    """Give every client the share `main_share` of its samples from the main classes of its group.
+
+    The groups have as equal sizes as possible. The samples from main classes are divided equally
+    among these classes, and the other samples among the other classes.
+
+    Source: SLAPFL, section 4, with 20 clients in groups of 7, 7 and 6 that have 2, 3 and 5 main
+    classes.
+
+    Raises:
+        ConfigError: The main classes do not fit the data set or the number of clients, or clients
+            would have more samples than there are, or fewer than `min_samples`.
+    """
+    if min(config.main_classes, default=0) < 1 or sum(config.main_classes) > classes:
+        raise ConfigError(
+            f"`partition.main_classes` must be numbers >= 1 that sum to at most {classes} classes,"
+            f" got {list(config.main_classes)}."
+        )
+    if len(config.main_classes) > clients:
+        raise ConfigError(
+            f"`partition.main_classes` defines {len(config.main_classes)} groups, but there are"
+            f" only {clients} clients. Name fewer groups, or raise partition.clients."
+        )
+    ends = np.cumsum(config.main_classes)
+    group_of = np.concatenate(
+        [
+            np.full(len(piece), g)
+            for g, piece in enumerate(np.array_split(np.arange(clients), len(ends)))
+        ]
+    )
+    wants = np.empty((clients, classes))
+    for client, g in enumerate(group_of):
+        main = np.zeros(classes, dtype=bool)
+        main[ends[g] - config.main_classes[g] : ends[g]] = True
+        rest = 1.0 - config.main_share if (~main).any() else 0.0
+        wants[client] = np.where(main, (1.0 - rest) / main.sum(), rest / max(1, (~main).sum()))
+    stock = np.bincount(y, minlength=classes)
+    demand = wants.sum(axis=0)
+    feasible = int(np.floor((stock[demand > 0] / demand[demand > 0]).min() + 1e-9))
+    size = feasible if config.samples_per_client is None else config.samples_per_client
+    if size > feasible:
+        raise ConfigError(
+            f"`partition.samples_per_client`={size} is more than the {feasible} that the rarest"
+            " class allows. Lower it, or leave it out."
+        )
+    if size < config.min_samples:
+        raise ConfigError(
+            f"`partition.scheme=grouped` gives each client {size} samples here, fewer than"
+            f" `partition.min_samples`={config.min_samples}. Lower it, or use fewer clients."
+        )
+    queues = {
+        label: rng.permutation(np.flatnonzero(y == label)).tolist() for label in range(classes)
+    }
+    assigned = []
+    for client in range(clients):
+        counts = largest_remainder(wants[client], size)
+        rows = [
+            queues[label].pop()
+            for label in range(classes)
+            for _ in range(min(counts[label], len(queues[label])))
+        ]
+        assigned.append(np.array(rows, dtype=np.int64))
+    return assigned
+
+
+def quantity(
+    y: Indices, classes: int, clients: int, config: PartitionConfig, rng: np.random.Generator
+) -> list[Indices]:
+    """Draw the clients' shares of the pool from Dirichlet(alpha), and their samples at random."""
+    counts = largest_remainder(dirichlet(config.alpha, clients, rng), len(y))
+    return list(np.split(rng.permutation(len(y)), np.cumsum(counts)[:-1]))
+
+
+SCHEMES: Final[dict[str, Scheme]] = {
+    "pathological": pathological,
+    "grouped": grouped,
+    "quantity": quantity,
+    "shards": shards,
+    "extended_dirichlet": extended_dirichlet,
+    "similarity": similarity,
+}
+
+
+def natural(
+    dataset: Dataset, pool: Indices, config: PartitionConfig, seed: int
+) -> tuple[list[Indices], list[str]]:
+    """Use the natural clients of the data set as clients.
+
+    If `partition.clients` is smaller than their number, a random subset of them is used.
+
+    Args:
+        dataset: The data set.
+        pool: Rows of the samples to distribute.
+        config: Section `partition`.
+        seed: Seed of the partition.
+
+    Returns:
+        The rows of every client, and notes.
+
+    Raises:
+        ConfigError: The data set has no natural clients, or fewer than `partition.clients`.
+    """
+    groups = np.full(len(pool), -1) if dataset.groups is None else dataset.groups[pool]
+    numbers = np.unique(groups[groups >= 0])
+    if not len(numbers):
+        raise ConfigError(
+            f"`partition.scheme=natural` needs natural clients, but `{dataset.name}` has none. An"
+            " NPZ file gives them in `train_groups`, a table by one CSV file per client, images by"
+            " CLIENT/CLASS/* with data.client=folder."
+        )
+    notes = []
+    if config.clients is not None and config.clients > len(numbers):
+        raise ConfigError(
+            f"`partition.clients`={config.clients} is more than the {len(numbers)} natural"
+            f" clients of `{dataset.name}`. Lower it, or leave it out for all of them."
+        )
+    if config.clients is not None and config.clients < len(numbers):
+        chosen = generator(seed, "partition", 0).choice(len(numbers), config.clients, replace=False)
+        notes.append(f"partition: {config.clients} of {len(numbers)} natural clients were drawn.")
+        numbers = numbers[np.sort(chosen)]
+    position = np.searchsorted(numbers, groups)  # [n], of each sample's client in `numbers`
+    position[position == len(numbers)] = 0
+    mine = np.flatnonzero(numbers[position] == groups)
+    assigned = by_client(pool[mine], position[mine], len(numbers))
+    small = sum(len(indices) < config.min_samples for indices in assigned)
+    if small:
+        notes.append(
+            f"partition: {small} natural clients have fewer than {config.min_samples} samples;"
+            " they are kept."
+        )
+    return assigned, notes

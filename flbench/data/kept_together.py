@@ -1,0 +1,122 @@
+"""Splits of samples that belong together: those of a group, and windows of a text."""
+
+import numpy as np
+
+from flbench.config.schema import PartitionConfig
+from flbench.core.errors import DataError
+from flbench.data.dataset import PARTS, Dataset
+from flbench.data.partition import ClientParts, split_client
+from flbench.data.schemes import Indices
+
+
+def split_blocks(
+    indices: Indices,
+    y: Indices,
+    blocks: Indices,
+    ratios: tuple[float, float, float],
+    rng: np.random.Generator,
+) -> tuple[Indices, Indices, Indices]:
+    """Split a client's samples into parts that have no group in common.
+
+    The groups are split as `split_client` splits samples, and each part has one of three groups or
+    more. The class of a group is the one that most of its samples have, and the first of several.
+
+    Args:
+        indices: Rows [n] of the client's samples.
+        y: Labels [n] of these samples.
+        blocks: Groups [n] of these samples.
+        ratios: Shares of the groups for train, validation and test, which sum to 1.
+        rng: Random generator.
+
+    Returns:
+        The ascending rows of the three parts.
+
+    >>> blocks, y = np.array([7, 7, 7, 8, 8, 9]), np.zeros(6, dtype=int)
+    >>> parts = split_blocks(np.arange(6), y, blocks, (0.6, 0.2, 0.2), np.random.default_rng(0))
+    >>> sorted(len(set(blocks[part])) for part in parts)
+    [1, 1, 1]
+    """
+    names, owner = np.unique(blocks, return_inverse=True)
+    counts = np.zeros((len(names), int(y.max(initial=0)) + 1), dtype=np.int64)
+    np.add.at(counts, (owner, y), 1)
+    parts = list(split_client(np.arange(len(names)), counts.argmax(axis=1), ratios, rng))
+    for k, ratio in enumerate(ratios):
+        largest = int(np.argmax([len(part) for part in parts]))
+        if ratio and not len(parts[k]) and len(parts[largest]) > 1:
+            parts[largest], parts[k] = parts[largest][:-1], parts[largest][-1:]
+    train, validation, test = (np.sort(indices[np.isin(owner, part)]) for part in parts)
+    return train, validation, test
+
+
+def about_blocks(
+    dataset: Dataset, blocks: Indices, split: list[tuple[Indices, Indices, Indices]]
+) -> list[str]:
+    """Return a note about groups of samples that stay in one part of a client."""
+    sizes = np.array([[len(part) for part in client] for client in split])  # [N, 3]
+    shares = ", ".join(f"{share:.2f}" for share in sizes.sum(axis=0) / max(1, sizes.sum()))
+    owned = [np.unique(blocks[np.concatenate(client)]) for client in split]
+    _, owners = np.unique(np.concatenate(owned), return_counts=True)
+    without = [
+        f"{int((sizes[:, k] == 0).sum())} of {len(split)} clients have too few groups for a {part}"
+        " part"
+        for k, part in enumerate(PARTS)
+        if (sizes[:, k] == 0).any()
+    ]
+    if (owners > 1).any():
+        without.append(
+            f"{int((owners > 1).sum()):,} groups are at more than one client, since"
+            " partition.scheme does not keep them together"
+        )
+    return [
+        f"partition: samples with the same `{dataset.blocks_of}` are in one part of a client"
+        f" (data.group): {len(owners):,} groups; the parts have {shares} of the samples."
+        + "".join(f" {one[0].upper()}{one[1:]}." for one in without)
+    ]
+
+
+def check_blocks(
+    partition: ClientParts, dataset: Dataset, blocks: Indices, config: PartitionConfig
+) -> None:
+    """Raise a DataError if a client of a saved partition has a group in several parts."""
+    for client in range(partition.clients):
+        found = [np.unique(blocks[partition.parts[part][client]]) for part in PARTS]
+        if len(np.unique(np.concatenate(found))) < sum(map(len, found)):
+            raise DataError(
+                f"the partition {config.path} has samples with the same `{dataset.blocks_of}`"
+                f" (data.group) in several parts of client {partition.called(client)}. Make it with"
+                " data.group, or leave data.group out."
+            )
+
+
+def split_by_position(
+    indices: Indices, starts: Indices, span: int, ratios: tuple[float, float, float]
+) -> tuple[Indices, Indices, Indices]:
+    """Split a client's samples into parts that have no position of its text in common.
+
+    The text is cut where the ratios say, and a part has the samples that lie between its cuts. If
+    none lies before the first cut, the first sample is the training part.
+
+    Args:
+        indices: Rows [n] of the client's samples.
+        starts: First position [n] of each sample in the text.
+        span: Number of positions that a sample covers.
+        ratios: Shares of the text for train, validation and test, which sum to 1.
+
+    Returns:
+        The ascending rows of the three parts.
+
+    >>> starts = np.arange(12)
+    >>> [part.tolist() for part in split_by_position(starts, starts, 3, (0.5, 0.25, 0.25))]
+    [[0, 1, 2, 3, 4], [7], [10, 11]]
+    """
+    ends = starts + span
+    length = int(ends.max()) if len(ends) else 0
+    first = max(round(ratios[0] * length), int(ends.min()) if len(ends) else 0)
+    second = max(first, round((ratios[0] + ratios[1]) * length))
+    inside = (
+        ends <= first,
+        (starts >= first) & (ends <= second),
+        (starts >= second) & (ratios[2] > 0),
+    )
+    train, validation, test = (np.sort(indices[mask]) for mask in inside)
+    return train, validation, test
