@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple
 from flbench.api import campaigns
 from flbench.api.caller import Caller, program
 from flbench.api.comparisons import PlannedComparison
-from flbench.calls import arguments, parts
+from flbench.calls import arguments, parts, resumed_parts
 from flbench.calls.arguments import Section
 from flbench.calls.process import preserved
 from flbench.comparison import cost, prepare
@@ -287,7 +287,7 @@ def resume(path: Path, *, progress: bool = True, **keys: Any) -> PlannedComparis
             f"`data`: {path} keeps its data sets. Leave it out, or start a new comparison. Only"
             " data that are objects without an import path are given again."
         )
-    given, objects = parts.split(parts.with_model(parts.without_methods(keys)))
+    given, objects = parts.split(resumed_parts.with_model(resumed_parts.without_methods(keys)))
     for section in ("partition", "model"):  # the comparison knows their section
         if section in objects:
             del given[section]

@@ -1,20 +1,28 @@
 """Resuming a run, a study or a comparison."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from os import PathLike
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from flbench.api import comparing, running, tuning
-from flbench.api.comparisons import PlannedComparison
+from flbench.api.caller import Caller, program
+from flbench.api.running import RunsEnding, finished, listed, train_one
 from flbench.api.runs import Run
-from flbench.api.studies import Study
 from flbench.callbacks import Callback
 from flbench.callbacks.base import Logger
-from flbench.calls import arguments
+from flbench.calls import arguments, parts, resumed_parts
 from flbench.comparison.folder import is_comparison
+from flbench.config.sources import Layer, from_values
 from flbench.config.trust import run_code
 from flbench.core.errors import ConfigError
-from flbench.results import study_folder
+from flbench.experiment import lifecycle
+from flbench.results import reading, study_folder
+from flbench.tracking.mirror import Mirrors
+
+if TYPE_CHECKING:
+    from flbench.api.comparisons import PlannedComparison
+    from flbench.api.studies import Study
 
 
 def resume(
@@ -25,7 +33,7 @@ def resume(
     progress: bool = True,
     trust: bool = False,
     **keys: Any,
-) -> Run | Study | PlannedComparison:
+) -> "Run | Study | PlannedComparison":
     """Continue an interrupted run, study or comparison.
 
     This is what `--resume` of `flbench run`, `flbench tune` and `flbench compare` does. A resumed
@@ -68,7 +76,53 @@ def resume(
         )
     with run_code(trust):
         if is_comparison(folder):
+            from flbench.api import comparing
+
             return comparing.resume(folder, progress=progress, **keys)
         if is_study:
+            from flbench.api import tuning
+
             return tuning.resume(folder, progress=progress, **keys)
-        return running.resume(folder, callbacks=callbacks, logger=logger, progress=progress, **keys)
+        origin = "argument of fl.resume"
+        plain, objects = resumed_parts.of_resume(folder, keys)
+        given = {name: arguments.plain(value, name, origin) for name, value in plain.items()}
+        caller = program(shown=progress, again=parts.again(keys, objects))
+        changed, told = from_values(given, origin), (listed(callbacks), listed(logger))
+        ending = carry_on(folder, changed, caller, *told, objects=objects)
+        return finished(ending, caller, objects)
+
+
+def carry_on(
+    path: Path,
+    changed: Layer,
+    caller: Caller,
+    callbacks: Sequence[Callback] = (),
+    loggers: Sequence[Logger] = (),
+    *,
+    objects: Mapping[str, Any] | None = None,
+) -> RunsEnding:
+    """Train what is left of a run.
+
+    Args:
+        path: The run folder.
+        changed: New values of keys that may change on resume.
+        caller: Who gets progress and notes.
+        callbacks: Callbacks of the user, as the run began with them.
+        loggers: Loggers of Lightning.
+        objects: Objects of the user without an import path, by the name of their section.
+
+    Returns:
+        The folder, and the process that sends it to MLflow if there is one. Nothing is trained if
+        the run was finished before.
+
+    Raises:
+        UserError: The folder is not a run folder, another process writes to it, a key must not
+            change, an object must be given again, or the data have changed.
+        RunError: The run or a callback failed.
+        KeyboardInterrupt: The run was interrupted again and saved.
+    """
+    reading.check_run_folder(path)
+    ending = RunsEnding([], Mirrors("user" if "tracking.uri" in changed else "folder"))
+    train = partial(lifecycle.resume, path, changed)
+    train_one(train, f"resuming {path}", ending, caller, callbacks, loggers, objects or {})
+    return ending

@@ -18,7 +18,6 @@ from flbench.calls.arguments import Section
 from flbench.calls.process import preserved
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
-from flbench.config.sources import Layer, from_values
 from flbench.config.trust import run_code
 from flbench.core.errors import PrintableError, RunError, combined
 from flbench.core.parts import offered
@@ -128,53 +127,8 @@ def run(
     with run_code(trust):
         checked, origins = resolve(arguments.layers("run", config, plain))
     caller = program(shown=progress, again=parts.again(given, objects))
-    ending = start(
-        [(checked, origins)], caller, _listed(callbacks), _listed(logger), objects=objects
-    )
-    return _finished(ending, caller, objects)
-
-
-def resume(
-    path: str | PathLike[str],
-    *,
-    callbacks: Callback | Sequence[Callback] = (),
-    logger: Logger | Sequence[Logger] = (),
-    progress: bool = True,
-    **keys: Any,
-) -> Run:
-    """Continue an interrupted run from its last checkpoint, as `flbench run --resume` does.
-
-    The resumed run ends with the same weights as one without an interruption.
-
-    Args:
-        path: The run folder.
-        callbacks: The callbacks that the run began with, in the same order. Each continues with
-            what it remembered at the checkpoint.
-        logger: The loggers. A logger with the same name and version as before (or run id)
-            continues its log.
-        progress: Whether to show the progress.
-        keys: Sections and dotted keys that may change on resume, such as
-            `engine={"device": "cpu"}`; and `algorithm`, `data`, `partition`, `model` or
-            the functions of `train={"terms": ...}` and `evaluation={"metrics": ...}`, if the run
-            began with objects without an import path.
-
-    Returns:
-        The finished run. A run that was finished before is returned as it is.
-
-    Raises:
-        UserError: The folder is not a run folder, another process writes to it, a key must not
-            change, or the data have changed.
-        RunError: The run or a callback failed.
-        KeyboardInterrupt: The run was interrupted again and saved.
-    """
-    folder = arguments.path_of(path, "path")
-    origin = "argument of fl.resume"
-    plain, objects = parts.of_resume(folder, keys)
-    given = {name: arguments.plain(value, name, origin) for name, value in plain.items()}
-    caller = program(shown=progress, again=parts.again(keys, objects))
-    changed = from_values(given, origin)
-    ending = carry_on(folder, changed, caller, _listed(callbacks), _listed(logger), objects=objects)
-    return _finished(ending, caller, objects)
+    ending = start([(checked, origins)], caller, listed(callbacks), listed(logger), objects=objects)
+    return finished(ending, caller, objects)
 
 
 @dataclass(frozen=True)
@@ -245,7 +199,7 @@ def start(
         train = partial(lifecycle.run, config, origins)
         title = f"{method} on {config.data.title}"
         try:
-            _train(train, title, ending, caller, callbacks, loggers, objects or {}, known)
+            train_one(train, title, ending, caller, callbacks, loggers, objects or {}, known)
         except PrintableError as error:
             if len(runs) == 1:
                 raise
@@ -259,45 +213,7 @@ def start(
     return ending
 
 
-def carry_on(
-    path: Path,
-    changed: Layer,
-    caller: Caller,
-    callbacks: Sequence[Callback] = (),
-    loggers: Sequence[Logger] = (),
-    *,
-    objects: Mapping[str, Any] | None = None,
-) -> RunsEnding:
-    """Train what is left of a run.
-
-    Args:
-        path: The run folder.
-        changed: New values of keys that may change on resume.
-        caller: Who gets progress and notes.
-        callbacks: Callbacks of the user, as the run began with them.
-        loggers: Loggers of Lightning.
-        objects: Objects of the user without an import path, by the name of their section.
-
-    Returns:
-        The folder, and the process that sends it to MLflow if there is one. Nothing is trained if
-        the run was finished before.
-
-    Raises:
-        UserError: The folder is not a run folder, another process writes to it, a key must not
-            change, an object must be given again, or the data have changed.
-        RunError: The run or a callback failed.
-        KeyboardInterrupt: The run was interrupted again and saved.
-    """
-    reading.check_run_folder(path)
-    from flbench.tracking.mirror import Mirrors  # a run without MLflow needs none
-
-    ending = RunsEnding([], Mirrors("user" if "tracking.uri" in changed else "folder"))
-    train = partial(lifecycle.resume, path, changed)
-    _train(train, f"resuming {path}", ending, caller, callbacks, loggers, objects or {})
-    return ending
-
-
-def _train(
+def train_one(
     train: Callable[[Sequence[Callback], Sequence[Logger], lifecycle.HowToResume], Path],
     title: str,
     ending: RunsEnding,
@@ -352,7 +268,7 @@ def failure(path: Path) -> RunError | None:
     )
 
 
-def _finished(ending: RunsEnding, caller: Caller, objects: Mapping[str, Any]) -> Run:
+def finished(ending: RunsEnding, caller: Caller, objects: Mapping[str, Any]) -> Run:
     """Return the run of a call from Python.
 
     Raises:
@@ -376,6 +292,6 @@ def _display(
     return show_progress.display(title, known)
 
 
-def _listed(items: Item | Sequence[Item]) -> list[Item]:
+def listed(items: Item | Sequence[Item]) -> list[Item]:
     """Return one item, or a list or tuple of them, as a list."""
     return list(items) if isinstance(items, list | tuple) else [items]  # type: ignore[list-item]

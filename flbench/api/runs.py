@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from flbench.calls import arguments
 from flbench.config.schema import Config
 from flbench.config.trust import run_code
-from flbench.core.errors import UserError, did_you_mean
-from flbench.core.own_names import SUFFIXES
 from flbench.core.parts import offered
 from flbench.core.text import warn
-from flbench.reports.tables import PROBABILITY_TITLES, RANKING_TITLES, score, size
+from flbench.reports.tables import score
 from flbench.results import reading
-from flbench.results.reading import VALIDATION
 from flbench.results.summary import ended_after
 
 if TYPE_CHECKING:
@@ -27,8 +24,6 @@ if TYPE_CHECKING:
     from flbench.api.partitions import Partition
     from flbench.api.plots import RunPlots
     from flbench.deploy.models import TrainedModel
-
-SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "rare_recall", "worst10_accuracy")
 
 
 class _Tables:
@@ -309,55 +304,9 @@ class Run:
         Raises:
             UserError: The run is unfinished, has no such metric, or has no validation scores.
         """
-        table = self.clients
-        if not len(table):
-            raise UserError(
-                f"{self.path} is unfinished, so it has no scores of its clients yet. Continue it"
-                f" with fl.resume({str(self.path)!r})."
-            )
-        by = self.config.evaluation.best
-        metric = by.column if metric is None else metric
-        known = [
-            name.removeprefix(VALIDATION)
-            for name in map(str, table.columns)
-            if name.startswith(VALIDATION) and name != "validation_size"
-        ]
-        if not known:
-            raise UserError(
-                f"{self.path} has no validation scores of its clients: clients.csv is that of an"
-                " earlier version of flbench. Train the run again, or name a client:"
-                " model(client=...)."
-            )
-        if metric not in known:
-            raise UserError(
-                f"`metric` must be one of {', '.join(known)}, got {metric!r}."
-                f"{did_you_mean(str(metric).removeprefix(VALIDATION), known)}"
-            )
-        if checkpoint not in ("best", "last"):
-            raise UserError(f"`checkpoint` must be best or last, got {checkpoint!r}.")
-        if mode is None:
-            is_own = metric in (self.config.evaluation.metrics or {})
-            if is_own and (metric != by.metric or by.mode is None):
-                raise UserError(
-                    f"flbench does not know whether larger values of `{metric}` are better. Give"
-                    " mode='max' or mode='min'."
-                )
-            mode = by.mode or "max" if metric == by.column else "max"
-        if mode not in ("max", "min"):
-            raise UserError(f"`mode` must be max or min, got {mode!r}.")
-        rows = table[table["moment"] == checkpoint].dropna(subset=f"{VALIDATION}{metric}")
-        if not len(rows):
-            raise UserError(
-                f"no client of {self.path} has a validation `{metric}`: the partition has no"
-                " validation part (partition.split), or the metric has no value on the clients'"
-                " validation parts. Choose another metric, or name a client: model(client=...)."
-            )
-        order = rows.sort_values(
-            [f"{VALIDATION}{metric}", "validation_size", "client"],
-            ascending=[mode == "min", False, True],
-        )
-        first = order.iloc[0]
-        return str(first["name"]) if "name" in rows else int(first["client"])
+        from flbench.api import best_client
+
+        return best_client.of(self._run, self.clients, metric, mode, checkpoint)
 
     def best_client_model(
         self,
@@ -484,57 +433,6 @@ class Run:
         return f"<Run of {self.title}, seed {self.config.seed}: {state}; {self.path}>"
 
     def _repr_html_(self) -> str:
-        from flbench.api import html
+        from flbench.api import run_card
 
-        summary, sent = self.summary, self.summary["communication"]
-        facts = {
-            "seed": str(self.config.seed),
-            "rounds": str(ended_after(summary)) + (" (stopped)" if "stopped" in summary else ""),
-            "best round": str(summary["best"]["round"]) + " (by validation)",
-            "clients": str(self.config.partition.clients),
-            "model": self.config.model.name,
-            "sent by clients": size(sent["up_bytes"] + sent["peer_bytes"]),
-            "sent by the server": size(sent["down_bytes"] + sent["setup_bytes"]),
-        }
-        if self.finished:
-            facts["seconds"] = f"{summary['seconds']['total']:.1f}"
-        else:
-            facts["state"] = f"unfinished: fl.resume({str(self.path)!r})"
-        if "positive_class" in self.summary:
-            facts["positive class"] = str(self.summary["positive_class"])
-        facts["folder"] = str(self.path)
-        return html.card(
-            self.title,
-            html.facts(facts),
-            html.heading("Metrics of the personal models"),
-            html.table(self._moments()),
-            html.notes(self.notes),
-        )
-
-    def _moments(self) -> "pd.DataFrame":
-        """Return the main metrics at the best and at the last round, a row for each metric."""
-        import pandas as pd
-
-        columns: dict[str, Mapping[str, Any]] = {}
-        best_is_last = self.summary["best"]["round"] == self.summary["last"]["round"]
-        for moment in ("last",) if best_is_last else ("best", "last"):
-            for split in ("validation", "test"):
-                found = self.summary[moment][split]
-                columns[f"{split}, {moment} round ({self.summary[moment]['round']})"] = found
-        names = [*SHOWN, *RANKING_TITLES, *PROBABILITY_TITLES]
-        if not self.config.has_classes:
-            own = self.config.evaluation.metrics or {}
-            names = [f"{name}{suffix}" for name in own for suffix in ("", *SUFFIXES)]
-            columns = {
-                title: {
-                    name: score(found.get(name), has_classes=False)
-                    for name in names
-                    if name in found
-                }
-                for title, found in columns.items()
-            }
-        there = [name for name in names if any(name in found for found in columns.values())]
-        return pd.DataFrame(
-            {"metric": there}
-            | {title: [found.get(name) for name in there] for title, found in columns.items()}
-        )
+        return run_card.card(self._run)

@@ -5,13 +5,11 @@ These are methods, data, partition schemes, nets, loss terms and metrics.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike, fspath
-from pathlib import Path
 from typing import Any, Final
 
 from torch import nn
 
 from flbench.calls.arguments import SectionValues
-from flbench.config.resolve import read
 from flbench.core import parts
 from flbench.core.errors import ConfigError
 from flbench.core.parts import METRICS, OBJECT, TERMS
@@ -106,10 +104,6 @@ def with_natural_clients(plain: Mapping[str, Any], objects: Mapping[str, Any]) -
     """Return arguments whose `partition` is `natural` if there is a data loader for each client.
 
     A partition that is given stays as it is.
-
-    Args:
-        plain: Arguments, with sections in the place of objects.
-        objects: The objects.
     """
     data = objects.get("data")
     if data is not None and data.by_client and plain.get("partition") is None:
@@ -190,85 +184,3 @@ def again(arguments: Mapping[str, Any], objects: Iterable[str]) -> list[str]:
     is_module = "module" in arguments or (isinstance(model, Mapping) and model.get("lightning"))
     names = {"model": "module=..."} if is_module else {}
     return [(ENTRIES | names).get(name, f"{name}=...") for name in objects]
-
-
-def with_model(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments of `fl.resume` with sections in the place of those of `fl.federate`.
-
-    These are `model` for `module`, and `evaluation` for `metrics`.
-
-    Args:
-        keys: Arguments by name.
-
-    Raises:
-        ConfigError: Both are given.
-
-    >>> with_model({"module": 1, "engine": "ray"})
-    {'model': 1, 'engine': 'ray'}
-    """
-    if "module" in keys and "model" in keys:
-        raise ConfigError("`module` and `model` are the same argument. Give one of them.")
-    plain = {"model" if name == "module" else name: value for name, value in keys.items()}
-    if "metrics" in plain:
-        evaluation = plain.get("evaluation") or {}
-        if "metrics" in evaluation:
-            raise ConfigError("`metrics` is `evaluation['metrics']`. Give one of them.")
-        plain["evaluation"] = {**evaluation, "metrics": plain.pop("metrics")}
-    return plain
-
-
-def without_methods(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments of `fl.resume` without the classes of methods, which are registered.
-
-    Args:
-        keys: Arguments by name. `algorithm` may be a class, or a list of classes, for a run, study
-            or comparison of methods that have no import path.
-    """
-    given = keys.get("algorithm")
-    classes = given if isinstance(given, list | tuple) else [given]
-    if not given or not all(isinstance(one, type) for one in classes):
-        return dict(keys)
-    for one in classes:
-        ALGORITHMS.section(one)
-    return {name: value for name, value in keys.items() if name != "algorithm"}
-
-
-def of_resume(
-    path: Path, keys: Mapping[str, Any], file: str = "config.yaml"
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arguments of `fl.resume` without objects, and the objects.
-
-    Args:
-        path: The folder of the run or study.
-        keys: Arguments by name.
-        file: Path within the folder of the configuration that it began with.
-
-    Returns:
-        The arguments that change something, and the objects by the name of their section.
-
-    Raises:
-        ConfigError: The run or study did not begin with such an object.
-        DataError: The data cannot be used.
-    """
-    plain, objects = split(with_model(without_methods(keys)))
-    if objects and (path / file).is_file():
-        config = read(path / file)
-        metrics = config.evaluation.metrics or {}
-        began = {
-            "data": config.data.source == OBJECT,
-            "partition": config.partition.scheme == OBJECT,
-            "model": config.model.name == OBJECT,
-            TERMS: any(term.name.startswith(f"{OBJECT}:") for term in config.train.terms),
-            METRICS: any(one.source == OBJECT for one in metrics.values()),
-        }
-        for section in objects:
-            if not began[section]:
-                raise ConfigError(
-                    f"`{section}` is an object, but {path} did not begin with one. Leave it out:"
-                    " config.yaml names what is used."
-                )
-    # Terms and metrics are those of the configuration; only the functions are needed.
-    for place in {TERMS, METRICS} & objects.keys():
-        section, _, name = place.partition(".")
-        plain[section] = {key: value for key, value in plain[section].items() if key != name}
-    return {key: value for key, value in plain.items() if key not in objects}, objects

@@ -48,9 +48,9 @@ def resume(path: Path, changed: Layer, *, as_json: bool) -> None:
         changed: New values of keys that may change on resume.
         as_json: Whether to print JSON, as `run` does.
     """
-    from flbench.api import running
+    from flbench.api import resuming
 
-    ending = running.carry_on(path, changed, Caller())
+    ending = resuming.carry_on(path, changed, Caller())
     _finish(ending, as_json=as_json)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flbench.api import running
+from flbench.api import resuming, running
 from flbench.cli import app, early_workers
 
 
@@ -24,7 +24,7 @@ def happened(tmp_path, monkeypatch):
     monkeypatch.setattr(early_workers.fork_server, "prepare", lambda: events.append("begins"))
     monkeypatch.setattr(early_workers, "GPUS", tmp_path / "none")
     monkeypatch.setattr(running, "start", trains)
-    monkeypatch.setattr(running, "carry_on", trains)
+    monkeypatch.setattr(resuming, "carry_on", trains)
     return events
 
 
