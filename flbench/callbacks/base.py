@@ -105,8 +105,7 @@ class Callback:
     def on_note(self, text: str) -> None:
         """There is a note for the user.
 
-        Notes can come before the run folder exists, so this hook has no argument `run`. An
-        exception that it raises is reported at the next hook.
+        Notes can come before the run folder exists, so this hook has no argument `run`.
 
         Args:
             text: One sentence.

@@ -24,7 +24,6 @@ class CallbackList:
 
     def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
         self._callbacks = _named(callbacks)
-        self._deferred: UserError | RunError | None = None
 
     def __bool__(self) -> bool:
         return bool(self._callbacks)
@@ -68,7 +67,7 @@ class CallbackList:
             CallbackError: The hook of a callback raised an exception, which is chained.
             UserError: A hook raised this error; so with a RunError.
         """
-        first, self._deferred = self._deferred, None
+        first: UserError | RunError | None = None
         for name, callback in self._callbacks.items():
             try:
                 _call(name, callback, hook, *arguments)
@@ -78,11 +77,8 @@ class CallbackList:
             raise first
 
     def on_note(self, text: str) -> None:
-        """Call this hook of all callbacks; an error is raised when the next hook is called."""
-        try:
-            self.call("on_note", text)
-        except (UserError, RunError) as failure:
-            self._deferred = failure
+        """Call this hook of all callbacks."""
+        self.call("on_note", text)
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Return what the callbacks remember, by name; those that remember nothing are left out.

@@ -5,7 +5,9 @@ from typing import Any, Final, Literal
 
 from flbench.callbacks.base import Callback
 from flbench.callbacks.run_view import RunView
+from flbench.config.resolve import resolve
 from flbench.config.schema import Config, EarlyStoppingConfig
+from flbench.config.sources import from_values
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.own_names import SUFFIXES
 from flbench.metrics import names as metric_names
@@ -54,21 +56,14 @@ class EarlyStopping(Callback):
         min_delta: float = 0.0,
         mode: Literal["max", "min"] | None = None,
     ) -> None:
-        if not (isinstance(patience, int) and patience >= 1 and min_delta >= 0):
-            raise ConfigError(
-                "EarlyStopping: `patience` must be a whole number, at least 1, and `min_delta` at"
-                f" least 0, got {patience!r} and {min_delta!r}."
-            )
-        if mode not in ("max", "min", None):
-            raise ConfigError(f"EarlyStopping: `mode` must be max or min, got {mode!r}.")
+        given = {"metric": metric, "patience": patience, "min_delta": min_delta, "mode": mode}
+        resolve([from_values({"train.early_stopping": given}, "EarlyStopping")])
         self.metric, self.patience, self.min_delta, self.mode = metric, patience, min_delta, mode
-        self._mode = mode
         self._forget()
 
     def requires(self, config: Config, parts: Sequence[str]) -> Sequence[str]:
         self._forget()  # the object may have served another run before
-        self._mode = self.mode or self._known_mode()
-        if self._mode is not None:
+        if self._direction() is not None:
             return ()
         hint = did_you_mean(self.metric.rpartition("/")[2], LESS_IS_BETTER | MORE_IS_BETTER)
         return (
@@ -76,8 +71,10 @@ class EarlyStopping(Callback):
             f" `{self.metric}` are better.{hint} Set mode to max or min.",
         )
 
-    def _known_mode(self) -> Literal["max", "min"] | None:
+    def _direction(self) -> Literal["max", "min"] | None:
         """Return which values of the metric are better, as far as its name or the user says it."""
+        if self.mode is not None:
+            return self.mode
         split, name = self.metric.partition("/")[0], self.metric.rpartition("/")[2]
         for one in self.own_metrics:
             if name in {f"{one.name}{end}" for end in ("", *SUFFIXES)}:
@@ -88,9 +85,7 @@ class EarlyStopping(Callback):
 
     def _forget(self) -> None:
         """Forget the values of the metric so far."""
-        self._best: float | None = None
-        self._best_round = 0
-        self._waited = 0  # values since the best one
+        self._state: dict[str, Any] = {"best": None, "best_round": 0, "waited": 0}
 
     def on_run_start(self, run: RunView) -> None:
         split = self.metric.partition("/")[0]
@@ -115,11 +110,10 @@ class EarlyStopping(Callback):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self._best, "best_round": self._best_round, "waited": self._waited}
+        return dict(self._state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._best, self._best_round = state["best"], state["best_round"]
-        self._waited = state["waited"]
+        self._state = dict(state)
 
     def _watch(self, run: RunView, metrics: Mapping[str, float], unit: str) -> None:
         """Compare a new value of the metric, if there is one, with the best so far."""
@@ -127,21 +121,21 @@ class EarlyStopping(Callback):
         if value is None:
             return
         if self._is_better(value):
-            self._best, self._best_round, self._waited = value, run.round, 0
+            self._state = {"best": value, "best_round": run.round, "waited": 0}
             return
-        self._waited += 1
-        if self._waited >= self.patience:
-            change = f" by more than {self.min_delta:g}" if self.min_delta else ""
-            best = (
-                "it has never been a number"
-                if self._best is None
-                else f"best: {self._best:.4f} after round {self._best_round}"
+        self._state["waited"] += 1
+        if self._state["waited"] >= self.patience:
+            best = "it has never been a number"
+            if self._state["best"] is not None:
+                best = f"best: {self._state['best']:.4f} after round {self._state['best_round']}"
+            run.stop(
+                f"{self.metric} has not improved by more than {self.min_delta:g} in"
+                f" {self._state['waited']} {unit} ({best})"
             )
-            run.stop(f"{self.metric} has not improved{change} in {self._waited} {unit} ({best})")
 
     def _is_better(self, value: float) -> bool:
-        if self._best is None:
+        best = self._state["best"]
+        if best is None:
             return value == value  # not NaN
-        if self._mode == "max":
-            return value > self._best + self.min_delta
-        return value < self._best - self.min_delta
+        gain: float = value - best if self._direction() == "max" else best - value
+        return gain > self.min_delta

@@ -127,7 +127,7 @@ class RunView:
         Raises:
             IndexError: There is no such client.
         """
-        client = self._checked(client)
+        client = range(self.clients)[client]
         return copied({name: value[client] for name, value in self.state.clients.items()})
 
     def weights(self, client: int) -> Tree:
@@ -141,7 +141,7 @@ class RunView:
         Raises:
             IndexError: There is no such client.
         """
-        return copied(self.deployed(self.state, self._checked(client)))
+        return copied(self.deployed(self.state, range(self.clients)[client]))
 
     @property
     def stopped(self) -> str | None:
@@ -169,8 +169,3 @@ class RunView:
         if text not in self.memory.notes:
             self.memory.notes.append(text)
         self.tell(text)
-
-    def _checked(self, client: int) -> int:
-        if not 0 <= client < self.clients:
-            raise IndexError(f"there is no client {client}: ids are 0 to {self.clients - 1}")
-        return client

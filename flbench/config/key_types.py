@@ -1,6 +1,5 @@
 """Types of configuration keys in words."""
 
-from enum import Enum
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -56,6 +55,4 @@ def choices_of(kind: Any) -> list[Any]:
     for part in parts:
         found += [True, False] if part is bool else []
         found += get_args(part) if get_origin(part) is Literal else []
-        if isinstance(part, type) and issubclass(part, Enum):
-            found += [one.value for one in part]
     return [*found, None] if found and type(None) in parts else found

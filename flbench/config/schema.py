@@ -161,15 +161,9 @@ class ArraysConfig(Strict):
         >>> ArraysConfig(samples="windows", clients="subject").renamed()
         {'train_images': 'windows', 'train_groups': 'subject'}
         """
-        names = {
-            "train_images": self.samples,
-            "train_labels": self.labels,
-            "train_groups": self.clients,
-            "class_names": self.classes,
-            "test_images": self.test_samples,
-            "test_labels": self.test_labels,
-        }
-        return {name: found for name, found in names.items() if found is not None}
+        read = ("train_images", "train_labels", "train_groups", "class_names")
+        both = zip((*read, "test_images", "test_labels"), self.model_dump().values(), strict=True)
+        return {name: found for name, found in both if found is not None}
 
 
 class TextConfig(Strict):

@@ -42,7 +42,7 @@ class Layer(dict[str, Given]):
         origins: Origin of each value by its dotted key, or by that of its section.
 
     Raises:
-        ConfigError: A key is given twice, or has a value and is a section.
+        ConfigError: A key is given twice.
     """
 
     def __init__(
@@ -83,25 +83,20 @@ class Layer(dict[str, Given]):
         return found
 
     def _put(self, key: str, new: Given) -> None:
-        """Set a value, or one of an element of a list; null takes the keys of a section back."""
+        """Set a value, or one of an element of a list, in place of the values above and below."""
         if key in self:
             self[key] = new
             return
-        above = next((one for one in _above(key) if one in self), None)
-        if above is not None:
-            old = self[above]
-            if isinstance(old.value, list | tuple):
-                self[above] = Given(_with_element(above, old.value, key, new), new.origin)
+        for above in _above(key):
+            old = self.get(above, new).value
+            if above in self and isinstance(old, list | tuple):
+                self[above] = Given(_with_element(above, old, key, new), new.origin)
                 return
-            if old.value not in (None, {}):
-                raise _contradiction(above, old, key, new)
-            del self[above]
+            self.pop(above, None)
         below = [one for one in self if one.startswith(f"{key}.")]
         if below and new.value == {}:
             return
         for one in below:
-            if new.value is not None:
-                raise _contradiction(key, new, one, self[one])
             del self[one]
         self[key] = new
 
@@ -239,8 +234,7 @@ def merge(layers: Sequence[Layer]) -> Layer:
         layers: The layers, in ascending priority.
 
     Raises:
-        ConfigError: One layer has keys where another one has a value that is not a section, or a
-            list has no such element.
+        ConfigError: A list has no such element.
     """
     found = Layer()
     for layer in layers:
@@ -296,14 +290,6 @@ def _with_element(name: str, old: Sequence[Any], key: str, new: Given) -> list[A
     return items
 
 
-def _contradiction(key: str, value: Given, other: str, below: Given) -> ConfigError:
-    """Return the error about a key that has a value and is a section."""
-    return ConfigError(
-        f"`{key}` has the value {value.value!r} ({value.origin}), but `{other}` ({below.origin})"
-        " makes it a section. Remove one of the two."
-    )
-
-
 def is_line(origin: str) -> bool:
     """Return whether an origin is a line of a file."""
     return re.search(r":\d+$", origin) is not None
@@ -355,17 +341,14 @@ def value_at(tree: Mapping[str, Any], path: str) -> Any:
         path: The dotted path.
 
     Raises:
-        KeyError: There is no such value.
+        LookupError: There is no such value.
 
     >>> value_at({"train": {"terms": [{"name": "focal", "weight": 0.5}]}}, "train.terms.0.weight")
     0.5
     """
     part: Any = tree
     for key in path.split("."):
-        is_index = isinstance(part, list | tuple) and key.isdecimal() and int(key) < len(part)
-        if not is_index and not (isinstance(part, Mapping) and key in part):
-            raise KeyError(path)
-        part = part[int(key)] if is_index else part[key]
+        part = part[int(key)] if isinstance(part, list | tuple) else part[key]
     return part
 
 
@@ -373,6 +356,6 @@ def has_value(tree: Mapping[str, Any], path: str) -> bool:
     """Return whether there is a value at a dotted path; see `value_at`."""
     try:
         value_at(tree, path)
-    except KeyError:
+    except (LookupError, ValueError, TypeError):
         return False
     return True

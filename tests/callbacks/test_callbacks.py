@@ -80,7 +80,7 @@ class Vandal(Callback):
             run.config.train.rounds = 1
         with pytest.raises((AttributeError, FrozenInstanceError)):
             run.rows[0].value = 0.0
-        with pytest.raises(IndexError, match="no client 5: ids are 0 to 4"):
+        with pytest.raises(IndexError, match="out of range"):
             run.weights(5)
 
 
@@ -284,8 +284,12 @@ def test_error_of_flbench_from_a_callback_keeps_its_type_and_sentence(tmp_path):
 
 def test_failing_note_and_failing_on_exception_hide_no_error(tmp_path):
     class Loud(Callback):
+        def on_round_end(self, run, metrics):
+            run.note("a note")
+
         def on_note(self, text):
-            raise ValueError("no notes")
+            if text == "a note":
+                raise ValueError("no notes")
 
         def on_exception(self, run, error):
             raise ValueError("no exceptions")
