@@ -22,6 +22,10 @@ def of(
         for name in map(str, table.columns)
         if name.startswith(VALIDATION) and name != "validation_size"
     ]
+    if not known:
+        raise UserError(
+            f"{run.path} has no validation scores of its clients. Name a client: model(client=...)."
+        )
     if metric not in known:
         raise UserError(
             f"`metric` must be one of {', '.join(known)}, got {metric!r}."
