@@ -67,7 +67,7 @@ class RayEngine:
             needs = {"CPU": 1.0, "GPU": float(self._is_on_gpu)}
             samples, name = self._driver.shared(federation.x.numpy()), "a worker of engine.name=ray"
             given = [samples, rest], count, needs, name, config.wait_seconds
-            self._pool = RayPool(self._driver, Worker, *given)
+            self._pool = RayPool(self._driver, self._tell, Worker, *given)
         except BaseException:
             self.close()
             raise

@@ -10,11 +10,9 @@ from typing import Final
 
 from flbench.core.wording import listed
 from flbench.tuning.ray_tune import Reservations
-from flbench.workers.actor_pool import amounts, end_of_wait, nodes_have
+from flbench.workers.actor_pool import NOTICE, amounts, end_of_wait, nodes_have
 from flbench.workers.ray_resources import Resources, workers_of
 
-NOTICE: Final = 20.0
-"""Seconds of a wait for resources after which the user is told."""
 LOOK: Final = 4.0
 """Seconds between two looks at the nodes of the cluster."""
 HOLD: Final = 10.0

@@ -20,6 +20,8 @@ from flbench.core.errors import PrintableError, RunError
 from flbench.core.parts import portable
 from flbench.workers.pool import CouldNotBeginError, Ended, LostError
 
+NOTICE: Final = 20.0
+"""Seconds of a wait for resources after which the user is told."""
 OUT_OF_MEMORY: Final = "running low on memory"
 """What the text of an error of Ray's memory monitor contains."""
 
@@ -69,6 +71,7 @@ class ActorPool:
         self._busy: dict[Any, tuple[Any, _Call | None]] = {}
         self._stored: list[Any] = []
         self._since: float | None = None  # time since when calls wait and no actor is ready
+        self._is_told = False
 
     def put(self, thing: Any) -> Stored:
         """Store an object; return what stands for it among the arguments of a call."""
@@ -88,8 +91,8 @@ class ActorPool:
         self._queue.append(_Call(key, method, tuple(given)))
         self._assign()
 
-    def ended(self, seconds: float) -> tuple[list[Ended], int]:
-        """Return how a call has ended, if one has, and the number of ready actors.
+    def ended(self, seconds: float) -> tuple[list[Ended], str | None, int]:
+        """Return how a call has ended, if one has, a note, and the number of ready actors.
 
         Args:
             seconds: Longest time to wait for a call.
@@ -126,8 +129,7 @@ class ActorPool:
                     found.append(Ended(call.key, value))
         self._assign()
         ready = len(self._idle) + sum(call is not None for _, call in self._busy.values())
-        self._check_wait(ready)
-        return found, ready
+        return found, self._wait(ready), ready
 
     def close(self) -> None:
         """End all actors."""
@@ -150,17 +152,23 @@ class ActorPool:
             actor = self._kind.remote(*self._given)
             self._busy[actor.__ray_ready__.remote()] = actor, None
 
-    def _check_wait(self, ready: int) -> None:
-        """Raise a LostError if calls have waited for resources for too long."""
+    def _wait(self, ready: int) -> str | None:
+        """Return a note about calls that wait for resources; raise if they wait for too long."""
         if not self._queue or ready:
-            self._since = None
-            return
+            self._since, self._is_told = None, False
+            return None
         self._since = self._since or time.monotonic()
-        if time.monotonic() - self._since >= self._patience:
-            raise LostError(
-                f"{self._name} that needs {amounts(self._needs)} has not begun for"
-                f" {self._patience:.0f} s. {nodes_have(self._needs)} {end_of_wait(self._patience)}"
-            )
+        waited = time.monotonic() - self._since
+        if waited < min(NOTICE, self._patience) or (self._is_told and waited < self._patience):
+            return None
+        self._is_told = True
+        sentence = (
+            f"{self._name} that needs {amounts(self._needs)} has not begun for {waited:.0f} s."
+            f" {nodes_have(self._needs)}"
+        )
+        if waited >= self._patience:
+            raise LostError(f"{sentence} {end_of_wait(self._patience)}")
+        return sentence
 
 
 _open: Final[list[ActorPool]] = []

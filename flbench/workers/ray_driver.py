@@ -177,18 +177,25 @@ class RayPool:
 
     Args:
         driver: The driver.
-        given: See `flbench.workers.actor_pool.ActorPool`.
+        tell: Function that gets notes for the user.
+        kind: See `flbench.workers.actor_pool.ActorPool`.
 
     Attributes:
         ready: Number of actors that were ready when calls have ended last.
     """
 
     def __init__(
-        self, driver: RayDriver, kind: type, given: Sequence[Any], most: int, *rest: Any
+        self,
+        driver: RayDriver,
+        tell: Callable[[str], None],
+        kind: type,
+        given: Sequence[Any],
+        most: int,
+        *rest: Any,
     ) -> None:
         from flbench.workers import actor_pool  # it imports Ray
 
-        self.most, self.ready = most, 0
+        self._tell, self.most, self.ready = tell, most, 0
         sent = [_with_modules(one) for one in given]
         number = driver.call(actor_pool.open_actors, kind, sent, most, *rest)
         self._call = partial(driver.call, actor_pool.call, number)
@@ -205,7 +212,9 @@ class RayPool:
         self._call("submit", key, method, *arguments)
 
     def ended(self, seconds: float) -> list[Ended]:
-        found, self.ready = self._call("ended", seconds)
+        found, note, self.ready = self._call("ended", seconds)
+        if note is not None:
+            self._tell(note)
         return list(found)
 
     def close(self) -> None:

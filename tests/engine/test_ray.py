@@ -179,7 +179,7 @@ def test_an_error_of_a_worker_is_raised_as_it_was(engine, cause):
             raise error
 
     needs = {"CPU": 0.0, "GPU": 0.0}
-    pool = RayPool(engine._driver, Raising, [], 1, needs, "a worker", 60.0)
+    pool = RayPool(engine._driver, print, Raising, [], 1, needs, "a worker", 60.0)
     pool.submit("a", "fail", cause)
     with pytest.raises(type(cause)) as found:
         [pool.ended(1.0) for _ in range(60)]

@@ -57,10 +57,13 @@ def pool_of(*given, cpus: int, patience: float = 60.0) -> pools.ActorPool:
     return pools.ActorPool(Doubles, given, 2, needs, "a cell", patience)
 
 
-def all_ended(pool: pools.ActorPool, count: int) -> dict[int, int]:
+def all_ended(pool: pools.ActorPool, count: int, notes: list[str] | None = None) -> dict[int, int]:
     found: dict[int, int] = {}
     while len(found) < count:
-        found |= {one.key: one.value for one in pool.ended(1.0)[0]}
+        ended, note, _ = pool.ended(1.0)
+        found |= {one.key: one.value for one in ended}
+        if notes is not None and note:
+            notes.append(note)
     return found
 
 
@@ -116,16 +119,19 @@ def test_an_idle_actor_takes_the_calls_of_one_that_never_begins(nodes):
     pool.close()
 
 
-def test_a_wait_for_what_no_node_has_ends(nodes):
+def test_a_wait_for_what_no_node_has_is_told_and_ends(nodes, monkeypatch):
     if not ray.is_initialized():
         ray.init(address=nodes.address, log_to_driver=False)
+    monkeypatch.setattr(pools, "NOTICE", 0.2)
+    notes: list[str] = []
     pool = pool_of(cpus=7, patience=2.5)
     pool.submit("first", "doubled", 1)
 
     with pytest.raises(RunError, match=r"7 CPUs.*of 1 CPU.*engine\.wait_seconds"):
-        all_ended(pool, 1)
+        all_ended(pool, 1, notes)
 
     pool.close()
+    assert len(notes) == 1
 
 
 class NeedsModule:

@@ -112,7 +112,7 @@ def seen(driver, tmp_path_factory):
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     own = parts.find("own_module_of_test:Own")()
     needs = {"CPU": 1.0, "GPU": 0.0}
-    pool = RayPool(driver, Seen, [own], 1, needs, "a worker", 100.0)
+    pool = RayPool(driver, print, Seen, [own], 1, needs, "a worker", 100.0)
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
     pool.submit("a", "look")
     while not (ended := pool.ended(1.0)):

@@ -44,7 +44,7 @@ def ray_actors(
         room = [int(found[key] / amount + 1e-9) for key, amount in needs.items() if amount]
         at_once, patience = max(1, min(resources.concurrent, *room)), resources.engine.wait_seconds
         name = f"a {resources.kind}"
-        pool = RayPool(driver, JobWorker, [parcel], at_once, needs, name, patience)
+        pool = RayPool(driver, tell, JobWorker, [parcel], at_once, needs, name, patience)
 
         def stored(array: NDArray[Any]) -> StoredSamples:
             """Put samples into Ray's object store; at the end it is checked that they are equal."""
