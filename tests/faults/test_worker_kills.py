@@ -8,6 +8,7 @@ their own.
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -93,8 +94,13 @@ def left_after(processes: set[int], seconds: float) -> set[int]:
 
 
 def in_shared_memory() -> set[str]:
-    """Return the names of the files in shared memory."""
-    return set(os.listdir("/dev/shm"))
+    """Return the names of the files in shared memory, without those of running processes.
+
+    Python's semaphores are files there. After the import of joblib their names contain the process:
+    `sem.loky-PROCESS-...`.
+    """
+    names = {name: re.search(r"-(\d+)-", name) for name in os.listdir("/dev/shm")}
+    return {name for name, found in names.items() if not (found and is_left(int(found[1])))}
 
 
 def left_in_shared_memory(before: set[str], seconds: float) -> set[str]:
