@@ -236,7 +236,7 @@ def test_new_clients_of_fedpc_join_the_group_with_the_nearest_prototypes():
 
 
 def test_new_clients_of_fedcpmd_vote_and_get_the_layers_of_their_cluster():
-    keys = ("algorithm.mixing=mean", "train.rounds=4", "algorithm.k_p=2", "train.participation=1")
+    keys = ("train.rounds=4", "algorithm.k_p=2", "train.participation=1")
     built = build(*NEW, "model.name=lenet5", "algorithm.name=fedcpmd", *keys)
     state = after(built, 4)
     before = {name: value.clone() for name, value in state.server.items()}
