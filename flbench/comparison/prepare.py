@@ -1,6 +1,6 @@
 """Checks of a comparison against its data and methods, before anything is written."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, Final
@@ -15,7 +15,7 @@ from flbench.core.control_groups import available_cores
 from flbench.core.errors import ConfigError, UserError
 from flbench.core.own_names import check_whole
 from flbench.experiment import assembly
-from flbench.experiment.found import Found, on_this_machine, with_device
+from flbench.experiment.engines import on_this_machine, with_device
 from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
 from flbench.jobs.job import Job
 from flbench.jobs.samples import LoadedSamples
@@ -37,7 +37,7 @@ class PreparedComparison:
     Attributes:
         design: What the user asked for.
         cells: Its cells, in the order in which they are trained.
-        found: What the first repetition finds out, by method and place.
+        found: Complete configuration of the first repetition, by method and place.
         samples: Data sets and partitions.
         resources: Cells at the same time, and the resources of each of them.
         notes: Sentences about configuration and data.
@@ -48,7 +48,7 @@ class PreparedComparison:
 
     design: Design
     cells: tuple[Job, ...]
-    found: Mapping[tuple[str, Place], Found]
+    found: tuned.Cells
     samples: LoadedSamples
     resources: Resources
     notes: tuple[str, ...]
@@ -56,7 +56,7 @@ class PreparedComparison:
 
     def complete(self, cell: Job) -> Config:
         """Return the configuration of a cell with the values that follow from its data."""
-        return self.found[cell.method, (cell.data, cell.setting)].complete(cell.config)
+        return tuned.complete(self.found[cell.method, (cell.data, cell.setting)], cell.config)
 
     def at(self, address: str) -> "PreparedComparison":
         """Return the comparison on another Ray cluster.
@@ -101,7 +101,7 @@ def prepare(
             f"`seeds={design.seeds}`: with fewer than 3 repetitions, no difference"
             " between methods can be claimed."
         ] = None
-    built: dict[tuple[str, Place], Found] = {}
+    built: dict[tuple[str, Place], Config] = {}
     errors: dict[str, None] = {}
     for cell in cells:
         place = cell.method, (cell.data, cell.setting)
@@ -126,8 +126,8 @@ def prepare(
                 " the metrics of the runs."
             ] = None
             continue
-        used = experiment.found.engine.altered(precision=asked.precision)
-        built[place] = replace(experiment.found, engine=used)
+        used = experiment.config.engine.altered(precision=asked.precision)
+        built[place] = experiment.config.altered(engine=used)
         notes |= dict.fromkeys(experiment.notes)
     if errors:
         raise ConfigError("\n".join(errors))

@@ -10,7 +10,6 @@ from flbench.config.schema import Config
 from flbench.config.sources import Layer, from_values, leaves, merge
 from flbench.core.documents import read_json
 from flbench.core.errors import ConfigError, UserError
-from flbench.experiment.found import Found
 from flbench.jobs.job import Job
 from flbench.jobs.samples import LoadedSamples
 from flbench.results import reading, study_folder
@@ -23,8 +22,8 @@ UNCOMPARED: Final = (*WITHOUT, "data.source", "data.sha256", "partition.sha256",
 """Keys that name a file or a seed; data and partitions are compared by their hashes."""
 AFTER: Final = "Without seed and partition.seed, the repetitions begin after those of the search."
 
-Cells = Mapping[tuple[str, tuple[str, str]], Found]
-"""What the first repetition finds out, by method, and labels of data and setting."""
+Cells = Mapping[tuple[str, tuple[str, str]], Config]
+"""Complete configuration of the first repetition, by method, and labels of data and setting."""
 
 
 def after_search(base: Layer, study: StoredStudy) -> Layer:
@@ -45,6 +44,17 @@ def after_search(base: Layer, study: StoredStudy) -> Layer:
         return base
     left = {key: value for key, value in values.items() if key not in given}
     return merge([base, from_values(left, f"after the search of {study.path}")])
+
+
+def complete(first: Config, asked: Config) -> Config:
+    """Return the complete configuration of a repetition, which differs from the first by seeds.
+
+    Args:
+        first: Complete configuration of the first repetition.
+        asked: Configuration of a repetition.
+    """
+    partition = first.partition.altered(seed=asked.partition_seed)
+    return first.altered(seed=asked.seed, partition=partition, output=asked.output)
 
 
 def check(design: Design, cells: Sequence[Job], built: Cells, samples: LoadedSamples) -> None:
@@ -147,7 +157,7 @@ def _different(
         won = study.winner(cell.config.algorithm.name)
         if cell.repetition or won is None:
             continue
-        here = built[cell.method, (cell.data, cell.setting)].complete(cell.config)
+        here = complete(built[cell.method, (cell.data, cell.setting)], cell.config)
         for difference in _differences(study, won, cell, here, samples):
             found.setdefault(difference, {})[cell.method] = None
     return found

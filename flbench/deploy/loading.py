@@ -36,8 +36,8 @@ from flbench.deploy import cards
 from flbench.deploy.models import DeployedNet, RawInputs, TrainedModel
 from flbench.experiment import checkpoint, own_methods, rounds
 from flbench.experiment.assembly import Experiment, build
+from flbench.experiment.engines import on_this_machine
 from flbench.experiment.evaluate import BLOCK, Evaluator, Model
-from flbench.experiment.found import on_this_machine
 from flbench.experiment.predictions import SCALARS
 from flbench.models.base import net_leaves
 from flbench.models.lightning_net import LightningNet

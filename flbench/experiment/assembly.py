@@ -1,14 +1,13 @@
 """Building the objects of an experiment from its configuration."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
 from flbench.algorithms import Algorithm, Setting
 from flbench.algorithms.base import Rewrite, is_of_user, state_of
@@ -26,16 +25,21 @@ from flbench.config.schema import (
 from flbench.core.errors import ConfigError
 from flbench.core.known_code import unknown_parts
 from flbench.core.rng import Draw
-from flbench.core.storage import GIB, Storage, memory_of_machine, only_rows
-from flbench.core.tree import nbytes
+from flbench.core.storage import Storage, only_rows
 from flbench.core.types import State, Tree
 from flbench.data import sources
 from flbench.data.federation import Federation
 from flbench.data.federation import build as build_federation
-from flbench.engine.base import STACKED_SIZE, Engine, dtype_of
+from flbench.engine.base import Engine, dtype_of
 from flbench.experiment import checkpoint, own_methods
+from flbench.experiment.engines import (
+    auto_stacks,
+    build_engine,
+    on_this_machine,
+    stacks,
+    with_device,
+)
 from flbench.experiment.evaluate import Evaluator
-from flbench.experiment.found import Found, on_this_machine, with_device
 from flbench.experiment.judging import ClassJudge
 from flbench.experiment.loop import FederatedLoop, Seconds
 from flbench.experiment.notes import configuration_notes
@@ -50,7 +54,6 @@ from flbench.models.base import describe, is_lightning, net_leaves
 
 if TYPE_CHECKING:
     from flbench.experiment.frozen_outputs import Cached
-    from flbench.experiment.local_terms import LocalTerms
     from flbench.experiment.smoke import Smoke
     from flbench.experiment.target_judging import TargetJudge
     from flbench.metrics.own import OwnMetric
@@ -75,8 +78,7 @@ class Experiment:
     """All objects of one experiment, built from its configuration.
 
     Attributes:
-        asked: The configuration as the user asked for it.
-        found: What the run found out beside it.
+        config: The complete configuration, as config.yaml has it.
         federation: Samples of all clients.
         net: The net with its seeded initial weights.
         algorithm: The method.
@@ -89,8 +91,7 @@ class Experiment:
         has_workers: Whether processes of `engine.workers` may train and evaluate too.
     """
 
-    asked: Config
-    found: Found
+    config: Config
     federation: Federation
     net: nn.Module
     algorithm: Algorithm
@@ -101,11 +102,6 @@ class Experiment:
     cached: "Cached | None" = None
     has_workers: bool = False
 
-    @cached_property
-    def config(self) -> Config:
-        """The complete configuration, as config.yaml has it."""
-        return self.found.complete(self.asked)
-
     def with_workers(self, tell: Callable[[str], None]) -> "Experiment":
         """Return the experiment with `engine.workers` processes of this machine.
 
@@ -114,7 +110,7 @@ class Experiment:
         Args:
             tell: Function that gets notes for the user.
         """
-        used = self.found.engine
+        used = self.config.engine
         if not self.may_have_workers:
             return replace(self, has_workers=True)
         from flbench.engine.local import LocalEngine
@@ -125,7 +121,7 @@ class Experiment:
     @property
     def may_have_workers(self) -> bool:
         """Whether the engine is one that trains with processes of this machine, on CPUs."""
-        used = self.found.engine
+        used = self.config.engine
         return used.name != "ray" and used.device == "cpu" and used.workers != 1
 
     @property
@@ -270,107 +266,109 @@ def build(
     torch.set_num_threads(used.threads)
     with own_methods.named(asked.algorithm):
         federation = load_federation(asked) if federation is None else federation
-        net, about_net = _net(asked, federation, folder)
+        net = _net(asked, federation, folder)
         judge, about_classes = _judge(asked, net, federation)
-        rewrites, terms = _rewrites(asked, net)
-        found = _found(asked, used, federation, about_net, judge, terms)
-        config = found.complete(asked)
-        algorithm, about_method = _method(config, net, federation, rewrites)
+        rewrites, hashes = _rewrites(asked, net)
+        config = _complete(asked, used, federation, net, judge, hashes)
+        algorithm = _method(config, net, federation, rewrites)
         # Ray's workers may have a GPU that this process lacks.
         here = on_this_machine(used) if used.name == "ray" else used
-        smoke = _smoke(config, here, algorithm, net, federation) if tried else None
-        module: Mapping[str, Any] = {}
-        if smoke is not None:
-            trained = smoke.check(config)
-            if is_lightning(net):
-                from flbench.experiment import own_module_programs
-
-                module = own_module_programs.recorded(trained, config)
-        cached, about_cache = _cached(config, here, net, federation) if tried else (None, [])
+        smoke, module, cached, about_cache = None, dict[str, Any](), None, None
+        if tried:
+            smoke, module = _smoke(config, here, algorithm, net, federation)
+            cached, about_cache = _cached(config, here, net, federation)
         given = (net, federation) if cached is None else (cached.net, cached.federation)
         made, used, about_engine = _engine(used, config, given, smoke, tell)
     notes = [
         *federation.notes,
         *about_classes,
-        *about_method,
+        *_sentences(algorithm.notes()),
         *configuration_notes(config, federation, net, algorithm),
-        *about_cache,
-        *about_engine,
+        *_sentences(about_cache),
+        *_sentences(about_engine),
     ]
-    found = replace(found, engine=used)
-    return Experiment(
-        asked, found, federation, net, algorithm, made, judge, tuple(notes), module, cached
-    )
+    config = config.altered(engine=used)
+    return Experiment(config, federation, net, algorithm, made, judge, tuple(notes), module, cached)
 
 
-def _net(
-    asked: Config, federation: Federation, folder: Path | None
-) -> tuple[nn.Module, dict[str, str | None]]:
-    """Return the net, and what config.yaml says of it; see `Found.net`."""
+def _net(asked: Config, federation: Federation, folder: Path | None) -> nn.Module:
+    """Return the net; what is frozen has the values of a run that has begun."""
     net = build_net(asked.model, federation.shape, federation.output, asked.seed)
     if folder is not None and (values := fixed.values(net)):
         checkpoint.load_frozen(folder / "checkpoints" / checkpoint.FROZEN, values)
-    about: dict[str, str | None] = {}
-    if isinstance(asked.model, OwnModelConfig):
-        from flbench.models import own
-
-        about = own.recorded(asked.model, net)
-    if isinstance(asked.model, OwnModelConfig) or asked.model.weights is not None:
-        from flbench.models import pretrained
-
-        about |= pretrained.recorded(net)
-    return net, about
+    return net
 
 
-def _rewrites(asked: Config, net: nn.Module) -> tuple[tuple[Rewrite, ...], "LocalTerms | None"]:
-    """Return what the user's terms and module change in a method's programs, and these terms."""
+def _rewrites(asked: Config, net: nn.Module) -> tuple[tuple[Rewrite, ...], list[str | None]]:
+    """Return what the user's terms and module change in programs, and hashes of the terms."""
     rewrites: list[Rewrite] = []
-    terms = None
+    hashes: list[str | None] = []
     if asked.train.terms:
         from flbench.experiment import local_terms
 
-        terms = local_terms.make(asked.train.terms)
+        terms, hashes = local_terms.make(asked.train.terms)
         rewrites.append(terms)
     if is_lightning(net):
         from flbench.experiment import own_module_programs  # it loads Lightning
 
         own_module_programs.check_keys(asked)
         rewrites.append(own_module_programs.by_module)
-    return tuple(rewrites), terms
+    return tuple(rewrites), hashes
 
 
-def _found(
+def _complete(
     asked: Config,
     used: EngineConfig,
     federation: Federation,
-    about_net: Mapping[str, str | None],
+    net: nn.Module,
     judge: "ClassJudge | TargetJudge",
-    terms: "LocalTerms | None",
-) -> Found:
-    """Return what config.yaml has beside what the user asked for."""
-    scheme = None
+    hashes: list[str | None],
+) -> Config:
+    """Return what the user asked for and what the run found out, as config.yaml has both."""
+    scheme, model = None, dict[str, str | None]()
     if asked.partition.is_own:
         from flbench.data import own_schemes
 
         scheme = own_schemes.sha256(asked.partition, federation.partition.hash())
-    return Found(
+    if isinstance(asked.model, OwnModelConfig):
+        from flbench.models import own
+
+        model = own.recorded(asked.model, net)
+    if isinstance(asked.model, OwnModelConfig) or asked.model.weights is not None:
+        from flbench.models import pretrained
+
+        model |= pretrained.recorded(net)
+    method = own_methods.sha256(asked.algorithm)
+    terms = [
+        entry if found is None else entry.altered(sha256=found)
+        for entry, found in zip(asked.train.terms, hashes, strict=True)
+    ]
+    named = asked.evaluation.metrics or {}
+    metrics = {one.name: named[one.name].altered(sha256=one.sha256) for one in judge.metrics}
+    return asked.altered(
         engine=used,
-        dataset=federation.dataset.name,
-        samples=federation.dataset.sha256,
-        clients=federation.with_new_clients().clients,
-        scheme=scheme,
-        net=about_net,
-        method=own_methods.sha256(asked.algorithm, own_methods.find(asked.algorithm)),
-        terms=() if terms is None else terms.hashes,
-        metrics={metric.name: metric.sha256 for metric in judge.metrics},
-        best=judge.best,
+        data=asked.data.altered(name=federation.dataset.name, sha256=federation.dataset.sha256),
+        partition=asked.partition.altered(
+            seed=asked.partition_seed,
+            clients=federation.with_new_clients().clients,
+            sha256=scheme,
+        ),
+        # The user's classes of these sections may have a key `altered`.
+        model=asked.model.model_copy(update=model),
+        algorithm=asked.algorithm.model_copy(update={} if method is None else {"sha256": method}),
+        train=asked.train.altered(terms=tuple(terms)),
+        evaluation=asked.evaluation.altered(
+            every=asked.evaluation_period,
+            metrics=metrics or asked.evaluation.metrics,
+            best=judge.best,
+        ),
     )
 
 
 def _method(
     config: Config, net: nn.Module, federation: Federation, rewrites: tuple[Rewrite, ...]
-) -> tuple[Algorithm, list[str]]:
-    """Return the method, whose requirements are met, and notes."""
+) -> Algorithm:
+    """Return the method, whose requirements are met."""
     setting = Setting(
         seed=config.seed,
         rounds=config.train.rounds,
@@ -386,18 +384,17 @@ def _method(
     algorithm.rewrites = rewrites
     _refuse(config, net, _sentences(algorithm.requires()))
     start = _start(net, algorithm, dtype_of(config.engine))
-    _refuse(config, net, [*_too_large(start), *_without_training(algorithm, start)])
-    notes = _sentences(algorithm.notes())
+    _refuse(config, net, _without_training(algorithm, start))
+    if config.train.terms:
+        from flbench.experiment import local_terms
+
+        local_terms.check_method(algorithm, start)
     if is_lightning(net):
         from flbench.experiment import own_module_programs
 
         has_classes = federation.dataset.targets is None
         own_module_programs.check_method(algorithm, start, net, has_classes=has_classes)
-    if config.train.terms:
-        from flbench.experiment import local_terms
-
-        notes += local_terms.check_method(algorithm, replace(start, clients={}))
-    return algorithm, notes
+    return algorithm
 
 
 def _refuse(config: Config, net: nn.Module, unmet: list[str]) -> None:
@@ -407,39 +404,42 @@ def _refuse(config: Config, net: nn.Module, unmet: list[str]) -> None:
     lines = [f"`algorithm.name={config.algorithm.name}`: {sentence}" for sentence in unmet]
     if frozen := len(fixed.of(net).parameters):
         lines.append(
-            f"{frozen} parameters of the net are frozen (`model.freeze`, `model.lora` or"
-            " requires_grad=False): if that is the reason, freeze less of the net, or take another"
-            " method."
+            f"{frozen} parameters of the net are frozen (`model.freeze`, `model.lora`): if that is"
+            " the reason, freeze less of it."
         )
     raise ConfigError("\n".join(lines))
 
 
 def _smoke(
     config: Config, here: EngineConfig, algorithm: Algorithm, net: nn.Module, federation: Federation
-) -> "Smoke | None":
-    """Return a trial of the code of the user; None if net, losses and method are flbench's."""
+) -> tuple["Smoke | None", dict[str, Any]]:
+    """Try the code of the user, if there is any; return the trial, and `Experiment.module`."""
     is_own = isinstance(config.model, OwnModelConfig) or is_of_user(algorithm)
     unknown = unknown_parts((net, algorithm.rewrites))
     if not (is_own or unknown):
-        return None
+        return None, {}
     from flbench.experiment.smoke import Smoke
 
     begin = partial(_start, dtype=dtype_of(config.engine))
-    return Smoke(here, algorithm, net, unknown, federation, begin)
+    smoke = Smoke(here, algorithm, net, unknown, federation, begin)
+    trained = smoke.check(config)
+    if not is_lightning(net):
+        return smoke, {}
+    from flbench.experiment import own_module_programs
+
+    return smoke, own_module_programs.recorded(trained, config)
 
 
 def _cached(
     config: Config, here: EngineConfig, net: nn.Module, federation: Federation
-) -> tuple["Cached | None", list[str]]:
-    """Return what the engine has in place of net and samples if a part is frozen, and notes."""
+) -> tuple["Cached | None", str | None]:
+    """Return what the engine has in place of net and samples if a part is frozen, and a note."""
     if not fixed.of(net).parameters:
-        return None, []
+        return None, None
     from flbench.experiment import frozen_outputs
 
     found = frozen_outputs.cached(config, net, federation, here)
-    if found is None or isinstance(found, str):
-        return None, [found] if found else []
-    return found, [found.note]
+    return (None, found) if found is None or isinstance(found, str) else (found, found.note)
 
 
 def _engine(
@@ -448,8 +448,8 @@ def _engine(
     given: tuple[nn.Module, Federation],
     smoke: "Smoke | None",
     tell: Callable[[str], None] | None,
-) -> tuple[Engine, EngineConfig, list[str]]:
-    """Return the engine, the section `engine` with its name and block, and notes.
+) -> tuple[Engine, EngineConfig, str | None]:
+    """Return the engine, the section `engine` with its name and block, and a note.
 
     Args:
         used: The section with the device that trains; its name may be `auto`.
@@ -458,10 +458,9 @@ def _engine(
         smoke: Trial of the user's code; None for none.
         tell: See `build`.
     """
-    is_auto, notes = used.name == "auto", []
+    is_auto, note = used.name == "auto", None
     if is_auto:
-        stacked = auto_stacks(used, given[0])
-        used = used.altered(name="vectorized" if stacked else "sequential")
+        used = used.altered(name="vectorized" if auto_stacks(used, given[0]) else "sequential")
     try:
         if smoke is not None and stacks(used, smoke.net):
             smoke.check_stacked()
@@ -469,15 +468,15 @@ def _engine(
     except ConfigError as refusal:
         if not is_auto or used.name == "sequential":
             raise
-        notes.append(f"engine: sequential, because clients cannot be stacked: {refusal}")
+        note = f"engine: sequential, because clients cannot be stacked: {refusal}"
         used = used.altered(name="sequential")
         engine = build_engine(used, *given, tell=tell)
     if used.name == "vectorized":
         used = used.altered(block=engine.stacked(LocalProgram(()), (), config.train.batch_size))
-    return engine, used, notes
+    return engine, used, note
 
 
-def _sentences(found: list[str] | str | None) -> list[str]:
+def _sentences(found: Sequence[str] | str | None) -> list[str]:
     """Return what a method says as a list; its author may give one text, or nothing."""
     return [found] if isinstance(found, str) else list(found or ())
 
@@ -489,16 +488,16 @@ def _without_training(algorithm: Algorithm, start: State) -> list[str]:
         return []
     never = net.names("all").difference(net.parameters) | net.fixed
     known = [*net.parameters, *start.clients, *start.server]
-    sentences = []
-    for what, program in programs(algorithm, start):
-        phases = [step for step in program.steps if isinstance(step, Phase)]
-        for number, phase in enumerate(phases, start=1):
-            names = known if isinstance(phase.train, str) else phase.train
-            if not any(phase.trains(name) and name_in_net(name, never) is None for name in names):
-                sentences.append(
-                    f"all parameters that its training phase {number} of {what} trains are frozen."
-                )
-    return sentences
+    return [
+        f"all parameters that a training phase of {what} trains are frozen."
+        for what, program in programs(algorithm, start)
+        for step in program.steps
+        if isinstance(step, Phase)
+        and not any(
+            step.trains(name) and name_in_net(name, never) is None
+            for name in (known if isinstance(step.train, str) else step.train)
+        )
+    ]
 
 
 def _judge(
@@ -559,21 +558,6 @@ def _check_resolved(config: Config) -> None:
         raise TypeError("nothing is built from a configuration that was read as data: resolve it")
 
 
-def _too_large(start: State) -> list[str]:
-    """Return a sentence if the server's tensors do not fit into the memory of this machine.
-
-    A round computes those that change in main memory, before they are stored elsewhere.
-    """
-    need, there = nbytes(start.server), memory_of_machine()
-    if need <= there:
-        return []
-    return [
-        f"the tensors that the server keeps would take {need / GIB:,.1f} GiB, and this machine has"
-        f" {there / GIB:,.1f} GiB. Choose fewer clients (partition.clients) or a smaller net"
-        " (model.name)."
-    ]
-
-
 def _start(
     net: nn.Module,
     algorithm: Algorithm,
@@ -594,60 +578,6 @@ def _start_values(net: nn.Module, dtype: torch.dtype) -> Tree:
         for name, leaf in net_leaves(net).items()
         if name not in known
     }
-
-
-def build_engine(
-    config: EngineConfig,
-    net: nn.Module,
-    federation: Federation,
-    *,
-    tell: Callable[[str], None] | None = None,
-) -> Engine:
-    """Return the engine that `engine.name` selects.
-
-    Args:
-        config: Section `engine` as it is used, with a name other than `auto`.
-        net: The net.
-        federation: Samples of all clients.
-        tell: See `build`.
-
-    Raises:
-        ConfigError: The engine does not support the configuration.
-    """
-    if config.name == "ray":
-        from flbench.engine.ray import RayEngine
-
-        return RayEngine(net, federation, config, tell=tell)
-    if config.name == "vectorized":
-        from flbench.engine.vectorized import VectorizedEngine  # it loads PyTorch's compiler
-
-        return VectorizedEngine(net, federation, config)
-    from flbench.engine.sequential import SequentialEngine
-
-    return SequentialEngine(net, federation, config)
-
-
-def auto_stacks(config: EngineConfig, net: nn.Module) -> bool:
-    """Return whether `engine.name=auto` trains stacked clients.
-
-    One client at a time leaves most of a GPU idle. On a CPU, stacked convolutions are slower than
-    one client after the other, and the layers of large nets gain nothing.
-
-    Args:
-        config: Section `engine`, with the device that trains.
-        net: The net, without what is frozen and computed once.
-    """
-    if config.device.startswith("cuda"):
-        return True
-    size = sum(leaf.numel() for leaf in net_leaves(net).values())
-    return size <= STACKED_SIZE and not any(isinstance(one, _ConvNd) for one in net.modules())
-
-
-def stacks(config: EngineConfig, net: nn.Module) -> bool:
-    """Return whether clients are stacked: by the vectorized engine, or by Ray's workers on GPUs."""
-    on_gpu = config.device.startswith("cuda")
-    by_workers = config.name == "ray" and on_gpu and not is_lightning(net)
-    return config.name == "vectorized" or by_workers
 
 
 def _confusable(config: Config, federation: Federation) -> tuple[int, ...] | None:

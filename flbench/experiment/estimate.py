@@ -2,27 +2,21 @@
 
 import resource
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 import torch
 
 from flbench.client.program import LocalProgram, shortened
 from flbench.core.tree import nbytes
-from flbench.engine.local import most_processes, worker_bytes
 from flbench.experiment import rounds
 from flbench.experiment.assembly import Experiment
 from flbench.experiment.communication import apply_mask, row_bytes
 from flbench.experiment.evaluate import BLOCK
-from flbench.experiment.rounds import Trained
-from flbench.workers.nesting import is_worker
 
 SCALARS: Final = 2**24
 """Largest number of parameters of the models that are evaluated."""
-Found = TypeVar("Found")
-
 MEASURING: Final = 3.0
 """Seconds after which no further method is measured."""
 PROCESSES: Final = 4.0
@@ -52,9 +46,6 @@ class Estimate:
         results: Bytes of the leaves that a cohort keeps and sends in a round.
         memory: Largest memory of the process so far, plus the clients' tensors and `results` as far
             as they are held in main memory, in bytes.
-        worker: Memory of a worker process of this machine that it shares with no other process; 0
-            if the run has no such workers.
-        processes: Largest number of processes that train clients, with that of the run.
     """
 
     parameters: int
@@ -70,8 +61,6 @@ class Estimate:
     state: int
     results: int
     memory: int
-    worker: int = 0
-    processes: int = 1
 
 
 def measure(experiment: Experiment) -> Estimate:
@@ -92,7 +81,10 @@ def measure(experiment: Experiment) -> Estimate:
     state = rounds.training_state(algorithm, experiment.sketch(torch.cat([ids, evaluated])))
     train = partial(rounds.train, algorithm, engine, state, settings, ids=ids)
     train(program=shortened(program, 1))  # the first steps of a process are slower
-    one_round, trained = _timed(partial(train, program=program))
+    begin = time.perf_counter()
+    trained = train(program=program)
+    one_round = time.perf_counter() - begin
+    results, sent = trained.results, row_bytes(apply_mask(trained.results.sent))
     # The first dispatch can be smaller: clients know the seeded initial values.
     after = rounds.exchange(algorithm, state, trained).state
     now = rounds.settings_of(algorithm, after)
@@ -107,18 +99,16 @@ def measure(experiment: Experiment) -> Estimate:
     evaluations = 1 - (-config.train.rounds // config.evaluation_period)  # and the best round
     total = config.train.rounds * one_round + evaluations * evaluate
     total += (2 if often is None else -(-config.train.rounds // often)) * common
-    steps = int(trained.results.steps.sum())
-    kept = nbytes(trained.results.kept) + nbytes(trained.results.sent.values)
-    kept = kept // max(1, len(trained.results.ids)) * len(ids)
-    own = nbytes(state.clients)
+    kept = nbytes(results.kept) + nbytes(results.sent.values)
+    kept = kept // max(1, len(results.ids)) * len(ids)
+    own, samples = nbytes(state.clients), experiment.federation
     stored = sum(size for size in (own, kept) if experiment.storage.holds(size))
-    samples = experiment.federation
     return Estimate(
         parameters=setting.net.size,
         down=down,
-        up=_mean_upload(trained),
+        up=int(sent.double().mean()) if len(sent) else 0,
         cohort=len(ids),
-        steps=steps,
+        steps=int(results.steps.sum()),
         round=one_round,
         evaluate=evaluate,
         common=common,
@@ -127,28 +117,4 @@ def measure(experiment: Experiment) -> Estimate:
         state=nbytes(state.server) + own,
         results=kept,
         memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 + stored,
-        **_workers(experiment),
     )
-
-
-def _timed(call: Callable[[], Found]) -> tuple[float, Found]:
-    """Return the seconds of a call, and what it returns."""
-    begin = time.perf_counter()
-    found = call()
-    return time.perf_counter() - begin, found
-
-
-def _workers(experiment: Experiment) -> dict[str, int]:
-    """Return memory of a worker of this machine and number of processes, if there are any."""
-    used = experiment.found.engine
-    if not experiment.may_have_workers or is_worker():
-        return {}
-    net, federation = experiment.given
-    processes = most_processes(used, net, federation)
-    return {"worker": worker_bytes(net), "processes": processes} if processes > 1 else {}
-
-
-def _mean_upload(trained: Trained) -> int:
-    """Return the mean number of bytes that one client has sent."""
-    sent = row_bytes(apply_mask(trained.results.sent))
-    return int(sent.double().mean()) if len(sent) else 0

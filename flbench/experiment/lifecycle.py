@@ -215,7 +215,7 @@ def _built(
     if not is_alone and asked.workers != 1 and find_device(asked.device).type == "cpu":
         fork_server.prepare()  # it imports PyTorch while this process reads data
     experiment = build(config, federation, folder=folder, tell=told.on_note)
-    used = experiment.found.engine
+    used = experiment.config.engine
     if not is_alone or used.workers != "auto" or used.name == "ray":
         experiment = experiment.with_workers(told.on_note)
     stack.callback(experiment.engine.close)

@@ -28,20 +28,17 @@ from flbench.losses.own import OwnTerm
 
 @dataclass(frozen=True)
 class ExtendedCrossEntropy:
-    """A method's cross entropy to which terms are added, or whose place they take.
+    """A method's cross entropy with further terms, each times its own weight.
 
-    The value is (the cross entropy, or the terms `instead` of it) + the terms `added`, each times
-    its own weight. All of them read the outputs that the method's cross entropy reads.
+    All of them read the outputs that the method's cross entropy reads.
 
     Attributes:
         base: The method's cross entropy.
-        added: Terms that are added to it.
-        instead: Terms that take its place; if there is none, it stays.
+        terms: The terms; a plain cross entropy is one of them, unless others take its place.
     """
 
     base: CrossEntropyTerm
-    added: tuple[LossTerm, ...]
-    instead: tuple[LossTerm, ...]
+    terms: tuple[LossTerm, ...]
 
     @property
     def weight(self) -> float | str:
@@ -50,8 +47,7 @@ class ExtendedCrossEntropy:
 
     def __call__(self, context: StepContext) -> Tensor:
         """Return the term, 0-dim."""
-        inner = context.with_outputs(self.base.outputs(context))
-        return local_loss(((*self.instead,) or (CrossEntropy(),)) + self.added, inner)
+        return local_loss(self.terms, context.with_outputs(self.base.outputs(context)))
 
 
 @dataclass(frozen=True)
@@ -59,15 +55,10 @@ class LocalTerms:
     """The terms of `train.terms`, as a rewrite of a method's programs.
 
     Attributes:
-        added: Terms that are added to a method's cross entropy.
-        instead: Terms that take its place.
-        hashes: SHA-256 (hex) of the source of each term, in the order of `train.terms`; None for
-            terms of flbench, and if it is not known.
+        terms: `ExtendedCrossEntropy.terms`.
     """
 
-    added: tuple[LossTerm, ...]
-    instead: tuple[LossTerm, ...]
-    hashes: tuple[str | None, ...]
+    terms: tuple[LossTerm, ...]
 
     def __call__(self, program: LocalProgram, setting: Setting) -> LocalProgram:
         """Return a program whose phases take the terms into account.
@@ -76,27 +67,25 @@ class LocalTerms:
         more is kept or sent. A program without a phase that has a cross entropy is returned as it
         is.
         """
-        steps = tuple(self._extend_step(step) for step in program.steps)
+        steps = tuple(map(self._extended, program.steps))
         if steps == program.steps:
             return program
         count = Statistic(COUNTS.partition(".")[0], CountClasses(setting.classes))
         return replace(program, steps=(count, *steps))
 
-    def _extend_step(self, step: Step) -> Step:
+    def _extended(self, step: Step) -> Step:
         """Return a step of a program; a phase has its cross entropies extended."""
         if not isinstance(step, Phase):
             return step
-        terms = tuple(
-            ExtendedCrossEntropy(term, self.added, self.instead)
-            if isinstance(term, CrossEntropyTerm)
-            else term
+        terms = (
+            ExtendedCrossEntropy(term, self.terms) if isinstance(term, CrossEntropyTerm) else term
             for term in step.terms
         )
-        return replace(step, terms=terms)
+        return replace(step, terms=tuple(terms))
 
 
-def make(entries: Sequence[TermConfig]) -> LocalTerms:
-    """Return the terms of `train.terms`; the smoke round tries those of the user.
+def make(entries: Sequence[TermConfig]) -> tuple[LocalTerms, list[str | None]]:
+    """Return the terms of `train.terms`, and the SHA-256 of the user's, None for flbench's.
 
     Args:
         entries: The entries, at least one.
@@ -105,55 +94,44 @@ def make(entries: Sequence[TermConfig]) -> LocalTerms:
         ConfigError: A function of the user is not there, has changed since the run began, or cannot
             be called.
     """
-    added: list[LossTerm] = []
-    instead: list[LossTerm] = []
+    found: list[LossTerm] = []
     hashes: list[str | None] = []
     for k, entry in enumerate(entries):
         try:
             if isinstance(entry, OwnTermConfig):
                 own = _own_term(entry)
-                # Short: the command line shows both hashes in full.
-                cure = "Restore the source, or start a new run without `sha256`."
-                whose = f"`{entry.name}`"
+                whose, cure = f"`{entry.name}`", "Restore the source, or start a new run."
                 now = source_hash.checked(own.function, entry.name, entry.sha256, whose, cure)
-                hashes.append(now)
-                term: LossTerm = own
+                found.append(own)
             else:
                 term = TERMS.find(entry.name)(**entry.model_dump(exclude={"name", "instead"}))
-                hashes.append(None)
+                found.append(term)
+                now = None
         except ConfigError as error:
             raise ConfigError(f"`train.terms.{k}`: {error}") from error
-        (instead if entry.instead else added).append(term)
-    return LocalTerms(tuple(added), tuple(instead), tuple(hashes))
+        hashes.append(now)
+    both = list(zip(found, entries, strict=True))
+    instead = [term for term, entry in both if entry.instead] or [CrossEntropy()]
+    added = [term for term, entry in both if not entry.instead]
+    return LocalTerms((*instead, *added)), hashes
 
 
-def check_method(algorithm: Algorithm, start: State) -> list[str]:
-    """Return a note if stages have no cross entropy that the terms could join.
+def check_method(algorithm: Algorithm, start: State) -> None:
+    """Raise a ConfigError if no training phase of a method has a cross entropy.
 
     Args:
         algorithm: The method, with the terms.
-        start: State before the first round, without the clients' leaves.
-
-    Raises:
-        ConfigError: No stage of the method has one.
+        start: State before the first round.
     """
-    stages = algorithm.stages()
-    without = []
-    for number, stage in enumerate(stages):
-        program = algorithm.local_program(replace(start, stage=number))
-        if not any(isinstance(step, Phase) and _is_extended(step) for step in program.steps):
-            without.append(f"`{stage.name}`")
-    if len(without) == len(stages):
-        raise ConfigError(
-            f"`train.terms`: no training phase of `{algorithm.name}` has a cross entropy that a"
-            " term can be added to. Remove the key, or take another method."
-        )
-    return [f"train.terms: there is no cross entropy in {', '.join(without)}."] if without else []
-
-
-def _is_extended(phase: Phase) -> bool:
-    """Return whether the terms are in the loss of a phase."""
-    return any(isinstance(term, ExtendedCrossEntropy) for term in phase.terms)
+    for number in range(len(algorithm.stages())):
+        program = algorithm.local_program(replace(start, stage=number, clients={}))
+        phases = [step for step in program.steps if isinstance(step, Phase)]
+        if any(isinstance(term, ExtendedCrossEntropy) for step in phases for term in step.terms):
+            return
+    raise ConfigError(
+        f"`train.terms`: no training phase of `{algorithm.name}` has a cross entropy to add terms"
+        " to. Remove the key, or take another method."
+    )
 
 
 def _own_term(entry: OwnTermConfig) -> OwnTerm:
@@ -161,14 +139,8 @@ def _own_term(entry: OwnTermConfig) -> OwnTerm:
     arguments = entry.arguments()
     term = OwnTerm.load(entry.name, tuple(arguments.items()), entry.weight)
     if not callable(term.function):
-        raise ConfigError(
-            f"`{entry.name}` is {type(term.function).__name__}, not a function of a StepContext."
-        )
-    parts.check_arguments(
-        term.function,
-        ["a StepContext"],
-        arguments,
-        f"`{entry.name}`",
-        others=OwnTermConfig.model_fields,
-    )
+        kind = type(term.function).__name__
+        raise ConfigError(f"`{entry.name}` is {kind}, not a function of a StepContext.")
+    whose, others = f"`{entry.name}`", OwnTermConfig.model_fields
+    parts.check_arguments(term.function, ["a StepContext"], arguments, whose, others=others)
     return term

@@ -29,8 +29,9 @@ from flbench.core.tree import put_, take
 from flbench.core.types import Batch, Dispatch, Message, State, Tree
 from flbench.engine.base import RoundSettings
 from flbench.experiment import hook_checks
-from flbench.experiment.assembly import Experiment, build_engine
+from flbench.experiment.assembly import Experiment
 from flbench.experiment.communication import DispatchMeter, apply_mask, row_bytes
+from flbench.experiment.engines import build_engine
 from flbench.experiment.evaluate import BLOCK, Model
 from flbench.experiment.predictions import Evaluation
 from flbench.experiment.rounds import (

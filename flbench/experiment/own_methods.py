@@ -7,26 +7,13 @@ from typing import Any
 from flbench.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig
 from flbench.config.schema import Config
 from flbench.core import parts
-from flbench.core.errors import ConfigError
 from flbench.core.parts import OBJECT
 from flbench.core.user_code_errors import as_errors
 
 
 def find(config: AlgorithmConfig) -> type[Algorithm]:
-    """Return the class of a method.
-
-    Args:
-        config: Section `algorithm`.
-
-    Raises:
-        ConfigError: There is no such method, or the section was read without the method's code.
-    """
+    """Return the class of a method; a ConfigError says that there is none."""
     method: type[Algorithm] = ALGORITHMS.find(config.name, config.source)
-    if not isinstance(config, method.Config):
-        raise ConfigError(
-            f"`algorithm.name={config.name}`: the configuration was read without the code of the"
-            " method. Resolve it before an experiment is built from it."
-        )
     return method
 
 
@@ -46,15 +33,8 @@ def named(config: AlgorithmConfig) -> Iterator[None]:
         yield
 
 
-def sha256(config: AlgorithmConfig, method: type[Algorithm]) -> str | None:
-    """Return the hash of the source of a method that is not flbench's own.
-
-    Args:
-        config: Section `algorithm`.
-        method: The method.
-
-    Returns:
-        The hash; None for a method of flbench.
+def sha256(config: AlgorithmConfig) -> str | None:
+    """Return the hash of the source of a method; None for a method of flbench.
 
     Raises:
         ConfigError: The configuration has the hash of another source, or a file was edited after
@@ -64,20 +44,15 @@ def sha256(config: AlgorithmConfig, method: type[Algorithm]) -> str | None:
         return None
     from flbench.core import source_hash
 
-    whose = f"the method `{config.name}` ({method.__module__})"
     cure = "Restore the source, or start a new run without `algorithm.sha256`."
-    return source_hash.checked(method, config.source, config.sha256, whose, cure)
+    whose = f"the method `{config.name}`"
+    return source_hash.checked(find(config), config.source, config.sha256, whose, cure)
 
 
 def modules(config: Config) -> list[str]:
-    """Return the modules that define the parts of a configuration that are not flbench's own.
-
-    Args:
-        config: The complete configuration of a run.
-    """
+    """Return the modules that define the parts of a configuration that are not flbench's own."""
     tree: list[Any] = [config.model.name, config.data.source, config.partition.scheme]
-    tree += [term.name for term in config.train.terms]
+    tree += [config.algorithm.source, *(term.name for term in config.train.terms)]
     tree += [one.source for one in (config.evaluation.metrics or {}).values()]
-    tree.append(config.algorithm.source)
     paths = [str(path) for path in tree if ":" in str(path or "")]
     return sorted({parts.module_of(path) for path in paths if not path.startswith(f"{OBJECT}:")})

@@ -11,8 +11,8 @@ from flbench.config.schema import Config
 from flbench.core.errors import MethodError, RunError
 from flbench.data.federation import Federation
 from flbench.experiment import assembly, estimate, own_methods
+from flbench.experiment.engines import on_this_machine
 from flbench.experiment.estimate import MEASURING, START
-from flbench.experiment.found import on_this_machine
 
 Key = TypeVar("Key", bound=Hashable)
 

@@ -532,8 +532,8 @@ class Contract(Conditions):
         state = method.float64.after(3)
         before = fingerprint(state)
         built = method.float64.built
-        stacked = built.found.engine.altered(name="vectorized")
-        many = replace(built, found=replace(built.found, engine=stacked))
+        stacked = built.config.engine.altered(name="vectorized")
+        many = replace(built, config=built.config.altered(engine=stacked))
 
         one, other = (_evaluated_new_clients(experiment, state) for experiment in (built, many))
 
@@ -628,12 +628,12 @@ def _evaluated_new_clients(built: assembly.Experiment, state: State) -> list[Row
         for part, low, high in zip(PARTS, (0, 16, 22), (16, 22, 30), strict=True)
     }
     new = ClientParts(parts, federation.partition.labels)
-    adapt = built.asked.evaluation.adapt.altered(finetune_epochs=(0, 1))
-    evaluation = built.asked.evaluation.altered(adapt=adapt)
+    adapt = built.config.evaluation.adapt.altered(finetune_epochs=(0, 1))
+    evaluation = built.config.evaluation.altered(adapt=adapt)
     clients = NewClients(
         replace(
             built,
-            asked=built.asked.altered(evaluation=evaluation),
+            config=built.config.altered(evaluation=evaluation),
             federation=replace(federation, new=new),
         ),
         print,

@@ -17,7 +17,7 @@ from flbench.core.plain_yaml import to_yaml
 from flbench.core.registry import ALGORITHMS
 from flbench.core.system_errors import as_flbench_errors
 from flbench.data import partition_files
-from flbench.experiment.found import with_device
+from flbench.experiment.engines import with_device
 from flbench.results.study_folder import PERSONAL
 from flbench.tuning.request import require_ray_tune
 

@@ -24,7 +24,7 @@ from flbench.core.text import redact
 from flbench.data import partition_files
 from flbench.data.federation import Federation
 from flbench.experiment import assembly, own_metrics, provenance
-from flbench.experiment.found import on_this_machine, with_device
+from flbench.experiment.engines import on_this_machine, with_device
 from flbench.metrics import names as metric_names
 from flbench.metrics.classes import rare_classes
 from flbench.results.study_folder import PERSONAL
@@ -295,7 +295,7 @@ def complete(
     built = assembly.build(config, federation, engine=engine)
     deployments.check(deployment, built)
     # The complete configuration has the seed of the partition, which all training seeds share.
-    return replace(built.found, engine=resources.engine).complete(config), built.notes
+    return built.config.altered(engine=resources.engine), built.notes
 
 
 def create(prepared: PreparedStudy, command: Sequence[str]) -> StudyFolder:

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from flbench.config.sources import Layer
-from flbench.core.errors import ConfigError, RunError
+from flbench.core.errors import RunError
 from flbench.core.storage import Storage, only_rows
 from flbench.core.tree import weighted_mean
 from flbench.core.types import Failure, Message, Results
 from flbench.engine.base import gathered
-from flbench.experiment import assembly, lifecycle
+from flbench.experiment import lifecycle
 from tests.support import Silent, interrupted_run, reproducible, run, summary_of
 
 
@@ -189,12 +189,3 @@ def test_large_tensors_of_the_server_are_mapped_and_keep_their_values(tmp_path):
     assert mapped["old"] is before["old"]
     assert mapped["changed"] is not server["changed"]
     assert all(torch.equal(mapped[name], server[name]) for name in server)
-
-
-def test_a_server_that_does_not_fit_into_memory_is_refused_before_it_is_allocated(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(assembly, "memory_of_machine", lambda: 2**10)
-
-    with pytest.raises(ConfigError, match=r"server keeps would take .* GiB.*partition\.clients"):
-        run(tmp_path, "algorithm=cfl")

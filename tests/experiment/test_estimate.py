@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from flbench.core.storage import Storage
-from flbench.engine import local
 from flbench.experiment import estimate, rounds
 from flbench.workers import nesting
 from tests.support import build
@@ -49,30 +48,12 @@ def test_all_clients_of_a_small_federation_are_evaluated_for_the_estimate(monkey
     assert max(evaluated) == 12
 
 
-@pytest.mark.slow
-def test_memory_of_workers_is_a_part_of_the_estimate(monkeypatch):
-    monkeypatch.delenv(nesting.VARIABLE, raising=False)
-    monkeypatch.setattr(local, "available_cores", lambda: 64)
-    monkeypatch.setattr(local, "WORKER_BYTES", 2**30)
-    monkeypatch.setattr(local.memory, "free", lambda _: 12 * 2**30)
-    built = build(*KEYS, "engine.workers=auto", "train.participation=0.2")
-
-    found = estimate.measure(built)
-
-    # Half of 12 GiB, less samples and what is on its way, is enough for 5 workers of 1 GiB.
-    assert found.processes == 5
-    assert 2**30 < found.worker < 1.01 * 2**30
-    assert local.most_processes(built.config.engine, *built.given) == 5
-    monkeypatch.setenv(nesting.VARIABLE, "1")
-    assert estimate.measure(built).worker == 0  # a worker starts no workers
-
-
 @pytest.mark.parametrize("changes", [{"device": "cuda:0"}, {"name": "ray"}, {"workers": 1}])
 def test_no_process_of_this_machine_trains_for_gpus_and_ray(changes, monkeypatch):
     monkeypatch.delenv(nesting.VARIABLE, raising=False)
     built = build(*KEYS)
-    used = built.found.engine.altered(**{"workers": 4, "device": "cpu"} | changes)
-    other = replace(built, found=replace(built.found, engine=used))
+    used = built.config.engine.altered(**{"workers": 4, "device": "cpu"} | changes)
+    other = replace(built, config=built.config.altered(engine=used))
 
     assert other.with_workers(lambda text: None).engine is built.engine
     assert not other.may_have_workers

@@ -110,7 +110,9 @@ def test_a_term_joins_the_cross_entropy_and_other_terms_stay():
     [phase] = phases(built)
     extended, proximal = phase.terms
 
-    assert extended == ExtendedCrossEntropy(CrossEntropy(), (Focal(gamma=2.0, weight=0.5),), ())
+    assert extended == ExtendedCrossEntropy(
+        CrossEntropy(), (CrossEntropy(), Focal(gamma=2.0, weight=0.5))
+    )
     assert isinstance(proximal, Proximal)
     c = case()
     expected = CrossEntropy()(c.context()) + 0.5 * Focal(gamma=2.0)(c.context())
@@ -194,16 +196,6 @@ def test_stacked_clients_train_as_one_after_the_other():
         assert torch.allclose(value, many.clients[name], rtol=0, atol=1e-10)
 
 
-def test_a_note_names_the_stages_without_cross_entropy():
-    assert not any(
-        "train.terms" in n for n in build("algorithm=fedavg", "train.terms=[focal]").notes
-    )
-
-    notes = build("algorithm=fedpc", "train.terms=[focal]").notes
-    [note] = [one for one in notes if "train.terms" in one]
-    assert "no cross entropy in `cluster`" in note
-
-
 def test_a_method_without_cross_entropy_is_refused(monkeypatch):
     class Averages(Algorithm):
         name = "averages"
@@ -238,7 +230,7 @@ def test_a_function_of_the_user_trains_like_the_term_that_it_computes(own):
 
 def test_arguments_reach_the_function_and_another_process(own):
     built = build("algorithm=fedavg", "train.terms=[{name: own_terms:scaled, factor: 3}]")
-    [term] = phases(built)[0].terms[0].added
+    _, term = phases(built)[0].terms[0].terms
     context = case().context()
 
     assert isinstance(term, OwnTerm)

@@ -28,7 +28,7 @@ from flbench.data.sources import digits
 from flbench.engine import sequential
 from flbench.engine.sequential import SequentialEngine
 from flbench.experiment import assembly, checkpoint, evaluate, lifecycle, row_files
-from flbench.experiment.found import with_device
+from flbench.experiment.engines import with_device
 from flbench.experiment.rounds import settings_of
 from flbench.experiment.run_folder import RunFolder
 from flbench.losses import CrossEntropy

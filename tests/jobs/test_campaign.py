@@ -4,7 +4,7 @@ import pytest
 
 from flbench.comparison.folder import ComparisonFolder
 from flbench.config.sources import Layer
-from flbench.experiment.found import with_device
+from flbench.experiment.engines import with_device
 from flbench.jobs import campaign
 from flbench.jobs.job import Job
 from flbench.jobs.samples import LoadedSamples

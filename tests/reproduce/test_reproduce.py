@@ -18,7 +18,7 @@ from flbench.cli import app
 from flbench.data import sources
 from flbench.data.sources import digits
 from flbench.experiment import assembly
-from flbench.experiment.found import with_device
+from flbench.experiment.engines import with_device
 from flbench.reproduce import library
 from flbench.reproduce.configurations import fingerprint
 from tests.support import REAL_DATA, Silent, config_of

@@ -23,9 +23,5 @@ def print_estimate(estimate: "Estimate") -> None:
         "memory": f"samples {size(estimate.data)}, state {size(estimate.state)}, results of a round"
         f" {size(estimate.results)}; about {size(estimate.memory)} for the process",
     }
-    if estimate.worker:
-        most = estimate.processes - 1
-        workers = f"each of at most {most} workers" if most > 1 else "a worker"
-        lines["memory"] += f", and {size(estimate.worker)} for {workers}"
     for name, content in lines.items():
         line(f"{name:>10}: {content}")

@@ -1,0 +1,120 @@
+"""The engine of a run, and the device that it trains on."""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from flbench.config.schema import EngineConfig
+from flbench.core.errors import ConfigError
+from flbench.data.federation import Federation
+from flbench.engine.base import STACKED_SIZE, Engine, find_device
+from flbench.models.base import is_lightning, net_leaves
+from flbench.workers.nesting import is_elsewhere, is_ray_worker
+
+
+def with_device(
+    asked: EngineConfig, address: str | None = None, key: str = "`engine.address`"
+) -> EngineConfig:
+    """Return the section `engine` with the device that trains: that of this machine, or of a node.
+
+    Args:
+        asked: The section as the user asked for it. With `engine.name=ray` the workers train.
+        address: Address of a Ray cluster on whose nodes whole trainings run; None for none. It is
+            not used if this process is connected to a cluster.
+        key: The key or option of the address, as error messages write it.
+
+    Raises:
+        ConfigError: The device does not exist, no cluster answers, or Ray is not installed.
+    """
+    has_workers = asked.name == "ray"
+    if has_workers and not is_elsewhere(address):
+        address = asked.address
+    elsewhere = is_elsewhere(address)
+    if (elsewhere or has_workers) and find_spec("ray") is None:
+        cause = key if elsewhere else "`engine.name=ray`"
+        raise ConfigError(
+            f"{cause} needs the package `ray`, which is not installed: pip install 'flbench[tune]'"
+        )
+    if elsewhere or (has_workers and is_ray_worker()):
+        from flbench.workers.ray_resources import device_there  # importing Ray takes a second
+
+        return asked.altered(device=device_there(asked.device, address, key))
+    return asked.altered(device=str(find_device(asked.device)))
+
+
+def on_this_machine(config: EngineConfig) -> EngineConfig:
+    """Return the section `engine` with an engine of this process, on a device that it has.
+
+    On CPUs it gives the same bits as the engine of the configuration. A GPU that this machine lacks
+    is replaced by the CPU, with a precision that CPUs have.
+
+    Args:
+        config: Section `engine`.
+    """
+    # On CPUs the results of Ray are those of the sequential engine.
+    if config.name == "ray":
+        config = config.altered(name="sequential", workers="auto", address=None)
+    device = config.device
+    if device.startswith("cuda") and torch.cuda.device_count() <= int(device[5:] or 0):
+        device = "cpu"
+    is_on_cpu = config.device != "cpu" and find_device(device).type == "cpu"
+    if is_on_cpu and config.precision in ("tf32", "16-mixed"):
+        config = config.altered(precision="32-true")
+    return config.altered(device=device)
+
+
+def build_engine(
+    config: EngineConfig,
+    net: nn.Module,
+    federation: Federation,
+    *,
+    tell: Callable[[str], None] | None = None,
+) -> Engine:
+    """Return the engine that `engine.name` selects.
+
+    Args:
+        config: Section `engine` as it is used, with a name other than `auto`.
+        net: The net.
+        federation: Samples of all clients.
+        tell: See `assembly.build`.
+
+    Raises:
+        ConfigError: The engine does not support the configuration.
+    """
+    if config.name == "ray":
+        from flbench.engine.ray import RayEngine
+
+        return RayEngine(net, federation, config, tell=tell)
+    if config.name == "vectorized":
+        from flbench.engine.vectorized import VectorizedEngine  # it loads PyTorch's compiler
+
+        return VectorizedEngine(net, federation, config)
+    from flbench.engine.sequential import SequentialEngine
+
+    return SequentialEngine(net, federation, config)
+
+
+def auto_stacks(config: EngineConfig, net: nn.Module) -> bool:
+    """Return whether `engine.name=auto` trains stacked clients.
+
+    One client at a time leaves most of a GPU idle. On a CPU, stacked convolutions are slower than
+    one client after the other, and the layers of large nets gain nothing.
+
+    Args:
+        config: Section `engine`, with the device that trains.
+        net: The net, without what is frozen and computed once.
+    """
+    if config.device.startswith("cuda"):
+        return True
+    size = sum(leaf.numel() for leaf in net_leaves(net).values())
+    return size <= STACKED_SIZE and not any(isinstance(one, _ConvNd) for one in net.modules())
+
+
+def stacks(config: EngineConfig, net: nn.Module) -> bool:
+    """Return whether clients are stacked: by the vectorized engine, or by Ray's workers on GPUs."""
+    on_gpu = config.device.startswith("cuda")
+    by_workers = config.name == "ray" and on_gpu and not is_lightning(net)
+    return config.name == "vectorized" or by_workers
