@@ -7,7 +7,8 @@ need something else, such as an optimizer of their own, are refused with the rea
 in the method's programs, so this holds for methods of other packages too.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import wraps
 from inspect import signature
@@ -29,27 +30,20 @@ from flbench.models.lightning_net import LightningNet
 
 
 def check_keys(config: Config) -> None:
-    """Raise a ConfigError for keys that a module with its own training step excludes.
-
-    Args:
-        config: Configuration of the run.
-    """
+    """Raise a ConfigError for keys that a module with its own training step excludes."""
     for key, is_set, instead in (
-        (
-            "train.optimizer",
-            config.train.optimizer != OptimizerConfig(),
-            "the module's configure_optimizers makes the optimizer",
-        ),
+        ("train.optimizer", config.train.optimizer != OptimizerConfig(), "configure_optimizers"),
         (
             "evaluation.adapt.finetune_lr",
             config.evaluation.adapt.finetune_lr is not None,
-            "the module's configure_optimizers makes the optimizer",
+            "configure_optimizers",
         ),
-        ("train.terms", bool(config.train.terms), "the module's training_step computes the loss"),
+        ("train.terms", bool(config.train.terms), "training_step"),
     ):
         if is_set:
             raise ConfigError(
-                f"`{key}` is set, but with `model.lightning` {instead}. Leave it out."
+                f"`{key}` is set, but with `model.lightning` the module's {instead} takes its"
+                " place. Leave it out."
             )
 
 
@@ -67,14 +61,11 @@ def _changed(step: Step, optimizer: OptimizerConfig) -> Step:
     """Return a step of a program with the module's loss and optimizer."""
     if not isinstance(step, Phase):
         return step
-    terms = tuple(_task_loss(term) for term in step.terms)
+    terms: tuple[LossTerm, ...] = tuple(
+        TaskLoss(term.weight) if type(term) is CrossEntropy else term for term in step.terms
+    )
     # A method may set an optimizer that has the same values as the one of `train`.
     return replace(step, terms=terms, by_module=step.optimizer is optimizer)
-
-
-def _task_loss(term: LossTerm) -> LossTerm:
-    """Return the module's loss for the plain cross entropy; other terms stay as they are."""
-    return TaskLoss(term.weight) if type(term) is CrossEntropy else term
 
 
 def check_method(
@@ -90,40 +81,38 @@ def check_method(
     """
     first = algorithm.local_program(replace(start, clients={}))
     deployments = algorithm.deployed(visible_to_server(start, first), torch.tensor([0])).values()
+    others = "it needs classes, and the data have other targets"
     reasons: list[str] = []
     readers: list[str] = []
     for _, program in programs(algorithm, start):
         for step in program.steps:
-            readers += _readers(step)
             if isinstance(step, Phase):
+                readers += _readers(step)
                 reasons += _of_phase(step, algorithm.setting.net, algorithm.setting.train.optimizer)
-            elif isinstance(step, Statistic) and not has_classes and not _reads_net(step):
-                reasons.append(
-                    f"it needs classes, and the data have other targets ({_name(step.fn)})"
-                )
+            elif isinstance(step, Statistic):
+                if _reads_net(step):
+                    readers.append(_name(step.fn))
+                elif not has_classes:
+                    reasons.append(f"{others} ({_name(step.fn)})")
     readers += [_name(model.predict) for model in deployments if model.predict is not None]
     if readers and not has_classes:
-        reasons.append(f"it needs classes, and the data have other targets ({_listed(readers)})")
+        reasons.append(f"{others} ({_listed(readers)})")
     elif readers and net.no_features is not None:
         reasons.append(f"it reads features and logits ({_listed(readers)}), and {net.no_features}")
     if reasons:
-        listed = "; ".join(dict.fromkeys(reasons))
         raise ConfigError(
             f"`algorithm.name={algorithm.name}` cannot train {net.title} by its own training step:"
-            f" {listed}. Take another method, such as fedavg, fedprox or ditto, or train the module"
-            " as a net: fl.run(model=...)."
+            f" {'; '.join(dict.fromkeys(reasons))}. Take another method, such as fedavg, fedprox or"
+            " ditto, or train the module as a net: fl.run(model=...)."
         )
 
 
-def _readers(step: Step) -> Iterator[str]:
-    """Yield the names of what reads features or logits in a step of a program."""
-    if isinstance(step, Phase):
-        for term in step.terms:
-            if not isinstance(term, TaskLoss) and not getattr(term, "of_parameters", False):
-                yield _name(term)
-        yield from (_name(statistic.fn) for statistic in step.record)
-    elif isinstance(step, Statistic) and _reads_net(step):
-        yield _name(step.fn)
+def _readers(phase: Phase) -> Iterator[str]:
+    """Yield the names of what reads features or logits in a phase."""
+    for term in phase.terms:
+        if not isinstance(term, TaskLoss) and not getattr(term, "of_parameters", False):
+            yield _name(term)
+    yield from (_name(statistic.fn) for statistic in phase.record)
 
 
 def _of_phase(phase: Phase, net: NetSpec, optimizer: OptimizerConfig) -> Iterator[str]:
@@ -198,25 +187,12 @@ def recorded(net: nn.Module, config: Config) -> dict[str, Any]:
             f"{net.title} has a scheduler of its own, and `train.schedule` changes the learning"
             " rate by round as well. Use one of them."
         )
-    return {"optimizer": net.optimizer, **_saved_hyperparameters(net)} if net.optimizer else {}
-
-
-def _saved_hyperparameters(net: LightningNet) -> dict[str, Any]:
-    """Return what the module has saved by `save_hyperparameters`, as values of JSON."""
     module: Any = net.module
-    if not getattr(module, "_log_hyperparams", False):
-        return {}
-    found = {str(key): _plain(value) for key, value in dict(module.hparams_initial).items()}
-    return {"hyperparameters": found} if found else {}
-
-
-def _plain(value: Any) -> Any:
-    """Return a value of JSON: dicts and lists of numbers and texts as they are, others as text."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value if isinstance(value, str | int | float | None) else str(value)
+    about = {"optimizer": net.optimizer} if net.optimizer else {}
+    if about and getattr(module, "_log_hyperparams", False) and module.hparams_initial:
+        saved = json.dumps(dict(module.hparams_initial), default=str)
+        about["hyperparameters"] = json.loads(saved)
+    return about
 
 
 def refuse_further_values(net: nn.Module, extras: Sequence[str | int]) -> None:
@@ -244,14 +220,9 @@ def refuse_further_values(net: nn.Module, extras: Sequence[str | int]) -> None:
     @wraps(forward)
     def checked(*args: Any, **named: Any) -> Any:
         values = [value for value in (*args, *named.values()) if isinstance(value, Tensor)]
-        # A module may compute its outputs from the labels too while it is trained.
-        if not all(_is_same(value, net.labels) for value in values[1:]):
+        y = net.labels  # a module may compute its outputs from them too while it is trained
+        if not all(x.shape == y.shape and bool((x == y).all()) for x in values[1:]):
             raise error
         return forward(*args, **named)
 
     net.module.forward = checked
-
-
-def _is_same(value: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors have the same shape and the same numbers."""
-    return value.shape == other.shape and bool((value == other).all())
