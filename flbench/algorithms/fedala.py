@@ -120,7 +120,7 @@ class FedAla(Algorithm):
         # Statistic reads one sample, because its `finish` sees the leaves.
         plan = Statistic(
             "ala",
-            count_samples,
+            CountSamples(),
             finish=PlanLearning(names),
             samples=Samples(limit=1),
         )
@@ -197,9 +197,15 @@ class WriteMixed:
         return {name: mixed(leaves, name) for name in self.mixed} | {LEARNT: learnt}
 
 
-def count_samples(context: StepContext) -> Tree:
-    """Return the number of samples of a batch; `PlanLearning` replaces it."""
-    return {"epochs": context.batch.mask.sum()}
+@dataclass(frozen=True)
+class CountSamples:
+    """Counts the samples of a batch, without the net; `PlanLearning` replaces the number."""
+
+    of_labels: ClassVar[bool] = True
+
+    def __call__(self, context: StepContext) -> Tree:
+        """Return the number, 0-dim."""
+        return {"epochs": context.batch.mask.sum()}
 
 
 @dataclass(frozen=True)

@@ -111,18 +111,12 @@ class Experiment:
             tell: Function that gets notes for the user.
         """
         used = self.config.engine
-        if not self.may_have_workers:
+        if used.name == "ray" or used.device != "cpu" or used.workers == 1:
             return replace(self, has_workers=True)
         from flbench.engine.local import LocalEngine
 
         engine = LocalEngine(self.engine, *self.given, used, tell)
         return replace(self, engine=engine, has_workers=True)
-
-    @property
-    def may_have_workers(self) -> bool:
-        """Whether the engine is one that trains with processes of this machine, on CPUs."""
-        used = self.config.engine
-        return used.name != "ray" and used.device == "cpu" and used.workers != 1
 
     @property
     def storage(self) -> Storage:

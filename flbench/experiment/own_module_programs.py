@@ -22,7 +22,7 @@ from flbench.client.forward import name_in_net
 from flbench.client.program import CrossEntropyTerm, LocalProgram, LossTerm, Phase, Statistic, Step
 from flbench.config.schema import Config, OptimizerConfig, ScheduleConfig
 from flbench.core.errors import ConfigError
-from flbench.core.types import Batch, State, StepContext
+from flbench.core.types import State
 from flbench.experiment.rounds import programs, visible_to_server
 from flbench.losses import CrossEntropy, TaskLoss
 from flbench.models.base import NetSpec
@@ -73,6 +73,8 @@ def check_method(
 ) -> None:
     """Raise a ConfigError if a method needs something that the module does not give.
 
+    A function of a Statistic that reads labels alone says so by its attribute `of_labels`.
+
     Args:
         algorithm: The method, with the module's loss.
         start: State before the first round.
@@ -81,7 +83,6 @@ def check_method(
     """
     first = algorithm.local_program(replace(start, clients={}))
     deployments = algorithm.deployed(visible_to_server(start, first), torch.tensor([0])).values()
-    others = "it needs classes, and the data have other targets"
     reasons: list[str] = []
     readers: list[str] = []
     for _, program in programs(algorithm, start):
@@ -90,13 +91,12 @@ def check_method(
                 readers += _readers(step)
                 reasons += _of_phase(step, algorithm.setting.net, algorithm.setting.train.optimizer)
             elif isinstance(step, Statistic):
-                if _reads_net(step):
-                    readers.append(_name(step.fn))
-                elif not has_classes:
-                    reasons.append(f"{others} ({_name(step.fn)})")
+                of_labels = has_classes and getattr(step.fn, "of_labels", False)
+                readers += [] if of_labels else [_name(step.fn)]
     readers += [_name(model.predict) for model in deployments if model.predict is not None]
     if readers and not has_classes:
-        reasons.append(f"{others} ({_listed(readers)})")
+        what = _listed(readers)
+        reasons.append(f"it needs classes, and the data have other targets ({what})")
     elif readers and net.no_features is not None:
         reasons.append(f"it reads features and logits ({_listed(readers)}), and {net.no_features}")
     if reasons:
@@ -141,29 +141,6 @@ def _of_phase(phase: Phase, net: NetSpec, optimizer: OptimizerConfig) -> Iterato
 def _listed(names: Iterable[str]) -> str:
     """Return names without repetitions, as text."""
     return ", ".join(dict.fromkeys(names))
-
-
-def _reads_net(statistic: Statistic) -> bool:
-    """Return whether a Statistic reads more of a step than labels, found out by a call.
-
-    A function that has the attribute `of_labels` says so itself.
-    """
-    if hasattr(statistic.fn, "of_labels"):
-        return not statistic.fn.of_labels
-    y, mask = torch.zeros(2, dtype=torch.int64), torch.ones(2, dtype=torch.bool)
-
-    def refuse(*_: object, **__: object) -> Any:
-        raise ValueError("the net is called")
-
-    labels = Batch(torch.zeros(2, 0), y, mask, torch.arange(2), torch.tensor(0))
-    context = StepContext(
-        refuse, batch=labels, ctx={}, leaves={}, start={}, apply=refuse, task=refuse
-    )
-    try:
-        statistic.fn(context)
-    except Exception:  # noqa: BLE001 (it is the code of a method: it reads what is not there)
-        return True
-    return False
 
 
 def _name(thing: object) -> str:

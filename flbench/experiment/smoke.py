@@ -14,7 +14,7 @@ of the sequential engine, up to rounding.
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
@@ -69,6 +69,7 @@ class Smoke:
         unknown: The parts of net and terms whose code is not that of PyTorch or flbench.
         federation: Samples of the run.
         begin: (net, method) -> the state before the first round, which is only to be read.
+        draws: Makes the context in which clients compute.
     """
 
     engine: EngineConfig
@@ -77,6 +78,7 @@ class Smoke:
     unknown: Sequence[object]
     federation: Federation
     begin: Callable[[nn.Module, Algorithm], State]
+    draws: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def check(self, config: Config) -> nn.Module:
         """Execute a smoke round twice, and once with net and method made anew.
@@ -117,7 +119,9 @@ class Smoke:
         return engine.net
 
     def check_stacked(self) -> None:
-        """Train by the sequential and the vectorized engine, with constants as random numbers.
+        """Execute a smoke round by the sequential and one by the vectorized engine.
+
+        Clients draw constants in place of random numbers, which differ between the engines.
 
         Raises:
             ConfigError: The vectorized engine cannot run the code, or gives other results.
@@ -128,11 +132,13 @@ class Smoke:
 
         subject = f"`engine.name=vectorized` cannot train with {self._names()}"
         cure = "Use engine.name=sequential, ray or auto."
-        with _alone(), ConstantDraws():  # type: ignore[no-untyped-call]
-            expected = self._by_sgd(self._sequential())
+        own = replace(self, draws=ConstantDraws)
+        with _alone():
+            expected = own._anew(self.net)._round(self._sequential(), {})
             try:
                 config = self.engine.altered(block=None)
-                found = self._by_sgd(VectorizedEngine(self.net, self.samples, config))
+                engine = VectorizedEngine(self.net, self.samples, config)
+                found = own._anew(self.net)._round(engine, {})
             except (UserError, RunError):
                 raise
             except Exception as error:
@@ -182,7 +188,7 @@ class Smoke:
             own_module_programs.refuse_further_values(engine.net, tuple(extras))
         return engine
 
-    def _round(self, engine: "SequentialEngine", programs: dict[int, LocalProgram]) -> list[Tree]:
+    def _round(self, engine: Engine, programs: dict[int, LocalProgram]) -> list[Tree]:
         """Return what is trained and computed in each stage, and by the models after the last one.
 
         Of each stage there is a round, whose results the server gets again in its last round.
@@ -204,9 +210,10 @@ class Smoke:
                     program = programs.setdefault(number, self._program(state))
                     with rounds.naming(method, state):
                         hook_checks.kept(program, state)
-                    trained = rounds.train(
-                        method, engine, state, settings, ids=ids, program=program
-                    )
+                    with self.draws():
+                        trained = rounds.train(
+                            method, engine, state, settings, ids=ids, program=program
+                        )
                     found += _trees(trained.results)
                     for last in (0, stage.rounds - 1)[: stage.rounds]:
                         now = begin.round + (0 if stage.setup else last)
@@ -230,7 +237,7 @@ class Smoke:
         """Yield what the deployed models are and predict, as in an evaluation.
 
         Args:
-            engine: A sequential engine.
+            engine: The engine.
             state: State after the last stage.
             program: Program of the last stage.
 
@@ -246,7 +253,7 @@ class Smoke:
             yield {key: torch.tensor(x) for key, x in model.dispatch.numbers.items()}
             before = shortened(model.program or LocalProgram(()), STEPS).steps
             try:
-                with _ending():
+                with _ending(), self.draws():
                     results = engine.run(
                         LocalProgram((*before, _observed(model))),
                         self.ids[:1],
@@ -258,27 +265,6 @@ class Smoke:
                 place = f"`algorithm.name={method.name}`, the model `{name}` of `deploy`"
                 raise error.placed(place) from error
             yield from _trees(results)
-
-    def _by_sgd(self, engine: Engine) -> list[Tree]:
-        """Return results of the longest stage by plain SGD, which does not enlarge rounding."""
-
-        def changed(step: Step) -> Step:
-            if not isinstance(step, Phase):
-                return step
-            sgd = step.optimizer.altered(name="sgd", momentum=0.0, nesterov=False)
-            return replace(step, optimizer=sgd)
-
-        method = self.algorithm
-        state = rounds.training_state(method, self._state())
-        settings = self._settings(state)
-        with rounds.seeded_method(method, settings.draw):
-            program = self._program(state)
-        program = replace(program, steps=tuple(map(changed, program.steps)))
-        observe = (_observed(Deployment(Dispatch())),)
-        trained = rounds.train(
-            method, engine, state, settings, ids=self.ids, program=program, observe=observe
-        )
-        return _trees(trained.results)
 
     def _state(self) -> State:
         """Return a state before the first round whose rows of the clients can be written."""
@@ -293,10 +279,14 @@ class Smoke:
         return replace(settings, train=settings.train.altered(batch_size=size))
 
     def _program(self, state: State) -> LocalProgram:
-        """Return the local program of a state, with a few steps in each phase."""
+        """Return the local program of a state, with a few steps of plain SGD in each phase.
+
+        Other optimizers would enlarge what is rounded.
+        """
         with rounds.naming(self.algorithm, state):
             seen = rounds.visible_to_server(state, LocalProgram(()))
-            return shortened(self.algorithm.local_program(seen), STEPS)
+            program = shortened(self.algorithm.local_program(seen), STEPS)
+        return replace(program, steps=tuple(map(_by_sgd, program.steps)))
 
     def _differ(self, some: list[Tree], others: list[Tree], bound: float) -> bool:
         """Return whether trees differ by more than a share of what the training has changed."""
@@ -367,6 +357,14 @@ def _ending() -> Iterator[None]:
         raise
     except Exception as error:
         raise _EndError from error
+
+
+def _by_sgd(step: Step) -> Step:
+    """Return a step of a program; a phase has plain SGD."""
+    if not isinstance(step, Phase):
+        return step
+    sgd = step.optimizer.altered(name="sgd", momentum=0.0, nesterov=False)
+    return replace(step, optimizer=sgd)
 
 
 @contextmanager

@@ -9,14 +9,11 @@ import torch
 from torch import nn
 
 from flbench.algorithms import ALGORITHMS
-from flbench.algorithms.shared.prototypes import CountClasses
-from flbench.client.program import Statistic
 from flbench.config.resolve import resolve
 from flbench.config.sources import from_overrides, from_values
 from flbench.core.errors import ConfigError
 from flbench.core.parts import offered
 from flbench.experiment.assembly import build, load_federation
-from flbench.experiment.own_module_programs import _reads_net
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "your-lightning-module.md"
 
@@ -95,15 +92,3 @@ def test_the_guide_lists_the_methods_that_are_accepted():
         for method in listed([row]):
             assert reason in refused[method], method
     assert all(f"`algorithm.name={method}`" in sentence for method, sentence in refused.items())
-
-
-def test_statistics_of_labels_alone_are_found_out():
-    def labels(context):
-        return {"n": torch.where(context.batch.mask, context.batch.y, 0).sum()}
-
-    def logits(context):
-        return {"n": context.out.logits.sum()}
-
-    assert not _reads_net(Statistic("labels", labels))
-    assert _reads_net(Statistic("logits", logits))
-    assert not _reads_net(Statistic("counts", CountClasses(10)))
