@@ -1,6 +1,5 @@
 """Studies whose Ray servers are killed, or terminated with them: they end soon and are resumed."""
 
-import contextlib
 import os
 import re
 import signal
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.faults.test_worker_kills import below
 from tests.tuning.test_tune import (
     arguments,
     begin,
@@ -44,17 +44,6 @@ def straight(tmp_path_factory):
     return results_of(tune(tmp_path_factory.mktemp("straight"), "fedavg", *MORE))
 
 
-def processes(session: int, pattern: str) -> list[int]:
-    """Return the processes of a session whose command line has the pattern."""
-    hits = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if os.getsid(int(folder.name)) == session and re.search(pattern, line):
-                hits.append(int(folder.name))
-    return hits
-
-
 def ends_soon(process: subprocess.Popen[str]) -> list[str]:
     """Wait for the end of a study, and return the lines that it has said."""
     start = time.monotonic()
@@ -84,7 +73,9 @@ def test_study_whose_servers_are_killed_ends_soon_and_is_resumed(tmp_path, strai
     process = begin("-m", "flbench", *arguments(tmp_path / "out", "fedavg", *MORE))
     wait_for(process, "finished")
     time.sleep(delay)
-    for server in processes(process.pid, SERVERS[lost]):
+    servers = [one for one, line in below(process.pid).items() if re.search(SERVERS[lost], line)]
+    assert len(servers) == (2 if lost == "all" else 1)
+    for server in servers:
         os.kill(server, signal.SIGKILL)
 
     said = ends_soon(process)
