@@ -29,7 +29,6 @@ from flbench.experiment.predictions import PARTS
 from flbench.experiment.run_folder import RunFolder
 from flbench.models import fixed
 from flbench.results.reading import is_finished
-from flbench.workers import fork_server
 from flbench.workers.pool import LostError
 
 # Keys that may change on resume because they do not change results: locations of files, and what
@@ -213,6 +212,8 @@ def _built(
     """
     is_alone, asked = federation is not None, config.engine
     if not is_alone and asked.workers != 1 and find_device(asked.device).type == "cpu":
+        from flbench.workers import fork_server
+
         fork_server.prepare()  # it imports PyTorch while this process reads data
     experiment = build(config, federation, folder=folder, tell=told.on_note)
     used = experiment.config.engine
