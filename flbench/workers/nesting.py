@@ -24,11 +24,6 @@ def is_ray_worker() -> bool:
     return bool(context.worker.mode == ray.WORKER_MODE)
 
 
-def has_gpu_of_ray() -> bool:
-    """Return whether this process is a worker to which Ray has assigned a GPU or a part."""
-    return is_ray_worker() and bool(sys.modules["ray"].get_gpu_ids())
-
-
 def is_elsewhere(address: str | None) -> bool:
     """Return whether an address is that of a running cluster, and not of one that flbench starts.
 
