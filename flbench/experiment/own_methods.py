@@ -45,8 +45,9 @@ def sha256(config: AlgorithmConfig) -> str | None:
     from flbench.core import source_hash
 
     cure = "Restore the source, or start a new run without `algorithm.sha256`."
-    whose = f"the method `{config.name}`"
-    return source_hash.checked(find(config), config.source, config.sha256, whose, cure)
+    method = find(config)
+    whose = f"the method `{config.name}` ({method.__module__})"
+    return source_hash.checked(method, config.source, config.sha256, whose, cure)
 
 
 def modules(config: Config) -> list[str]:
