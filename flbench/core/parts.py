@@ -130,10 +130,12 @@ def find(path: str) -> Any:
         ) from error
     finally:
         torch.set_default_dtype(dtype)  # a module that sets it would change what flbench computes
-    if module == "timm" and name in found.list_models():
+    nets = found.list_models() if module == "timm" else []
+    if name in nets:
         return partial(found.create_model, name)
     for one in name.split("."):
         if one not in (known := dir(found)):
+            known = nets or known
             file = getattr(found, "__file__", module)
             raise ConfigError(f"`{path}`: `{file}` has no name `{one}`.{did_you_mean(one, known)}")
         found = getattr(found, one)
