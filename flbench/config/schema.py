@@ -6,6 +6,7 @@ The keys of a method are defined in its module (`flbench/algorithms/NAME.py`), t
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from math import cos, pi
 from pathlib import Path
@@ -94,6 +95,16 @@ class Strict(BaseModel):
 
 
 UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
+
+
+def _own_path(text: str) -> str:
+    """Check that a text is the import path of a part of the user's own, or `object`."""
+    if text != OBJECT and not re.fullmatch(rf"(?!{OBJECT}:)[\w.]+:[\w.]+", text):
+        raise ValueError("an import path, such as `FILE.py:function`")
+    return text
+
+
+OwnPath = Annotated[str, AfterValidator(_own_path)]
 
 
 def _sha256(of: str) -> Any:
@@ -231,9 +242,8 @@ class DataConfig(Strict):
         description="images: `folder` reads CLIENT/CLASS/*, with a natural client in each folder"
         " (partition.scheme=natural); hf:OWNER/NAME: column of the natural client",
     )
-    source: str | None = Field(
+    source: OwnPath | None = Field(
         None,
-        pattern=r"^(object|[\w.]+:[\w.]+)$",
         description="a function of your own, `package.module:name`, that returns the data, instead"
         " of a search by name; `object` for data given in Python",
     )
@@ -309,7 +319,6 @@ SchemeName = Literal[
     "natural",
     "file",
 ]
-OwnSchemeName = Annotated[str, Field(pattern=r"^(object|[\w.]+:[\w.]+)$")]
 DEALT: Final = (
     *("iid", "dirichlet", "pathological", "grouped", "quantity", "shards", "extended_dirichlet"),
     *("similarity", "target"),
@@ -336,7 +345,7 @@ SCHEME_KEYS: Final = {
 class PartitionConfig(Strict):
     """Section `partition`: how samples are distributed to clients."""
 
-    scheme: SchemeName | OwnSchemeName = Field(
+    scheme: SchemeName | OwnPath = Field(
         "dirichlet",
         description="scheme by which samples are distributed to clients; or package.module:name, a"
         " function of your own",
@@ -634,9 +643,8 @@ class AlgorithmConfig(Strict):
         description="weight of a client in a mean over the cohort: its number of training samples,"
         " or 1",
     )
-    source: str | None = Field(
+    source: OwnPath | None = Field(
         None,
-        pattern=r"^(object|[\w.]+:[\w.]+)$",
         description="class of a method of your own, `package.module:name`, or `object` for one of a"
         " script or notebook; flbench writes it to config.yaml",
     )

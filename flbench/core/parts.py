@@ -114,8 +114,10 @@ def find(path: str) -> Any:
     name = path.rpartition(":")[2]
     module = module_of(path)
     top = module.partition(".")[0]
-    if top in sys.stdlib_module_names:
-        raise ConfigError(f"`{path}` is in Python's standard library. Name code of your own.")
+    if top in (*sys.stdlib_module_names, OBJECT):  # nobody is asked for trust in `object:NAME`
+        raise ConfigError(
+            f"`{path}`: `{top}` is a name of Python. Name a module of your own, with another name."
+        )
     folder = folder_of(top)
     if folder is not None and not is_installed(folder):
         search(str(folder))

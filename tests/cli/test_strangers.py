@@ -338,6 +338,20 @@ def test_the_standard_library_has_no_parts(path, own, capsys):
         assert "your own" in capsys.readouterr().err, key
 
 
+@pytest.mark.parametrize(
+    "method", [{"name": "evil", "source": "object:Evil"}, "object:Evil", "object.py:Evil"]
+)
+@pytest.mark.parametrize("options", [[], ["--run-code"]])
+def test_the_word_for_parts_without_a_path_is_no_module(method, options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("object.py").write_text(EVIL)
+    Path("theirs.yaml").write_text(yaml.safe_dump({"algorithm": method}))
+
+    assert main(["run", *options, "--config", "theirs.yaml"]) == 2
+    assert not Path("imported").exists()
+    assert "object" not in sys.modules
+
+
 def test_others_cannot_see_the_state_folder(own, tmp_path, monkeypatch):
     state = tmp_path / "state"
     (state / "flbench").mkdir(parents=True, mode=0o755)
