@@ -832,20 +832,27 @@ def method_class(section: dict[str, Any]) -> type[AlgorithmConfig]:
         section: Section `algorithm`; it is changed.
 
     Raises:
-        ConfigError: There is no such method, or `source` is given for a method of flbench.
+        ConfigError: There is no such method, `source` or `sha256` is given for a method of flbench,
+            or a method of the user's own has such a key.
     """
     name, given = str(section.get("name", DEFAULT_METHOD)), section.get("source")
     if ":" in name:
         name = section["name"] = ALGORITHMS.adopt(parts.find(name), name)
     found = ALGORITHMS.find(name, None if given is None else str(given))
     source = ALGORITHMS.source(found)
-    if source is None and given is not None:
-        raise ConfigError(
-            f"`algorithm.source={given}` is the class of another method than flbench's `{name}`."
-            " Leave it out, or register the class under another name."
-        )
-    section["source"] = source
     kind: type[AlgorithmConfig] = found.Config
+    for key in ("source", "sha256"):
+        if source is None and section.get(key) is not None:
+            raise ConfigError(
+                f"`algorithm.{key}={section[key]}` is that of another method than flbench's"
+                f" `{name}`. Leave it out, or register your class under another name."
+            )
+        if kind.model_fields[key].description != AlgorithmConfig.model_fields[key].description:
+            raise ConfigError(
+                f"the method `{name}` has a key `{key}`, in which flbench records its source. Give"
+                f" the key of {kind.__qualname__} another name."
+            )
+    section["source"] = source
     return kind
 
 

@@ -76,7 +76,8 @@ def _sentence(key: str, items: Sequence[Any], layer: Layer, tree: Any) -> str:
     place = _place(key, layer)
     if kind == "extra_forbidden":
         section, _, last = key.rpartition(".")
-        known = list(_class_at(section, tree).model_fields)
+        hidden = ("source", "sha256") if section == "algorithm" else ()  # flbench writes them
+        known = [one for one in _class_at(section, tree).model_fields if one not in hidden]
         deeper = (f" Did you mean `{one}`?" for one in _keys(Config) if one.endswith(f".{last}"))
         hint = did_you_mean(last, known) or next(deeper, "")
         listed = f" Keys there: {', '.join(known)}."

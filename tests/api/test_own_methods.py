@@ -11,6 +11,7 @@ import cloudpickle
 import pandas as pd
 import pytest
 import torch
+from pydantic import create_model
 
 import flbench as fl
 from flbench.algorithms import (
@@ -20,7 +21,7 @@ from flbench.algorithms import (
     Deployment,
     Paper,
 )
-from flbench.algorithms.fedavg import FedAvg
+from flbench.algorithms.fedavg import FedAvg, FedAvgConfig
 from flbench.api import tuning
 from flbench.api.caller import Caller
 from flbench.config.resolve import resolve, resolve_written
@@ -40,7 +41,7 @@ FEW = fl.Dirichlet(alpha=1.0, clients=3, samples=120)
 KEYS = {"partition": FEW, "train": {"rounds": 1}, "progress": False}
 MODULE = '''
 from flbench.algorithms import Communication, Paper
-from flbench.algorithms.fedavg import FedAvg
+from flbench.algorithms.fedavg import FedAvg, FedAvgConfig
 from ownkit import constants
 
 
@@ -247,16 +248,24 @@ def test_a_method_that_raises_in_the_estimate_fails_by_name_in_its_cell_alone(tm
     assert cells.to_dict() == {"raising": "failed", "fedavg": "finished"}
 
 
-class Keyed(FedAvg):
-    """A method with a key; a subclass gives it the name of a key of flbench."""
+@pytest.mark.parametrize(("key", "value"), [("source", "my:Method"), ("sha256", "0" * 64)])
+def test_the_source_is_no_key_of_a_method_of_flbench(key, value):
+    with pytest.raises(ConfigError, match=rf"`algorithm\.{key}"):
+        resolve([from_values({"algorithm": "fedavg", f"algorithm.{key}": value}, "argument")])
 
-    paper = Paper("Keyed", "nobody", "invented")
-    communication = Communication(down="w", up="w", keeps="nothing")
 
+@pytest.mark.parametrize("key", ["source", "sha256"])
+def test_a_method_with_a_key_in_which_its_source_is_recorded_is_refused(key, monkeypatch):
+    config = create_model("KeyedConfig", __base__=FedAvgConfig, **{key: (str | None, "mine")})
 
-def test_source_is_no_key_of_a_method_of_flbench():
-    with pytest.raises(ConfigError, match=r"`algorithm\.source"):
-        resolve([from_values({"algorithm": "fedavg", "algorithm.source": "my:Method"}, "argument")])
+    class Keyed(FedAvg):
+        paper = Paper("Keyed", "nobody", "invented")
+        communication = Communication(down="w", up="w", keeps="nothing")
+        Config = config
+
+    monkeypatch.setitem(ALGORITHMS, "keyed", Keyed)
+    with pytest.raises(ConfigError, match=rf"`keyed` has a key `{key}`"):
+        resolve([from_values({"algorithm": "keyed"}, "argument")])
 
 
 @pytest.mark.slow
