@@ -24,6 +24,7 @@ class CallbackList:
 
     def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
         self._callbacks = _named(callbacks)
+        self._deferred: UserError | RunError | None = None
 
     def __bool__(self) -> bool:
         return bool(self._callbacks)
@@ -67,7 +68,7 @@ class CallbackList:
             CallbackError: The hook of a callback raised an exception, which is chained.
             UserError: A hook raised this error; so with a RunError.
         """
-        first: UserError | RunError | None = None
+        first, self._deferred = self._deferred, None
         for name, callback in self._callbacks.items():
             try:
                 _call(name, callback, hook, *arguments)
@@ -77,8 +78,11 @@ class CallbackList:
             raise first
 
     def on_note(self, text: str) -> None:
-        """Call this hook of all callbacks."""
-        self.call("on_note", text)
+        """Call this hook of all callbacks; an error is raised when the next hook is called."""
+        try:
+            self.call("on_note", text)
+        except (UserError, RunError) as failure:
+            self._deferred = failure
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Return what the callbacks remember, by name; those that remember nothing are left out.

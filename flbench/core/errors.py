@@ -77,7 +77,7 @@ class DivergedError(RunError):
 
 
 class CallbackError(RunError):
-    """A callback raised an exception, which is chained to this one. The run is saved."""
+    """A callback raised an exception, which is chained to this one."""
 
 
 def combined(errors: Mapping[str, PrintableError]) -> PrintableError:

@@ -249,15 +249,16 @@ def _run_to_end(
             try:
                 state = loop.run(state)
             except (CallbackError, LostError) as error:
-                where = f"The run is saved after round {loop.state.round}"
-                text = f"{error} {where}. Resume with: {folder.resume_command}"
+                where = "" if loop.saved is None else f" The run is saved after round {loop.saved}."
+                text = f"{error}{where} Resume with: {folder.resume_command}"
                 raise type(error)(text) from (error.__cause__ or error)
             with own_methods.named(experiment.algorithm.config):
                 loop.summary = finalize.write(experiment, loop, state)
             callbacks.call("on_run_end", loop.view())
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
-            error.args = (f"interrupted and saved. Resume with: {folder.resume_command}",)
+            where = " and saved" if loop.saved == loop.state.round else ""
+            error.args = (f"interrupted{where}. Resume with: {folder.resume_command}",)
             callbacks.on_note(str(error))
         try:
             callbacks.call("on_exception", loop.view(), error)

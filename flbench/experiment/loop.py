@@ -90,6 +90,7 @@ class FederatedLoop:
         running: Best and last evaluated round, and totals, of the metrics written so far.
         ended: The last state that was evaluated and saved as far as that was due; None for none.
         saved_at: Time of `time.monotonic` of the last checkpoint, or of the begin.
+        saved: Round of the last checkpoint; None if there is no checkpoint.
         stale: [N] bool: clients whose leaves may have changed since the last evaluation.
     """
 
@@ -109,6 +110,7 @@ class FederatedLoop:
     running: RunningSummary = field(init=False)
     ended: State | None = None
     saved_at: float = field(default_factory=time.monotonic)
+    saved: int | None = None
     stale: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -146,6 +148,7 @@ class FederatedLoop:
             CallbackError: A callback failed.
         """
         self.state, self.memory = state, memory
+        self.saved = state.round if self.folder.checkpoint("last").exists() else None
         self.callbacks.load_state_dict(memory.callbacks)
         self.callbacks.call("on_run_start", self.view())
         self.callbacks.state_dict()  # one that cannot be saved fails before the first round
@@ -161,8 +164,9 @@ class FederatedLoop:
             The state after the last round.
 
         Raises:
-            KeyboardInterrupt: The user interrupted the run; the state has been saved.
-            LostError: No process is left that trains; the state has been saved.
+            KeyboardInterrupt: The user interrupted the run. The state has been saved, unless a note
+                says why not.
+            LostError: No process is left that trains; so with the state.
             RunError: A model has weights that are not finite, or the disk failed. Or a client
                 diverged under `train.on_divergence=stop`, or a callback failed; then the state has
                 been saved.
@@ -193,8 +197,11 @@ class FederatedLoop:
             except (KeyboardInterrupt, LostError):
                 # An interrupted round has changed nothing.
                 saving = f"saving the state of round {self.state.round} to {self.folder.path}"
-                with told(saving, lambda said: self.callbacks.on_note(*said)):
-                    self.save()
+                try:
+                    with told(saving, lambda said: self.callbacks.on_note(*said)):
+                        self.save()
+                except (UserError, RunError) as failure:  # of a callback
+                    self.callbacks.on_note(str(failure))
                 raise
         return self.state
 
@@ -327,7 +334,7 @@ class FederatedLoop:
                 **self.memory.tree(),
             }
             self.folder.save_state(names, self.state, self.config.hash(), extra)
-        self.saved_at = time.monotonic()
+        self.saved_at, self.saved = time.monotonic(), number
         for name in names:
             self._notify("on_checkpoint", self.folder.checkpoint(name))
 

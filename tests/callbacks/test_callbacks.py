@@ -9,10 +9,11 @@ from pydantic import ValidationError
 
 from flbench.callbacks import Callback
 from flbench.callbacks.early_stopping import EarlyStopping
+from flbench.config.resolve import read
 from flbench.config.sources import Layer
 from flbench.core.errors import CallbackError, ConfigError, UserError
 from flbench.core.tree import digest
-from flbench.experiment import lifecycle
+from flbench.experiment import checkpoint, lifecycle
 from flbench.results import metrics_file
 from tests.callbacks.support import CrashAfter, CrashError, only_run, run_with
 from tests.support import Silent, reproducible, run, summary_of
@@ -297,6 +298,51 @@ def test_failing_note_and_failing_on_exception_hide_no_error(tmp_path):
     with pytest.raises(CallbackError, match=r"failed in `on_note`") as caught:
         run_with(tmp_path, [Loud()], "partition.scheme=iid")
     assert any("no exceptions" in note for note in caught.value.__notes__)
+
+
+def test_note_that_fails_within_a_round_ends_the_run_after_the_round_is_saved(tmp_path):
+    class Mute(Callback):
+        def on_note(self, text):
+            if "left out of this round" in text:
+                raise ValueError("no notes")
+
+    keys = ("model=mlp", "train.optimizer.lr=1e30", "output.checkpoint_every=50")
+    with pytest.raises(CallbackError, match=r"failed in `on_note`.* saved after round 1\."):
+        run_with(tmp_path, [Mute()], *keys)
+    path = only_run(tmp_path)
+    config_hash = read(path / "config.yaml").hash()
+    saved, _ = checkpoint.load(path / "checkpoints" / "last.safetensors", config_hash)
+    assert saved.round == 1
+
+
+def test_run_that_could_not_be_saved_is_not_called_saved(tmp_path):
+    class Unsaved(Failing):
+        calls = 0
+
+        def state_dict(self):
+            self.calls += 1
+            return {"ids": {1}} if self.calls > 1 else {}
+
+    with pytest.raises(CallbackError, match="Resume with") as caught:
+        run_with(tmp_path, [Unsaved("on_round_end", 1)], "output.checkpoint_every=50")
+    assert "saved after" not in str(caught.value)
+    assert not (only_run(tmp_path) / "checkpoints" / "last.safetensors").exists()
+
+
+@pytest.mark.parametrize("hook", ["on_note", "on_checkpoint"])
+def test_failing_callback_neither_hides_an_interrupt_nor_prevents_its_save(tmp_path, hook):
+    class Interrupt(Callback):
+        def on_round_end(self, run, metrics):
+            raise KeyboardInterrupt
+
+    def fail(*given):
+        raise ValueError("no")
+
+    failing = Callback()
+    setattr(failing, hook, fail)
+    with pytest.raises(KeyboardInterrupt, match=r"interrupted and saved\."):
+        run_with(tmp_path, [Interrupt(), failing])
+    assert (only_run(tmp_path) / "checkpoints" / "last.safetensors").is_file()
 
 
 def test_interrupt_is_told_to_the_callbacks(tmp_path):
