@@ -46,8 +46,7 @@ class FedSaLora(AdapterMethod):
     steps. Their code also keeps the classifier with the client for classification (`head`). In its
     published settings all clients share one model object, so that B and the classifier pass from
     one client to the next; here each client has its own. A client keeps its B while it is absent,
-    although A moves on. `share=B` is the opposite choice, which the paper compares with. An adapter
-    of an embedding begins with A = 0 and a random B.
+    although A moves on. An adapter of an embedding begins with A = 0 and a random B.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedSaLoraConfig

@@ -191,7 +191,7 @@ def valve(leaves: Tree, features: Tensor, condition: Tensor) -> Tensor:
         features: z [B, D].
         condition: c [D].
     """
-    row = condition[None]  # [1, D], because products with a vector cannot be replayed by an engine
+    row = condition[None]  # [1, D]
     gamma, beta = (
         layer_norm(
             linear(row, leaves[f"{layer}.weight"], leaves[f"{layer}.bias"]).relu(),

@@ -166,6 +166,16 @@ def in_cell(text: str) -> str:
     return _SPECIAL.sub(_marked, one_line(text))
 
 
+def in_code(name: str) -> str:
+    r"""Return a name as code in Markdown; as text if a span of code cannot have its characters.
+
+    >>> print(in_code("hfcd tau=1"), in_code("a`<b>"))
+    `hfcd tau=1` a\`&lt;b>
+    """
+    name = one_line(name)
+    return f"`{name}`" if name and not set("`|<>&$").intersection(name) else in_markdown(name)
+
+
 def in_latex(text: str) -> str:
     r"""Return a text on one line with the special characters of LaTeX escaped.
 

@@ -22,10 +22,7 @@ STACKED_SIZE = 2**17
 STATISTIC_BATCH = 512
 """Samples of one batch of a Statistic in the sequential engine."""
 
-"""What is stored, for messages."""
-
 IN_MEMORY = Storage()
-
 
 KeptRows = Callable[[Tensor], Tree]
 """Client ids [K] -> the leaves that these clients keep between rounds, [K, ...] each."""
