@@ -1,5 +1,6 @@
 """Comparing methods over repetitions from Python, and resuming a comparison."""
 
+import os
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -526,7 +527,7 @@ def data_of(items: Sequence[str], layers: Sequence[Layer]) -> dict[str, dict[str
 
 def _named(item: str, root: Path) -> dict[str, Any]:
     """Return the section `data` of a data set that is given by its name or its file."""
-    path = Path(item).expanduser()
+    path = Path(os.path.expanduser(item))
     if path.suffix.lower() in FILES or sep in item:
         beside = root / item
         return {"path": str(beside if not path.exists() and beside.exists() else path)}

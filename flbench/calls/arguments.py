@@ -1,5 +1,6 @@
 """Arguments of `fl.run`, `fl.tune` and `fl.partition` as layers of the configuration."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from inspect import Parameter, signature
@@ -127,7 +128,7 @@ def path_of(path: str | PathLike[str], name: str) -> Path:
         raise UserError(f"`{name}` must be a path, got {type(path).__name__}.")
     if not fspath(path):
         raise UserError(f"`{name}` is empty. Give a path.")
-    return Path(path).expanduser()
+    return Path(os.path.expanduser(path))
 
 
 def names_of(methods: str | type | Sequence[str | type]) -> tuple[str, ...]:

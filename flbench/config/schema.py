@@ -6,6 +6,7 @@ The keys of a method are defined in its module (`flbench/algorithms/NAME.py`), t
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable
 from math import cos, pi
@@ -94,22 +95,29 @@ class Strict(BaseModel):
         return self.model_copy(update=values)
 
 
-UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
+UserPath = Annotated[Path, AfterValidator(lambda path: Path(os.path.expanduser(path)))]
 
 
-def _own_path(text: str) -> str:
-    """Check that a text is the import path of a part of the user's own, or `object`."""
-    if text != OBJECT and not re.fullmatch(rf"(?!{OBJECT}:)[\w.]+:[\w.]+", text):
-        raise ValueError("an import path, such as `FILE.py:function`")
-    return text
+def _form(pattern: str, words: str) -> AfterValidator:
+    """Return a check of texts of a form, which messages call by these words."""
+
+    def checked(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(words)
+        return text
+
+    return AfterValidator(checked)
 
 
-OwnPath = Annotated[str, AfterValidator(_own_path)]
-
-
-def _sha256(of: str) -> Any:
-    """Return a pydantic field for the SHA-256 (hex) of something that a configuration names."""
-    return Field(None, pattern="^[0-9a-f]{64}$", description=of)
+OwnPath = Annotated[
+    str,
+    _form(
+        rf"{OBJECT}|(?!{OBJECT}:)[\w.]+:[\w.]+",
+        "an import path, such as `FILE.py:function`",
+    ),
+]
+"""Import path of a part of the user's own; `object` for one without."""
+Sha256 = Annotated[str, _form("[0-9a-f]{64}", "a SHA-256: 64 of the digits 0 to 9 and a to f")]
 
 
 def _in_one_order(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -119,9 +127,14 @@ def _in_one_order(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted(set(names)))
 
 
-def _scalar(value: object) -> object:
-    """Return the number that a text is, for a key that takes numbers of several kinds."""
-    return scalar(value) if isinstance(value, str) else value
+def _number_or_share(value: object) -> object:
+    """Return a number of clients, or a share below 1 of all; also for the text of one."""
+    value = scalar(value) if isinstance(value, str) else value
+    if value is None or (type(value) is int and value >= 1):
+        return value
+    if type(value) is float and 0 < value < 1:
+        return value
+    raise ValueError("a number of clients, >= 1, or a share between 0 and 1")
 
 
 def _column(name: object) -> object:
@@ -247,8 +260,8 @@ class DataConfig(Strict):
         description="a function of your own, `package.module:name`, that returns the data, instead"
         " of a search by name; `object` for data given in Python",
     )
-    sha256: str | None = _sha256(
-        "SHA-256 of the samples of `source`; flbench writes it to config.yaml"
+    sha256: Sha256 | None = Field(
+        None, description="SHA-256 of the samples of `source`; flbench writes it to config.yaml"
     )
     normalize: Annotated[
         Literal["standard", "unit", "none", "client"] | GivenNormalization,
@@ -418,15 +431,13 @@ class PartitionConfig(Strict):
         description="keyword arguments of a function of your own: numbers, booleans, texts, and"
         " lists of them",
     )
-    sha256: str | None = _sha256(
-        "SHA-256 of the source file of a function of your own, or of the partition that"
-        " an object made; flbench writes it to config.yaml"
+    sha256: Sha256 | None = Field(
+        None,
+        description="SHA-256 of the source file of a function of your own, or of the partition that"
+        " an object made; flbench writes it to config.yaml",
     )
 
-    new_clients: Annotated[
-        Annotated[StrictInt, Field(ge=1)] | Annotated[StrictFloat, Field(gt=0, lt=1)] | None,
-        BeforeValidator(_scalar),
-    ] = Field(
+    new_clients: Annotated[int | float | None, BeforeValidator(_number_or_share)] = Field(
         None,
         description="clients that join after the training: a number, or a share below 1 of all"
         " clients; they are drawn at random, train in no round, and no statistic uses their samples"
@@ -585,7 +596,9 @@ class ModelConfig(Strict):
         " .pth), or the name of pretrained weights, such as DEFAULT, of a net of torchvision or"
         " timm (default: drawn from `seed`)",
     )
-    weights_sha256: str | None = _sha256("SHA-256 of the weights; flbench writes it to config.yaml")
+    weights_sha256: Sha256 | None = Field(
+        None, description="SHA-256 of the weights; flbench writes it to config.yaml"
+    )
     freeze: Literal["none", "backbone"] | tuple[StrictStr, ...] = Field(
         "none",
         min_length=1,
@@ -624,8 +637,9 @@ class OwnModelConfig(ModelConfig):
         description="keyword arguments of the function or class that makes the net: numbers,"
         " booleans, texts, and lists of them",
     )
-    sha256: str | None = _sha256(
-        "SHA-256 of the source file, or of an object; flbench writes it to config.yaml"
+    sha256: Sha256 | None = Field(
+        None,
+        description="SHA-256 of the source file, or of an object; flbench writes it to config.yaml",
     )
     fixed: str | None = Field(
         None,
@@ -648,9 +662,10 @@ class AlgorithmConfig(Strict):
         description="class of a method of your own, `package.module:name`, or `object` for one of a"
         " script or notebook; flbench writes it to config.yaml",
     )
-    sha256: str | None = _sha256(
-        "SHA-256 of the source of a method of your own and of the modules of the same package or"
-        " folder that it imports; flbench writes it to config.yaml"
+    sha256: Sha256 | None = Field(
+        None,
+        description="SHA-256 of the source of a method of your own and of the modules of the same package or"
+        " folder that it imports; flbench writes it to config.yaml",
     )
 
 
@@ -813,8 +828,8 @@ class OwnTermConfig(TermConfig):
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, StrictBool | StrictInt | StrictFloat | StrictStr]
 
-    sha256: str | None = _sha256(
-        "SHA-256 of the function's source file; flbench writes it to config.yaml"
+    sha256: Sha256 | None = Field(
+        None, description="SHA-256 of the function's source file; flbench writes it to config.yaml"
     )
 
     def arguments(self) -> dict[str, Scalar]:
@@ -960,9 +975,10 @@ class EngineConfig(Strict):
         None,
         description="ray: address of a running cluster, or auto to find one (default: start one)",
     )
-    device: str = Field(
+    device: Annotated[
+        str, _form(r"auto|cpu|cuda(:[0-9]{1,4})?", "auto, cpu, cuda or cuda:INDEX")
+    ] = Field(
         "auto",
-        pattern=r"^(auto|cpu|cuda(:[0-9]{1,4})?)$",
         description="auto, cpu, cuda or cuda:INDEX",
     )
     block: int | None = Field(
@@ -1005,8 +1021,8 @@ class OwnMetricConfig(Strict):
         description="import path package.module:name of a function of a confusion matrix, or of a"
         " metric of torchmetrics",
     )
-    sha256: str | None = _sha256(
-        "SHA-256 of the function's source file; flbench writes it to config.yaml"
+    sha256: Sha256 | None = Field(
+        None, description="SHA-256 of the function's source file; flbench writes it to config.yaml"
     )
 
     @model_validator(mode="before")

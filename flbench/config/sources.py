@@ -1,5 +1,6 @@
 """Layers of configuration values, read from YAML files or from `key=value` overrides."""
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -310,7 +311,7 @@ def folder_of(out: Path, usual: Path, layer: Layer) -> Path:
     given = layer.get("output.dir", Given(None, DEFAULT))
     if out != usual or given.origin == DEFAULT or is_line(given.origin):
         return out
-    return Path(given.value).expanduser()
+    return Path(os.path.expanduser(given.value))
 
 
 def leaves(

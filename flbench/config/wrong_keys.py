@@ -111,7 +111,7 @@ def _condition(item: Any) -> str:
         return "be a section with keys" if kind == "model_type" else "be a path"
     if kind == "value_error":
         return f"be {text.removeprefix('Value error, ')}"
-    return re.sub(r"^\w+ should |, unable to .*", "", text)
+    return re.sub(r"^\w+ should |, unable to .*| after validation, .*", "", text)
 
 
 def _place(key: str, layer: Layer) -> str:

@@ -203,7 +203,7 @@ def module_of(path: str) -> str:
     if not is_file:
         return place
     current = Path.cwd().resolve()
-    file = (current / Path(place).expanduser()).resolve()
+    file = (current / os.path.expanduser(place)).resolve()
     names = file.relative_to(current).with_suffix("").parts if file.is_relative_to(current) else ()
     if not names or not all(one.isidentifier() for one in names):
         names = (file.stem,)

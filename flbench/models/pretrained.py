@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -223,7 +224,7 @@ def load(
     Raises:
         ConfigError: The file cannot be read, has changed, or is that of another net.
     """
-    path = Path(weights).expanduser()
+    path = Path(os.path.expanduser(weights))
     key = f"`model.weights={weights}`"
     try:
         files.check_regular(path)

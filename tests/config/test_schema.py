@@ -63,7 +63,7 @@ def test_all_errors_are_reported_together():
         ("partition.split=[0,0.5,0.5]", "`partition.split` must be three shares"),
         ("partition.scheme=file", "needs `partition.path`"),
         ("train.optimizer.nesterov=true", "needs `train.optimizer.momentum`"),
-        ("engine.device=gpu", "`engine.device` must match"),
+        ("engine.device=gpu", "`engine.device` must be auto, cpu"),
         ("tracking.mlflow=maybe", "`tracking.mlflow` must be"),
         ("algorithm=[1]", "`algorithm` must be a section with keys"),
         ("data.normalize=nonee", "`data.normalize` must be 'standard'"),
