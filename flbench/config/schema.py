@@ -664,8 +664,8 @@ class AlgorithmConfig(Strict):
     )
     sha256: Sha256 | None = Field(
         None,
-        description="SHA-256 of the source of a method of your own and of the modules of the same package or"
-        " folder that it imports; flbench writes it to config.yaml",
+        description="SHA-256 of the source of a method of your own and of the modules of the same"
+        " package or folder that it imports; flbench writes it to config.yaml",
     )
 
 
