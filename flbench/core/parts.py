@@ -100,8 +100,8 @@ def find(path: str) -> Any:
 
     Args:
         path: `package.module:name`, with dots in `name` for an attribute of an object. The file of
-            a module, `FILE.py:name`, stands for the module; see `module_of`. `timm:NAME` is
-            `timm.create_model(NAME)`, unless timm has an attribute of this name.
+            a module, `FILE.py:name`, stands for the module; see `module_of`. `timm:NET` and
+            `timm:NET.TAG` are functions that call `timm.create_model` with this name.
 
     Raises:
         ConfigError: There is no such module or name, or the module cannot be imported.
@@ -125,19 +125,23 @@ def find(path: str) -> Any:
     try:
         found: Any = importlib.import_module(module)
     except (Exception, SystemExit) as error:
+        cure = (
+            "Install it: pip install 'flbench[pretrained]'."
+            if top == "timm"
+            else "Correct the module, or install it; of files, those of the current folder and of"
+            " the folders of $PYTHONPATH are modules."
+        )
         raise ConfigError(
-            f"`{path}`: importing `{module}` raised {type(error).__name__}: {error}. Correct the"
-            " module, or install it; of files, those of the current folder and of the folders of"
-            " $PYTHONPATH are modules."
+            f"`{path}`: importing `{module}` raised {type(error).__name__}: {error}. {cure}"
         ) from error
     finally:
         torch.set_default_dtype(dtype)  # a module that sets it would change what flbench computes
-    nets = found.list_models() if module == "timm" else []
-    if name in nets:
+    if module == "timm":
+        if (net := name.partition(".")[0]) not in (nets := found.list_models()):
+            raise ConfigError(f"`{path}`: timm has no net `{net}`.{did_you_mean(net, nets)}")
         return partial(found.create_model, name)
     for one in name.split("."):
         if one not in (known := dir(found)):
-            known = nets or known
             file = getattr(found, "__file__", module)
             raise ConfigError(f"`{path}`: `{file}` has no name `{one}`.{did_you_mean(one, known)}")
         found = getattr(found, one)

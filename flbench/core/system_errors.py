@@ -1,5 +1,7 @@
 """Errors of the operating system and of PyTorch as errors of flbench, with a cure."""
 
+import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -36,10 +38,14 @@ def as_flbench_errors(resume: str | None = None) -> Iterator[None]:
     except OSError as error:
         if error.errno is None:
             raise
+        if error.errno == errno.ENOENT and os.readlink("/proc/self/cwd").endswith(" (deleted)"):
+            raise UserError(
+                "the current folder was deleted. Change to a folder that exists."
+            ) from error
         file = f"{error.filename}: " if error.filename else ""
         kind = RunError if error.errno in files.DISK_ERRORS else UserError
         end = again if kind is RunError else ""
-        raise kind(f"{file}{error.strerror}. Make space, or choose another path.{end}") from error
+        raise kind(f"{file}{error.strerror}.{_cure(error)}{end}") from error
     except (MemoryError, RuntimeError) as error:
         is_memory = isinstance(error, MemoryError) or any(
             text in str(error) for text in OUT_OF_MEMORY
@@ -50,3 +56,10 @@ def as_flbench_errors(resume: str | None = None) -> Iterator[None]:
             "out of memory. End other programs, lower train.batch_size, choose a smaller model, or"
             f" set engine.device=cpu.{again}"
         ) from error
+
+
+def _cure(error: OSError) -> str:
+    """Return what the user can do about an error of a file; "" if it names none."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return " Make space, or choose another path."
+    return " Correct the path or its permissions, or choose another." if error.filename else ""

@@ -87,8 +87,12 @@ class RunFolder(LockedFolder):
     def add_metrics(self, rows: Sequence[Row]) -> None:
         """Append rows to metrics.csv."""
         file = self.path / "metrics.csv"
-        with open(file, "a", encoding="utf-8", opener=files.not_a_link) as stream:
-            stream.write(metrics_file.to_text(rows))
+        try:
+            with open(file, "a", encoding="utf-8", opener=files.not_a_link) as stream:
+                stream.write(metrics_file.to_text(rows))
+        except OSError as error:
+            error.filename = error.filename or str(file)  # a full disk does not name the file
+            raise
         self.rows += rows
         self.newest |= {row.full_name: row.value for row in rows}
 

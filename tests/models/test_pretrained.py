@@ -191,6 +191,8 @@ def test_nets_of_timm_by_name(tmp_path, monkeypatch):
     save_file(donor.state_dict(), tmp_path / "timm.safetensors")
     found = start(shape=SHAPE, name=name, weights=str(tmp_path / "timm.safetensors"))
     assert torch.equal(net_leaves(found)["backbone.conv1.0.weight"], donor.conv1[0].weight)
+    tagged = start(shape=SHAPE, name=f"{name}.r160_in1k")
+    assert tagged.backbone.pretrained_cfg["tag"] == "r160_in1k"
     grey = start(shape=(1, 32, 32), name=name)  # timm adapts the first layer
     assert net_leaves(grey)["backbone.conv1.0.weight"].shape[1] == 1
     with pytest.raises(ConfigError, match="Did you mean `test_resnet`"):
