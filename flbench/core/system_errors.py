@@ -18,6 +18,13 @@ OUT_OF_MEMORY: Final = (
 )
 
 
+def is_of_machine(error: BaseException) -> bool:
+    """Return whether memory ran out or the disk failed, whatever file is read or written."""
+    if isinstance(error, OSError):
+        return error.errno in files.DISK_ERRORS
+    return isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY)
+
+
 @contextmanager
 def as_flbench_errors(resume: str | None = None) -> Iterator[None]:
     """Context manager that turns errors which a user can cause or cure into errors of flbench.
@@ -43,14 +50,11 @@ def as_flbench_errors(resume: str | None = None) -> Iterator[None]:
                 "the current folder was deleted. Change to a folder that exists."
             ) from error
         file = f"{error.filename}: " if error.filename else ""
-        kind = RunError if error.errno in files.DISK_ERRORS else UserError
+        kind = RunError if is_of_machine(error) else UserError
         end = again if kind is RunError else ""
         raise kind(f"{file}{error.strerror}.{_cure(error)}{end}") from error
     except (MemoryError, RuntimeError) as error:
-        is_memory = isinstance(error, MemoryError) or any(
-            text in str(error) for text in OUT_OF_MEMORY
-        )
-        if not is_memory:
+        if not is_of_machine(error):
             raise
         raise RunError(
             "out of memory. End other programs, lower train.batch_size, choose a smaller model, or"

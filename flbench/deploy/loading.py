@@ -92,7 +92,10 @@ def load(
             " Choose best or last."
         )
     with _built(path) as experiment:
-        state = _read_state(experiment, path, checkpoint)
+        try:
+            state = _read_state(experiment, path, checkpoint)
+        except DataError:  # a run that goes on may just have replaced the checkpoint
+            state = _read_state(experiment, path, checkpoint)
         partition = experiment.federation.partition
         number = None if client is None else client_of(partition, client)
         evaluator = experiment.evaluator(warn)

@@ -222,8 +222,10 @@ class Experiment:
         with checkpoint.reading(path):
             if state.stage >= len(self.algorithm.stages()):
                 raise ValueError(f"there is no stage {state.stage}")
-            folder.rewind(extra.pop("rows"))
-            return Restored(state, Seconds(**extra.pop("seconds")), Memory(**extra))
+            lines, seconds = int(extra.pop("rows")), Seconds(**extra.pop("seconds"))
+            restored = Restored(state, seconds, Memory(**extra))
+        folder.rewind(lines)
+        return restored
 
 
 def build(

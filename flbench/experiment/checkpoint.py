@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from flbench.core import files
 from flbench.core.errors import DataError
 from flbench.core.storage import Storage
+from flbench.core.system_errors import is_of_machine
 from flbench.core.tree import nbytes
 from flbench.core.types import State, Tree
 from flbench.experiment import row_files
@@ -134,12 +135,17 @@ def load_frozen(path: Path, tree: Tree) -> None:
     """
     with reading(path), torch.no_grad(), safe_open(path, framework="pt") as file:
         for name, value in tree.items():
-            value.copy_(file.get_tensor(name))
+            stored = file.get_tensor(name)
+            if stored.shape != value.shape:  # it would broadcast
+                raise ValueError(name)
+            value.copy_(stored)
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Context manager that turns what a damaged checkpoint raises into a DataError with its name.
+
+    Errors of memory and of the disk pass.
 
     Args:
         path: The file that is read in the block.
@@ -148,6 +154,8 @@ def reading(path: Path) -> Iterator[None]:
         files.check_regular(path)
         yield
     except (SafetensorError, OSError, *UNEXPECTED) as error:
+        if is_of_machine(error):
+            raise
         raise DataError(
             f"the checkpoint {path} cannot be read ({error}). Restore it from a copy, with the"
             " files beside it, or start a new run."

@@ -193,14 +193,17 @@ class Evaluator:
     def observers(self, deployment: Deployment, *, common: bool) -> tuple[Step, ...]:
         """Return the steps that evaluate a cohort's models right after local training.
 
-        They are empty if the predictions of the cohort do not fit into memory at once.
+        They leave out the common test set, and then are empty, if the predictions of the cohort do
+        not fit into memory at once.
 
         Args:
             deployment: The deployment.
             common: Whether to evaluate on the common test set too.
         """
-        parts = (*self.parts, "common") if common and self.has_common() else self.parts
+        parts, both = self.parts, (*self.parts, "common")
         cohort = self.algorithm.setting.train.participation * self.federation.clients
+        if common and self.has_common() and self.most_clients(both) >= cohort:
+            parts = both
         if self.most_clients(parts) < cohort:
             return ()
         return (*self.recalibration_steps(deployment), *self.statistics(deployment, parts))
@@ -351,6 +354,8 @@ class Evaluator:
         if fits and self._is_one_pass(model):
             yield everyone, {part: self._in_one_pass(model, Samples(part)) for part in self.parts}
             return
+        # Without whole blocks a resumed run, which has kept nothing, would stack other clients.
+        fits = fits and self.most_clients(self.parts) >= KEPT
         if stale is None or is_sent or not fits or not self._can_keep(made):
             yield from self._pieces(model, everyone)
             return

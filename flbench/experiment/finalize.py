@@ -106,11 +106,12 @@ def weights_digest(loop: FederatedLoop, state: State) -> str:
 
 
 def _best_state(loop: FederatedLoop, state: State) -> State | None:
-    """Return the state after the best round by validation; None if that is the last round."""
+    """Return the state after the best round by validation; None if it is the last or not stored."""
     best = loop.running.best
     if best is None or best == state.round:
         return None
-    return checkpoint.read(loop.folder.checkpoint("best"), loop.config.hash(), loop.storage).state
+    saved = checkpoint.read(loop.folder.checkpoint("best"), loop.config.hash(), loop.storage).state
+    return saved if saved.round == best else None
 
 
 def _summary(

@@ -12,7 +12,6 @@ from flbench.core.errors import ConfigError, UnknownNameError, did_you_mean
 from flbench.core.own_names import check_metric
 from flbench.core.tree import write_counts
 from flbench.core.types import Dispatch, State, Tree, Update
-from flbench.experiment.communication import apply_mask
 
 
 def cohort(algorithm: Algorithm, ids: Any) -> None:
@@ -71,7 +70,7 @@ def update(algorithm: Algorithm, found: Any, state: State, clients: int) -> None
         clients: Number of clients K of the cohort that have finished.
 
     Raises:
-        UnknownNameError: There are no rows for a tensor of the reply, or a mask belongs to none.
+        UnknownNameError: There are no rows for a tensor of the reply.
         ConfigError: It is no Update, or a tensor of it has another shape than it must have.
     """
     hook = "aggregate"
@@ -88,7 +87,7 @@ def update(algorithm: Algorithm, found: Any, state: State, clients: int) -> None
             raise _wrong(algorithm, hook, f"`{name}` as {kind} {got or ''}", f"a tensor{shape}")
     for name in found.metrics:
         check_metric(name, f"{_hook(algorithm, hook)} gives a metric")
-    for name, value in (apply_mask(found.reply).values if found.reply else {}).items():
+    for name, value in (found.reply.values if found.reply else {}).items():
         rows = state.clients.get(name)
         if rows is None:
             raise UnknownNameError(

@@ -255,7 +255,7 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
     """
     stage = algorithm.stages()[state.stage]
     program, results = trained.program, trained.results
-    update, links, sent = Update(), None, Message()
+    update, links, sent, reply = Update(), None, Message(), Message()
     if len(results.ids):
         sent = apply_mask(results.sent)
         stored = {name: value for name, value in sent.values.items() if name in program.keeps}
@@ -277,7 +277,7 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
             with naming(algorithm, seen, "aggregate"):
                 update = algorithm.aggregate(seen, received)
                 hook_checks.update(algorithm, update, state, len(results.ids))
-    reply = Message() if update.reply is None else apply_mask(update.reply)
+                reply = apply_mask(update.reply or reply)
     update = replace(update, reply=reply)
     put_(state.clients, results.ids, reply.values, reply.mask)
     for name, mask in program.reply_masks:  # outside of it, what clients store is zero

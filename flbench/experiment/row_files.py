@@ -96,8 +96,8 @@ def read(
         The files, and leaves [N, ...].
 
     Raises:
-        ValueError: A name is not that of such a file.
-        RuntimeError: A file has rows of another shape, or of more than N clients.
+        ValueError: A name is not that of such a file, or a file has rows of another shape.
+        IndexError: A file has rows of more than N clients.
         OSError: A file cannot be read.
         SafetensorError: A file is damaged.
         RunError: There is not enough memory or disk space for the leaves.
@@ -117,7 +117,10 @@ def read(
         counts = newest[ids] == number
         with safe_open(folder / one, framework="pt") as file:
             for name, value in clients.items():
-                value[ids[counts]] = file.get_tensor(f"rows/{name}")[counts]
+                rows = file.get_tensor(f"rows/{name}")
+                if rows.shape != (len(ids), *value.shape[1:]):  # it would broadcast
+                    raise ValueError(name)
+                value[ids[counts]] = rows[counts]
     return ClientRows(common, found), clients
 
 

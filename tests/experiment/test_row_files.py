@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from flbench.config.sources import Layer
 from flbench.core import files
@@ -168,7 +169,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_no_new_file(at, tmp_path, mon
     assert bits(checkpoint.load(path, "hash")[0]) == bits(state)
 
 
-@pytest.mark.parametrize("damage", ["missing", "outside", "other"])
+@pytest.mark.parametrize("damage", ["missing", "outside", "other", "broadcast"])
 def test_files_of_rows_of_a_stranger_are_an_error(damage, tmp_path):
     state, changes, path = fresh(), ClientRows(), tmp_path / "last.safetensors"
     state = trained_by(state, [0, 2], changes, 1)
@@ -179,6 +180,8 @@ def test_files_of_rows_of_a_stranger_are_an_error(damage, tmp_path):
     elif damage == "other":
         rows = {"ids": torch.tensor([0, CLIENTS]), "rows/w": torch.zeros(2, 4)}
         row_files.write_tensors(file, rows, {})
+    elif damage == "broadcast":
+        row_files.write_tensors(file, load_file(file) | {"rows/w": torch.zeros(2, 1)}, {})
     else:
         content = path.read_bytes()
         path.write_bytes(content.replace(file.name.encode(), b"../" + file.name[3:].encode()))

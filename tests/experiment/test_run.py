@@ -678,6 +678,21 @@ def test_resume_names_a_checkpoint_whose_metadata_were_edited(change, tmp_path, 
         lifecycle.resume(folder, Layer({}))
 
 
+@pytest.mark.parametrize("code", [errno.ENOSPC, None], ids=["disk", "memory"])
+def test_no_checkpoint_is_called_damaged_for_want_of_memory_or_disk(code, tmp_path, monkeypatch):
+    folder = unfinished(tmp_path)
+
+    def fail(*given):
+        raise OSError(code, "full") if code else RuntimeError("can't allocate memory")
+
+    if code:
+        monkeypatch.setattr(RunFolder, "rewind", fail)
+    else:
+        monkeypatch.setattr(row_files, "read", fail)
+    with pytest.raises(OSError if code else RuntimeError):
+        lifecycle.resume(folder, Layer({}))
+
+
 def test_show_prints_the_metrics_of_an_unfinished_run(tmp_path):
     found = reading.read(unfinished(tmp_path))
 
