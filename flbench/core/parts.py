@@ -3,11 +3,10 @@
 import importlib
 import inspect
 import os
-import pickle
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache, partial
 from importlib.machinery import (
@@ -24,7 +23,6 @@ from types import CodeType
 from typing import Any, Final
 
 from flbench.core.errors import ConfigError, did_you_mean
-from flbench.core.text import redact
 
 OBJECT: Final = "object"
 """Value of `data.source`, `partition.scheme` and `model.name` for objects without an import path.
@@ -351,12 +349,12 @@ def search(folder: str) -> None:
     Args:
         folder: Folder with modules of the user, without symbolic links.
     """
-    _load_sources()
+    load_sources()
     if folder not in map(os.path.realpath, sys.path):
         sys.path.append(folder)
 
 
-def _load_sources() -> None:
+def load_sources() -> None:
     """Let Python load no bytecode of folders that are not installed."""
     if _finder not in sys.path_hooks:
         sys.path_hooks.insert(0, _finder)
@@ -380,38 +378,3 @@ def _finder(folder: str) -> Any:
     if is_installed(folder) or Path(folder).resolve().is_relative_to(_OURS):
         raise ImportError(f"{folder} has no code of the user")
     return _find(folder)
-
-
-def portable(thing: Any, dumps: Callable[[Any], bytes]) -> Any:
-    """Return an object which arrives as `thing` in another process that unpickles it.
-
-    Modules of the user are found there where they are found here: the other process searches the
-    folders of this one in their order, and then its own. It works in the folder of this one, where
-    there is such a folder, and takes over its command line, without passwords.
-
-    Args:
-        thing: What is sent.
-        dumps: Function that pickles it.
-    """
-    folders = [os.path.abspath(one) for one in sys.path]
-    return _Portable(folders, os.getcwd(), [redact(word) for word in sys.argv], dumps(thing))
-
-
-class _Portable:
-    """Pickles as what `_arrived` returns for some arguments."""
-
-    def __init__(self, *sent: Any) -> None:
-        self._sent = sent
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _arrived, self._sent
-
-
-def _arrived(folders: list[str], folder: str, command: list[str], content: bytes) -> Any:
-    """Return the object that another process has sent, which works in a folder."""
-    sys.path[:] = [*folders, *(one for one in sys.path if os.path.abspath(one) not in folders)]
-    sys.argv[:] = command
-    with suppress(OSError):  # another machine of a cluster may lack it
-        os.chdir(folder)
-    _load_sources()
-    return pickle.loads(content)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from ray import tune
 
 from flbench.core.errors import RunError
-from flbench.core.parts import portable
 from flbench.results import metrics_file
 from flbench.tuning.callbacks import StudyStopped, TuneCallbacks
 from flbench.tuning.deployments import score_at
@@ -41,6 +40,7 @@ from flbench.tuning.worker import TrialWorker
 from flbench.workers import ray_session
 from flbench.workers.actor_pool import OUT_OF_MEMORY, why_lost
 from flbench.workers.pool import LostError
+from flbench.workers.portable import portable
 from flbench.workers.ray_driver import RayDriver
 
 

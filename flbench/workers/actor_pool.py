@@ -17,8 +17,8 @@ import ray
 from numpy.typing import NDArray
 
 from flbench.core.errors import PrintableError, RunError
-from flbench.core.parts import portable
 from flbench.workers.pool import CouldNotBeginError, Ended, LostError
+from flbench.workers.portable import portable
 
 NOTICE: Final = 20.0
 """Seconds of a wait for resources after which the user is told."""

@@ -19,9 +19,9 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
-from flbench.core.parts import portable
 from flbench.workers import fork_server
 from flbench.workers.pool import CouldNotBeginError, Ended
+from flbench.workers.portable import portable
 
 FILES: Final = 9
 """Files that a worker opens in this process."""

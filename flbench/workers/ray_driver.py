@@ -29,10 +29,10 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
-from flbench.core.parts import portable
 from flbench.workers import process_pool
 from flbench.workers.nesting import is_elsewhere, is_ray_worker
 from flbench.workers.pool import Ended, LostError
+from flbench.workers.portable import portable
 from flbench.workers.process_pool import SharedArray, WorkerProcess
 
 PRIVATE: Final = {
@@ -91,7 +91,7 @@ class RayDriver:
         self._error_of = ray_session.connection_error
         try:
             self._process = process_pool.started()
-            self._leader = self.call(_begin_session, environment, self._folder)
+            self._leader = self.call(_begin_session, environment, os.getcwd(), self._folder)
             self._servers = self.call(ray_session.connect, address, key, cpus, self._folder)
         except BaseException:
             self.close()
@@ -233,14 +233,16 @@ def _called(content: bytes) -> Any:
     return function(*arguments)
 
 
-def _begin_session(environment: dict[str, str], folder: str | None) -> int:
+def _begin_session(environment: dict[str, str], here: str, folder: str | None) -> int:
     """Begin the session of the process that calls Ray; return its id.
 
     Args:
         environment: Its environment.
+        here: The folder in which it works.
         folder: The folder of its private cluster, which is deleted if its owner is killed.
     """
     os.setsid()
+    os.chdir(here)
     os.environ.clear()
     os.environ.update(environment)
 

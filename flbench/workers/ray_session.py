@@ -127,7 +127,7 @@ def _own() -> str:
 class _Job(JobConfig):  # type: ignore[misc]
     """The settings of this process for Ray, without the folders from which it imports.
 
-    What is sent to Ray's workers names the folders to search; see `flbench.core.parts.portable`.
+    What is sent to Ray's workers names the folders to search; see `flbench.workers.portable`.
     """
 
     def _serialize(self) -> Any:

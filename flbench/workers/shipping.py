@@ -12,8 +12,9 @@ import cloudpickle
 from flbench.config.trust import run_code
 from flbench.core import source_hash
 from flbench.core.errors import ConfigError
-from flbench.core.parts import METRICS, OBJECT, TERMS, offered, portable
+from flbench.core.parts import METRICS, OBJECT, TERMS, offered
 from flbench.core.registry import ALGORITHMS
+from flbench.workers.portable import portable
 
 PREPARED: Final = ("data", "partition")
 """Sections whose objects workers do not need: they get the samples of all clients."""

@@ -14,7 +14,6 @@ from torch import nn
 from torch.nn import functional
 
 from flbench.config import resolve, trust
-from flbench.core import parts
 from flbench.core.errors import UserError
 from flbench.core.tree import digest
 from flbench.data import partition_files
@@ -30,6 +29,7 @@ from flbench.tuning.study import (
     write_record,
 )
 from flbench.tuning.training import TrialTraining
+from flbench.workers.portable import portable
 from flbench.workers.shipping import Parcel
 from tests.deploy import test_inputs
 from tests.support import config_of, run
@@ -308,7 +308,7 @@ def test_trial_that_cannot_read_what_it_is_sent_fails_with_the_reason(
     # What arrives sets the folders in which its process looks for modules.
     monkeypatch.setattr(sys, "path", [*sys.path])
     content = {"model": OfMissingModule()}, {}, {}
-    sealed = Parcel(cloudpickle.dumps(parts.portable(content, cloudpickle.dumps)))
+    sealed = Parcel(cloudpickle.dumps(portable(content, cloudpickle.dumps)))
 
     training = TrialTraining(
         study, job_of(index=9), federation, metric="accuracy", rounds=4, opened=sealed.opened

@@ -15,6 +15,8 @@ import pytest
 from flbench.core import parts
 from flbench.core.errors import ConfigError, RunError
 from flbench.workers import ray_driver
+from flbench.workers.nesting import VARIABLE
+from flbench.workers.portable import portable
 from flbench.workers.ray_driver import RayDriver, RayPool
 
 ray = pytest.importorskip("ray")
@@ -343,15 +345,30 @@ def test_portable_object_finds_its_module_in_another_process(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     own = parts.find("module_beside:Own")()
-    content = pickle.dumps(parts.portable(own, pickle.dumps))
+    content = pickle.dumps(portable(own, pickle.dumps))
     sys.modules.pop("module_beside")
     code = "import pickle, sys; print(pickle.loads(sys.stdin.buffer.read()).answer())"
 
     done = subprocess.run(
-        [sys.executable, "-P", "-c", code], cwd="/", input=content, capture_output=True, check=True
+        [sys.executable, "-P", "-c", code],
+        cwd="/",
+        input=content,
+        capture_output=True,
+        check=True,
+        env={**os.environ, VARIABLE: "1"},
     )
 
     assert done.stdout == b"42\n"
+
+
+def test_the_process_of_a_run_stays_in_its_folder(tmp_path, monkeypatch):
+    content = pickle.dumps(portable(1, pickle.dumps))
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["mine"])
+
+    assert pickle.loads(content) == 1
+    assert (Path.cwd(), sys.argv) == (tmp_path, ["mine"])
 
 
 @pytest.mark.slow
@@ -367,7 +384,7 @@ def test_another_process_searches_folders_in_the_order_of_this_one(tmp_path, mon
     monkeypatch.setattr(sys, "path", [given, *kept] if position == "first" else [*kept, given])
     own = parts.find("twice:Own")()
     assert own.place == "given"
-    content = pickle.dumps(parts.portable(own, pickle.dumps))
+    content = pickle.dumps(portable(own, pickle.dumps))
     sys.modules.pop("twice")
     code = (
         "import pickle, sys; own = pickle.loads(sys.stdin.buffer.read())\n"
@@ -378,7 +395,12 @@ def test_another_process_searches_folders_in_the_order_of_this_one(tmp_path, mon
     )
 
     done = subprocess.run(
-        [sys.executable, "-P", "-c", code], cwd="/", input=content, capture_output=True, check=True
+        [sys.executable, "-P", "-c", code],
+        cwd="/",
+        input=content,
+        capture_output=True,
+        check=True,
+        env={**os.environ, VARIABLE: "1"},
     )
 
     is_first = str(position == "first")
