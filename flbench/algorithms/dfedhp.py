@@ -18,11 +18,11 @@ from flbench.algorithms import (
     Step,
     Transform,
     Tree,
+    generator,
 )
 from flbench.algorithms.shared.gossip import Gossip, GossipConfig
 from flbench.algorithms.shared.hypernetwork import LEAVES, PHI, Hypernetwork, Write, Z
 from flbench.algorithms.shared.mixing import mix
-from flbench.core.rng import generator
 
 
 class DFedHPConfig(GossipConfig):

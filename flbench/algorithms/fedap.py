@@ -44,8 +44,11 @@ class FedApConfig(AlgorithmConfig):
     lam: float = Field(
         0.5, ge=0, le=1, description="weight of a client's own model in its mixture of models"
     )
-    pretrain_share: float = Field(
-        0.1, gt=0, lt=1, description="share of train.rounds that are pretraining by FedAvg"
+    pretrain_share: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="share of train.rounds that are pretraining by FedAvg (default: 0.1)",
     )
 
 
@@ -104,7 +107,7 @@ class FedAp(Algorithm):
 
     def stages(self) -> tuple[Stage, ...]:
         rounds = self.setting.rounds
-        length = max(1, int(self.config.pretrain_share * rounds + 1e-9))
+        length = max(1, int((self.config.pretrain_share or 0.1) * rounds + 1e-9))
         return (
             Stage("pretrain", length),
             Stage("statistics", 1, setup=True),

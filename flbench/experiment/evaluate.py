@@ -218,6 +218,8 @@ class Evaluator:
             number: Number of the round.
         """
         evaluation = Evaluation(number, self.no_scores("personal"))
+        if not len(results.ids):
+            return evaluation
         if f"{PREFIX}common.predicted" in results.observed:
             evaluation.common["personal"] = self.judge.scores(self.federation.clients)
         self.add_observed_(evaluation, results)

@@ -85,8 +85,13 @@ def update(algorithm: Algorithm, found: Any, state: State, clients: int) -> None
             kind = type(value).__name__
             shape = f" of the shape {wanted}" if wanted else ""
             raise _wrong(algorithm, hook, f"`{name}` as {kind} {got or ''}", f"a tensor{shape}")
-    for name in found.metrics:
+    for name, metric in found.metrics.items():
         check_metric(name, f"{_hook(algorithm, hook)} gives a metric")
+        try:
+            float(metric)
+        except (TypeError, ValueError, RuntimeError) as error:
+            kind = type(metric).__name__
+            raise _wrong(algorithm, hook, f"the metric {name!r} as {kind}", "a number") from error
     for name, value in (found.reply.values if found.reply else {}).items():
         rows = state.clients.get(name)
         if rows is None:

@@ -123,9 +123,15 @@ def _compared(config: Config) -> dict[str, Any]:
 def fingerprint(config: Config) -> str:
     """Return a text that is equal for configurations whose runs have equal results.
 
-    Values that a run fills in are filled in, or left out if they depend on the samples.
+    Values that a run fills in are filled in, or left out if they depend on the samples. Keys that
+    the method does not have any more are left out.
     """
     tree, partition = _compared(config), config.partition
+    if config.algorithm.name in ALGORITHMS.names():
+        keys = {
+            f"algorithm.{key}" for key in ALGORITHMS.find(config.algorithm.name).Config.model_fields
+        }
+        tree = {k: v for k, v in tree.items() if k in keys or not k.startswith("algorithm.")}
     tree["evaluation.every"] = config.evaluation_period
     tree["partition.seed"] = config.partition_seed
     if config.train.early_stopping.patience is None:

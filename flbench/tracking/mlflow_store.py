@@ -113,7 +113,7 @@ def _address(uri: str | None, named_by: NamedBy) -> str:
     if not uri:
         return in_environment or _of_file(Path.cwd() / "mlflow" / "flbench.db")
     shown = redact_address(uri)
-    if named_by != "user" and in_environment and redact_address(in_environment) == shown:
+    if named_by != "user" and in_environment and _place(shown) == _place(in_environment):
         return in_environment
     found = _completed(uri, in_environment)
     is_trusted = named_by == "user" or is_of_this_machine(found)
@@ -125,6 +125,11 @@ def _address(uri: str | None, named_by: NamedBy) -> str:
         f" send {what} there, set ${ADDRESS_VARIABLE}={shown}, or give the address yourself:"
         " tracking.uri=ADDRESS for flbench run, compare and tune, --uri ADDRESS for flbench sync."
     )
+
+
+def _place(uri: str) -> str:
+    """Return an address without user, password and case, for comparisons."""
+    return without_user(redact_address(uri)).rstrip("/").lower()
 
 
 def _check_keeps(uri: str) -> None:

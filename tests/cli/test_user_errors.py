@@ -86,10 +86,6 @@ WRONG = {
     "unknown device": (["engine.device=tpu"], "`engine.device`"),
     "device that is not there": (["engine.device=cuda:77"], "cuda:77 does not exist"),
     "TF32 on a CPU": (["engine.precision=tf32", "engine.device=cpu"], "needs a GPU"),
-    "TF32 on workers without a GPU": (
-        ["engine.precision=tf32", "engine.device=cpu", "engine.name=ray"],
-        "needs a GPU",
-    ),
     "half precision on a CPU": (["engine.precision=16-mixed", "engine.device=cpu"], "needs a GPU"),
     "key that stands deeper": (["train.lr=0.1"], "Did you mean `train.optimizer.lr`"),
     "number for a list": (["model.hidden=128"], "must be a list, like [128]"),

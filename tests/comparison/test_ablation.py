@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from enum import Enum
 from math import sqrt
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -220,13 +219,6 @@ def test_every_method_has_variants_with_one_other_value_each(name: str):
             assert {full[key], *tried.get(key, [])} == {*get_args(field.annotation)}
 
 
-class Mode(Enum):
-    """A choice of a method of the user."""
-
-    SOFT = "soft"
-    HARD = "hard"
-
-
 class Choices(FedAvg):
     """FedAvg with keys of many types."""
 
@@ -241,7 +233,6 @@ class Choices(FedAvg):
         number: Literal[1, 2] = 2
         fixed: Literal[True] = True
         scale: float | None = None
-        mode: Mode = Mode.SOFT
 
 
 class Fixed(FedAvg):
@@ -264,7 +255,7 @@ def test_types_of_keys_of_a_method_of_the_user():
     found = variants("choices", section_of(Choices), None, {})
     assert [one.label.removeprefix("choices ") for one in found] == [
         *("agg_weights=uniform", "flag=true", "flag=false", "word=b", "word=-", "mixed=auto"),
-        *("number=1", "mode=hard"),
+        *("number=1",),
     ]
 
 

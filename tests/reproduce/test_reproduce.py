@@ -15,6 +15,7 @@ import pytest
 
 from flbench.api import progress
 from flbench.cli import app
+from flbench.core.errors import DataError
 from flbench.data import sources
 from flbench.data.sources import digits
 from flbench.experiment import assembly
@@ -449,7 +450,7 @@ def test_missing_data_are_listed_with_the_cure(reproduce, tmp_path):
 
 def test_download_is_tried_only_with_the_option(reproduce, monkeypatch):
     def offline(config):
-        raise sources.DataError("could not be downloaded")
+        raise DataError("could not be downloaded")
 
     monkeypatch.setattr(sources, "load", offline)
     keys = ("slapfl", "--dataset", "cifar10", "--algos", "fedavg", "--seeds", "1")

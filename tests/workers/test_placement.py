@@ -5,7 +5,6 @@ The trainings run on the CPU, or not at all; each process records the GPUs that 
 
 import json
 import os
-import platform
 import sys
 import time
 from collections import Counter
@@ -251,8 +250,7 @@ def test_a_worker_says_that_the_gpu_of_its_node_is_not_there(two_devices, tmp_pa
     with pytest.raises(RunError) as error:
         fl.run("fedavg", **SHORT, engine=engine, output={"dir": tmp_path})
 
-    for named in ("`engine.device`", platform.node()):
-        assert named in str(error.value)
+    assert "`engine.device`=cuda does not exist" in str(error.value)
 
 
 def test_a_cell_says_that_the_gpu_of_its_node_is_not_there(two_devices, tmp_path):
@@ -263,8 +261,7 @@ def test_a_cell_says_that_the_gpu_of_its_node_is_not_there(two_devices, tmp_path
             "local", **SHORT, engine=engine, seeds=1, jobs=1, address=CONNECTED, out=tmp_path
         )
 
-    for named in ("`engine.device`", platform.node()):
-        assert named in str(error.value)
+    assert "needs a GPU" in str(error.value)
 
 
 @pytest.mark.parametrize(
