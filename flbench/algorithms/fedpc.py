@@ -130,12 +130,12 @@ class FedPc(Algorithm):
     (`pull=repel`).
 
     Eq. 7-8 give every group a model, Algorithm 1 has one for all; the equations are followed. A
-    negative cosine counts as 0. The objective of the paper weights clients by
-    samples, line 13 does not (`agg_weights`). Cosines run over the classes that both groups have. A
-    group without a client in the round keeps its last means; a group that never had one gives
-    nothing and takes equal parts of the groups that had one. When clients are grouped, the
-    prototype of a class that a client does not hold is zero, and the q principal components are as
-    many as reach 90 % of the variance, at most 32.
+    negative cosine counts as 0. The objective of the paper weights clients by samples, line 13 does
+    not (`agg_weights`). Cosines run over the classes that both groups have. A group without a
+    client in the round keeps its last means; a group that never had one gives nothing and takes
+    equal parts of the groups that had one. When clients are grouped, the prototype of a class that
+    a client does not hold is zero, and the q principal components are as many as reach 90 % of the
+    variance, at most 32.
 
     The first round of training has no L_p, although the set-up has given the server prototypes of
     the seeded net: P^(j) is computed only from clients that have trained. docs/papers/fedpc.md has
@@ -146,9 +146,8 @@ class FedPc(Algorithm):
     prototypes is nearest, before the projection on principal components. Its head is the seeded
     one.
 
-    The paper reports a global model without defining its head
-    (`gm`); of flbench's metrics, `gm`, `pm_v@local` and `pm_l@local` correspond to the published
-    ones.
+    The paper reports a global model without defining its head (`gm`); of flbench's metrics, `gm`,
+    `pm_v@local` and `pm_l@local` correspond to the published ones.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedPcConfig

@@ -120,13 +120,12 @@ class Hfcd(Algorithm):
         P_k   = sum_i softmax_i(a_k^i) c_k^i
         S_pq  = mean of S^i_pq over the holders of p and q; cos(P_p, P_q) where there are none
 
-    Readings and deviations. Where the printed formulas are ambiguous, the default is the reading
-    given here. The paper defines no averaging of weights, and
-    its text leaves them with the clients; its tables, however, report accuracies on a common test
-    set that models without averaging cannot reach, because each knows the classes of one client
-    alone (`share`). The paper also says of the FedAvg baseline of its ablation that it averages
-    parameters only. This supports `share=full` in that table: the other rows then average
-    parameters too (see docs/papers/hfcd.md).
+    Readings and deviations. Where the printed formulas are ambiguous, the code is the reading given
+    here. The paper defines no averaging of weights, and its text leaves them with the clients; its
+    tables, however, report accuracies on a common test set that models without averaging cannot
+    reach, because each knows the classes of one client alone (`share`). The paper also says of the
+    FedAvg baseline of its ablation that it averages parameters only. This supports `share=full` in
+    that table: the other rows then average parameters too (see docs/papers/hfcd.md).
 
     T, the time constant of both schedules, is the number of training rounds, as in the paper's
     theorem 1. Rounds count from 0, so that the first round uses cross entropy alone. With the
@@ -271,7 +270,8 @@ class Hfcd(Algorithm):
 
         w_size = counts / counts.amax(dim=0).clamp_min(1).double()
         w_sim = mean_cosine_with_others(bank, held)
-        return softmax_among(w_size * w_sim, held, dim=0)  # a in [-1, 1]
+        a = w_size * w_sim  # [N, C] in [-1, 1]
+        return softmax_among(a, held, dim=0)
 
     def learned(self, state: State) -> tuple[Learned, ...]:
         """Return the class similarities S and the prototypes."""

@@ -332,6 +332,18 @@ class TestAddress:
         assert joined == [address]
 
 
+def in_a_worker(code: str, content: bytes) -> "subprocess.CompletedProcess[bytes]":
+    """Run code in a process that counts as a worker, with a pickled object as its input."""
+    return subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        cwd="/",
+        input=content,
+        capture_output=True,
+        check=True,
+        env={**os.environ, VARIABLE: "1"},
+    )
+
+
 @pytest.mark.slow
 def test_portable_object_finds_its_module_in_another_process(tmp_path, monkeypatch):
     """So does a module that it imports in a function, and bytecode does not replace a source."""
@@ -349,14 +361,7 @@ def test_portable_object_finds_its_module_in_another_process(tmp_path, monkeypat
     sys.modules.pop("module_beside")
     code = "import pickle, sys; print(pickle.loads(sys.stdin.buffer.read()).answer())"
 
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        cwd="/",
-        input=content,
-        capture_output=True,
-        check=True,
-        env={**os.environ, VARIABLE: "1"},
-    )
+    done = in_a_worker(code, content)
 
     assert done.stdout == b"42\n"
 
@@ -394,14 +399,7 @@ def test_another_process_searches_folders_in_the_order_of_this_one(tmp_path, mon
         f"print(own.place, os.getcwd(), {given!r} in early)"
     )
 
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        cwd="/",
-        input=content,
-        capture_output=True,
-        check=True,
-        env={**os.environ, VARIABLE: "1"},
-    )
+    done = in_a_worker(code, content)
 
     is_first = str(position == "first")
     assert done.stdout.decode().split() == ["given", str(tmp_path / "current"), is_first]
