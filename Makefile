@@ -40,11 +40,11 @@ quick: $(VENV)/installed
 unit: $(VENV)/installed
 	$(BIN)/pytest $(WORKERS) $(LATER) --ignore tests/uses --doctest-modules -m "not full" tests flbench
 
-# What every method keeps; with `ATEN_CPU_CAPABILITY=avx2` or `default`, on other kernels of PyTorch.
+# What methods keep, twelve always and eight by the date (FLBENCH_CONTRACT_SEED); with `ATEN_CPU_CAPABILITY=avx2` or `default`, on other kernels of PyTorch.
 contract: $(VENV)/installed
 	$(BIN)/pytest $(WORKERS) -m "not full" tests/algorithms/test_contract.py
 
-# Every method at every crash point, under every BatchNorm policy, ...
+# Every method under the contract, and the full products of engines and policies.
 test-all: lint types $(VENV)/installed
 	$(BIN)/pytest $(WORKERS) $(LATER) --doctest-modules -m "not docs" tests flbench
 

@@ -2,6 +2,7 @@ import gc
 import logging
 import os
 from collections import Counter
+from datetime import date
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -16,6 +17,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("RAY_worker_niceness", "0")
 # Runs of tests start no worker processes; tests of workers unset it.
 os.environ.setdefault("FLBENCH_WORKER", "1")
+# The date draws methods of the contract, once for all test processes.
+os.environ.setdefault("FLBENCH_CONTRACT_SEED", f"{date.today():%Y%m%d}")
 
 import pytest
 
@@ -46,6 +49,12 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_collectstart():
     """Import Lightning as flbench does, without transformers, before a test file imports it."""
     import flbench.core.lightning  # noqa: F401
+
+
+def pytest_terminal_summary(terminalreporter):
+    if any("test_contract" in one.nodeid for one in terminalreporter.getreports("failed")):
+        seed = os.environ["FLBENCH_CONTRACT_SEED"]
+        terminalreporter.write_line(f"The methods were drawn by FLBENCH_CONTRACT_SEED={seed}.")
 
 
 @pytest.fixture(scope="session")

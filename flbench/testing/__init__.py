@@ -26,7 +26,7 @@ except ModuleNotFoundError as error:
 # Failed assertions of the contract show the compared values, as those of a test file do.
 pytest.register_assert_rewrite("flbench.testing.contract")
 
-from flbench.testing.contract import CRASHES, POLICIES, Conditions, Contract, Played  # noqa: E402
+from flbench.testing.contract import Contract, Played  # noqa: E402
 from flbench.testing.setting import (  # noqa: E402
     SMALL,
     Silent,
@@ -43,10 +43,7 @@ from flbench.testing.setting import (  # noqa: E402
 )
 
 __all__ = [
-    "CRASHES",
-    "POLICIES",
     "SMALL",
-    "Conditions",
     "Contract",
     "Played",
     "Silent",

@@ -56,8 +56,6 @@ CRASHES: Final = (1, 2, 3)
 POLICIES: Final = ("local", "drop")
 """Values of `train.batchnorm`, besides `average`, with which the other tests run."""
 
-NOT_TRIED: Final = "not one of the conditions of this method"
-
 
 class Played:
     """One method in the setting of the contract; each attribute is computed on first use.
@@ -124,8 +122,18 @@ class _Crashing(Silent):
             raise _CrashError
 
 
-class _OfMethods:
-    """Runs the tests of a subclass for each of its methods.
+class Contract:
+    """The contract of methods; a subclass names the methods.
+
+    The tests of a method train LeNet-5 on scikit-learn's digits for three rounds: about half a
+    minute for each method on one core. They check among others that
+
+    - a run that crashed and was resumed ends with the bytes of the uninterrupted run,
+    - the vectorized engine computes what the sequential one does, up to rounding,
+    - evaluation changes nothing, and neither does what the server must not see,
+    - frozen parameters are neither changed, kept nor sent,
+    - clients with one sample or one class, absent clients and diverging ones are handled,
+    - the method differs from FedAvg.
 
     Attributes:
         methods: Names of the methods.
@@ -155,26 +163,6 @@ class _OfMethods:
     def reference(cls, tmp_path_factory: pytest.TempPathFactory) -> Played:
         return _played(REFERENCE, tmp_path_factory)
 
-
-class Conditions(_OfMethods):
-    """Tests of a method under several conditions.
-
-    A subclass can override the three functions that say which conditions a method is tested under;
-    by default, these are all. They are part of `Contract`.
-    """
-
-    def crashes(self, name: str) -> Sequence[int]:
-        """Return the rounds in which runs of a method crash, some of `CRASHES`."""
-        return CRASHES
-
-    def policies(self, name: str) -> Sequence[str]:
-        """Return the values of `train.batchnorm` of a method's runs, some of `POLICIES`."""
-        return POLICIES
-
-    def is_tried(self, name: str) -> bool:
-        """Return whether a method runs without BatchNorm, and with clients that all diverge."""
-        return True
-
     @pytest.fixture
     def _no_page(self, method: Played, monkeypatch: pytest.MonkeyPatch) -> None:
         """Write no report.html: it takes longer than the training. `Played.straight` has one."""
@@ -185,16 +173,12 @@ class Conditions(_OfMethods):
     def test_crash_and_resume_end_like_the_straight_run(
         self, method: Played, tmp_path: Path
     ) -> None:
-        if not (crashes := self.crashes(method.name)):
-            pytest.skip(NOT_TRIED)
-        for when in crashes:
+        for when in CRASHES:
             _assert_resumed_like_straight(method, when, tmp_path / str(when))
 
     def test_vectorized_engine_does_what_the_sequential_one_does_without_batchnorm(
         self, method: Played
     ) -> None:
-        if not self.is_tried(method.name):
-            pytest.skip(NOT_TRIED)
         keys = with_method(method.name, "model.name=mlp", "engine.precision=64-true")
         try:
             one, many = build(*keys), build(*keys, "engine.name=vectorized")
@@ -204,9 +188,7 @@ class Conditions(_OfMethods):
 
     @pytest.mark.usefixtures("_no_page")
     def test_batchnorm_policies_run(self, method: Played, tmp_path: Path) -> None:
-        if not (policies := self.policies(method.name)):
-            pytest.skip(NOT_TRIED)
-        for policy in policies:
+        for policy in POLICIES:
             keys = with_method(method.name, f"train.batchnorm={policy}", "train.rounds=2")
             _, summary = run(tmp_path / policy, *keys)
 
@@ -216,8 +198,6 @@ class Conditions(_OfMethods):
     def test_a_round_whose_clients_all_diverge_changes_nothing(
         self, method: Played, tmp_path: Path
     ) -> None:
-        if not self.is_tried(method.name):
-            pytest.skip(NOT_TRIED)
         keys = with_method(method.name, "train.optimizer.lr=1e36")
         try:
             built = build(*keys)
@@ -232,24 +212,6 @@ class Conditions(_OfMethods):
         assert summary["diverged"] == summary["client_trainings"] > 0
         assert fingerprint(last) == fingerprint(start)
         assert int(last.participation_count.sum()) == 0
-
-
-class Contract(Conditions):
-    """The contract of methods; a subclass names the methods.
-
-    The tests of a method train LeNet-5 on scikit-learn's digits for three rounds: about half a
-    minute for each method on one core. They check among others that
-
-    - a run that crashed and was resumed ends with the bytes of the uninterrupted run,
-    - the vectorized engine computes what the sequential one does, up to rounding,
-    - evaluation changes nothing, and neither does what the server must not see,
-    - frozen parameters are neither changed, kept nor sent,
-    - clients with one sample or one class, absent clients and diverging ones are handled,
-    - the method differs from FedAvg.
-
-    Attributes:
-        methods: Names of the methods.
-    """
 
     def test_run_is_finite_and_its_summary_is_complete(self, method: Played) -> None:
         path, summary = method.straight

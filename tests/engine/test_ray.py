@@ -18,7 +18,7 @@ from flbench.core.types import Dispatch, Samples
 from flbench.engine.worker import Call, Worker
 from flbench.experiment import lifecycle, rounds
 from flbench.testing.setting import NET
-from tests.algorithms.test_contract import KINDS
+from tests.algorithms.test_contract import SPANNING
 from tests.engine.playing import played
 from tests.engine.test_vectorized import REDUCE, Count
 from tests.support import SMALL, Silent, build, config_of, run, summary_of_run
@@ -72,7 +72,7 @@ def assert_same_bits(engine, name: str, number: int) -> None:
     assert torch.equal(one.participation_count, many.participation_count)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", SPANNING)
 def test_every_kind_of_state_ends_with_the_sequential_engines_bits(engine, name):
     assert_same_bits(engine, name, number=3)
 
@@ -80,7 +80,7 @@ def test_every_kind_of_state_ends_with_the_sequential_engines_bits(engine, name)
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("engine", "name"),
-    [(ALGORITHMS.find(name).needs, name) for name in METHODS if name not in KINDS],
+    [(ALGORITHMS.find(name).needs, name) for name in METHODS if name not in SPANNING],
     indirect=["engine"],
 )
 def test_every_method_ends_with_the_sequential_engines_bits(engine, name):
