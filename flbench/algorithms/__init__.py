@@ -41,6 +41,7 @@ from flbench.core.selection import largest, smallest_index
 from flbench.core.tree import nbytes, only, put_, repeat, take, weighted_mean
 from flbench.core.types import (
     Batch,
+    Context,
     Dispatch,
     Info,
     Message,
@@ -49,7 +50,6 @@ from flbench.core.types import (
     Samples,
     Stage,
     State,
-    StepContext,
     Tree,
     Update,
 )
@@ -61,6 +61,7 @@ __all__ = [
     "AlgorithmConfig",
     "Batch",
     "Communication",
+    "Context",
     "Deployment",
     "Dispatch",
     "Draw",
@@ -87,7 +88,6 @@ __all__ = [
     "State",
     "Statistic",
     "Step",
-    "StepContext",
     "TrainConfig",
     "Transform",
     "Tree",

@@ -13,6 +13,7 @@ from flbench.algorithms import (
     ALGORITHMS,
     Algorithm,
     Communication,
+    Context,
     Deployment,
     Joining,
     LocalProgram,
@@ -21,7 +22,6 @@ from flbench.algorithms import (
     Paper,
     Phase,
     State,
-    StepContext,
     Transform,
     Tree,
     UniformConfig,
@@ -54,7 +54,7 @@ class APFLConfig(UniformConfig):
 
 @dataclass(frozen=True)
 class Mixture:
-    """The personal model alpha v + (1 - alpha) w as (leaves, ctx) -> what the net is called with.
+    """The personal model alpha v + (1 - alpha) w as context -> what the net is called with.
 
     Attributes:
         names: Names of all leaves of the net, in order.
@@ -64,13 +64,13 @@ class Mixture:
     names: tuple[str, ...]
     parameters: frozenset[str]
 
-    def __call__(self, leaves: Tree, ctx: Tree) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the mixed parameters, and the buffers of the leaves, under the net's names."""
-        alpha = leaves[ALPHA]  # []
+        alpha = context.leaves[ALPHA]  # []
         return {
-            name: alpha * leaves[V + name] + (1 - alpha) * leaves[name]
+            name: alpha * context.leaves[V + name] + (1 - alpha) * context.leaves[name]
             if name in self.parameters
-            else leaves[name]
+            else context.leaves[name]
             for name in self.names
         }
 
@@ -90,15 +90,15 @@ class MixtureLoss:
     model: Mixture
     weight: float | str = 1.0
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return the mean cross entropy in nats, 0-dim."""
         logits = self.outputs(context).logits  # [B, C]
         return mean_cross_entropy(logits, context.batch.y, context.batch.mask)
 
-    def outputs(self, context: StepContext) -> Outputs:
+    def outputs(self, context: Context) -> Outputs:
         """Return the outputs of the personal model."""
         w = {name: context.leaves[name].detach() for name in self.model.names}
-        mixed = self.model({**context.leaves, **w}, context.ctx)
+        mixed = self.model(context.with_leaves({**context.leaves, **w}))
         return context.apply(mixed, context.batch.x, train=True)
 
 
@@ -106,9 +106,9 @@ class MixtureLoss:
 class ClipAlpha:
     """Writes alpha, limited to [0, 1]; a Phase calls it after each optimizer step."""
 
-    def __call__(self, leaves: Tree, ctx: Tree) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return alpha."""
-        return {ALPHA: leaves[ALPHA].clamp(0.0, 1.0)}
+        return {ALPHA: context.leaves[ALPHA].clamp(0.0, 1.0)}
 
 
 @ALGORITHMS.register("apfl")

@@ -47,7 +47,7 @@ from flbench.core.known_code import is_known
 from flbench.core.learned import Learned
 from flbench.core.rng import Draw
 from flbench.core.tree import copied, only, repeat, weighted_mean
-from flbench.core.types import Dispatch, Message, Results, Stage, State, StepContext, Tree, Update
+from flbench.core.types import Context, Dispatch, Message, Results, Stage, State, Tree, Update
 from flbench.losses import CrossEntropy
 from flbench.models.base import NetSpec
 
@@ -138,18 +138,18 @@ class Deployment:
         dispatch: What the server would send to a client that is evaluated. Bytes are not counted.
         program: Training before the evaluation (fine-tuning) on a copy that is then discarded; None
             for none.
-        weights: (leaves, ctx) -> the parameters and buffers that the net is called with; None calls
+        weights: context -> the parameters and buffers that the net is called with; None calls
             the net with the client's leaves. A function that computes nothing, and returns leaves
             as they are, may have an attribute `selects` that is True: it is then called once for
             many clients.
-        predict: Maps a `StepContext` to scores [B, C]; None takes the net's logits. A function
+        predict: Maps a `Context` to scores [B, C]; None takes the net's logits. A function
             whose scores are not logits has an attribute `scores` that says what they are.
     """
 
     dispatch: Dispatch
     program: LocalProgram | None = None
-    weights: Callable[[Tree, Tree], Tree] | None = None
-    predict: Callable[[StepContext], Tensor] | None = None
+    weights: Callable[[Context], Tree] | None = None
+    predict: Callable[[Context], Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class Algorithm:
         """Return the terms of the local loss, which is their sum, each times its `weight`.
 
         The default is the mean cross entropy of the net's logits. A term is a frozen dataclass
-        with an attribute `weight` that maps a `StepContext` to a 0-dim tensor.
+        with an attribute `weight` that maps a `Context` to a 0-dim tensor.
         """
         return (CrossEntropy(),)
 

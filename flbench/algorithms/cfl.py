@@ -16,9 +16,9 @@ from flbench.algorithms import (
     Algorithm,
     AlgorithmConfig,
     Communication,
+    Context,
     Deployment,
     Dispatch,
-    Info,
     Joining,
     Learned,
     LearnedTable,
@@ -328,9 +328,9 @@ class LoadSplit:
     names: tuple[str, ...]
     split: int
 
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the leaves of the model."""
-        return {name: ctx[AT_SPLIT + name][self.split] for name in self.names}
+        return {name: context.ctx[AT_SPLIT + name][self.split] for name in self.names}
 
 
 @dataclass(frozen=True)
@@ -345,10 +345,11 @@ class WriteUpdate:
     names: tuple[str, ...]
     split: int
 
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the leaves minus those of the model."""
         return {
-            f"{TRIED}{self.split}.{name}": leaves[name] - ctx[AT_SPLIT + name][self.split]
+            f"{TRIED}{self.split}.{name}": context.leaves[name]
+            - context.ctx[AT_SPLIT + name][self.split]
             for name in self.names
         }
 

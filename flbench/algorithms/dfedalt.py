@@ -9,8 +9,8 @@ from pydantic import Field
 from flbench.algorithms import (
     ALGORITHMS,
     AlgorithmConfig,
-    Batch,
     Communication,
+    Context,
     GradFn,
     Paper,
     Step,
@@ -103,9 +103,12 @@ class Sharpness:
 
     rho: float
 
-    def __call__(self, grad: GradFn, parameters: Tree, batch: Batch, ctx: Tree) -> Tree:
+    def __call__(self, context: Context, grad: GradFn) -> Tree:
         """Return the gradient that the optimizer sees."""
-        g = grad(parameters, batch)
+        g = grad(context.trained, context.batch)
         norm = torch.stack([value.square().sum() for value in g.values()]).sum().sqrt()
         scale = torch.where(norm > 0, self.rho / norm, 0.0)
-        return grad({name: parameters[name] + scale * g[name] for name in parameters}, batch)
+        return grad(
+            {name: context.trained[name] + scale * g[name] for name in context.trained},
+            context.batch,
+        )

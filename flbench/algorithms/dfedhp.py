@@ -12,6 +12,7 @@ from flbench.algorithms import (
     ALGORITHMS,
     AlgorithmConfig,
     Communication,
+    Context,
     Message,
     Paper,
     Phase,
@@ -146,7 +147,7 @@ class DFedHP(Gossip):
             self.setting.net, self.generated, chunk=c.chunk, embedding=c.embedding, hidden=c.hidden
         )
 
-    def called(self) -> Callable[[Tree, Tree], Tree]:
+    def called(self) -> Callable[[Context], Tree]:
         return self.hypernetwork
 
     def leaves(self, start: Tree) -> Tree:

@@ -10,7 +10,7 @@ from flbench.algorithms import (
     ALGORITHMS,
     AlgorithmConfig,
     Communication,
-    Info,
+    Context,
     LocalProgram,
     Message,
     Paper,
@@ -156,6 +156,6 @@ class Pack:
 
     names: tuple[str, ...]
 
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return `bits` [ceil(n / 8)] uint8, for n entries of all masks."""
-        return {"bits": sparse.packed([leaves[name] for name in self.names])}
+        return {"bits": sparse.packed([context.leaves[name] for name in self.names])}

@@ -12,8 +12,8 @@ from flbench.algorithms import (
     Algorithm,
     AlgorithmConfig,
     Communication,
+    Context,
     Deployment,
-    Info,
     LocalProgram,
     OptimizerConfig,
     Paper,
@@ -23,7 +23,6 @@ from flbench.algorithms import (
     State,
     Statistic,
     Step,
-    StepContext,
     Transform,
     Tree,
     repeat,
@@ -176,9 +175,12 @@ class MixedNet:
     names: tuple[str, ...]
     mixed: tuple[str, ...]
 
-    def __call__(self, leaves: Tree, ctx: Tree) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the net's leaves."""
-        return {n: mixed(leaves, n) if n in self.mixed else leaves[n] for n in self.names}
+        return {
+            n: mixed(context.leaves, n) if n in self.mixed else context.leaves[n]
+            for n in self.names
+        }
 
 
 @dataclass(frozen=True)
@@ -191,10 +193,10 @@ class WriteMixed:
 
     mixed: tuple[str, ...]
 
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the leaves that change."""
-        learnt = leaves[LEARNT] | differ(leaves, self.mixed)
-        return {name: mixed(leaves, name) for name in self.mixed} | {LEARNT: learnt}
+        learnt = context.leaves[LEARNT] | differ(context.leaves, self.mixed)
+        return {name: mixed(context.leaves, name) for name in self.mixed} | {LEARNT: learnt}
 
 
 @dataclass(frozen=True)
@@ -203,7 +205,7 @@ class CountSamples:
 
     of_labels: ClassVar[bool] = True
 
-    def __call__(self, context: StepContext) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the number, 0-dim."""
         return {"epochs": context.batch.mask.sum()}
 
@@ -218,27 +220,27 @@ class PlanLearning:
 
     mixed: tuple[str, ...]
 
-    def __call__(self, reduced: Tree, leaves: Tree, ctx: Tree) -> Tree:
+    def __call__(self, context: Context, reduced: Tree) -> Tree:
         """Return `epochs` [], and `first` [] bool: whether the learning ends by its losses."""
-        first = ~leaves[LEARNT]
-        epochs = torch.where(first, MOST_EPOCHS, 1) * differ(leaves, self.mixed)
+        first = ~context.leaves[LEARNT]
+        epochs = torch.where(first, MOST_EPOCHS, 1) * differ(context.leaves, self.mixed)
         return {"epochs": epochs, "first": first}
 
 
-def has_settled(losses: Tensor, done: Tensor, ctx: Tree) -> Tensor:
+def has_settled(context: Context, losses: Tensor, done: Tensor) -> Tensor:
     """Return [] bool: whether the planned epochs are done, or the last losses agree.
 
     Args:
+        context: Its ctx has the plan of `PlanLearning`.
         losses: Mean losses of the epochs, [50].
         done: Number [] of epochs whose losses are known.
-        ctx: The plan of `PlanLearning`.
     """
     places = done - 1 - torch.arange(WINDOW, device=losses.device)  # [WINDOW]
     last = losses[places.clamp(0, len(losses) - 1)]  # [WINDOW]
     agree = (done > WINDOW) & (last.std(correction=0) < SPREAD)
-    return (done >= ctx["ala.epochs"]) | (ctx["ala.first"] & agree)
+    return (done >= context.ctx["ala.epochs"]) | (context.ctx["ala.first"] & agree)
 
 
-def unit_interval(trained: Tree, ctx: Tree) -> Tree:
+def unit_interval(context: Context) -> Tree:
     """Return the weights clipped to [0, 1]."""
-    return {name: value.clamp(0.0, 1.0) for name, value in trained.items()}
+    return {name: value.clamp(0.0, 1.0) for name, value in context.trained.items()}

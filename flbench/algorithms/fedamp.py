@@ -12,6 +12,7 @@ from flbench.algorithms import (
     Algorithm,
     AlgorithmConfig,
     Communication,
+    Context,
     Deployment,
     Dispatch,
     Learned,
@@ -22,7 +23,6 @@ from flbench.algorithms import (
     Paper,
     Results,
     State,
-    StepContext,
     Tree,
     Update,
     only,
@@ -248,7 +248,7 @@ class PullToCloud:
     names: tuple[str, ...]
     weight: float | str = 1.0
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return the term, 0-dim."""
         has_cloud = context.ctx[CLOUD + "known"]
         parts = []

@@ -13,9 +13,9 @@ from flbench.algorithms import (
     Algorithm,
     AlgorithmConfig,
     Communication,
+    Context,
     Deployment,
     Dispatch,
-    Info,
     LocalProgram,
     Message,
     Paper,
@@ -25,7 +25,6 @@ from flbench.algorithms import (
     State,
     Statistic,
     Step,
-    StepContext,
     Transform,
     Tree,
     Update,
@@ -229,7 +228,7 @@ class MomentSums:
 
     layers: tuple[str, ...]
 
-    def __call__(self, context: StepContext) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return `sum.LAYER` and `squares.LAYER` [channels] float64, and `count.LAYER` []."""
         activations = context.apply(
             context.leaves, context.batch.x, activations=self.layers
@@ -251,14 +250,16 @@ class WriteMoments:
 
     layers: tuple[str, ...]
 
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the leaves of all layers, [channels] each."""
         written: Tree = {}
         for layer in self.layers:
-            count = ctx[f"inputs.count.{layer}"].clamp_min(1)
-            mean = ctx[f"inputs.sum.{layer}"] / count
-            variance = (ctx[f"inputs.squares.{layer}"] / count - mean.square()).clamp_min(0.0)
-            dtype = leaves[f"{layer}.weight"].dtype
+            count = context.ctx[f"inputs.count.{layer}"].clamp_min(1)
+            mean = context.ctx[f"inputs.sum.{layer}"] / count
+            variance = (context.ctx[f"inputs.squares.{layer}"] / count - mean.square()).clamp_min(
+                0.0
+            )
+            dtype = context.leaves[f"{layer}.weight"].dtype
             written[f"mean.{layer}"] = mean.to(dtype)
             written[f"variance.{layer}"] = variance.to(dtype)
         return written

@@ -12,8 +12,8 @@ from flbench.algorithms import (
     Algorithm,
     AlgorithmConfig,
     Communication,
+    Context,
     Deployment,
-    Info,
     LocalProgram,
     OptimizerConfig,
     Paper,
@@ -22,7 +22,6 @@ from flbench.algorithms import (
     State,
     Statistic,
     Step,
-    StepContext,
     Transform,
     Tree,
     only,
@@ -167,7 +166,7 @@ class OldSums:
 
     classes: int
 
-    def __call__(self, context: StepContext) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return `sums` [C, D] and `counts` [C] of one batch."""
         batch = context.batch
         features = context.apply(stripped(OWN, context.leaves), batch.x).features.double()
@@ -175,7 +174,7 @@ class OldSums:
         return {"sums": sums, "counts": counts}
 
 
-def means(sums: Tree, leaves: Tree, ctx: Tree) -> Tree:
+def means(context: Context, sums: Tree) -> Tree:
     """Return the class means `means` [C, D]; zero for classes without samples."""
     return {"means": sums["sums"] / sums["counts"].clamp_min(1.0)[:, None]}
 
@@ -195,7 +194,7 @@ class Alignment:
     classes: int
     weight: float | str = 1.0
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return the term, 0-dim."""
         features, batch = context.out.features, context.batch
         anchors = context.ctx["old.means"].to(features.dtype)[batch.y]  # [B, D]
@@ -214,7 +213,7 @@ class SquaredGradient:
 
     names: tuple[str, ...]
 
-    def __call__(self, context: StepContext) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return `sum` [] of one batch."""
         leaves = {name: value.detach() for name, value in context.leaves.items()}
         gradient = summed_gradient(context, only(leaves, self.names), lambda some: leaves | some)
@@ -222,6 +221,6 @@ class SquaredGradient:
         return {"sum": squares / context.batch.mask.sum().clamp_min(1).double().square()}
 
 
-def write_fisher(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+def write_fisher(context: Context) -> Tree:
     """Write F_i [] into the leaf that is sent, in the type of the weights."""
-    return {FISHER: ctx["trace.sum"].to(info.lr.dtype)}
+    return {FISHER: context.ctx["trace.sum"].to(context.info.lr.dtype)}

@@ -14,8 +14,8 @@ from flbench.algorithms import (
     Algorithm,
     AlgorithmConfig,
     Communication,
+    Context,
     Deployment,
-    Info,
     LocalProgram,
     Message,
     Paper,
@@ -196,7 +196,7 @@ def _cut(flat: Tensor, like: Tree, names: tuple[str, ...]) -> Iterator[tuple[str
 
 @dataclass(frozen=True)
 class Composed:
-    """The composed model s_i = M_i c_i + (1 - M_i) w, as (leaves, ctx) -> leaves of the net.
+    """The composed model s_i = M_i c_i + (1 - M_i) w, as context -> leaves of the net.
 
     Attributes:
         names: Names of the net's parameters; the received w is among the leaves under their names.
@@ -204,13 +204,17 @@ class Composed:
 
     names: tuple[str, ...]
 
-    def __call__(self, leaves: Tree, ctx: Tree) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the leaves with other parameters, without masks and their values."""
         others = {
-            name: value for name, value in leaves.items() if not name.startswith((CRITICAL, CUSTOM))
+            name: value
+            for name, value in context.leaves.items()
+            if not name.startswith((CRITICAL, CUSTOM))
         }
         return others | {
-            name: torch.where(leaves[CRITICAL + name], leaves[CUSTOM + name], leaves[name])
+            name: torch.where(
+                context.leaves[CRITICAL + name], context.leaves[CUSTOM + name], context.leaves[name]
+            )
             for name in self.names
         }
 
@@ -227,17 +231,17 @@ class FindCritical:
     tau: float
     names: tuple[str, ...]
 
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the masks, as leaves and packed, and the trained values until the reply comes."""
-        began = Composed(self.names)(start, ctx)
-        changes = {name: leaves[name] - began[name] for name in self.names}
+        began = Composed(self.names)(context.with_leaves(context.start))
+        changes = {name: context.leaves[name] - began[name] for name in self.names}
         most = torch.stack([change.abs().amax() for change in changes.values()]).amax()
         still = UNCHANGED * torch.finfo(most.dtype).eps * most
         masks = {
-            name: self._mask(leaves[name], torch.where(change.abs() > still, change, 0.0))
+            name: self._mask(context.leaves[name], torch.where(change.abs() > still, change, 0.0))
             for name, change in changes.items()
         }
-        values = {name: torch.where(masks[name], leaves[name], 0.0) for name in self.names}
+        values = {name: torch.where(masks[name], context.leaves[name], 0.0) for name in self.names}
         bits = {BITS: packed(list(masks.values()))}
         return prefixed(CRITICAL, masks) | prefixed(CUSTOM, values) | bits
 

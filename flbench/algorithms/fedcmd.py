@@ -11,6 +11,7 @@ from flbench.algorithms import (
     ALGORITHMS,
     AlgorithmConfig,
     Communication,
+    Context,
     Deployment,
     Dispatch,
     LayerSpec,
@@ -22,7 +23,6 @@ from flbench.algorithms import (
     Results,
     State,
     Statistic,
-    StepContext,
     Transform,
     Tree,
     Update,
@@ -237,7 +237,7 @@ class BatchVotes:
 
     shift: Shift
 
-    def __call__(self, context: StepContext) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return `votes` [L] int32: 1 for one layer, or all 0 for a batch of padding."""
         x, y, outputs = self.shift.gaussians(self.shift(context))
         scores = shift_scores(x, y, outputs, mean_distance, by_side=True)
@@ -246,7 +246,7 @@ class BatchVotes:
         return {"votes": vote.to(torch.int32)}
 
 
-def vote_of_client(sums: Tree, leaves: Tree, ctx: Tree) -> Tree:
+def vote_of_client(context: Context, sums: Tree) -> Tree:
     """Return `vote` [], the layer that most batches voted for, from their `votes` [L]."""
     return {"vote": majority(sums["votes"])}
 

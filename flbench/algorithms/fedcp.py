@@ -13,9 +13,9 @@ from flbench.algorithms import (
     Algorithm,
     AlgorithmConfig,
     Communication,
+    Context,
     Deployment,
     Dispatch,
-    Info,
     LocalProgram,
     LossTerm,
     Message,
@@ -23,7 +23,6 @@ from flbench.algorithms import (
     Paper,
     Results,
     State,
-    StepContext,
     Transform,
     Tree,
     Update,
@@ -170,11 +169,11 @@ class Begin:
 
     head: LinearHead
 
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the leaves of CPN and the condition."""
-        sums = leaves[OWN + self.head.weight].sum(dim=0)  # [D]
+        sums = context.leaves[OWN + self.head.weight].sum(dim=0)  # [D]
         length = torch.linalg.vector_norm(sums).clamp_min(1e-12)
-        return only(ctx, POLICY) | {CONDITION: sums / length}
+        return only(context.ctx, POLICY) | {CONDITION: sums / length}
 
 
 @dataclass(frozen=True)
@@ -187,9 +186,12 @@ class HalfHead:
 
     head: LinearHead
 
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the head under the names of the net."""
-        return {name: (leaves[OWN + name] + leaves[name]) / 2 for name in self.head.names}
+        return {
+            name: (context.leaves[OWN + name] + context.leaves[name]) / 2
+            for name in self.head.names
+        }
 
 
 def preferences(leaves: Tree, features: Tensor) -> Tensor:
@@ -245,7 +247,7 @@ class Scores:
 
     head: LinearHead
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return the logits [B, C]."""
         features = context.out.features
         gates = mean_gate(preferences(context.leaves, features))
@@ -262,7 +264,7 @@ class TwoHeads(CrossEntropy):
 
     head: LinearHead
 
-    def outputs(self, context: StepContext) -> Outputs:
+    def outputs(self, context: Context) -> Outputs:
         """Return the features z [B, D] and the logits [B, C]."""
         features = context.out.features
         odds = preferences(context.leaves, features)
@@ -280,7 +282,7 @@ class FeatureDistance:
 
     weight: float | str
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return the term, 0-dim."""
         batch, features = context.batch, context.out.features
         before = context.apply(context.start, batch.x, train=True).features.detach()

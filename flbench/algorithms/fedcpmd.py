@@ -13,10 +13,10 @@ from flbench.algorithms import (
     ALGORITHMS,
     AlgorithmConfig,
     Communication,
+    Context,
     Deployment,
     Dispatch,
     Draw,
-    Info,
     Joining,
     LayerSpec,
     Learned,
@@ -422,14 +422,8 @@ class ScoreLayers:
     shift: Shift
     distance: str
 
-    def __call__(self, moments: Tree, leaves: Tree, ctx: Tree) -> Tree:
-        """Return `scores` [L] float64 and `vote` [].
-
-        Args:
-            moments: Moments of inputs, labels and outputs over all samples.
-            leaves: Not used.
-            ctx: Not used.
-        """
+    def __call__(self, context: Context, moments: Tree) -> Tree:
+        """Return `scores` [L] float64 and `vote` [] of moments over all samples."""
         x, y, outputs = self.shift.gaussians(moments)
         scores = shift_scores(x, y, outputs, DISTANCES[self.distance])
         return {"scores": scores, "vote": smallest(scores).argmax()}
@@ -587,17 +581,16 @@ class UploadOthers:
             (f"up.{leaf}", f"share.{layer.name}") for layer in self.layers for leaf in layer.leaves
         )
 
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the copies `up.LEAF` and the masks `share.LAYER` [] bool.
 
         Args:
-            leaves: Leaves of the client.
-            start: Not used.
-            ctx: `personal` [L] bool: the client's personal layer.
-            info: Not used.
+            context: Its ctx has `personal` [L] bool, the client's personal layer.
         """
-        own = ctx["personal"]
-        copies = {f"up.{leaf}": leaves[leaf] for layer in self.layers for leaf in layer.leaves}
+        own = context.ctx["personal"]
+        copies = {
+            f"up.{leaf}": context.leaves[leaf] for layer in self.layers for leaf in layer.leaves
+        }
         masks = {f"share.{layer.name}": ~own[k] for k, layer in enumerate(self.layers)}
         return copies | masks
 

@@ -13,9 +13,9 @@ from flbench.algorithms import (
     Algorithm,
     AlgorithmConfig,
     Communication,
+    Context,
     Deployment,
     Dispatch,
-    Info,
     LocalProgram,
     LossTerm,
     Message,
@@ -25,7 +25,6 @@ from flbench.algorithms import (
     State,
     Statistic,
     Step,
-    StepContext,
     Transform,
     Tree,
     Update,
@@ -221,7 +220,7 @@ class Biased:
 
     head: LinearHead
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return the logits [B, C]."""
         return self.head(context.leaves, context.out.features + context.leaves[BIAS])
 
@@ -238,7 +237,7 @@ class PullToCommonMean:
     mu: float
     weight: float | str
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return the term, 0-dim."""
         mean = batch_mean(context)
         if self.mu < 1:
@@ -259,22 +258,22 @@ class MoveRunningMean:
 
     weight: float | str = PACE
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return 0, 0-dim."""
         term = 0.5 * (context.leaves[RUNNING] - batch_mean(context).detach()).square().sum()
         return term - term.detach()
 
 
-def batch_mean(context: StepContext) -> Tensor:
+def batch_mean(context: Context) -> Tensor:
     """Return the mean feature of a batch, [D]."""
     features, mask = context.out.features, context.batch.mask
     count = mask.sum().clamp_min(1).to(features.dtype)
     return torch.where(mask[:, None], features, 0.0).sum(dim=0) / count
 
 
-def start_running(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+def start_running(context: Context) -> Tree:
     """Write r = 0 [D]."""
-    return {RUNNING: torch.zeros_like(leaves[COMMON])}
+    return {RUNNING: torch.zeros_like(context.leaves[COMMON])}
 
 
 # Set-up
@@ -290,7 +289,7 @@ class BatchMeans:
 
     steps: int
 
-    def __call__(self, context: StepContext) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return `means` [S, D] and `sizes` [S], zero in all rows but that of the step."""
         step, mean = context.batch.step, batch_mean(context)
         here = torch.arange(self.steps, device=mean.device) == step  # [S]
@@ -313,14 +312,8 @@ class RunningMean:
     mu: float
     batch_size: int
 
-    def __call__(self, batches: Tree, leaves: Tree, ctx: Tree) -> Tree:
-        """Return `mean` [D].
-
-        Args:
-            batches: Results of `BatchMeans`, over all batches.
-            leaves: Not used.
-            ctx: Not used.
-        """
+    def __call__(self, context: Context, batches: Tree) -> Tree:
+        """Return `mean` [D] of the results of `BatchMeans` over all batches."""
         means, sizes = batches["means"], batches["sizes"]  # [S, D], [S]
         step = torch.arange(len(sizes), dtype=sizes.dtype, device=sizes.device)
         full = sizes == self.batch_size
@@ -332,6 +325,6 @@ class RunningMean:
         return {"mean": torch.where(age >= 0, weight, 0.0).to(means.dtype) @ means}
 
 
-def write_running_mean(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+def write_running_mean(context: Context) -> Tree:
     """Write r_i [D] of the set-up's batches into the leaf that is sent."""
-    return {MEAN: ctx["batches.mean"].to(leaves[COMMON].dtype)}
+    return {MEAN: context.ctx["batches.mean"].to(context.leaves[COMMON].dtype)}

@@ -12,8 +12,8 @@ from flbench.algorithms import (
     Algorithm,
     AlgorithmConfig,
     Communication,
+    Context,
     Deployment,
-    Info,
     LocalProgram,
     LossTerm,
     Paper,
@@ -133,6 +133,9 @@ class MoveDual:
 
     names: tuple[str, ...]
 
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the dual."""
-        return {DUAL + n: leaves[DUAL + n] + (leaves[n] - start[n]) for n in self.names}
+        return {
+            DUAL + n: context.leaves[DUAL + n] + (context.leaves[n] - context.start[n])
+            for n in self.names
+        }

@@ -12,10 +12,10 @@ from flbench.algorithms import (
     Algorithm,
     AlgorithmConfig,
     Communication,
+    Context,
     Deployment,
     Dispatch,
     Draw,
-    Info,
     Learned,
     LearnedTable,
     LocalProgram,
@@ -26,7 +26,6 @@ from flbench.algorithms import (
     State,
     Statistic,
     Step,
-    StepContext,
     Transform,
     Tree,
     Update,
@@ -248,7 +247,7 @@ class SumLosses:
     names: tuple[str, ...]
     models: int
 
-    def __call__(self, context: StepContext) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return `sent` [M] and `own` [], float64, and the number of samples, `count` []."""
         x, y, mask = context.batch.x, context.batch.y, context.batch.mask
         logits = []
@@ -277,13 +276,17 @@ class Mix:
     names: tuple[str, ...]
     parameters: tuple[str, ...]
 
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the mixed leaves, `raw` and `asked`."""
-        count, asked = ctx["validation.count"], ctx["asked"]
+        count, asked = context.ctx["validation.count"], context.ctx["asked"]
 
         # raw_n = (L_i - L_n) / (||theta_n - theta_i|| + 1e-5)
-        gain = (ctx["validation.own"] - ctx["validation.sent"]) / count.clamp_min(1)  # [M]
-        away = {n: ctx[f"model.{n}"].double() - leaves[n].double() for n in self.names}  # [M, ...]
+        gain = (context.ctx["validation.own"] - context.ctx["validation.sent"]) / count.clamp_min(
+            1
+        )  # [M]
+        away = {
+            n: context.ctx[f"model.{n}"].double() - context.leaves[n].double() for n in self.names
+        }  # [M, ...]
         squares = [away[name].flatten(1).square().sum(dim=1) for name in self.parameters]
         raw = gain / (torch.stack(squares).sum(dim=0).sqrt() + 1e-5)
         # A model whose loss overflows gets weight 0, and does not make the client fail.
@@ -295,14 +298,14 @@ class Mix:
 
         mixed: Tree = {}
         for name in self.names:
-            own = leaves[name]
+            own = context.leaves[name]
             if own.is_floating_point():
                 step = torch.tensordot(weights, away[name], dims=1)  # [M], [M, ...] -> [...]
                 mixed[name] = (own.double() + step).to(own.dtype)
             else:  # BatchNorm's counter: the largest of the models with a positive weight
                 helps = (weights > 0).reshape(-1, *(1,) * own.dim())
-                sent = torch.where(helps, ctx[f"model.{name}"], own)
+                sent = torch.where(helps, context.ctx[f"model.{name}"], own)
                 mixed[name] = torch.maximum(own, sent.amax(dim=0))
 
-        dtype = leaves[self.parameters[0]].dtype
+        dtype = context.leaves[self.parameters[0]].dtype
         return mixed | {"raw": raw.to(dtype), "asked": asked}

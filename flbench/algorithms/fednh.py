@@ -12,9 +12,9 @@ from flbench.algorithms import (
     Algorithm,
     AlgorithmConfig,
     Communication,
+    Context,
     Deployment,
     Dispatch,
-    Info,
     Learned,
     LearnedTable,
     LocalProgram,
@@ -23,7 +23,6 @@ from flbench.algorithms import (
     Paper,
     Results,
     State,
-    StepContext,
     Tree,
     UniformConfig,
     Update,
@@ -191,18 +190,18 @@ class FedNH(Algorithm):
         return {name: replace(model, predict=by_cosine) for name, model in models.items()}
 
 
-def keep_positive(trained: Tree, ctx: Tree) -> Tree:
+def keep_positive(context: Context) -> Tree:
     """Return s, at least 0.01."""
-    return {SCALE: trained[SCALE].clamp_min(SMALLEST_SCALE)}
+    return {SCALE: context.trained[SCALE].clamp_min(SMALLEST_SCALE)}
 
 
-def write_directions(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+def write_directions(context: Context) -> Tree:
     """Write the unit mean of unit features of each class into the leaves that are sent."""
-    directions = unit(ctx["classes.sums"]).to(leaves[W].dtype)
-    return prototypes.upload(directions, ctx["classes.counts"])
+    directions = unit(context.ctx["classes.sums"]).to(context.leaves[W].dtype)
+    return prototypes.upload(directions, context.ctx["classes.counts"])
 
 
-def by_cosine(context: StepContext) -> Tensor:
+def by_cosine(context: Context) -> Tensor:
     """Return the scores [B, C] that training uses: s <z, W>."""
     return cosine_logits(context, W, SCALE)
 

@@ -12,8 +12,8 @@ from flbench.algorithms import (
     Algorithm,
     AlgorithmConfig,
     Communication,
+    Context,
     Dispatch,
-    Info,
     Learned,
     LearnedTable,
     LocalProgram,
@@ -22,7 +22,6 @@ from flbench.algorithms import (
     Results,
     State,
     Statistic,
-    StepContext,
     Transform,
     Tree,
     Update,
@@ -254,43 +253,45 @@ def least_quadratic(q: Tensor, first: int) -> Tensor:
 class Moments(ClassSums):
     """Sums of features and numbers of samples by class, and of squared features, in float64."""
 
-    def __call__(self, context: StepContext) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return `sums` [C, D], `counts` [C] and `squares` [] of one batch."""
         squares = context.out.features.double().square().sum(dim=1)  # [B]
         squares = torch.where(context.batch.mask, squares, 0.0).sum()
         return {**super().__call__(context), "squares": squares}
 
 
-def summary(sums: Tree, leaves: Tree, ctx: Tree) -> Tree:
+def summary(context: Context, sums: Tree) -> Tree:
     """Return what a client computes of the sums of `Moments` with the received body.
 
     Args:
+        context: Its ctx has `global.prototypes` P [C, D] and `global.present` [C].
         sums: Results of `Moments`, over all samples.
-        leaves: Not used.
-        ctx: `global.prototypes` P [C, D] and `global.present` [C].
 
     Returns:
         `h` [C, D] and `v` [], float64, and what features are pulled to: `anchors` [C, D], and
         `anchored` [C] bool for the classes that have one, none while there are no prototypes.
     """
-    counts, table = sums["counts"], ctx["global.prototypes"]
+    counts, table = sums["counts"], context.ctx["global.prototypes"]
     n = counts.sum().clamp_min(1.0)
     h = sums["sums"] / n  # [C, D]
     v = (sums["squares"] / n - h.square().sum()) / n
     means = sums["sums"] / counts.clamp_min(1.0)[:, None]  # [C, D]
-    present = ctx["global.present"]
+    present = context.ctx["global.present"]
     anchors = torch.where(present[:, None], table, means.to(table.dtype))
     anchored = (present | (counts > 0)) & present.any()
     return {"h": h, "v": v.clamp_min(0.0), "anchors": anchors, "anchored": anchored}
 
 
-def write_summary(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+def write_summary(context: Context) -> Tree:
     """Write the leaves `h` [C, D], in the type of the weights, and `v` [] float64."""
-    return {"h": ctx["before.h"].to(ctx["global.prototypes"].dtype), "v": ctx["before.v"]}
+    return {
+        "h": context.ctx["before.h"].to(context.ctx["global.prototypes"].dtype),
+        "v": context.ctx["before.v"],
+    }
 
 
-def write_prototypes(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+def write_prototypes(context: Context) -> Tree:
     """Write the class means of the trained body into the leaves `prototypes.LEAVES`."""
-    counts = ctx["classes.counts"]
-    means = ctx["classes.sums"] / counts.clamp_min(1.0)[:, None]
-    return prototypes.upload(means.to(ctx["global.prototypes"].dtype), counts)
+    counts = context.ctx["classes.counts"]
+    means = context.ctx["classes.sums"] / counts.clamp_min(1.0)[:, None]
+    return prototypes.upload(means.to(context.ctx["global.prototypes"].dtype), counts)

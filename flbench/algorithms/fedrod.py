@@ -13,14 +13,13 @@ from flbench.algorithms import (
     Algorithm,
     AlgorithmConfig,
     Communication,
+    Context,
     Deployment,
-    Info,
     LocalProgram,
     Outputs,
     Paper,
     State,
     Statistic,
-    StepContext,
     Transform,
     Tree,
     repeat,
@@ -125,9 +124,9 @@ class AddHead:
 
     names: tuple[str, ...]
 
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return W + W_i and b + b_i under the names of the net's head."""
-        return {name: leaves[name] + leaves[OWN + name] for name in self.names}
+        return {name: context.leaves[name] + context.leaves[OWN + name] for name in self.names}
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ class BalancedCrossEntropy:
     gamma: float
     weight: float | str = 1.0
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return the term, 0-dim."""
         logits, batch = context.out.logits, context.batch
         with full_precision(logits):
@@ -165,12 +164,12 @@ class PersonalCrossEntropy:
     names: tuple[str, ...]
     weight: float | str = 1.0
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return the term, 0-dim."""
         out = self.outputs(context)
         return mean_cross_entropy(out.logits, context.batch.y, context.batch.mask)
 
-    def outputs(self, context: StepContext) -> Outputs:
+    def outputs(self, context: Context) -> Outputs:
         """Return the features z [B, D] and the logits o_i [B, C], detached from the net."""
         features, logits = context.out.features.detach(), context.out.logits.detach()
         own = (context.leaves[OWN + name] for name in self.names)  # W_i [C, D], b_i [C]

@@ -12,9 +12,9 @@ from flbench.algorithms import (
     Algorithm,
     AlgorithmConfig,
     Communication,
+    Context,
     Deployment,
     Dispatch,
-    Info,
     LocalProgram,
     Message,
     Outputs,
@@ -24,7 +24,6 @@ from flbench.algorithms import (
     Stage,
     State,
     Step,
-    StepContext,
     Transform,
     Tree,
     Update,
@@ -247,19 +246,19 @@ class Floco(Algorithm):
         return models
 
 
-def write_endpoints(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+def write_endpoints(context: Context) -> Tree:
     """Write the received endpoints, an entry of ctx, into a leaf that can be trained."""
-    return only(ctx, {ENDPOINTS})
+    return only(context.ctx, {ENDPOINTS})
 
 
-def take_part(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+def take_part(context: Context) -> Tree:
     """Write down that the client has trained a personal model."""
-    return {PARTICIPATED: torch.ones_like(leaves[PARTICIPATED])}
+    return {PARTICIPATED: torch.ones_like(context.leaves[PARTICIPATED])}
 
 
 @dataclass(frozen=True)
 class HeadAtPoint:
-    """The net with the head at the client's point, as (leaves, ctx) -> leaves of the net.
+    """The net with the head at the client's point, as context -> leaves of the net.
 
     Without a point among ctx it is the centre of the simplex.
 
@@ -271,17 +270,19 @@ class HeadAtPoint:
     head: LinearHead
     names: tuple[str, ...]
 
-    def __call__(self, leaves: Tree, ctx: Tree) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the leaves with another weight of the head."""
-        endpoints = leaves[ENDPOINTS] if ENDPOINTS in leaves else ctx[ENDPOINTS]
-        point = ctx.get(POINT, torch.full_like(endpoints[:, 0, 0], 1 / len(endpoints)))
+        endpoints = (
+            context.leaves[ENDPOINTS] if ENDPOINTS in context.leaves else context.ctx[ENDPOINTS]
+        )
+        point = context.ctx.get(POINT, torch.full_like(endpoints[:, 0, 0], 1 / len(endpoints)))
         weight = torch.einsum("m,mcd->cd", point, endpoints)
-        return {name: leaves[name] for name in self.names} | {self.head.weight: weight}
+        return {name: context.leaves[name] for name in self.names} | {self.head.weight: weight}
 
 
 @dataclass(frozen=True)
 class PersonalAtPoint:
-    """The personal model of Floco+ at the client's point, as (leaves, ctx) -> leaves of the net.
+    """The personal model of Floco+ at the client's point, as context -> leaves of the net.
 
     A client that never took part has the shared model at the centre of the simplex.
 
@@ -293,12 +294,13 @@ class PersonalAtPoint:
     at_point: HeadAtPoint
     own: PersonalModel
 
-    def __call__(self, leaves: Tree, ctx: Tree) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the leaves of the net."""
-        own = self.own(leaves, ctx) | {ENDPOINTS: leaves[V + ENDPOINTS]}
-        here = self.at_point(own, ctx)
-        others = self.at_point(leaves, {name: v for name, v in ctx.items() if name != POINT})
-        took_part = leaves[PARTICIPATED]
+        own = self.own(context) | {ENDPOINTS: context.leaves[V + ENDPOINTS]}
+        here = self.at_point(context.with_leaves(own))
+        no_point = {name: value for name, value in context.ctx.items() if name != POINT}
+        others = self.at_point(context.with_leaves(context.leaves, no_point))
+        took_part = context.leaves[PARTICIPATED]
         return {name: torch.where(took_part, here[name], value) for name, value in others.items()}
 
 
@@ -316,7 +318,7 @@ class PointCrossEntropy(CrossEntropy):
     rho: float | None
     prefix: str = ""
 
-    def outputs(self, context: StepContext) -> Outputs:
+    def outputs(self, context: Context) -> Outputs:
         """Return the features z [B, D] and the logits [B, C]."""
         endpoints, features = context.leaves[self.prefix + ENDPOINTS], context.out.features
         count = len(endpoints)
@@ -342,7 +344,7 @@ class PullEndpoints:
 
     weight: float | str
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return the term, 0-dim."""
         return 0.5 * (context.leaves[V + ENDPOINTS] - context.ctx[ENDPOINTS]).square().sum()
 

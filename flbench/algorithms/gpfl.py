@@ -13,9 +13,9 @@ from flbench.algorithms import (
     Algorithm,
     AlgorithmConfig,
     Communication,
+    Context,
     Deployment,
     Dispatch,
-    Info,
     LocalProgram,
     LossTerm,
     Message,
@@ -23,7 +23,6 @@ from flbench.algorithms import (
     Results,
     State,
     Statistic,
-    StepContext,
     Transform,
     Tree,
     Update,
@@ -167,16 +166,16 @@ class GPFL(Algorithm):
         return {"personal": Deployment(self.dispatch(state, ids), program, predict=scores)}
 
 
-def write_received(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+def write_received(context: Context) -> Tree:
     """Write the received CoV and G, which are entries of ctx, into leaves that can be trained."""
-    return only(ctx, SHARED)
+    return only(context.ctx, SHARED)
 
 
-def write_conditions(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+def write_conditions(context: Context) -> Tree:
     """Write g [D] and q_i [D] from the present embeddings and the client's class counts."""
-    embeddings, counts = leaves[EMBEDDINGS].double(), ctx["held.counts"]
+    embeddings, counts = context.leaves[EMBEDDINGS].double(), context.ctx["held.counts"]
     shares = counts / counts.sum().clamp_min(1.0)  # [C]
-    dtype = leaves[EMBEDDINGS].dtype
+    dtype = context.leaves[EMBEDDINGS].dtype
     return {
         GENERIC: embeddings.mean(dim=0).to(dtype),
         PERSONAL: (shares @ embeddings).to(dtype),
@@ -214,7 +213,7 @@ class PersonalScores:
 
     head: LinearHead
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return the logits [B, C]."""
         leaves = context.leaves
         return self.head(leaves, valve(leaves, context.out.features, leaves[PERSONAL]))
@@ -232,7 +231,7 @@ class Guidance:
     lam: float
     weight: float | str = 1.0
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return the sum of the terms, 0-dim."""
         leaves, batch = context.leaves, context.batch
         routed = valve(leaves, context.out.features, leaves[GENERIC])  # [B, D]
@@ -252,7 +251,7 @@ class Decay:
 
     weight: float | str
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return the term, 0-dim."""
         squares = [context.leaves[name].square().sum() for name in (EMBEDDINGS, *COV)]
         return 0.5 * torch.stack(squares).sum()

@@ -12,8 +12,8 @@ from flbench.algorithms import (
     Algorithm,
     AlgorithmConfig,
     Communication,
+    Context,
     Dispatch,
-    Info,
     Learned,
     LearnedTable,
     LocalProgram,
@@ -306,24 +306,21 @@ def mean_cosine_with_others(bank: Tensor, held: Tensor) -> Tensor:
     return torch.where(holders > 1, total / (holders - 1).clamp_min(1), 1.0)
 
 
-def write_similarity(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+def write_similarity(context: Context) -> Tree:
     """Return S^i_pq = cos(c_p^i, c_q^i) and the pairs of classes that are sent.
 
     S^i is symmetric with a unit diagonal. Therefore only its strict upper triangle is stored and
     sent, for the classes that the client holds.
 
     Args:
-        leaves: The client's leaves, with `prototypes` [C, D] and `held` [C] bool.
-        start: Not used.
-        ctx: Not used.
-        info: Not used.
+        context: Its leaves have `prototypes` [C, D] and `held` [C] bool.
 
     Returns:
         `similarity` [C, C], and `pairs` [C, C] bool.
     """
-    held = leaves["held"]
+    held = context.leaves["held"]
     pairs = (held[:, None] & held[None, :]).triu(1)  # [C, C]
-    cosine = cosines(leaves["prototypes"], leaves["prototypes"])
+    cosine = cosines(context.leaves["prototypes"], context.leaves["prototypes"])
     return {"similarity": torch.where(pairs, cosine, 0.0), "pairs": pairs}
 
 

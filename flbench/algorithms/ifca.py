@@ -12,9 +12,9 @@ from flbench.algorithms import (
     Algorithm,
     AlgorithmConfig,
     Communication,
+    Context,
     Deployment,
     Dispatch,
-    Info,
     Learned,
     LearnedTable,
     LocalProgram,
@@ -24,7 +24,6 @@ from flbench.algorithms import (
     State,
     Statistic,
     Step,
-    StepContext,
     Transform,
     Tree,
     UniformConfig,
@@ -169,7 +168,7 @@ class Ifca(Algorithm):
         return ["algorithm.clusters=1: IFCA is FedAvg."] if self.config.clusters == 1 else []
 
 
-def sum_loss(context: StepContext) -> Tree:
+def sum_loss(context: Context) -> Tree:
     """Return the sum of the cross entropy over one batch, float64."""
     logits = context.out.logits.double()
     return {"loss": sum_cross_entropy(logits, context.batch.y, context.batch.mask)}
@@ -187,9 +186,9 @@ class Load:
     names: tuple[str, ...]
     index: int
 
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the leaves of the model."""
-        return {name: ctx[f"model.{name}"][self.index] for name in self.names}
+        return {name: context.ctx[f"model.{name}"][self.index] for name in self.names}
 
 
 @dataclass(frozen=True)
@@ -204,10 +203,14 @@ class Choose:
     names: tuple[str, ...]
     clusters: int
 
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the leaves of the model and `choice` [] int32."""
-        losses = torch.stack([ctx[f"model{j}.loss"] for j in range(self.clusters)])  # [clusters]
+        losses = torch.stack(
+            [context.ctx[f"model{j}.loss"] for j in range(self.clusters)]
+        )  # [clusters]
         # A model whose loss overflows is chosen by no client.
-        best = smallest_index(torch.where(losses.isfinite(), losses, torch.inf), info.lr.dtype)
-        chosen = {name: ctx[f"model.{name}"][best] for name in self.names}
+        best = smallest_index(
+            torch.where(losses.isfinite(), losses, torch.inf), context.info.lr.dtype
+        )
+        chosen = {name: context.ctx[f"model.{name}"][best] for name in self.names}
         return chosen | {"choice": best.to(torch.int32)}

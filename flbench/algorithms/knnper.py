@@ -12,15 +12,14 @@ from flbench.algorithms import (
     Algorithm,
     AlgorithmConfig,
     Communication,
+    Context,
     Deployment,
-    Info,
     Joining,
     LocalProgram,
     Paper,
     Samples,
     State,
     Statistic,
-    StepContext,
     Transform,
     Tree,
     largest,
@@ -99,7 +98,7 @@ class KNNPer(Algorithm):
         return {"personal": mixed, "knn": votes, "noknn": plain, **models}
 
 
-def labelled_features(context: StepContext) -> Tree:
+def labelled_features(context: Context) -> Tree:
     """Return features [B, D], and for each sample its label and 1 (0 for padding), [B] float64."""
     batch = context.batch
     return {
@@ -124,7 +123,7 @@ class Mixture:
     neighbours: int
     sigma: float
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return the probabilities [B, C] float64; the net's without a datastore.
 
         There is none where clients' models are evaluated right after local training.
@@ -135,11 +134,11 @@ class Mixture:
         share = torch.where(self.stored(context).any(), context.leaves[SHARE].double(), 0.0)
         return share * votes + (1 - share) * probabilities
 
-    def stored(self, context: StepContext) -> Tensor:
+    def stored(self, context: Context) -> Tensor:
         """Return which rows of the datastore are samples, [R] bool; others are padding."""
         return context.ctx[f"{STORE}.real"] == 1
 
-    def both(self, context: StepContext) -> tuple[Tensor, Tensor]:
+    def both(self, context: Context) -> tuple[Tensor, Tensor]:
         """Return p_k and softmax(logits), [B, C] float64 each; p_k is 0 without samples."""
         real = self.stored(context)
         keys = torch.where(real[:, None], context.ctx[f"{STORE}.z"], 0.0)  # [R, D]
@@ -170,7 +169,7 @@ class CorrectByShare:
 
     mixture: Mixture
 
-    def __call__(self, context: StepContext) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return `correct` [11] float64 of one batch, and the number of samples, `count`."""
         votes, probabilities = self.mixture.both(context)
         batch, correct = context.batch, []
@@ -181,7 +180,7 @@ class CorrectByShare:
         return {"correct": torch.stack(correct).double(), "count": batch.mask.sum()}
 
 
-def best_share(sums: Tree, leaves: Tree, ctx: Tree) -> Tree:
+def best_share(context: Context, sums: Tree) -> Tree:
     """Return `share` [], the multiple of 0.1 with the most correct predictions.
 
     Of equal ones it is that nearest to 0.5, then the smaller; 0.5 without samples.
@@ -193,11 +192,11 @@ def best_share(sums: Tree, leaves: Tree, ctx: Tree) -> Tree:
     return {"share": torch.where(sums["count"] > 0, at.double() / GRID, WITHOUT)}
 
 
-def write_best_share(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+def write_best_share(context: Context) -> Tree:
     """Write lambda [] float64 of the validation part."""
-    return {SHARE: ctx[f"{CHOICE}.share"]}
+    return {SHARE: context.ctx[f"{CHOICE}.share"]}
 
 
-def write_votes_alone(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+def write_votes_alone(context: Context) -> Tree:
     """Write lambda = 1 [] float64."""
-    return {SHARE: torch.ones_like(info.lr, dtype=torch.float64)}
+    return {SHARE: torch.ones_like(context.info.lr, dtype=torch.float64)}

@@ -13,6 +13,7 @@ from flbench.algorithms import (
     AlgorithmConfig,
     Batch,
     Communication,
+    Context,
     Deployment,
     GradFn,
     LocalProgram,
@@ -142,19 +143,19 @@ class MetaGradient:
     alpha: float
     delta: float
 
-    def __call__(self, grad: GradFn, parameters: Tree, batch: Batch, ctx: Tree) -> Tree:
+    def __call__(self, context: Context, grad: GradFn) -> Tree:
         """Return g', or g' - alpha h with the Hessian."""
         count = 2 if self.version == "first_order" else 3
-        inner, outer, *rest = (part(batch, k, count) for k in range(count))
+        inner, outer, *rest = (part(context.batch, k, count) for k in range(count))
 
-        first = grad(parameters, inner)
-        g = grad({n: w - self.alpha * first[n] for n, w in parameters.items()}, outer)  # at u
+        first = grad(context.trained, inner)
+        g = grad({n: w - self.alpha * first[n] for n, w in context.trained.items()}, outer)  # at u
         if self.version == "first_order":
             return g
 
         delta = self.delta
-        plus = grad({n: w + delta * g[n] for n, w in parameters.items()}, rest[0])
-        minus = grad({n: w - delta * g[n] for n, w in parameters.items()}, rest[0])
+        plus = grad({n: w + delta * g[n] for n, w in context.trained.items()}, rest[0])
+        minus = grad({n: w - delta * g[n] for n, w in context.trained.items()}, rest[0])
         return {n: v - self.alpha * (plus[n] - minus[n]) / (2 * delta) for n, v in g.items()}
 
 

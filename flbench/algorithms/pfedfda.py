@@ -12,9 +12,9 @@ from flbench.algorithms import (
     Algorithm,
     AlgorithmConfig,
     Communication,
+    Context,
     Deployment,
     Dispatch,
-    Info,
     Joining,
     LocalProgram,
     Message,
@@ -23,7 +23,6 @@ from flbench.algorithms import (
     State,
     Statistic,
     Step,
-    StepContext,
     Transform,
     Tree,
     Update,
@@ -264,7 +263,7 @@ def class_shares(counts: Tensor, eps: float) -> Tensor:
     return shares / shares.sum()
 
 
-def feature_rows(context: StepContext) -> Tree:
+def feature_rows(context: Context) -> Tree:
     """Return features [B, D], label, row of the data set and 1 for each sample, [B] float64 each.
 
     The last is 0 for padding.
@@ -430,15 +429,15 @@ class WriteHead:
     head: LinearHead
     eps: float
 
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return weight and bias of the head."""
-        shares = class_shares(ctx["held.counts"], self.eps)
-        return written(self.head, leaves, received(ctx), shares, self.eps)
+        shares = class_shares(context.ctx["held.counts"], self.eps)
+        return written(self.head, context.leaves, received(context.ctx), shares, self.eps)
 
 
 @dataclass(frozen=True)
 class CommonHead:
-    """The net with the classifier of the global Gaussians, as (leaves, ctx) -> leaves of the net.
+    """The net with the classifier of the global Gaussians, as context -> leaves of the net.
 
     Attributes:
         head: The head of the net.
@@ -448,12 +447,12 @@ class CommonHead:
     head: LinearHead
     eps: float
 
-    def __call__(self, leaves: Tree, ctx: Tree) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the leaves with another head; all classes have equal shares."""
-        classes = len(ctx[MU])
-        shares = torch.full_like(ctx[MU][:, 0].double(), 1 / classes)
-        others = {name: value for name, value in leaves.items() if name != BETA}
-        return others | written(self.head, leaves, received(ctx), shares, self.eps)
+        classes = len(context.ctx[MU])
+        shares = torch.full_like(context.ctx[MU][:, 0].double(), 1 / classes)
+        others = {name: value for name, value in context.leaves.items() if name != BETA}
+        return others | written(self.head, context.leaves, received(context.ctx), shares, self.eps)
 
 
 def written(head: LinearHead, leaves: Tree, gauss: Gaussians, shares: Tensor, eps: float) -> Tree:
@@ -477,10 +476,10 @@ class Interpolate:
     eps: float
     least: ClassVar[int] = 1
 
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the leaves mu' [C, D], the triangle of Sigma', and beta [2]."""
-        gauss, beta = self.mixed(ctx)
-        dtype = ctx[MU].dtype
+        gauss, beta = self.mixed(context.ctx)
+        dtype = context.ctx[MU].dtype
         return {MU: gauss.mu.to(dtype), SIGMA: triangle(gauss.sigma).to(dtype), BETA: beta}
 
     def mixed(self, ctx: Tree) -> tuple[Gaussians, Tensor]:
@@ -503,7 +502,7 @@ class WritePersonalHead(Interpolate):
     head: LinearHead
     least: ClassVar[int] = 3
 
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return weight and bias of the head."""
-        shares = class_shares(ctx["held.counts"], self.eps)
-        return written(self.head, leaves, self.mixed(ctx)[0], shares, self.eps)
+        shares = class_shares(context.ctx["held.counts"], self.eps)
+        return written(self.head, context.leaves, self.mixed(context.ctx)[0], shares, self.eps)

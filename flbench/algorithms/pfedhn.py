@@ -16,9 +16,9 @@ from flbench.algorithms import (
     Algorithm,
     AlgorithmConfig,
     Communication,
+    Context,
     Deployment,
     Dispatch,
-    Info,
     Joining,
     Learned,
     LearnedTable,
@@ -416,9 +416,9 @@ def norm_of(tensors: list[Tensor]) -> float:
 # A client that joins
 
 
-def start_embedding(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+def start_embedding(context: Context) -> Tree:
     """Write the embedding v [l] of a new client, the mean of the others, and its momentum."""
-    mean = ctx[JOIN + "mean"]
+    mean = context.ctx[JOIN + "mean"]
     return {JOIN + "v": mean.clone(), JOIN + "momentum": torch.zeros_like(mean)}
 
 
@@ -428,9 +428,9 @@ class WriteGenerated:
 
     h: Hypernetwork
 
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the generated parameters."""
-        return self.h(ctx, leaves[JOIN + "v"])
+        return self.h(context.ctx, context.leaves[JOIN + "v"])
 
 
 @dataclass(frozen=True)
@@ -445,12 +445,12 @@ class FitEmbedding:
     h: Hypernetwork
     sgd: ServerSGD
 
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the embedding and its momentum after a step."""
-        v, buffer = leaves[JOIN + "v"], leaves[JOIN + "momentum"]
-        found = torch.func.vjp(lambda row: self.h(ctx, row), v)
+        v, buffer = context.leaves[JOIN + "v"], context.leaves[JOIN + "momentum"]
+        found = torch.func.vjp(lambda row: self.h(context.ctx, row), v)
         theta, product = found[0], found[1]
-        (g,) = product({name: value - leaves[name] for name, value in theta.items()})
+        (g,) = product({name: value - context.leaves[name] for name, value in theta.items()})
         if self.sgd.clip is not None:
             g = g * (self.sgd.clip / (g.norm() + 1e-6)).clamp_max(1.0)
         v, buffer = self.sgd.moved(v, buffer, g)

@@ -11,8 +11,8 @@ from flbench.algorithms import (
     ALGORITHMS,
     Algorithm,
     AlgorithmConfig,
-    Batch,
     Communication,
+    Context,
     Deployment,
     Dispatch,
     GradFn,
@@ -163,30 +163,30 @@ class Envelope:
     optimizer: OptimizerConfig
     clip: float | None
 
-    def __call__(self, grad: GradFn, parameters: Tree, batch: Batch, ctx: Tree) -> Tree:
+    def __call__(self, context: Context, grad: GradFn) -> Tree:
         """Return the gradients of w and theta; `factor` in ctx is that of `train.schedule`."""
-        c, o, factor = self.config, self.optimizer, ctx["factor"]
-        first = theta = {name: parameters[THETA + name] for name in self.names}
+        c, o, factor = self.config, self.optimizer, context.ctx["factor"]
+        first = theta = {name: context.trained[THETA + name] for name in self.names}
 
         # theta <- theta - personal_lr (grad CE + decay theta + lam (theta - w)), K times
         for _ in range(c.inner_steps):
-            g = grad(theta, batch)
+            g = grad(theta, context.batch)
             norm = torch.stack([value.square().sum() for value in g.values()]).sum().sqrt()
             bound = 1.0 if self.clip is None else (self.clip / (norm + 1e-6)).clamp_max(1.0)
             moved: Tree = {}
             for n, v in theta.items():
-                slope = bound * g[n] + o.weight_decay * v + c.lam * (v - parameters[n])
+                slope = bound * g[n] + o.weight_decay * v + c.lam * (v - context.trained[n])
                 moved[n] = v - factor * c.personal_lr * slope
             theta = moved
 
         # w <- w - eta lam (w - theta); the schedule scales the phase's learning rate of 1.
-        pulled = {n: o.lr * c.lam * (parameters[n] - v) for n, v in theta.items()}
+        pulled = {n: o.lr * c.lam * (context.trained[n] - v) for n, v in theta.items()}
         return pulled | {THETA + n: (first[n] - v) / factor for n, v in theta.items()}
 
 
 @dataclass(frozen=True)
 class Personal:
-    """theta as (leaves, ctx) -> what the net is called with.
+    """theta as context -> what the net is called with.
 
     Attributes:
         names: Names of the net's leaves.
@@ -196,6 +196,6 @@ class Personal:
     names: tuple[str, ...]
     theta: LastModel
 
-    def __call__(self, leaves: Tree, ctx: Tree) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the net's leaves."""
-        return {name: leaves[name] for name in self.names} | self.theta(leaves, ctx)
+        return {name: context.leaves[name] for name in self.names} | self.theta(context)

@@ -12,9 +12,9 @@ from flbench.algorithms import (
     Algorithm,
     AlgorithmConfig,
     Communication,
+    Context,
     Deployment,
     Dispatch,
-    Info,
     Learned,
     LearnedTable,
     LocalProgram,
@@ -231,6 +231,6 @@ class PFedSim(Algorithm):
         return {"personal": deployments.pop(self.config.evaluated)} | deployments
 
 
-def write_held_classes(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+def write_held_classes(context: Context) -> Tree:
     """Write `held` [C] bool: the classes of which the client has training samples."""
-    return {"held": ctx["held.counts"] > 0}
+    return {"held": context.ctx["held.counts"] > 0}

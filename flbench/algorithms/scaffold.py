@@ -12,8 +12,8 @@ from flbench.algorithms import (
     Algorithm,
     AlgorithmConfig,
     Communication,
+    Context,
     Dispatch,
-    Info,
     LocalProgram,
     LossTerm,
     Message,
@@ -167,13 +167,15 @@ class MoveControl:
 
     names: tuple[str, ...]
 
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return c_i and dc_i."""
-        length = info.steps * info.lr  # tau eta
+        length = context.info.steps * context.info.lr  # tau eta
         moved = length > 0
         changed: Tree = {}
         for name in self.names:
-            gradient = (start[name] - leaves[name]) / torch.where(moved, length, 1.0)
-            dc = torch.where(moved, gradient - ctx[ALL + name], 0.0)
-            changed |= {CHANGE + name: dc, OWN + name: leaves[OWN + name] + dc}
+            gradient = (context.start[name] - context.leaves[name]) / torch.where(
+                moved, length, 1.0
+            )
+            dc = torch.where(moved, gradient - context.ctx[ALL + name], 0.0)
+            changed |= {CHANGE + name: dc, OWN + name: context.leaves[OWN + name] + dc}
         return changed

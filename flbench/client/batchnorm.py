@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flbench.client.program import Statistic, Step, Transform
-from flbench.core.types import Info, StepContext, Tree
+from flbench.core.types import Context, Tree
 from flbench.models.base import NetSpec
 
 
@@ -17,18 +17,16 @@ class Moments:
 
     Attributes:
         layer: Name of the layer.
-        weights: (leaves, ctx) -> the parameters and buffers that the net is called with; None
+        weights: context -> the parameters and buffers that the net is called with; None
             calls the net with the leaves.
     """
 
     layer: str
-    weights: Callable[[Tree, Tree], Tree] | None = None
+    weights: Callable[[Context], Tree] | None = None
 
-    def __call__(self, context: StepContext) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return `sum` and `squares` [channels] float64, and `count` [], of one batch."""
-        leaves = (
-            context.leaves if self.weights is None else self.weights(context.leaves, context.ctx)
-        )
+        leaves = context.leaves if self.weights is None else self.weights(context)
         x, _ = context.apply(leaves, context.batch.x, activations=(self.layer,)).activations[
             self.layer
         ]
@@ -64,22 +62,20 @@ class WriteStatistics:
 
     layer: str
 
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the layer's running statistics; the old ones if no sample was counted."""
-        count = ctx[f"moments.{self.layer}.count"]
-        mean = ctx[f"moments.{self.layer}.sum"] / count.clamp_min(1)
-        squares = ctx[f"moments.{self.layer}.squares"] - count * mean.square()
+        count = context.ctx[f"moments.{self.layer}.count"]
+        mean = context.ctx[f"moments.{self.layer}.sum"] / count.clamp_min(1)
+        squares = context.ctx[f"moments.{self.layer}.squares"] - count * mean.square()
         variance = (squares / (count - 1).clamp_min(1)).clamp_min(0.0)
         names = (f"{self.layer}.running_mean", f"{self.layer}.running_var")
         return {
-            name: torch.where(count > 0, value.to(leaves[name].dtype), leaves[name])
+            name: torch.where(count > 0, value.to(context.leaves[name].dtype), context.leaves[name])
             for name, value in zip(names, (mean, variance), strict=True)
         }
 
 
-def recalibrate(
-    net: NetSpec, weights: Callable[[Tree, Tree], Tree] | None = None
-) -> tuple[Step, ...]:
+def recalibrate(net: NetSpec, weights: Callable[[Context], Tree] | None = None) -> tuple[Step, ...]:
     """Return the steps that re-estimate the statistics of all BatchNorm layers, in order.
 
     The inputs of a layer depend on the statistics of the layers before it. So each layer takes a
@@ -88,7 +84,7 @@ def recalibrate(
 
     Args:
         net: The description of the net; its layers are in the order of the forward pass.
-        weights: (leaves, ctx) -> the parameters and buffers that the net is called with; it must
+        weights: context -> the parameters and buffers that the net is called with; it must
             pass on the running statistics of the leaves. None calls the net with the leaves.
     """
     steps: list[Step] = []

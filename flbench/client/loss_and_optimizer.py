@@ -6,10 +6,10 @@ from torch import Tensor
 from flbench.client.program import LossTerm
 from flbench.config.schema import OptimizerConfig
 from flbench.core.errors import ConfigError
-from flbench.core.types import StepContext
+from flbench.core.types import Context
 
 
-def local_loss(terms: tuple[LossTerm, ...], context: StepContext) -> Tensor:
+def local_loss(terms: tuple[LossTerm, ...], context: Context) -> Tensor:
     """Return the local loss of a step, 0-dim: the sum over all terms of weight times value.
 
     Args:
@@ -21,12 +21,12 @@ def local_loss(terms: tuple[LossTerm, ...], context: StepContext) -> Tensor:
         KeyError: ctx has no entry for a weight.
 
     Example:
-        >>> from flbench.core.types import Batch, Outputs, StepContext
+        >>> from flbench.core.types import Batch, Outputs, Context
         >>> from flbench.losses import CrossEntropy, Proximal
         >>> y, mask = torch.tensor([0, 1]), torch.tensor([True, True])
         >>> batch = Batch(torch.zeros(2, 3), y, mask, key=y, step=torch.tensor(0))
         >>> outputs = Outputs(features=torch.zeros(2, 3), logits=torch.zeros(2, 4))
-        >>> context = StepContext(
+        >>> context = Context(
         ...     lambda: outputs,
         ...     batch=batch,
         ...     ctx={"mu": torch.tensor(0.1)},

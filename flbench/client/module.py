@@ -22,7 +22,7 @@ from flbench.client.program import Phase
 from flbench.client.recording import Recording
 from flbench.client.tensor_names import untrained
 from flbench.core.lightning import LightningModule
-from flbench.core.types import Batch, Outputs, StepContext, Tree
+from flbench.core.types import Batch, Context, Outputs, Tree
 from flbench.models import fixed
 
 
@@ -74,6 +74,10 @@ class ClientModule(LightningModule):
         self.recordings = [Recording(statistic) for statistic in phase.record]
         self._hook_gradients: tuple[Tensor, ...] = ()
 
+    def context(self, **more: Any) -> Context:
+        """Return what callables of the phase read beside a batch, with `more` of it."""
+        return Context(**{"leaves": self.leaves, "start": self.start, "ctx": self.ctx} | more)
+
     def weights(self, leaves: Tree | None) -> Tree | None:
         """Return the parameters and buffers that the net is called with; None for its own ones.
 
@@ -81,7 +85,9 @@ class ClientModule(LightningModule):
             leaves: Other values of the leaves; None takes those of the client.
         """
         if self.phase.weights is not None:
-            return self.phase.weights(self.leaves if leaves is None else leaves, self.ctx)
+            return self.phase.weights(
+                self.context(leaves=self.leaves if leaves is None else leaves)
+            )
         if leaves is None:
             return None
         own = (*self.net.named_parameters(), *self.net.named_buffers())
@@ -93,7 +99,7 @@ class ClientModule(LightningModule):
         outputs: Outputs = self.net(x) if weights is None else call(self.net, weights, x)
         return outputs
 
-    def step_context(self, batch: Batch, leaves: Tree | None = None) -> StepContext:
+    def step_context(self, batch: Batch, leaves: Tree | None = None) -> Context:
         """Return what loss terms and Statistics read in the step on this batch.
 
         Args:
@@ -102,7 +108,7 @@ class ClientModule(LightningModule):
         """
         forward = partial(self.forward, batch.x, leaves)
         here = self.leaves if leaves is None else leaves
-        return StepContext(
+        return Context(
             forward,
             batch=batch,
             ctx=self.ctx,
@@ -124,7 +130,7 @@ class ClientModule(LightningModule):
         self.record(context)
         return loss
 
-    def record(self, context: StepContext) -> None:
+    def record(self, context: Context) -> None:
         """Add one step to the Statistics of `phase.record`, without gradients."""
         with torch.no_grad():
             for recording in self.recordings:
@@ -184,7 +190,7 @@ class ClientModule(LightningModule):
         """Replace the trained leaves by what `phase.project` makes of them."""
         if self.phase.project is not None:
             with torch.no_grad():
-                for name, value in self.phase.project(self.trained, self.ctx).items():
+                for name, value in self.phase.project(self.context(trained=self.trained)).items():
                     self.trained[name].copy_(value)
 
     def configure_gradient_clipping(
@@ -244,6 +250,6 @@ class ClientModule(LightningModule):
 
         parameters = {name: leaf.detach() for name, leaf in self.trained.items()}
         with torch.autocast(device, enabled=False):
-            gradient = hook(grad, parameters, batch, self.ctx)
+            gradient = hook(self.context(batch=batch, trained=parameters), grad)
         self._hook_gradients = tuple(gradient[name].detach() for name in self.trained)
         return losses[0] if losses else batch.x.new_zeros(())

@@ -22,7 +22,7 @@ from flbench.client.own_optimizer import Schedule, described, parse
 from flbench.client.program import Phase
 from flbench.core.errors import ConfigError
 from flbench.core.lightning import is_param_in_hook_signature
-from flbench.core.types import Batch, Outputs, StepContext, Tree
+from flbench.core.types import Batch, Context, Outputs, Tree
 from flbench.core.user_code_errors import as_errors, calling
 from flbench.models import fixed
 from flbench.models.lightning_head import Call, features_of, recorded
@@ -96,7 +96,7 @@ class OwnModule(ClientModule):
         """Whether the module has set `trainer.should_stop`."""
         return bool(self._trainer_of_module.should_stop)
 
-    def step_context(self, batch: Batch, leaves: Tree | None = None) -> StepContext:
+    def step_context(self, batch: Batch, leaves: Tree | None = None) -> Context:
         """Return what loss terms and Statistics read in the step on this batch.
 
         Outputs are those of the forward pass in which `training_step` computes the loss.
@@ -110,7 +110,7 @@ class OwnModule(ClientModule):
             batch = batch._replace(x=x, y=y, mask=mask[mask], key=key)
         self.net.labels = batch.y
         step = cache(partial(self._own_step, self._packed(batch, mask), weights))
-        return StepContext(
+        return Context(
             lambda: self._outputs(step()[1], len(batch.y)),
             batch=batch,
             ctx=self.ctx,

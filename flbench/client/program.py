@@ -1,7 +1,7 @@
 """Local programs: what one client does in a round, as data that every engine can run.
 
-All callables of a program are frozen dataclasses or module-level functions. They are picklable,
-because they are sent to worker processes; pure; and usable under `torch.vmap`.
+All callables of a program get a `Context`, and are module-level functions or frozen dataclasses.
+They are picklable, because they are sent to worker processes; pure; and usable under `torch.vmap`.
 """
 
 from collections.abc import Callable
@@ -13,13 +13,13 @@ from torch import Tensor
 
 from flbench.config.schema import OptimizerConfig
 from flbench.core.errors import UnknownNameError, did_you_mean
-from flbench.core.types import Batch, Info, Outputs, Samples, StepContext, Tree
+from flbench.core.types import Batch, Context, Outputs, Samples, Tree
 
 Reduce = Literal["sum", "min", "max", "rows"]
 
 
 class LossTerm(Protocol):
-    """A term of the local loss: a pure function of a StepContext.
+    """A term of the local loss: a pure function of a Context.
 
     The local loss is the sum of all terms, each multiplied by its `weight`. Implementations are
     frozen dataclasses that work under `torch.vmap`: they use masks and fixed shapes, and neither
@@ -35,7 +35,7 @@ class LossTerm(Protocol):
     def weight(self) -> float | str:
         """Factor of the term: a number, or the name of a 0-dim ctx entry."""
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return the value of the term in this step, 0-dim."""
 
 
@@ -43,15 +43,15 @@ class LossTerm(Protocol):
 class CrossEntropyTerm(LossTerm, Protocol):
     """The cross entropy of a method's local loss, which `train.terms` adds to or replaces."""
 
-    def outputs(self, context: StepContext) -> Outputs:
+    def outputs(self, context: Context) -> Outputs:
         """Return what the cross entropy is computed from: features [B, D] and logits [B, C]."""
 
 
 GradFn = Callable[[Tree, Batch], Tree]
 """(parameters, batch) -> gradient of the phase's loss at these parameters, under their names."""
 
-GradientHook = Callable[[GradFn, Tree, Batch, Tree], Tree]
-"""(grad, trained parameters, batch, ctx) -> the gradient that the optimizer gets."""
+GradientHook = Callable[[Context, GradFn], Tree]
+"""(context, grad) -> the gradient that the optimizer gets, for each leaf of `context.trained`."""
 
 
 @dataclass(frozen=True)
@@ -62,23 +62,23 @@ class Statistic:
 
     Attributes:
         name: Prefix of the ctx entries.
-        fn: StepContext -> tensors of one batch, by key. Rows where `batch.mask` is False are
+        fn: Context -> tensors of one batch, by key. Rows where `batch.mask` is False are
             padding and must not count.
         reduce: How the tensors of two batches become one: `sum`, `min` or `max` element by
             element; `rows` concatenates tensors [B, ...] along their first axis. One value for all
             keys, or (key, value) pairs. Where clients are stacked, floating-point `rows` of a
             client with fewer samples than others end with padding: what `fn` returns where
             `batch.mask` is False, and NaN.
-        finish: (reduced tensors, leaves, ctx) -> result; None takes the reduced tensors.
+        finish: (context, reduced tensors) -> result; None takes the reduced tensors.
         samples: Which samples of the client are read.
         stacked: Whether an engine that runs one client after the other may stack clients for this
             Statistic. Its results are then the same up to rounding.
     """
 
     name: str
-    fn: Callable[[StepContext], Tree]
+    fn: Callable[[Context], Tree]
     reduce: Reduce | tuple[tuple[str, Reduce], ...] = "sum"
-    finish: Callable[[Tree, Tree, Tree], Tree] | None = None
+    finish: Callable[[Context, Tree], Tree] | None = None
     samples: Samples = Samples()
     stacked: bool = False
 
@@ -103,11 +103,10 @@ class Transform:
     """A step without samples.
 
     Attributes:
-        fn: (leaves, start, ctx, info) -> the leaves that change or are added. `start` are the
-            leaves at the beginning of the program.
+        fn: context -> the leaves that change or are added.
     """
 
-    fn: Callable[[Tree, Tree, Tree, Info], Tree]
+    fn: Callable[[Context], Tree]
 
 
 @dataclass(frozen=True)
@@ -125,15 +124,15 @@ class Phase:
         steps: Optimizer steps, or None if `epochs` is given.
         clip: Largest Euclidean norm of the gradient; None does not clip. It is one norm over all
             leaves that the phase trains, also those of a second model.
-        weights: (leaves, ctx) -> the parameters and buffers that the net is called with, under the
+        weights: context -> the parameters and buffers that the net is called with, under the
             net's own names: masked ones, those of a second model, or those that a hypernetwork
             generates. None calls the net with the leaves.
-        gradient: Gradient hook: (grad, trained parameters, batch, ctx) -> the gradient that the
-            optimizer gets. None takes the gradient of the loss. Each call of `grad` runs the net
-            once, and BatchNorm in training mode updates its statistics each time.
-        project: (trained leaves, ctx) -> their new values, after each optimizer step.
-        until: (mean loss of each epoch [epochs], number of epochs done [], ctx) -> bool []; it is
-            called before each epoch, and True ends the phase. The loss of later epochs is NaN.
+        gradient: Gradient hook: (context, grad) -> the gradient that the optimizer gets. None takes
+            the gradient of the loss. Each call of `grad` runs the net once, and BatchNorm in
+            training mode updates its statistics each time.
+        project: context -> new values of `context.trained`, after each optimizer step.
+        until: (context, mean loss of each epoch [epochs], number of epochs done []) -> bool []; it
+            is called before each epoch, and True ends the phase. The loss of later epochs is NaN.
         record: Statistics over the training batches, on the leaves before each optimizer step. For
             a client without a step they are computed on one padded row. They do not concatenate
             rows, and are not together with `gradient`.
@@ -154,10 +153,10 @@ class Phase:
     epochs: int | None = None
     steps: int | None = None
     clip: float | None = None
-    weights: Callable[[Tree, Tree], Tree] | None = None
+    weights: Callable[[Context], Tree] | None = None
     gradient: GradientHook | None = None
-    project: Callable[[Tree, Tree], Tree] | None = None
-    until: Callable[[Tensor, Tensor, Tree], Tensor] | None = None
+    project: Callable[[Context], Tree] | None = None
+    until: Callable[[Context, Tensor, Tensor], Tensor] | None = None
     record: tuple[Statistic, ...] = ()
     batchnorm: Literal["train", "eval"] = "train"
     samples: Samples = Samples()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flbench.client.program import Statistic
-from flbench.core.types import StepContext, Tree
+from flbench.core.types import Context, Tree
 
 REDUCTIONS: Final[Mapping[str, Callable[[Tensor, Tensor], Tensor]]] = {
     "sum": torch.add,
@@ -55,13 +55,15 @@ class Recording:
         """Return the reduced tensors, [K, ...] each."""
         return self._reduced | {key: torch.cat(some, dim=1) for key, some in self._rows.items()}
 
-    def see(self, context: StepContext) -> None:
+    def see(self, context: Context) -> None:
         """Add what the Statistic returns for a batch of the only client."""
         self.add({key: value[None] for key, value in self.statistic.fn(context).items()})
 
-    def finish(self, leaves: Tree, ctx: Tree) -> None:
-        """Write the result of the only client, with these leaves, into its `ctx`."""
+    def finish(self, context: Context) -> None:
+        """Write the result of the only client into the `ctx` of its context."""
         result = {key: value[0] for key, value in self.result().items()}
         if self.statistic.finish is not None:
-            result = self.statistic.finish(result, leaves, ctx)
-        ctx |= {f"{self.statistic.name}.{key}": value.clone() for key, value in result.items()}
+            result = self.statistic.finish(context, result)
+        context.ctx |= {
+            f"{self.statistic.name}.{key}": value.clone() for key, value in result.items()
+        }

@@ -8,7 +8,7 @@ channels.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -72,46 +72,77 @@ class Apply(Protocol):
         """
 
 
-class StepContext:
-    """What a loss term or a Statistic can read in one step.
+class Info(NamedTuple):
+    """Numbers that a Transform can read, 0-dim tensors.
 
     Attributes:
-        batch: The samples of this step.
-        ctx: Named tensors beside the leaves: what the server sent and what Statistics computed.
+        steps: Optimizer steps that the client has taken in this program.
+        lr: Learning rate of the round.
+        n: Number of the client's training samples.
+        round: Number of the round, from 0.
+    """
+
+    steps: Tensor
+    lr: Tensor
+    n: Tensor
+    round: Tensor
+
+
+_NOT_HERE: Any = None  # what a context has in place of what its callable cannot read
+
+
+class Context:
+    """What a callable of a local program can read: its only argument, or its first.
+
+    Attributes:
         leaves: The client's current leaves.
         start: The client's leaves at the beginning of the program, for proximal terms and
             differences.
-        apply: Function that calls the net with other leaves.
-        out: The net's outputs for this batch, computed on first access. In the training of a
-            LightningModule of the user they are those of the head in its `training_step`.
+        ctx: Named tensors beside the leaves: what the server sent and what Statistics computed.
+        batch: The samples of this step; for loss terms, Statistics and gradient hooks.
+        apply: Function that calls the net with other leaves; for loss terms and Statistics.
+        out: The net's outputs for this batch, computed on first access; for loss terms and
+            Statistics. In the training of a LightningModule of the user they are those of the head
+            in its `training_step`.
+        trained: The leaves that the phase trains; for gradient hooks and `project`.
+        info: Numbers of the client and the round; for Transforms.
     """
 
-    __slots__ = ("_forward", "_out", "_task", "apply", "batch", "ctx", "leaves", "start")
+    __slots__ = (
+        *("_forward", "_out", "_task", "apply", "batch", "ctx", "info", "leaves"),
+        *("start", "trained"),
+    )
 
     def __init__(
         self,
-        forward: Callable[[], Outputs],
+        forward: Callable[[], Outputs] | None = None,
         *,
-        batch: Batch,
-        ctx: Tree,
         leaves: Tree,
         start: Tree,
-        apply: Apply,
+        ctx: Tree,
+        batch: Batch = _NOT_HERE,
+        apply: Apply = _NOT_HERE,
         task: Callable[[], Tensor] | None = None,
+        trained: Tree = _NOT_HERE,
+        info: Info = _NOT_HERE,
     ) -> None:
         self._forward = forward
         self._task = task
         self._out: Outputs | None = None
-        self.batch = batch
-        self.ctx = ctx
         self.leaves = leaves
         self.start = start
+        self.ctx = ctx
+        self.batch = batch
         self.apply = apply
+        self.trained = trained
+        self.info = info
 
     @property
     def out(self) -> Outputs:
         """The net's outputs for this batch, computed on first access."""
         if self._out is None:
+            if self._forward is None:
+                raise ValueError("this callable has no batch, and so no outputs of the net")
             self._out = self._forward()
         return self._out
 
@@ -125,20 +156,25 @@ class StepContext:
             raise ValueError("the net has no training step of its own: use its outputs")
         return self._task()
 
-    def with_outputs(self, outputs: Outputs) -> "StepContext":
+    def with_outputs(self, outputs: Outputs) -> "Context":
         """Return a context of the same step in which `out` is something else.
 
         Args:
             outputs: Features [B, D] and logits [B, C], such as those of a second model.
         """
-        return StepContext(
+        return Context(
             lambda: outputs,
-            batch=self.batch,
-            ctx=self.ctx,
             leaves=self.leaves,
             start=self.start,
+            ctx=self.ctx,
+            batch=self.batch,
             apply=self.apply,
         )
+
+    def with_leaves(self, leaves: Tree, ctx: Tree | None = None) -> "Context":
+        """Return a context with other leaves, and another `ctx` unless it is None."""
+        ctx = self.ctx if ctx is None else ctx
+        return Context(leaves=leaves, start=self.start, ctx=ctx, info=self.info)
 
 
 @dataclass(frozen=True)
@@ -291,22 +327,6 @@ class Stage:
     def __post_init__(self) -> None:
         if self.rounds < 1:
             raise ValueError(f"the stage `{self.name}` has {self.rounds} rounds; leave it out")
-
-
-class Info(NamedTuple):
-    """Numbers that a Transform can read, 0-dim tensors.
-
-    Attributes:
-        steps: Optimizer steps that the client has taken in this program.
-        lr: Learning rate of the round.
-        n: Number of the client's training samples.
-        round: Number of the round, from 0.
-    """
-
-    steps: Tensor
-    lr: Tensor
-    n: Tensor
-    round: Tensor
 
 
 @dataclass(frozen=True)

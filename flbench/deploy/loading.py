@@ -22,7 +22,7 @@ from flbench.client.program import Statistic
 from flbench.config.resolve import resolve_written
 from flbench.core.errors import DataError, UserError, did_you_mean
 from flbench.core.text import one_line
-from flbench.core.types import Samples, State, StepContext, Tree
+from flbench.core.types import Context, Samples, State, Tree
 from flbench.core.wording import how_to_resume, listed
 from flbench.data import pixels, unlabelled
 from flbench.data.federation import Federation
@@ -234,13 +234,17 @@ def _net(experiment: Experiment, evaluator: Evaluator, model: Model, client: int
     deployment, fixed = model.deployment, experiment.algorithm.setting.net.fixed
     rule = deployment.predict
 
-    def captured(reduced: Tree, leaves: Tree, ctx: Tree) -> Tree:
+    def captured(context: Context, reduced: Tree) -> Tree:
         """Return all tensors that the deployment predicts with."""
-        own = leaves
+        own = context.leaves
         if deployment.weights is not None:  # it may leave out what the user has fixed
-            own = {leaf: leaves[leaf] for leaf in fixed & leaves.keys()}
-            own |= deployment.weights(leaves, ctx)
-        trees = {"net": own} if rule is None else {"net": own, "leaf": leaves, "ctx": ctx}
+            own = {leaf: context.leaves[leaf] for leaf in fixed & context.leaves.keys()}
+            own |= deployment.weights(context)
+        trees = (
+            {"net": own}
+            if rule is None
+            else {"net": own, "leaf": context.leaves, "ctx": context.ctx}
+        )
         return {f"{kind}/{leaf}": v for kind, tree in trees.items() for leaf, v in tree.items()}
 
     statistic = Statistic("deployed", _count, finish=captured, samples=Samples("train", limit=1))
@@ -278,7 +282,7 @@ def _net(experiment: Experiment, evaluator: Evaluator, model: Model, client: int
     return deployed
 
 
-def _count(context: StepContext) -> Tree:
+def _count(context: Context) -> Tree:
     """Return the number of samples of a batch: a Statistic needs a result."""
     return {"count": context.batch.mask.sum()}
 

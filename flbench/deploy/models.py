@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flbench.client.forward import apply
-from flbench.core.types import Batch, Outputs, StepContext, Tree
+from flbench.core.types import Batch, Context, Outputs, Tree
 from flbench.data import unlabelled
 from flbench.data.unlabelled import Layout
 from flbench.models.base import net_leaves
@@ -40,7 +40,7 @@ class DeployedNet(nn.Module):
     def __init__(
         self,
         net: nn.Module,
-        rule: Callable[[StepContext], Tensor] | None = None,
+        rule: Callable[[Context], Tensor] | None = None,
         leaves: Tree | None = None,
         ctx: Tree | None = None,
     ) -> None:
@@ -74,7 +74,7 @@ class DeployedNet(nn.Module):
         batch = Batch(x, y=zeros, mask=zeros == 0, key=zeros, step=torch.tensor(0))
         forward, called = partial(self.net, x), partial(apply, self.net)
         return self.rule(
-            StepContext(forward, batch=batch, ctx=ctx, leaves=leaves, start=leaves, apply=called)
+            Context(forward, batch=batch, ctx=ctx, leaves=leaves, start=leaves, apply=called)
         )
 
 

@@ -19,7 +19,7 @@ from flbench.client.recording import Recording
 from flbench.client.tensor_names import check_ends, naming
 from flbench.core.rng import seeded
 from flbench.core.tree import is_finite, where_masked
-from flbench.core.types import Batch, Dispatch, Failure, Info, Message, Results, StepContext, Tree
+from flbench.core.types import Batch, Context, Dispatch, Failure, Info, Message, Results, Tree
 from flbench.core.user_code_errors import placed
 from flbench.data import batches
 from flbench.engine.base import STATISTIC_BATCH, RoundSettings
@@ -224,13 +224,13 @@ class ClientRun:
         for batch in batches.in_order(env.federation, rows, env.dtype, STATISTIC_BATCH):
             self._observe(recording, batch)
         with torch.no_grad():
-            recording.finish(self.leaves, self.ctx)
+            recording.finish(Context(leaves=self.leaves, start=self.start, ctx=self.ctx))
 
     def _observe(self, recording: Recording, batch: Batch) -> None:
         """Let a Statistic see one batch."""
         env = self._environment
         with torch.no_grad(), mode(env.net, train=False), env.precision():
-            context = StepContext(
+            context = Context(
                 partial(env.net, batch.x),
                 batch=batch,
                 ctx=self.ctx,
@@ -252,7 +252,9 @@ class ClientRun:
             torch.tensor(self._settings.draw.round, device=env.device),
         )
         with torch.no_grad():
-            changed = step.fn(self.leaves, self.start, self.ctx, info)
+            changed = step.fn(
+                Context(leaves=self.leaves, start=self.start, ctx=self.ctx, info=info)
+            )
             # All values are copied first: a Transform may return one leaf as another leaf's value.
             for name, value in [(name, value.clone()) for name, value in changed.items()]:
                 if name in env.own:

@@ -18,7 +18,7 @@ from flbench.client.recording import Recording
 from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError, shortened
 from flbench.core.tree import where_masked
-from flbench.core.types import Batch, Dispatch, Info, Outputs, StepContext, Tree
+from flbench.core.types import Batch, Context, Dispatch, Info, Outputs, Tree
 from flbench.core.user_code_errors import user_line
 from flbench.data.federation import Federation
 from flbench.engine.base import RoundSettings
@@ -176,8 +176,8 @@ class Stack:
         start: Tree,
         ctx: Tree,
         batch: Batch,
-        weights: Callable[[Tree, Tree], Tree] | None = None,
-    ) -> StepContext:
+        weights: Callable[[Context], Tree] | None = None,
+    ) -> Context:
         """Return what loss terms and Statistics read in one client's step.
 
         The net is called with the leaves, or with what `weights` (of a phase) makes of them.
@@ -185,11 +185,12 @@ class Stack:
         env = self.environment
 
         def forward() -> Outputs:
-            own = weights(leaves, ctx) if weights else {name: leaves[name] for name in env.start}
+            here = Context(leaves=leaves, start=start, ctx=ctx)
+            own = weights(here) if weights else {name: leaves[name] for name in env.start}
             return call(env.net, own, batch.x)
 
         given = partial(apply, env.net)
-        return StepContext(forward, batch=batch, ctx=ctx, leaves=leaves, start=start, apply=given)
+        return Context(forward, batch=batch, ctx=ctx, leaves=leaves, start=start, apply=given)
 
     def run_statistic(self, statistic: Statistic) -> None:
         """Compute a Statistic over each client's samples and write the results into ctx.
@@ -236,9 +237,11 @@ class Stack:
         """Write the result of a Statistic, [K, ...] each, into ctx under the names `NAME.KEY`."""
         result, finish = recording.result(), recording.statistic.finish
         if finish is not None:
-            result = self.vmap_clients(
-                lambda leaves, start, ctx, mine: finish(mine, leaves, ctx), result
-            )
+
+            def finished(leaves: Tree, start: Tree, ctx: Tree, mine: Tree) -> Tree:
+                return finish(Context(leaves=leaves, start=start, ctx=ctx), mine)
+
+            result = self.vmap_clients(finished, result)
         for key, value in result.items():
             self.ctx.put(f"{recording.statistic.name}.{key}", value, stacked=True)
 
@@ -250,7 +253,8 @@ class Stack:
         number = torch.tensor(draw.round, device=env.device)
 
         def change(leaves: Tree, start: Tree, ctx: Tree, steps: Tensor, size: Tensor) -> Tree:
-            return step.fn(leaves, start, ctx, Info(steps, lr, size, number))
+            info = Info(steps, lr, size, number)
+            return step.fn(Context(leaves=leaves, start=start, ctx=ctx, info=info))
 
         counts = (torch.from_numpy(self.steps.copy()), torch.tensor(sizes))  # [K] each
         with torch.no_grad():

@@ -24,7 +24,7 @@ from flbench.client.program import Phase, most_epochs
 from flbench.client.recording import Recording
 from flbench.client.tensor_names import untrained
 from flbench.config.schema import OptimizerConfig
-from flbench.core.types import Batch, Tree
+from flbench.core.types import Batch, Context, Tree
 from flbench.data.batches import PIECE
 from flbench.engine import stacked_batches
 from flbench.engine.stack import Stack
@@ -119,12 +119,11 @@ class StackedPhase:
             return False
         epochs = torch.from_numpy(epoch[:, : step + 1]).to(self._losses.device)
         means = self._means(epochs[:, :step])
-        flags = self._stack.vmap_clients(
-            lambda leaves, start, ctx, means, done: until(means, done, ctx),
-            means,
-            epochs[:, step],
-            count=count,
-        )
+
+        def is_over(leaves: Tree, start: Tree, ctx: Tree, means: Tensor, done: Tensor) -> Tensor:
+            return until(Context(leaves=leaves, start=start, ctx=ctx), means, done)
+
+        flags = self._stack.vmap_clients(is_over, means, epochs[:, step], count=count)
         ends = begins & flags.cpu().numpy()
         if not ends.any():
             return False
@@ -287,7 +286,14 @@ class StackedPhase:
         hook = self._phase.gradient
         assert hook is not None
         trained = {name: leaves[name] for name in self._names}
-        gradients = hook(gradient, trained, Batch(x, y, mask, key, number), ctx)
+        context = Context(
+            leaves=leaves,
+            start=start,
+            ctx=ctx,
+            batch=Batch(x, y, mask, key, number),
+            trained=trained,
+        )
+        gradients = hook(context, gradient)
         loss = losses[0] if losses else x.new_zeros(())
         return {name: gradients[name] for name in self._names}, loss, buffers
 
@@ -297,7 +303,8 @@ class StackedPhase:
 
         def one(leaves: Tree, start: Tree, ctx: Tree) -> Tree:
             assert project is not None
-            return project({name: leaves[name] for name in self._names}, ctx)
+            trained = {name: leaves[name] for name in self._names}
+            return project(Context(leaves=leaves, start=start, ctx=ctx, trained=trained))
 
         for name, value in stack.vmap_clients(one, count=count).items():
             stack.leaves.stacked[name][:count] = value

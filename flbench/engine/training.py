@@ -76,7 +76,7 @@ class Training:
             if module.should_stop:
                 break
             done = torch.tensor(number)
-            if phase.until is not None and bool(phase.until(means, done, module.ctx)):
+            if phase.until is not None and bool(phase.until(module.context(), means, done)):
                 break
             before = self.steps
             total = self._epoch()
@@ -89,7 +89,7 @@ class Training:
         if module.recordings and not self.steps:
             self._record_padded_row()
         for recording in module.recordings:
-            recording.finish(module.leaves, module.ctx)
+            recording.finish(module.context())
         module.on_fit_end()
         for leaf in module.trained.values():
             leaf.requires_grad_(False)

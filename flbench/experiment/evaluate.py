@@ -22,7 +22,7 @@ from flbench.config.schema import EvaluationConfig
 from flbench.core.errors import DivergedError
 from flbench.core.known_code import is_known
 from flbench.core.tree import take
-from flbench.core.types import Dispatch, Info, Results, Samples, State, Tree
+from flbench.core.types import Context, Dispatch, Results, Samples, State, Tree
 from flbench.data.federation import Federation
 from flbench.engine.base import STATISTIC_BATCH, Engine, RoundSettings, gathered
 from flbench.experiment.communication import apply_masks
@@ -569,7 +569,7 @@ class Evaluator:
         for ids in torch.split(everyone[:1] if is_shared else everyone, min(BLOCK, most)):
             kept = self.run(model, ids, write=write, keeps=keeps).kept
             if selects and weights:  # of all clients at once
-                kept = weights(kept, {})
+                kept = weights(Context(leaves=kept, start=kept, ctx={}))
             for k in range(len(ids)):
                 one = held | {leaf: rows[k] for leaf, rows in kept.items()}
                 yield from repeat(one, len(everyone) if is_shared else 1)
@@ -645,7 +645,7 @@ def _sent(algorithm: Algorithm, state: State, name: str, ids: Tensor) -> Dispatc
 class _WriteDeployedWeights:
     """Function of a Transform that sets the leaves to `Deployment.weights`."""
 
-    weights: Callable[[Tree, Tree], Tree]
+    weights: Callable[[Context], Tree]
 
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
-        return self.weights(leaves, ctx)
+    def __call__(self, context: Context) -> Tree:
+        return self.weights(context)

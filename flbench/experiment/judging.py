@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flbench.algorithms.base import Deployment
 from flbench.config.schema import BestConfig
-from flbench.core.types import State, StepContext, Tree
+from flbench.core.types import Context, State, Tree
 from flbench.data.federation import Federation
 from flbench.data.schemes import Indices
 from flbench.experiment.evaluation_tables import client_table, metrics_of_clients, rows_of
@@ -53,7 +53,7 @@ class ClassJudge:
     best: BestConfig = BestConfig()
     has_probabilities: bool = False
 
-    def observe(self, deployment: Deployment, part: str) -> Callable[[StepContext], Tree]:
+    def observe(self, deployment: Deployment, part: str) -> Callable[[Context], Tree]:
         """Return the function of a Statistic that computes the predictions of a deployment.
 
         It maps a batch of the part `validation`, `test` or `common` to what `Predict` returns.

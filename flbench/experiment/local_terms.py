@@ -20,7 +20,7 @@ from flbench.config.schema import OwnTermConfig, TermConfig
 from flbench.core import parts, source_hash
 from flbench.core.errors import ConfigError
 from flbench.core.registry import TERMS
-from flbench.core.types import State, StepContext
+from flbench.core.types import Context, State
 from flbench.losses import CrossEntropy
 from flbench.losses.class_counts import COUNTS
 from flbench.losses.own import OwnTerm
@@ -45,7 +45,7 @@ class ExtendedCrossEntropy:
         """Factor that the method gives its cross entropy; it multiplies the whole value."""
         return self.base.weight
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return the term, 0-dim."""
         return local_loss(self.terms, context.with_outputs(self.base.outputs(context)))
 
@@ -140,7 +140,7 @@ def _own_term(entry: OwnTermConfig) -> OwnTerm:
     term = OwnTerm.load(entry.name, tuple(arguments.items()), entry.weight)
     if not callable(term.function):
         kind = type(term.function).__name__
-        raise ConfigError(f"`{entry.name}` is {kind}, not a function of a StepContext.")
+        raise ConfigError(f"`{entry.name}` is {kind}, not a function of a Context.")
     whose, others = f"`{entry.name}`", OwnTermConfig.model_fields
-    parts.check_arguments(term.function, ["a StepContext"], arguments, whose, others=others)
+    parts.check_arguments(term.function, ["a Context"], arguments, whose, others=others)
     return term

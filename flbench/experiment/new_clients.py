@@ -26,7 +26,7 @@ from flbench.client.program import GradFn, GradientHook, Phase, Step
 from flbench.config.schema import ScheduleConfig
 from flbench.core.rng import Draw
 from flbench.core.tree import put_, take
-from flbench.core.types import Batch, Dispatch, Message, State, Tree
+from flbench.core.types import Context, Dispatch, Message, State, Tree
 from flbench.engine.base import RoundSettings
 from flbench.experiment import hook_checks
 from flbench.experiment.assembly import Experiment
@@ -393,9 +393,9 @@ class HoldOthers:
     hook: GradientHook
     names: frozenset[str]
 
-    def __call__(self, grad: GradFn, parameters: Tree, batch: Batch, ctx: Tree) -> Tree:
+    def __call__(self, context: Context, grad: GradFn) -> Tree:
         """Return the gradients, under the names of all parameters."""
-        found = self.hook(grad, parameters, batch, ctx)
+        found = self.hook(context, grad)
         return {n: v if n in self.names else torch.zeros_like(v) for n, v in found.items()}
 
 

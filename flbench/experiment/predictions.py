@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flbench.config.schema import EvaluationConfig
 from flbench.core.errors import ConfigError
-from flbench.core.types import StepContext, Tree
+from flbench.core.types import Context, Tree
 from flbench.core.wording import listed
 
 if TYPE_CHECKING:
@@ -27,26 +27,26 @@ class Predict:
     Attributes:
         weights: `Deployment.weights`: maps (leaves, ctx) to the parameters and buffers that the net
             is called with; None calls it with the leaves.
-        predict: `Deployment.predict`: maps a StepContext to scores [B, C]; None takes the logits.
+        predict: `Deployment.predict`: maps a Context to scores [B, C]; None takes the logits.
         has_margin: Whether to return the margins of two classes too.
         has_probabilities: Whether to return the logarithms of the predicted probabilities too.
         has_classes: Whether classes are predicted; otherwise the outputs are.
     """
 
-    weights: Callable[[Tree, Tree], Tree] | None = None
-    predict: Callable[[StepContext], Tensor] | None = None
+    weights: Callable[[Context], Tree] | None = None
+    predict: Callable[[Context], Tensor] | None = None
     has_margin: bool = False
     has_probabilities: bool = False
     has_classes: bool = True
 
-    def scores(self, context: StepContext) -> Tensor:
+    def scores(self, context: Context) -> Tensor:
         """Return the scores [B, C] whose largest entry is the predicted class.
 
         For targets that are not classes they are the outputs [B, ...] of the module.
         """
         if self.weights is not None:
-            weights = self.weights(context.leaves, context.ctx)
-            context = StepContext(
+            weights = self.weights(context)
+            context = Context(
                 partial(context.apply, weights, context.batch.x),
                 batch=context.batch,
                 ctx=context.ctx,
@@ -56,7 +56,7 @@ class Predict:
             )
         return context.out.logits if self.predict is None else self.predict(context)
 
-    def __call__(self, context: StepContext) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return what is predicted in one batch, with NaN for padding.
 
         `predicted` [B] are the classes; without classes they are the outputs [B, ...]. `undefined`

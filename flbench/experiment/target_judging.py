@@ -17,7 +17,7 @@ from torch import Tensor
 from flbench.algorithms.base import Deployment
 from flbench.config.schema import BestConfig, Config
 from flbench.core.errors import ConfigError
-from flbench.core.types import State, StepContext, Tree
+from flbench.core.types import Context, State, Tree
 from flbench.data.federation import Federation
 from flbench.data.schemes import Indices
 from flbench.engine.base import dtype_of
@@ -48,7 +48,7 @@ class TargetJudge:
     width: int
     best: BestConfig
 
-    def observe(self, deployment: Deployment, part: str) -> Callable[[StepContext], Tree]:
+    def observe(self, deployment: Deployment, part: str) -> Callable[[Context], Tree]:
         """Return a function to the outputs [B, ...]."""
         return Predict(deployment.weights, deployment.predict, has_classes=False)
 

@@ -1,4 +1,4 @@
-"""Loss terms: pure functions of a StepContext; the local loss is their weighted sum.
+"""Loss terms: pure functions of a Context; the local loss is their weighted sum.
 
 Axes: B samples of the batch, C classes, D features. Every term is 0-dim and works under
 `torch.vmap`; rows where `batch.mask` is False contribute nothing.

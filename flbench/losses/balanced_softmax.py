@@ -7,7 +7,7 @@ from torch import Tensor
 
 from flbench.config.schema import TermConfig
 from flbench.core.registry import TERMS
-from flbench.core.types import StepContext
+from flbench.core.types import Context
 from flbench.losses.class_counts import class_counts
 from flbench.losses.cross_entropy import mean_cross_entropy
 from flbench.losses.similarity import full_precision
@@ -34,7 +34,7 @@ class BalancedSoftmax:
 
     weight: float | str = 1.0
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return the term, 0-dim."""
         logits, batch = context.out.logits, context.batch
         with full_precision(logits):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flbench.config.schema import TermConfig
 from flbench.core.registry import TERMS
-from flbench.core.types import StepContext
+from flbench.core.types import Context
 from flbench.losses.class_counts import COUNTS, class_counts
 from flbench.losses.cross_entropy import cross_entropies
 from flbench.losses.similarity import full_precision, masked_mean
@@ -55,7 +55,7 @@ class ClassBalanced:
     beta: float
     weight: float | str = 1.0
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return the term, 0-dim."""
         logits, batch = context.out.logits, context.batch
         with full_precision(logits):

@@ -5,7 +5,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from flbench.core.types import StepContext
+from flbench.core.types import Context
 from flbench.losses.similarity import wide
 
 COUNTS: Final = "term_classes.counts"
@@ -14,7 +14,7 @@ COUNTS: Final = "term_classes.counts"
 A Statistic at the client writes it before training; the server neither sends nor receives it."""
 
 
-def class_counts(context: StepContext) -> Tensor:
+def class_counts(context: Context) -> Tensor:
     """Return the number n_k of the client's training samples of each class, [C], at least 1.
 
     A class of which the client has no training sample counts as one sample. The formulas of the

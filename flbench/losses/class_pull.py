@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flbench.core.types import StepContext
+from flbench.core.types import Context
 from flbench.losses.similarity import EPSILON, NEVER, class_sums, full_precision, membership, wide
 
 Form = Literal["class_mean", "mse", "per_sample", "repel"]
@@ -38,7 +38,7 @@ class ClassPull:
     prototypes: str = "global.prototypes"
     present: str = "global.present"
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return the term, 0-dim; 0 if no class of the batch has a prototype."""
         batch, features, present = context.batch, context.out.features, context.ctx[self.present]
         with full_precision(features):

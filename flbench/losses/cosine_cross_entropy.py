@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from flbench.core.types import Outputs, StepContext
+from flbench.core.types import Context, Outputs
 from flbench.losses.cross_entropy import mean_cross_entropy
 from flbench.losses.similarity import cosines
 
 
-def cosine_logits(context: StepContext, directions: str, scale: str) -> Tensor:
+def cosine_logits(context: Context, directions: str, scale: str) -> Tensor:
     """Return the logits s z W^T [B, C], with features z scaled to length one.
 
     Args:
@@ -37,11 +37,11 @@ class CosineCrossEntropy:
     directions: str = "head.weight"
     scale: str = "scale"
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return the mean cross entropy, 0-dim."""
         logits = cosine_logits(context, self.directions, self.scale)
         return mean_cross_entropy(logits, context.batch.y, context.batch.mask)
 
-    def outputs(self, context: StepContext) -> Outputs:
+    def outputs(self, context: Context) -> Outputs:
         """Return the net's features, and the scaled cosines [B, C] as logits."""
         return context.out._replace(logits=cosine_logits(context, self.directions, self.scale))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flbench.core.types import Outputs, StepContext
+from flbench.core.types import Context, Outputs
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
@@ -63,12 +63,12 @@ class CrossEntropy:
 
     weight: float | str = 1.0
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return the mean cross entropy, 0-dim."""
         logits = self.outputs(context).logits
         return mean_cross_entropy(logits, context.batch.y, context.batch.mask)
 
-    def outputs(self, context: StepContext) -> Outputs:
+    def outputs(self, context: Context) -> Outputs:
         """Return features [B, D] and logits [B, C]: the net's outputs."""
         return context.out
 
@@ -78,12 +78,12 @@ class ScoresCrossEntropy(CrossEntropy):
     """Mean over the batch of -log softmax(scores)[label], in nats, for scores of another rule.
 
     Attributes:
-        scores: The rule, a frozen dataclass or function that maps a StepContext to scores [B, C].
+        scores: The rule, a frozen dataclass or function that maps a Context to scores [B, C].
             A method gives the same one to `Deployment.predict`.
     """
 
-    scores: Callable[[StepContext], Tensor]
+    scores: Callable[[Context], Tensor]
 
-    def outputs(self, context: StepContext) -> Outputs:
+    def outputs(self, context: Context) -> Outputs:
         """Return the net's features [B, D] and the scores of the rule [B, C]."""
         return Outputs(context.out.features, self.scores(context))

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from flbench.core.types import StepContext
+from flbench.core.types import Context
 from flbench.losses.linear import Linear
 from flbench.losses.proximal import Proximal
 
@@ -31,7 +31,7 @@ class Dynamic:
     names: tuple[str, ...]
     weight: float | str = 1.0
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return the term, 0-dim."""
         terms = Linear(self.names, "dual.")(context) + Proximal(self.names)(context)
         return context.leaves["strength"] * terms

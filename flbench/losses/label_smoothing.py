@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flbench.config.schema import TermConfig
 from flbench.core.registry import TERMS
-from flbench.core.types import StepContext
+from flbench.core.types import Context
 from flbench.losses.similarity import full_precision, masked_mean, wide
 
 
@@ -44,7 +44,7 @@ class LabelSmoothing:
     epsilon: float
     weight: float | str = 1.0
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return the term, 0-dim."""
         logits, batch = context.out.logits, context.batch
         with full_precision(logits):

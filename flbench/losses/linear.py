@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flbench.core.types import StepContext
+from flbench.core.types import Context
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Linear:
     prefix: str
     weight: float | str = 1.0
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return the term, 0-dim."""
         parts = []
         for name in self.names:

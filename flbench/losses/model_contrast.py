@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flbench.core.types import StepContext, Tree
+from flbench.core.types import Context, Tree
 from flbench.losses.similarity import full_precision, masked_mean, unit, wide
 
 
@@ -40,7 +40,7 @@ class ModelContrast:
         if self.temperature <= 0:
             raise ValueError(f"temperature must be > 0, got {self.temperature}")
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return the term, 0-dim, in nats: > 0, and ln 2 if both models are the same."""
         leaves, x = context.leaves, context.batch.x
         received: Tree = {n: leaves.get(self.received + n, context.start[n]) for n in self.names}

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flbench.config.schema import Scalar
 from flbench.core import parts
-from flbench.core.types import StepContext
+from flbench.core.types import Context
 
 Arguments = tuple[tuple[str, Scalar], ...]
 
@@ -17,7 +17,7 @@ Arguments = tuple[tuple[str, Scalar], ...]
 class OwnTerm:
     """The value of `function(context, **arguments)`.
 
-    The function maps a `StepContext` to a 0-dim tensor, and keeps the rules of `LossTerm`: rows
+    The function maps a `Context` to a 0-dim tensor, and keeps the rules of `LossTerm`: rows
     where `context.batch.mask` is False do not count, and shapes do not depend on values. Besides
     what methods send, `context.ctx` has the client's class counts [C] under the name
     `flbench.losses.class_counts.COUNTS`.
@@ -52,6 +52,6 @@ class OwnTerm:
         # Worker processes import the function again; they start in the folder of the run.
         return OwnTerm.load, (self.path, self.arguments, self.weight)
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return the term, 0-dim."""
         return self.function(context, **dict(self.arguments))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flbench.core.selection import largest
-from flbench.core.types import StepContext
+from flbench.core.types import Context
 from flbench.losses.similarity import NEVER, cosines, masked_mean
 
 
@@ -51,7 +51,7 @@ class PrototypeContrast:
                 f"temperature and gamma must be > 0, got {self.temperature} and {self.gamma}"
             )
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return the term, 0-dim, in nats; 0 if no sample's class has a prototype."""
         y, ctx = context.batch.y, context.ctx
         present = ctx[self.present]

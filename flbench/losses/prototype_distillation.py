@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flbench.core.types import StepContext
+from flbench.core.types import Context
 from flbench.losses.similarity import NEVER, cosines, masked_mean
 
 
@@ -37,7 +37,7 @@ class PrototypeDistillation:
         if self.temperature <= 0:
             raise ValueError(f"temperature must be > 0, got {self.temperature}")
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return the term, 0-dim, in nats; 0 if no class has a prototype."""
         present = context.ctx[self.present]
         prototypes = context.ctx[self.prototypes]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from flbench.core.types import StepContext
+from flbench.core.types import Context
 from flbench.losses.similarity import masked_mean
 
 
@@ -27,7 +27,7 @@ class PrototypeL2:
     prototypes: str = "global.prototypes"
     present: str = "global.present"
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return the term, 0-dim; 0 if no sample's class has a prototype."""
         y = context.batch.y
         # [B, D] - [B, D] -> [B]

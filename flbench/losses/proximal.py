@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flbench.core.types import StepContext
+from flbench.core.types import Context
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Proximal:
     prefix: str = ""
     anchor: Literal["start", "now"] = "start"
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return the term, 0-dim."""
         anchor = context.start if self.anchor == "start" else context.leaves
         parts = [

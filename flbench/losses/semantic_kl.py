@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flbench.core.types import StepContext
+from flbench.core.types import Context
 from flbench.losses.similarity import NEVER, class_sums, cosines
 
 
@@ -50,7 +50,7 @@ class SemanticKL:
         if self.temperature <= 0:
             raise ValueError(f"temperature must be > 0, got {self.temperature}")
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return the term, 0-dim, in nats; 0 if A has fewer than two classes."""
         bank, held = context.leaves[self.bank].detach(), context.leaves[self.held] > 0
         features = context.out.features

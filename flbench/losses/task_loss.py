@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from flbench.core.types import StepContext
+from flbench.core.types import Context
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,6 @@ class TaskLoss:
 
     weight: float | str = 1.0
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return the module's loss, 0-dim."""
         return context.task_loss()

@@ -297,8 +297,12 @@ def test_what_is_trained_and_mixed_can_be_swapped_in_one_place():
     assert stub.deploy(built.start(), torch.arange(2))["personal"].weights is scaled
 
 
-def scaled(leaves, ctx):
-    return {name: leaves["factor"] * value for name, value in leaves.items() if name != "factor"}
+def scaled(context):
+    return {
+        name: context.leaves["factor"] * value
+        for name, value in context.leaves.items()
+        if name != "factor"
+    }
 
 
 class Scaled(DFedAvg):

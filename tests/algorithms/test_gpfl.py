@@ -7,7 +7,7 @@ import torch
 
 from flbench.algorithms.gpfl import Guidance
 from flbench.core.tree import only
-from flbench.core.types import Batch, Outputs, StepContext
+from flbench.core.types import Batch, Context, Outputs
 from flbench.experiment.rounds import settings_of
 from flbench.testing import after
 from tests.algorithms.loops import (
@@ -141,7 +141,7 @@ def test_cosines_without_a_scale_bound_the_loss():
     leaves |= {name: zero for name in COV if name not in leaves or "norm" in name}
     leaves |= {G: centred, "cond.g": zero}
     z = torch.eye(CLASSES).double()  # CoV with zero parameters is ReLU, so features are >= 0
-    context = StepContext(
+    context = Context(
         lambda: Outputs(z, z),
         batch=Batch(z, y, mask, y, y[0]),
         ctx={G: centred},

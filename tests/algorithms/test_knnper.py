@@ -5,7 +5,7 @@ from math import exp
 import pytest
 import torch
 
-from flbench.algorithms import Batch, Outputs, Statistic, StepContext
+from flbench.algorithms import Batch, Context, Outputs, Statistic
 from flbench.algorithms.knnper import Mixture, best_share
 from flbench.core.types import Samples
 from flbench.experiment.rounds import settings_of
@@ -115,7 +115,7 @@ def predicted(queries, keys, labels, *, share, neighbours=1, sigma=1.0, real=Non
     logits[:, 0] = 0.1
     real = torch.ones(len(keys)).double() if real is None else torch.tensor(real).double()
     mask = torch.ones(len(queries), dtype=torch.bool)
-    context = StepContext(
+    context = Context(
         lambda: Outputs(queries, logits),
         batch=Batch(queries, mask.long(), mask, mask.long(), mask.sum()),
         ctx={"store.z": keys, "store.y": torch.tensor(labels).double(), "store.real": real},

@@ -29,7 +29,7 @@ from flbench.algorithms import (
     AlgorithmConfig,
     Communication,
     Paper,
-    StepContext,
+    Context,
 )
 from flbench.losses import CrossEntropy
 
@@ -40,7 +40,7 @@ class NegativeEntropy:
 
     weight: float
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         log_p = context.out.logits.log_softmax(dim=1)  # [B, C]
         terms = (log_p.exp() * log_p).sum(dim=1)  # [B]
         mask = context.batch.mask  # [B], False for padding

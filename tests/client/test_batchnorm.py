@@ -16,8 +16,8 @@ SCALED = "backbone.conv1.weight"
 class Tripled:
     """What the net is called with: its leaves, one of them three times as large."""
 
-    def __call__(self, leaves: Tree, ctx: Tree) -> Tree:
-        return leaves | {SCALED: 3 * leaves[SCALED]}
+    def __call__(self, context) -> Tree:
+        return context.leaves | {SCALED: 3 * context.leaves[SCALED]}
 
 
 def test_statistics_follow_what_a_deployment_calls_the_net_with(monkeypatch):

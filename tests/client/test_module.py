@@ -33,23 +33,23 @@ PULL = Proximal(("head.weight", "head.bias"), 0.5)
 class Halved:
     """The net is called with half of its weights."""
 
-    def __call__(self, leaves, ctx):
-        return {n: v / 2 if n.endswith("weight") else v for n, v in leaves.items()}
+    def __call__(self, context):
+        return {n: v / 2 if n.endswith("weight") else v for n, v in context.leaves.items()}
 
 
 @dataclass(frozen=True)
 class LookAhead:
     """The gradient at a point ahead: two evaluations of the net, which BatchNorm both counts."""
 
-    def __call__(self, grad, parameters, batch, ctx):
-        first = grad(parameters, batch)
-        return grad({n: v - 0.01 * first[n] for n, v in parameters.items()}, batch)
+    def __call__(self, context, grad):
+        first = grad(context.trained, context.batch)
+        return grad({n: v - 0.01 * first[n] for n, v in context.trained.items()}, context.batch)
 
 
 @dataclass(frozen=True)
 class Shrink:
-    def __call__(self, trained, ctx):
-        return {name: 0.9 * value for name, value in trained.items()}
+    def __call__(self, context):
+        return {name: 0.9 * value for name, value in context.trained.items()}
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class StopAt:
 
     epoch: int
 
-    def __call__(self, losses, done, ctx):
+    def __call__(self, context, losses, done):
         assert bool(losses[: int(done)].isfinite().all())
         assert bool(losses[int(done) :].isnan().all())
         return done >= self.epoch

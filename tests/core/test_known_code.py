@@ -74,7 +74,7 @@ def phase(**keys):
         torch.fx.symbolic_trace(plain()),
         phase(terms=(Term(),)),
         phase(terms=(CrossEntropy(), OwnTerm("object:term", lambda context: None))),
-        phase(weights=lambda leaves, ctx: leaves),
+        phase(weights=lambda context: context.leaves),
         phase(project=partial(partial, lambda leaves: leaves)),
     ],
 )

@@ -251,7 +251,7 @@ class Calling:
     def __init__(self, function):
         self.function, self.main = function, os.getpid()
 
-    def __call__(self, leaves, start, ctx, info):
+    def __call__(self, context):
         if os.getpid() != self.main:
             self.function()
         return {}

@@ -203,16 +203,20 @@ def test_steps_count_steps_over_epochs(mlp):
 class Sum:
     """The net is called with the sum of its leaves and a second model's."""
 
-    def __call__(self, leaves, ctx):
-        return {n[2:]: leaves[n[2:]] + leaves[n] for n in leaves if n.startswith("v.")}
+    def __call__(self, context):
+        return {
+            n[2:]: context.leaves[n[2:]] + context.leaves[n]
+            for n in context.leaves
+            if n.startswith("v.")
+        }
 
 
 @dataclass(frozen=True)
 class Second:
     """Adds a second model of zeros."""
 
-    def __call__(self, leaves, start, ctx, info):
-        return {f"v.{name}": torch.zeros_like(leaf) for name, leaf in leaves.items()}
+    def __call__(self, context):
+        return {f"v.{name}": torch.zeros_like(leaf) for name, leaf in context.leaves.items()}
 
 
 def test_gradients_that_share_memory_are_clipped_once(mlp):
@@ -266,9 +270,10 @@ def test_clip_bounds_the_gradient_over_trained_leaves(mlp):
 class Doubled:
     """The net is called with twice the leaves: the chain rule doubles the gradient."""
 
-    def __call__(self, leaves, ctx):
+    def __call__(self, context):
         return {
-            name: leaf * 2 if leaf.is_floating_point() else leaf for name, leaf in leaves.items()
+            name: leaf * 2 if leaf.is_floating_point() else leaf
+            for name, leaf in context.leaves.items()
         }
 
 
@@ -302,16 +307,16 @@ def first_batch(experiment):
 
 @dataclass(frozen=True)
 class SameGradient:
-    def __call__(self, grad, parameters, batch, ctx):
-        return grad(parameters, batch)
+    def __call__(self, context, grad):
+        return grad(context.trained, context.batch)
 
 
 @dataclass(frozen=True)
 class GradientElsewhere:
     """The gradient at twice the parameters (a look-ahead, as in SAM)."""
 
-    def __call__(self, grad, parameters, batch, ctx):
-        return grad({name: 2 * value for name, value in parameters.items()}, batch)
+    def __call__(self, context, grad):
+        return grad({name: 2 * value for name, value in context.trained.items()}, context.batch)
 
 
 def test_gradient_hook_that_changes_nothing_equals_backward(lenet):
@@ -342,8 +347,8 @@ def test_gradient_hook_decides_what_the_optimiser_sees(mlp):
 
 @dataclass(frozen=True)
 class Clamp:
-    def __call__(self, trained, ctx):
-        return {name: value.clamp(-0.01, 0.01) for name, value in trained.items()}
+    def __call__(self, context):
+        return {name: value.clamp(-0.01, 0.01) for name, value in context.trained.items()}
 
 
 def test_project_follows_every_step(mlp):
@@ -356,7 +361,7 @@ def test_project_follows_every_step(mlp):
 class StopAfter:
     epochs: int
 
-    def __call__(self, losses, done, ctx):
+    def __call__(self, context, losses, done):
         assert bool(losses[: int(done)].isfinite().all())
         assert bool(losses[int(done) :].isnan().all())
         return done >= self.epochs
@@ -404,19 +409,24 @@ def test_statistic_reduces_over_all_rows_in_eval_mode(lenet):
 
 @dataclass(frozen=True)
 class Half:
-    def __call__(self, reduced, leaves, ctx):
+    def __call__(self, context, reduced):
         return {"half": reduced["n"] / 2}
 
 
 @dataclass(frozen=True)
 class UseIt:
-    def __call__(self, leaves, start, ctx, info):
+    def __call__(self, context):
         return {
-            "made": ctx["found.half"] + ctx["given"],
+            "made": context.ctx["found.half"] + context.ctx["given"],
             "facts": torch.stack(
-                [info.steps.double(), info.lr.double(), info.n.double(), info.round.double()]
+                [
+                    context.info.steps.double(),
+                    context.info.lr.double(),
+                    context.info.n.double(),
+                    context.info.round.double(),
+                ]
             ),
-            "head.bias": leaves["head.bias"] - start["head.bias"] + 7,
+            "head.bias": context.leaves["head.bias"] - context.start["head.bias"] + 7,
         }
 
 
@@ -440,8 +450,8 @@ def test_transform_computes_leaves_from_statistics_and_what_the_server_sent(mlp)
 
 @dataclass(frozen=True)
 class Swap:
-    def __call__(self, leaves, start, ctx, info):
-        return {"a": leaves["b"], "b": leaves["a"]}
+    def __call__(self, context):
+        return {"a": context.leaves["b"], "b": context.leaves["a"]}
 
 
 def test_transform_may_swap_two_leaves(mlp):
@@ -470,8 +480,8 @@ def test_record_sees_every_training_batch_before_its_step(mlp):
 class Keep:
     key: str
 
-    def __call__(self, leaves, start, ctx, info):
-        return {"kept": ctx[self.key]}
+    def __call__(self, context):
+        return {"kept": context.ctx[self.key]}
 
 
 def test_equal_phases_see_equal_batches(mlp):
@@ -483,8 +493,8 @@ def test_equal_phases_see_equal_batches(mlp):
 
 @dataclass(frozen=True)
 class Restart:
-    def __call__(self, leaves, start, ctx, info):
-        return dict(start)
+    def __call__(self, context):
+        return dict(context.start)
 
 
 def test_observers_do_not_change_what_is_kept_and_sent(lenet):
@@ -536,7 +546,7 @@ def test_masks_travel_with_what_is_sent(mlp):
 
 @dataclass(frozen=True)
 class Parts:
-    def __call__(self, leaves, start, ctx, info):
+    def __call__(self, context):
         return {"part": torch.tensor([1.0, 2.0]), "present": torch.tensor([True, False])}
 
 
@@ -596,7 +606,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Note:
-    def __call__(self, found, leaves, ctx):
+    def __call__(self, context, found):
         SEEN.append(found)
         return found
 

@@ -134,8 +134,8 @@ def test_proximal_term_sees_the_start(engines):
 
 @dataclass(frozen=True)
 class Memorise:
-    def __call__(self, leaves, start, ctx, info):
-        return {f"old.{name}": value for name, value in leaves.items()}
+    def __call__(self, context):
+        return {f"old.{name}": value for name, value in context.leaves.items()}
 
 
 @pytest.mark.parametrize("ids", [CLIENTS, (3,)])
@@ -157,8 +157,8 @@ def test_training_changes_neither_the_start_nor_what_a_transform_remembers(engin
 
 @dataclass(frozen=True)
 class Halved:
-    def __call__(self, leaves, ctx):
-        return {n: v / 2 if n.endswith("weight") else v for n, v in leaves.items()}
+    def __call__(self, context):
+        return {n: v / 2 if n.endswith("weight") else v for n, v in context.leaves.items()}
 
 
 @pytest.mark.slow
@@ -170,9 +170,9 @@ def test_weights_hook(engines):
 class LookAhead:
     """Two looks at the net: BatchNorm counts both."""
 
-    def __call__(self, grad, parameters, batch, ctx):
-        first = grad(parameters, batch)
-        return grad({n: v - 0.01 * first[n] for n, v in parameters.items()}, batch)
+    def __call__(self, context, grad):
+        first = grad(context.trained, context.batch)
+        return grad({n: v - 0.01 * first[n] for n, v in context.trained.items()}, context.batch)
 
 
 @pytest.mark.slow
@@ -182,8 +182,8 @@ def test_gradient_hook(engines):
 
 @dataclass(frozen=True)
 class Shrink:
-    def __call__(self, trained, ctx):
-        return {name: 0.9 * value for name, value in trained.items()}
+    def __call__(self, context):
+        return {name: 0.9 * value for name, value in context.trained.items()}
 
 
 @pytest.mark.slow
@@ -197,7 +197,7 @@ class StopWhenLow:
 
     below: float
 
-    def __call__(self, losses, done, ctx):
+    def __call__(self, context, losses, done):
         last = losses.gather(0, (done - 1).clamp_min(0).reshape(1))[0]
         return (done >= 2) & (last < self.below)
 
@@ -229,18 +229,25 @@ REDUCE = (("n", "sum"), ("low", "min"))
 
 @dataclass(frozen=True)
 class Half:
-    def __call__(self, reduced, leaves, ctx):
+    def __call__(self, context, reduced):
         return {"half": reduced["n"] / 2, "low": reduced["low"]}
 
 
 @dataclass(frozen=True)
 class UseIt:
-    def __call__(self, leaves, start, ctx, info):
-        facts = (info.steps.double(), info.lr.double(), info.n.double(), info.round.double())
+    def __call__(self, context):
+        facts = (
+            context.info.steps.double(),
+            context.info.lr.double(),
+            context.info.n.double(),
+            context.info.round.double(),
+        )
         return {
-            "made": ctx["found.half"] + ctx["given"] + ctx["own"],
+            "made": context.ctx["found.half"] + context.ctx["given"] + context.ctx["own"],
             "facts": torch.stack(facts),
-            "head.bias": leaves["head.bias"] - start["head.bias"] + ctx["found.low"],
+            "head.bias": context.leaves["head.bias"]
+            - context.start["head.bias"]
+            + context.ctx["found.low"],
         }
 
 
@@ -273,14 +280,17 @@ def test_record_sees_the_training_batches(engines):
 
 @dataclass(frozen=True)
 class Keep:
-    def __call__(self, leaves, start, ctx, info):
-        return {"made": ctx["found.half"] + ctx["found.low"]}
+    def __call__(self, context):
+        return {"made": context.ctx["found.half"] + context.ctx["found.low"]}
 
 
 @dataclass(frozen=True)
 class Parts:
-    def __call__(self, leaves, start, ctx, info):
-        return {"part": leaves["own"] * torch.ones(2), "present": leaves["own"] > torch.ones(2)}
+    def __call__(self, context):
+        return {
+            "part": context.leaves["own"] * torch.ones(2),
+            "present": context.leaves["own"] > torch.ones(2),
+        }
 
 
 @pytest.mark.slow

@@ -243,7 +243,7 @@ def test_arguments_reach_the_function_and_another_process(own):
     [
         ("name: own_terms:scale", "has no name `scale`. Did you mean `scaled`?"),
         ("name: own_term:scaled", "No module named 'own_term'"),
-        ("name: own_terms:number", "is int, not a function of a StepContext"),
+        ("name: own_terms:number", "is int, not a function of a Context"),
         ("name: own_terms:scaled, facto: 2", "Did you mean `factor`?"),
     ],
 )

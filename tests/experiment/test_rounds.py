@@ -37,8 +37,8 @@ class Made(Algorithm):
 class AddOne:
     names: tuple[str, ...]
 
-    def __call__(self, leaves, start, ctx, info):
-        return {name: leaves[name] + 1 for name in self.names}
+    def __call__(self, context):
+        return {name: context.leaves[name] + 1 for name in self.names}
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +213,7 @@ def test_reply_is_written_and_charged_inside_its_mask(built):
 class HideSecond:
     """Sets the mask of the reply to the first entry."""
 
-    def __call__(self, leaves, start, ctx, info):
+    def __call__(self, context):
         return {"inside": torch.tensor([True, False])}
 
 
@@ -330,7 +330,7 @@ class Forgetful(Made):
 
 @dataclass(frozen=True)
 class Invent:
-    def __call__(self, leaves, start, ctx, info):
+    def __call__(self, context):
         return {"c": torch.ones(1)}
 
 

@@ -891,9 +891,9 @@ class SpoilOne:
 
     samples: int
 
-    def __call__(self, leaves, start, ctx, info):
-        factor = torch.where(info.n == self.samples, torch.inf, 1.0)
-        return {"head.bias": leaves["head.bias"] * factor + factor - 1}
+    def __call__(self, context):
+        factor = torch.where(context.info.n == self.samples, torch.inf, 1.0)
+        return {"head.bias": context.leaves["head.bias"] * factor + factor - 1}
 
 
 def test_finetuning_whose_last_step_diverges_is_given_up_too(tmp_path):

@@ -534,8 +534,8 @@ class Copy:
     entry: str
     leaf: str
 
-    def __call__(self, leaves, start, ctx, info):
-        return {self.leaf: ctx[self.entry]}
+    def __call__(self, context):
+        return {self.leaf: context.ctx[self.entry]}
 
 
 class Named(FedAvg):
@@ -734,8 +734,8 @@ class Computed(FedAvg):
 class Optional:
     count: int
 
-    def __call__(self, leaves, start, ctx, info):
-        return {f"x{k}": ctx.get(f"y{k}", torch.zeros(())) for k in range(self.count)}
+    def __call__(self, context):
+        return {f"x{k}": context.ctx.get(f"y{k}", torch.zeros(())) for k in range(self.count)}
 
 
 @pytest.mark.parametrize("kind", [Direct, Guarded, Computed])

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flbench.core.types import Batch, Outputs, StepContext, Tree
+from flbench.core.types import Batch, Context, Outputs, Tree
 from flbench.losses.class_counts import COUNTS
 
 TINY = 1e-12  # float64 sums in another order
@@ -21,11 +21,11 @@ class Case:
     start: Tree
     mask: Tensor | None = None
 
-    def context(self) -> StepContext:
+    def context(self) -> Context:
         n = len(self.y)
         mask = torch.ones(n, dtype=torch.bool) if self.mask is None else self.mask
         batch = Batch(self.features, self.y, mask, torch.arange(n), torch.tensor(0))
-        return StepContext(
+        return Context(
             lambda: Outputs(self.features, self.logits),
             batch=batch,
             ctx=self.ctx,

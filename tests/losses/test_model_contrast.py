@@ -5,7 +5,7 @@ from math import exp, log
 import pytest
 import torch
 
-from flbench.core.types import Batch, Outputs, StepContext
+from flbench.core.types import Batch, Context, Outputs
 from flbench.losses import ModelContrast
 
 TINY = 1e-12  # float64 sums in another order
@@ -23,11 +23,11 @@ def case(seed: int = 0, n: int = 7):
     return x, rand(4, 3), rand(4, 3), rand(4, 3)
 
 
-def context(x, net, prev, received, mask=None, **more) -> StepContext:
+def context(x, net, prev, received, mask=None, **more) -> Context:
     mask = torch.ones(len(x), dtype=torch.bool) if mask is None else mask
     y = torch.zeros(len(x), dtype=torch.int64)
     leaves = {"net": net, "prev.net": prev, **more}
-    return StepContext(
+    return Context(
         lambda: apply(leaves, x),
         batch=Batch(x, y, mask, y, torch.tensor(0)),
         ctx={},

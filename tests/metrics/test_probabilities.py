@@ -9,7 +9,7 @@ from sklearn import metrics
 from torchmetrics.classification import MulticlassAUROC, MulticlassCalibrationError
 
 from flbench.core.errors import ConfigError
-from flbench.core.types import Batch, Outputs, StepContext
+from flbench.core.types import Batch, Context, Outputs
 from flbench.experiment.predictions import Predict
 from flbench.metrics.names import PROBABILITY as NAMES
 from flbench.metrics.probabilities import Probabilities
@@ -100,7 +100,7 @@ def test_scores_that_are_probabilities_are_not_normalized_again():
     scores = torch.tensor([[0.25, 0.75], [0.0, 1.0]])
     ones = torch.ones(2, dtype=torch.int64)
     batch = Batch(scores, ones, ones > 0, ones, torch.tensor(2))
-    context = StepContext(
+    context = Context(
         lambda: Outputs(scores, scores), batch=batch, ctx={}, leaves={}, start={}, apply=None
     )
     found = Predict(predict=Shares(), has_probabilities=True)(context)["logarithms"]

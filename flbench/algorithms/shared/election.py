@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flbench.algorithms.base import Algorithm
 from flbench.config.schema import AlgorithmConfig
-from flbench.core.types import Info, Stage, State, Tree
+from flbench.core.types import Context, Stage, State, Tree
 from flbench.models.base import LayerSpec, NetSpec
 
 Candidates = Literal["linear", "all"]
@@ -130,18 +130,15 @@ class WriteVote:
 
     scores: bool = True
 
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return `vote` [] int32 and, if asked for, `scores` [L] in the dtype of the weights.
 
         Args:
-            leaves: Not used.
-            start: Not used.
-            ctx: `shift.vote` [] and `shift.scores` [L] from the Statistic `shift`.
-            info: Its learning rate gives the dtype.
+            context: Its ctx has `shift.vote` [] and `shift.scores` [L] from the Statistic `shift`.
         """
-        written = {"vote": ctx["shift.vote"].to(torch.int32)}
+        written = {"vote": context.ctx["shift.vote"].to(torch.int32)}
         if self.scores:
-            written["scores"] = ctx["shift.scores"].to(info.lr.dtype)
+            written["scores"] = context.ctx["shift.scores"].to(context.info.lr.dtype)
         return written
 
 

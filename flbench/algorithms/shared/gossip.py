@@ -30,7 +30,7 @@ from flbench.config.schema import AlgorithmConfig
 from flbench.core.learned import Learned, LearnedTable
 from flbench.core.rng import Draw
 from flbench.core.tree import only, repeat
-from flbench.core.types import Dispatch, Info, Message, Results, State, Tree, Update
+from flbench.core.types import Context, Dispatch, Message, Results, State, Tree, Update
 
 
 class GossipConfig(AlgorithmConfig):
@@ -130,8 +130,8 @@ class Gossip(Algorithm):
         """Return the names of the leaves that a phase trains unless it names others."""
         return frozenset(self.setting.net.parameters)
 
-    def called(self) -> Callable[[Tree, Tree], Tree] | None:
-        """Return (leaves, ctx) -> what the net is called with; None for the leaves themselves."""
+    def called(self) -> Callable[[Context], Tree] | None:
+        """Return context -> what the net is called with; None for the leaves themselves."""
         return None
 
     def steps(self) -> tuple[Step, ...]:
@@ -256,8 +256,8 @@ class Gossip(Algorithm):
             deployments["gm"] = Deployment(mean, weights=weights)
         return deployments
 
-    def evaluated(self) -> Callable[[Tree, Tree], Tree] | None:
-        """Return (leaves, ctx) -> what the net is called with in an evaluation."""
+    def evaluated(self) -> Callable[[Context], Tree] | None:
+        """Return context -> what the net is called with in an evaluation."""
         return self.called()
 
     def requires(self) -> list[str]:
@@ -311,11 +311,11 @@ class MeanOfPeers:
 
     names: tuple[str, ...]
 
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the means; of a leaf of integers (BatchNorm's counter) the maximum."""
         found: Tree = {}
         for name in self.names:
-            models = ctx[PEERS + name]
+            models = context.ctx[PEERS + name]
             if models.is_floating_point():
                 found[name] = models.double().mean(dim=0).to(models.dtype)
             else:
@@ -330,20 +330,20 @@ class BeforeMixing:
     Attributes:
         net: Names of the net's leaves.
         names: Names of the leaves of which the client has copies.
-        weights: (leaves, ctx) -> what the net is called with; None for the leaves themselves.
+        weights: context -> what the net is called with; None for the leaves themselves.
     """
 
     net: tuple[str, ...]
     names: tuple[str, ...]
-    weights: Callable[[Tree, Tree], Tree] | None
+    weights: Callable[[Context], Tree] | None
 
-    def __call__(self, leaves: Tree, ctx: Tree) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the weights under the net's own names."""
-        before = leaves | {name: leaves[LOCAL + name] for name in self.names}
+        before = context.leaves | {name: context.leaves[LOCAL + name] for name in self.names}
         if self.weights is None:
             return {name: before[name] for name in self.net}
         without_copies = {n: value for n, value in before.items() if not n.startswith(LOCAL)}
-        return self.weights(without_copies, ctx)
+        return self.weights(context.with_leaves(without_copies))
 
 
 def peers(links: Tensor) -> dict[str, float]:

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from flbench.core.types import StepContext, Tree
+from flbench.core.types import Context, Tree
 from flbench.losses.cross_entropy import sum_cross_entropy
 
 
-def summed_gradient(context: StepContext, at: Tree, weights: Callable[[Tree], Tree]) -> Tree:
+def summed_gradient(context: Context, at: Tree, weights: Callable[[Tree], Tree]) -> Tree:
     """Return the gradient of the cross entropy, summed over a batch, with respect to some tensors.
 
     The net is in eval mode, so BatchNorm uses its running statistics.

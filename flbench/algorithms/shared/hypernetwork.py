@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from flbench.core.types import Info, Tree
+from flbench.core.types import Context, Tree
 from flbench.models.base import NetSpec
 
 Z: frozenset[str] = frozenset({"z"})
@@ -78,18 +78,19 @@ class Hypernetwork:
                     tensors.append((leaf, "weight"))
         return cls(tuple(tensors), tuple(others), chunk, embedding, hidden)
 
-    def __call__(self, leaves: Tree, ctx: Tree) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the leaves that the net is called with: generated ones, and `others` as they are.
 
         Args:
-            leaves: Leaves of the client, with `z` and `hyper.*`; the generated leaves give shapes.
-            ctx: Not used.
+            context: Its leaves have `z` and `hyper.*`; the generated leaves give shapes.
         """
-        hidden = linear(leaves["z"], leaves["hyper.in.weight"], leaves["hyper.in.bias"]).relu()
-        out = linear(hidden, leaves["hyper.out.weight"], leaves["hyper.out.bias"])
+        hidden = linear(
+            context.leaves["z"], context.leaves["hyper.in.weight"], context.leaves["hyper.in.bias"]
+        ).relu()
+        out = linear(hidden, context.leaves["hyper.out.weight"], context.leaves["hyper.out.bias"])
 
         # Chunk after chunk fills tensor after tensor: [chunks, chunk] -> [scalars] -> shapes.
-        shapes = [leaves[name].shape for name, _ in self.tensors]
+        shapes = [context.leaves[name].shape for name, _ in self.tensors]
         sizes = [prod(shape) for shape in shapes]
         pieces = torch.split(out.flatten()[: sum(sizes)], sizes)
 
@@ -99,7 +100,7 @@ class Hypernetwork:
             scale = sqrt(2 / fan_in) if kind == "weight" else SMALL
             offset = 1.0 if kind == "gain" else 0.0
             weights[name] = scale * piece.reshape(shape) + offset
-        return weights | {name: leaves[name] for name in self.others}
+        return weights | {name: context.leaves[name] for name in self.others}
 
     def rows(self, scalars: int) -> int:
         """Return the number of chunks, the rows of z, for a number of generated scalars."""
@@ -145,14 +146,14 @@ class Write:
     once, not in every step), gradients and sizes of weights.
 
     Attributes:
-        weights: Function (leaves, ctx) -> leaves that the net is called with.
+        weights: Function context -> leaves that the net is called with.
         names: Names of the leaves that are written.
     """
 
-    weights: Callable[[Tree, Tree], Tree]
+    weights: Callable[[Context], Tree]
     names: tuple[str, ...]
 
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the generated leaves `names`."""
-        weights = self.weights(leaves, ctx)
+        weights = self.weights(context)
         return {name: weights[name] for name in self.names}

@@ -12,7 +12,7 @@ import torch
 from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
 from flbench.client.program import Transform
 from flbench.core.tree import only, repeat
-from flbench.core.types import Info, Tree
+from flbench.core.types import Context, Tree
 
 PARTICIPATED = "participated"  # [] bool: whether the client has remembered a model yet
 
@@ -29,16 +29,16 @@ class Copy:
     prefix: str
     names: tuple[str, ...]
 
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the copies."""
-        return prefixed(self.prefix, only(leaves, self.names))
+        return prefixed(self.prefix, only(context.leaves, self.names))
 
 
 @dataclass(frozen=True)
 class LastModel:
     """A model that a client remembers from its last participation.
 
-    An instance can be called as (leaves, ctx) -> tree, which is what `Phase.weights` and
+    An instance can be called as context -> tree, which is what `Phase.weights` and
     `Deployment.weights` take: it returns the remembered leaves under the names of the net, and the
     present ones for a client that has not remembered a model yet.
 
@@ -76,10 +76,14 @@ class LastModel:
         """Return a step that remembers the leaves as they are now."""
         return Transform(_Remember(self.prefix, self.names))
 
-    def __call__(self, leaves: Tree, ctx: Tree) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the remembered leaves, without the prefix."""
         return {
-            name: torch.where(leaves[PARTICIPATED], leaves[self.prefix + name], leaves[name])
+            name: torch.where(
+                context.leaves[PARTICIPATED],
+                context.leaves[self.prefix + name],
+                context.leaves[name],
+            )
             for name in self.names
         }
 
@@ -90,14 +94,14 @@ class _Recall:
 
     model: LastModel
 
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
-        return prefixed(self.model.prefix, self.model(leaves, ctx))
+    def __call__(self, context: Context) -> Tree:
+        return prefixed(self.model.prefix, self.model(context))
 
 
 @dataclass(frozen=True)
 class _Remember(Copy):
     """Function of a Transform: see `LastModel.remember`."""
 
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
-        copies = super().__call__(leaves, start, ctx, info)
-        return copies | {PARTICIPATED: torch.ones_like(leaves[PARTICIPATED])}
+    def __call__(self, context: Context) -> Tree:
+        copies = super().__call__(context)
+        return copies | {PARTICIPATED: torch.ones_like(context.leaves[PARTICIPATED])}

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from flbench.algorithms.base import Setting
-from flbench.core.types import Tree
+from flbench.core.types import Context, Tree
 
 V = "v."  # prefix of the personal model's leaves
 
 
 @dataclass(frozen=True)
 class PersonalModel:
-    """The personal model v as (leaves, ctx) -> what the net is called with.
+    """The personal model v as context -> what the net is called with.
 
     Attributes:
         names: Names of the net's leaves, in order.
@@ -23,9 +23,9 @@ class PersonalModel:
     own: frozenset[str]
     selects: ClassVar[bool] = True
 
-    def __call__(self, leaves: Tree, ctx: Tree) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the values of v under the names of the net."""
-        return {name: leaves[V + name if name in self.own else name] for name in self.names}
+        return {name: context.leaves[V + name if name in self.own else name] for name in self.names}
 
     def leaves(self) -> tuple[str, ...]:
         """Return the names of v's leaves, prefix included, in order."""

@@ -15,7 +15,7 @@ from flbench.algorithms.base import Deployment, Setting
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.client.program import LocalProgram, Statistic, Step, Transform
 from flbench.core.learned import LearnedPoints
-from flbench.core.types import Dispatch, Info, Message, State, StepContext, Tree
+from flbench.core.types import Context, Dispatch, Message, State, Tree
 from flbench.losses.similarity import class_sums, membership
 
 LEAVES = frozenset({"prototypes", "counts", "ids"})
@@ -37,7 +37,7 @@ class ClassSums:
     classes: int
     of: Callable[[Tensor], Tensor] | None = None
 
-    def __call__(self, context: StepContext) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return `sums` [C, D] and `counts` [C] of one batch."""
         features, batch = context.out.features.double(), context.batch
         if self.of is not None:
@@ -61,32 +61,30 @@ class CountClasses:
 
     classes: int
 
-    def __call__(self, context: StepContext) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the counts [C] of one batch."""
         batch = context.batch
         return {"counts": membership(batch.y, self.classes, batch.mask, torch.float64).sum(dim=0)}
 
 
-def write_counts(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+def write_counts(context: Context) -> Tree:
     """Write the leaf `counts` [C] int32 from the result of the Statistic `held`."""
-    return {"counts": ctx["held.counts"].to(torch.int32)}
+    return {"counts": context.ctx["held.counts"].to(torch.int32)}
 
 
-def write_prototypes(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+def write_prototypes(context: Context) -> Tree:
     """Write the class means that the Statistic `classes` found into the client's leaves.
 
     Args:
-        leaves: Leaves of the client; `prototypes` gives the dtype.
-        start: Not used.
-        ctx: `classes.sums` [C, D] and `classes.counts` [C].
-        info: Not used.
+        context: Its ctx has `classes.sums` [C, D] and `classes.counts` [C]; the client's leaf
+            `prototypes` gives the dtype.
 
     Returns:
         The leaves of `upload`.
     """
-    counts = ctx["classes.counts"]
-    means = ctx["classes.sums"] / counts.clamp_min(1.0)[:, None]
-    return upload(means.to(leaves["prototypes"].dtype), counts)
+    counts = context.ctx["classes.counts"]
+    means = context.ctx["classes.sums"] / counts.clamp_min(1.0)[:, None]
+    return upload(means.to(context.leaves["prototypes"].dtype), counts)
 
 
 def upload(prototypes: Tensor, counts: Tensor) -> Tree:
@@ -107,7 +105,7 @@ def upload(prototypes: Tensor, counts: Tensor) -> Tree:
 def collect(
     setting: Setting,
     of: Callable[[Tensor], Tensor] | None = None,
-    write: Callable[[Tree, Tree, Tree, Info], Tree] = write_prototypes,
+    write: Callable[[Context], Tree] = write_prototypes,
 ) -> tuple[Step, ...]:
     """Return the steps with which a client computes its prototypes.
 
@@ -185,7 +183,7 @@ class NearestPrototype:
     prototypes: str = "global.prototypes"
     present: str = "global.present"
 
-    def __call__(self, context: StepContext) -> Tensor:
+    def __call__(self, context: Context) -> Tensor:
         """Return scores [B, C]."""
         table, present = context.ctx[self.prototypes], context.ctx[self.present]
         if self.own:

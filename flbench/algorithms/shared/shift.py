@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flbench.client.program import Reduce
-from flbench.core.types import StepContext, Tree
+from flbench.core.types import Context, Tree
 
 LEAST_STD = 1e-3  # standard deviation of a constant tensor, such as the labels of a single class
 
@@ -67,7 +67,7 @@ class Shift:
     classes: int
     scale: Literal["channels", "given", "tensors", "raw"] = "channels"
 
-    def __call__(self, context: StepContext) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return `low`, `high`, `sum`, `squares` and `count` of one batch, [channels + L + 2]."""
         x, mask = context.batch.x, context.batch.mask
         y = context.batch.y.double()[:, None, None]  # [B, 1, 1]

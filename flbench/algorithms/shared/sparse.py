@@ -17,7 +17,7 @@ from flbench.algorithms.shared.gossip import LOCAL
 from flbench.algorithms.shared.gradients import summed_gradient
 from flbench.client.program import Statistic, Step, Transform
 from flbench.core.rng import generator
-from flbench.core.types import Info, Samples, StepContext, Tree
+from flbench.core.types import Context, Samples, Tree
 from flbench.models.base import NetSpec
 
 MASK = "mask."
@@ -87,27 +87,29 @@ def start_masks(start: Tree, density: float, seed: int, clients: int) -> Tree:
 
 @dataclass(frozen=True)
 class Masked:
-    """Masked weights, as (leaves, ctx) -> what the net is called with.
+    """Masked weights, as context -> what the net is called with.
 
     The mask multiplies the weights, so the gradient of an entry outside the mask is zero, and
     momentum and weight decay leave the entry zero too.
 
     Attributes:
         names: Names of the tensors that have masks.
-        inner: (leaves, ctx) -> the weights without masks; None for the leaves themselves.
+        inner: context -> the weights without masks; None for the leaves themselves.
     """
 
     names: tuple[str, ...]
-    inner: Callable[[Tree, Tree], Tree] | None = None
+    inner: Callable[[Context], Tree] | None = None
 
-    def __call__(self, leaves: Tree, ctx: Tree) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the weights under the net's own names."""
         if self.inner is not None:
-            made = self.inner(leaves, ctx)
+            made = self.inner(context)
         else:
             others = (MASK, TRAINED, LOCAL)  # leaves that are not part of the model
-            made = {name: value for name, value in leaves.items() if not name.startswith(others)}
-        return made | {name: made[name] * leaves[MASK + name] for name in self.names}
+            made = {
+                name: value for name, value in context.leaves.items() if not name.startswith(others)
+            }
+        return made | {name: made[name] * context.leaves[MASK + name] for name in self.names}
 
 
 @dataclass(frozen=True)
@@ -123,9 +125,9 @@ class DenseGradient:
 
     called: Masked
 
-    def __call__(self, context: StepContext) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the gradient of each leaf that has a mask."""
-        made = self.called(context.leaves, context.ctx)
+        made = self.called(context)
         masked = {name: made[name] for name in self.called.names}
         return summed_gradient(context, masked, lambda values: made | values)
 
@@ -151,17 +153,17 @@ class Search:
     rate: float
     rounds: int
 
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    def __call__(self, context: Context) -> Tree:
         """Return the new masks."""
-        made = self.called(leaves, ctx)
-        share = self.rate / 2 * (1 + torch.cos(pi * info.round.double() / self.rounds))
+        made = self.called(context)
+        share = self.rate / 2 * (1 + torch.cos(pi * context.info.round.double() / self.rounds))
         changed: Tree = {}
         for name in self.called.names:
-            mask = leaves[MASK + name].flatten()
+            mask = context.leaves[MASK + name].flatten()
             ones = mask.sum()
             # Without the subtraction, rounding could lift a whole number to the next one.
             k = torch.where(ones < 2, 0, torch.ceil(share * ones - 1e-9))
-            worth = _coarse(ctx[f"dense.{name}"])
+            worth = _coarse(context.ctx[f"dense.{name}"])
             size = _coarse(made[name])
             leaving = _rank(torch.where(mask, size, torch.inf)) < k
             pruned = mask & ~leaving

@@ -10,7 +10,7 @@ from scipy import integrate, stats
 from flbench.algorithms.fedcmd import mean_distance
 from flbench.algorithms.fedcpmd import DISTANCES
 from flbench.algorithms.shared.shift import REDUCE, Gaussian, Shift, shift_scores
-from flbench.core.types import Batch, Outputs, StepContext
+from flbench.core.types import Batch, Context, Outputs
 
 PAIRS = [(0.0, 1.0, 0.0, 1.0), (0.2, 0.3, 0.7, 0.1), (0.5, 0.001, 0.4, 0.3), (0.1, 0.02, 0.9, 0.02)]
 PAPER = ["js", "wasserstein", "hellinger", "bhattacharyya"]
@@ -100,7 +100,7 @@ def test_scores_are_equation_7_and_fedcmds_variant():
 # What Gaussians are made of
 
 
-def context(x, y, mask, hidden) -> StepContext:
+def context(x, y, mask, hidden) -> Context:
     """Return the context of a net whose layers put out `hidden` (after ReLU) and 2 `hidden`."""
 
     def apply(leaves, x, *, train=False, activations=()):
@@ -108,7 +108,7 @@ def context(x, y, mask, hidden) -> StepContext:
         return Outputs(hidden, hidden, {name: values[name] for name in activations})
 
     batch = Batch(x, y, mask, torch.arange(len(y)), torch.tensor(0))
-    return StepContext(lambda: None, batch=batch, ctx={}, leaves={}, start={}, apply=apply)
+    return Context(lambda: None, batch=batch, ctx={}, leaves={}, start={}, apply=apply)
 
 
 def samples(n: int = 12):

@@ -8,7 +8,7 @@ import torch
 from flbench.algorithms.shared import sparse
 from flbench.algorithms.shared.sparse import MASK, DenseGradient, Masked, Search
 from flbench.client.forward import apply
-from flbench.core.types import Batch, Info, StepContext
+from flbench.core.types import Batch, Context, Info
 from flbench.models.base import net_leaves
 from tests.support import build
 
@@ -86,7 +86,7 @@ def test_net_is_called_with_zeros_outside_the_mask_and_learns_nothing_there():
     assert called.keys() == {"w", "b"}
     assert called["w"].tolist() == [1, 0, 1, 0]
     assert leaves["w"].grad.tolist() == [3, 0, 3, 0]
-    doubled = Masked(("w",), lambda leaves, ctx: {"w": 2 * leaves["b"].repeat(2)})(leaves, {})
+    doubled = Masked(("w",), lambda context: {"w": 2 * context.leaves["b"].repeat(2)})(leaves, {})
     assert doubled["w"].tolist() == [2, 0, 2, 0]
 
 
@@ -99,7 +99,7 @@ def test_dense_gradient_is_that_of_the_real_rows_also_outside_the_mask():
     leaves[MASK + name] = torch.rand(leaves[name].shape) < 0.5
     real = torch.tensor([True, True, True, False, False])
     batch = Batch(x, y, real, torch.arange(5), torch.zeros(()))
-    context = StepContext(
+    context = Context(
         lambda: None,
         batch=batch,
         ctx={},
