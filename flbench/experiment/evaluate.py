@@ -47,7 +47,7 @@ Found = dict[str, Tree]
 """What is predicted, by part and result of `Predict`: [n, ...] for the samples of some clients."""
 
 
-def padded(reduced: Tree, leaves: Tree, ctx: Tree, *, length: int) -> Tree:
+def padded(context: Context, reduced: Tree, *, length: int) -> Tree:
     """Return rows [n, ...] with NaN behind them, [length, ...], as `finish` of a Statistic.
 
     All clients then have tensors of one shape, in every engine and block.

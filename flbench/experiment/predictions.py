@@ -25,7 +25,7 @@ class Predict:
     """Computes the predictions of a deployment, as the function of a Statistic.
 
     Attributes:
-        weights: `Deployment.weights`: maps (leaves, ctx) to the parameters and buffers that the net
+        weights: `Deployment.weights`: maps a context to the parameters and buffers that the net
             is called with; None calls it with the leaves.
         predict: `Deployment.predict`: maps a Context to scores [B, C]; None takes the logits.
         has_margin: Whether to return the margins of two classes too.

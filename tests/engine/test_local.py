@@ -422,7 +422,7 @@ class Net(torch.nn.Module):
     def forward(self, x):
         return self.head(x.flatten(1))
 
-def who(leaves, start, ctx, info):
+def who(context):
     return {"head.bias": torch.full((10,), float(os.getpid()))}
 
 built = build(*NET, "engine.workers=2")
