@@ -7,6 +7,7 @@ import torch
 
 from flbench.algorithms.fedcac import Composed, FindCritical
 from flbench.core.tree import only
+from flbench.core.types import Context
 from flbench.experiment.rounds import settings_of
 from flbench.testing import after
 from tests.algorithms.loops import (
@@ -177,7 +178,7 @@ def test_right_after_training_a_client_has_what_it_trained():
     )
     for k in range(len(ids)):
         leaves = {name: value[k] for name, value in {**results.kept, **results.sent.values}.items()}
-        composed = Composed(NET)(leaves, {})
+        composed = Composed(NET)(Context(leaves=leaves, start=leaves, ctx={}))
         for name in NET:
             assert torch.equal(composed[name], leaves[name])
             assert leaves[f"critical.{name}"].any()

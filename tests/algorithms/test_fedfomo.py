@@ -10,7 +10,7 @@ from flbench.client.program import Phase, Statistic
 from flbench.core.errors import ConfigError, DivergedError
 from flbench.core.rng import Draw
 from flbench.core.tree import take
-from flbench.core.types import Info
+from flbench.core.types import Context, Info
 from flbench.experiment import rounds
 from flbench.experiment.rounds import visible_to_server
 from flbench.testing import after, played
@@ -311,7 +311,9 @@ def mixed(losses, own_loss, count=10, asked=(True, True), models=None):
         "validation.count": torch.tensor(count),
     }
     zero = torch.zeros(())
-    return leaves, Mix(("w", "n"), ("w",))(leaves, leaves, ctx, Info(zero, zero, zero, zero))
+    info = Info(zero, zero, zero, zero)
+    context = Context(leaves=leaves, start=leaves, ctx=ctx, info=info)
+    return leaves, Mix(("w", "n"), ("w",))(context)
 
 
 def test_equal_losses_change_nothing():

@@ -9,12 +9,17 @@ from torch.func import functional_call, grad, vmap
 
 from flbench.algorithms.shared.hypernetwork import LEAVES, Hypernetwork, Write
 from flbench.core.rng import generator
-from flbench.core.types import Info
+from flbench.core.types import Context
 from flbench.models import MODELS
 from flbench.models.base import build, describe, net_leaves
 
 CARD = {"chunk": 9216, "embedding": 128, "hidden": 128}
 TINY = {"chunk": 50, "embedding": 3, "hidden": 4}
+
+
+def weights_of(hyper, leaves):
+    """What the net is called with."""
+    return hyper(Context(leaves=leaves, start=leaves, ctx={}))
 
 
 def net_of(name: str, shape=(3, 32, 32), classes: int = 10, **options):
@@ -50,7 +55,7 @@ def test_generated_matrices_start_with_the_variance_of_he_and_norms_near_identit
     net, spec, start = net_of("resnet18", norm="group")
     hyper = body_of(net, spec)
 
-    weights = hyper(start | hyper.initial(start, generator(0, "model", 1)), {})
+    weights = weights_of(hyper, start | hyper.initial(start, generator(0, "model", 1)))
 
     for name, kind in hyper.tensors:
         value = weights[name]
@@ -90,7 +95,7 @@ def test_outputs_fill_the_tensors_in_the_nets_order_chunk_after_chunk():
         "z": 50.0 * torch.arange(hyper.rows(size))[:, None],
     }
 
-    weights = hyper(start | own, {})
+    weights = weights_of(hyper, start | own)
 
     at = 0
     generated = [name for name in spec.parameters if not name.startswith("head")]
@@ -123,11 +128,11 @@ def test_gradient_through_h_is_the_finite_difference():
     names = sorted(own)
 
     def weights(*values):
-        made = hyper(start | dict(zip(names, values, strict=True)), {})
+        made = weights_of(hyper, start | dict(zip(names, values, strict=True)))
         return torch.cat([made[name].flatten() for name, _ in hyper.tensors])
 
     def loss(*values):
-        made = hyper(start | dict(zip(names, values, strict=True)), {})
+        made = weights_of(hyper, start | dict(zip(names, values, strict=True)))
         logits = functional_call(net, made, (x,)).logits
         return torch.nn.functional.cross_entropy(logits, y)
 
@@ -145,7 +150,7 @@ def test_it_may_be_stacked_hashed_and_sent_to_workers():
     stacked = {name: torch.stack([own[name] for own in owns]) for name in LEAVES}
 
     def total(own):
-        return sum(value.square().sum() for value in hyper(start | own, {}).values())
+        return sum(value.square().sum() for value in weights_of(hyper, start | own).values())
 
     together = vmap(grad(total))(stacked)
 
@@ -163,12 +168,12 @@ def test_write_hands_over_the_named_leaves_and_no_others():
     net, spec, start = net_of("lenet5", shape=(1, 16, 16))
     hyper = body_of(net, spec)
     leaves = start | hyper.initial(start, generator(0, "model", 1))
-    info = Info(*(torch.zeros(()) for _ in range(4)))
+    context = Context(leaves=leaves, start=start, ctx={})
 
     names = ("backbone.conv1.weight", "backbone.fc1.bias")
 
-    written = Write(hyper, names)(leaves, start, {}, info)
+    written = Write(hyper, names)(context)
 
-    made = hyper(leaves, {})
+    made = weights_of(hyper, leaves)
     assert tuple(written) == names
     assert all(torch.equal(value, made[name]) for name, value in written.items())

@@ -80,13 +80,15 @@ def test_net_is_called_with_zeros_outside_the_mask_and_learns_nothing_there():
     leaves = {"w": torch.ones(4).requires_grad_(), "b": torch.ones(2)}
     leaves[f"{MASK}w"] = torch.tensor([True, False, True, False])
 
-    called = Masked(("w",))(leaves, {})
+    called = Masked(("w",))(Context(leaves=leaves, start=leaves, ctx={}))
     (3 * called["w"]).sum().backward()
 
     assert called.keys() == {"w", "b"}
     assert called["w"].tolist() == [1, 0, 1, 0]
     assert leaves["w"].grad.tolist() == [3, 0, 3, 0]
-    doubled = Masked(("w",), lambda context: {"w": 2 * context.leaves["b"].repeat(2)})(leaves, {})
+    doubled = Masked(("w",), lambda context: {"w": 2 * context.leaves["b"].repeat(2)})(
+        Context(leaves=leaves, start=leaves, ctx={})
+    )
     assert doubled["w"].tolist() == [2, 0, 2, 0]
 
 
@@ -123,7 +125,8 @@ def searched(mask, weights, gradient, *, round=0, rate=0.5, rounds=10):
     leaves = {"w": weights * mask, f"{MASK}w": mask}
     zero, step = torch.tensor(0), Search(Masked(("w",)), rate, rounds)
     info = Info(zero, zero, zero, torch.tensor(round))
-    return step(leaves, leaves, {"dense.w": gradient}, info)[f"{MASK}w"]
+    context = Context(leaves=leaves, start=leaves, ctx={"dense.w": gradient}, info=info)
+    return step(context)[f"{MASK}w"]
 
 
 @pytest.mark.parametrize("round", [0, 4, 9])
