@@ -138,7 +138,8 @@ def test_scores_of_ties_and_zeros():
         before = torch.tensor(began)
         none = {"critical.w": torch.zeros(len(began), dtype=torch.bool), "custom.w": before}
         start = {"w": before} | none
-        return find({"w": torch.tensor(theta)}, start, {}, None)["critical.w"].tolist()
+        context = Context(leaves={"w": torch.tensor(theta)}, start=start, ctx={})
+        return find(context)["critical.w"].tolist()
 
     assert mask([2.0, 2.0, 1.0, 0.0], [1.0, 1.0, 0.0, 5.0], 0.5) == [True, True, False, False]
     assert mask([2.0, 2.0, 1.0, 0.0], [1.0, 1.0, 0.0, 5.0], 0.25) == [True, False, False, False]

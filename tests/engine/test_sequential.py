@@ -14,7 +14,7 @@ from flbench.client.program import LocalProgram, Phase, Statistic, Transform
 from flbench.config.schema import OptimizerConfig, TrainConfig
 from flbench.core.errors import UnknownNameError
 from flbench.core.rng import Draw
-from flbench.core.types import Dispatch, Message, Samples
+from flbench.core.types import Context, Dispatch, Message, Samples
 from flbench.data import batches
 from flbench.engine import sequential
 from flbench.engine.base import RoundSettings, open_device
@@ -286,7 +286,8 @@ def test_weights_hook_is_what_the_net_is_called_with(mlp):
     x, y = first_batch(mlp)
     leaves = {name: leaf.clone().requires_grad_() for name, leaf in start.items()}
     loss = torch.nn.functional.cross_entropy(
-        apply(mlp.net.double(), Doubled()(leaves, {}), x).logits, y
+        apply(mlp.net.double(), Doubled()(Context(leaves=leaves, start=leaves, ctx={})), x).logits,
+        y,
     )
     for name, gradient in zip(
         leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True
