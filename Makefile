@@ -38,7 +38,7 @@ quick: $(VENV)/installed
 
 # The examples in the docstrings of public names are tests too.
 unit: $(VENV)/installed
-	$(BIN)/pytest $(WORKERS) $(LATER) --ignore tests/uses --doctest-modules -m "not full" tests flbench
+	$(BIN)/pytest $(WORKERS) $(LATER) --ignore tests/uses --doctest-modules -m "not full and not docs" tests flbench
 
 # What methods keep, twelve always and eight by the date (FLBENCH_CONTRACT_SEED); with `ATEN_CPU_CAPABILITY=avx2` or `default`, on other kernels of PyTorch.
 contract: $(VENV)/installed
@@ -57,10 +57,10 @@ test-faults: $(VENV)/installed
 test-servers: $(VENV)/installed
 	$(BIN)/python -m tests.servers
 
-# The site, in site/, after the commands that its pages print. Nothing is downloaded; the variable
+# The site, in site/, after the commands and examples that its pages print. Nothing is downloaded; the variable
 # silences an advertisement of the theme.
 docs: $(VENV)/installed
-	$(BIN)/pytest -n0 -m docs tests/uses
+	$(BIN)/pytest -n0 -m docs tests/uses tests/test_docs.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html, or: $(BIN)/python -m http.server --directory site"
 

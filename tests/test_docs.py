@@ -22,7 +22,6 @@ from flbench.cli.app import app
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config, OwnModelConfig
 from flbench.config.sources import from_overrides
-from flbench.core.errors import ConfigError
 from flbench.models import MODELS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,6 +30,17 @@ PAGES = sorted(DOCS.rglob("*.md"))
 ALL = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 
 
+INVENTED = {
+    "confident.py",
+    "firstlayer.py",
+    "slow.py",
+    "test_slow.py",
+    "kindred.py",
+    "test_kindred.py",
+    "test_NAME.py",
+    "NAME.py",
+}
+"""Files of the examples; a mention may be a path that ends with one of these."""
 COMMANDS = typer.main.get_command(app).commands
 
 
@@ -45,7 +55,7 @@ def commands():
             for line in block.splitlines():
                 found = re.search(r"(?:^\$ |^\.venv/bin/|do )(flbench [^;]*)", line)
                 if found:
-                    yield pytest.param(found[1], id=f"{name_of(page)}: {found[1]}")
+                    yield f"{name_of(page)}: {found[1]}", found[1]
 
 
 def hooks():
@@ -60,17 +70,11 @@ def generated():
     return hooks().pages()
 
 
-def examples():
-    """The pages with examples; those that train are slow."""
-    for page in PAGES:
-        text = page.read_text("utf-8")
-        trains = re.search(r"^(>>>|\.\.\.) .*\bfl\.(run|federate)\(", text, re.MULTILINE)
-        if ">>> " in text:
-            marks = [pytest.mark.slow] if trains else []
-            yield pytest.param(page, id=name_of(page), marks=marks)
+EXAMPLES = [page for page in PAGES if ">>> " in page.read_text("utf-8")]
 
 
-@pytest.mark.parametrize("page", examples())
+@pytest.mark.docs
+@pytest.mark.parametrize("page", EXAMPLES, ids=name_of)
 def test_examples_give_the_printed_results(page):
     results = doctest.testfile(str(page), module_relative=False, encoding="utf-8")
 
@@ -78,8 +82,13 @@ def test_examples_give_the_printed_results(page):
     assert not results.failed
 
 
-@pytest.mark.parametrize("line", commands())
-def test_commands_have_these_options_and_keys(line):
+def test_commands_have_these_options_and_keys(subtests):
+    for where, line in commands():
+        with subtests.test(where):
+            assert_options_and_keys_exist(line)
+
+
+def assert_options_and_keys_exist(line):
     _, name, *arguments = shlex.split(line, comments=True)
     command = COMMANDS[name.replace("--", "")]
     context = command.make_context(name, arguments)
@@ -94,25 +103,41 @@ def test_commands_have_these_options_and_keys(line):
         if method and method != "NAME":
             ALGORITHMS.find(method)
     own = f"algorithm={methods[0]}" if methods[0] not in ("", "NAME") else "algorithm=fedavg"
-    try:
-        resolve([from_overrides([own, *overrides])])
-    except ConfigError as error:
-        pytest.fail(str(error))
+    resolve([from_overrides([own, *overrides])])
 
 
-@pytest.mark.parametrize("page", ALL, ids=name_of)
-def test_code_blocks_begin_and_end_on_lines_of_their_own(page):
-    """A fence within a line makes a command part of the text, which no other test reads."""
-    fences = [line for line in page.read_text("utf-8").splitlines() if "```" in line]
-    assert [line for line in fences if not re.fullmatch(r" *```\w*(?: title=\".*\")?", line)] == []
-    assert len(fences) % 2 == 0
+def test_pages_name_what_exists(subtests):
+    known = {key for name in ALGORITHMS.load() for key in ALGORITHMS.find(name).Config.model_fields}
+    sources = [
+        f"/{path.relative_to(ROOT).as_posix()}"
+        for name in ("flbench", "tests", "docs", "benchmarks")
+        for path in (ROOT / name).rglob("*.py")
+    ]
+    for page in ALL:
+        text = page.read_text("utf-8")
+        # A fence within a line makes a command part of the text, which no other test reads.
+        fences = [line for line in text.splitlines() if "```" in line]
+        with subtests.test("code blocks", page=name_of(page)):
+            odd = [one for one in fences if not re.fullmatch(r" *```\w*(?: title=\".*\")?", one)]
+            assert odd == []
+            assert len(fences) % 2 == 0
+        with subtests.test("keys", page=name_of(page)):
+            assert_keys_exist(text)
+        with subtests.test("keys of methods", page=name_of(page)):
+            assert set(re.findall(r"`algorithm\.([a-z_0-9]+)(?:=[^`]*)?`", text)) <= known
+        with subtests.test("source files", page=name_of(page)):
+            mentions = [
+                one for one in re.findall(r"`([\w/]+\.py)`", text) if Path(one).name not in INVENTED
+            ]
+            assert [
+                one for one in mentions if not any(path.endswith(f"/{one}") for path in sources)
+            ] == []
 
 
-@pytest.mark.parametrize("page", ALL, ids=name_of)
-def test_keys_in_the_text_exist(page):
+def assert_keys_exist(text):
     """Words such as `train.rounds` or `train.rounds=100` are keys of the configuration."""
     sections = "|".join(Config.model_fields)
-    for path in re.findall(rf"`((?:{sections})(?:\.[a-z_0-9]+)+)(?:=[^`]*)?`", page.read_text()):
+    for path in re.findall(rf"`((?:{sections})(?:\.[a-z_0-9]+)+)(?:=[^`]*)?`", text):
         if path.endswith((".py", ".md", ".csv", ".yaml", ".npz", ".json")) or path.startswith(
             "algorithm."
         ):
@@ -128,39 +153,6 @@ def test_keys_in_the_text_exist(page):
                 break  # an entry of a list; the entries have different keys
             assert key in config.model_fields, path
             config = config.model_fields[key].annotation
-
-
-@pytest.mark.parametrize("page", ALL, ids=name_of)
-def test_keys_of_methods_in_the_text_exist(page):
-    known = {key for name in ALGORITHMS.load() for key in ALGORITHMS.find(name).Config.model_fields}
-    for key in re.findall(r"`algorithm\.([a-z_0-9]+)(?:=[^`]*)?`", page.read_text("utf-8")):
-        assert key in known, key
-
-
-@pytest.fixture(scope="module")
-def source_files():
-    return [
-        f"/{path.relative_to(ROOT).as_posix()}"
-        for name in ("flbench", "tests", "docs", "benchmarks")
-        for path in (ROOT / name).rglob("*.py")
-    ]
-
-
-@pytest.mark.parametrize("page", ALL, ids=name_of)
-def test_source_files_in_the_text_exist(page, source_files):
-    invented = {
-        "confident.py",
-        "firstlayer.py",
-        "slow.py",
-        "test_slow.py",
-        "kindred.py",
-        "test_kindred.py",
-        "test_NAME.py",
-        "NAME.py",
-    }
-    for mention in re.findall(r"`([\w/]+\.py)`", page.read_text("utf-8")):
-        if Path(mention).name not in invented:
-            assert any(path.endswith(f"/{mention}") for path in source_files), mention
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=name_of)

@@ -20,7 +20,7 @@ from flbench.models import MODELS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 NAMES = [
-    pytest.param(place, name, id=f"{place}.{name}")
+    (place, name)
     for topic in reference.TOPICS
     for place in reference._places(topic)
     for name in reference._public(place)
@@ -47,8 +47,13 @@ def parameters(thing):
     return list(inspect.signature(thing).parameters)
 
 
-@pytest.mark.parametrize(("place", "name"), NAMES)
-def test_it_says_what_python_says(place, name, capsys):
+def test_it_says_what_python_says(capsys, subtests):
+    for place, name in NAMES:
+        with subtests.test(f"{place}.{name}"):
+            assert_said(place, name, capsys)
+
+
+def assert_said(place, name, capsys):
     thing = getattr(importlib.import_module(place), name)
     if inspect.ismodule(thing):
         assert said(capsys, f"{place}.{name}").startswith(thing.__name__)

@@ -51,8 +51,13 @@ def assert_equal_up_to_rounding(states, exchanged=0.0, tolerance=1e-7):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("method", sorted(ALGORITHMS.load()))
-def test_methods_compute_what_the_cpu_computes(method, engine):
+def test_methods_compute_what_the_cpu_computes(engine, subtests):
+    for method in sorted(ALGORITHMS.load()):
+        with subtests.test(method=method):
+            assert_computes_what_the_cpu_computes(method, engine)
+
+
+def assert_computes_what_the_cpu_computes(method, engine):
     settings = with_method(method, f"engine.name={engine}", EXACT)
     built = [build(*settings, device) for device in (CPU, GPU)]
     states = [after(experiment) for experiment in built]

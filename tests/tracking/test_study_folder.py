@@ -13,20 +13,21 @@ from tests.tuning.studies import begin, trial, write
 SCORES = (None, float("nan"), float("inf"), float("-inf"), -1.0, 0.0, 0.5, 0.75, 1, 1.0)
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_winner_is_that_of_the_report(tmp_path, seed):
-    draw = random.Random(seed)
-    study = begin(tmp_path / "study", "hfcd")
-    for index in range(draw.randrange(7)):
-        state = draw.choice(["finished", "finished", *study_folder.STATES])
-        trial(study, "hfcd", index, draw.choice(SCORES), state=state)
+def test_winner_is_that_of_the_report(tmp_path, subtests):
+    for seed in range(40):
+        draw = random.Random(seed)
+        study = begin(tmp_path / f"study{seed}", "hfcd")
+        for index in range(draw.randrange(7)):
+            state = draw.choice(["finished", "finished", *study_folder.STATES])
+            trial(study, "hfcd", index, draw.choice(SCORES), state=state)
 
-    found, damaged = trial_folders(study / "trials" / "hfcd")
+        found, damaged = trial_folders(study / "trials" / "hfcd")
 
-    mirrored, reported = best_folder(found), study_folder.read(study).winner("hfcd")
-    assert not damaged
-    assert (mirrored and mirrored.trial) == reported
-    assert mirrored is None or mirrored.path.name == f"{reported.index:03d}"
+        mirrored, reported = best_folder(found), study_folder.read(study).winner("hfcd")
+        with subtests.test(seed=seed):
+            assert not damaged
+            assert (mirrored and mirrored.trial) == reported
+            assert mirrored is None or mirrored.path.name == f"{reported.index:03d}"
 
 
 @pytest.mark.parametrize(

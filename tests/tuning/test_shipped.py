@@ -1,5 +1,7 @@
 """The spaces that come with flbench, over the registry: a new method fails here till it has one."""
 
+from itertools import product
+
 import pytest
 
 from flbench.algorithms import ALGORITHMS
@@ -24,16 +26,21 @@ def test_there_is_a_space_for_each_method_and_for_nothing_else():
     assert {path.stem for path in library.FOLDER.glob("*.yaml")} == set(METHODS)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("rounds", [1, 15, 200])
-def test_space_fits_the_method(method, rounds):
-    space, layers = fitted(method, rounds)
+def test_space_of_each_method(subtests):
+    for method in METHODS:
+        for rounds in (1, 15, 200):
+            with subtests.test("fits the method", method=method, rounds=rounds):
+                space, layers = fitted(method, rounds)
+                assert fit(space, layers) == (space, [])
+        with subtests.test("is small and searches the learning rate", method=method):
+            assert_small(method)
+        with subtests.test("holds the defaults", method=method):
+            assert_defaults(method)
+        with subtests.test("says where its ranges come from", method=method):
+            assert_explained(method)
 
-    assert fit(space, layers) == (space, [])
 
-
-@pytest.mark.parametrize("method", METHODS)
-def test_space_is_small_and_searches_the_learning_rate(method):
+def assert_small(method):
     space, layers = fitted(method)
     config, _ = resolve(layers)
 
@@ -53,8 +60,7 @@ def test_methods_share_the_range_of_the_learning_rate():
     assert [name for name in METHODS if ranges[name] != (1e-3, 0.3)] == ["pfedme"]
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_defaults_lie_in_the_space_or_are_none_or_depend_on_the_rounds(method):
+def assert_defaults(method):
     """A range that leaves the default out would make the comparison with it unfair."""
     space, layers = fitted(method, rounds=200)
     config, _ = resolve(layers)
@@ -64,8 +70,7 @@ def test_defaults_lie_in_the_space_or_are_none_or_depend_on_the_rounds(method):
         assert value is None or parameter.holds(value), (path, value)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_ranges_of_the_method_say_where_they_come_from(method):
+def assert_explained(method):
     lines = (library.FOLDER / f"{method}.yaml").read_text().splitlines()
 
     entries = [line for line in lines if line.startswith("  ")]
@@ -76,18 +81,17 @@ def test_ranges_of_the_method_say_where_they_come_from(method):
     assert any(isinstance(parameter, Range) for parameter in space.parameters.values())
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.slow
-def test_corners_of_the_space_make_runs_that_start(method):
+def test_corners_of_the_space_make_runs_that_start(subtests):
     """No requirement of a method refuses values of its own space."""
-    space, _ = fitted(method, rounds=15)
-
-    for quantile in (0.0, 0.5, 1.0):
-        params = space.assign(lambda path, parameter, q=quantile: parameter.at(q))
-        items = [f"{path}={'null' if v is None else v}" for path, v in params.items()]
-        built = build(*NET, *ALGORITHMS.find(method).needs, f"algorithm.name={method}", *items)
-        built.engine.close()
-        assert leaves(built.config.tree()).items() >= params.items()
+    for method, quantile in product(METHODS, (0.0, 0.5, 1.0)):
+        with subtests.test(method=method, quantile=quantile):
+            space, _ = fitted(method, rounds=15)
+            params = space.assign(lambda path, parameter, q=quantile: parameter.at(q))
+            items = [f"{path}={'null' if v is None else v}" for path, v in params.items()]
+            built = build(*NET, *ALGORITHMS.find(method).needs, f"algorithm.name={method}", *items)
+            built.engine.close()
+            assert leaves(built.config.tree()).items() >= params.items()
 
 
 def test_searched_epochs_are_those_of_fine_tuning_and_change_no_round():

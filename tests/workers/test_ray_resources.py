@@ -1,12 +1,13 @@
 """Resources of trainings at the same time."""
 
-import pytest
+from hypothesis import given, settings
+from hypothesis.strategies import integers
 
 from flbench.workers.ray_resources import gpu_share
 
 
-@pytest.mark.parametrize("devices", range(1, 9))
-@pytest.mark.parametrize("at_once", range(1, 20))
+@settings(max_examples=30)
+@given(at_once=integers(1, 20), devices=integers(1, 9))
 def test_shares_of_gpus_fit_on_the_devices(at_once, devices):
     share = gpu_share(at_once, devices)
 
