@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flbench.algorithms.base import state_of
-from flbench.algorithms.fedpc import FedPcConfig
+from flbench.algorithms.fedpc import FedPc
 from flbench.models.base import net_leaves
 from flbench.testing import fingerprint, played
 from tests.support import benchmark_script, build
@@ -24,7 +24,7 @@ def readings():
 def test_first_round_has_the_mixed_prototypes_of_the_set_up(readings):
     """P^_j is a mean over the clients of a group with the class, P^(j) its mixture by eq. 5-8."""
     built = build(*KEYS, "algorithm.groups=2")
-    algorithm = readings.FirstPull(FedPcConfig(groups=2), built.algorithm.setting)
+    algorithm = readings.FirstPull(FedPc.Config(groups=2), built.algorithm.setting)
     first = replace(built, algorithm=algorithm)
     state, trained = played(first, state_of(algorithm, net_leaves(built.net)))
 
@@ -57,7 +57,7 @@ def test_pull_of_the_first_round_reaches_the_models(readings):
     built = build(*KEYS)
     found = []
     for gamma in (0.0, 5.0):
-        algorithm = readings.FirstPull(FedPcConfig(gamma=gamma), built.algorithm.setting)
+        algorithm = readings.FirstPull(FedPc.Config(gamma=gamma), built.algorithm.setting)
         changed = replace(built, algorithm=algorithm)
         state = state_of(algorithm, net_leaves(built.net))
         for _ in range(2):

@@ -4,30 +4,11 @@ Deng, Kamani, Mahdavi, Adaptive Personalized Federated Learning, 2020.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    Communication,
-    Context,
-    Deployment,
-    Joining,
-    LocalProgram,
-    LossTerm,
-    Outputs,
-    Paper,
-    Phase,
-    State,
-    Transform,
-    Tree,
-    UniformConfig,
-    only,
-    repeat,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared.memory import Copy
 from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
 from flbench.client.batchnorm import recalibrate
@@ -35,21 +16,6 @@ from flbench.losses.cross_entropy import mean_cross_entropy
 
 V = "v."  # prefix of the local model's parameters
 ALPHA = "alpha"  # the leaf with the share of the local model, 0-dim per client
-
-
-class APFLConfig(UniformConfig):
-    """Keys of APFL."""
-
-    alpha: float = Field(
-        0.5,
-        ge=0,
-        le=1,
-        description="share of the local model v in the personal model alpha v + (1 - alpha) w;"
-        " with adaptive=true, its value before a client's first round",
-    )
-    adaptive: bool = Field(
-        True, description="whether each client adapts its alpha by a gradient step in each round"
-    )
 
 
 @dataclass(frozen=True)
@@ -64,7 +30,7 @@ class Mixture:
     names: tuple[str, ...]
     parameters: frozenset[str]
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the mixed parameters, and the buffers of the leaves, under the net's names."""
         alpha = context.leaves[ALPHA]  # []
         return {
@@ -90,12 +56,12 @@ class MixtureLoss:
     model: Mixture
     weight: float | str = 1.0
 
-    def __call__(self, context: Context) -> Tensor:
+    def __call__(self, context: fl.Context) -> Tensor:
         """Return the mean cross entropy in nats, 0-dim."""
         logits = self.outputs(context).logits  # [B, C]
         return mean_cross_entropy(logits, context.batch.y, context.batch.mask)
 
-    def outputs(self, context: Context) -> Outputs:
+    def outputs(self, context: fl.Context) -> fl.Outputs:
         """Return the outputs of the personal model."""
         w = {name: context.leaves[name].detach() for name in self.model.names}
         mixed = self.model(context.with_leaves({**context.leaves, **w}))
@@ -106,13 +72,13 @@ class MixtureLoss:
 class ClipAlpha:
     """Writes alpha, limited to [0, 1]; a Phase calls it after each optimizer step."""
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return alpha."""
         return {ALPHA: context.leaves[ALPHA].clamp(0.0, 1.0)}
 
 
-@ALGORITHMS.register("apfl")
-class APFL(Algorithm):
+@fl.ALGORITHMS.register("apfl")
+class APFL(fl.Algorithm):
     """A client trains w and, on the same batches, its own v in vbar = alpha v + (1 - alpha) w.
 
     Local (Algorithm 1): alpha_i takes a gradient step on f(vbar_i) with the first batch of the
@@ -139,30 +105,44 @@ class APFL(Algorithm):
       `train.batchnorm` is. Statistics of w_i follow `train.batchnorm`.
     """
 
-    Config: ClassVar[type[UniformConfig]] = APFLConfig
-    config: APFLConfig
-    paper = Paper(
+    class Config(fl.UniformConfig):
+        """Keys of APFL."""
+
+        alpha: float = Field(
+            0.5,
+            ge=0,
+            le=1,
+            description="share of the local model v in the personal model alpha v + (1 - alpha) w;"
+            " with adaptive=true, its value before a client's first round",
+        )
+        adaptive: bool = Field(
+            True,
+            description="whether each client adapts its alpha by a gradient step in each round",
+        )
+
+    config: Config
+    paper = fl.Paper(
         "Adaptive Personalized Federated Learning",
         "Deng, Kamani, Mahdavi",
         "2020 (arXiv 2003.13461)",
     )
-    communication = Communication(down="w", up="w", keeps="v, as large as w, and alpha")
+    communication = fl.Communication(down="w", up="w", keeps="v, as large as w, and alpha")
 
-    def terms(self) -> tuple[LossTerm, ...]:
+    def terms(self) -> tuple[fl.LossTerm, ...]:
         return (*super().terms(), MixtureLoss(self.mixture()))
 
     def mixture(self) -> Mixture:
         """Return the personal model."""
         return Mixture(self.setting.net.leaves, frozenset(self.setting.net.parameters))
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
         names = self.setting.net.parameters
-        own = prefixed(V, only(start, names))
+        own = prefixed(V, fl.only(start, names))
         own[ALPHA] = start[names[0]].new_full((), self.config.alpha)
-        return server, clients | repeat(own, self.setting.clients)
+        return server, clients | fl.repeat(own, self.setting.clients)
 
-    def program(self, state: State) -> LocalProgram:
+    def program(self, state: fl.State) -> fl.LocalProgram:
         names = self.setting.net.parameters
         v = prefixed_names(V, names)
 
@@ -170,9 +150,9 @@ class APFL(Algorithm):
         steps = (self.adapt(), train) if self.config.adaptive else (train,)
 
         keeps, sends = self.split()
-        return LocalProgram(steps, keeps | v | {ALPHA}, sends)
+        return fl.LocalProgram(steps, keeps | v | {ALPHA}, sends)
 
-    def adapt(self) -> Phase:
+    def adapt(self) -> fl.Phase:
         """Return one step of plain gradient descent on alpha, with the first batch of the round."""
         sgd = {"name": "sgd", "momentum": 0.0, "nesterov": False, "weight_decay": 0.0}
         return replace(
@@ -184,21 +164,21 @@ class APFL(Algorithm):
             project=ClipAlpha(),
         )
 
-    def join(self, state: State, ids: Tensor) -> Joining:
+    def join(self, state: fl.State, ids: Tensor) -> fl.Joining:
         """Return what a new client does first: v begins as a copy of w."""
         names = self.setting.net.parameters
-        copy = LocalProgram((Transform(Copy(V, names)),), prefixed_names(V, names))
-        return Joining(self.dispatch(state, ids), copy)
+        copy = fl.LocalProgram((fl.Transform(Copy(V, names)),), prefixed_names(V, names))
+        return fl.Joining(self.dispatch(state, ids), copy)
 
-    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         mixture = self.mixture()
         # With `train.batchnorm=drop` the evaluation estimates the statistics of every model.
         drops = self.setting.train.batchnorm == "drop"
         estimate = () if drops else recalibrate(self.setting.net, mixture)
 
-        personal = Deployment(
+        personal = fl.Deployment(
             self.dispatch(state, ids),
-            program=LocalProgram(estimate) if estimate else None,
+            program=fl.LocalProgram(estimate) if estimate else None,
             weights=mixture,
         )
         return super().deploy(state, ids) | {"personal": personal}

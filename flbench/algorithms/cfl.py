@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import sqrt
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -11,31 +11,7 @@ from scipy.cluster.hierarchy import cut_tree, linkage
 from scipy.spatial.distance import squareform
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    Context,
-    Deployment,
-    Dispatch,
-    Joining,
-    Learned,
-    LearnedTable,
-    LocalProgram,
-    Message,
-    Paper,
-    Results,
-    State,
-    Step,
-    Transform,
-    Tree,
-    UniformConfig,
-    Update,
-    only,
-    take,
-    weighted_mean,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared.mixing import pairwise_cosines
 from flbench.algorithms.shared.prefixes import prefixed, stripped
 
@@ -52,45 +28,8 @@ TRIED = "tried."  # prefix of a new client's updates from these models, [S, ...]
 SAME_COSINE = 1e-9  # cosines that differ by less are taken as equal
 
 
-class CflConfig(UniformConfig):
-    """Keys of CFL. Thresholds depend on net, learning rate and epochs: look at the logged norms."""
-
-    thresholds: Literal["absolute", "relative"] = Field(
-        "absolute",
-        description="unit of eps1 and eps2: norms, or shares of the largest norm that the mean"
-        " update of the cluster has had",
-    )
-    eps1: float | None = Field(
-        None,
-        ge=0,
-        description="a cluster splits only if the norm of its mean update is below this (default"
-        " 0.4; relative: 0.1)",
-    )
-    eps2: float | None = Field(
-        None,
-        ge=0,
-        description="a cluster splits only if the largest norm of an update in it is above this"
-        " (default 1.6; relative: 0.5)",
-    )
-    min_size: int = Field(
-        2, ge=1, description="a cluster splits only if it has more clients than this"
-    )
-    start_round: int = Field(
-        20, ge=0, description="clusters split only from this round on; the first round is 0"
-    )
-    max_age: int = Field(
-        10, ge=0, description="age in rounds up to which an absent client's latest update is used"
-    )
-    coverage: float = Field(
-        0.8,
-        gt=0,
-        le=1,
-        description="a cluster splits only if this share of its clients has an update in use",
-    )
-
-
-@ALGORITHMS.register("cfl")
-class Cfl(Algorithm):
+@fl.ALGORITHMS.register("cfl")
+class Cfl(fl.Algorithm):
     """Each cluster of clients runs FedAvg; a cluster that stalls is split in two.
 
     Server: w_c <- w_c + mean over P_c of dW_i, with dW_i = w_i - w_c for the participants P_c of
@@ -116,19 +55,59 @@ class Cfl(Algorithm):
     would need many times the memory. A new client trains from the models of all splits at once.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = CflConfig
-    config: CflConfig
+    class Config(fl.UniformConfig):
+        """Keys of CFL.
+
+        Thresholds depend on net, learning rate and epochs: look at the logged norms.
+        """
+
+        thresholds: Literal["absolute", "relative"] = Field(
+            "absolute",
+            description="unit of eps1 and eps2: norms, or shares of the largest norm that the mean"
+            " update of the cluster has had",
+        )
+        eps1: float | None = Field(
+            None,
+            ge=0,
+            description="a cluster splits only if the norm of its mean update is below this"
+            " (default 0.4; relative: 0.1)",
+        )
+        eps2: float | None = Field(
+            None,
+            ge=0,
+            description="a cluster splits only if the largest norm of an update in it is above this"
+            " (default 1.6; relative: 0.5)",
+        )
+        min_size: int = Field(
+            2, ge=1, description="a cluster splits only if it has more clients than this"
+        )
+        start_round: int = Field(
+            20, ge=0, description="clusters split only from this round on; the first round is 0"
+        )
+        max_age: int = Field(
+            10,
+            ge=0,
+            description="age in rounds up to which an absent client's latest update is used",
+        )
+        coverage: float = Field(
+            0.8,
+            gt=0,
+            le=1,
+            description="a cluster splits only if this share of its clients has an update in use",
+        )
+
+    config: Config
     by_client = (("cluster", (0,)), (SEEN, (0,)), (DELTA, (0,)))
-    paper = Paper(
+    paper = fl.Paper(
         "Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under"
         " Privacy Constraints",
         "Sattler, Mueller, Samek",
         "IEEE TNNLS 2021",
         "10.1109/TNNLS.2020.3015958",
     )
-    communication = Communication(down="w of the client's cluster", up="w", keeps="nothing")
+    communication = fl.Communication(down="w of the client's cluster", up="w", keeps="nothing")
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         """Return the server's tree with one cluster of all clients, and the clients' tree.
 
         Leaves of the net get a leading axis [clusters], which has length 1 before the first split.
@@ -144,22 +123,22 @@ class Cfl(Algorithm):
         server["cluster"] = torch.zeros(n, dtype=torch.int64)  # of each client
         server["peak"] = torch.zeros(1, dtype=torch.float64)  # largest mean norm of each cluster
         parameters = self.setting.net.parameters
-        server |= no_splits(shared, only(start, parameters))
+        server |= no_splits(shared, fl.only(start, parameters))
         return server | no_updates(start, parameters, n), clients
 
-    def dispatch(self, state: State, ids: Tensor) -> Dispatch:
+    def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         if state.is_initial:
-            return Dispatch()
-        models = only(state.server, self.setting.net.names("all"))
-        return Dispatch(rows=Message(take(models, state.server["cluster"][ids])))
+            return fl.Dispatch()
+        models = fl.only(state.server, self.setting.net.names("all"))
+        return fl.Dispatch(rows=fl.Message(fl.take(models, state.server["cluster"][ids])))
 
-    def aggregate(self, state: State, results: Results) -> Update:
+    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         # A client without a step has no update: it received what it sent.
         moved = results.steps > 0
         if not moved.any():
-            return Update()
+            return fl.Update()
         ids, weights = results.ids[moved], self.weights(results)[moved]
-        sent = take(results.sent.values, moved)
+        sent = fl.take(results.sent.values, moved)
 
         # dW_i = w_i - w_c, remembered for rounds in which the client is absent
         server = dict(state.server)
@@ -172,7 +151,7 @@ class Cfl(Algorithm):
         models = {name: list(server[name]) for name in sent}  # [...] for each cluster
         norms_found = []
         for c in sorted(set(cluster_of.tolist())):
-            mean_norm, largest = norms(take(updates, cluster_of == c))
+            mean_norm, largest = norms(fl.take(updates, cluster_of == c))
             norms_found.append((mean_norm, largest))
             peaks[c] = max(peaks[c], mean_norm)
             if not self.stalls(mean_norm, largest, peaks[c], state.round):
@@ -192,7 +171,7 @@ class Cfl(Algorithm):
         cluster_of = cluster[ids]  # [K]
         for c in sorted(set(cluster_of.tolist())):
             inside = torch.where(cluster_of == c, weights, 0.0)
-            for name, value in weighted_mean(sent, inside).items():
+            for name, value in fl.weighted_mean(sent, inside).items():
                 models[name][c] = value
 
         server |= {name: torch.stack(values) for name, values in models.items()}
@@ -200,11 +179,11 @@ class Cfl(Algorithm):
 
         mean_norm, largest = min(norms_found)  # of the cluster that is nearest to a split
         metrics = {"clusters": float(len(peaks)), "mean_norm": mean_norm, "max_norm": largest}
-        return Update(server, metrics=metrics)
+        return fl.Update(server, metrics=metrics)
 
     def with_split(
-        self, server: Tree, members: Tensor, leaving: Tensor, c: int, new: int, t: int
-    ) -> Tree:
+        self, server: fl.Tree, members: Tensor, leaving: Tensor, c: int, new: int, t: int
+    ) -> fl.Tree:
         """Return the server's entries on splits after cluster c was split in round t.
 
         Args:
@@ -217,7 +196,7 @@ class Cfl(Algorithm):
         """
         known = members[has_recent_update(server, members, t, self.config.max_age)]
         leaves, units = torch.isin(known, leaving), normalized(latest_updates(server, known))
-        sides = (weighted_mean(units, side.double()) for side in (~leaves, leaves))
+        sides = (fl.weighted_mean(units, side.double()) for side in (~leaves, leaves))
         stay, leave = (prefixed(SIDES, side) for side in sides)
         entry = {SPLITS: torch.tensor([c, new])}
         entry |= prefixed(AT_SPLIT, {name: server[name][c] for name in stripped(AT_SPLIT, server)})
@@ -227,21 +206,21 @@ class Cfl(Algorithm):
             for name, value in entry.items()
         }
 
-    def join(self, state: State, ids: Tensor) -> Joining | None:
+    def join(self, state: fl.State, ids: Tensor) -> fl.Joining | None:
         """Return how a new client finds its cluster, if there is more than one."""
         if not len(state.server[SPLITS]):
             return None
         count, parameters = len(state.server[SPLITS]), self.setting.net.parameters
         models = {name: value for name, value in state.server.items() if name.startswith(AT_SPLIT)}
-        names, steps = tuple(stripped(AT_SPLIT, models)), list[Step]()
+        names, steps = tuple(stripped(AT_SPLIT, models)), list[fl.Step]()
         for s in range(count):
-            difference = Transform(WriteUpdate(tuple(parameters), s))
-            steps += [Transform(LoadSplit(names, s)), self.phase(*self.terms()), difference]
+            difference = fl.Transform(WriteUpdate(tuple(parameters), s))
+            steps += [fl.Transform(LoadSplit(names, s)), self.phase(*self.terms()), difference]
         sends = frozenset(f"{TRIED}{s}.{name}" for s in range(count) for name in parameters)
-        program = LocalProgram(tuple(steps), sends=sends)
-        return Joining(Dispatch(Message(models)), program, aggregate=self.place)
+        program = fl.LocalProgram(tuple(steps), sends=sends)
+        return fl.Joining(fl.Dispatch(fl.Message(models)), program, aggregate=self.place)
 
-    def place(self, state: State, results: Results) -> Update:
+    def place(self, state: fl.State, results: fl.Results) -> fl.Update:
         """Return the clusters with those of new clients, found from their updates."""
         sent, splits = results.sent.values, state.server[SPLITS].tolist()
         found = torch.zeros(len(results.ids), dtype=torch.int64)
@@ -254,13 +233,13 @@ class Cfl(Algorithm):
                 products += rows.double().flatten(1) @ sides[name].double().flatten(1).T
             goes = (found == c) & (products[:, 1] > products[:, 0])
             found[goes] = new
-        return Update({"cluster": state.server["cluster"].index_copy(0, results.ids, found)})
+        return fl.Update({"cluster": state.server["cluster"].index_copy(0, results.ids, found)})
 
-    def learned(self, state: State) -> tuple[Learned, ...]:
+    def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
         """Return the clusters of the clients."""
         about = "Cluster of each client after the last round. All clients begin in cluster 0."
         count = len(state.server["peak"])
-        return (LearnedTable.of_groups("clusters", about, state.server["cluster"], count),)
+        return (fl.LearnedTable.of_groups("clusters", about, state.server["cluster"], count),)
 
     def stalls(self, mean_norm: float, largest: float, peak: float, t: int) -> bool:
         """Return whether a cluster should be split in round t, counted from 0.
@@ -277,7 +256,7 @@ class Cfl(Algorithm):
         scale = peak if self.config.thresholds == "relative" else 1.0
         return t >= self.config.start_round and mean_norm < scale * eps1 and largest > scale * eps2
 
-    def leaving(self, server: Tree, members: Tensor, t: int) -> Tensor:
+    def leaving(self, server: fl.Tree, members: Tensor, t: int) -> Tensor:
         """Return the ids of the clients that leave a cluster in round t, or none if it stays whole.
 
         Args:
@@ -312,8 +291,8 @@ class Cfl(Algorithm):
             )
         return notes
 
-    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
-        return {"personal": Deployment(self.dispatch(state, ids))}
+    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
+        return {"personal": fl.Deployment(self.dispatch(state, ids))}
 
 
 @dataclass(frozen=True)
@@ -328,7 +307,7 @@ class LoadSplit:
     names: tuple[str, ...]
     split: int
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the leaves of the model."""
         return {name: context.ctx[AT_SPLIT + name][self.split] for name in self.names}
 
@@ -345,7 +324,7 @@ class WriteUpdate:
     names: tuple[str, ...]
     split: int
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the leaves minus those of the model."""
         return {
             f"{TRIED}{self.split}.{name}": context.leaves[name]
@@ -354,7 +333,7 @@ class WriteUpdate:
         }
 
 
-def no_splits(shared: Tree, parameters: Tree) -> Tree:
+def no_splits(shared: fl.Tree, parameters: fl.Tree) -> fl.Tree:
     """Return the server's entries on splits before the first one.
 
     Args:
@@ -369,7 +348,7 @@ def no_splits(shared: Tree, parameters: Tree) -> Tree:
     return entries | prefixed(SIDES, sides)
 
 
-def normalized(updates: Tree) -> Tree:
+def normalized(updates: fl.Tree) -> fl.Tree:
     """Return updates [K, ...] of clients, each divided by its norm over all leaves, in float64."""
     rows = {name: value.double() for name, value in updates.items()}
     squares = [value.flatten(1).square().sum(dim=1) for value in rows.values()]  # [K] each
@@ -380,14 +359,14 @@ def normalized(updates: Tree) -> Tree:
     }
 
 
-def no_updates(start: Tree, names: Iterable[str], clients: int) -> Tree:
+def no_updates(start: fl.Tree, names: Iterable[str], clients: int) -> fl.Tree:
     """Return the server's entries before the first round, for updates of the leaves `names`."""
     # Views of one zero: the first round makes tensors of them.
     zeros = {name: start[name].new_zeros(()).expand(clients, *start[name].shape) for name in names}
     return prefixed(DELTA, zeros) | {SEEN: torch.full((clients,), -1)}
 
 
-def with_updates(server: Tree, ids: Tensor, updates: Tree, t: int) -> Tree:
+def with_updates(server: fl.Tree, ids: Tensor, updates: fl.Tree, t: int) -> fl.Tree:
     """Return the server's entries after clients `ids` [K] sent updates [K, ...] in round t."""
     entries = {
         name: server[name].index_copy(0, ids, value)
@@ -396,18 +375,18 @@ def with_updates(server: Tree, ids: Tensor, updates: Tree, t: int) -> Tree:
     return entries | {SEEN: server[SEEN].index_fill(0, ids, t)}
 
 
-def latest_updates(server: Tree, ids: Tensor) -> Tree:
+def latest_updates(server: fl.Tree, ids: Tensor) -> fl.Tree:
     """Return the latest updates of clients `ids` [K], [K, ...] each."""
-    return take(stripped(DELTA, server), ids)
+    return fl.take(stripped(DELTA, server), ids)
 
 
-def has_recent_update(server: Tree, ids: Tensor, t: int, age: int) -> Tensor:
+def has_recent_update(server: fl.Tree, ids: Tensor, t: int, age: int) -> Tensor:
     """Return [K] bool: whether a client's latest update is at most `age` rounds old in round t."""
     seen = server[SEEN][ids]
     return (seen >= 0) & (t - seen <= age)
 
 
-def norms(updates: Tree) -> tuple[float, float]:
+def norms(updates: fl.Tree) -> tuple[float, float]:
     """Return the norm of the mean update and the largest norm of an update.
 
     The leaves of a client count as one vector.
@@ -416,7 +395,7 @@ def norms(updates: Tree) -> tuple[float, float]:
         updates: [K, ...] per leaf, K >= 1.
     """
     clients = len(next(iter(updates.values())))
-    mean = weighted_mean(updates, torch.ones(clients))
+    mean = fl.weighted_mean(updates, torch.ones(clients))
     squares = torch.zeros(clients, dtype=torch.float64)
     for value in updates.values():
         norm = torch.linalg.vector_norm(value.reshape(clients, -1), dim=1, dtype=torch.float64)
@@ -425,7 +404,7 @@ def norms(updates: Tree) -> tuple[float, float]:
     return sqrt(of_mean), sqrt(float(squares.max()))
 
 
-def bipartition(updates: Tree) -> Tensor:
+def bipartition(updates: fl.Tree) -> Tensor:
     """Return [K] bool: False for the part that contains the first client, True for the other part.
 
     The parts are the two clusters of complete linkage on 1 - cosine of the clients' updates. All

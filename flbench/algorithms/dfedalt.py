@@ -1,39 +1,15 @@
 """DFedAlt: clients keep the head and mix the body with neighbours (Shi et al., 2023)."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from pydantic import Field
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    AlgorithmConfig,
-    Communication,
-    Context,
-    GradFn,
-    Paper,
-    Step,
-    Tree,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared.gossip import Gossip, GossipConfig
 
 
-class DFedAltConfig(GossipConfig):
-    """Keys of DFedAlt."""
-
-    head_lr: float | None = Field(
-        None, ge=0, description="learning rate of the head (default: train.optimizer.lr)"
-    )
-    rho: float = Field(
-        0.0,
-        ge=0,
-        description="radius of sharpness-aware steps on the body, as in DFedSalt; 0 for plain"
-        " steps",
-    )
-
-
-@ALGORITHMS.register("dfedalt")
+@fl.ALGORITHMS.register("dfedalt")
 class DFedAlt(Gossip):
     """Clients train a personal head v and a shared body u in turn, and mix bodies with neighbours.
 
@@ -48,22 +24,34 @@ class DFedAlt(Gossip):
     beyond that: none that are known.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = DFedAltConfig
-    config: DFedAltConfig
-    paper = Paper(
+    class Config(GossipConfig):
+        """Keys of DFedAlt."""
+
+        head_lr: float | None = Field(
+            None, ge=0, description="learning rate of the head (default: train.optimizer.lr)"
+        )
+        rho: float = Field(
+            0.0,
+            ge=0,
+            description="radius of sharpness-aware steps on the body, as in DFedSalt; 0 for plain"
+            " steps",
+        )
+
+    config: Config
+    paper = fl.Paper(
         "Towards More Suitable Personalization in Federated Learning via Decentralized Partial"
         " Model Training",
         "Shi, Liu, Sun, Lin, Shen, Wang, Tao",
         "arXiv 2305.15157, 2023",
     )
-    communication = Communication(
+    communication = fl.Communication(
         down="backbone of each neighbour", up="backbone to each neighbour", keeps="w"
     )
 
     def personal(self) -> frozenset[str]:
         return self.setting.net.names("head")
 
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[fl.Step, ...]:
         c, head_names = self.config, self.personal()
 
         head = self.phase(*self.terms(), train=self.trainable() & head_names, epochs=1)
@@ -103,7 +91,7 @@ class Sharpness:
 
     rho: float
 
-    def __call__(self, context: Context, grad: GradFn) -> Tree:
+    def __call__(self, context: fl.Context, grad: fl.GradFn) -> fl.Tree:
         """Return the gradient that the optimizer sees."""
         g = grad(context.trained, context.batch)
         norm = torch.stack([value.square().sum() for value in g.values()]).sum().sqrt()

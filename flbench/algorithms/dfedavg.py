@@ -1,10 +1,10 @@
 """DFedAvg: local SGD, then a mean over neighbours' models (Sun, Li, Wang, TPAMI 2023)."""
 
-from flbench.algorithms import ALGORITHMS, Communication, Paper
+import flbench.algorithms as fl
 from flbench.algorithms.shared.gossip import Gossip
 
 
-@ALGORITHMS.register("dfedavg")
+@fl.ALGORITHMS.register("dfedavg")
 class DFedAvg(Gossip):
     """Clients run SGD and then average their models with those of neighbours.
 
@@ -18,10 +18,12 @@ class DFedAvg(Gossip):
     later papers.
     """
 
-    paper = Paper(
+    paper = fl.Paper(
         "Decentralized Federated Averaging",
         "Sun, Li, Wang",
         "IEEE TPAMI 45(4), 2023",
         "10.1109/TPAMI.2022.3196503",
     )
-    communication = Communication(down="w of each neighbour", up="w to each neighbour", keeps="w")
+    communication = fl.Communication(
+        down="w of each neighbour", up="w to each neighbour", keeps="w"
+    )

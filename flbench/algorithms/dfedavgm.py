@@ -1,27 +1,15 @@
 """DFedAvgM: DFedAvg with heavy-ball momentum in local training (Sun, Li, Wang, TPAMI 2023)."""
 
 from dataclasses import replace
-from typing import ClassVar
 
 from pydantic import Field
 
-from flbench.algorithms import ALGORITHMS, AlgorithmConfig, LossTerm, Phase
+import flbench.algorithms as fl
 from flbench.algorithms.dfedavg import DFedAvg
 from flbench.algorithms.shared.gossip import GossipConfig
 
 
-class DFedAvgMConfig(GossipConfig):
-    """Keys of DFedAvgM."""
-
-    theta: float = Field(
-        0.9,
-        ge=0,
-        lt=1,
-        description="heavy-ball momentum of local SGD, in place of train.optimizer.momentum",
-    )
-
-
-@ALGORITHMS.register("dfedavgm")
+@fl.ALGORITHMS.register("dfedavgm")
 class DFedAvgM(DFedAvg):
     """DFedAvg with momentum theta: y^{k+1} = y^k - eta g(y^k) + theta (y^k - y^{k-1}).
 
@@ -29,15 +17,24 @@ class DFedAvgM(DFedAvg):
     The learning rate eta is `train.optimizer.lr`; the paper's is 0.1.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = DFedAvgMConfig
-    config: DFedAvgMConfig
+    class Config(GossipConfig):
+        """Keys of DFedAvgM."""
+
+        theta: float = Field(
+            0.9,
+            ge=0,
+            lt=1,
+            description="heavy-ball momentum of local SGD, in place of train.optimizer.momentum",
+        )
+
+    config: Config
 
     def phase(
         self,
-        *terms: LossTerm,
+        *terms: fl.LossTerm,
         train: str | frozenset[str] | None = None,
         epochs: int | None = None,
-    ) -> Phase:
+    ) -> fl.Phase:
         phase = super().phase(*terms, train=train, epochs=epochs)
         # SGD with momentum, v <- theta v + g and y <- y - eta v, equals the formula above as long
         # as eta is constant, which it is within a round.

@@ -3,71 +3,18 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    AlgorithmConfig,
-    Communication,
-    Context,
-    Message,
-    Paper,
-    Phase,
-    Step,
-    Transform,
-    Tree,
-    generator,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared.gossip import Gossip, GossipConfig
 from flbench.algorithms.shared.hypernetwork import LEAVES, PHI, Hypernetwork, Write, Z
 from flbench.algorithms.shared.mixing import mix
 
 
-class DFedHPConfig(GossipConfig):
-    """Keys of DFedHP."""
-
-    private: Literal["head", "linear", "none"] = Field(
-        "head",
-        description="what stays with the client instead of being generated: the head, all linear"
-        " layers (as in the paper), or nothing",
-    )
-    norm_personal: bool = Field(
-        False, description="normalization layers stay with the client too, instead of generated"
-    )
-    chunk: int = Field(
-        9216, ge=1, description="number of weights that are generated from one embedding"
-    )
-    embedding: int = Field(128, ge=1, description="length of an embedding")
-    hidden: int = Field(128, ge=1, description="number of units of the hidden layer")
-    unit: Literal["epochs", "steps"] = Field(
-        "epochs", description="unit of k_v, k_phi and k_z: epochs, or optimizer steps"
-    )
-    k_v: int = Field(1, ge=0, description="length of the training of the private part v")
-    k_phi: int | None = Field(
-        None,
-        ge=1,
-        description="length of the training of the hypernetwork phi (default: what k_v and k_z"
-        " leave of the local epochs, 2 of 4, at least 1)",
-    )
-    k_z: int = Field(1, ge=0, description="length of the training of the embeddings z")
-    lr_v: float | None = Field(
-        None, ge=0, description="learning rate of v (default: train.optimizer.lr)"
-    )
-    lr_phi: float | None = Field(
-        None, ge=0, description="learning rate of phi (default: train.optimizer.lr)"
-    )
-    lr_z: float | None = Field(
-        None, ge=0, description="learning rate of z (default: train.optimizer.lr)"
-    )
-    weight_decay_z: float = Field(
-        0.0, ge=0, description="weight decay of z, which shrinks embeddings"
-    )
-
-
-@ALGORITHMS.register("dfedhp")
+@fl.ALGORITHMS.register("dfedhp")
 class DFedHP(Gossip):
     """Clients generate their weights with hypernetworks, whose parameters they mix with neighbours.
 
@@ -111,15 +58,55 @@ class DFedHP(Gossip):
     method's result.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = DFedHPConfig
-    config: DFedHPConfig
-    paper = Paper(
+    class Config(GossipConfig):
+        """Keys of DFedHP."""
+
+        private: Literal["head", "linear", "none"] = Field(
+            "head",
+            description="what stays with the client instead of being generated: the head, all"
+            " linear"
+            " layers (as in the paper), or nothing",
+        )
+        norm_personal: bool = Field(
+            False, description="normalization layers stay with the client too, instead of generated"
+        )
+        chunk: int = Field(
+            9216, ge=1, description="number of weights that are generated from one embedding"
+        )
+        embedding: int = Field(128, ge=1, description="length of an embedding")
+        hidden: int = Field(128, ge=1, description="number of units of the hidden layer")
+        unit: Literal["epochs", "steps"] = Field(
+            "epochs", description="unit of k_v, k_phi and k_z: epochs, or optimizer steps"
+        )
+        k_v: int = Field(1, ge=0, description="length of the training of the private part v")
+        k_phi: int | None = Field(
+            None,
+            ge=1,
+            description="length of the training of the hypernetwork phi (default: what k_v and k_z"
+            " leave of the local epochs, 2 of 4, at least 1)",
+        )
+        k_z: int = Field(1, ge=0, description="length of the training of the embeddings z")
+        lr_v: float | None = Field(
+            None, ge=0, description="learning rate of v (default: train.optimizer.lr)"
+        )
+        lr_phi: float | None = Field(
+            None, ge=0, description="learning rate of phi (default: train.optimizer.lr)"
+        )
+        lr_z: float | None = Field(
+            None, ge=0, description="learning rate of z (default: train.optimizer.lr)"
+        )
+        weight_decay_z: float = Field(
+            0.0, ge=0, description="weight decay of z, which shrinks embeddings"
+        )
+
+    config: Config
+    paper = fl.Paper(
         "Hypernetwork Aggregation for Decentralized Personalized Federated Learning",
         "Li, Peng, Du, Sun, Wang, Shen",
         "IJCAI 2025",
         "10.24963/ijcai.2025/161",
     )
-    communication = Communication(
+    communication = fl.Communication(
         down="phi and z of the hypernetwork of each neighbour",
         up="phi and z of its hypernetwork to each neighbour",
         keeps="phi, z and head",
@@ -147,18 +134,18 @@ class DFedHP(Gossip):
             self.setting.net, self.generated, chunk=c.chunk, embedding=c.embedding, hidden=c.hidden
         )
 
-    def called(self) -> Callable[[Context], Tree]:
+    def called(self) -> Callable[[fl.Context], fl.Tree]:
         return self.hypernetwork
 
-    def leaves(self, start: Tree) -> Tree:
+    def leaves(self, start: fl.Tree) -> fl.Tree:
         """Return the leaves of the seeded net with phi and z, which all clients have in common."""
-        return start | self.hypernetwork.initial(start, generator(self.setting.seed, "model", 1))
+        return start | self.hypernetwork.initial(start, fl.generator(self.setting.seed, "model", 1))
 
     # Algorithm 1, local training. L(theta, v): cross entropy; z [chunks, embedding]; phi: two
     # linear layers, [hidden, embedding] and [chunk, hidden]; h(phi, z) [chunks, chunk] fills the
     # tensors of theta one after the other.
 
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[fl.Step, ...]:
         c, v = self.config, frozenset(self.setting.net.parameters) - self.generated
         loss = self.phase(*self.terms())  # L(h(phi, z), v) with the optimizer of train.*
         k_v = c.k_v if v else 0
@@ -166,9 +153,9 @@ class DFedHP(Gossip):
 
         # Step 1: theta_i = h(phi_i, z_i) is written once, and v_i <- v_i - lr_v dL/dv_i.
         theta = tuple(name for name, _ in self.hypernetwork.tensors)
-        write = Transform(Write(self.called(), theta))
+        write = fl.Transform(Write(self.called(), theta))
         train_v = self.training(replace(loss, weights=None), v, k_v, c.lr_v)
-        step_1: tuple[Step, ...] = (write, *train_v) if train_v else ()
+        step_1: tuple[fl.Step, ...] = (write, *train_v) if train_v else ()
 
         # Step 2: phi_i <- phi_i - lr_phi dL/dphi_i; theta_i is generated in every step.
         step_2 = self.training(loss, PHI, k_phi, c.lr_phi)
@@ -180,12 +167,12 @@ class DFedHP(Gossip):
 
     def training(
         self,
-        phase: Phase,
+        phase: fl.Phase,
         train: frozenset[str],
         length: int,
         lr: float | None,
         weight_decay: float | None = None,
-    ) -> tuple[Phase, ...]:
+    ) -> tuple[fl.Phase, ...]:
         """Return a phase that trains the leaves `train`; none if its length is 0.
 
         Args:
@@ -209,7 +196,7 @@ class DFedHP(Gossip):
         keeps, sends = super().split()
         return (keeps | sends) - self.generated, LEAVES
 
-    def mixed(self, sent: Message, links: Tensor) -> Tree:
+    def mixed(self, sent: fl.Message, links: Tensor) -> fl.Tree:
         """Return phi_i <- sum_l w_il phi_l and z_i <- sum_l w_il z_l, [K, ...] each.
 
         Args:
@@ -239,7 +226,7 @@ class DFedHP(Gossip):
                 f" the {net.size:,} parameters of the net: the hypernetwork saves traffic for large"
                 " nets only. A smaller algorithm.hidden reduces it."
             )
-        epochs = sum(step.epochs or 0 for step in self.steps() if isinstance(step, Phase))
+        epochs = sum(step.epochs or 0 for step in self.steps() if isinstance(step, fl.Phase))
         if epochs > train.local_epochs:
             notes.append(
                 f"v, phi and z are trained for {epochs} epochs in all, more than"

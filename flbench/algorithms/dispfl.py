@@ -1,25 +1,11 @@
 """DisPFL: sparse personal models, averaged where their masks overlap (Dai et al., ICML 2022)."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    AlgorithmConfig,
-    Communication,
-    Context,
-    LocalProgram,
-    Message,
-    Paper,
-    State,
-    Step,
-    Transform,
-    Tree,
-    only,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared import sparse
 from flbench.algorithms.shared.gossip import LOCAL, Gossip, GossipConfig
 from flbench.algorithms.shared.memory import Copy
@@ -28,25 +14,7 @@ from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
 from flbench.algorithms.shared.sparse import MASK, TRAINED, Masked
 
 
-class DisPFLConfig(GossipConfig):
-    """Keys of DisPFL."""
-
-    density: float = Field(
-        0.5,
-        gt=0,
-        le=1,
-        description="share of the entries of all masked weights that are inside the mask",
-    )
-    drop_rate: float = Field(
-        0.5,
-        ge=0,
-        le=1,
-        description="share of a layer's mask that is replaced in the first round; it falls to 0"
-        " along a cosine",
-    )
-
-
-@ALGORITHMS.register("dispfl")
+@fl.ALGORITHMS.register("dispfl")
 class DisPFL(Gossip):
     """Clients train sparse models and average entries with the neighbours that have them too.
 
@@ -73,15 +41,31 @@ class DisPFL(Gossip):
     one bit for each masked weight of a message; the authors' numbers leave them out.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = DisPFLConfig
-    config: DisPFLConfig
-    paper = Paper(
+    class Config(GossipConfig):
+        """Keys of DisPFL."""
+
+        density: float = Field(
+            0.5,
+            gt=0,
+            le=1,
+            description="share of the entries of all masked weights that are inside the mask",
+        )
+        drop_rate: float = Field(
+            0.5,
+            ge=0,
+            le=1,
+            description="share of a layer's mask that is replaced in the first round; it falls to 0"
+            " along a cosine",
+        )
+
+    config: Config
+    paper = fl.Paper(
         "DisPFL: Towards Communication-Efficient Personalized Federated Learning via Decentralized"
         " Sparse Training",
         "Dai, Shen, He, Tian, Tao",
         "ICML 2022",
     )
-    communication = Communication(
+    communication = fl.Communication(
         down="the entries inside each neighbour's mask, and the mask",
         up="the entries inside its mask, and the mask, to each neighbour",
         keeps="w and masks",
@@ -97,9 +81,9 @@ class DisPFL(Gossip):
     def called(self) -> Masked:
         return Masked(self.masked())
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         _, clients = super().init(start)
-        weights, c = only(start, self.masked()), self.config
+        weights, c = fl.only(start, self.masked()), self.config
         masks = sparse.start_masks(weights, c.density, self.setting.seed, self.setting.clients)
         # Weights, and their copies from before mixing where there are any, are 0 outside the masks.
         for name, mask in masks.items():
@@ -112,17 +96,17 @@ class DisPFL(Gossip):
         keeps, mixed = super().split()
         return keeps | prefixed_names(MASK, self.masked()), mixed
 
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[fl.Step, ...]:
         # The masks that travel are those of the training; `search` replaces them.
         masks = tuple(MASK + name for name in self.masked())
         return (
             *super().steps(),
-            Transform(Copy(TRAINED, masks)),
-            Transform(Pack(masks)),
+            fl.Transform(Copy(TRAINED, masks)),
+            fl.Transform(Pack(masks)),
             *sparse.search(self.called(), self.config.drop_rate, self.setting),
         )
 
-    def program(self, state: State) -> LocalProgram:
+    def program(self, state: fl.State) -> fl.LocalProgram:
         program = super().program(state)
         return replace(
             program,
@@ -131,14 +115,14 @@ class DisPFL(Gossip):
             reply_masks=tuple((name, MASK + name) for name in self.masked()),
         )
 
-    def mixed(self, sent: Message, links: Tensor) -> Tree:
+    def mixed(self, sent: fl.Message, links: Tensor) -> fl.Tree:
         dense = {
             name: value
             for name, value in sent.values.items()
             if name not in sent.mask and name != "bits"
         }
-        masked = only(sent.values, sent.mask)
-        return super().mixed(Message(dense), links) | mix_overlap(masked, sent.mask, links)
+        masked = fl.only(sent.values, sent.mask)
+        return super().mixed(fl.Message(dense), links) | mix_overlap(masked, sent.mask, links)
 
     def evaluated(self) -> None:
         # Leaves are zero outside their mask, both before mixing, when the stored mask is already
@@ -156,6 +140,6 @@ class Pack:
 
     names: tuple[str, ...]
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return `bits` [ceil(n / 8)] uint8, for n entries of all masks."""
         return {"bits": sparse.packed([context.leaves[name] for name in self.names])}

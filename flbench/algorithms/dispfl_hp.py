@@ -1,20 +1,14 @@
 """DisPFL+HP: DisPFL on weights that a hypernetwork generates (Li et al., IJCAI 2025)."""
 
-from typing import ClassVar
-
-from flbench.algorithms import ALGORITHMS, AlgorithmConfig, Communication, Step, Tree, only
-from flbench.algorithms.dfedhp import DFedHP, DFedHPConfig
-from flbench.algorithms.dispfl import DisPFLConfig
+import flbench.algorithms as fl
+from flbench.algorithms.dfedhp import DFedHP
+from flbench.algorithms.dispfl import DisPFL
 from flbench.algorithms.shared import sparse
 from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
 from flbench.algorithms.shared.sparse import MASK, Masked
 
 
-class DisPFLHPConfig(DFedHPConfig, DisPFLConfig):
-    """Keys of DisPFL+HP: those of DFedHP and of DisPFL."""
-
-
-@ALGORITHMS.register("dispfl-hp")
+@fl.ALGORITHMS.register("dispfl-hp")
 class DisPFLHP(DFedHP):
     """Clients train hypernetworks as in DFedHP and mask the generated weights as in DisPFL.
 
@@ -36,9 +30,11 @@ class DisPFLHP(DFedHP):
     applies at once, also to the models before mixing (`personal@local`).
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = DisPFLHPConfig
-    config: DisPFLHPConfig
-    communication = Communication(
+    class Config(DFedHP.Config, DisPFL.Config):
+        """Keys of DisPFL+HP: those of DFedHP and of DisPFL."""
+
+    config: Config
+    communication = fl.Communication(
         down="phi and z of the hypernetwork of each neighbour",
         up="phi and z of its hypernetwork to each neighbour",
         keeps="phi, z, head and masks",
@@ -51,9 +47,9 @@ class DisPFLHP(DFedHP):
     def called(self) -> Masked:
         return Masked(self.masked(), self.hypernetwork)
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
-        weights, c = only(start, self.masked()), self.config
+        weights, c = fl.only(start, self.masked()), self.config
         masks = sparse.start_masks(weights, c.density, self.setting.seed, self.setting.clients)
         return server, clients | prefixed(MASK, masks)
 
@@ -61,7 +57,7 @@ class DisPFLHP(DFedHP):
         keeps, sends = super().split()
         return keeps | prefixed_names(MASK, self.masked()), sends
 
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[fl.Step, ...]:
         return (
             *super().steps(),
             *sparse.search(self.called(), self.config.drop_rate, self.setting),

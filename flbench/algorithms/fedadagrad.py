@@ -1,23 +1,13 @@
 """FedAdagrad: FedAvg with Adagrad at the server (Reddi et al., ICLR 2021)."""
 
-from typing import ClassVar
-
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms import ALGORITHMS, AlgorithmConfig
+import flbench.algorithms as fl
 from flbench.algorithms.shared.server_optimizer import AdaptiveServer, AdaptiveServerConfig
 
 
-class FedAdagradConfig(AdaptiveServerConfig):
-    """Keys of FedAdagrad."""
-
-    server_lr: float = Field(
-        0.1, gt=0, description="learning rate of the server (eta of the paper)"
-    )
-
-
-@ALGORITHMS.register("fedadagrad")
+@fl.ALGORITHMS.register("fedadagrad")
 class FedAdagrad(AdaptiveServer):
     """FedAdam with the sum of all squared changes as second moment: v <- v + delta^2.
 
@@ -26,8 +16,14 @@ class FedAdagrad(AdaptiveServer):
     steps small. Everything else is FedAdam, whose documentation describes readings.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = FedAdagradConfig
-    config: FedAdagradConfig
+    class Config(AdaptiveServerConfig):
+        """Keys of FedAdagrad."""
+
+        server_lr: float = Field(
+            0.1, gt=0, description="learning rate of the server (eta of the paper)"
+        )
+
+    config: Config
 
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         return v + square

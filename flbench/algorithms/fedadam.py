@@ -4,11 +4,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from flbench.algorithms import ALGORITHMS, AlgorithmConfig
+import flbench.algorithms as fl
 from flbench.algorithms.shared.server_optimizer import MomentsConfig, MomentsServer
 
 
-@ALGORITHMS.register("fedadam")
+@fl.ALGORITHMS.register("fedadam")
 class FedAdam(MomentsServer):
     """The server takes the clients' mean change as a gradient, and makes a step of Adam.
 
@@ -32,7 +32,7 @@ class FedAdam(MomentsServer):
     an optimizer step changes neither w nor m nor v, and clients without a step do not enter delta.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = MomentsConfig
+    Config: ClassVar[type[fl.AlgorithmConfig]] = MomentsConfig
     config: MomentsConfig
 
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:

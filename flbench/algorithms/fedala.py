@@ -7,26 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    Context,
-    Deployment,
-    LocalProgram,
-    OptimizerConfig,
-    Paper,
-    Phase,
-    Results,
-    Samples,
-    State,
-    Statistic,
-    Step,
-    Transform,
-    Tree,
-    repeat,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm, weights_of_trained
 from flbench.algorithms.shared.memory import LastModel
 from flbench.algorithms.shared.prefixes import prefixed_names
@@ -41,20 +22,8 @@ WINDOW, SPREAD = 10, 0.1  # the first learning ends when so many losses have a s
 MOST_EPOCHS = 50  # of the first learning
 
 
-class FedAlaConfig(AlgorithmConfig):
-    """Keys of FedALA."""
-
-    eta: float = Field(1.0, ge=0, description="learning rate of the mixing weights")
-    rand_percent: float = Field(
-        80,
-        gt=0,
-        le=100,
-        description="percentage of the training samples from which mixing weights are learnt",
-    )
-
-
-@ALGORITHMS.register("fedala")
-class FedAla(Algorithm):
+@fl.ALGORITHMS.register("fedala")
+class FedAla(fl.Algorithm):
     """A client mixes the end of the received model with its own, with weights that it learns.
 
     Before training, the last p = 2 parameter tensors become theta_i + (w - theta_i) * W_i, where w
@@ -76,15 +45,27 @@ class FedAla(Algorithm):
     include those of W_i.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = FedAlaConfig
-    config: FedAlaConfig
-    paper = Paper(
+    class Config(fl.AlgorithmConfig):
+        """Keys of FedALA."""
+
+        eta: float = Field(1.0, ge=0, description="learning rate of the mixing weights")
+        rand_percent: float = Field(
+            80,
+            gt=0,
+            le=100,
+            description="percentage of the training samples from which mixing weights are learnt",
+        )
+
+    config: Config
+    paper = fl.Paper(
         "FedALA: Adaptive Local Aggregation for Personalized Federated Learning",
         "Zhang, Hua, Wang, Song, Xue, Ma, Guan",
         "AAAI 2023",
         "10.1609/aaai.v37i9.26330",
     )
-    communication = Communication(down="w", up="w", keeps="its last p tensors, and as many weights")
+    communication = fl.Communication(
+        down="w", up="w", keeps="its last p tensors, and as many weights"
+    )
 
     def mixed_names(self) -> tuple[str, ...]:
         """Return the names of the parameters that are mixed."""
@@ -94,71 +75,71 @@ class FedAla(Algorithm):
         """Return theta_i: the leaves that a client keeps of its model of its last participation."""
         return LastModel(OWN, self.mixed_names())
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
-        rows: Tree = {LEARNT: torch.tensor(False)}
+        rows: fl.Tree = {LEARNT: torch.tensor(False)}
         rows |= {WEIGHT + name: torch.ones_like(start[name]) for name in self.mixed_names()}
 
         clients |= self.own_model().rows(start, self.setting.clients)
-        clients |= repeat(rows, self.setting.clients)
+        clients |= fl.repeat(rows, self.setting.clients)
         return server, clients
 
-    def program(self, state: State) -> LocalProgram:
+    def program(self, state: fl.State) -> fl.LocalProgram:
         own = self.own_model()
         keeps, sends = self.split()
         keeps |= own.kept() | prefixed_names(WEIGHT, self.mixed_names()) | {LEARNT}
 
         train = self.phase(*self.terms())
-        return LocalProgram((*self.mixing(), train, own.remember()), keeps, sends)
+        return fl.LocalProgram((*self.mixing(), train, own.remember()), keeps, sends)
 
-    def mixing(self) -> tuple[Step, ...]:
+    def mixing(self) -> tuple[fl.Step, ...]:
         """Return the steps that learn W_i and write the mixed model into the leaves."""
         c, names = self.config, self.mixed_names()
 
         # Whether there is anything to learn, and for how long, depends on the leaves alone: the
         # Statistic reads one sample, because its `finish` sees the leaves.
-        plan = Statistic(
+        plan = fl.Statistic(
             "ala",
             CountSamples(),
             finish=PlanLearning(names),
-            samples=Samples(limit=1),
+            samples=fl.Samples(limit=1),
         )
-        learn = Phase(
+        learn = fl.Phase(
             prefixed_names(WEIGHT, names),
             (CrossEntropy(),),
-            OptimizerConfig(name="sgd", lr=c.eta),
+            fl.OptimizerConfig(name="sgd", lr=c.eta),
             epochs=MOST_EPOCHS,
             weights=MixedNet(self.setting.net.leaves, names),
             project=unit_interval,
             until=has_settled,
             batchnorm="eval",
-            samples=Samples(high=c.rand_percent / 100, redraw="round"),
+            samples=fl.Samples(high=c.rand_percent / 100, redraw="round"),
         )
         return (
             *reestimate_batchnorm(self.setting),
             self.own_model().recall(),
             plan,
             learn,
-            Transform(WriteMixed(names)),
+            fl.Transform(WriteMixed(names)),
         )
 
-    def weights(self, results: Results) -> Tensor:
+    def weights(self, results: fl.Results) -> Tensor:
         """Return the weight of each client of the cohort, 0 if its model took no step."""
         return weights_of_trained(super().weights(results), self.setting, results)
 
-    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         deployments = super().deploy(state, ids)
-        program = LocalProgram((*self.mixing(), *reestimate_batchnorm(self.setting)))
+        program = fl.LocalProgram((*self.mixing(), *reestimate_batchnorm(self.setting)))
         return deployments | {"personal": replace(deployments["personal"], program=program)}
 
 
-def mixed(leaves: Tree, name: str) -> Tensor:
+def mixed(leaves: fl.Tree, name: str) -> Tensor:
     """Return own + (received - own) * weight, written so that weight 1 is exactly the received."""
     own, received = leaves[OWN + name], leaves[name]
     return received + (own - received) * (1 - leaves[WEIGHT + name])
 
 
-def differ(leaves: Tree, names: tuple[str, ...]) -> Tensor:
+def differ(leaves: fl.Tree, names: tuple[str, ...]) -> Tensor:
     """Return [] bool: whether the received and the own tensors differ in any entry."""
     return torch.stack([(leaves[OWN + n] != leaves[n]).any() for n in names]).any()
 
@@ -175,7 +156,7 @@ class MixedNet:
     names: tuple[str, ...]
     mixed: tuple[str, ...]
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the net's leaves."""
         return {
             n: mixed(context.leaves, n) if n in self.mixed else context.leaves[n]
@@ -193,7 +174,7 @@ class WriteMixed:
 
     mixed: tuple[str, ...]
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the leaves that change."""
         learnt = context.leaves[LEARNT] | differ(context.leaves, self.mixed)
         return {name: mixed(context.leaves, name) for name in self.mixed} | {LEARNT: learnt}
@@ -205,7 +186,7 @@ class CountSamples:
 
     of_labels: ClassVar[bool] = True
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the number, 0-dim."""
         return {"epochs": context.batch.mask.sum()}
 
@@ -220,14 +201,14 @@ class PlanLearning:
 
     mixed: tuple[str, ...]
 
-    def __call__(self, context: Context, reduced: Tree) -> Tree:
+    def __call__(self, context: fl.Context, reduced: fl.Tree) -> fl.Tree:
         """Return `epochs` [], and `first` [] bool: whether the learning ends by its losses."""
         first = ~context.leaves[LEARNT]
         epochs = torch.where(first, MOST_EPOCHS, 1) * differ(context.leaves, self.mixed)
         return {"epochs": epochs, "first": first}
 
 
-def has_settled(context: Context, losses: Tensor, done: Tensor) -> Tensor:
+def has_settled(context: fl.Context, losses: Tensor, done: Tensor) -> Tensor:
     """Return [] bool: whether the planned epochs are done, or the last losses agree.
 
     Args:
@@ -241,6 +222,6 @@ def has_settled(context: Context, losses: Tensor, done: Tensor) -> Tensor:
     return (done >= context.ctx["ala.epochs"]) | (context.ctx["ala.first"] & agree)
 
 
-def unit_interval(context: Context) -> Tree:
+def unit_interval(context: fl.Context) -> fl.Tree:
     """Return the weights clipped to [0, 1]."""
     return {name: value.clamp(0.0, 1.0) for name, value in context.trained.items()}

@@ -7,27 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    Context,
-    Deployment,
-    Dispatch,
-    Learned,
-    LearnedTable,
-    LocalProgram,
-    LossTerm,
-    Message,
-    Paper,
-    Results,
-    State,
-    Tree,
-    Update,
-    only,
-    repeat,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared.mixing import mix, pairwise_cosines, squared_distances
 from flbench.algorithms.shared.pairs import too_large
 from flbench.algorithms.shared.prefixes import prefixed
@@ -39,42 +19,8 @@ HEURISTIC_SIGMA = 25.0  # factor of the cosines
 DECAY, DECAY_EVERY = 0.1, 30  # factor on alpha, and the rounds between two decays
 
 
-class FedAMPConfig(AlgorithmConfig):
-    """Keys of FedAMP."""
-
-    agg_weights: ClassVar[Literal["samples"]] = "samples"  # type: ignore[misc]  # no key: nothing is averaged
-
-    similarity: Literal["distance", "cosine"] = Field(
-        "distance",
-        description="what the mixtures follow: squared distances of the models (FedAMP), or cosines"
-        " (HeurFedAMP, which the paper recommends for deep nets)",
-    )
-    share: float = Field(
-        0.99,
-        ge=0,
-        le=1,
-        description="distance: largest total weight of the other clients in a mixture, alpha (N -"
-        " 1) / sigma of the paper in the first rounds",
-    )
-    self_weight: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="cosine: weight of a client's own model in its mixture (default: 1 / N)",
-    )
-    pull: float = Field(
-        1e-4,
-        ge=0,
-        description="factor of the pull of a client's model to its mixture, lambda / alpha of the"
-        " paper in the first rounds",
-    )
-    start: Literal["cloud", "own"] = Field(
-        "cloud", description="local training begins at the mixture, or at the client's own model"
-    )
-
-
-@ALGORITHMS.register("fedamp")
-class FedAMP(Algorithm):
+@fl.ALGORITHMS.register("fedamp")
+class FedAMP(fl.Algorithm):
     """Each client keeps a model w_i; the server mixes all models by similarity, for each client.
 
     Server, in round t, from the last uploads w_j of all clients that have uploaded a model:
@@ -108,16 +54,52 @@ class FedAMP(Algorithm):
     neither counts nor receives a mixture.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = FedAMPConfig
-    config: FedAMPConfig
+    class Config(fl.AlgorithmConfig):
+        """Keys of FedAMP."""
+
+        agg_weights: ClassVar[Literal["samples"]] = "samples"  # type: ignore[misc]  # no key: nothing is averaged
+
+        similarity: Literal["distance", "cosine"] = Field(
+            "distance",
+            description="what the mixtures follow: squared distances of the models (FedAMP), or"
+            " cosines"
+            " (HeurFedAMP, which the paper recommends for deep nets)",
+        )
+        share: float = Field(
+            0.99,
+            ge=0,
+            le=1,
+            description="distance: largest total weight of the other clients in a mixture, alpha"
+            " (N -"
+            " 1) / sigma of the paper in the first rounds",
+        )
+        self_weight: float | None = Field(
+            None,
+            ge=0,
+            le=1,
+            description="cosine: weight of a client's own model in its mixture (default: 1 / N)",
+        )
+        pull: float = Field(
+            1e-4,
+            ge=0,
+            description="factor of the pull of a client's model to its mixture, lambda / alpha of"
+            " the"
+            " paper in the first rounds",
+        )
+        start: Literal["cloud", "own"] = Field(
+            "cloud",
+            description="local training begins at the mixture, or at the client's own model",
+        )
+
+    config: Config
     by_client = (("xi", (0, 1)), ("known", (0,)))
-    paper = Paper(
+    paper = fl.Paper(
         "Personalized Cross-Silo Federated Learning on Non-IID Data",
         "Huang, Chu, Zhou, Wang, Liu, Pei, Zhang",
         "AAAI 2021",
         "10.1609/aaai.v35i9.16960",
     )
-    communication = Communication(down="a mixture, as large as w", up="w", keeps="w")
+    communication = fl.Communication(down="a mixture, as large as w", up="w", keeps="w")
 
     def requires(self) -> list[str]:
         clients, pull, lr = self.setting.clients, self.config.pull, self.setting.train.optimizer.lr
@@ -152,43 +134,43 @@ class FedAMP(Algorithm):
             ]
         return []
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         clients = self.setting.clients
         server = {
             "xi": torch.eye(clients, dtype=torch.float64),  # [N, N]
             "known": torch.zeros(clients, dtype=torch.bool),  # [N], who has uploaded a model
         }
         keeps, sends = self.split()
-        return server, repeat(only(start, keeps | sends), clients)
+        return server, fl.repeat(fl.only(start, keeps | sends), clients)
 
-    def terms(self) -> tuple[LossTerm, ...]:
+    def terms(self) -> tuple[fl.LossTerm, ...]:
         names = self.setting.net.parameters
         if self.config.start == "cloud":
             return (CrossEntropy(), Proximal(names, weight="pull"))
         return (CrossEntropy(), PullToCloud(names, weight="pull"))
 
-    def program(self, state: State) -> LocalProgram:
+    def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
-        return LocalProgram((self.phase(*self.terms()),), keeps | sends, sends)
+        return fl.LocalProgram((self.phase(*self.terms()),), keeps | sends, sends)
 
-    def dispatch(self, state: State, ids: Tensor) -> Dispatch:
+    def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         rows = self.clouds(state, ids)
         if self.config.start == "own":
-            rows = prefixed(CLOUD, only(rows, self.setting.net.parameters))
+            rows = prefixed(CLOUD, fl.only(rows, self.setting.net.parameters))
             rows[CLOUD + "known"] = torch.ones(len(ids), dtype=torch.bool)
         mask = dict.fromkeys(rows, state.server["known"][ids])  # others have the seeded net
         numbers = {"pull": self.config.pull / self.decayed(state.round)}
-        return Dispatch(rows=Message(rows, mask), numbers=numbers)
+        return fl.Dispatch(rows=fl.Message(rows, mask), numbers=numbers)
 
-    def clouds(self, state: State, ids: Tensor) -> Tree:
+    def clouds(self, state: fl.State, ids: Tensor) -> fl.Tree:
         """Return the mixtures u_i of clients `ids` [K], [K, ...] per leaf."""
-        rows = only(state.clients, self.split()[1])
+        rows = fl.only(state.clients, self.split()[1])
         weights = state.server["xi"][ids]  # [K, N]
         # One receiver at a time: its mixture is then the same to the bit for any set of receivers.
         mixed = [mix(rows, row[None]) for row in weights]
         return {name: torch.cat([one[name] for one in mixed]) for name in rows}
 
-    def aggregate(self, state: State, results: Results) -> Update:
+    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         known = state.server["known"].index_fill(0, results.ids, True)
         names, c, n = self.setting.net.parameters, self.config, len(known)
         pairs = known[:, None] & known & ~torch.eye(n, dtype=torch.bool)  # [N, N]
@@ -208,14 +190,14 @@ class FedAMP(Algorithm):
             xi = (1 - own)[:, None] * softmax_among(scores, pairs, dim=1)
 
         metrics = {"self_weight_mean": float(own[known].mean())}
-        return Update({"xi": xi + own.diag(), "known": known}, metrics=metrics)
+        return fl.Update({"xi": xi + own.diag(), "known": known}, metrics=metrics)
 
-    def learned(self, state: State) -> tuple[Learned, ...]:
+    def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
         """Return the weights of the mixtures; nothing before the first round."""
         known = state.server["known"]
         if not known.any():
             return ()
-        table = LearnedTable(
+        table = fl.LearnedTable(
             "mixture weights",
             "Weight of each client's model (column) in the mixture that a client (row) receives;"
             " empty for clients that have not uploaded a model.",
@@ -226,9 +208,9 @@ class FedAMP(Algorithm):
         )
         return (table,)
 
-    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
-        cloud = Dispatch(rows=Message(self.clouds(state, ids)))
-        return {"personal": Deployment(Dispatch()), "cloud": Deployment(cloud)}
+    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
+        cloud = fl.Dispatch(rows=fl.Message(self.clouds(state, ids)))
+        return {"personal": fl.Deployment(fl.Dispatch()), "cloud": fl.Deployment(cloud)}
 
 
 @dataclass(frozen=True)
@@ -248,7 +230,7 @@ class PullToCloud:
     names: tuple[str, ...]
     weight: float | str = 1.0
 
-    def __call__(self, context: Context) -> Tensor:
+    def __call__(self, context: fl.Context) -> Tensor:
         """Return the term, 0-dim."""
         has_cloud = context.ctx[CLOUD + "known"]
         parts = []

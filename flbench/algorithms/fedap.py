@@ -2,57 +2,20 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    Context,
-    Deployment,
-    Dispatch,
-    LocalProgram,
-    Message,
-    Paper,
-    Results,
-    Setting,
-    Stage,
-    State,
-    Statistic,
-    Step,
-    Transform,
-    Tree,
-    Update,
-    only,
-    repeat,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.algorithms.shared.mixing import mix_latest
 from flbench.algorithms.shared.pairs import too_large
 from flbench.client.batchnorm import channel_sums
 
 
-class FedApConfig(AlgorithmConfig):
-    """Keys of FedAP."""
-
-    lam: float = Field(
-        0.5, ge=0, le=1, description="weight of a client's own model in its mixture of models"
-    )
-    pretrain_share: float | None = Field(
-        None,
-        gt=0,
-        lt=1,
-        description="share of train.rounds that are pretraining by FedAvg (default: 0.1)",
-    )
-
-
-@ALGORITHMS.register("fedap")
-class FedAp(Algorithm):
+@fl.ALGORITHMS.register("fedap")
+class FedAp(fl.Algorithm):
     """Clients keep BatchNorm layers and mix all others, most with clients of similar statistics.
 
     The server mixes theta_i <- sum_j W_ij theta_j, where theta are all layers but BatchNorm,
@@ -68,15 +31,27 @@ class FedAp(Algorithm):
     made no step; here its upload is used, because what it sends is its mixture.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = FedApConfig
-    config: FedApConfig
+    class Config(fl.AlgorithmConfig):
+        """Keys of FedAP."""
+
+        lam: float = Field(
+            0.5, ge=0, le=1, description="weight of a client's own model in its mixture of models"
+        )
+        pretrain_share: float | None = Field(
+            None,
+            gt=0,
+            lt=1,
+            description="share of train.rounds that are pretraining by FedAvg (default: 0.1)",
+        )
+
+    config: Config
     by_client = (("mixing", (0, 1)), ("known", (0,)))
-    paper = Paper(
+    paper = fl.Paper(
         "Personalized Federated Learning with Adaptive Batchnorm for Healthcare",
         "Lu, Wang, Chen, Qin, Xu, Dimitriadis, Qin",
         "IEEE Transactions on Big Data, 2022 (arXiv 2112.00734)",
     )
-    communication = Communication(
+    communication = fl.Communication(
         down="w while pretraining, then w - BatchNorm",
         up="w while pretraining, then w - BatchNorm; once two numbers per BatchNorm channel",
         keeps="BatchNorm",
@@ -104,48 +79,54 @@ class FedAp(Algorithm):
         """Return the names of the BatchNorm layers, in order."""
         return tuple(layer.name for layer in self.setting.net.layers if layer.kind == "batchnorm")
 
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[fl.Stage, ...]:
         rounds = self.setting.rounds
         length = max(1, int((self.config.pretrain_share or 0.1) * rounds + 1e-9))
         return (
-            Stage("pretrain", length),
-            Stage("statistics", 1, setup=True),
-            Stage("train", rounds - length),
+            fl.Stage("pretrain", length),
+            fl.Stage("statistics", 1, setup=True),
+            fl.Stage("train", rounds - length),
         )
 
-    def stage(self, state: State) -> str:
+    def stage(self, state: fl.State) -> str:
         """Return the name of the current stage."""
         return self.stages()[state.stage].name
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         keeps, sends = self.split()
         clients = self.setting.clients
         known = torch.zeros(clients, dtype=torch.bool)
         server = {"mixing": torch.eye(clients, dtype=torch.float64), "known": known}
-        return only(start, sends) | server, repeat(only(start, keeps | sends), clients)
+        return fl.only(start, sends) | server, fl.repeat(fl.only(start, keeps | sends), clients)
 
-    def program(self, state: State) -> LocalProgram:
+    def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
         local = self.setting.net.names("batchnorm")
         match self.stage(state):
             case "pretrain":
-                return LocalProgram((self.phase(*self.terms()),), keeps, sends)
+                return fl.LocalProgram((self.phase(*self.terms()),), keeps, sends)
             case "statistics":
                 layers = self.normalised()
                 collect = collect_moments(self.setting, layers)
-                return LocalProgram(collect, (keeps | sends) & local, moment_leaves(layers))
+                return fl.LocalProgram(collect, (keeps | sends) & local, moment_leaves(layers))
             case _:
-                return LocalProgram((self.phase(*self.terms()),), keeps | sends, sends - local)
+                return fl.LocalProgram((self.phase(*self.terms()),), keeps | sends, sends - local)
 
-    def dispatch(self, state: State, ids: Tensor) -> Dispatch:
+    def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         sends = self.split()[1]
         if self.stage(state) != "train":
-            return Dispatch() if state.is_initial else Dispatch(Message(only(state.server, sends)))
-        rows = only(state.clients, sends - self.setting.net.names("batchnorm"))
+            return (
+                fl.Dispatch()
+                if state.is_initial
+                else fl.Dispatch(fl.Message(fl.only(state.server, sends)))
+            )
+        rows = fl.only(state.clients, sends - self.setting.net.names("batchnorm"))
         weights, known = state.server["mixing"][ids], state.server["known"]
-        return Dispatch(rows=Message(mix_latest(rows, weights, known=known, common=state.server)))
+        return fl.Dispatch(
+            rows=fl.Message(mix_latest(rows, weights, known=known, common=state.server))
+        )
 
-    def aggregate(self, state: State, results: Results) -> Update:
+    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         match self.stage(state):
             case "pretrain":
                 return super().aggregate(state, results)
@@ -153,17 +134,17 @@ class FedAp(Algorithm):
                 distance = distances(results.sent.values, self.normalised())
                 mixing = torch.eye(self.setting.clients, dtype=torch.float64)
                 mixing[results.ids[:, None], results.ids] = near_weights(distance, self.config.lam)
-                return Update({"mixing": mixing})
+                return fl.Update({"mixing": mixing})
             case _:
-                return Update({"known": state.server["known"].index_fill(0, results.ids, True)})
+                return fl.Update({"known": state.server["known"].index_fill(0, results.ids, True)})
 
-    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         if self.stage(state) != "train":
             return super().deploy(state, ids)
-        return {"personal": Deployment(self.dispatch(state, ids))}
+        return {"personal": fl.Deployment(self.dispatch(state, ids))}
 
 
-def collect_moments(setting: Setting, layers: tuple[str, ...]) -> tuple[Step, ...]:
+def collect_moments(setting: fl.Setting, layers: tuple[str, ...]) -> tuple[fl.Step, ...]:
     """Return steps that write the leaves `mean.LAYER` and `variance.LAYER`, [channels] each.
 
     They are those of the layer's inputs over the client's training samples, in eval mode.
@@ -174,8 +155,8 @@ def collect_moments(setting: Setting, layers: tuple[str, ...]) -> tuple[Step, ..
     """
     return (
         *reestimate_batchnorm(setting),
-        Statistic("inputs", MomentSums(layers)),
-        Transform(WriteMoments(layers)),
+        fl.Statistic("inputs", MomentSums(layers)),
+        fl.Transform(WriteMoments(layers)),
     )
 
 
@@ -184,7 +165,7 @@ def moment_leaves(layers: Iterable[str]) -> frozenset[str]:
     return frozenset(f"{kind}.{layer}" for layer in layers for kind in ("mean", "variance"))
 
 
-def distances(sent: Tree, layers: Iterable[str]) -> Tensor:
+def distances(sent: fl.Tree, layers: Iterable[str]) -> Tensor:
     """Return the distances D [K, K] float64 between the input statistics of K clients.
 
     D_ij = sum_l sqrt(||mu_i - mu_j||^2 + ||sigma_i - sigma_j||^2), with means mu and standard
@@ -228,12 +209,12 @@ class MomentSums:
 
     layers: tuple[str, ...]
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return `sum.LAYER` and `squares.LAYER` [channels] float64, and `count.LAYER` []."""
         activations = context.apply(
             context.leaves, context.batch.x, activations=self.layers
         ).activations
-        sums: Tree = {}
+        sums: fl.Tree = {}
         for layer in self.layers:
             of_layer = channel_sums(activations[layer][0], context.batch.mask)
             sums |= {f"{key}.{layer}": value for key, value in of_layer.items()}
@@ -250,9 +231,9 @@ class WriteMoments:
 
     layers: tuple[str, ...]
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the leaves of all layers, [channels] each."""
-        written: Tree = {}
+        written: fl.Tree = {}
         for layer in self.layers:
             count = context.ctx[f"inputs.count.{layer}"].clamp_min(1)
             mean = context.ctx[f"inputs.sum.{layer}"] / count

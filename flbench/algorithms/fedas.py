@@ -1,31 +1,12 @@
 """FedAS: bodies aligned to the client's own features, averaged by Fisher traces (Yang et al.)."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    Context,
-    Deployment,
-    LocalProgram,
-    OptimizerConfig,
-    Paper,
-    Phase,
-    Results,
-    State,
-    Statistic,
-    Step,
-    Transform,
-    Tree,
-    only,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm, weights_of_trained
 from flbench.algorithms.shared.gradients import summed_gradient
 from flbench.algorithms.shared.memory import LastModel
@@ -37,18 +18,8 @@ OWN = "own."  # prefix of the client's model after its last participation
 FISHER = "fisher"  # F_i [], what a client sends beside its body
 
 
-class FedASConfig(AlgorithmConfig):
-    """Keys of FedAS."""
-
-    align_lr: float = Field(
-        0.01,
-        ge=0,
-        description="learning rate of the alignment, plain SGD; train.schedule scales it too",
-    )
-
-
-@ALGORITHMS.register("fedas")
-class FedAS(Algorithm):
+@fl.ALGORITHMS.register("fedas")
+class FedAS(fl.Algorithm):
     """The received body is pulled to the client's own old features before it is trained.
 
     Heads are personal. Client i, with the received body phi and its own model after its last
@@ -82,14 +53,22 @@ class FedAS(Algorithm):
     number of steps are over the phases of alignment, training and F_i.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = FedASConfig
-    config: FedASConfig
-    paper = Paper(
+    class Config(fl.AlgorithmConfig):
+        """Keys of FedAS."""
+
+        align_lr: float = Field(
+            0.01,
+            ge=0,
+            description="learning rate of the alignment, plain SGD; train.schedule scales it too",
+        )
+
+    config: Config
+    paper = fl.Paper(
         "FedAS: Bridging Inconsistency in Personalized Federated Learning",
         "Yang, Huang, Ye",
         "CVPR 2024",
     )
-    communication = Communication(down="body", up="body, 1 number", keeps="w")
+    communication = fl.Communication(down="body", up="body, 1 number", keeps="w")
 
     def personal(self) -> frozenset[str]:
         return self.setting.net.names("head")
@@ -104,56 +83,56 @@ class FedAS(Algorithm):
         """The client's model after its last participation."""
         return LastModel(OWN, self.setting.net.leaves)
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
         return server, clients | self.last.rows(start, self.setting.clients)
 
     # Client
 
-    def program(self, state: State) -> LocalProgram:
+    def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
         steps = (
             *self.alignment(),
             self.phase(*self.terms()),
             *reestimate_batchnorm(self.setting),
             self.fisher_phase(),
-            Transform(write_fisher),
+            fl.Transform(write_fisher),
             self.last.remember(),
         )
-        return LocalProgram(steps, keeps | self.last.kept(), sends | {FISHER})
+        return fl.LocalProgram(steps, keeps | self.last.kept(), sends | {FISHER})
 
-    def alignment(self) -> tuple[Step, ...]:
+    def alignment(self) -> tuple[fl.Step, ...]:
         """Return the steps of the alignment; none with a learning rate of 0."""
         if not self.config.align_lr:
             return ()
         body = frozenset(self.setting.net.parameters) - self.personal()
-        old = Statistic("old", OldSums(self.setting.classes), finish=means)
+        old = fl.Statistic("old", OldSums(self.setting.classes), finish=means)
         phase = self.phase(Alignment(self.setting.classes), train=body, epochs=1)
         return (old, replace(phase, optimizer=plain_sgd(self.config.align_lr), clip=None))
 
-    def fisher_phase(self) -> Phase:
+    def fisher_phase(self) -> fl.Phase:
         """Return a phase that changes nothing and records F_i over batches of the usual size."""
         names = self.setting.net.parameters
         phase = replace(self.phase(CrossEntropy(), epochs=1), optimizer=plain_sgd(0.0), clip=None)
-        trace = Statistic("trace", SquaredGradient(names))
+        trace = fl.Statistic("trace", SquaredGradient(names))
         return replace(phase, batchnorm="eval", record=(trace,))
 
     # Server
 
-    def weights(self, results: Results) -> Tensor:
+    def weights(self, results: fl.Results) -> Tensor:
         """Return the weight F_i of each client's body, [K] float64."""
         weights = weights_of_trained(super().weights(results), self.setting, results)
         traces = torch.where(weights > 0, results.sent.values[FISHER].double(), 0.0)
         usable = bool(traces.sum() > 0) and bool(traces.isfinite().all())
         return traces if usable else (weights > 0).double()
 
-    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
-        return {"personal": Deployment(self.dispatch(state, ids), weights=self.last)}
+    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
+        return {"personal": fl.Deployment(self.dispatch(state, ids), weights=self.last)}
 
 
-def plain_sgd(lr: float) -> OptimizerConfig:
+def plain_sgd(lr: float) -> fl.OptimizerConfig:
     """Return SGD without momentum and weight decay."""
-    return OptimizerConfig(name="sgd", lr=lr, momentum=0.0, nesterov=False, weight_decay=0.0)
+    return fl.OptimizerConfig(name="sgd", lr=lr, momentum=0.0, nesterov=False, weight_decay=0.0)
 
 
 @dataclass(frozen=True)
@@ -166,7 +145,7 @@ class OldSums:
 
     classes: int
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return `sums` [C, D] and `counts` [C] of one batch."""
         batch = context.batch
         features = context.apply(stripped(OWN, context.leaves), batch.x).features.double()
@@ -174,7 +153,7 @@ class OldSums:
         return {"sums": sums, "counts": counts}
 
 
-def means(context: Context, sums: Tree) -> Tree:
+def means(context: fl.Context, sums: fl.Tree) -> fl.Tree:
     """Return the class means `means` [C, D]; zero for classes without samples."""
     return {"means": sums["sums"] / sums["counts"].clamp_min(1.0)[:, None]}
 
@@ -194,7 +173,7 @@ class Alignment:
     classes: int
     weight: float | str = 1.0
 
-    def __call__(self, context: Context) -> Tensor:
+    def __call__(self, context: fl.Context) -> Tensor:
         """Return the term, 0-dim."""
         features, batch = context.out.features, context.batch
         anchors = context.ctx["old.means"].to(features.dtype)[batch.y]  # [B, D]
@@ -213,14 +192,14 @@ class SquaredGradient:
 
     names: tuple[str, ...]
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return `sum` [] of one batch."""
         leaves = {name: value.detach() for name, value in context.leaves.items()}
-        gradient = summed_gradient(context, only(leaves, self.names), lambda some: leaves | some)
+        gradient = summed_gradient(context, fl.only(leaves, self.names), lambda some: leaves | some)
         squares = torch.stack([part.double().square().sum() for part in gradient.values()]).sum()
         return {"sum": squares / context.batch.mask.sum().clamp_min(1).double().square()}
 
 
-def write_fisher(context: Context) -> Tree:
+def write_fisher(context: fl.Context) -> fl.Tree:
     """Write F_i [] into the leaf that is sent, in the type of the weights."""
     return {FISHER: context.ctx["trace.sum"].to(context.info.lr.dtype)}

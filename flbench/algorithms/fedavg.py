@@ -1,36 +1,14 @@
 """FedAvg: the weighted mean of locally trained models (McMahan et al., AISTATS 2017)."""
 
 from dataclasses import replace
-from typing import ClassVar
 
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    Deployment,
-    LocalProgram,
-    Paper,
-    State,
-    epochs,
-)
+import flbench.algorithms as fl
 
 
-class FedAvgConfig(AlgorithmConfig):
-    """Keys of FedAvg."""
-
-    finetune_epochs: int = epochs(
-        0,
-        "fine-tuning of the global model at each client before it is evaluated as `ft`, discarded"
-        " afterwards (FedAvg-FT)",
-        ge=0,
-    )
-
-
-@ALGORITHMS.register("fedavg")
-class FedAvg(Algorithm):
+@fl.ALGORITHMS.register("fedavg")
+class FedAvg(fl.Algorithm):
     """The cohort trains the global model w, and the server takes the mean of the results.
 
     Server (Algorithm 1): w <- sum_{i in S_t} p_i w_i with p_i = n_i / sum_{j in S_t} n_j, for the
@@ -39,19 +17,29 @@ class FedAvg(Algorithm):
     training samples. Deviations: none.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = FedAvgConfig
-    config: FedAvgConfig
-    paper = Paper(
+    class Config(fl.AlgorithmConfig):
+        """Keys of FedAvg."""
+
+        finetune_epochs: int = fl.epochs(
+            0,
+            "fine-tuning of the global model at each client before it is evaluated as `ft`,"
+            " discarded"
+            " afterwards (FedAvg-FT)",
+            ge=0,
+        )
+
+    config: Config
+    paper = fl.Paper(
         "Communication-Efficient Learning of Deep Networks from Decentralized Data",
         "McMahan, Moore, Ramage, Hampson, Aguera y Arcas",
         "AISTATS 2017",
     )
-    communication = Communication(down="w", up="w", keeps="nothing")
+    communication = fl.Communication(down="w", up="w", keeps="nothing")
 
-    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         deployments = super().deploy(state, ids)
         if self.config.finetune_epochs:
             tuning = self.phase(*self.terms(), epochs=self.config.finetune_epochs)
-            model = replace(deployments["personal"], program=LocalProgram((tuning,)))
+            model = replace(deployments["personal"], program=fl.LocalProgram((tuning,)))
             deployments["ft"] = model
         return deployments

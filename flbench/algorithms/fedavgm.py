@@ -4,38 +4,14 @@ Hsu, Qi, Brown, Measuring the Effects of Non-Identical Data Distribution for Fed
 Classification, 2019.
 """
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    Paper,
-    Results,
-    State,
-    Tree,
-    Update,
-)
+import flbench.algorithms as fl
 
 
-class FedAvgMConfig(AlgorithmConfig):
-    """Keys of FedAvgM."""
-
-    beta: float = Field(0.9, ge=0, lt=1, description="momentum of the server (beta of the paper)")
-    nesterov: bool = Field(
-        True,
-        description="true: Nesterov momentum, as in the paper's experiments; false: the update that"
-        " the paper prints",
-    )
-    server_lr: float = Field(1.0, gt=0, description="factor of the step of the server")
-
-
-@ALGORITHMS.register("fedavgm")
-class FedAvgM(Algorithm):
+@fl.ALGORITHMS.register("fedavgm")
+class FedAvgM(fl.Algorithm):
     """Server: v <- beta v + delta, w <- w - server_lr (delta + beta v), delta the mean of w - w_k.
 
     The mean is weighted by the numbers of training samples. The momentum buffer v starts at zero,
@@ -51,17 +27,30 @@ class FedAvgM(Algorithm):
     an optimizer step changes neither w nor v.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = FedAvgMConfig
-    config: FedAvgMConfig
-    paper = Paper(
+    class Config(fl.AlgorithmConfig):
+        """Keys of FedAvgM."""
+
+        beta: float = Field(
+            0.9, ge=0, lt=1, description="momentum of the server (beta of the paper)"
+        )
+        nesterov: bool = Field(
+            True,
+            description="true: Nesterov momentum, as in the paper's experiments; false: the update"
+            " that"
+            " the paper prints",
+        )
+        server_lr: float = Field(1.0, gt=0, description="factor of the step of the server")
+
+    config: Config
+    paper = fl.Paper(
         "Measuring the Effects of Non-Identical Data Distribution for Federated Visual"
         " Classification",
         "Hsu, Qi, Brown",
         "2019 (arXiv 1909.06335)",
     )
-    communication = Communication(down="w", up="w", keeps="nothing")
+    communication = fl.Communication(down="w", up="w", keeps="nothing")
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
         momentum = {
             f"momentum.{name}": torch.zeros_like(start[name], dtype=torch.float64)
@@ -69,7 +58,7 @@ class FedAvgM(Algorithm):
         }
         return server | momentum, clients
 
-    def aggregate(self, state: State, results: Results) -> Update:
+    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         change = self.mean(results)  # empty if no client made an optimizer step
 
         for name in self.setting.net.parameters:
@@ -83,4 +72,4 @@ class FedAvgM(Algorithm):
 
             change[f"momentum.{name}"] = momentum
             change[name] = (old - self.config.server_lr * step).to(change[name].dtype)
-        return Update(change)
+        return fl.Update(change)

@@ -1,23 +1,12 @@
 """FedBN: BatchNorm layers stay with the client (Li et al., ICLR 2021)."""
 
-from typing import ClassVar
-
 from pydantic import Field
 
-from flbench.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig, Communication, Paper
+import flbench.algorithms as fl
 
 
-class FedBNConfig(AlgorithmConfig):
-    """Keys of FedBN."""
-
-    allow_no_bn: bool = Field(
-        False,
-        description="allow a net without BatchNorm layers, on which FedBN equals FedAvg",
-    )
-
-
-@ALGORITHMS.register("fedbn")
-class FedBN(Algorithm):
+@fl.ALGORITHMS.register("fedbn")
+class FedBN(fl.Algorithm):
     """Clients keep their BatchNorm layers; all other layers are averaged.
 
     Clients keep weights, biases and running statistics of BatchNorm (Algorithm 1). A client that is
@@ -28,14 +17,21 @@ class FedBN(Algorithm):
     weighted by samples; the paper's is uniform (`agg_weights=uniform`).
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = FedBNConfig
-    config: FedBNConfig
-    paper = Paper(
+    class Config(fl.AlgorithmConfig):
+        """Keys of FedBN."""
+
+        allow_no_bn: bool = Field(
+            False,
+            description="allow a net without BatchNorm layers, on which FedBN equals FedAvg",
+        )
+
+    config: Config
+    paper = fl.Paper(
         "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization",
         "Li, Jiang, Zhang, Kamp, Dou",
         "ICLR 2021",
     )
-    communication = Communication(down="w - BN", up="w - BN", keeps="BN with its statistics")
+    communication = fl.Communication(down="w - BN", up="w - BN", keeps="BN with its statistics")
 
     def personal(self) -> frozenset[str]:
         return self.setting.net.names("batchnorm")

@@ -3,31 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
-from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    Context,
-    Deployment,
-    LocalProgram,
-    Message,
-    Paper,
-    Results,
-    State,
-    Transform,
-    Tree,
-    Update,
-    largest,
-    only,
-    repeat,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared.hypernetwork import Write
 from flbench.algorithms.shared.mixing import mix
 from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
@@ -40,22 +21,8 @@ UNCHANGED = 16  # machine epsilons of the largest change in the net, at most: no
 BLOCK = 2**21  # bytes of packed masks per client that are unpacked at once
 
 
-class FedCACConfig(AlgorithmConfig):
-    """Keys of FedCAC."""
-
-    tau: float = Field(
-        0.5, ge=0, le=1, description="share of the entries of each parameter that are critical"
-    )
-    beta: float = Field(
-        1 / 3,
-        gt=0,
-        description="share of the rounds T after which clients have no partners any more (authors:"
-        " 100 of 300 rounds)",
-    )
-
-
-@ALGORITHMS.register("fedcac")
-class FedCAC(Algorithm):
+@fl.ALGORITHMS.register("fedcac")
+class FedCAC(fl.Algorithm):
     """Each client's critical parameters come from clients with the same critical positions.
 
     Client i starts at s_i and trains all parameters to theta_i. In each parameter, the k = int(tau
@@ -84,15 +51,28 @@ class FedCAC(Algorithm):
     The authors' code ends with a fine-tuning of a copy of each client's model; here there is none.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = FedCACConfig
-    config: FedCACConfig
-    paper = Paper(
+    class Config(fl.AlgorithmConfig):
+        """Keys of FedCAC."""
+
+        tau: float = Field(
+            0.5, ge=0, le=1, description="share of the entries of each parameter that are critical"
+        )
+        beta: float = Field(
+            1 / 3,
+            gt=0,
+            description="share of the rounds T after which clients have no partners any more"
+            " (authors:"
+            " 100 of 300 rounds)",
+        )
+
+    config: Config
+    paper = fl.Paper(
         "Bold but Cautious: Unlocking the Potential of Personalized Federated Learning through"
         " Cautiously Aggressive Collaboration",
         "Wu, Liu, Niu, Zhu, Tang",
         "ICCV 2023 (arXiv 2309.11103)",
     )
-    communication = Communication(
+    communication = fl.Communication(
         down="w; critical entries of a mixture after the round",
         up="w, 1 bit per parameter",
         keeps="a mask, critical entries of a mixture",
@@ -108,30 +88,30 @@ class FedCAC(Algorithm):
             return ["fedcac: no parameter is critical (algorithm.tau=0), which is FedAvg."]
         return []
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
-        params = only(start, self.parameters)
+        params = fl.only(start, self.parameters)
         masks = {name: torch.zeros_like(value, dtype=torch.bool) for name, value in params.items()}
         values = {name: torch.zeros_like(value) for name, value in params.items()}
         own = prefixed(CRITICAL, masks) | prefixed(CUSTOM, values)
-        return server, clients | repeat(own, self.setting.clients)
+        return server, clients | fl.repeat(own, self.setting.clients)
 
     # Client
 
-    def program(self, state: State) -> LocalProgram:
+    def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
         names = self.parameters
         steps = (
-            Transform(Write(Composed(names), names)),
+            fl.Transform(Write(Composed(names), names)),
             self.phase(*self.terms()),
-            Transform(FindCritical(self.config.tau, names)),
+            fl.Transform(FindCritical(self.config.tau, names)),
         )
         own = prefixed_names(CRITICAL, names) | prefixed_names(CUSTOM, names)
-        return LocalProgram(steps, keeps | own, sends | {BITS})
+        return fl.LocalProgram(steps, keeps | own, sends | {BITS})
 
     # Server
 
-    def aggregate(self, state: State, results: Results) -> Update:
+    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         sent, ids = results.sent.values, results.ids
         sizes, overlaps = self.overlaps(sent[BITS])  # [K], [K, K]
         t = (state.round + 1) / (self.config.beta * self.setting.rounds)
@@ -146,9 +126,9 @@ class FedCAC(Algorithm):
         metrics["partners"] = float(partners.sum(dim=1).double().mean()) - 1
 
         weights = partners.double() / partners.sum(dim=1, keepdim=True)
-        custom = prefixed(CUSTOM, mix(only(sent, self.parameters), weights))
+        custom = prefixed(CUSTOM, mix(fl.only(sent, self.parameters), weights))
         masks = prefixed(CUSTOM, self.unpacked(sent))
-        return Update(self.mean(results), reply=Message(custom, masks), metrics=metrics)
+        return fl.Update(self.mean(results), reply=fl.Message(custom, masks), metrics=metrics)
 
     def overlaps(self, bits: Tensor) -> tuple[Tensor, Tensor]:
         """Return |M_i| [K] and O_ij [K, K], both float64, of packed masks [K, bytes] uint8.
@@ -164,11 +144,11 @@ class FedCAC(Algorithm):
         overlap = 1 - apart / (2 * sizes[:, None]).clamp_min(1.0)
         return sizes, torch.where(sizes[:, None] > 0, overlap, 0.0)
 
-    def unpacked(self, sent: Tree) -> Tree:
+    def unpacked(self, sent: fl.Tree) -> fl.Tree:
         """Return the masks [K, ...] bool of each parameter from what the clients sent."""
-        return dict(_cut(unpack(sent[BITS]), only(sent, self.parameters), self.parameters))
+        return dict(_cut(unpack(sent[BITS]), fl.only(sent, self.parameters), self.parameters))
 
-    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         models = super().deploy(state, ids)
         personal = replace(models["personal"], weights=Composed(self.parameters))
         return models | {"personal": personal}
@@ -184,7 +164,7 @@ def unpack(bits: Tensor) -> Tensor:
     return ((bits[:, :, None] >> shifts) & 1).bool().flatten(1)
 
 
-def _cut(flat: Tensor, like: Tree, names: tuple[str, ...]) -> Iterator[tuple[str, Tensor]]:
+def _cut(flat: Tensor, like: fl.Tree, names: tuple[str, ...]) -> Iterator[tuple[str, Tensor]]:
     """Yield rows [K, ...] of each parameter from flat rows [K, entries of all parameters]."""
     first = 0
     for name in names:
@@ -204,7 +184,7 @@ class Composed:
 
     names: tuple[str, ...]
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the leaves with other parameters, without masks and their values."""
         others = {
             name: value
@@ -231,7 +211,7 @@ class FindCritical:
     tau: float
     names: tuple[str, ...]
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the masks, as leaves and packed, and the trained values until the reply comes."""
         began = Composed(self.names)(context.with_leaves(context.start))
         changes = {name: context.leaves[name] - began[name] for name in self.names}
@@ -249,5 +229,5 @@ class FindCritical:
         """Return the critical entries of one parameter, bool."""
         score = (change * theta).abs().flatten()
         k = int(self.tau * len(score))
-        found = largest(score, k) & (score > 0) if k else torch.zeros_like(score, dtype=torch.bool)
+        found = fl.largest(score, k) & (score > 0) if k else torch.zeros_like(score, dtype=torch.bool)
         return found.reshape(theta.shape)

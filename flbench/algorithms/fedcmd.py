@@ -1,34 +1,13 @@
 """FedCMD: clients elect one layer, which is personal afterwards (Chen et al., 2024)."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    AlgorithmConfig,
-    Communication,
-    Context,
-    Deployment,
-    Dispatch,
-    LayerSpec,
-    Learned,
-    LearnedTable,
-    LocalProgram,
-    Message,
-    Paper,
-    Results,
-    State,
-    Statistic,
-    Transform,
-    Tree,
-    Update,
-    only,
-    repeat,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared.election import (
     BallotConfig,
     LayerElection,
@@ -41,18 +20,7 @@ from flbench.algorithms.shared.shift import Gaussian, Shift, shift_scores
 from flbench.algorithms.shared.simplex import softmax_among
 
 
-class FedCmdConfig(BallotConfig):
-    """Keys of FedCMD."""
-
-    rho: float = Field(0.1, ge=0, le=1, description="share of the rounds that are phase 1")
-    behind: Literal["softmax", "mean"] = Field(
-        "softmax",
-        description="how the layers behind the personal one are averaged: with weights from the"
-        " cosines of the personal layers, or as all others",
-    )
-
-
-@ALGORITHMS.register("fedcmd")
+@fl.ALGORITHMS.register("fedcmd")
 class FedCmd(LayerElection):
     """Clients vote for one layer l*, the same for all, which is personal afterwards.
 
@@ -86,18 +54,27 @@ class FedCmd(LayerElection):
     first participates in phase 2.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = FedCmdConfig
-    config: FedCmdConfig
+    class Config(BallotConfig):
+        """Keys of FedCMD."""
+
+        rho: float = Field(0.1, ge=0, le=1, description="share of the rounds that are phase 1")
+        behind: Literal["softmax", "mean"] = Field(
+            "softmax",
+            description="how the layers behind the personal one are averaged: with weights from the"
+            " cosines of the personal layers, or as all others",
+        )
+
+    config: Config
     second = "split"
     by_client = (("participated", (0,)),)
-    paper = Paper(
+    paper = fl.Paper(
         "Towards Optimal Customized Architecture for Heterogeneous Federated Learning with"
         " Contrastive Cloud-Edge Model Decoupling",
         "Chen, Du, Wang, Gu, Zhao, Kou, Xu, Wu",
         "IEEE Transactions on Computers, 2024",
         "10.1109/TC.2024.3514302",
     )
-    communication = Communication(
+    communication = fl.Communication(
         down="phase 1: all weights w; phase 2: w without layer l*",
         up="phase 1: w and a vote; phase 2: w",
         keeps="phase 1: nothing; phase 2: l* and the layers behind it",
@@ -115,35 +92,35 @@ class FedCmd(LayerElection):
             " layer becomes personal: this is fedavg. Choose a smaller algorithm.rho."
         ]
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         local, shared = self.split()
-        server = only(start, shared) | {
+        server = fl.only(start, shared) | {
             "votes": torch.zeros(len(self.layers), dtype=torch.int32),  # [L]
             "participated": torch.zeros(self.setting.clients, dtype=torch.bool),  # [N] in phase 2
         }
         # Any candidate may become l*, so clients have room for the first one and all behind it.
         late = self._from(self.layers[0]) & shared
-        return server, repeat(only(start, local | late), self.setting.clients)
+        return server, fl.repeat(fl.only(start, local | late), self.setting.clients)
 
-    def personal_layer(self, state: State) -> LayerSpec:
+    def personal_layer(self, state: fl.State) -> fl.LayerSpec:
         """Return l*, the layer with most votes; the classifier if there are no votes."""
         votes = state.server["votes"]
         if not bool(votes.any()):
             return self.layers[-1]
         return self.layers[int(majority(votes))]
 
-    def _from(self, layer: LayerSpec) -> frozenset[str]:
+    def _from(self, layer: fl.LayerSpec) -> frozenset[str]:
         """Return the leaves of this layer and of all layers behind it."""
         layers = self.setting.net.layers
         late = layers[layers.index(layer) :]
         return frozenset(leaf for one in late for leaf in one.leaves)
 
-    def _own(self, state: State) -> frozenset[str]:
+    def _own(self, state: fl.State) -> frozenset[str]:
         """Return the leaves of l*."""
         _, shared = self.split()
         return frozenset(self.personal_layer(state).leaves) & shared
 
-    def _behind(self, state: State) -> frozenset[str]:
+    def _behind(self, state: fl.State) -> frozenset[str]:
         """Return the leaves behind l*, which are mixed for each client; none with behind=mean."""
         if self.config.behind == "mean":
             return frozenset()
@@ -152,61 +129,63 @@ class FedCmd(LayerElection):
 
     # Client
 
-    def program(self, state: State) -> LocalProgram:
+    def program(self, state: fl.State) -> fl.LocalProgram:
         local, shared = self.split()
         train = self.phase(*self.terms())
         if not self.voting(state):
             # l* is sent too: its cosines are the weights of the layers behind it.
             keeps = local | self._own(state) | self._behind(state)
-            return LocalProgram((train,), keeps, shared)
+            return fl.LocalProgram((train,), keeps, shared)
 
         train = replace(train, record=(self.batch_votes(),))
-        write = Transform(WriteVote(scores=False))
-        return LocalProgram((train, write), local, shared | {"vote"})
+        write = fl.Transform(WriteVote(scores=False))
+        return fl.LocalProgram((train, write), local, shared | {"vote"})
 
-    def batch_votes(self) -> Statistic:
+    def batch_votes(self) -> fl.Statistic:
         """Return the Statistic that is recorded on the training batches, for the client's vote."""
         names = tuple(layer.name for layer in self.layers)
         shift = Shift(names, self.setting.classes, "tensors")
-        return Statistic("shift", BatchVotes(shift), finish=vote_of_client)
+        return fl.Statistic("shift", BatchVotes(shift), finish=vote_of_client)
 
     # Server
 
-    def dispatch(self, state: State, ids: Tensor) -> Dispatch:
+    def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         if self.voting(state) or state.is_initial:
             return super().dispatch(state, ids)
 
         # Phase 2: all layers before l*. A client that is new in phase 2 also receives the others.
         kept = self._own(state) | self._behind(state)
-        shared = only(state.server, self.split()[1] - kept)
-        rows = {n: v.expand(len(ids), *v.shape) for n, v in only(state.server, kept).items()}
+        shared = fl.only(state.server, self.split()[1] - kept)
+        rows = {n: v.expand(len(ids), *v.shape) for n, v in fl.only(state.server, kept).items()}
         new = ~state.server["participated"][ids]  # [K]
-        return Dispatch(Message(shared), Message(rows, dict.fromkeys(rows, new)))
+        return fl.Dispatch(fl.Message(shared), fl.Message(rows, dict.fromkeys(rows, new)))
 
-    def aggregate(self, state: State, results: Results) -> Update:
+    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         if self.voting(state):
             return self._aggregate_votes(state, results)
 
         sent, trained = results.sent.values, results.steps > 0
         own, behind, mean = self._own(state), self._behind(state), self.mean(results)
-        server = only(mean, mean.keys() - own - behind)
+        server = fl.only(mean, mean.keys() - own - behind)
         server["participated"] = state.server["participated"].index_fill(0, results.ids, True)
         if not behind or not bool(trained.any()):
-            return Update(server)
+            return fl.Update(server)
 
         cosines = pairwise_cosines(sent, self.personal_layer(state).parameters)  # [K, K]
         a = softmax_among(cosines, trained.expand_as(cosines), dim=1)
-        return Update(server, Message(mix(only(sent, behind), a)))
+        return fl.Update(server, fl.Message(mix(fl.only(sent, behind), a)))
 
-    def _aggregate_votes(self, state: State, results: Results) -> Update:
+    def _aggregate_votes(self, state: fl.State, results: fl.Results) -> fl.Update:
         """Phase 1: FedAvg, and the votes of the clients that took an optimizer step."""
         cast = results.sent.values["vote"][results.steps > 0].long()
         votes = state.server["votes"] + cast.bincount(minlength=len(self.layers)).int()
-        return Update(self.mean(results) | {"votes": votes}, metrics=self.by_layer("votes", cast))
+        return fl.Update(
+            self.mean(results) | {"votes": votes}, metrics=self.by_layer("votes", cast)
+        )
 
-    def learned(self, state: State) -> tuple[Learned, ...]:
+    def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
         """Return the votes by which the personal layer is chosen."""
-        table = LearnedTable(
+        table = fl.LearnedTable(
             "votes",
             "Number of clients' votes for each layer, over the rounds of phase 1. The layer with"
             " most votes is the personal layer of all clients.",
@@ -219,10 +198,10 @@ class FedCmd(LayerElection):
 
     # Deployment: in phase 2, a client's own l* and mixed layers with the averaged ones.
 
-    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         if self.voting(state):
             return super().deploy(state, ids)
-        return {"personal": Deployment(self.dispatch(state, ids))}
+        return {"personal": fl.Deployment(self.dispatch(state, ids))}
 
 
 @dataclass(frozen=True)
@@ -237,7 +216,7 @@ class BatchVotes:
 
     shift: Shift
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return `votes` [L] int32: 1 for one layer, or all 0 for a batch of padding."""
         x, y, outputs = self.shift.gaussians(self.shift(context))
         scores = shift_scores(x, y, outputs, mean_distance, by_side=True)
@@ -246,7 +225,7 @@ class BatchVotes:
         return {"votes": vote.to(torch.int32)}
 
 
-def vote_of_client(context: Context, sums: Tree) -> Tree:
+def vote_of_client(context: fl.Context, sums: fl.Tree) -> fl.Tree:
     """Return `vote` [], the layer that most batches voted for, from their `votes` [L]."""
     return {"vote": majority(sums["votes"])}
 

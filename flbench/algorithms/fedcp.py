@@ -1,37 +1,13 @@
 """FedCP: each sample's features are divided between two heads (Zhang et al., KDD 2023)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import layer_norm, linear
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    Context,
-    Deployment,
-    Dispatch,
-    LocalProgram,
-    LossTerm,
-    Message,
-    Outputs,
-    Paper,
-    Results,
-    State,
-    Transform,
-    Tree,
-    Update,
-    generator,
-    only,
-    repeat,
-    uniform,
-    weighted_mean,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared.linear_head import LinearHead, unmet
 from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
 from flbench.losses import CrossEntropy
@@ -42,19 +18,8 @@ CONDITION = "condition"  # v_i [D], constant in a round
 WIDTHS = (10.0, 15.0, 20.0, 50.0)  # of the kernels in MMD
 
 
-class FedCPConfig(AlgorithmConfig):
-    """Keys of FedCP."""
-
-    lam: float = Field(
-        5.0,
-        ge=0,
-        description="weight of the distance (MMD) between features of the trained and of the"
-        " received body",
-    )
-
-
-@ALGORITHMS.register("fedcp")
-class FedCP(Algorithm):
+@fl.ALGORITHMS.register("fedcp")
+class FedCP(fl.Algorithm):
     """A policy network gates each feature: one part for a personal head, the rest for a global one.
 
     Shared: the body, the global head (W_g, b_g) and the policy network CPN (linear D -> 2 D,
@@ -89,16 +54,25 @@ class FedCP(Algorithm):
     client.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = FedCPConfig
-    config: FedCPConfig
-    paper = Paper(
+    class Config(fl.AlgorithmConfig):
+        """Keys of FedCP."""
+
+        lam: float = Field(
+            5.0,
+            ge=0,
+            description="weight of the distance (MMD) between features of the trained and of the"
+            " received body",
+        )
+
+    config: Config
+    paper = fl.Paper(
         "FedCP: Separating Feature Information for Personalized Federated Learning via Conditional"
         " Policy",
         "Zhang, Hua, Wang, Song, Xue, Ma, Guan",
         "KDD 2023 (arXiv 2307.01217)",
         "10.1145/3580305.3599345",
     )
-    communication = Communication(
+    communication = fl.Communication(
         down="w, 2 D^2 + 6 D numbers", up="w, 2 D^2 + 6 D numbers", keeps="head"
     )
 
@@ -110,10 +84,10 @@ class FedCP(Algorithm):
         """The head of the net."""
         return LinearHead.of(self.setting.net)
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
         d = self.setting.net.features
-        rng, width = generator(self.setting.seed, "method"), max(1, d) ** -0.5
+        rng, width = fl.generator(self.setting.seed, "method"), max(1, d) ** -0.5
         policy = (  # PyTorch's ranges for a Linear and a LayerNorm
             torch.from_numpy(rng.uniform(-width, width, (2 * d, d))),
             torch.from_numpy(rng.uniform(-width, width, 2 * d)),
@@ -122,41 +96,43 @@ class FedCP(Algorithm):
         )
         dtype = start[self.head.weight].dtype
         shared = {name: value.to(dtype) for name, value in zip(POLICY, policy, strict=True)}
-        own = prefixed(OWN, only(start, self.head.names))
-        return server | shared, clients | repeat(own, self.setting.clients)
+        own = prefixed(OWN, fl.only(start, self.head.names))
+        return server | shared, clients | fl.repeat(own, self.setting.clients)
 
     # Client
 
-    def terms(self) -> tuple[LossTerm, ...]:
+    def terms(self) -> tuple[fl.LossTerm, ...]:
         entropy = TwoHeads(head=self.head)
         return (entropy, FeatureDistance(self.config.lam)) if self.config.lam else (entropy,)
 
-    def program(self, state: State) -> LocalProgram:
+    def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
         own = prefixed_names(OWN, self.head.names)
         body = frozenset(self.setting.net.parameters) - {*self.head.names}
         steps = (
-            Transform(Begin(self.head)),
+            fl.Transform(Begin(self.head)),
             self.phase(*self.terms(), train=body | own | {*POLICY}),
-            Transform(HalfHead(self.head)),
+            fl.Transform(HalfHead(self.head)),
         )
-        return LocalProgram(steps, keeps | own, sends | {*POLICY})
+        return fl.LocalProgram(steps, keeps | own, sends | {*POLICY})
 
     # Server
 
-    def dispatch(self, state: State, ids: Tensor) -> Dispatch:
+    def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         if state.is_initial:  # clients have the seeded net
-            return Dispatch(Message(only(state.server, POLICY)))
-        return Dispatch(Message(only(state.server, self.split()[1] | {*POLICY})))
+            return fl.Dispatch(fl.Message(fl.only(state.server, POLICY)))
+        return fl.Dispatch(fl.Message(fl.only(state.server, self.split()[1] | {*POLICY})))
 
-    def aggregate(self, state: State, results: Results) -> Update:
+    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         shared = self.split()[1] | {*POLICY}
-        return Update(weighted_mean(only(results.sent.values, shared), self.weights(results)))
+        return fl.Update(
+            fl.weighted_mean(fl.only(results.sent.values, shared), self.weights(results))
+        )
 
-    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
-        program = LocalProgram((Transform(Begin(self.head)),))
+    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
+        program = fl.LocalProgram((fl.Transform(Begin(self.head)),))
         scores = Scores(self.head)
-        return {"personal": Deployment(self.dispatch(state, ids), program, predict=scores)}
+        return {"personal": fl.Deployment(self.dispatch(state, ids), program, predict=scores)}
 
 
 @dataclass(frozen=True)
@@ -169,11 +145,11 @@ class Begin:
 
     head: LinearHead
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the leaves of CPN and the condition."""
         sums = context.leaves[OWN + self.head.weight].sum(dim=0)  # [D]
         length = torch.linalg.vector_norm(sums).clamp_min(1e-12)
-        return only(context.ctx, POLICY) | {CONDITION: sums / length}
+        return fl.only(context.ctx, POLICY) | {CONDITION: sums / length}
 
 
 @dataclass(frozen=True)
@@ -186,7 +162,7 @@ class HalfHead:
 
     head: LinearHead
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the head under the names of the net."""
         return {
             name: (context.leaves[OWN + name] + context.leaves[name]) / 2
@@ -194,7 +170,7 @@ class HalfHead:
         }
 
 
-def preferences(leaves: Tree, features: Tensor) -> Tensor:
+def preferences(leaves: fl.Tree, features: Tensor) -> Tensor:
     """Return h_1 - h_2 [B, D] of features z [B, D]: the log-odds of the personal gate."""
     weight, bias, gain, shift = (leaves[name] for name in POLICY)
     hidden = linear(features * leaves[CONDITION], weight, bias)  # [B, 2 D]
@@ -202,7 +178,7 @@ def preferences(leaves: Tree, features: Tensor) -> Tensor:
     return first - second
 
 
-def divided(head: LinearHead, leaves: Tree, features: Tensor, gates: Tensor) -> Tensor:
+def divided(head: LinearHead, leaves: fl.Tree, features: Tensor, gates: Tensor) -> Tensor:
     """Return the logits [B, C] of both heads for gates s [B, D]."""
     own = head(leaves, gates * features, prefix=OWN)
     return own + head(leaves, (1 - gates) * features)
@@ -232,9 +208,9 @@ def logistic(key: Tensor, width: int) -> Tensor:
         key: `Batch.key`.
         width: The number D.
     """
-    unit = uniform(key, 0)  # its bits make one key for each feature
+    unit = fl.uniform(key, 0)  # its bits make one key for each feature
     keys = (unit * 2.0**52).long()[:, None] * width + torch.arange(width, device=key.device)
-    return uniform(keys, 1).clamp(1e-15, 1 - 1e-15).logit()
+    return fl.uniform(keys, 1).clamp(1e-15, 1 - 1e-15).logit()
 
 
 @dataclass(frozen=True)
@@ -247,7 +223,7 @@ class Scores:
 
     head: LinearHead
 
-    def __call__(self, context: Context) -> Tensor:
+    def __call__(self, context: fl.Context) -> Tensor:
         """Return the logits [B, C]."""
         features = context.out.features
         gates = mean_gate(preferences(context.leaves, features))
@@ -264,12 +240,12 @@ class TwoHeads(CrossEntropy):
 
     head: LinearHead
 
-    def outputs(self, context: Context) -> Outputs:
+    def outputs(self, context: fl.Context) -> fl.Outputs:
         """Return the features z [B, D] and the logits [B, C]."""
         features = context.out.features
         odds = preferences(context.leaves, features)
         odds = odds + logistic(context.batch.key, features.shape[1]).to(odds.dtype)
-        return Outputs(features, divided(self.head, context.leaves, features, odds.sigmoid()))
+        return fl.Outputs(features, divided(self.head, context.leaves, features, odds.sigmoid()))
 
 
 @dataclass(frozen=True)
@@ -282,7 +258,7 @@ class FeatureDistance:
 
     weight: float | str
 
-    def __call__(self, context: Context) -> Tensor:
+    def __call__(self, context: fl.Context) -> Tensor:
         """Return the term, 0-dim."""
         batch, features = context.batch, context.out.features
         before = context.apply(context.start, batch.x, train=True).features.detach()

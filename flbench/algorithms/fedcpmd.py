@@ -3,42 +3,13 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import ceil, log, pi
-from typing import ClassVar, Final, Literal
+from typing import Final, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    AlgorithmConfig,
-    Communication,
-    Context,
-    Deployment,
-    Dispatch,
-    Draw,
-    Joining,
-    LayerSpec,
-    Learned,
-    LearnedTable,
-    LocalProgram,
-    Message,
-    Paper,
-    Results,
-    Samples,
-    State,
-    Statistic,
-    Step,
-    Transform,
-    Tree,
-    Update,
-    nbytes,
-    only,
-    repeat,
-    smallest_index,
-    take,
-    weighted_mean,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.algorithms.shared.election import (
     BallotConfig,
@@ -50,56 +21,14 @@ from flbench.algorithms.shared.election import (
 from flbench.algorithms.shared.mixing import mix, pairwise_cosines
 from flbench.algorithms.shared.shift import REDUCE, Distance, Gaussian, Shift, shift_scores
 
-Layers = tuple[LayerSpec, ...]
+Layers = tuple[fl.LayerSpec, ...]
 
 EPSILON = 1e-8  # added to the product of the norms in eq. 13; smallest sum of weights in eq. 12
 VOTE_SAMPLES = 1000  # largest number of training samples for a vote
 GRID_NODES = 2049  # of the grid of each Gaussian, which spans 8 standard deviations to each side
 
 
-class FedCpmdConfig(BallotConfig):
-    """Keys of FedCPMD."""
-
-    # The vote
-    distance: Literal["js", "wasserstein", "hellinger", "bhattacharyya"] = Field(
-        "js",
-        description="distance d between scalar Gaussians in the score of a layer (eq. 7):"
-        " Jensen-Shannon (eq. 8), 2-Wasserstein, Hellinger or Bhattacharyya",
-    )
-    inputs: Literal["channels", "given", "raw"] = Field(
-        "channels",
-        description="how inputs are scaled to [0, 1] in the score: by the smallest and largest"
-        " value of each channel at the client (channels), or not at all, for data.normalize=unit"
-        " (given); raw: inputs, outputs and labels, which are the numbers of the classes, are all"
-        " unscaled",
-    )
-    coverage: bool = Field(
-        True,
-        description="towards the end of phase 1, clients that have not voted are drawn first",
-    )
-
-    # The two phases
-    k_p: int | None = Field(
-        None, ge=0, description="number of rounds of phase 1, K_p (default: 0.3 T, of T rounds)"
-    )
-    phase1_personal: Literal["classifier", "majority", "none"] = Field(
-        "classifier",
-        description="layer that stays local in phase 1: the classifier, the layer that the client"
-        " has voted for most often so far, or none",
-    )
-    ablation: Literal["none", "only_cluster", "only_decouple"] = Field(
-        "none",
-        description="figure 5: only_cluster averages all layers within clusters, only_decouple has"
-        " personal layers without clusters; both with the weights of eq. 5",
-    )
-    paper_evaluation: bool = Field(
-        False,
-        description="report the statistic of the paper's tables too: the accuracy of each round's"
-        " clients before and after local training and after mixing, as a mean over clusters",
-    )
-
-
-@ALGORITHMS.register("fedcpmd")
+@fl.ALGORITHMS.register("fedcpmd")
 class FedCpmd(LayerElection):
     """Clients vote for a personal layer; clients with the same layer form a cluster.
 
@@ -158,17 +87,62 @@ class FedCpmd(LayerElection):
     another statistic: all clients with what is deployed to them.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = FedCpmdConfig
-    config: FedCpmdConfig
+    class Config(BallotConfig):
+        """Keys of FedCPMD."""
+
+        # The vote
+        distance: Literal["js", "wasserstein", "hellinger", "bhattacharyya"] = Field(
+            "js",
+            description="distance d between scalar Gaussians in the score of a layer (eq. 7):"
+            " Jensen-Shannon (eq. 8), 2-Wasserstein, Hellinger or Bhattacharyya",
+        )
+        inputs: Literal["channels", "given", "raw"] = Field(
+            "channels",
+            description="how inputs are scaled to [0, 1] in the score: by the smallest and largest"
+            " value of each channel at the client (channels), or not at all, for"
+            " data.normalize=unit"
+            " (given); raw: inputs, outputs and labels, which are the numbers of the classes, are"
+            " all"
+            " unscaled",
+        )
+        coverage: bool = Field(
+            True,
+            description="towards the end of phase 1, clients that have not voted are drawn first",
+        )
+
+        # The two phases
+        k_p: int | None = Field(
+            None, ge=0, description="number of rounds of phase 1, K_p (default: 0.3 T, of T rounds)"
+        )
+        phase1_personal: Literal["classifier", "majority", "none"] = Field(
+            "classifier",
+            description="layer that stays local in phase 1: the classifier, the layer that the"
+            " client"
+            " has voted for most often so far, or none",
+        )
+        ablation: Literal["none", "only_cluster", "only_decouple"] = Field(
+            "none",
+            description="figure 5: only_cluster averages all layers within clusters, only_decouple"
+            " has"
+            " personal layers without clusters; both with the weights of eq. 5",
+        )
+        paper_evaluation: bool = Field(
+            False,
+            description="report the statistic of the paper's tables too: the accuracy of each"
+            " round's"
+            " clients before and after local training and after mixing, as a mean over clusters",
+        )
+
+    config: Config
     second = "cluster"
     by_client = (("votes", (0,)), ("score_sums", (0,)), ("participated", (0,)))
-    paper = Paper(
+    paper = fl.Paper(
         "Clustered Federated Learning with Cloud-Edge Personalized Model Decoupling",
         "Du Tian, Chen Xing-Yan, Kou Gang, Zhao Yu, Xu Chang-Qiao",
         "Chinese Journal of Computers, 2025",
         "10.11897/SP.J.1016.2025.00407",
     )
-    communication = Communication(
+    communication = fl.Communication(
         down="phase 1: w without the classifier; phase 2: w without the personal layer",
         up="phase 1: w without the classifier, a vote, a score per layer; phase 2: w",
         keeps="phase 1: classifier; phase 2: all weights w",
@@ -204,13 +178,13 @@ class FedCpmd(LayerElection):
             )
         return notes
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         local, shared = self.split()
         clients = self.setting.clients
-        server = only(start, self.shared_in_phase_1())
+        server = fl.only(start, self.shared_in_phase_1())
         server |= no_votes(clients, len(self.layers))
         server["participated"] = torch.zeros(clients, dtype=torch.bool)  # [N] in phase 2
-        return server, repeat(only(start, local | shared), clients)
+        return server, fl.repeat(fl.only(start, local | shared), clients)
 
     def shared_in_phase_1(self) -> frozenset[str]:
         """Return the leaves that the server averages in phase 1."""
@@ -219,20 +193,20 @@ class FedCpmd(LayerElection):
             return shared - self.setting.net.names("head")
         return shared
 
-    def own(self, state: State) -> Tensor:
+    def own(self, state: fl.State) -> Tensor:
         """Return the personal layer l*_i of each client by the votes so far, [N, L] bool."""
         own = elected(state.server)[:, None] == torch.arange(len(self.layers))
         if self.config.ablation == "only_cluster" and not self.voting(state):
             return torch.zeros_like(own)
         return own
 
-    def clusters(self, state: State) -> Tensor:
+    def clusters(self, state: fl.State) -> Tensor:
         """Return the cluster of each client, [N]: the number of its personal layer."""
         if self.config.ablation == "only_decouple":
             return torch.zeros_like(elected(state.server))
         return elected(state.server)
 
-    def cohort(self, state: State, draw: Draw) -> Tensor:
+    def cohort(self, state: fl.State, draw: fl.Draw) -> Tensor:
         common = super().cohort(state, draw)
         if self.voting(state):
             waiting = ~state.server["votes"].any(dim=1) & self.config.coverage  # [N]
@@ -245,25 +219,25 @@ class FedCpmd(LayerElection):
 
     # Client
 
-    def program(self, state: State) -> LocalProgram:
+    def program(self, state: fl.State) -> fl.LocalProgram:
         local, shared = self.split()
         keeps = local | shared
         train = self.phase(*self.terms())
         if not self.voting(state):
-            return LocalProgram((train,), keeps, shared)  # l*_i too: eq. 13 needs it
+            return fl.LocalProgram((train,), keeps, shared)  # l*_i too: eq. 13 needs it
 
         steps = (train, *self.vote_steps())
         sends = self.shared_in_phase_1() | {"vote", "scores"}
         if self.config.phase1_personal != "majority":
-            return LocalProgram(steps, keeps, sends)
+            return fl.LocalProgram(steps, keeps, sends)
 
         # Each client has another personal layer: copies are sent, with masks that say which.
         upload = UploadOthers(self.layers)
         copies = frozenset(name for name, _ in upload.masks)
         sends = (sends - layer_of_leaf(self.layers).keys()) | copies
-        return LocalProgram((*steps, Transform(upload)), keeps, sends, upload.masks)
+        return fl.LocalProgram((*steps, fl.Transform(upload)), keeps, sends, upload.masks)
 
-    def vote_steps(self) -> tuple[Step, ...]:
+    def vote_steps(self) -> tuple[fl.Step, ...]:
         """Return the steps of a client's vote, which write the leaves `vote` and `scores`.
 
         The vote reads the training part in eval mode, after training. With train.batchnorm=drop the
@@ -273,47 +247,49 @@ class FedCpmd(LayerElection):
         names = tuple(layer.name for layer in self.layers)
         shift = Shift(names, self.setting.classes, config.inputs)
         score = ScoreLayers(shift, config.distance)
-        samples = Samples(limit=VOTE_SAMPLES)
-        statistic = Statistic("shift", shift, REDUCE, finish=score, samples=samples)
-        return (*reestimate_batchnorm(self.setting), statistic, Transform(WriteVote()))
+        samples = fl.Samples(limit=VOTE_SAMPLES)
+        statistic = fl.Statistic("shift", shift, REDUCE, finish=score, samples=samples)
+        return (*reestimate_batchnorm(self.setting), statistic, fl.Transform(WriteVote()))
 
     # Server
 
-    def dispatch(self, state: State, ids: Tensor) -> Dispatch:
-        body: Tree = {} if state.is_initial else only(state.server, self.shared_in_phase_1())
+    def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
+        body: fl.Tree = {} if state.is_initial else fl.only(state.server, self.shared_in_phase_1())
         if self.voting(state) and self.config.phase1_personal != "majority":
-            return Dispatch(Message(body))
+            return fl.Dispatch(fl.Message(body))
 
         rows = {name: value.expand(len(ids), *value.shape) for name, value in body.items()}
         own = self.own(state)[ids]  # [K, L]
         if self.voting(state):
             mask = all_but_own(rows, own, self.layers)
-            return Dispatch(rows=Message(rows | {"personal": own}, mask))
+            return fl.Dispatch(rows=fl.Message(rows | {"personal": own}, mask))
 
         # Phase 2: what a client receives was the reply in its last round. A client that is new in
         # phase 2 receives the body of phase 1, except for its own layer if it has voted.
         voted = state.server["votes"][ids].any(dim=1)  # [K]
         new = ~state.server["participated"][ids]  # [K]
         mask = all_but_own(rows, own & voted[:, None], self.layers)
-        return Dispatch(rows=Message(rows, {name: new & inside for name, inside in mask.items()}))
+        return fl.Dispatch(
+            rows=fl.Message(rows, {name: new & inside for name, inside in mask.items()})
+        )
 
-    def aggregate(self, state: State, results: Results) -> Update:
+    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         if self.voting(state):
             return self._aggregate_votes(state, results)
         return self._aggregate_clusters(state, results)
 
-    def _aggregate_votes(self, state: State, results: Results) -> Update:
+    def _aggregate_votes(self, state: fl.State, results: fl.Results) -> fl.Update:
         """Phase 1: average the bodies and count the votes."""
         mean = mean_of_senders(results.sent, self.weights(results), state.server)
         votes = self.by_layer("votes", results.sent.values["vote"].long())
-        return Update(mean | count_votes(state.server, results), metrics=votes)
+        return fl.Update(mean | count_votes(state.server, results), metrics=votes)
 
-    def _aggregate_clusters(self, state: State, results: Results) -> Update:
+    def _aggregate_clusters(self, state: fl.State, results: fl.Results) -> fl.Update:
         """Phase 2: mix omega_i over the clients of the round in the same cluster."""
         ids = results.ids
         participated = state.server["participated"].index_fill(0, ids, True)
 
-        rows = only(results.sent.values, self.split()[1])  # [K, ...] each
+        rows = fl.only(results.sent.values, self.split()[1])  # [K, ...] each
         own = self.own(state)  # [N, L]
         weights = self.cluster_weights(state, ids, rows, self.weights(results))
         reply = mix_others(rows, weights, own[ids], self.layers, torch.arange(len(ids)))
@@ -321,9 +297,11 @@ class FedCpmd(LayerElection):
         chosen = elected(state.server)  # [N]
         metrics = self.by_layer("members", chosen) | self.by_layer("active", chosen[ids])
         metrics["phi_bytes"] = layer_bytes(rows, own[ids], self.layers)
-        return Update({"participated": participated}, reply, metrics)
+        return fl.Update({"participated": participated}, reply, metrics)
 
-    def cluster_weights(self, state: State, ids: Tensor, rows: Tree, samples: Tensor) -> Tensor:
+    def cluster_weights(
+        self, state: fl.State, ids: Tensor, rows: fl.Tree, samples: Tensor
+    ) -> Tensor:
         """Return the weights of clients for one another, [M, M], before they are normalized.
 
         They are Phi of eq. 13, or the numbers of samples (eq. 5) in an ablation. Clients of
@@ -343,23 +321,23 @@ class FedCpmd(LayerElection):
 
     # Clients that join later
 
-    def join(self, state: State, ids: Tensor) -> Joining | None:
+    def join(self, state: fl.State, ids: Tensor) -> fl.Joining | None:
         """Return how a new client finds its personal layer and its cluster, after phase 1."""
         if self.voting(state):
             return None
-        body = Dispatch(Message(only(state.server, self.shared_in_phase_1())))
+        body = fl.Dispatch(fl.Message(fl.only(state.server, self.shared_in_phase_1())))
         steps = (self.phase(*self.terms()), *self.vote_steps())
-        program = LocalProgram(steps, sends=self.split()[1] | {"vote", "scores"})
-        return Joining(body, program, aggregate=self._admit)
+        program = fl.LocalProgram(steps, sends=self.split()[1] | {"vote", "scores"})
+        return fl.Joining(body, program, aggregate=self._admit)
 
-    def _admit(self, state: State, results: Results) -> Update:
+    def _admit(self, state: fl.State, results: fl.Results) -> fl.Update:
         """Return the votes of new clients, and omega_i of their clusters as a reply."""
         ids, server = results.ids, state.server
         votes = count_votes(server, results)
         state = replace(state, server=server | votes)
         members = last_uploads(state, results)
         shared = self.split()[1]
-        known, trained = (only(one.sent.values, shared) for one in (members, results))
+        known, trained = (fl.only(one.sent.values, shared) for one in (members, results))
         rows = {name: torch.cat([known[name], trained[name]]) for name in known}
 
         # A new client gives nothing, and its training serves only to find its cluster.
@@ -369,8 +347,8 @@ class FedCpmd(LayerElection):
         samples = torch.cat([self.weights(members), torch.zeros(len(ids)).double()])
         weights = self.cluster_weights(state, among, rows, samples)
         weights[new, new] = 0.0
-        body = repeat(only(server, self.shared_in_phase_1()), len(ids))
-        start = take(state.clients, ids) | body
+        body = fl.repeat(fl.only(server, self.shared_in_phase_1()), len(ids))
+        start = fl.take(state.clients, ids) | body
         rows = {name: torch.cat([known[name], start[name]]) for name in known}
         reply = mix_others(rows, weights, own[among], self.layers, new)
 
@@ -379,23 +357,23 @@ class FedCpmd(LayerElection):
             is_mixed = mask.pop(name).reshape(-1, *(1,) * (value.ndim - 1))
             values[name] = torch.where(is_mixed, values[name], value)
         participated = server["participated"].index_fill(0, ids, True)
-        return Update(votes | {"participated": participated}, Message(values, mask))
+        return fl.Update(votes | {"participated": participated}, fl.Message(values, mask))
 
     # Evaluation: each client's model and, for the statistic of the paper, cohorts by cluster.
 
-    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
-        return {"personal": Deployment(self.dispatch(state, ids))}
+    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
+        return {"personal": fl.Deployment(self.dispatch(state, ids))}
 
-    def cohort_groups(self, state: State) -> Tensor | None:
+    def cohort_groups(self, state: fl.State) -> Tensor | None:
         if not self.config.paper_evaluation:
             return None
         if self.voting(state):  # there are no clusters yet
             return torch.zeros(self.setting.clients, dtype=torch.int64)
         return self.clusters(state)
 
-    def learned(self, state: State) -> tuple[Learned, ...]:
+    def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
         """Return the votes of the clients, by which their personal layers are chosen."""
-        table = LearnedTable(
+        table = fl.LearnedTable(
             "votes",
             "Number of a client's votes for each layer. The layer with most votes is the client's"
             " personal layer, and clients with the same personal layer form a cluster.",
@@ -422,7 +400,7 @@ class ScoreLayers:
     shift: Shift
     distance: str
 
-    def __call__(self, context: Context, moments: Tree) -> Tree:
+    def __call__(self, context: fl.Context, moments: fl.Tree) -> fl.Tree:
         """Return `scores` [L] float64 and `vote` [] of moments over all samples."""
         x, y, outputs = self.shift.gaussians(moments)
         scores = shift_scores(x, y, outputs, DISTANCES[self.distance])
@@ -479,7 +457,7 @@ DISTANCES: Final[Mapping[str, Distance]] = {
 # Phase 1: cohorts, and what the server knows of the votes.
 
 
-def no_votes(clients: int, layers: int) -> Tree:
+def no_votes(clients: int, layers: int) -> fl.Tree:
     """Return the server's entries before the first vote.
 
     Args:
@@ -495,7 +473,7 @@ def no_votes(clients: int, layers: int) -> Tree:
     }
 
 
-def count_votes(server: Tree, results: Results) -> Tree:
+def count_votes(server: fl.Tree, results: fl.Results) -> fl.Tree:
     """Return the server's `votes` and `score_sums` with those of a cohort added."""
     sent = results.sent.values
     votes, sums = server["votes"].clone(), server["score_sums"].clone()
@@ -504,7 +482,7 @@ def count_votes(server: Tree, results: Results) -> Tree:
     return {"votes": votes, "score_sums": sums}
 
 
-def elected(server: Tree) -> Tensor:
+def elected(server: fl.Tree) -> Tensor:
     """Return the number of the layer l*_i that each client voted for most often, [N] int64.
 
     Ties go to the smaller sum of scores, then to the lower layer. A client without a vote has the
@@ -515,12 +493,12 @@ def elected(server: Tree) -> Tensor:
     """
     votes, scores = server["votes"], server["score_sums"]
     most = votes == votes.amax(dim=1, keepdim=True)  # [N, L]
-    best = smallest_index(torch.where(most, scores, torch.inf), torch.float32)  # [N]
+    best = fl.smallest_index(torch.where(most, scores, torch.inf), torch.float32)  # [N]
     classifier = votes.shape[1] - 1
     return torch.where(votes.any(dim=1), best, classifier)
 
 
-def cohort_that_covers(common: Tensor, waiting: Tensor, left: int, draw: Draw) -> Tensor:
+def cohort_that_covers(common: Tensor, waiting: Tensor, left: int, draw: fl.Draw) -> Tensor:
     """Return the cohort of a round of votes, [K] ascending ids.
 
     The last rounds take the clients without a vote first, as soon as the rounds that are left are
@@ -548,7 +526,7 @@ def layer_of_leaf(layers: Layers) -> dict[str, int]:
     return {leaf: index for index, layer in enumerate(layers) for leaf in layer.leaves}
 
 
-def all_but_own(names: Iterable[str], own: Tensor, layers: Layers) -> Tree:
+def all_but_own(names: Iterable[str], own: Tensor, layers: Layers) -> fl.Tree:
     """Return a mask [K] bool for every leaf: True for clients to which its layer is not personal.
 
     Args:
@@ -581,7 +559,7 @@ class UploadOthers:
             (f"up.{leaf}", f"share.{layer.name}") for layer in self.layers for leaf in layer.leaves
         )
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the copies `up.LEAF` and the masks `share.LAYER` [] bool.
 
         Args:
@@ -595,7 +573,7 @@ class UploadOthers:
         return copies | masks
 
 
-def mean_of_senders(sent: Message, weights: Tensor, names: Iterable[str]) -> Tree:
+def mean_of_senders(sent: fl.Message, weights: Tensor, names: Iterable[str]) -> fl.Tree:
     """Return the weighted mean of each leaf over the clients that sent it.
 
     Args:
@@ -606,18 +584,18 @@ def mean_of_senders(sent: Message, weights: Tensor, names: Iterable[str]) -> Tre
     Returns:
         Leaves without the client axis, except those that no client sent.
     """
-    mean: Tree = {}
+    mean: fl.Tree = {}
     for name, rows in sent.values.items():
         leaf = name.removeprefix("up.")
         if leaf in names:
-            mean |= weighted_mean({leaf: rows}, weights * sent.mask.get(name, 1))
+            mean |= fl.weighted_mean({leaf: rows}, weights * sent.mask.get(name, 1))
     return mean
 
 
 # Phase 2: cohorts and mixtures of clusters (eq. 5, 12 and 13).
 
 
-def cohort_of_clusters(clusters: Tensor, share: float, draw: Draw) -> Tensor:
+def cohort_of_clusters(clusters: Tensor, share: float, draw: fl.Draw) -> Tensor:
     """Return a cohort with a share of each cluster, [K] ascending ids.
 
     Args:
@@ -634,14 +612,14 @@ def cohort_of_clusters(clusters: Tensor, share: float, draw: Draw) -> Tensor:
     return torch.cat(drawn).sort().values
 
 
-def last_uploads(state: State, results: Results) -> Results:
+def last_uploads(state: fl.State, results: fl.Results) -> fl.Results:
     """Return the last uploads of all clients that have participated in phase 2, as results."""
     ids = state.server["participated"].nonzero().flatten()
-    sent, steps = Message(take(state.clients, ids)), torch.ones(len(ids), dtype=torch.int64)
+    sent, steps = fl.Message(fl.take(state.clients, ids)), torch.ones(len(ids), dtype=torch.int64)
     return replace(results, ids=ids, steps=steps, sent=sent)
 
 
-def layer_cosines(rows: Tree, chosen: Tensor, layers: Layers) -> Tensor:
+def layer_cosines(rows: fl.Tree, chosen: Tensor, layers: Layers) -> Tensor:
     """Return Phi of eq. 13: cosines of the personal layers of clients, [M, M] float64.
 
     Negative cosines are 0, as those of clients with different personal layers. The diagonal is 1.
@@ -655,14 +633,14 @@ def layer_cosines(rows: Tree, chosen: Tensor, layers: Layers) -> Tensor:
     for index, layer in enumerate(layers):
         members = (chosen == index).nonzero().flatten()
         if len(members):
-            cosines = pairwise_cosines(take(rows, members), layer.parameters, added=EPSILON)
+            cosines = pairwise_cosines(fl.take(rows, members), layer.parameters, added=EPSILON)
             phi[members[:, None], members] = cosines
     return phi.clamp_min(0.0).fill_diagonal_(1.0)
 
 
 def mix_others(
-    rows: Tree, weights: Tensor, own: Tensor, layers: Layers, receivers: Tensor
-) -> Message:
+    rows: fl.Tree, weights: Tensor, own: Tensor, layers: Layers, receivers: Tensor
+) -> fl.Message:
     """Return omega_i of eq. 12 for some clients: every layer mixed but the personal one.
 
     A leaf is mixed over the clients to which its layer is not personal either, as
@@ -685,16 +663,16 @@ def mix_others(
         by_layer.setdefault(layer_of.get(name), []).append(name)
 
     alone = torch.eye(len(weights), dtype=weights.dtype)
-    mixed: Tree = {}
+    mixed: fl.Tree = {}
     for index, names in by_layer.items():
         shares = weights if index is None else weights * ~own[:, index]  # [M, M]
         total = shares.sum(dim=1, keepdim=True)
         shares = torch.where(total > EPSILON, shares / total.clamp_min(EPSILON), alone)
-        mixed |= mix(only(rows, names), shares[receivers])
-    return Message(mixed, all_but_own(mixed, own[receivers], layers))
+        mixed |= mix(fl.only(rows, names), shares[receivers])
+    return fl.Message(mixed, all_but_own(mixed, own[receivers], layers))
 
 
-def layer_bytes(rows: Tree, own: Tensor, layers: Layers) -> float:
+def layer_bytes(rows: fl.Tree, own: Tensor, layers: Layers) -> float:
     """Return the bytes of the clients' personal layers.
 
     Args:
@@ -702,5 +680,5 @@ def layer_bytes(rows: Tree, own: Tensor, layers: Layers) -> float:
         own: [K, L] bool: the personal layers of each client.
         layers: The L candidate layers.
     """
-    sizes = [nbytes({leaf: rows[leaf][0] for leaf in layer.leaves}) for layer in layers]
+    sizes = [fl.nbytes({leaf: rows[leaf][0] for leaf in layer.leaves}) for layer in layers]
     return float((own.double() @ torch.tensor(sizes, dtype=torch.float64)).sum())

@@ -2,36 +2,12 @@
 
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    Context,
-    Deployment,
-    Dispatch,
-    LocalProgram,
-    LossTerm,
-    Message,
-    Paper,
-    Results,
-    Stage,
-    State,
-    Statistic,
-    Step,
-    Transform,
-    Tree,
-    Update,
-    only,
-    repeat,
-    weighted_mean,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared.linear_head import LinearHead, unmet
 from flbench.losses.cross_entropy import CrossEntropy, ScoresCrossEntropy
 
@@ -42,25 +18,8 @@ RUNNING = "running"  # r [D], with mu < 1
 PACE = "pace"  # ctx entry [], mu / learning rate
 
 
-class FedDBEConfig(AlgorithmConfig):
-    """Keys of FedDBE."""
-
-    kappa: float = Field(
-        50.0,
-        ge=0,
-        description="weight of the distance between the mean feature and the common mean; 0: there"
-        " is no set-up",
-    )
-    mu: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="weight of a batch in the running mean of features; 1: the mean of the batch",
-    )
-
-
-@ALGORITHMS.register("feddbe")
-class FedDBE(Algorithm):
+@fl.ALGORITHMS.register("feddbe")
+class FedDBE(fl.Algorithm):
     """The whole net is averaged; a personal vector e_i is added to the features of client i.
 
     The vector (PRBM, personalized representation bias memory) absorbs what is particular to the
@@ -92,15 +51,32 @@ class FedDBE(Algorithm):
     optimizers are refused. Its term has the value 0 in the logged loss.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = FedDBEConfig
-    config: FedDBEConfig
+    class Config(fl.AlgorithmConfig):
+        """Keys of FedDBE."""
+
+        kappa: float = Field(
+            50.0,
+            ge=0,
+            description="weight of the distance between the mean feature and the common mean; 0:"
+            " there"
+            " is no set-up",
+        )
+        mu: float = Field(
+            1.0,
+            gt=0,
+            le=1,
+            description="weight of a batch in the running mean of features; 1: the mean of the"
+            " batch",
+        )
+
+    config: Config
     by_client = (("informed", (0,)),)
-    paper = Paper(
+    paper = fl.Paper(
         "Eliminating Domain Bias for Federated Learning in Representation Space",
         "Zhang, Hua, Cao, Wang, Song, Xue, Ma, Guan",
         "NeurIPS 2023 (arXiv 2311.14975)",
     )
-    communication = Communication(
+    communication = fl.Communication(
         down="w; once D numbers", up="w; once D numbers", keeps="2 vectors of D numbers"
     )
 
@@ -132,15 +108,15 @@ class FedDBE(Algorithm):
             return ["feddbe: train.optimizer.weight_decay draws the personal vectors to 0."]
         return []
 
-    def stages(self) -> tuple[Stage, ...]:
-        setup = (Stage("consensus", 1, setup=True),) if self.config.kappa else ()
+    def stages(self) -> tuple[fl.Stage, ...]:
+        setup = (fl.Stage("consensus", 1, setup=True),) if self.config.kappa else ()
         return (*setup, *super().stages())
 
-    def is_setup(self, state: State) -> bool:
+    def is_setup(self, state: fl.State) -> bool:
         """Return whether the next round is the set-up."""
         return self.stages()[state.stage].setup
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
         zeros = start[self.setting.net.parameters[0]].new_zeros(self.setting.net.features)
         own = {BIAS: zeros}
@@ -148,43 +124,45 @@ class FedDBE(Algorithm):
             own[COMMON] = zeros
             server[COMMON] = zeros
             server["informed"] = torch.zeros(self.setting.clients, dtype=torch.bool)
-        return server, clients | repeat(own, self.setting.clients)
+        return server, clients | fl.repeat(own, self.setting.clients)
 
     # Client
 
-    def terms(self) -> tuple[LossTerm, ...]:
+    def terms(self) -> tuple[fl.LossTerm, ...]:
         c = self.config
         entropy = ScoresCrossEntropy(scores=Biased(self.head))
         pull = (PullToCommonMean(c.mu, weight=c.kappa),) if c.kappa else ()
         move = (MoveRunningMean(),) if self.runs else ()
         return (entropy, *pull, *move)
 
-    def program(self, state: State) -> LocalProgram:
+    def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
         if self.is_setup(state):
-            return LocalProgram(self.describe(), keeps | {BIAS, COMMON}, frozenset({MEAN}))
+            return fl.LocalProgram(self.describe(), keeps | {BIAS, COMMON}, frozenset({MEAN}))
         if self.config.kappa:
             keeps |= {COMMON}
-        begin: tuple[Step, ...] = (Transform(start_running),) if self.runs else ()
+        begin: tuple[fl.Step, ...] = (fl.Transform(start_running),) if self.runs else ()
         moved = {BIAS, RUNNING} if self.runs else {BIAS}
         train = self.phase(*self.terms(), train=frozenset(self.setting.net.parameters) | moved)
-        return LocalProgram((*begin, train), keeps | {BIAS}, sends)
+        return fl.LocalProgram((*begin, train), keeps | {BIAS}, sends)
 
-    def describe(self) -> tuple[Step, ...]:
+    def describe(self) -> tuple[fl.Step, ...]:
         """Return the steps of the set-up: training, and the mean of features."""
         train = self.phase(CrossEntropy())
         size = self.setting.train.batch_size
         steps = ceil(int(self.setting.sizes.max()) / size) * self.setting.train.local_epochs
         finish = RunningMean(self.config.mu, size)
-        running = Statistic("batches", BatchMeans(steps), finish=finish)
-        return (replace(train, record=(running,)), Transform(write_running_mean))
+        running = fl.Statistic("batches", BatchMeans(steps), finish=finish)
+        return (replace(train, record=(running,)), fl.Transform(write_running_mean))
 
     # Server
 
-    def dispatch(self, state: State, ids: Tensor) -> Dispatch:
-        net = Message() if state.is_initial else Message(only(state.server, self.split()[1]))
+    def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
+        net = (
+            fl.Message() if state.is_initial else fl.Message(fl.only(state.server, self.split()[1]))
+        )
         if not self.config.kappa or self.is_setup(state):
-            return Dispatch(net)
+            return fl.Dispatch(net)
         mean = state.server[COMMON].expand(len(ids), -1)
         unknown = ~state.server["informed"][ids]
         numbers = {}
@@ -192,20 +170,22 @@ class FedDBE(Algorithm):
             train = self.setting.train
             rate = train.optimizer.lr * train.schedule.lr_factor(state.round, self.setting.rounds)
             numbers[PACE] = self.config.mu / rate if rate else 0.0
-        return Dispatch(net, Message({COMMON: mean}, {COMMON: unknown}), numbers)
+        return fl.Dispatch(net, fl.Message({COMMON: mean}, {COMMON: unknown}), numbers)
 
-    def aggregate(self, state: State, results: Results) -> Update:
+    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         if self.is_setup(state):
-            mean = weighted_mean(only(results.sent.values, {MEAN}), self.weights(results))
-            return Update({COMMON: mean[MEAN]} if mean else {})
+            mean = fl.weighted_mean(fl.only(results.sent.values, {MEAN}), self.weights(results))
+            return fl.Update({COMMON: mean[MEAN]} if mean else {})
         server = self.mean(results)
         if self.config.kappa:
             server["informed"] = state.server["informed"].index_fill(0, results.ids, True)
-        return Update(server)
+        return fl.Update(server)
 
-    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
-        net = Message() if state.is_initial else Message(only(state.server, self.split()[1]))
-        plain = Deployment(Dispatch(net))
+    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
+        net = (
+            fl.Message() if state.is_initial else fl.Message(fl.only(state.server, self.split()[1]))
+        )
+        plain = fl.Deployment(fl.Dispatch(net))
         models = {"personal": replace(plain, predict=Biased(self.head)), "noprbm": plain}
         return models if self.split()[0] else models | {"gm": plain}
 
@@ -220,7 +200,7 @@ class Biased:
 
     head: LinearHead
 
-    def __call__(self, context: Context) -> Tensor:
+    def __call__(self, context: fl.Context) -> Tensor:
         """Return the logits [B, C]."""
         return self.head(context.leaves, context.out.features + context.leaves[BIAS])
 
@@ -237,7 +217,7 @@ class PullToCommonMean:
     mu: float
     weight: float | str
 
-    def __call__(self, context: Context) -> Tensor:
+    def __call__(self, context: fl.Context) -> Tensor:
         """Return the term, 0-dim."""
         mean = batch_mean(context)
         if self.mu < 1:
@@ -258,20 +238,20 @@ class MoveRunningMean:
 
     weight: float | str = PACE
 
-    def __call__(self, context: Context) -> Tensor:
+    def __call__(self, context: fl.Context) -> Tensor:
         """Return 0, 0-dim."""
         term = 0.5 * (context.leaves[RUNNING] - batch_mean(context).detach()).square().sum()
         return term - term.detach()
 
 
-def batch_mean(context: Context) -> Tensor:
+def batch_mean(context: fl.Context) -> Tensor:
     """Return the mean feature of a batch, [D]."""
     features, mask = context.out.features, context.batch.mask
     count = mask.sum().clamp_min(1).to(features.dtype)
     return torch.where(mask[:, None], features, 0.0).sum(dim=0) / count
 
 
-def start_running(context: Context) -> Tree:
+def start_running(context: fl.Context) -> fl.Tree:
     """Write r = 0 [D]."""
     return {RUNNING: torch.zeros_like(context.leaves[COMMON])}
 
@@ -289,7 +269,7 @@ class BatchMeans:
 
     steps: int
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return `means` [S, D] and `sizes` [S], zero in all rows but that of the step."""
         step, mean = context.batch.step, batch_mean(context)
         here = torch.arange(self.steps, device=mean.device) == step  # [S]
@@ -312,7 +292,7 @@ class RunningMean:
     mu: float
     batch_size: int
 
-    def __call__(self, context: Context, batches: Tree) -> Tree:
+    def __call__(self, context: fl.Context, batches: fl.Tree) -> fl.Tree:
         """Return `mean` [D] of the results of `BatchMeans` over all batches."""
         means, sizes = batches["means"], batches["sizes"]  # [S, D], [S]
         step = torch.arange(len(sizes), dtype=sizes.dtype, device=sizes.device)
@@ -325,6 +305,6 @@ class RunningMean:
         return {"mean": torch.where(age >= 0, weight, 0.0).to(means.dtype) @ means}
 
 
-def write_running_mean(context: Context) -> Tree:
+def write_running_mean(context: fl.Context) -> fl.Tree:
     """Write r_i [D] of the set-up's batches into the leaf that is sent."""
     return {MEAN: context.ctx["batches.mean"].to(context.leaves[COMMON].dtype)}

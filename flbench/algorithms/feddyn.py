@@ -1,31 +1,12 @@
 """FedDyn: a dynamic regularizer makes local optima agree (Acar et al., ICLR 2021)."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    Context,
-    Deployment,
-    LocalProgram,
-    LossTerm,
-    Paper,
-    Results,
-    State,
-    Transform,
-    Tree,
-    UniformConfig,
-    Update,
-    only,
-    repeat,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared.prefixes import prefixed, prefixed_names, stripped
 from flbench.losses import CrossEntropy, Dynamic
 
@@ -33,16 +14,8 @@ DUAL = "dual."  # prefix of a client's dual h_i; on the server, of the mean of a
 MEAN = "mean."  # prefix of the mean of the round's models, wbar
 
 
-class FedDynConfig(UniformConfig):
-    """Keys of FedDyn."""
-
-    alpha: float = Field(
-        0.01, gt=0, description="factor of the regularizer (the paper: 0.1, 0.01 or 0.001)"
-    )
-
-
-@ALGORITHMS.register("feddyn")
-class FedDyn(Algorithm):
+@fl.ALGORITHMS.register("feddyn")
+class FedDyn(fl.Algorithm):
     """Each client adds to its loss what makes its optimum agree with the global one.
 
     Local loss: cross entropy + a_i (<h_i, w> + 1/2 ||w - w_t||^2), where w_t is the received model,
@@ -61,18 +34,26 @@ class FedDyn(Algorithm):
     here, and in their code all of it but a_i w.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = FedDynConfig
-    config: FedDynConfig
-    paper = Paper(
+    class Config(fl.UniformConfig):
+        """Keys of FedDyn."""
+
+        alpha: float = Field(
+            0.01, gt=0, description="factor of the regularizer (the paper: 0.1, 0.01 or 0.001)"
+        )
+
+    config: Config
+    paper = fl.Paper(
         "Federated Learning Based on Dynamic Regularization",
         "Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama",
         "ICLR 2021",
     )
-    communication = Communication(down="w", up="w", keeps="h_i: as many as the parameters, and a_i")
+    communication = fl.Communication(
+        down="w", up="w", keeps="h_i: as many as the parameters, and a_i"
+    )
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
-        parameters = only(start, self.setting.net.parameters)
+        parameters = fl.only(start, self.setting.net.parameters)
         duals = prefixed(DUAL, {name: torch.zeros_like(v) for name, v in parameters.items()})
 
         server |= prefixed(MEAN, server)
@@ -83,21 +64,21 @@ class FedDyn(Algorithm):
         ratio = sizes.mean() / sizes
         dtype = next(iter(parameters.values())).dtype
         strength = (self.config.alpha * ratio).to(dtype)  # a_i, [N]
-        return server, clients | repeat(duals, self.setting.clients) | {"strength": strength}
+        return server, clients | fl.repeat(duals, self.setting.clients) | {"strength": strength}
 
-    def terms(self) -> tuple[LossTerm, ...]:
+    def terms(self) -> tuple[fl.LossTerm, ...]:
         return (CrossEntropy(), Dynamic(self.setting.net.parameters))
 
-    def program(self, state: State) -> LocalProgram:
+    def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
         names = self.setting.net.parameters
-        steps = (self.phase(*self.terms()), Transform(MoveDual(names)))
-        return LocalProgram(steps, keeps | prefixed_names(DUAL, names) | {"strength"}, sends)
+        steps = (self.phase(*self.terms()), fl.Transform(MoveDual(names)))
+        return fl.LocalProgram(steps, keeps | prefixed_names(DUAL, names) | {"strength"}, sends)
 
-    def aggregate(self, state: State, results: Results) -> Update:
+    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         wbar = self.mean(results)
         if not wbar:  # no client made a step, so no dual changed either
-            return Update()
+            return fl.Update()
 
         server = prefixed(MEAN, wbar)
         w = dict(wbar)
@@ -111,9 +92,9 @@ class FedDyn(Algorithm):
 
             # w <- wbar + h
             w[name] = (wbar[name].double() + dual).to(wbar[name].dtype)
-        return Update(server | w)
+        return fl.Update(server | w)
 
-    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         wbar = stripped(MEAN, state.server)
         return super().deploy(replace(state, server=wbar), ids)
 
@@ -133,7 +114,7 @@ class MoveDual:
 
     names: tuple[str, ...]
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the dual."""
         return {
             DUAL + n: context.leaves[DUAL + n] + (context.leaves[n] - context.start[n])

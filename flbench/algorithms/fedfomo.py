@@ -1,71 +1,21 @@
 """FedFomo: clients move towards the models of others that help them (Zhang et al., ICLR 2021)."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    Context,
-    Deployment,
-    Dispatch,
-    Draw,
-    Learned,
-    LearnedTable,
-    LocalProgram,
-    Message,
-    Paper,
-    Results,
-    Samples,
-    State,
-    Statistic,
-    Step,
-    Transform,
-    Tree,
-    Update,
-    only,
-    repeat,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared import pairs
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 
 VALIDATION = 0.2  # share of the training samples on which models are compared
 
 
-class FedFomoConfig(AlgorithmConfig):
-    """Keys of FedFomo."""
-
-    models: int = Field(
-        8,
-        ge=1,
-        description="largest number of other clients' models that a client downloads (M; the"
-        " authors' code: 8, FedCPMD's comparison: 5)",
-    )
-    epsilon: float = Field(
-        0.3,
-        ge=0,
-        le=1,
-        description="probability, for each of the M models, that it is a random one instead of the"
-        " one that helped the client most",
-    )
-    epsilon_decay: float = Field(
-        0.05, ge=0, description="decrease of epsilon with each participation of the client"
-    )
-    evaluated: Literal["trained", "mixed"] = Field(
-        "trained",
-        description="the model that is evaluated: the one that the client trained last, or the"
-        " mixture from which it would train next; with `mixed` the trained one is evaluated too",
-    )
-
-
-@ALGORITHMS.register("fedfomo")
-class FedFomo(Algorithm):
+@fl.ALGORITHMS.register("fedfomo")
+class FedFomo(fl.Algorithm):
     """A client downloads models of others and moves towards those with a lower validation loss.
 
     Before training: theta_i <- theta_i + sum_n (w_n / sum_m w_m) (theta_n - theta_i), with
@@ -85,15 +35,41 @@ class FedFomo(Algorithm):
     round before.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = FedFomoConfig
-    config: FedFomoConfig
+    class Config(fl.AlgorithmConfig):
+        """Keys of FedFomo."""
+
+        models: int = Field(
+            8,
+            ge=1,
+            description="largest number of other clients' models that a client downloads (M; the"
+            " authors' code: 8, FedCPMD's comparison: 5)",
+        )
+        epsilon: float = Field(
+            0.3,
+            ge=0,
+            le=1,
+            description="probability, for each of the M models, that it is a random one instead of"
+            " the"
+            " one that helped the client most",
+        )
+        epsilon_decay: float = Field(
+            0.05, ge=0, description="decrease of epsilon with each participation of the client"
+        )
+        evaluated: Literal["trained", "mixed"] = Field(
+            "trained",
+            description="the model that is evaluated: the one that the client trained last, or the"
+            " mixture from which it would train next; with `mixed` the trained one is evaluated"
+            " too",
+        )
+
+    config: Config
     by_client = (("preference", (0, 1)), ("uploaded", (0,)))
-    paper = Paper(
+    paper = fl.Paper(
         "Personalized Federated Learning with First Order Model Optimization",
         "Zhang, Sapra, Fidler, Yeung, Alvarez",
         "ICLR 2021",
     )
-    communication = Communication(down="M models w", up="w and M weights", keeps="w")
+    communication = fl.Communication(down="M models w", up="w and M weights", keeps="w")
 
     def requires(self) -> list[str]:
         if self.setting.clients > 1:
@@ -112,52 +88,52 @@ class FedFomo(Algorithm):
         sends = self.split()[1]
         return tuple(name for name in self.setting.net.leaves if name in sends)
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         keeps, sends = self.split()
         clients = self.setting.clients
-        own = only(start, keeps | sends)
+        own = fl.only(start, keeps | sends)
         server = {
             "preference": pairs.zeros(clients),
             "uploaded": torch.zeros(clients, dtype=torch.bool),
         }
-        return server, repeat(own, clients)
+        return server, fl.repeat(own, clients)
 
-    def program(self, state: State) -> LocalProgram:
+    def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
-        train = replace(self.phase(*self.terms()), samples=Samples(low=VALIDATION))
-        return LocalProgram(
+        train = replace(self.phase(*self.terms()), samples=fl.Samples(low=VALIDATION))
+        return fl.LocalProgram(
             (*self.mixing(), train),
             keeps=keeps | sends,
             sends=sends | {"raw"},
             masks=(("raw", "asked"),),
         )
 
-    def mixing(self) -> tuple[Step, ...]:
+    def mixing(self) -> tuple[fl.Step, ...]:
         """Return the steps before training: compare the models that were sent, and mix."""
         names = self.exchanged()
         parameters = tuple(name for name in self.setting.net.parameters if name in names)
-        compare = Statistic(
+        compare = fl.Statistic(
             "validation",
             SumLosses(names, self.most_models()),
-            samples=Samples(high=VALIDATION),
+            samples=fl.Samples(high=VALIDATION),
         )
-        return (*reestimate_batchnorm(self.setting), compare, Transform(Mix(names, parameters)))
+        return (*reestimate_batchnorm(self.setting), compare, fl.Transform(Mix(names, parameters)))
 
-    def dispatch(self, state: State, ids: Tensor) -> Dispatch:
+    def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         chosen = self.candidates(state, ids)  # [K, M]
         asked = chosen >= 0
         rows = chosen.clamp_min(0)
         values = {f"model.{n}": state.clients[n][rows] for n in self.exchanged()}  # [K, M, ...]
         mask = dict.fromkeys([*values, "asked"], asked)
-        return Dispatch(rows=Message(values | {"asked": asked}, mask))
+        return fl.Dispatch(rows=fl.Message(values | {"asked": asked}, mask))
 
-    def candidates(self, state: State, ids: Tensor) -> Tensor:
+    def candidates(self, state: fl.State, ids: Tensor) -> Tensor:
         """Return whose models clients `ids` [K] are sent: ids [K, M], -1 for no model.
 
         The result depends on the state and on the seed, the round and the client, so `aggregate`
         finds the same models as `dispatch`.
         """
-        draw = Draw(self.setting.seed, (state.round,), self.setting.clients)
+        draw = fl.Draw(self.setting.seed, (state.round,), self.setting.clients)
         preferences = pairs.rows(state.server["preference"], ids, self.setting.clients)  # [K, N]
         chosen = torch.full((len(ids), self.most_models()), -1)
         for k, client in enumerate(ids.tolist()):
@@ -182,7 +158,7 @@ class FedFomo(Algorithm):
                 best.remove(picked)
         return chosen
 
-    def aggregate(self, state: State, results: Results) -> Update:
+    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         ids, raw = results.ids, results.sent.values["raw"].double()  # [K], [K, M]
         chosen = self.candidates(state, ids)  # the same as in `dispatch`: the state is the same
         asked = chosen >= 0
@@ -205,9 +181,9 @@ class FedFomo(Algorithm):
         metrics = {}
         if asked.any():
             metrics["helpful_share"] = float((raw[asked] > 0).double().mean())
-        return Update({"preference": preference, "uploaded": uploaded}, metrics=metrics)
+        return fl.Update({"preference": preference, "uploaded": uploaded}, metrics=metrics)
 
-    def learned(self, state: State) -> tuple[Learned, ...]:
+    def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
         """Return the sums of the weights by which the server chooses models for clients."""
         if self.setting.clients > pairs.SHOWN:
             return ()
@@ -215,7 +191,7 @@ class FedFomo(Algorithm):
         preference = pairs.dense(state.server["preference"], self.setting.clients)
         if not preference.any():
             return ()
-        table = LearnedTable(
+        table = fl.LearnedTable(
             "weights",
             "Sum over the rounds of the weights, before they are cut at 0, that each client (rows)"
             " gave to the models of the others (columns): positive where these had the lower loss"
@@ -226,13 +202,13 @@ class FedFomo(Algorithm):
         )
         return (table,)
 
-    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
-        trained = Deployment(Dispatch())
+    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
+        trained = fl.Deployment(fl.Dispatch())
         if self.config.evaluated == "trained":
             return {"personal": trained}
         # M models are dispatched to each client that is evaluated.
-        program = LocalProgram((*self.mixing(), *reestimate_batchnorm(self.setting)))
-        return {"personal": Deployment(self.dispatch(state, ids), program), "trained": trained}
+        program = fl.LocalProgram((*self.mixing(), *reestimate_batchnorm(self.setting)))
+        return {"personal": fl.Deployment(self.dispatch(state, ids), program), "trained": trained}
 
 
 @dataclass(frozen=True)
@@ -247,7 +223,7 @@ class SumLosses:
     names: tuple[str, ...]
     models: int
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return `sent` [M] and `own` [], float64, and the number of samples, `count` []."""
         x, y, mask = context.batch.x, context.batch.y, context.batch.mask
         logits = []
@@ -276,7 +252,7 @@ class Mix:
     names: tuple[str, ...]
     parameters: tuple[str, ...]
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the mixed leaves, `raw` and `asked`."""
         count, asked = context.ctx["validation.count"], context.ctx["asked"]
 
@@ -296,7 +272,7 @@ class Mix:
         total = weights.sum()
         weights = weights / torch.where(total > 0, total, 1.0)
 
-        mixed: Tree = {}
+        mixed: fl.Tree = {}
         for name in self.names:
             own = context.leaves[name]
             if own.is_floating_point():

@@ -2,20 +2,11 @@
 
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Communication,
-    NetSpec,
-    Paper,
-    Results,
-    State,
-    Tree,
-    Update,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared.adapters import AdapterMethod
 
 
-@ALGORITHMS.register("fedit")
+@fl.ALGORITHMS.register("fedit")
 class FedIt(AdapterMethod):
     """Clients train the adapters and the head; the server averages both.
 
@@ -44,26 +35,26 @@ class FedIt(AdapterMethod):
     the first optimizer step changes B and the head alone, unless there is weight decay.
     """
 
-    paper = Paper(
+    paper = fl.Paper(
         "Towards Building the Federated GPT: Federated Instruction Tuning",
         "Zhang, Vahidian, Kuo, Li, Zhang, Yu, Wang, Chen",
         "ICASSP 2024",
         "10.1109/ICASSP48485.2024.10447454",
     )
-    communication = Communication(
+    communication = fl.Communication(
         down="A and B of each adapter, head", up="A and B of each adapter, head", keeps="nothing"
     )
 
-    def aggregate(self, state: State, results: Results) -> Update:
+    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         mean = self.mean(results)
         if not mean:
-            return Update()
+            return fl.Update()
         sent, weights = results.sent.values, self.weights(results)
         error = product_error(sent, mean, weights / weights.sum(), self.setting.net)
-        return Update(mean, metrics={"product_error": error})
+        return fl.Update(mean, metrics={"product_error": error})
 
 
-def product_error(sent: Tree, mean: Tree, shares: Tensor, net: NetSpec) -> float:
+def product_error(sent: fl.Tree, mean: fl.Tree, shares: Tensor, net: fl.NetSpec) -> float:
     """Return || sum_i p_i B_i A_i - B A || / || B A ||, both norms over all adapters; 0 for 0 / 0.
 
     No matrix of the size of a layer is computed: with the columns of all B_i - B side by side in U,

@@ -1,36 +1,12 @@
 """FedNH: a head of normalised class prototypes that no client trains (Dai et al., AAAI 2023)."""
 
 from dataclasses import replace
-from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    Context,
-    Deployment,
-    Dispatch,
-    Learned,
-    LearnedTable,
-    LocalProgram,
-    LossTerm,
-    Message,
-    Paper,
-    Results,
-    State,
-    Tree,
-    UniformConfig,
-    Update,
-    generator,
-    only,
-    repeat,
-    weighted_mean,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared import prototypes
 from flbench.losses import CosineCrossEntropy
 from flbench.losses.cosine_cross_entropy import cosine_logits
@@ -44,25 +20,8 @@ RESNET_SCALE = 20.0  # where s starts with ResNet-18 in the authors' code
 REPEL_STEPS, REPEL_RATE = 1000, 0.3  # of the gradient descent that separates prototypes
 
 
-class FedNHConfig(UniformConfig):
-    """Keys of FedNH."""
-
-    rho: float = Field(
-        0.9, ge=0, le=1, description="weight of a class's old prototype in its new one"
-    )
-    scale: float = Field(
-        1.0,
-        ge=SMALLEST_SCALE,
-        description="initial factor s of the cosines (authors' code: 1 for the CNN; for ResNet-18"
-        " 20, or 30 with learn_scale=false)",
-    )
-    learn_scale: bool = Field(
-        True, description="true: clients train the factor s; false: it is constant"
-    )
-
-
-@ALGORITHMS.register("fednh")
-class FedNH(Algorithm):
+@fl.ALGORITHMS.register("fednh")
+class FedNH(fl.Algorithm):
     """The head consists of class prototypes of length one, which the server updates.
 
     Clients train the body and s on the cross entropy of the logits s <z, W>, where the features z
@@ -82,15 +41,31 @@ class FedNH(Algorithm):
     0.01.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = FedNHConfig
-    config: FedNHConfig
-    paper = Paper(
+    class Config(fl.UniformConfig):
+        """Keys of FedNH."""
+
+        rho: float = Field(
+            0.9, ge=0, le=1, description="weight of a class's old prototype in its new one"
+        )
+        scale: float = Field(
+            1.0,
+            ge=SMALLEST_SCALE,
+            description="initial factor s of the cosines (authors' code: 1 for the CNN; for"
+            " ResNet-18"
+            " 20, or 30 with learn_scale=false)",
+        )
+        learn_scale: bool = Field(
+            True, description="true: clients train the factor s; false: it is constant"
+        )
+
+    config: Config
+    paper = fl.Paper(
         "Tackling Data Heterogeneity in Federated Learning with Class Prototypes",
         "Dai, Chen, Li, Heinecke, Sun, Xu",
         "AAAI 2023",
         "10.1609/aaai.v37i6.25891",
     )
-    communication = Communication(
+    communication = fl.Communication(
         down="body, s, C D prototypes",
         up="body, s, (D + 2) of each held class",
         keeps="nothing",
@@ -125,37 +100,37 @@ class FedNH(Algorithm):
         keeps, sends = super().split()
         return keeps, sends - self.setting.net.names("head")
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         table = far_apart(self.setting.classes, self.setting.net.features, self.setting.seed)
         scale = torch.tensor(self.config.scale, dtype=start[W].dtype)
         begin = start | {W: table.to(start[W].dtype), SCALE: scale}
         keeps, sends = self.split()
         # Every client has the initial W and s, which a dispatch overwrites.
-        clients = repeat(only(begin, keeps | {W, SCALE}), self.setting.clients)
-        return only(begin, sends | {W, SCALE}), clients
+        clients = fl.repeat(fl.only(begin, keeps | {W, SCALE}), self.setting.clients)
+        return fl.only(begin, sends | {W, SCALE}), clients
 
-    def program(self, state: State) -> LocalProgram:
+    def program(self, state: fl.State) -> fl.LocalProgram:
         learnt = self.learnt()
         phase = self.phase(*self.terms(), train=self.setting.net.names("backbone") | learnt)
         phase = replace(phase, project=keep_positive if learnt else None)
         collect = prototypes.collect(self.setting, of=unit, write=write_directions)
         keeps, sends = self.split()
         sends = sends | learnt | prototypes.LEAVES
-        return LocalProgram((phase, *collect), keeps, sends, prototypes.MASKS)
+        return fl.LocalProgram((phase, *collect), keeps, sends, prototypes.MASKS)
 
-    def terms(self) -> tuple[LossTerm, ...]:
+    def terms(self) -> tuple[fl.LossTerm, ...]:
         return (CosineCrossEntropy(),)
 
-    def dispatch(self, state: State, ids: Tensor) -> Dispatch:
+    def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         if state.is_initial:
-            return Dispatch()
+            return fl.Dispatch()
         sends = self.split()[1] | self.learnt() | {W}
-        return Dispatch(Message(only(state.server, sends)))
+        return fl.Dispatch(fl.Message(fl.only(state.server, sends)))
 
-    def aggregate(self, state: State, results: Results) -> Update:
+    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         body = self.mean(results)
         if not body:
-            return Update()
+            return fl.Update()
         sent, old = results.sent.values, state.server[W]
 
         # W[k] <- unit(rho W[k] + (1 - rho) unit(sum_i n_i^k c_i^k)); a client without a step has
@@ -167,14 +142,14 @@ class FedNH(Algorithm):
         # If both parts cancel, the direction of the rest is rounding.
         changes = (counts.sum(dim=0) > 0) & (mixed.norm(dim=1) > 1e-6)  # [C]
 
-        server = body | weighted_mean(only(sent, {SCALE}), self.weights(results))
+        server = body | fl.weighted_mean(fl.only(sent, {SCALE}), self.weights(results))
         server[W] = torch.where(changes[:, None], unit(mixed).to(old.dtype), old)
-        return Update(server, metrics={"scale": float(server.get(SCALE, state.server[SCALE]))})
+        return fl.Update(server, metrics={"scale": float(server.get(SCALE, state.server[SCALE]))})
 
-    def learned(self, state: State) -> tuple[Learned, ...]:
+    def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
         """Return the cosines of the class prototypes, the rows of W."""
         rows = unit(state.server[W].double())  # [C, D]
-        table = LearnedTable(
+        table = fl.LearnedTable(
             "class similarity",
             "Cosine of the prototypes W of every two classes. They start far apart, and the server"
             " moves each one towards the mean direction of the class's features.",
@@ -185,23 +160,23 @@ class FedNH(Algorithm):
         )
         return (table,)
 
-    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         models = super().deploy(state, ids)
         return {name: replace(model, predict=by_cosine) for name, model in models.items()}
 
 
-def keep_positive(context: Context) -> Tree:
+def keep_positive(context: fl.Context) -> fl.Tree:
     """Return s, at least 0.01."""
     return {SCALE: context.trained[SCALE].clamp_min(SMALLEST_SCALE)}
 
 
-def write_directions(context: Context) -> Tree:
+def write_directions(context: fl.Context) -> fl.Tree:
     """Write the unit mean of unit features of each class into the leaves that are sent."""
     directions = unit(context.ctx["classes.sums"]).to(context.leaves[W].dtype)
     return prototypes.upload(directions, context.ctx["classes.counts"])
 
 
-def by_cosine(context: Context) -> Tensor:
+def by_cosine(context: fl.Context) -> Tensor:
     """Return the scores [B, C] that training uses: s <z, W>."""
     return cosine_logits(context, W, SCALE)
 
@@ -213,7 +188,7 @@ def far_apart(count: int, width: int, seed: int) -> Tensor:
     repel each other, the nearest ones most, by gradient descent on the sphere. Source: the initial
     prototypes of FedNH (Dai et al., AAAI 2023); the paper names neither the force nor its steps.
     """
-    drawn = torch.from_numpy(generator(seed, "method").standard_normal((width, count)))
+    drawn = torch.from_numpy(fl.generator(seed, "method").standard_normal((width, count)))
     if count <= width:
         orthonormal: Tensor = torch.linalg.qr(drawn)[0]
         return orthonormal.T.contiguous()

@@ -1,32 +1,12 @@
 """FedPAC: aligned features and mixed heads (Xu, Tong, Huang, ICLR 2023)."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    Context,
-    Dispatch,
-    Learned,
-    LearnedTable,
-    LocalProgram,
-    Message,
-    Paper,
-    Results,
-    State,
-    Statistic,
-    Transform,
-    Tree,
-    Update,
-    only,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared import pairs, prototypes
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm, weights_of_trained
 from flbench.algorithms.shared.mixing import mix
@@ -36,19 +16,8 @@ from flbench.losses import CrossEntropy, PrototypeL2
 LEAST_WEIGHT = 1e-3  # smaller weights of heads are set to zero, as in the authors' code
 
 
-class FedPACConfig(AlgorithmConfig):
-    """Keys of FedPAC."""
-
-    lam: float = Field(
-        1.0, ge=0, description="weight of the distance of features to the prototypes"
-    )
-    head_lr: float = Field(
-        0.1, ge=0, description="learning rate of the head; train.schedule scales it too"
-    )
-
-
-@ALGORITHMS.register("fedpac")
-class FedPAC(Algorithm):
+@fl.ALGORITHMS.register("fedpac")
+class FedPAC(fl.Algorithm):
     """Bodies are averaged and pulled to common prototypes; heads are mixed for each client.
 
     Client i, with the received body and its own head (z: features of D numbers, n_k: samples of
@@ -81,15 +50,24 @@ class FedPAC(Algorithm):
     sample with BatchNorm) enters neither mean, but its head may be mixed.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = FedPACConfig
-    config: FedPACConfig
+    class Config(fl.AlgorithmConfig):
+        """Keys of FedPAC."""
+
+        lam: float = Field(
+            1.0, ge=0, description="weight of the distance of features to the prototypes"
+        )
+        head_lr: float = Field(
+            0.1, ge=0, description="learning rate of the head; train.schedule scales it too"
+        )
+
+    config: Config
     by_client = (("head_weights", (0, 1)),)
-    paper = Paper(
+    paper = fl.Paper(
         "Personalized Federated Learning with Feature Alignment and Classifier Collaboration",
         "Xu, Tong, Huang",
         "ICLR 2023 (arXiv 2306.11867)",
     )
-    communication = Communication(
+    communication = fl.Communication(
         down="body, C prototypes of D features, C flags; a head after the round",
         up="w, 2 D + 2 numbers per held class, 1 number",
         keeps="head",
@@ -103,7 +81,7 @@ class FedPAC(Algorithm):
             return []
         return ["the net must have layers below its head. Choose another net (`model.name`)."]
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
         table, _ = prototypes.empty(self.setting, start)
         weights = pairs.zeros(self.setting.clients)
@@ -111,12 +89,12 @@ class FedPAC(Algorithm):
 
     # Client
 
-    def program(self, state: State) -> LocalProgram:
+    def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
         c, train = self.config, self.setting.train
         head, body = self.personal(), frozenset(self.setting.net.parameters) - self.personal()
 
-        before = Statistic("before", Moments(self.setting.classes), finish=summary)
+        before = fl.Statistic("before", Moments(self.setting.classes), finish=summary)
         train_head = replace(
             self.phase(CrossEntropy(), train=head, epochs=1),
             optimizer=train.optimizer.model_copy(update={"lr": c.head_lr}),
@@ -128,26 +106,26 @@ class FedPAC(Algorithm):
         steps = (
             *reestimate_batchnorm(self.setting),
             before,
-            Transform(write_summary),
+            fl.Transform(write_summary),
             train_head,
             train_body,
             *prototypes.collect(self.setting, write=write_prototypes),
         )
         sends = sends | prototypes.LEAVES | {"h", "v"} | head
-        return LocalProgram(steps, keeps, sends, (*prototypes.MASKS, ("h", "held")))
+        return fl.LocalProgram(steps, keeps, sends, (*prototypes.MASKS, ("h", "held")))
 
     # Server
 
-    def dispatch(self, state: State, ids: Tensor) -> Dispatch:
+    def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         body = super().dispatch(state, ids).shared.values
         table = prototypes.table(state.server)
-        return Dispatch(Message(only(body, self.split()[1]) | table.values, table.mask))
+        return fl.Dispatch(fl.Message(fl.only(body, self.split()[1]) | table.values, table.mask))
 
-    def weights(self, results: Results) -> Tensor:
+    def weights(self, results: fl.Results) -> Tensor:
         """Return the weight of each client of the cohort, 0 if its body took no step."""
         return weights_of_trained(super().weights(results), self.setting, results)
 
-    def aggregate(self, state: State, results: Results) -> Update:
+    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         sent, weights = results.sent.values, self.weights(results)
         server = self.mean(results)
 
@@ -161,22 +139,22 @@ class FedPAC(Algorithm):
         server["global.present"] = state.server["global.present"] | (total > 0)
 
         alpha = head_weights(sent["h"].double(), sent["v"].double())  # [K, K]
-        heads = mix(only(sent, self.personal()), alpha)
+        heads = mix(fl.only(sent, self.personal()), alpha)
         before, ids = state.server["head_weights"], results.ids
         server["head_weights"] = pairs.with_rows(  # for reports
             before, ids, ids, alpha, self.setting.clients
         )
         metrics = {"own_head_weight_mean": float(alpha.diagonal().mean())}
-        return Update(server, reply=Message(heads), metrics=metrics)
+        return fl.Update(server, reply=fl.Message(heads), metrics=metrics)
 
-    def learned(self, state: State) -> tuple[Learned, ...]:
+    def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
         """Return the last weights of the heads; nothing before the first round."""
         clients = self.setting.clients
         if clients > pairs.SHOWN or not state.server["head_weights"].any():
             return ()
         # [N, N], a row of zeros for a client without any
         weights = pairs.dense(state.server["head_weights"], clients)
-        table = LearnedTable(
+        table = fl.LearnedTable(
             "head weights",
             "Weight of each client's head (column) in the head that a client (row) received last;"
             " empty for clients that were not in the cohort.",
@@ -253,14 +231,14 @@ def least_quadratic(q: Tensor, first: int) -> Tensor:
 class Moments(ClassSums):
     """Sums of features and numbers of samples by class, and of squared features, in float64."""
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return `sums` [C, D], `counts` [C] and `squares` [] of one batch."""
         squares = context.out.features.double().square().sum(dim=1)  # [B]
         squares = torch.where(context.batch.mask, squares, 0.0).sum()
         return {**super().__call__(context), "squares": squares}
 
 
-def summary(context: Context, sums: Tree) -> Tree:
+def summary(context: fl.Context, sums: fl.Tree) -> fl.Tree:
     """Return what a client computes of the sums of `Moments` with the received body.
 
     Args:
@@ -282,7 +260,7 @@ def summary(context: Context, sums: Tree) -> Tree:
     return {"h": h, "v": v.clamp_min(0.0), "anchors": anchors, "anchored": anchored}
 
 
-def write_summary(context: Context) -> Tree:
+def write_summary(context: fl.Context) -> fl.Tree:
     """Write the leaves `h` [C, D], in the type of the weights, and `v` [] float64."""
     return {
         "h": context.ctx["before.h"].to(context.ctx["global.prototypes"].dtype),
@@ -290,7 +268,7 @@ def write_summary(context: Context) -> Tree:
     }
 
 
-def write_prototypes(context: Context) -> Tree:
+def write_prototypes(context: fl.Context) -> fl.Tree:
     """Write the class means of the trained body into the leaves `prototypes.LEAVES`."""
     counts = context.ctx["classes.counts"]
     means = context.ctx["classes.sums"] / counts.clamp_min(1.0)[:, None]

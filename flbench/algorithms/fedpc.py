@@ -1,7 +1,7 @@
 """FedPC: clients grouped by prototypes, groups mixed by their cosines (Liu et al., 2025)."""
 
 import warnings
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -9,33 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    Deployment,
-    Dispatch,
-    Joining,
-    Learned,
-    LearnedTable,
-    LocalProgram,
-    LossTerm,
-    Message,
-    Paper,
-    Results,
-    Setting,
-    Stage,
-    State,
-    Tree,
-    UniformConfig,
-    Update,
-    generator,
-    only,
-    repeat,
-    smallest_index,
-    weighted_mean,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared import prototypes
 from flbench.algorithms.shared.mixing import mix
 from flbench.algorithms.shared.prefixes import prefixed, stripped
@@ -66,35 +40,8 @@ Points = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
 
-class FedPcConfig(UniformConfig):
-    """Keys of FedPC.
-
-    The paper gives alpha and gamma. It leaves open the number of groups and the head of the global
-    model. For the distance, see the class `FedPc`.
-    """
-
-    groups: Literal["auto"] | PositiveInt = Field(
-        5, description="number of groups J; auto: the best mean silhouette among 2 to 10"
-    )
-    alpha: float = Field(0.5, ge=0, description="weight of cross entropy")
-    gamma: float = Field(0.5, ge=0, description="weight of the distance to the group's prototypes")
-    pull: Pull = Field(
-        "per_sample_mse",
-        description="distance L_p to the group's prototypes: mean square over samples and features"
-        " (per_sample_mse); Euclidean distance of class means, summed over the classes of the batch"
-        " (class_mean, eq. 3 to the letter); their mean square (mse); mean Euclidean distance of"
-        " the samples of each class (per_sample); or with repulsion from other classes (repel, the"
-        " paper's text)",
-    )
-    gm: GlobalHead = Field(
-        "init_head",
-        description="head of the global model: the seeded one, the mean of the clients' heads, the"
-        " nearest prototype, or no global model",
-    )
-
-
-@ALGORITHMS.register("fedpc")
-class FedPc(Algorithm):
+@fl.ALGORITHMS.register("fedpc")
+class FedPc(fl.Algorithm):
     """Clients with similar prototypes form groups; groups share backbones, heads stay local.
 
     A prototype is the mean feature of a class. Before training, every client sends the prototypes
@@ -150,16 +97,48 @@ class FedPc(Algorithm):
     `pm_v@local` and `pm_l@local` correspond to the published ones.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = FedPcConfig
-    config: FedPcConfig
+    class Config(fl.UniformConfig):
+        """Keys of FedPC.
+
+        The paper gives alpha and gamma. It leaves open the number of groups and the head of the
+        global model. For the distance, see the class `FedPc`.
+        """
+
+        groups: Literal["auto"] | PositiveInt = Field(
+            5, description="number of groups J; auto: the best mean silhouette among 2 to 10"
+        )
+        alpha: float = Field(0.5, ge=0, description="weight of cross entropy")
+        gamma: float = Field(
+            0.5, ge=0, description="weight of the distance to the group's prototypes"
+        )
+        pull: Pull = Field(
+            "per_sample_mse",
+            description="distance L_p to the group's prototypes: mean square over samples and"
+            " features"
+            " (per_sample_mse); Euclidean distance of class means, summed over the classes of the"
+            " batch"
+            " (class_mean, eq. 3 to the letter); their mean square (mse); mean Euclidean distance"
+            " of"
+            " the samples of each class (per_sample); or with repulsion from other classes (repel,"
+            " the"
+            " paper's text)",
+        )
+        gm: GlobalHead = Field(
+            "init_head",
+            description="head of the global model: the seeded one, the mean of the clients' heads,"
+            " the"
+            " nearest prototype, or no global model",
+        )
+
+    config: Config
     by_client = (("groups", (0,)),)
-    paper = Paper(
+    paper = fl.Paper(
         "Personalized federated learning method based on prototype clustering mechanism",
         "Liu Haijun, Wang Haolong, Liu Yahui, Ma Hongliang",
         "Journal on Communications, 2025",
         "10.11959/j.issn.1000-436x.2025235",
     )
-    communication = Communication(
+    communication = fl.Communication(
         down="backbone and C prototypes of D features of the client's group, C flags",
         up="backbone, D features and an id per held class",
         keeps="head, prototypes",
@@ -168,15 +147,15 @@ class FedPc(Algorithm):
     def personal(self) -> frozenset[str]:
         return self.setting.net.names("head")
 
-    def stages(self) -> tuple[Stage, ...]:
-        return (Stage("cluster", 1, setup=True), Stage("train", self.setting.rounds))
+    def stages(self) -> tuple[fl.Stage, ...]:
+        return (fl.Stage("cluster", 1, setup=True), fl.Stage("train", self.setting.rounds))
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         heads, shared = self.split()
         clients, groups = self.setting.clients, self.config.groups
         count = min(clients, MOST_GROUPS if groups == "auto" else groups)
 
-        group = only(start, shared) | empty_table(self.setting, start)
+        group = fl.only(start, shared) | empty_table(self.setting, start)
         server = repeat_groups(group | prefixed(INTRA, group), count)
         server |= prefixed(GM, repeat_groups(start | group, 1))
         server["seen"] = torch.zeros(count).bool()  # [J] groups that have had a participant
@@ -184,24 +163,24 @@ class FedPc(Algorithm):
         shape = group[PROTOTYPES].shape  # C, D
         server[CENTRES] = torch.zeros(count, shape.numel(), dtype=torch.float64)
 
-        client = only(start, heads) | {"prototypes": group[PROTOTYPES]}
-        return server, repeat(client, clients)
+        client = fl.only(start, heads) | {"prototypes": group[PROTOTYPES]}
+        return server, fl.repeat(client, clients)
 
     # Client
 
-    def program(self, state: State) -> LocalProgram:
+    def program(self, state: fl.State) -> fl.LocalProgram:
         heads, shared = self.split()
         collect = prototypes.collect(self.setting)  # eq. 2
         keeps = heads | {"prototypes"}
         sends = frozenset({"prototypes", "ids"})
         masks = (("prototypes", "held"), ("ids", "held"))
         if self.stages()[state.stage].setup:
-            return LocalProgram(collect, keeps, sends, masks)
+            return fl.LocalProgram(collect, keeps, sends, masks)
 
         train = self.phase(CrossEntropy(self.config.alpha), self.pull())
-        return LocalProgram((train, *collect), keeps, shared | sends, masks)
+        return fl.LocalProgram((train, *collect), keeps, shared | sends, masks)
 
-    def pull(self) -> LossTerm:
+    def pull(self) -> fl.LossTerm:
         """Return L_p, weighted with gamma."""
         config = self.config
         if config.pull == "per_sample_mse":
@@ -210,7 +189,7 @@ class FedPc(Algorithm):
 
     # Server
 
-    def dispatch(self, state: State, ids: Tensor) -> Dispatch:
+    def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         """Send theta^(j) and P^(j) of the clients' groups; the seeded backbone is sent for free."""
         names = set(TABLE)
         if not state.is_initial:
@@ -218,17 +197,17 @@ class FedPc(Algorithm):
             names |= shared
 
         group = state.server["groups"][ids]  # [K]
-        rows = {name: value[group] for name, value in only(state.server, names).items()}
+        rows = {name: value[group] for name, value in fl.only(state.server, names).items()}
         # Before the first round of the stage `train` no group has prototypes.
         has_prototypes = state.server["seen"].any().expand(len(ids))
-        return Dispatch(rows=Message(rows, dict.fromkeys(TABLE, has_prototypes)))
+        return fl.Dispatch(rows=fl.Message(rows, dict.fromkeys(TABLE, has_prototypes)))
 
-    def aggregate(self, state: State, results: Results) -> Update:
+    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         if self.stages()[state.stage].setup:
             return self._group_clients(state, results)
         return self._average_groups(state, results)
 
-    def _group_clients(self, state: State, results: Results) -> Update:
+    def _group_clients(self, state: fl.State, results: fl.Results) -> fl.Update:
         """Return c(i), and the mean vector of each group, by which a new client finds its group."""
         vectors = client_vectors(results.sent)  # [K, C D]
         labels, q = group_clients(vectors, self.config.groups, self.setting.seed)
@@ -238,28 +217,28 @@ class FedPc(Algorithm):
         # A group without members is as far as the first one, which comes first.
         centres += [centres[0]] * (len(state.server[CENTRES]) - len(centres))
         entries = {"groups": groups, CENTRES: torch.stack(centres)}
-        return Update(entries, metrics={"groups": int(groups.max()) + 1, "q": q})
+        return fl.Update(entries, metrics={"groups": int(groups.max()) + 1, "q": q})
 
-    def join(self, state: State, ids: Tensor) -> Joining | None:
+    def join(self, state: fl.State, ids: Tensor) -> fl.Joining | None:
         """Return how a new client finds its group, by its prototypes as in the set-up."""
         masks = (("prototypes", "held"), ("ids", "held"))
         sends = frozenset({"prototypes", "ids"})
-        program = LocalProgram(prototypes.collect(self.setting), sends=sends, masks=masks)
-        return Joining(Dispatch(), program, aggregate=self._place)
+        program = fl.LocalProgram(prototypes.collect(self.setting), sends=sends, masks=masks)
+        return fl.Joining(fl.Dispatch(), program, aggregate=self._place)
 
-    def _place(self, state: State, results: Results) -> Update:
+    def _place(self, state: fl.State, results: fl.Results) -> fl.Update:
         """Return the groups with those of new clients, the nearest ones by their prototypes."""
         distance = torch.cdist(client_vectors(results.sent), state.server[CENTRES])  # [K, J]
-        groups = state.server["groups"].index_copy(0, results.ids, smallest_index(distance))
-        return Update({"groups": groups})
+        groups = state.server["groups"].index_copy(0, results.ids, fl.smallest_index(distance))
+        return fl.Update({"groups": groups})
 
-    def _average_groups(self, state: State, results: Results) -> Update:
+    def _average_groups(self, state: fl.State, results: fl.Results) -> fl.Update:
         server = state.server
         group_count = len(server["seen"])  # J
         members = server["groups"] == torch.arange(group_count)[:, None]  # [J, N]
         weights = members[:, results.ids] * self.weights(results)  # [J, K]
         if not bool(weights.any()):
-            return Update()
+            return fl.Update()
 
         # Within groups: theta^_j and P^_j (lines 13 and 14 of Algorithm 1).
         intra = intra_group_means(stripped(INTRA, server), results.sent, weights)
@@ -272,22 +251,22 @@ class FedPc(Algorithm):
         sizes = members.long() @ self.setting.sizes  # [J] samples of each group
         gm = mix_groups(inter, sizes.double()[None] / sizes.sum())  # [1, ...]
 
-        return Update(
+        return fl.Update(
             inter | prefixed(INTRA, intra) | prefixed(GM, gm) | {"seen": seen},
             metrics={"rho_self": float(rho.diag()[seen].mean())},
         )
 
-    def learned(self, state: State) -> tuple[Learned, ...]:
+    def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
         """Return the groups of the clients."""
         about = "Group of each client, by the prototypes of the seeded net."
         count = len(state.server["seen"])
-        return (LearnedTable.of_groups("groups", about, state.server["groups"], count),)
+        return (fl.LearnedTable.of_groups("groups", about, state.server["groups"], count),)
 
     # Deployment: theta^(c(i)) with the client's head, and the global model.
 
-    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         heads, _ = self.split()
-        deployments = {"personal": Deployment(self.dispatch(state, ids))}
+        deployments = {"personal": fl.Deployment(self.dispatch(state, ids))}
         clients_keep_statistics = bool(heads - self.personal())
         if self.config.gm == "none" or clients_keep_statistics:
             return deployments
@@ -295,19 +274,19 @@ class FedPc(Algorithm):
         net = stripped(GM, state.server)  # [1, ...] each
         if self.config.gm == "mean_head":
             sizes = self.setting.sizes.double()
-            net |= mix(only(state.clients, heads), sizes[None] / sizes.sum())
+            net |= mix(fl.only(state.clients, heads), sizes[None] / sizes.sum())
 
         nearest = None
         if self.config.gm == "nearest_proto":
             nearest = NearestPrototype(own=False, prototypes=PROTOTYPES, present=PRESENT)
-        gm = Message({name: value[0] for name, value in net.items()})
-        return deployments | {"gm": Deployment(Dispatch(gm), predict=nearest)}
+        gm = fl.Message({name: value[0] for name, value in net.items()})
+        return deployments | {"gm": fl.Deployment(fl.Dispatch(gm), predict=nearest)}
 
 
 # Groups: a backbone and a table of prototypes each, with a leading axis J.
 
 
-def empty_table(setting: Setting, start: Tree) -> Tree:
+def empty_table(setting: fl.Setting, start: fl.Tree) -> fl.Tree:
     """Return one group's prototypes [C, D], all zero, and flags [C], all False.
 
     Args:
@@ -321,7 +300,7 @@ def empty_table(setting: Setting, start: Tree) -> Tree:
     }
 
 
-def repeat_groups(tree: Tree, count: int) -> Tree:
+def repeat_groups(tree: fl.Tree, count: int) -> fl.Tree:
     """Repeat every tensor along a new leading axis, [...] -> [J, ...].
 
     The repetitions are copies, because groups are updated separately.
@@ -333,7 +312,7 @@ def repeat_groups(tree: Tree, count: int) -> Tree:
     return {name: value.repeat(count, *(1,) * value.dim()) for name, value in tree.items()}
 
 
-def intra_group_means(old: Tree, sent: Message, weights: Tensor) -> Tree:
+def intra_group_means(old: fl.Tree, sent: fl.Message, weights: Tensor) -> fl.Tree:
     """Return theta^_j and P^_j: the weighted means over the clients of each group, [J, ...] each.
 
     A group without a client keeps its old values. So does a class that no client of the group
@@ -346,7 +325,7 @@ def intra_group_means(old: Tree, sent: Message, weights: Tensor) -> Tree:
         weights: [J, K] >= 0, with 0 for clients of other groups.
     """
     rows = {name: value for name, value in sent.values.items() if name in old}
-    means = [weighted_mean(rows, row) for row in weights]  # empty for a group without a client
+    means = [fl.weighted_mean(rows, row) for row in weights]  # empty for a group without a client
     groups = {
         name: torch.stack([mean.get(name, old[name][j]) for j, mean in enumerate(means)])
         for name in rows
@@ -358,7 +337,7 @@ def intra_group_means(old: Tree, sent: Message, weights: Tensor) -> Tree:
     return groups
 
 
-def mix_groups(groups: Tree, weights: Tensor) -> Tree:
+def mix_groups(groups: fl.Tree, weights: Tensor) -> fl.Tree:
     """Return backbones and tables mixed from those of the groups, [R, ...] each (eq. 7-8).
 
     The prototype of a class is the mean over the groups that have one.
@@ -412,7 +391,7 @@ def table_cosines(tables: Tensor, present: Tensor) -> Tensor:
     return (torch.einsum("jcd,lcd->jl", own, own) / norms).fill_diagonal_(1.0)
 
 
-def group_weights(groups: Tree, seen: Tensor) -> Tensor:
+def group_weights(groups: fl.Tree, seen: Tensor) -> Tensor:
     """Return rho of eq. 5-6: row j is what group j takes from each group.
 
     Args:
@@ -444,7 +423,7 @@ def group_clients(vectors: Tensor, groups: int | Literal["auto"], seed: int) -> 
         [K] int64 labels, numbered from 0, and q.
     """
     points = principal_components(vectors)
-    kmeans_seed = int(generator(seed, "method").integers(2**32))
+    kmeans_seed = int(fl.generator(seed, "method").integers(2**32))
     if groups == "auto":
         labels = best_silhouette(points, MOST_GROUPS, kmeans_seed)
     else:
@@ -452,7 +431,7 @@ def group_clients(vectors: Tensor, groups: int | Literal["auto"], seed: int) -> 
     return torch.from_numpy(labels), points.shape[1]
 
 
-def client_vectors(sent: Message) -> Tensor:
+def client_vectors(sent: fl.Message) -> Tensor:
     """Return one vector per client, its prototypes class after class, [K, C D] float64.
 
     Args:

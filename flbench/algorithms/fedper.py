@@ -1,48 +1,15 @@
 """FedPer: the last layers stay with the client (Arivazhagan et al., 2019)."""
 
 from dataclasses import replace
-from typing import ClassVar
 
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    Deployment,
-    Dispatch,
-    LocalProgram,
-    Message,
-    Paper,
-    Phase,
-    State,
-    Tree,
-    epochs,
-    only,
-)
+import flbench.algorithms as fl
 
 
-class FedPerConfig(AlgorithmConfig):
-    """Keys of FedPer."""
-
-    layers: int | None = Field(
-        None,
-        ge=0,
-        description="number of layers at the net's end that clients keep; layers without parameters"
-        " do not count (default: the head)",
-        json_schema_extra={"unit": "layers"},
-    )
-    finetune_epochs: int = epochs(
-        0,
-        "fine-tuning of each client's model before it is evaluated as `ft`, discarded afterwards",
-        ge=0,
-    )
-
-
-@ALGORITHMS.register("fedper")
-class FedPer(Algorithm):
+@fl.ALGORITHMS.register("fedper")
+class FedPer(fl.Algorithm):
     """Clients keep their last layers; the layers below are averaged, and all are trained together.
 
     Source: Algorithms 1 and 2; deviations: none. The clients send the body and keep the head. A
@@ -52,14 +19,31 @@ class FedPer(Algorithm):
     above chance only because all clients start with the same head.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = FedPerConfig
-    config: FedPerConfig
-    paper = Paper(
+    class Config(fl.AlgorithmConfig):
+        """Keys of FedPer."""
+
+        layers: int | None = Field(
+            None,
+            ge=0,
+            description="number of layers at the net's end that clients keep; layers without"
+            " parameters"
+            " do not count (default: the head)",
+            json_schema_extra={"unit": "layers"},
+        )
+        finetune_epochs: int = fl.epochs(
+            0,
+            "fine-tuning of each client's model before it is evaluated as `ft`, discarded"
+            " afterwards",
+            ge=0,
+        )
+
+    config: Config
+    paper = fl.Paper(
         "Federated Learning with Personalization Layers",
         "Arivazhagan, Aggarwal, Singh, Choudhary",
         "2019 (arXiv 1912.00818)",
     )
-    communication = Communication(down="body", up="body", keeps="head")
+    communication = fl.Communication(down="body", up="body", keeps="head")
 
     def personal(self) -> frozenset[str]:
         net, count = self.setting.net, self.config.layers
@@ -85,23 +69,23 @@ class FedPer(Algorithm):
             return [f"{name}: all layers are personal: nothing is sent, as with Local-Only."]
         return []
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
         # The server also has the initial head, for `gm`; it is never sent.
-        return only(start, server.keys() | clients.keys()), clients
+        return fl.only(start, server.keys() | clients.keys()), clients
 
-    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
-        model = Deployment(self.dispatch(state, ids))
+    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
+        model = fl.Deployment(self.dispatch(state, ids))
         deployments = {"personal": model}
         keeps, sends = self.split()
         # With train.batchnorm=local the clients' statistics have no common value for `gm`.
         if sends and keeps <= self.personal():
-            common = Message(only(state.server, self.setting.net.names("all")))
-            deployments["gm"] = Deployment(Dispatch(common))
+            common = fl.Message(fl.only(state.server, self.setting.net.names("all")))
+            deployments["gm"] = fl.Deployment(fl.Dispatch(common))
         if self.config.finetune_epochs:
-            deployments["ft"] = replace(model, program=LocalProgram((self.tuning(),)))
+            deployments["ft"] = replace(model, program=fl.LocalProgram((self.tuning(),)))
         return deployments
 
-    def tuning(self) -> Phase:
+    def tuning(self) -> fl.Phase:
         """Return the fine-tuning of a model before it is evaluated: all layers."""
         return self.phase(*self.terms(), epochs=self.config.finetune_epochs)

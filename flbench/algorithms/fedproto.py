@@ -1,46 +1,16 @@
 """FedProto: clients exchange class prototypes only (Tan et al., AAAI 2022)."""
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    Deployment,
-    Dispatch,
-    Learned,
-    LocalProgram,
-    Paper,
-    Results,
-    State,
-    Tree,
-    UniformConfig,
-    Update,
-    only,
-    repeat,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared import prototypes
 from flbench.losses import CrossEntropy, PrototypeL2
 
 
-class FedProtoConfig(UniformConfig):
-    """Keys of FedProto."""
-
-    lam: float = Field(
-        1.0,
-        ge=0,
-        description="weight of the distance to the prototypes (paper: 1 for MNIST, 0.1 for"
-        " CIFAR-10)",
-    )
-
-
-@ALGORITHMS.register("fedproto")
-class FedProto(Algorithm):
+@fl.ALGORITHMS.register("fedproto")
+class FedProto(fl.Algorithm):
     """Clients exchange class prototypes, the mean features of classes; each has its own model.
 
     Local training adds the distance between a sample's feature and the global prototype of its
@@ -71,15 +41,24 @@ class FedProto(Algorithm):
     client do (`proto_own`). A client that took no optimizer step does not enter the mean.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = FedProtoConfig
-    config: FedProtoConfig
-    paper = Paper(
+    class Config(fl.UniformConfig):
+        """Keys of FedProto."""
+
+        lam: float = Field(
+            1.0,
+            ge=0,
+            description="weight of the distance to the prototypes (paper: 1 for MNIST, 0.1 for"
+            " CIFAR-10)",
+        )
+
+    config: Config
+    paper = fl.Paper(
         "FedProto: Federated Prototype Learning across Heterogeneous Clients",
         "Tan, Long, Liu, Zhou, Lu, Jiang, Zhang",
         "AAAI 2022",
         "10.1609/aaai.v36i8.20819",
     )
-    communication = Communication(
+    communication = fl.Communication(
         down="C prototypes of D features, C flags",
         up="D features, a count and an id per held class",
         keeps="all weights w, prototypes, counts",
@@ -88,18 +67,18 @@ class FedProto(Algorithm):
     def personal(self) -> frozenset[str]:
         return self.setting.net.names("all")
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         keeps, _ = self.split()
         table, bank = prototypes.empty(self.setting, start)
-        return table, repeat(only(start, keeps) | bank, self.setting.clients)
+        return table, fl.repeat(fl.only(start, keeps) | bank, self.setting.clients)
 
     # Client
 
-    def program(self, state: State) -> LocalProgram:
+    def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, _ = self.split()
         train = self.phase(CrossEntropy(), PrototypeL2(weight=self.config.lam))
         collect = prototypes.collect(self.setting)
-        return LocalProgram(
+        return fl.LocalProgram(
             steps=(train, *collect),
             keeps=keeps | {"prototypes", "counts"},
             sends=prototypes.LEAVES,
@@ -108,10 +87,10 @@ class FedProto(Algorithm):
 
     # Server
 
-    def dispatch(self, state: State, ids: Tensor) -> Dispatch:
-        return Dispatch(prototypes.table(state.server))
+    def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
+        return fl.Dispatch(prototypes.table(state.server))
 
-    def aggregate(self, state: State, results: Results) -> Update:
+    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         """Average the prototypes of each class over the clients that hold it (eq. 5)."""
         sent = results.sent.values
         bank, counts = sent["prototypes"].double(), sent["counts"]  # [K, C, D], [K, C]
@@ -125,17 +104,17 @@ class FedProto(Algorithm):
         old = state.server["global.prototypes"]
         table = torch.where((total > 0)[:, None], mean.to(old.dtype), old)
         present = state.server["global.present"] | (total > 0)
-        return Update(
+        return fl.Update(
             {"global.prototypes": table, "global.present": present},
             metrics={"prototype_distance_mean": mean_distance(table, present)},
         )
 
-    def learned(self, state: State) -> tuple[Learned, ...]:
+    def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
         return prototypes.learned(state)
 
     # Deployment: the client's model with each rule; the first one is the method's result.
 
-    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         rules = prototypes.rules(self.setting, self.dispatch(state, ids))
         return {"personal": rules.pop("proto")} | rules
 

@@ -1,23 +1,13 @@
 """FedProx: FedAvg with a proximal term in the local loss (Li et al., MLSys 2020)."""
 
-from typing import ClassVar
-
 from pydantic import Field
 
-from flbench.algorithms import ALGORITHMS, AlgorithmConfig, LossTerm, Paper
-from flbench.algorithms.fedavg import FedAvg, FedAvgConfig
+import flbench.algorithms as fl
+from flbench.algorithms.fedavg import FedAvg
 from flbench.losses import CrossEntropy, Proximal
 
 
-class FedProxConfig(FedAvgConfig):
-    """Keys of FedProx."""
-
-    mu: float = Field(
-        0.01, ge=0, description="factor of the proximal term; the paper tunes over 0.001 to 1"
-    )
-
-
-@ALGORITHMS.register("fedprox")
+@fl.ALGORITHMS.register("fedprox")
 class FedProx(FedAvg):
     """FedAvg whose local loss pulls the parameters to the received ones.
 
@@ -28,14 +18,20 @@ class FedProx(FedAvg):
     paper's gamma-inexactness) is not part of the method.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = FedProxConfig
-    config: FedProxConfig
-    paper = Paper(
+    class Config(FedAvg.Config):
+        """Keys of FedProx."""
+
+        mu: float = Field(
+            0.01, ge=0, description="factor of the proximal term; the paper tunes over 0.001 to 1"
+        )
+
+    config: Config
+    paper = fl.Paper(
         "Federated Optimization in Heterogeneous Networks",
         "Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith",
         "MLSys 2020",
     )
 
-    def terms(self) -> tuple[LossTerm, ...]:
+    def terms(self) -> tuple[fl.LossTerm, ...]:
         """Return cross entropy and the term mu/2 ||w - w_t||^2 over the parameters of the net."""
         return (CrossEntropy(), Proximal(self.setting.net.parameters, weight=self.config.mu))

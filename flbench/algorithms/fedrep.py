@@ -1,41 +1,15 @@
 """FedRep: a personal head is trained before the shared body (Collins et al., ICML 2021)."""
 
 from dataclasses import replace
-from typing import ClassVar
 
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    AlgorithmConfig,
-    LocalProgram,
-    Paper,
-    Phase,
-    Results,
-    State,
-    epochs,
-)
-from flbench.algorithms.fedper import FedPer, FedPerConfig
+import flbench.algorithms as fl
+from flbench.algorithms.fedper import FedPer
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm, weights_of_trained
 
 
-class FedRepConfig(FedPerConfig):
-    """Keys of FedRep."""
-
-    head_epochs: int | None = epochs(
-        None,
-        "training of the head in a round (default: train.local_epochs - 1, or all of them if the"
-        " body is frozen)",
-    )
-    finetune_epochs: int = epochs(
-        0,
-        "fine-tuning of the head at each client before it is evaluated as `ft`, discarded"
-        " afterwards (the paper fine-tunes after the last round)",
-        ge=0,
-    )
-
-
-@ALGORITHMS.register("fedrep")
+@fl.ALGORITHMS.register("fedrep")
 class FedRep(FedPer):
     """A client trains its head on the frozen body, then the body under the frozen head.
 
@@ -46,9 +20,24 @@ class FedRep(FedPer):
     the momentum of the body acts in the next head phase.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = FedRepConfig
-    config: FedRepConfig
-    paper = Paper(
+    class Config(FedPer.Config):
+        """Keys of FedRep."""
+
+        head_epochs: int | None = fl.epochs(
+            None,
+            "training of the head in a round (default: train.local_epochs - 1, or all of them if"
+            " the"
+            " body is frozen)",
+        )
+        finetune_epochs: int = fl.epochs(
+            0,
+            "fine-tuning of the head at each client before it is evaluated as `ft`, discarded"
+            " afterwards (the paper fine-tunes after the last round)",
+            ge=0,
+        )
+
+    config: Config
+    paper = fl.Paper(
         "Exploiting Shared Representations for Personalized Federated Learning",
         "Collins, Hassani, Mokhtari, Shakkottai",
         "ICML 2021",
@@ -92,22 +81,22 @@ class FedRep(FedPer):
             f" trains train.local_epochs={self.setting.train.local_epochs}."
         ]
 
-    def program(self, state: State) -> LocalProgram:
+    def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
         shared, phases = self.shared(), [self.head_phase(self.head_epochs())]
         if shared:
             phases.append(self.phase(*self.terms(), train=shared, epochs=1))
         # With train.batchnorm=drop the head phase would use the statistics of the seeded net.
-        return LocalProgram((*reestimate_batchnorm(self.setting), *phases), keeps, sends)
+        return fl.LocalProgram((*reestimate_batchnorm(self.setting), *phases), keeps, sends)
 
-    def weights(self, results: Results) -> Tensor:
+    def weights(self, results: fl.Results) -> Tensor:
         """Return the weight of each client of the cohort, 0 if its body took no step."""
         return weights_of_trained(super().weights(results), self.setting, results)
 
-    def tuning(self) -> Phase:
+    def tuning(self) -> fl.Phase:
         return self.head_phase(self.config.finetune_epochs)
 
-    def head_phase(self, epochs: int) -> Phase:
+    def head_phase(self, epochs: int) -> fl.Phase:
         """Return a phase that trains the personal layers only, under constant statistics."""
         phase = self.phase(*self.terms(), train=self.personal(), epochs=epochs)
         return replace(phase, batchnorm="eval")

@@ -1,29 +1,13 @@
 """FedRoD: a generic head for all clients and a personal one on top of it (Chen, Chao, 2022)."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import linear
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    Context,
-    Deployment,
-    LocalProgram,
-    Outputs,
-    Paper,
-    State,
-    Statistic,
-    Transform,
-    Tree,
-    repeat,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared.linear_head import unmet
 from flbench.algorithms.shared.prefixes import prefixed_names
 from flbench.algorithms.shared.prototypes import CountClasses
@@ -34,19 +18,8 @@ OWN = "own."  # prefix of a personal head that the client keeps
 COUNTS = "held.counts"  # ctx entry [C]: the client's number of samples of each class
 
 
-class FedRoDConfig(AlgorithmConfig):
-    """Keys of FedRoD."""
-
-    gamma: float = Field(
-        1.0,
-        ge=0,
-        description="exponent of the class counts in the loss of the generic head; 0 is cross"
-        " entropy",
-    )
-
-
-@ALGORITHMS.register("fedrod")
-class FedRoD(Algorithm):
+@fl.ALGORITHMS.register("fedrod")
+class FedRoD(fl.Algorithm):
     """A shared net learns a class-balanced loss; a personal head adds to its logits.
 
     Client i, one phase on all of body, generic head (W, b) and personal head (W_i, b_i), with its
@@ -74,14 +47,23 @@ class FedRoD(Algorithm):
     the sum of both. Terms of `train.terms` act on L_P.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = FedRoDConfig
-    config: FedRoDConfig
-    paper = Paper(
+    class Config(fl.AlgorithmConfig):
+        """Keys of FedRoD."""
+
+        gamma: float = Field(
+            1.0,
+            ge=0,
+            description="exponent of the class counts in the loss of the generic head; 0 is cross"
+            " entropy",
+        )
+
+    config: Config
+    paper = fl.Paper(
         "On Bridging Generic and Personalized Federated Learning for Image Classification",
         "Chen, Chao",
         "ICLR 2022 (arXiv 2107.00778)",
     )
-    communication = Communication(down="w", up="w", keeps="a head")
+    communication = fl.Communication(down="w", up="w", keeps="a head")
 
     def requires(self) -> list[str]:
         return unmet(self.setting.net, "a personal head is added to it")
@@ -91,12 +73,12 @@ class FedRoD(Algorithm):
         head = self.setting.net.names("head")
         return tuple(name for name in self.setting.net.parameters if name in head)
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
         own = {OWN + name: torch.zeros_like(start[name]) for name in self.head()}
-        return server, clients | repeat(own, self.setting.clients)
+        return server, clients | fl.repeat(own, self.setting.clients)
 
-    def program(self, state: State) -> LocalProgram:
+    def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
         own = prefixed_names(OWN, self.head())
         train = self.phase(
@@ -104,13 +86,13 @@ class FedRoD(Algorithm):
             PersonalCrossEntropy(self.head()),
             train=frozenset(self.setting.net.parameters) | own,
         )
-        count = Statistic(COUNTS.partition(".")[0], CountClasses(self.setting.classes))
-        return LocalProgram((count, train), keeps | own, sends)
+        count = fl.Statistic(COUNTS.partition(".")[0], CountClasses(self.setting.classes))
+        return fl.LocalProgram((count, train), keeps | own, sends)
 
-    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         models = super().deploy(state, ids)
         generic = models.pop("personal")
-        add = LocalProgram((Transform(AddHead(self.head())),))
+        add = fl.LocalProgram((fl.Transform(AddHead(self.head())),))
         return {"personal": replace(generic, program=add), "generic": generic} | models
 
 
@@ -124,7 +106,7 @@ class AddHead:
 
     names: tuple[str, ...]
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return W + W_i and b + b_i under the names of the net's head."""
         return {name: context.leaves[name] + context.leaves[OWN + name] for name in self.names}
 
@@ -143,7 +125,7 @@ class BalancedCrossEntropy:
     gamma: float
     weight: float | str = 1.0
 
-    def __call__(self, context: Context) -> Tensor:
+    def __call__(self, context: fl.Context) -> Tensor:
         """Return the term, 0-dim."""
         logits, batch = context.out.logits, context.batch
         with full_precision(logits):
@@ -164,13 +146,13 @@ class PersonalCrossEntropy:
     names: tuple[str, ...]
     weight: float | str = 1.0
 
-    def __call__(self, context: Context) -> Tensor:
+    def __call__(self, context: fl.Context) -> Tensor:
         """Return the term, 0-dim."""
         out = self.outputs(context)
         return mean_cross_entropy(out.logits, context.batch.y, context.batch.mask)
 
-    def outputs(self, context: Context) -> Outputs:
+    def outputs(self, context: fl.Context) -> fl.Outputs:
         """Return the features z [B, D] and the logits o_i [B, C], detached from the net."""
         features, logits = context.out.features.detach(), context.out.logits.detach()
         own = (context.leaves[OWN + name] for name in self.names)  # W_i [C, D], b_i [C]
-        return Outputs(features, logits + linear(features, *own))
+        return fl.Outputs(features, logits + linear(features, *own))

@@ -1,31 +1,14 @@
 """FedSA-LoRA: low-rank adapters whose first factor is shared (Guo et al., 2025)."""
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    AlgorithmConfig,
-    Communication,
-    Paper,
-    Results,
-    State,
-    Tree,
-    Update,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared.adapters import HEAD, AdapterConfig, AdapterMethod, Head
 
 
-class FedSaLoraConfig(AdapterConfig):
-    """Keys of FedSA-LoRA."""
-
-    head: Head = Field("personal", description=HEAD)
-
-
-@ALGORITHMS.register("fedsalora")
+@fl.ALGORITHMS.register("fedsalora")
 class FedSaLora(AdapterMethod):
     """Clients train both factors of the adapters; A is averaged, B and the head stay with them.
 
@@ -49,29 +32,33 @@ class FedSaLora(AdapterMethod):
     although A moves on. An adapter of an embedding begins with A = 0 and a random B.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = FedSaLoraConfig
-    config: FedSaLoraConfig
-    paper = Paper(
+    class Config(AdapterConfig):
+        """Keys of FedSA-LoRA."""
+
+        head: Head = Field("personal", description=HEAD)
+
+    config: Config
+    paper = fl.Paper(
         "Selective Aggregation for Low-Rank Adaptation in Federated Learning",
         "Guo, Zeng, Wang, Fan, Wang, Qu",
         "ICLR 2025 (arXiv 2410.01463)",
     )
-    communication = Communication(
+    communication = fl.Communication(
         down="A of each adapter", up="A of each adapter", keeps="B of each adapter, head"
     )
 
     def personal(self) -> frozenset[str]:
         return super().personal() | self.setting.net.names("lora_B")
 
-    def aggregate(self, state: State, results: Results) -> Update:
+    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         mean = self.mean(results)
         if not mean:
-            return Update()
+            return fl.Update()
         shared = self.setting.net.names("lora_A")
-        return Update(mean, metrics={"cosine": mean_cosine(results.sent.values, mean, shared)})
+        return fl.Update(mean, metrics={"cosine": mean_cosine(results.sent.values, mean, shared)})
 
 
-def mean_cosine(sent: Tree, mean: Tree, names: frozenset[str]) -> float:
+def mean_cosine(sent: fl.Tree, mean: fl.Tree, names: frozenset[str]) -> float:
     """Return the mean over the clients of the cosine between their leaves and a mean.
 
     Args:

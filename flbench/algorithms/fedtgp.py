@@ -1,32 +1,11 @@
 """FedTGP: prototypes that the server trains, with a margin (Zhang, Liu, Hua, Cao, AAAI 2024)."""
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import linear
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    Deployment,
-    Dispatch,
-    Draw,
-    Learned,
-    LocalProgram,
-    Paper,
-    Results,
-    State,
-    Tree,
-    Update,
-    epochs,
-    generator,
-    only,
-    repeat,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared import prototypes
 from flbench.losses import CrossEntropy, PrototypeL2
 from flbench.losses.cross_entropy import cross_entropies
@@ -34,28 +13,8 @@ from flbench.losses.cross_entropy import cross_entropies
 PSI = ("tgp.embedding", "tgp.in.weight", "tgp.in.bias", "tgp.out.weight", "tgp.out.bias")
 
 
-class FedTGPConfig(AlgorithmConfig):
-    """Keys of FedTGP."""
-
-    lam: float = Field(
-        10.0, ge=0, description="weight of the distance to the prototypes in local training"
-    )
-    tau: float = Field(
-        100.0, ge=0, description="largest margin, in the units of the distance between features"
-    )
-    server_epochs: int = epochs(
-        100, "training of the server's prototypes in a round, on the uploaded ones", ge=0
-    )
-    server_lr: float | None = Field(
-        None,
-        ge=0,
-        description="learning rate of the server's training (default: train.optimizer.lr, without"
-        " its schedule)",
-    )
-
-
-@ALGORITHMS.register("fedtgp")
-class FedTGP(Algorithm):
+@fl.ALGORITHMS.register("fedtgp")
+class FedTGP(fl.Algorithm):
     """Clients upload class prototypes; the server trains prototypes that keep them apart.
 
     As in FedProto, every client has its own model. Client i (z: features of D numbers, y: labels,
@@ -85,15 +44,34 @@ class FedTGP(Algorithm):
     client that took no optimizer step uploads nothing that counts.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = FedTGPConfig
-    config: FedTGPConfig
-    paper = Paper(
+    class Config(fl.AlgorithmConfig):
+        """Keys of FedTGP."""
+
+        lam: float = Field(
+            10.0, ge=0, description="weight of the distance to the prototypes in local training"
+        )
+        tau: float = Field(
+            100.0, ge=0, description="largest margin, in the units of the distance between features"
+        )
+        server_epochs: int = fl.epochs(
+            100, "training of the server's prototypes in a round, on the uploaded ones", ge=0
+        )
+        server_lr: float | None = Field(
+            None,
+            ge=0,
+            description="learning rate of the server's training (default: train.optimizer.lr,"
+            " without"
+            " its schedule)",
+        )
+
+    config: Config
+    paper = fl.Paper(
         "FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning for"
         " Data and Model Heterogeneity in Federated Learning",
         "Zhang, Liu, Hua, Cao",
         "AAAI 2024 (arXiv 2401.03230)",
     )
-    communication = Communication(
+    communication = fl.Communication(
         down="C prototypes of D features, C flags",
         up="D features, a count and an id per held class",
         keeps="all weights w, prototypes, counts",
@@ -102,22 +80,22 @@ class FedTGP(Algorithm):
     def personal(self) -> frozenset[str]:
         return self.setting.net.names("all")
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         keeps, _ = self.split()
         table, bank = prototypes.empty(self.setting, start)
         c, d = self.setting.classes, self.setting.net.features
-        rng, width = generator(self.setting.seed, "method"), max(1, d) ** -0.5
+        rng, width = fl.generator(self.setting.seed, "method"), max(1, d) ** -0.5
         psi = [rng.normal(size=(c, d))]  # PyTorch's distributions of an Embedding and of a Linear
         psi += [rng.uniform(-width, width, shape) for shape in ((d, d), (d,), (d, d), (d,))]
         server = table | dict(zip(PSI, map(torch.from_numpy, psi), strict=True))
-        return server, repeat(only(start, keeps) | bank, self.setting.clients)
+        return server, fl.repeat(fl.only(start, keeps) | bank, self.setting.clients)
 
     # Client
 
-    def program(self, state: State) -> LocalProgram:
+    def program(self, state: fl.State) -> fl.LocalProgram:
         train = self.phase(CrossEntropy(), PrototypeL2(weight=self.config.lam))
         collect = prototypes.collect(self.setting)
-        return LocalProgram(
+        return fl.LocalProgram(
             steps=(train, *collect),
             keeps=self.split()[0] | {"prototypes", "counts"},
             sends=prototypes.LEAVES,
@@ -126,29 +104,29 @@ class FedTGP(Algorithm):
 
     # Server
 
-    def dispatch(self, state: State, ids: Tensor) -> Dispatch:
-        return Dispatch(prototypes.table(state.server))
+    def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
+        return fl.Dispatch(prototypes.table(state.server))
 
-    def aggregate(self, state: State, results: Results) -> Update:
+    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         bank, counts = results.sent.values["prototypes"], results.sent.values["counts"]
         order = results.ids.argsort()  # so that the order of the cohort does not matter
         uploaded = ((counts > 0) & (results.steps > 0)[:, None])[order]  # [K, C]
         if not uploaded.any():
-            return Update()
+            return fl.Update()
         points, y = bank[order][uploaded].double(), uploaded.nonzero()[:, 1]  # [M, D], [M]
 
         margin = adaptive_margin(points, y, self.config.tau)
-        psi, loss = self.trained(only(state.server, PSI), points, y, margin, state.round)
+        psi, loss = self.trained(fl.only(state.server, PSI), points, y, margin, state.round)
         old = state.server["global.prototypes"]
         server = psi | {
             "global.prototypes": generated(psi).to(old.dtype),
             "global.present": torch.ones_like(state.server["global.present"]),
         }
-        return Update(server, metrics={"margin": float(margin), "server_loss": loss})
+        return fl.Update(server, metrics={"margin": float(margin), "server_loss": loss})
 
     def trained(
-        self, psi: Tree, points: Tensor, y: Tensor, margin: Tensor, completed: int
-    ) -> tuple[Tree, float]:
+        self, psi: fl.Tree, points: Tensor, y: Tensor, margin: Tensor, completed: int
+    ) -> tuple[fl.Tree, float]:
         """Return Psi after the server's training in a round, and the loss after it.
 
         Args:
@@ -160,7 +138,7 @@ class FedTGP(Algorithm):
         """
         c, train = self.config, self.setting.train
         rate = train.optimizer.lr if c.server_lr is None else c.server_lr
-        draw = Draw(self.setting.seed, (completed,), self.setting.clients)
+        draw = fl.Draw(self.setting.seed, (completed,), self.setting.clients)
         gradient = torch.func.grad(margin_loss)
         for epoch in range(c.server_epochs):
             order = torch.from_numpy(draw.sample_order(self.setting.clients, epoch, len(y)))
@@ -169,21 +147,21 @@ class FedTGP(Algorithm):
                 psi = {name: value - rate * slope[name] for name, value in psi.items()}
         return psi, float(margin_loss(psi, points, y, margin))
 
-    def learned(self, state: State) -> tuple[Learned, ...]:
+    def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
         return prototypes.learned(state)
 
-    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         rules = prototypes.rules(self.setting, self.dispatch(state, ids))
         return {"personal": rules.pop("proto")} | rules
 
 
-def generated(psi: Tree) -> Tensor:
+def generated(psi: fl.Tree) -> Tensor:
     """Return the prototypes P [C, D] that Psi makes."""
     embedding, first, first_bias, last, last_bias = (psi[name] for name in PSI)
     return linear(linear(embedding, first, first_bias).relu(), last, last_bias)
 
 
-def margin_loss(psi: Tree, points: Tensor, y: Tensor, margin: Tensor) -> Tensor:
+def margin_loss(psi: fl.Tree, points: Tensor, y: Tensor, margin: Tensor) -> Tensor:
     """Return the server's loss, 0-dim: the mean cross entropy of -(distance + margin).
 
     Args:

@@ -4,11 +4,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from flbench.algorithms import ALGORITHMS, AlgorithmConfig
+import flbench.algorithms as fl
 from flbench.algorithms.shared.server_optimizer import MomentsConfig, MomentsServer
 
 
-@ALGORITHMS.register("fedyogi")
+@fl.ALGORITHMS.register("fedyogi")
 class FedYogi(MomentsServer):
     """FedAdam with Yogi's second moment, which changes by a bounded amount.
 
@@ -17,7 +17,7 @@ class FedYogi(MomentsServer):
     Everything else is FedAdam, whose documentation describes readings and options.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = MomentsConfig
+    Config: ClassVar[type[fl.AlgorithmConfig]] = MomentsConfig
     config: MomentsConfig
 
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:

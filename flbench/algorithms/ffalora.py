@@ -1,10 +1,10 @@
 """FFA-LoRA: low-rank adapters whose first factor is frozen (Sun et al., 2024)."""
 
-from flbench.algorithms import ALGORITHMS, Communication, Paper
+import flbench.algorithms as fl
 from flbench.algorithms.shared.adapters import AdapterMethod
 
 
-@ALGORITHMS.register("ffalora")
+@fl.ALGORITHMS.register("ffalora")
 class FfaLora(AdapterMethod):
     """Of each adapter, A keeps its random start; clients train B and the head, which are averaged.
 
@@ -28,12 +28,12 @@ class FfaLora(AdapterMethod):
     `model.lora.alpha` raises it for the adapters alone.
     """
 
-    paper = Paper(
+    paper = fl.Paper(
         "Improving LoRA in Privacy-preserving Federated Learning",
         "Sun, Li, Li, Ding",
         "ICLR 2024 (arXiv 2403.12313)",
     )
-    communication = Communication(
+    communication = fl.Communication(
         down="B of each adapter, head", up="B of each adapter, head", keeps="nothing"
     )
 

@@ -1,40 +1,12 @@
 """Floco: heads are points of a simplex of shared endpoints (Grinwald, Wiesner, Nakajima, 2024)."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    Context,
-    Deployment,
-    Dispatch,
-    LocalProgram,
-    Message,
-    Outputs,
-    Paper,
-    Phase,
-    Results,
-    Stage,
-    State,
-    Step,
-    Transform,
-    Tree,
-    Update,
-    epochs,
-    generator,
-    only,
-    repeat,
-    smallest_index,
-    uniform,
-    weighted_mean,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared.linear_head import LinearHead, unmet
 from flbench.algorithms.shared.memory import PARTICIPATED
 from flbench.algorithms.shared.personal_model import PersonalModel, V, personal_model
@@ -47,30 +19,8 @@ RADII = 1000  # sizes z of the simplex that are tried when clients are placed in
 LEAST_DISTANCE = 1e-4  # smaller distances between clients count as this one
 
 
-class FlocoConfig(AlgorithmConfig):
-    """Keys of Floco."""
-
-    endpoints: int = Field(10, ge=2, description="number of endpoints M of the simplex of heads")
-    rho: float = Field(0.1, ge=0, description="radius of a client's region around its point")
-    plus: bool = Field(
-        False, description="Floco+: each client trains a second, personal model, which is evaluated"
-    )
-    lam: float = Field(
-        1.0, ge=0, description="plus: factor of the pull of the personal model to the received one"
-    )
-    personal_epochs: int | None = epochs(
-        None, "plus: training of the personal model in a round (default: train.local_epochs)"
-    )
-    tau: float = Field(
-        0.5,
-        ge=0,
-        le=1,
-        description="share of the rounds before clients are placed in the simplex; 1: never",
-    )
-
-
-@ALGORITHMS.register("floco")
-class Floco(Algorithm):
+@fl.ALGORITHMS.register("floco")
+class Floco(fl.Algorithm):
     """The head's weight is a point in a simplex of M endpoints; each client has a region of it.
 
     Shared are the body, the endpoints W_1, ..., W_M [C, D] and one bias b. For a point alpha of the
@@ -112,15 +62,40 @@ class Floco(Algorithm):
     more rounds or a larger learning rate.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = FlocoConfig
-    config: FlocoConfig
+    class Config(fl.AlgorithmConfig):
+        """Keys of Floco."""
+
+        endpoints: int = Field(
+            10, ge=2, description="number of endpoints M of the simplex of heads"
+        )
+        rho: float = Field(0.1, ge=0, description="radius of a client's region around its point")
+        plus: bool = Field(
+            False,
+            description="Floco+: each client trains a second, personal model, which is evaluated",
+        )
+        lam: float = Field(
+            1.0,
+            ge=0,
+            description="plus: factor of the pull of the personal model to the received one",
+        )
+        personal_epochs: int | None = fl.epochs(
+            None, "plus: training of the personal model in a round (default: train.local_epochs)"
+        )
+        tau: float = Field(
+            0.5,
+            ge=0,
+            le=1,
+            description="share of the rounds before clients are placed in the simplex; 1: never",
+        )
+
+    config: Config
     by_client = (("points", (0,)),)
-    paper = Paper(
+    paper = fl.Paper(
         "Federated Learning over Connected Modes",
         "Grinwald, Wiesner, Nakajima",
         "NeurIPS 2024 (arXiv 2403.03333)",
     )
-    communication = Communication(
+    communication = fl.Communication(
         down="body, M heads, a bias; later M numbers",
         up="body, M heads, a bias; once M heads",
         keeps="nothing (plus: a model)",
@@ -148,32 +123,32 @@ class Floco(Algorithm):
             f" of algorithm.endpoints={m} are zero."
         ]
 
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[fl.Stage, ...]:
         rounds = self.setting.rounds
         before = int(self.config.tau * rounds + 1e-9)
-        first = (Stage("simplex", before),) if before else ()
+        first = (fl.Stage("simplex", before),) if before else ()
         if before == rounds:
             return first
-        return (*first, Stage("project", 1, setup=True), Stage("regions", rounds - before))
+        return (*first, fl.Stage("project", 1, setup=True), fl.Stage("regions", rounds - before))
 
-    def stage(self, state: State) -> str:
+    def stage(self, state: fl.State) -> str:
         """Return the name of the stage of the next round."""
         return self.stages()[state.stage].name
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
         m, c, d = self.config.endpoints, self.setting.classes, self.setting.net.features
-        drawn = generator(self.setting.seed, "method").normal(size=(m, c, d))
+        drawn = fl.generator(self.setting.seed, "method").normal(size=(m, c, d))
         endpoints = torch.from_numpy(drawn * (2 / (c + d)) ** 0.5)
-        server = only(server, self.shared) | {
+        server = fl.only(server, self.shared) | {
             ENDPOINTS: endpoints.to(start[self.head.weight].dtype),
             "points": torch.full((self.setting.clients, m), 1 / m, dtype=torch.float64),
         }
         if not self.config.plus:
             return server, clients
-        own = only(start, self.own_model.own) | only(server, {ENDPOINTS})
+        own = fl.only(start, self.own_model.own) | fl.only(server, {ENDPOINTS})
         v = prefixed(V, own) | {PARTICIPATED: torch.tensor(False)}
-        return server, clients | repeat(v, self.setting.clients)
+        return server, clients | fl.repeat(v, self.setting.clients)
 
     # Client
 
@@ -183,26 +158,26 @@ class Floco(Algorithm):
         model = personal_model(self.setting)
         return replace(model, own=model.own - {self.head.weight})
 
-    def program(self, state: State) -> LocalProgram:
+    def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()[0], self.shared
         rho = self.config.rho if self.stage(state) == "regions" else None
         trained = self.trained | {ENDPOINTS}
         shared = self.phase(PointCrossEntropy(head=self.head, rho=rho), train=trained)
-        steps: tuple[Step, ...] = (Transform(write_endpoints), shared)
+        steps: tuple[fl.Step, ...] = (fl.Transform(write_endpoints), shared)
         if self.config.plus:
             keeps |= prefixed_names(V, self.own_model.own | {ENDPOINTS}) | {PARTICIPATED}
         if self.stage(state) == "project":
-            return LocalProgram(steps, keeps, frozenset({ENDPOINTS}))
+            return fl.LocalProgram(steps, keeps, frozenset({ENDPOINTS}))
         if self.config.plus:
-            steps = (*steps, self.personal_phase(rho), Transform(take_part))
-        return LocalProgram(steps, keeps, sends)
+            steps = (*steps, self.personal_phase(rho), fl.Transform(take_part))
+        return fl.LocalProgram(steps, keeps, sends)
 
     @property
     def trained(self) -> frozenset[str]:
         """Names of the parameters of the net that are trained: all but the head's weight."""
         return frozenset(self.setting.net.parameters) - {self.head.weight}
 
-    def personal_phase(self, rho: float | None) -> Phase:
+    def personal_phase(self, rho: float | None) -> fl.Phase:
         """Return the training of v_i; rho is as in `PointCrossEntropy`."""
         lam = self.config.lam
         names = tuple(name for name in self.setting.net.parameters if name in self.trained)
@@ -217,41 +192,41 @@ class Floco(Algorithm):
 
     # Server
 
-    def dispatch(self, state: State, ids: Tensor) -> Dispatch:
+    def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         names = {ENDPOINTS} if state.is_initial else self.shared  # clients have the seeded net
-        shared = Message(only(state.server, names))
+        shared = fl.Message(fl.only(state.server, names))
         if self.stage(state) != "regions":
-            return Dispatch(shared)
+            return fl.Dispatch(shared)
         points = state.server["points"][ids].to(state.server[ENDPOINTS].dtype)
-        return Dispatch(shared, Message({POINT: points}))
+        return fl.Dispatch(shared, fl.Message({POINT: points}))
 
-    def aggregate(self, state: State, results: Results) -> Update:
+    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         if self.stage(state) == "project":
             endpoints = results.sent.values[ENDPOINTS].double().flatten(1)  # [K, M C D]
             found, energy = placed(principal_components(endpoints, self.config.endpoints))
             points = state.server["points"].index_copy(0, results.ids, found)
-            return Update({"points": points}, metrics={"energy": energy})
-        mean = weighted_mean(only(results.sent.values, self.shared), self.weights(results))
-        return Update(mean)
+            return fl.Update({"points": points}, metrics={"energy": energy})
+        mean = fl.weighted_mean(fl.only(results.sent.values, self.shared), self.weights(results))
+        return fl.Update(mean)
 
-    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         dispatch = self.dispatch(state, ids)
         at_point = HeadAtPoint(self.head, self.setting.net.leaves)
-        models = {"personal": Deployment(dispatch, weights=at_point)}
+        models = {"personal": fl.Deployment(dispatch, weights=at_point)}
         if self.config.plus:
-            personal = Deployment(dispatch, weights=PersonalAtPoint(at_point, self.own_model))
+            personal = fl.Deployment(dispatch, weights=PersonalAtPoint(at_point, self.own_model))
             models = {"personal": personal, "shared": models["personal"]}
         if not self.split()[0]:
-            models["gm"] = Deployment(Dispatch(dispatch.shared), weights=at_point)
+            models["gm"] = fl.Deployment(fl.Dispatch(dispatch.shared), weights=at_point)
         return models
 
 
-def write_endpoints(context: Context) -> Tree:
+def write_endpoints(context: fl.Context) -> fl.Tree:
     """Write the received endpoints, an entry of ctx, into a leaf that can be trained."""
-    return only(context.ctx, {ENDPOINTS})
+    return fl.only(context.ctx, {ENDPOINTS})
 
 
-def take_part(context: Context) -> Tree:
+def take_part(context: fl.Context) -> fl.Tree:
     """Write down that the client has trained a personal model."""
     return {PARTICIPATED: torch.ones_like(context.leaves[PARTICIPATED])}
 
@@ -270,7 +245,7 @@ class HeadAtPoint:
     head: LinearHead
     names: tuple[str, ...]
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the leaves with another weight of the head."""
         endpoints = (
             context.leaves[ENDPOINTS] if ENDPOINTS in context.leaves else context.ctx[ENDPOINTS]
@@ -294,7 +269,7 @@ class PersonalAtPoint:
     at_point: HeadAtPoint
     own: PersonalModel
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the leaves of the net."""
         own = self.own(context) | {ENDPOINTS: context.leaves[V + ENDPOINTS]}
         here = self.at_point(context.with_leaves(own))
@@ -318,12 +293,12 @@ class PointCrossEntropy(CrossEntropy):
     rho: float | None
     prefix: str = ""
 
-    def outputs(self, context: Context) -> Outputs:
+    def outputs(self, context: fl.Context) -> fl.Outputs:
         """Return the features z [B, D] and the logits [B, C]."""
         endpoints, features = context.leaves[self.prefix + ENDPOINTS], context.out.features
         count = len(endpoints)
         first = count + 1 if self.prefix else 0  # so that a second model has points of its own
-        numbers = [uniform(context.batch.key[:1], first + unit) for unit in range(count + 1)]
+        numbers = [fl.uniform(context.batch.key[:1], first + unit) for unit in range(count + 1)]
         if self.rho is None:
             point = anywhere(torch.cat(numbers[:-1])).to(endpoints.dtype)
         else:
@@ -331,7 +306,7 @@ class PointCrossEntropy(CrossEntropy):
             point = context.ctx[POINT] + step.to(endpoints.dtype)
         weight = torch.einsum("m,mcd->cd", point, endpoints)
         leaves = context.leaves | {self.prefix + self.head.weight: weight}
-        return Outputs(features, self.head(leaves, features, prefix=self.prefix))
+        return fl.Outputs(features, self.head(leaves, features, prefix=self.prefix))
 
 
 @dataclass(frozen=True)
@@ -344,7 +319,7 @@ class PullEndpoints:
 
     weight: float | str
 
-    def __call__(self, context: Context) -> Tensor:
+    def __call__(self, context: fl.Context) -> Tensor:
         """Return the term, 0-dim."""
         return 0.5 * (context.leaves[V + ENDPOINTS] - context.ctx[ENDPOINTS]).square().sum()
 
@@ -377,7 +352,7 @@ def principal_components(rows: Tensor, count: int) -> Tensor:
     # A component whose size is rounding does not exist (the bound of `torch.linalg.matrix_rank`).
     least = max(rows.shape) * torch.finfo(rows.dtype).eps * sizes[0]
     sizes = torch.where(sizes > least, sizes, 0.0)
-    largest = loadings.gather(1, smallest_index(-loadings.abs(), torch.float32)[:, None])[:, 0]
+    largest = loadings.gather(1, fl.smallest_index(-loadings.abs(), torch.float32)[:, None])[:, 0]
     found = left * sizes * torch.where(largest < 0, -1.0, 1.0)  # [K, min(K, P)]
     result = rows.new_zeros(len(rows), count)
     used = min(count, found.shape[1])

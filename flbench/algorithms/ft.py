@@ -5,49 +5,16 @@ fine-tune the global model on its own samples, whatever the method.
 """
 
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    Deployment,
-    LocalProgram,
-    Paper,
-    Phase,
-    State,
-    epochs,
-)
+import flbench.algorithms as fl
 
 
-class FineTunedConfig(AlgorithmConfig):
-    """Keys of FedAvg-FT."""
-
-    finetune: Literal["all", "head_first"] = Field(
-        "all",
-        description="layers that are fine-tuned: all, or the head alone and then all (linear"
-        " probing, then fine-tuning)",
-    )
-    finetune_epochs: int = epochs(
-        5, "fine-tuning of all layers at each client before it is evaluated", ge=0
-    )
-    head_epochs: int = epochs(
-        5, "fine-tuning of the head alone, before all layers, with finetune=head_first", ge=0
-    )
-    finetune_lr: float | None = Field(
-        None,
-        gt=0,
-        description="learning rate of fine-tuning; train.schedule scales it too (default:"
-        " train.optimizer.lr)",
-    )
-
-
-@ALGORITHMS.register("ft")
-class FineTuned(Algorithm):
+@fl.ALGORITHMS.register("ft")
+class FineTuned(fl.Algorithm):
     """FedAvg, whose global model w each client fine-tunes on its own training samples.
 
     Training: FedAvg without a change. Deployment (`personal`): w after `finetune_epochs` epochs
@@ -67,14 +34,34 @@ class FineTuned(Algorithm):
     FedBABU's fine-tuning.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = FineTunedConfig
-    config: FineTunedConfig
-    paper = Paper(
+    class Config(fl.AlgorithmConfig):
+        """Keys of FedAvg-FT."""
+
+        finetune: Literal["all", "head_first"] = Field(
+            "all",
+            description="layers that are fine-tuned: all, or the head alone and then all (linear"
+            " probing, then fine-tuning)",
+        )
+        finetune_epochs: int = fl.epochs(
+            5, "fine-tuning of all layers at each client before it is evaluated", ge=0
+        )
+        head_epochs: int = fl.epochs(
+            5, "fine-tuning of the head alone, before all layers, with finetune=head_first", ge=0
+        )
+        finetune_lr: float | None = Field(
+            None,
+            gt=0,
+            description="learning rate of fine-tuning; train.schedule scales it too (default:"
+            " train.optimizer.lr)",
+        )
+
+    config: Config
+    paper = fl.Paper(
         "Federated Evaluation of On-device Personalization",
         "Wang, Mathews, Kiddon, Eichner, Beaufays, Ramage",
         "2019 (arXiv 1910.10252)",
     )
-    communication = Communication(down="w", up="w", keeps="nothing")
+    communication = fl.Communication(down="w", up="w", keeps="nothing")
 
     def notes(self) -> list[str]:
         if self.finetuning():
@@ -84,19 +71,19 @@ class FineTuned(Algorithm):
             " algorithm.head_epochs): this is FedAvg."
         ]
 
-    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         deployments = super().deploy(state, ids)
         phases = self.finetuning()
         if not phases:
             return deployments
         noft = deployments.pop("personal")
-        ft = replace(noft, program=LocalProgram(phases))
+        ft = replace(noft, program=fl.LocalProgram(phases))
         return {"personal": ft, "noft": noft, **deployments}
 
-    def finetuning(self) -> tuple[Phase, ...]:
+    def finetuning(self) -> tuple[fl.Phase, ...]:
         """Return the phases of fine-tuning, in order; empty without an epoch."""
         config = self.config
-        phases: list[Phase] = []
+        phases: list[fl.Phase] = []
         if config.finetune == "head_first" and config.head_epochs:
             head = self.phase(
                 *self.terms(), train=self.setting.net.names("head"), epochs=config.head_epochs

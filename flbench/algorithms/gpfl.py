@@ -1,36 +1,13 @@
 """GPFL: a generic and a personal route for features (Zhang, Hua, Wang, Song et al., ICCV 2023)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import layer_norm, linear
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    Context,
-    Deployment,
-    Dispatch,
-    LocalProgram,
-    LossTerm,
-    Message,
-    Paper,
-    Results,
-    State,
-    Statistic,
-    Transform,
-    Tree,
-    Update,
-    generator,
-    only,
-    repeat,
-    weighted_mean,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared.linear_head import LinearHead, unmet
 from flbench.algorithms.shared.prototypes import CountClasses
 from flbench.losses.cross_entropy import ScoresCrossEntropy, mean_cross_entropy
@@ -45,22 +22,8 @@ SHARED = frozenset({*COV, EMBEDDINGS})
 GENERIC, PERSONAL = "cond.g", "cond.q"  # g and q_i [D], the conditional inputs
 
 
-class GPFLConfig(AlgorithmConfig):
-    """Keys of GPFL."""
-
-    lam: float = Field(
-        0.01,
-        ge=0,
-        description="weight of the distance of generic features to the received embeddings; its"
-        " scale depends on train.batch_size",
-    )
-    nu: float = Field(
-        0.1, ge=0, description="weight decay of the embeddings and of the conditional valve"
-    )
-
-
-@ALGORITHMS.register("gpfl")
-class GPFL(Algorithm):
+@fl.ALGORITHMS.register("gpfl")
+class GPFL(fl.Algorithm):
     """A conditional valve sends each feature through a generic and a personal route.
 
     Shared: the body, category embeddings G [C, D] and the valve CoV; personal: the head. For
@@ -93,15 +56,27 @@ class GPFL(Algorithm):
     clients follow the newest G; here they stay. Embeddings are drawn from N(0, 1).
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = GPFLConfig
-    config: GPFLConfig
-    paper = Paper(
+    class Config(fl.AlgorithmConfig):
+        """Keys of GPFL."""
+
+        lam: float = Field(
+            0.01,
+            ge=0,
+            description="weight of the distance of generic features to the received embeddings; its"
+            " scale depends on train.batch_size",
+        )
+        nu: float = Field(
+            0.1, ge=0, description="weight decay of the embeddings and of the conditional valve"
+        )
+
+    config: Config
+    paper = fl.Paper(
         "GPFL: Simultaneously Learning Global and Personalized Feature Information for Personalized"
         " Federated Learning",
         "Zhang, Hua, Wang, Song, Xue, Ma, Cao, Guan",
         "ICCV 2023 (arXiv 2308.10279)",
     )
-    communication = Communication(
+    communication = fl.Communication(
         down="body, 2 D^2 + 6 D + C D numbers",
         up="body, 2 D^2 + 6 D + C D numbers",
         keeps="head, 2 vectors of D numbers",
@@ -118,12 +93,12 @@ class GPFL(Algorithm):
         """The head of the net."""
         return LinearHead.of(self.setting.net)
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
         c, d = self.setting.classes, self.setting.net.features
         like = start[self.setting.net.parameters[0]]
-        rng, width = generator(self.setting.seed, "method"), max(1, d) ** -0.5
-        shared: Tree = {EMBEDDINGS: torch.from_numpy(rng.normal(size=(c, d)))}
+        rng, width = fl.generator(self.setting.seed, "method"), max(1, d) ** -0.5
+        shared: fl.Tree = {EMBEDDINGS: torch.from_numpy(rng.normal(size=(c, d)))}
         for layer in LAYERS:  # PyTorch's ranges for a Linear and a LayerNorm
             shared[f"{layer}.weight"] = torch.from_numpy(rng.uniform(-width, width, (d, d)))
             shared[f"{layer}.bias"] = torch.from_numpy(rng.uniform(-width, width, d))
@@ -131,47 +106,49 @@ class GPFL(Algorithm):
             shared[f"{layer}.norm.bias"] = torch.zeros(d)
         shared = {name: value.to(like.dtype) for name, value in shared.items()}
         conditions = {name: like.new_zeros(d) for name in (GENERIC, PERSONAL)}
-        return server | shared, clients | repeat(conditions, self.setting.clients)
+        return server | shared, clients | fl.repeat(conditions, self.setting.clients)
 
     # Client
 
-    def terms(self) -> tuple[LossTerm, ...]:
+    def terms(self) -> tuple[fl.LossTerm, ...]:
         return (
             ScoresCrossEntropy(scores=PersonalScores(self.head)),
             Guidance(self.config.lam),
             Decay(weight=self.config.nu),
         )
 
-    def program(self, state: State) -> LocalProgram:
+    def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
         train = self.phase(*self.terms(), train=frozenset(self.setting.net.parameters) | SHARED)
-        count = Statistic("held", CountClasses(self.setting.classes))
-        steps = (Transform(write_received), train, count, Transform(write_conditions))
-        return LocalProgram(steps, keeps | {GENERIC, PERSONAL}, sends | SHARED)
+        count = fl.Statistic("held", CountClasses(self.setting.classes))
+        steps = (fl.Transform(write_received), train, count, fl.Transform(write_conditions))
+        return fl.LocalProgram(steps, keeps | {GENERIC, PERSONAL}, sends | SHARED)
 
     # Server
 
-    def dispatch(self, state: State, ids: Tensor) -> Dispatch:
+    def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         if state.is_initial:  # clients have the seeded net
-            return Dispatch(Message(only(state.server, SHARED)))
-        return Dispatch(Message(only(state.server, self.split()[1] | SHARED)))
+            return fl.Dispatch(fl.Message(fl.only(state.server, SHARED)))
+        return fl.Dispatch(fl.Message(fl.only(state.server, self.split()[1] | SHARED)))
 
-    def aggregate(self, state: State, results: Results) -> Update:
+    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         shared = self.split()[1] | SHARED
-        return Update(weighted_mean(only(results.sent.values, shared), self.weights(results)))
+        return fl.Update(
+            fl.weighted_mean(fl.only(results.sent.values, shared), self.weights(results))
+        )
 
-    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
-        program = LocalProgram((Transform(write_received),))
+    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
+        program = fl.LocalProgram((fl.Transform(write_received),))
         scores = PersonalScores(self.head)
-        return {"personal": Deployment(self.dispatch(state, ids), program, predict=scores)}
+        return {"personal": fl.Deployment(self.dispatch(state, ids), program, predict=scores)}
 
 
-def write_received(context: Context) -> Tree:
+def write_received(context: fl.Context) -> fl.Tree:
     """Write the received CoV and G, which are entries of ctx, into leaves that can be trained."""
-    return only(context.ctx, SHARED)
+    return fl.only(context.ctx, SHARED)
 
 
-def write_conditions(context: Context) -> Tree:
+def write_conditions(context: fl.Context) -> fl.Tree:
     """Write g [D] and q_i [D] from the present embeddings and the client's class counts."""
     embeddings, counts = context.leaves[EMBEDDINGS].double(), context.ctx["held.counts"]
     shares = counts / counts.sum().clamp_min(1.0)  # [C]
@@ -182,7 +159,7 @@ def write_conditions(context: Context) -> Tree:
     }
 
 
-def valve(leaves: Tree, features: Tensor, condition: Tensor) -> Tensor:
+def valve(leaves: fl.Tree, features: Tensor, condition: Tensor) -> Tensor:
     """Return CoV(z, c) [B, D].
 
     Args:
@@ -213,7 +190,7 @@ class PersonalScores:
 
     head: LinearHead
 
-    def __call__(self, context: Context) -> Tensor:
+    def __call__(self, context: fl.Context) -> Tensor:
         """Return the logits [B, C]."""
         leaves = context.leaves
         return self.head(leaves, valve(leaves, context.out.features, leaves[PERSONAL]))
@@ -231,7 +208,7 @@ class Guidance:
     lam: float
     weight: float | str = 1.0
 
-    def __call__(self, context: Context) -> Tensor:
+    def __call__(self, context: fl.Context) -> Tensor:
         """Return the sum of the terms, 0-dim."""
         leaves, batch = context.leaves, context.batch
         routed = valve(leaves, context.out.features, leaves[GENERIC])  # [B, D]
@@ -251,7 +228,7 @@ class Decay:
 
     weight: float | str
 
-    def __call__(self, context: Context) -> Tensor:
+    def __call__(self, context: fl.Context) -> Tensor:
         """Return the term, 0-dim."""
         squares = [context.leaves[name].square().sum() for name in (EMBEDDINGS, *COV)]
         return 0.5 * torch.stack(squares).sum()

@@ -1,33 +1,13 @@
 """HFCD: class prototypes, hard negatives and distillation of class similarities (Xu, 2025)."""
 
 from math import exp
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    Context,
-    Dispatch,
-    Learned,
-    LearnedTable,
-    LocalProgram,
-    LossTerm,
-    Message,
-    Paper,
-    Results,
-    State,
-    Transform,
-    Tree,
-    Update,
-    only,
-    repeat,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared import prototypes
 from flbench.algorithms.shared.simplex import softmax_among
 from flbench.losses import CrossEntropy, PrototypeContrast, PrototypeDistillation, SemanticKL
@@ -42,57 +22,8 @@ LOSS_FORMS: dict[str, Weights] = {
 """Weights of CE, L_cont and L_KD. A name stands for a number that `Hfcd.dispatch` computes."""
 
 
-class HfcdConfig(AlgorithmConfig):
-    """Keys of HFCD.
-
-    The defaults are those of the paper's table 1 for CIFAR-100. For EMNIST the table has tau=0.15,
-    alpha=0.6, gamma=1.2 and lambda0=0.7.
-    """
-
-    # Exchange
-    share: Literal["none", "body", "full"] = Field(
-        "none",
-        description="weights that the server averages in addition: none, all but the head, or all",
-    )
-
-    # Local loss
-    tau: float = Field(0.2, gt=0, description="temperature of the contrast L_cont")
-    alpha: float = Field(
-        0.7, ge=-1, le=1, description="similarity above which a class is a hard negative"
-    )
-    gamma: float = Field(1.3, gt=0, description="weight of hard negatives in L_cont")
-    lambda0: float = Field(0.7, ge=0, description="factor of both schedules, beta and lambda")
-    loss_form: Literal["nested", "flat", "separate"] = Field(
-        "nested",
-        description="how beta and lambda weight the loss: CE + beta (L_cont + lambda L_KD),"
-        " L_cont + lambda L_KD + beta CE, or CE + beta L_cont + lambda L_KD",
-    )
-    kd_reduction: Literal["mean", "sum"] = Field(
-        "sum", description="L_KD is the sum over classes, as printed, or the mean"
-    )
-
-    # Ablations of table 2. Its A+C has two descriptions: section 5.3.1 says that the selection of
-    # hard negatives is off, and section 5.3.3 that the contrast is.
-    aggregation: Literal["dual", "mean"] = Field(
-        "dual",
-        description="weights of prototypes: by size and similarity, or equal (B+C in table 2)",
-    )
-    contrast: bool = Field(
-        True, description="false: the loss has no L_cont (A+C in table 2, section 5.3.3)"
-    )
-    hard_negatives: bool = Field(
-        True,
-        description="false: all negatives have weight 1 in L_cont (A+C in table 2, section 5.3.1)",
-    )
-    distillation: Literal["semantic", "ordinary"] = Field(
-        "semantic",
-        description="teacher of L_KD: global class similarities, or the softmax of the cosines of a"
-        " sample with the global prototypes (A+B in table 2)",
-    )
-
-
-@ALGORITHMS.register("hfcd")
-class Hfcd(Algorithm):
+@fl.ALGORITHMS.register("hfcd")
+class Hfcd(fl.Algorithm):
     """Clients exchange class prototypes and class similarities; each trains a model of its own.
 
     A prototype is the mean feature of a class. A client sends the prototypes of the classes that it
@@ -148,15 +79,65 @@ class Hfcd(Algorithm):
     without a step.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = HfcdConfig
-    config: HfcdConfig
-    paper = Paper(
+    class Config(fl.AlgorithmConfig):
+        """Keys of HFCD.
+
+        The defaults are those of the paper's table 1 for CIFAR-100. For EMNIST the table has
+        tau=0.15, alpha=0.6, gamma=1.2 and lambda0=0.7.
+        """
+
+        # Exchange
+        share: Literal["none", "body", "full"] = Field(
+            "none",
+            description="weights that the server averages in addition: none, all but the head, or"
+            " all",
+        )
+
+        # Local loss
+        tau: float = Field(0.2, gt=0, description="temperature of the contrast L_cont")
+        alpha: float = Field(
+            0.7, ge=-1, le=1, description="similarity above which a class is a hard negative"
+        )
+        gamma: float = Field(1.3, gt=0, description="weight of hard negatives in L_cont")
+        lambda0: float = Field(0.7, ge=0, description="factor of both schedules, beta and lambda")
+        loss_form: Literal["nested", "flat", "separate"] = Field(
+            "nested",
+            description="how beta and lambda weight the loss: CE + beta (L_cont + lambda L_KD),"
+            " L_cont + lambda L_KD + beta CE, or CE + beta L_cont + lambda L_KD",
+        )
+        kd_reduction: Literal["mean", "sum"] = Field(
+            "sum", description="L_KD is the sum over classes, as printed, or the mean"
+        )
+
+        # Ablations of table 2. Its A+C has two descriptions: section 5.3.1 says that the selection
+        # of hard negatives is off, and section 5.3.3 that the contrast is.
+        aggregation: Literal["dual", "mean"] = Field(
+            "dual",
+            description="weights of prototypes: by size and similarity, or equal (B+C in table 2)",
+        )
+        contrast: bool = Field(
+            True, description="false: the loss has no L_cont (A+C in table 2, section 5.3.3)"
+        )
+        hard_negatives: bool = Field(
+            True,
+            description="false: all negatives have weight 1 in L_cont (A+C in table 2, section"
+            " 5.3.1)",
+        )
+        distillation: Literal["semantic", "ordinary"] = Field(
+            "semantic",
+            description="teacher of L_KD: global class similarities, or the softmax of the cosines"
+            " of a"
+            " sample with the global prototypes (A+B in table 2)",
+        )
+
+    config: Config
+    paper = fl.Paper(
         "Hierarchical Federated Contrastive Distillation, based on semantic similarity",
         "Xu Along",
         "Modeling and Simulation 14(5), 2025",
         "10.12677/mos.2025.145437",
     )
-    communication = Communication(
+    communication = fl.Communication(
         down="C prototypes of D features, C flags, C x C class similarities",
         up="D features, a count and an id per held class, a cosine per pair of held classes",
         keeps="all weights w (share=none), prototypes, counts, similarities",
@@ -172,30 +153,30 @@ class Hfcd(Algorithm):
             case "full":
                 return frozenset()
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         keeps, sends = self.split()
         table, bank = prototypes.empty(self.setting, start)
         no_similarity = torch.eye(self.setting.classes, dtype=table["global.prototypes"].dtype)
 
-        server = only(start, sends) | table | {"global.similarity": no_similarity}
-        client = only(start, keeps) | bank | {"similarity": torch.zeros_like(no_similarity)}
-        return server, repeat(client, self.setting.clients)
+        server = fl.only(start, sends) | table | {"global.similarity": no_similarity}
+        client = fl.only(start, keeps) | bank | {"similarity": torch.zeros_like(no_similarity)}
+        return server, fl.repeat(client, self.setting.clients)
 
     # Client: local training, then prototypes, counts and similarities.
 
-    def program(self, state: State) -> LocalProgram:
+    def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
         train = self.phase(*self.terms())
         collect = prototypes.collect(self.setting)
-        similarity = Transform(write_similarity)
-        return LocalProgram(
+        similarity = fl.Transform(write_similarity)
+        return fl.LocalProgram(
             steps=(train, *collect, similarity),
             keeps=keeps | {"prototypes", "counts", "similarity"},
             sends=sends | prototypes.LEAVES | {"similarity"},
             masks=(*prototypes.MASKS, ("similarity", "pairs")),
         )
 
-    def terms(self) -> tuple[LossTerm, ...]:
+    def terms(self) -> tuple[fl.LossTerm, ...]:
         weight_of_ce, _, _ = LOSS_FORMS[self.config.loss_form]
         contrast = (self.contrast(),) if self.config.contrast else ()
         return (CrossEntropy(weight_of_ce), *contrast, self.distillation())
@@ -209,7 +190,7 @@ class Hfcd(Algorithm):
             return PrototypeContrast(weight, config.tau, threshold=1.0, gamma=1.0)
         return PrototypeContrast(weight, config.tau, config.alpha, config.gamma)
 
-    def distillation(self) -> LossTerm:
+    def distillation(self) -> fl.LossTerm:
         """Return L_KD, or the ordinary distillation of the ablation A+B in table 2."""
         config = self.config
         _, _, weight = LOSS_FORMS[config.loss_form]
@@ -219,7 +200,7 @@ class Hfcd(Algorithm):
 
     # Server: schedules and global tables down, aggregation of what the clients sent.
 
-    def dispatch(self, state: State, ids: Tensor) -> Dispatch:
+    def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         """Send the global tables; both sides compute beta(t) and lambda(t) from the round."""
         decay = exp(-state.round / self.setting.rounds)
         beta = self.config.lambda0 * (1 - decay)
@@ -228,9 +209,9 @@ class Hfcd(Algorithm):
 
         table = prototypes.table(state.server)
         shared_weights = super().dispatch(state, ids).shared.values  # empty with share=none
-        return Dispatch(Message(shared_weights | table.values, table.mask), numbers=schedules)
+        return fl.Dispatch(fl.Message(shared_weights | table.values, table.mask), numbers=schedules)
 
-    def aggregate(self, state: State, results: Results) -> Update:
+    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         """Compute P and S from the last uploads of all clients, absent ones included."""
         bank = state.clients["prototypes"].double()  # [N, C, D]
         counts = state.clients["counts"]  # [N, C]
@@ -251,7 +232,7 @@ class Hfcd(Algorithm):
             "global.present": present,
             "global.similarity": similarity.to(dtype),
         }
-        return Update(self.mean(results) | server, metrics=metrics)
+        return fl.Update(self.mean(results) | server, metrics=metrics)
 
     def holder_weights(self, bank: Tensor, counts: Tensor) -> Tensor:
         """Return the weight abar_k^i of each client's prototypes in the global ones.
@@ -273,11 +254,11 @@ class Hfcd(Algorithm):
         a = w_size * w_sim  # [N, C] in [-1, 1]
         return softmax_among(a, held, dim=0)
 
-    def learned(self, state: State) -> tuple[Learned, ...]:
+    def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
         """Return the class similarities S and the prototypes."""
         present = state.server["global.present"]
         known = present[:, None] & present[None, :]
-        similarity = LearnedTable(
+        similarity = fl.LearnedTable(
             "class similarity",
             "Similarity S of every two classes: the mean cosine of their prototypes over the"
             " clients that hold both, or else the cosine of the global prototypes.",
@@ -306,7 +287,7 @@ def mean_cosine_with_others(bank: Tensor, held: Tensor) -> Tensor:
     return torch.where(holders > 1, total / (holders - 1).clamp_min(1), 1.0)
 
 
-def write_similarity(context: Context) -> Tree:
+def write_similarity(context: fl.Context) -> fl.Tree:
     """Return S^i_pq = cos(c_p^i, c_q^i) and the pairs of classes that are sent.
 
     S^i is symmetric with a unit diagonal. Therefore only its strict upper triangle is stored and

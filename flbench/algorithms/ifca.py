@@ -1,55 +1,18 @@
 """IFCA: each client trains the cluster model with the lowest loss (Ghosh et al., 2020)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    Context,
-    Deployment,
-    Dispatch,
-    Learned,
-    LearnedTable,
-    LocalProgram,
-    Message,
-    Paper,
-    Results,
-    State,
-    Statistic,
-    Step,
-    Transform,
-    Tree,
-    UniformConfig,
-    Update,
-    generator,
-    only,
-    smallest_index,
-    weighted_mean,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.losses.cross_entropy import sum_cross_entropy
 
 
-class IfcaConfig(UniformConfig):
-    """Keys of IFCA."""
-
-    clusters: int = Field(
-        3, ge=1, description="number of cluster models (the paper: 2 to 4); 1 is FedAvg"
-    )
-    share_body: bool = Field(
-        False, description="true: all clusters share one backbone, and only heads differ"
-    )
-
-
-@ALGORITHMS.register("ifca")
-class Ifca(Algorithm):
+@fl.ALGORITHMS.register("ifca")
+class Ifca(fl.Algorithm):
     """The server has several models; a client trains the one that fits its samples best.
 
     A client receives all models and chooses j = argmin_j mean CE(theta_j) over its training
@@ -65,15 +28,26 @@ class Ifca(Algorithm):
     Clients do not know these models, so they are charged from the first round on.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = IfcaConfig
-    config: IfcaConfig
+    class Config(fl.UniformConfig):
+        """Keys of IFCA."""
+
+        clusters: int = Field(
+            3, ge=1, description="number of cluster models (the paper: 2 to 4); 1 is FedAvg"
+        )
+        share_body: bool = Field(
+            False, description="true: all clusters share one backbone, and only heads differ"
+        )
+
+    config: Config
     by_client = (("choices", (1,)),)
-    paper = Paper(
+    paper = fl.Paper(
         "An Efficient Framework for Clustered Federated Learning",
         "Ghosh, Chung, Yin, Ramchandran",
         "NeurIPS 2020",
     )
-    communication = Communication(down="all cluster models", up="w and 1 number", keeps="nothing")
+    communication = fl.Communication(
+        down="all cluster models", up="w and 1 number", keeps="nothing"
+    )
 
     def several(self) -> tuple[str, ...]:
         """Return the names of the leaves that differ between clusters, in the net's order."""
@@ -82,7 +56,7 @@ class Ifca(Algorithm):
             names = names & net.names("head")
         return tuple(leaf for leaf in net.leaves if leaf in names)
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         """Return the server's tree with all cluster models, and the clients' tree.
 
         The leaves of `several()` get a leading axis [clusters]. Model 0 is the seeded net. In each
@@ -96,7 +70,7 @@ class Ifca(Algorithm):
             first = start[name]
             rows = [first]
             for j in range(1, self.config.clusters):
-                order = generator(self.setting.seed, "method", j, k).permutation(first.numel())
+                order = fl.generator(self.setting.seed, "method", j, k).permutation(first.numel())
                 shuffled = first.flatten()[torch.from_numpy(order)].reshape(first.shape)
                 rows.append(shuffled if name in self.setting.net.parameters else first)
             server[name] = torch.stack(rows)  # [clusters, ...]
@@ -104,37 +78,37 @@ class Ifca(Algorithm):
         server["choices"] = torch.zeros(shape, dtype=torch.int64)
         return server, clients
 
-    def program(self, state: State) -> LocalProgram:
+    def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
         steps = (*self.choosing(), self.phase(*self.terms()))
-        return LocalProgram(steps, keeps, sends | {"choice"})
+        return fl.LocalProgram(steps, keeps, sends | {"choice"})
 
-    def choosing(self) -> tuple[Step, ...]:
+    def choosing(self) -> tuple[fl.Step, ...]:
         """Return the steps that find the loss of each model and load the best one."""
         names, clusters = self.several(), self.config.clusters
-        steps: list[Step] = []
+        steps: list[fl.Step] = []
         for j in range(clusters):
-            loss = Statistic(f"model{j}", sum_loss)
-            steps += [Transform(Load(names, j)), *reestimate_batchnorm(self.setting), loss]
-        return (*steps, Transform(Choose(names, clusters)))
+            loss = fl.Statistic(f"model{j}", sum_loss)
+            steps += [fl.Transform(Load(names, j)), *reestimate_batchnorm(self.setting), loss]
+        return (*steps, fl.Transform(Choose(names, clusters)))
 
-    def dispatch(self, state: State, ids: Tensor) -> Dispatch:
+    def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         several = self.several()
         models = {f"model.{name}": state.server[name] for name in several}
-        shared = {} if state.is_initial else only(state.server, self.split()[1] - set(several))
-        return Dispatch(Message(shared | models))
+        shared = {} if state.is_initial else fl.only(state.server, self.split()[1] - set(several))
+        return fl.Dispatch(fl.Message(shared | models))
 
-    def aggregate(self, state: State, results: Results) -> Update:
+    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         weights, choice = self.weights(results), results.sent.values["choice"]
         if not weights.any():
-            return Update()
+            return fl.Update()
         sizes = {}
         models = {name: list(state.server[name]) for name in self.several()}  # [...] per cluster
-        sent = only(results.sent.values, models)
+        sent = fl.only(results.sent.values, models)
         for j in range(self.config.clusters):
             members = choice == j  # [K]
             sizes[f"cluster_{j}"] = int(members.sum())
-            for name, value in weighted_mean(sent, weights * members).items():
+            for name, value in fl.weighted_mean(sent, weights * members).items():
                 models[name][j] = value
 
         mean = self.mean(results)  # over all clients, for a shared body
@@ -143,14 +117,14 @@ class Ifca(Algorithm):
             chosen = (choice.long(), results.ids)
             once = torch.ones_like(results.ids)
             stacked["choices"] = state.server["choices"].index_put(chosen, once, accumulate=True)
-        return Update(mean | stacked, metrics=sizes)
+        return fl.Update(mean | stacked, metrics=sizes)
 
-    def learned(self, state: State) -> tuple[Learned, ...]:
+    def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
         """Return how often each client chose each model."""
         choices = state.server.get("choices")  # [clusters, N]
         if choices is None:  # an earlier version began the run
             return ()
-        table = LearnedTable(
+        table = fl.LearnedTable(
             "clusters",
             "Number of rounds in which each client chose each cluster model. A column with one"
             " bright cell is a client that stayed in its cluster.",
@@ -160,15 +134,15 @@ class Ifca(Algorithm):
         )
         return (table,)
 
-    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
-        program = LocalProgram((*self.choosing(), *reestimate_batchnorm(self.setting)))
-        return {"personal": Deployment(self.dispatch(state, ids), program)}
+    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
+        program = fl.LocalProgram((*self.choosing(), *reestimate_batchnorm(self.setting)))
+        return {"personal": fl.Deployment(self.dispatch(state, ids), program)}
 
     def notes(self) -> list[str]:
         return ["algorithm.clusters=1: IFCA is FedAvg."] if self.config.clusters == 1 else []
 
 
-def sum_loss(context: Context) -> Tree:
+def sum_loss(context: fl.Context) -> fl.Tree:
     """Return the sum of the cross entropy over one batch, float64."""
     logits = context.out.logits.double()
     return {"loss": sum_cross_entropy(logits, context.batch.y, context.batch.mask)}
@@ -186,7 +160,7 @@ class Load:
     names: tuple[str, ...]
     index: int
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the leaves of the model."""
         return {name: context.ctx[f"model.{name}"][self.index] for name in self.names}
 
@@ -203,13 +177,13 @@ class Choose:
     names: tuple[str, ...]
     clusters: int
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the leaves of the model and `choice` [] int32."""
         losses = torch.stack(
             [context.ctx[f"model{j}.loss"] for j in range(self.clusters)]
         )  # [clusters]
         # A model whose loss overflows is chosen by no client.
-        best = smallest_index(
+        best = fl.smallest_index(
             torch.where(losses.isfinite(), losses, torch.inf), context.info.lr.dtype
         )
         chosen = {name: context.ctx[f"model.{name}"][best] for name in self.names}

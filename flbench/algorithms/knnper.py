@@ -7,23 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    Context,
-    Deployment,
-    Joining,
-    LocalProgram,
-    Paper,
-    Samples,
-    State,
-    Statistic,
-    Transform,
-    Tree,
-    largest,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.algorithms.shared.simplex import softmax_among
 
@@ -33,19 +17,8 @@ GRID = 10  # lambda is a multiple of 1 / GRID
 WITHOUT = 0.5  # lambda without a validation part
 
 
-class KNNPerConfig(AlgorithmConfig):
-    """Keys of kNN-Per."""
-
-    neighbours: int = Field(
-        10, ge=1, description="number of neighbours k", json_schema_extra={"unit": "samples"}
-    )
-    sigma: float = Field(
-        1.0, gt=0, description="scale of distances in the weights of the neighbours"
-    )
-
-
-@ALGORITHMS.register("knnper")
-class KNNPer(Algorithm):
+@fl.ALGORITHMS.register("knnper")
+class KNNPer(fl.Algorithm):
     """FedAvg, whose predictions each client mixes with the vote of its own nearest samples.
 
     Training: FedAvg without a change. Deployment (`personal`): the client's datastore are features
@@ -70,35 +43,44 @@ class KNNPer(Algorithm):
     lambda = 0.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = KNNPerConfig
-    config: KNNPerConfig
-    paper = Paper(
+    class Config(fl.AlgorithmConfig):
+        """Keys of kNN-Per."""
+
+        neighbours: int = Field(
+            10, ge=1, description="number of neighbours k", json_schema_extra={"unit": "samples"}
+        )
+        sigma: float = Field(
+            1.0, gt=0, description="scale of distances in the weights of the neighbours"
+        )
+
+    config: Config
+    paper = fl.Paper(
         "Personalized Federated Learning through Local Memorization",
         "Marfoq, Neglia, Kameni, Vidal",
         "ICML 2022 (arXiv 2111.09360)",
     )
-    communication = Communication(down="w", up="w", keeps="nothing")
+    communication = fl.Communication(down="w", up="w", keeps="nothing")
 
-    def join(self, state: State, ids: Tensor) -> Joining:
+    def join(self, state: fl.State, ids: Tensor) -> fl.Joining:
         """Return that a new client has a model in closed form, which no epoch changes."""
-        return Joining(adapts=False)
+        return fl.Joining(adapts=False)
 
-    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         models = super().deploy(state, ids)
         plain = models.pop("personal")
         scores = Mixture(self.config.neighbours, self.config.sigma)
-        store = Statistic(STORE, labelled_features, reduce="rows")
+        store = fl.Statistic(STORE, labelled_features, reduce="rows")
         begin = (*reestimate_batchnorm(self.setting), store)
-        correct = Statistic(
-            CHOICE, CorrectByShare(scores), finish=best_share, samples=Samples("validation")
+        correct = fl.Statistic(
+            CHOICE, CorrectByShare(scores), finish=best_share, samples=fl.Samples("validation")
         )
-        choose = (*begin, correct, Transform(write_best_share))
-        mixed = replace(plain, program=LocalProgram(choose), predict=scores)
-        votes = replace(mixed, program=LocalProgram((*begin, Transform(write_votes_alone))))
+        choose = (*begin, correct, fl.Transform(write_best_share))
+        mixed = replace(plain, program=fl.LocalProgram(choose), predict=scores)
+        votes = replace(mixed, program=fl.LocalProgram((*begin, fl.Transform(write_votes_alone))))
         return {"personal": mixed, "knn": votes, "noknn": plain, **models}
 
 
-def labelled_features(context: Context) -> Tree:
+def labelled_features(context: fl.Context) -> fl.Tree:
     """Return features [B, D], and for each sample its label and 1 (0 for padding), [B] float64."""
     batch = context.batch
     return {
@@ -123,7 +105,7 @@ class Mixture:
     neighbours: int
     sigma: float
 
-    def __call__(self, context: Context) -> Tensor:
+    def __call__(self, context: fl.Context) -> Tensor:
         """Return the probabilities [B, C] float64; the net's without a datastore.
 
         There is none where clients' models are evaluated right after local training.
@@ -134,11 +116,11 @@ class Mixture:
         share = torch.where(self.stored(context).any(), context.leaves[SHARE].double(), 0.0)
         return share * votes + (1 - share) * probabilities
 
-    def stored(self, context: Context) -> Tensor:
+    def stored(self, context: fl.Context) -> Tensor:
         """Return which rows of the datastore are samples, [R] bool; others are padding."""
         return context.ctx[f"{STORE}.real"] == 1
 
-    def both(self, context: Context) -> tuple[Tensor, Tensor]:
+    def both(self, context: fl.Context) -> tuple[Tensor, Tensor]:
         """Return p_k and softmax(logits), [B, C] float64 each; p_k is 0 without samples."""
         real = self.stored(context)
         keys = torch.where(real[:, None], context.ctx[f"{STORE}.z"], 0.0)  # [R, D]
@@ -148,7 +130,7 @@ class Mixture:
         distance = torch.cdist(queries, keys, compute_mode="donot_use_mm_for_euclid_dist")
         distance = torch.where(real, distance, torch.inf)  # [B, R]
         neighbours = min(self.neighbours, len(keys))
-        chosen = largest(-distance, neighbours, context.out.features.dtype)
+        chosen = fl.largest(-distance, neighbours, context.out.features.dtype)
         nearest, index = torch.where(chosen, distance, torch.inf).sort(dim=1, stable=True)
         nearest, index = nearest[:, :neighbours], index[:, :neighbours]  # [B, k]
         nearest = nearest.square() / queries.shape[1]
@@ -169,7 +151,7 @@ class CorrectByShare:
 
     mixture: Mixture
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return `correct` [11] float64 of one batch, and the number of samples, `count`."""
         votes, probabilities = self.mixture.both(context)
         batch, correct = context.batch, []
@@ -180,7 +162,7 @@ class CorrectByShare:
         return {"correct": torch.stack(correct).double(), "count": batch.mask.sum()}
 
 
-def best_share(context: Context, sums: Tree) -> Tree:
+def best_share(context: fl.Context, sums: fl.Tree) -> fl.Tree:
     """Return `share` [], the multiple of 0.1 with the most correct predictions.
 
     Of equal ones it is that nearest to 0.5, then the smaller; 0.5 without samples.
@@ -192,11 +174,11 @@ def best_share(context: Context, sums: Tree) -> Tree:
     return {"share": torch.where(sums["count"] > 0, at.double() / GRID, WITHOUT)}
 
 
-def write_best_share(context: Context) -> Tree:
+def write_best_share(context: fl.Context) -> fl.Tree:
     """Write lambda [] float64 of the validation part."""
     return {SHARE: context.ctx[f"{CHOICE}.share"]}
 
 
-def write_votes_alone(context: Context) -> Tree:
+def write_votes_alone(context: fl.Context) -> fl.Tree:
     """Write lambda = 1 [] float64."""
     return {SHARE: torch.ones_like(context.info.lr, dtype=torch.float64)}

@@ -1,57 +1,18 @@
 """LG-FedAvg: the lower layers stay with the client (Liang et al., 2020)."""
 
 from dataclasses import replace
-from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    Dispatch,
-    LayerSpec,
-    LocalProgram,
-    Message,
-    Paper,
-    Results,
-    Stage,
-    State,
-    Tree,
-    UniformConfig,
-    Update,
-    only,
-    repeat,
-    weighted_mean,
-)
+import flbench.algorithms as fl
 
 OWNS = "owns"  # [N] bool at the server: who has trained lower layers since the warm-up
 
 
-class LGFedAvgConfig(UniformConfig):
-    """Keys of LG-FedAvg."""
-
-    layers: int | None = Field(
-        None,
-        ge=0,
-        description="number of layers at the net's end that are averaged; a normalization belongs"
-        " to the layer before it, and layers without parameters do not count (default: the head)",
-        json_schema_extra={"unit": "layers"},
-    )
-    warmup: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="share of the rounds, at the beginning, in which all layers are averaged"
-        " (authors: 2/3 on MNIST, 6/7 on CIFAR-10)",
-    )
-
-
-@ALGORITHMS.register("lgfedavg")
-class LGFedAvg(Algorithm):
+@fl.ALGORITHMS.register("lgfedavg")
+class LGFedAvg(fl.Algorithm):
     """Clients keep their lower layers; the last layers are averaged, and all are trained together.
 
     It is the mirror image of FedPer: each client learns a representation of its own, under a common
@@ -71,15 +32,34 @@ class LGFedAvg(Algorithm):
     devices, which averages the lower layers of all clients, is not computed.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = LGFedAvgConfig
-    config: LGFedAvgConfig
+    class Config(fl.UniformConfig):
+        """Keys of LG-FedAvg."""
+
+        layers: int | None = Field(
+            None,
+            ge=0,
+            description="number of layers at the net's end that are averaged; a normalization"
+            " belongs"
+            " to the layer before it, and layers without parameters do not count (default: the"
+            " head)",
+            json_schema_extra={"unit": "layers"},
+        )
+        warmup: float = Field(
+            0.0,
+            ge=0,
+            le=1,
+            description="share of the rounds, at the beginning, in which all layers are averaged"
+            " (authors: 2/3 on MNIST, 6/7 on CIFAR-10)",
+        )
+
+    config: Config
     by_client = ((OWNS, (0,)),)
-    paper = Paper(
+    paper = fl.Paper(
         "Think Locally, Act Globally: Federated Learning with Local and Global Representations",
         "Liang, Liu, Liu, Salakhutdinov, Morency",
         "2020 (arXiv 2001.01523)",
     )
-    communication = Communication(
+    communication = fl.Communication(
         down="last layers (head)", up="last layers (head)", keeps="lower layers (body)"
     )
 
@@ -91,9 +71,9 @@ class LGFedAvg(Algorithm):
         lower = blocks[: max(0, len(blocks) - count)]
         return frozenset(leaf for block in lower for layer in block for leaf in layer.leaves)
 
-    def blocks(self) -> list[list[LayerSpec]]:
+    def blocks(self) -> list[list[fl.LayerSpec]]:
         """Return the layers in order, each together with the normalizations that follow it."""
-        blocks: list[list[LayerSpec]] = []
+        blocks: list[list[fl.LayerSpec]] = []
         for layer in self.setting.net.layers:
             if blocks and layer.kind in ("norm", "batchnorm"):
                 blocks[-1].append(layer)
@@ -111,13 +91,13 @@ class LGFedAvg(Algorithm):
             " normalizations not counted."
         ]
 
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[fl.Stage, ...]:
         rounds = self.setting.rounds
         warm = int(self.config.warmup * rounds + 1e-9)
         lengths = {"fedavg": warm, "lg": rounds - warm}
-        return tuple(Stage(name, length) for name, length in lengths.items() if length)
+        return tuple(fl.Stage(name, length) for name, length in lengths.items() if length)
 
-    def is_warmup(self, state: State) -> bool:
+    def is_warmup(self, state: fl.State) -> bool:
         """Return whether the next round is one of FedAvg."""
         return self.stages()[state.stage].name == "fedavg"
 
@@ -128,14 +108,14 @@ class LGFedAvg(Algorithm):
         )
         return self.split()[0].difference(policy_keeps)
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
         if self.stages()[0].name == "fedavg":
-            server = only(start, server.keys() | self.lower())
+            server = fl.only(start, server.keys() | self.lower())
             server[OWNS] = torch.zeros(self.setting.clients, dtype=torch.bool)
         return server, clients
 
-    def program(self, state: State) -> LocalProgram:
+    def program(self, state: fl.State) -> fl.LocalProgram:
         program = super().program(state)
         if not self.is_warmup(state):
             return program
@@ -143,25 +123,27 @@ class LGFedAvg(Algorithm):
             program, keeps=program.keeps - self.lower(), sends=program.sends | self.lower()
         )
 
-    def dispatch(self, state: State, ids: Tensor) -> Dispatch:
+    def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         if OWNS not in state.server or state.is_initial:
             return super().dispatch(state, ids)
-        shared = only(state.server, self.split()[1])
-        lower = only(state.server, self.lower())
+        shared = fl.only(state.server, self.split()[1])
+        lower = fl.only(state.server, self.lower())
         if self.is_warmup(state):
-            return Dispatch(Message(shared | lower))
+            return fl.Dispatch(fl.Message(shared | lower))
         new = ~state.server[OWNS][ids]  # [K], clients without lower layers of their own
-        rows = Message(repeat(lower, len(ids)), dict.fromkeys(lower, new))
-        return Dispatch(Message(shared), rows)
+        rows = fl.Message(fl.repeat(lower, len(ids)), dict.fromkeys(lower, new))
+        return fl.Dispatch(fl.Message(shared), rows)
 
-    def aggregate(self, state: State, results: Results) -> Update:
+    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         if OWNS not in state.server:
             return super().aggregate(state, results)
         if self.is_warmup(state):
             sends = self.program(state).sends
-            return Update(weighted_mean(only(results.sent.values, sends), self.weights(results)))
+            return fl.Update(
+                fl.weighted_mean(fl.only(results.sent.values, sends), self.weights(results))
+            )
         owns = state.server[OWNS].index_fill(0, results.ids, True)
-        return Update(self.mean(results) | {OWNS: owns})
+        return fl.Update(self.mean(results) | {OWNS: owns})
 
     def notes(self) -> list[str]:
         personal, name = self.personal(), self.config.name

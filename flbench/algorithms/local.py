@@ -1,36 +1,16 @@
 """Local-Only: every client trains alone; the reference for what a federation gains."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    Dispatch,
-    Draw,
-    Paper,
-    Results,
-    State,
-    Update,
-)
+import flbench.algorithms as fl
 
 
-class LocalConfig(AlgorithmConfig):
-    """Keys of Local-Only."""
-
-    budget: Literal["matched", "full"] = Field(
-        "matched",
-        description="who trains in a round: the cohort, as with the other methods, or all clients",
-    )
-
-
-@ALGORITHMS.register("local")
-class LocalOnly(Algorithm):
+@fl.ALGORITHMS.register("local")
+class LocalOnly(fl.Algorithm):
     """Every client trains a model of its own; nothing is sent.
 
     A client that is never part of a cohort keeps the seeded net; the run reports the number of such
@@ -39,22 +19,30 @@ class LocalOnly(Algorithm):
     compared at equal cost.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = LocalConfig
-    config: LocalConfig
-    paper = Paper("Local training without a federation", "-", "reference line")
-    communication = Communication(down="nothing", up="nothing", keeps="w")
+    class Config(fl.AlgorithmConfig):
+        """Keys of Local-Only."""
+
+        budget: Literal["matched", "full"] = Field(
+            "matched",
+            description="who trains in a round: the cohort, as with the other methods, or all"
+            " clients",
+        )
+
+    config: Config
+    paper = fl.Paper("Local training without a federation", "-", "reference line")
+    communication = fl.Communication(down="nothing", up="nothing", keeps="w")
 
     def personal(self) -> frozenset[str]:
         return self.setting.net.names("all")
 
-    def cohort(self, state: State, draw: Draw) -> Tensor:
+    def cohort(self, state: fl.State, draw: fl.Draw) -> Tensor:
         if self.config.budget == "full":
             return torch.arange(self.setting.clients)
         return super().cohort(state, draw)
 
-    def dispatch(self, state: State, ids: Tensor) -> Dispatch:
+    def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         """Return an empty dispatch: the server sends nothing."""
-        return Dispatch()
+        return fl.Dispatch()
 
-    def aggregate(self, state: State, results: Results) -> Update:
-        return Update()
+    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
+        return fl.Update()

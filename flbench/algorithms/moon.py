@@ -1,21 +1,8 @@
 """MOON: a contrast between a client's model, the global one and its last one (Li et al., 2021)."""
 
-from typing import ClassVar
-
 from pydantic import Field
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    LocalProgram,
-    LossTerm,
-    Paper,
-    State,
-    Transform,
-    Tree,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.algorithms.shared.memory import Copy, LastModel
 from flbench.losses import CrossEntropy, ModelContrast
@@ -24,20 +11,8 @@ PREVIOUS = "prev."  # prefix of the client's model of its last participation
 RECEIVED = "received."  # prefix of BatchNorm statistics of the received model
 
 
-class MoonConfig(AlgorithmConfig):
-    """Keys of MOON."""
-
-    mu: float = Field(
-        5.0,
-        ge=0,
-        description="factor of the contrastive term (the paper: 5 on CIFAR-10, 1 on CIFAR-100 and"
-        " Tiny-ImageNet; tune 0.001 to 10)",
-    )
-    tau: float = Field(0.5, gt=0, description="temperature of the contrastive term")
-
-
-@ALGORITHMS.register("moon")
-class Moon(Algorithm):
+@fl.ALGORITHMS.register("moon")
+class Moon(fl.Algorithm):
     """Clients pull their features to the global model's, and away from those of their last model.
 
     Local loss (Algorithm 1): cross entropy + mu l_con, where for the features z of the trained
@@ -57,29 +32,40 @@ class Moon(Algorithm):
     BatchNorm statistics, which `train.batchnorm=drop` re-estimates.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = MoonConfig
-    config: MoonConfig
-    paper = Paper(
+    class Config(fl.AlgorithmConfig):
+        """Keys of MOON."""
+
+        mu: float = Field(
+            5.0,
+            ge=0,
+            description="factor of the contrastive term (the paper: 5 on CIFAR-10, 1 on CIFAR-100"
+            " and"
+            " Tiny-ImageNet; tune 0.001 to 10)",
+        )
+        tau: float = Field(0.5, gt=0, description="temperature of the contrastive term")
+
+    config: Config
+    paper = fl.Paper(
         "Model-Contrastive Federated Learning",
         "Li, He, Song",
         "CVPR 2021",
         "10.1109/CVPR46437.2021.01057",
     )
-    communication = Communication(down="w", up="w", keeps="w of its last participation")
+    communication = fl.Communication(down="w", up="w", keeps="w of its last participation")
 
     def last_model(self) -> LastModel:
         """Return the client's model of its last participation, buffers included."""
         return LastModel(PREVIOUS, self.setting.net.leaves)
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
         return server, clients | self.last_model().rows(start, self.setting.clients)
 
-    def terms(self) -> tuple[LossTerm, ...]:
+    def terms(self) -> tuple[fl.LossTerm, ...]:
         contrast = ModelContrast(self.last_model().names, self.config.mu, self.config.tau)
         return (CrossEntropy(), contrast)
 
-    def program(self, state: State) -> LocalProgram:
+    def program(self, state: fl.State) -> fl.LocalProgram:
         net, last = self.setting.net, self.last_model()
         keeps, sends = self.split()
         train = self.phase(*self.terms(), train=sends & {*net.parameters})
@@ -87,7 +73,7 @@ class Moon(Algorithm):
         # With train.batchnorm=drop the reference models need statistics of this client's samples.
         estimate = reestimate_batchnorm(self.setting)
         statistics = tuple(name for name in last.names if name in net.statistics)
-        received = (Transform(Copy(RECEIVED, statistics)),) if estimate else ()
+        received = (fl.Transform(Copy(RECEIVED, statistics)),) if estimate else ()
 
         steps = (*estimate, last.recall(), *received, train, *estimate, last.remember())
-        return LocalProgram(steps, keeps | last.kept(), sends)
+        return fl.LocalProgram(steps, keeps | last.kept(), sends)

@@ -1,52 +1,17 @@
 """Per-FedAvg: a global model from which one gradient step personalizes (Fallah et al., 2020)."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Batch,
-    Communication,
-    Context,
-    Deployment,
-    GradFn,
-    LocalProgram,
-    OptimizerConfig,
-    Paper,
-    Phase,
-    State,
-    Tree,
-    UniformConfig,
-)
+import flbench.algorithms as fl
 
 
-class PerFedAvgConfig(UniformConfig):
-    """Keys of Per-FedAvg."""
-
-    version: Literal["first_order", "hessian_free"] = Field(
-        "first_order",
-        description="treatment of the Hessian: left out (first order), or its product with the"
-        " gradient by a difference of two gradients (Hessian-free)",
-    )
-    alpha: float = Field(
-        0.01,
-        ge=0,
-        description="length of the personalizing step, in training and in the evaluation;"
-        " train.schedule does not scale it",
-    )
-    delta: float = Field(
-        1e-3, gt=0, description="version=hessian_free: step of the difference of gradients"
-    )
-
-
-@ALGORITHMS.register("perfedavg")
-class PerFedAvg(Algorithm):
+@fl.ALGORITHMS.register("perfedavg")
+class PerFedAvg(fl.Algorithm):
     """The server learns a model w whose loss after one gradient step at a client is small.
 
     Client, for each batch, whose rows are divided into parts a, a' (and a'' for the Hessian):
@@ -75,15 +40,32 @@ class PerFedAvg(Algorithm):
     may diverge unless `train.clip` is set.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = PerFedAvgConfig
-    config: PerFedAvgConfig
-    paper = Paper(
+    class Config(fl.UniformConfig):
+        """Keys of Per-FedAvg."""
+
+        version: Literal["first_order", "hessian_free"] = Field(
+            "first_order",
+            description="treatment of the Hessian: left out (first order), or its product with the"
+            " gradient by a difference of two gradients (Hessian-free)",
+        )
+        alpha: float = Field(
+            0.01,
+            ge=0,
+            description="length of the personalizing step, in training and in the evaluation;"
+            " train.schedule does not scale it",
+        )
+        delta: float = Field(
+            1e-3, gt=0, description="version=hessian_free: step of the difference of gradients"
+        )
+
+    config: Config
+    paper = fl.Paper(
         "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic"
         " Meta-Learning Approach",
         "Fallah, Mokhtari, Ozdaglar",
         "NeurIPS 2020 (arXiv 2002.07948)",
     )
-    communication = Communication(down="w", up="w", keeps="nothing")
+    communication = fl.Communication(down="w", up="w", keeps="nothing")
 
     def requires(self) -> list[str]:
         optimizer = self.setting.train.optimizer
@@ -105,26 +87,28 @@ class PerFedAvg(Algorithm):
             said.append("perfedavg: algorithm.alpha=0 makes no personalizing step.")
         return said
 
-    def program(self, state: State) -> LocalProgram:
+    def program(self, state: fl.State) -> fl.LocalProgram:
         c = self.config
         train = replace(
             self.phase(*self.terms()),
             gradient=MetaGradient(c.version, c.alpha, c.delta),
         )
-        return LocalProgram((train,), *self.split())
+        return fl.LocalProgram((train,), *self.split())
 
-    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         models = super().deploy(state, ids)
         plain = models.pop("personal")
-        personal = replace(plain, program=LocalProgram((self.adaptation(state),)))
+        personal = replace(plain, program=fl.LocalProgram((self.adaptation(state),)))
         return {"personal": personal, "noft": plain} | models
 
-    def adaptation(self, state: State) -> Phase:
+    def adaptation(self, state: fl.State) -> fl.Phase:
         """Return the personalizing step before an evaluation of the state."""
         c, setting = self.config, self.setting
         # The learning rate of an evaluation is scaled as in the round before it; alpha is not.
         factor = setting.train.schedule.lr_factor(max(0, state.round - 1), setting.rounds)
-        phase = replace(self.phase(*self.terms()), optimizer=OptimizerConfig(lr=c.alpha / factor))
+        phase = replace(
+            self.phase(*self.terms()), optimizer=fl.OptimizerConfig(lr=c.alpha / factor)
+        )
         return replace(phase, clip=None, epochs=None, steps=1)
 
 
@@ -143,7 +127,7 @@ class MetaGradient:
     alpha: float
     delta: float
 
-    def __call__(self, context: Context, grad: GradFn) -> Tree:
+    def __call__(self, context: fl.Context, grad: fl.GradFn) -> fl.Tree:
         """Return g', or g' - alpha h with the Hessian."""
         count = 2 if self.version == "first_order" else 3
         inner, outer, *rest = (part(context.batch, k, count) for k in range(count))
@@ -159,7 +143,7 @@ class MetaGradient:
         return {n: v - self.alpha * (plus[n] - minus[n]) / (2 * delta) for n, v in g.items()}
 
 
-def part(batch: Batch, k: int, count: int) -> Batch:
+def part(batch: fl.Batch, k: int, count: int) -> fl.Batch:
     """Return a batch in which only the rows j with j mod count = k count.
 
     If no valid row is among them, all rows of the batch count.

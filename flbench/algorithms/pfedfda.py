@@ -7,30 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    Context,
-    Deployment,
-    Dispatch,
-    Joining,
-    LocalProgram,
-    Message,
-    Paper,
-    Results,
-    State,
-    Statistic,
-    Step,
-    Transform,
-    Tree,
-    Update,
-    generator,
-    only,
-    repeat,
-    weighted_mean,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.algorithms.shared.linear_head import LinearHead, unmet
 from flbench.algorithms.shared.prototypes import CountClasses
@@ -43,28 +20,8 @@ EQUAL = 1e-9  # cross entropies this close are equal, so that no rounding error 
 Betas = Literal["two", "one", "local"]
 
 
-class PFedFDAConfig(AlgorithmConfig):
-    """Keys of pFedFDA."""
-
-    betas: Betas = Field(
-        "two",
-        description="factors between global and local Gaussians: one for means and one for the"
-        " covariance, one for both, or 1 for both (local)",
-    )
-    ridge: float = Field(
-        1.0, ge=0, description="added to the diagonal of a covariance that a client estimates"
-    )
-    eps: float = Field(
-        1e-4,
-        gt=0,
-        lt=1,
-        description="weight of a multiple of the identity in the covariance of a classifier, and"
-        " added to class shares",
-    )
-
-
-@ALGORITHMS.register("pfedfda")
-class PFedFDA(Algorithm):
+@fl.ALGORITHMS.register("pfedfda")
+class PFedFDA(fl.Algorithm):
     """Classifiers follow from Gaussians of the features; only the body is trained.
 
     Features z of class c are N(mu_c, Sigma). The classifier is Bayes' rule, with class shares pi:
@@ -102,14 +59,33 @@ class PFedFDA(Algorithm):
     A covariance is charged as its lower triangle.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = PFedFDAConfig
-    config: PFedFDAConfig
-    paper = Paper(
+    class Config(fl.AlgorithmConfig):
+        """Keys of pFedFDA."""
+
+        betas: Betas = Field(
+            "two",
+            description="factors between global and local Gaussians: one for means and one for the"
+            " covariance, one for both, or 1 for both (local)",
+        )
+        ridge: float = Field(
+            1.0, ge=0, description="added to the diagonal of a covariance that a client estimates"
+        )
+        eps: float = Field(
+            1e-4,
+            gt=0,
+            lt=1,
+            description="weight of a multiple of the identity in the covariance of a classifier,"
+            " and"
+            " added to class shares",
+        )
+
+    config: Config
+    paper = fl.Paper(
         "Personalized Federated Learning via Feature Distribution Adaptation",
         "Mclaughlin, Su",
         "NeurIPS 2024 (arXiv 2411.00329)",
     )
-    communication = Communication(
+    communication = fl.Communication(
         down="body, C means, 1 covariance of D features",
         up="body, C means, 1 covariance of D features",
         keeps="head, 2 numbers",
@@ -133,62 +109,66 @@ class PFedFDA(Algorithm):
         """The head of the net."""
         return LinearHead.of(self.setting.net)
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
         c, d = self.setting.classes, self.setting.net.features
         like = start[self.setting.net.parameters[0]]
-        mu = generator(self.setting.seed, "method").uniform(size=(c, d))
+        mu = fl.generator(self.setting.seed, "method").uniform(size=(c, d))
         gauss = {
             MU: torch.from_numpy(mu).to(like.dtype),
             SIGMA: triangle(torch.eye(d, dtype=like.dtype)),
         }
         beta = {BETA: torch.zeros(2, dtype=torch.float64)}
-        return server | gauss, clients | repeat(beta, self.setting.clients)
+        return server | gauss, clients | fl.repeat(beta, self.setting.clients)
 
     # Client
 
-    def program(self, state: State) -> LocalProgram:
+    def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
         body = frozenset(self.setting.net.parameters) - self.personal()
         steps = (
-            Statistic("held", CountClasses(self.setting.classes)),
-            Transform(WriteHead(self.head, self.config.eps)),
+            fl.Statistic("held", CountClasses(self.setting.classes)),
+            fl.Transform(WriteHead(self.head, self.config.eps)),
             self.phase(*self.terms(), train=body),
             *self.features(),
-            Transform(Interpolate(self.config.betas, self.config.ridge, self.config.eps)),
+            fl.Transform(Interpolate(self.config.betas, self.config.ridge, self.config.eps)),
         )
-        return LocalProgram(steps, keeps | {BETA}, sends | {MU, SIGMA})
+        return fl.LocalProgram(steps, keeps | {BETA}, sends | {MU, SIGMA})
 
-    def features(self) -> tuple[Step, ...]:
+    def features(self) -> tuple[fl.Step, ...]:
         """Return the steps that collect the features of all training samples in eval mode."""
-        rows = Statistic("all", feature_rows, reduce="rows")
+        rows = fl.Statistic("all", feature_rows, reduce="rows")
         return (*reestimate_batchnorm(self.setting), rows)
 
     # Server
 
-    def dispatch(self, state: State, ids: Tensor) -> Dispatch:
+    def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         if state.is_initial:
-            return Dispatch(Message(only(state.server, {MU, SIGMA})))  # clients have the seeded net
-        return Dispatch(Message(only(state.server, self.program(state).sends)))
+            return fl.Dispatch(
+                fl.Message(fl.only(state.server, {MU, SIGMA}))
+            )  # clients have the seeded net
+        return fl.Dispatch(fl.Message(fl.only(state.server, self.program(state).sends)))
 
-    def aggregate(self, state: State, results: Results) -> Update:
+    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         shared = self.program(state).sends
-        return Update(weighted_mean(only(results.sent.values, shared), self.weights(results)))
+        return fl.Update(
+            fl.weighted_mean(fl.only(results.sent.values, shared), self.weights(results))
+        )
 
-    def join(self, state: State, ids: Tensor) -> Joining:
+    def join(self, state: fl.State, ids: Tensor) -> fl.Joining:
         """Return that a new client has a model in closed form, which no epoch changes."""
-        return Joining(adapts=False)
+        return fl.Joining(adapts=False)
 
-    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         dispatch, c = self.dispatch(state, ids), self.config
         steps = (
-            Statistic("held", CountClasses(self.setting.classes)),
+            fl.Statistic("held", CountClasses(self.setting.classes)),
             *self.features(),
-            Transform(WritePersonalHead(c.betas, c.ridge, c.eps, self.head)),
+            fl.Transform(WritePersonalHead(c.betas, c.ridge, c.eps, self.head)),
         )
-        models = {"personal": Deployment(dispatch, LocalProgram(steps))}
+        models = {"personal": fl.Deployment(dispatch, fl.LocalProgram(steps))}
         if self.split()[0] <= self.personal():  # else BatchNorm statistics have no common value
-            models["gm"] = Deployment(dispatch, weights=CommonHead(self.head, c.eps))
+            models["gm"] = fl.Deployment(dispatch, weights=CommonHead(self.head, c.eps))
         return models
 
 
@@ -231,7 +211,7 @@ class Gaussians(NamedTuple):
         )
 
 
-def received(ctx: Tree) -> Gaussians:
+def received(ctx: fl.Tree) -> Gaussians:
     """Return the Gaussians of the server, from ctx."""
     mu = ctx[MU].double()
     return Gaussians(mu, square(ctx[SIGMA].double(), mu.shape[1]))
@@ -263,7 +243,7 @@ def class_shares(counts: Tensor, eps: float) -> Tensor:
     return shares / shares.sum()
 
 
-def feature_rows(context: Context) -> Tree:
+def feature_rows(context: fl.Context) -> fl.Tree:
     """Return features [B, D], label, row of the data set and 1 for each sample, [B] float64 each.
 
     The last is 0 for padding.
@@ -285,7 +265,7 @@ class Sample(NamedTuple):
     fold: Tensor
 
     @classmethod
-    def of(cls, ctx: Tree) -> "Sample":
+    def of(cls, ctx: fl.Tree) -> "Sample":
         """Return what the Statistic `all` has collected."""
         real = ctx["all.real"] == 1  # NaN and 0 for padding
         z = torch.where(real[:, None], ctx["all.z"], 0.0)
@@ -429,7 +409,7 @@ class WriteHead:
     head: LinearHead
     eps: float
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return weight and bias of the head."""
         shares = class_shares(context.ctx["held.counts"], self.eps)
         return written(self.head, context.leaves, received(context.ctx), shares, self.eps)
@@ -447,7 +427,7 @@ class CommonHead:
     head: LinearHead
     eps: float
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the leaves with another head; all classes have equal shares."""
         classes = len(context.ctx[MU])
         shares = torch.full_like(context.ctx[MU][:, 0].double(), 1 / classes)
@@ -455,7 +435,9 @@ class CommonHead:
         return others | written(self.head, context.leaves, received(context.ctx), shares, self.eps)
 
 
-def written(head: LinearHead, leaves: Tree, gauss: Gaussians, shares: Tensor, eps: float) -> Tree:
+def written(
+    head: LinearHead, leaves: fl.Tree, gauss: Gaussians, shares: Tensor, eps: float
+) -> fl.Tree:
     """Return Bayes' rule under the names of the head, in the type of its leaves."""
     values = zip(head.names, bayes(gauss, shares, eps), strict=True)
     return {name: value.to(leaves[name].dtype) for name, value in values}
@@ -476,13 +458,13 @@ class Interpolate:
     eps: float
     least: ClassVar[int] = 1
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the leaves mu' [C, D], the triangle of Sigma', and beta [2]."""
         gauss, beta = self.mixed(context.ctx)
         dtype = context.ctx[MU].dtype
         return {MU: gauss.mu.to(dtype), SIGMA: triangle(gauss.sigma).to(dtype), BETA: beta}
 
-    def mixed(self, ctx: Tree) -> tuple[Gaussians, Tensor]:
+    def mixed(self, ctx: fl.Tree) -> tuple[Gaussians, Tensor]:
         """Return the Gaussians between global and local ones, and beta [2]."""
         old, sample = received(ctx), Sample.of(ctx)
         shares = class_shares(ctx["held.counts"], self.eps)
@@ -502,7 +484,7 @@ class WritePersonalHead(Interpolate):
     head: LinearHead
     least: ClassVar[int] = 3
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return weight and bias of the head."""
         shares = class_shares(context.ctx["held.counts"], self.eps)
         return written(self.head, context.leaves, self.mixed(context.ctx)[0], shares, self.eps)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -11,31 +11,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import linear
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    Context,
-    Deployment,
-    Dispatch,
-    Joining,
-    Learned,
-    LearnedTable,
-    LocalProgram,
-    Message,
-    Paper,
-    Results,
-    State,
-    Step,
-    Transform,
-    Tree,
-    UniformConfig,
-    Update,
-    generator,
-    only,
-    repeat,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared.mixing import pairwise_cosines
 from flbench.algorithms.shared.pairs import SHOWN, too_large
 
@@ -47,49 +23,8 @@ DEPTH = 3  # hidden layers of the hypernetwork behind the first one
 JOIN = "join."  # prefix of the embedding of a client that joins, and of its momentum
 
 
-class PFedHNConfig(UniformConfig):
-    """Keys of pFedHN."""
-
-    head: Literal["generated", "personal"] = Field(
-        "generated",
-        description="the hypernetwork generates the whole net (pFedHN), or the body alone, and"
-        " clients keep heads of their own (pFedHN-PC)",
-    )
-    embedding: int | None = Field(
-        None,
-        ge=1,
-        description="length l of an embedding (default: 1 + a quarter of the number of clients,"
-        " rounded down, as in the authors' code)",
-    )
-    hidden: int = Field(100, ge=1, description="number H of units of each hidden layer")
-    server_lr: float | None = Field(
-        None,
-        ge=0,
-        description="learning rate of the hypernetwork (paper: 0.01 for one client in a round, and"
-        " 0.05 with personal heads; default: 0.01 times the number of clients in a round, at most"
-        " 0.1)",
-    )
-    server_momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the server's SGD")
-    server_weight_decay: float = Field(
-        1e-3, ge=0, description="weight decay of hypernetwork and embeddings"
-    )
-    server_clip: float | None = Field(
-        50.0,
-        gt=0,
-        description="largest norm of the server's gradient, over the hypernetwork and the"
-        " embeddings of the cohort; null: no clipping",
-    )
-    join_rounds: int = Field(
-        0,
-        ge=0,
-        description="rounds in which a client that joins after the training fits its embedding,"
-        " with the hypernetwork frozen; 0: it has the mean of all embeddings",
-        json_schema_extra={"unit": "rounds"},
-    )
-
-
-@ALGORITHMS.register("pfedhn")
-class PFedHN(Algorithm):
+@fl.ALGORITHMS.register("pfedhn")
+class PFedHN(fl.Algorithm):
     """A hypernetwork at the server generates the weights of each client from an embedding.
 
     The server has a hypernetwork h with parameters phi, and an embedding v_i in R^l of each client.
@@ -134,15 +69,56 @@ class PFedHN(Algorithm):
     theta in each of these rounds; its batches are the same in all of them.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = PFedHNConfig
-    config: PFedHNConfig
+    class Config(fl.UniformConfig):
+        """Keys of pFedHN."""
+
+        head: Literal["generated", "personal"] = Field(
+            "generated",
+            description="the hypernetwork generates the whole net (pFedHN), or the body alone, and"
+            " clients keep heads of their own (pFedHN-PC)",
+        )
+        embedding: int | None = Field(
+            None,
+            ge=1,
+            description="length l of an embedding (default: 1 + a quarter of the number of clients,"
+            " rounded down, as in the authors' code)",
+        )
+        hidden: int = Field(100, ge=1, description="number H of units of each hidden layer")
+        server_lr: float | None = Field(
+            None,
+            ge=0,
+            description="learning rate of the hypernetwork (paper: 0.01 for one client in a round,"
+            " and"
+            " 0.05 with personal heads; default: 0.01 times the number of clients in a round, at"
+            " most"
+            " 0.1)",
+        )
+        server_momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the server's SGD")
+        server_weight_decay: float = Field(
+            1e-3, ge=0, description="weight decay of hypernetwork and embeddings"
+        )
+        server_clip: float | None = Field(
+            50.0,
+            gt=0,
+            description="largest norm of the server's gradient, over the hypernetwork and the"
+            " embeddings of the cohort; null: no clipping",
+        )
+        join_rounds: int = Field(
+            0,
+            ge=0,
+            description="rounds in which a client that joins after the training fits its embedding,"
+            " with the hypernetwork frozen; 0: it has the mean of all embeddings",
+            json_schema_extra={"unit": "rounds"},
+        )
+
+    config: Config
     by_client = ((V, (0,)), (MOMENTUM + V, (0,)), (MEMBERS, (0,)))
-    paper = Paper(
+    paper = fl.Paper(
         "Personalized Federated Learning using Hypernetworks",
         "Shamsian, Navon, Fetaya, Chechik",
         "ICML 2021 (arXiv 2103.04628)",
     )
-    communication = Communication(
+    communication = fl.Communication(
         down="generated weights, as large as w (PC: body)",
         up="trained weights (PC: body)",
         keeps="BatchNorm statistics (PC: head)",
@@ -189,17 +165,17 @@ class PFedHN(Algorithm):
             ]
         return []
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         clients, c = self.setting.clients, self.config
         length = int(1 + clients / 4) if c.embedding is None else c.embedding
-        rng = generator(self.setting.seed, "method")
-        learned = self.h.initial(only(start, self.h.names), length, c.hidden, rng)
+        rng = fl.generator(self.setting.seed, "method")
+        learned = self.h.initial(fl.only(start, self.h.names), length, c.hidden, rng)
         dtype = start[self.h.names[0]].dtype
         learned[V] = torch.from_numpy(rng.standard_normal((clients, length))).to(dtype)
         server = learned | {MOMENTUM + name: torch.zeros_like(learned[name]) for name in learned}
         server[MEMBERS] = torch.zeros(clients, dtype=torch.bool)
         keeps = self.split()[0]
-        return server, repeat(only(start, keeps | self.joined), clients)
+        return server, fl.repeat(fl.only(start, keeps | self.joined), clients)
 
     @property
     def joined(self) -> frozenset[str]:
@@ -208,27 +184,27 @@ class PFedHN(Algorithm):
 
     # Client
 
-    def program(self, state: State) -> LocalProgram:
-        return LocalProgram((self.phase(*self.terms()),), *self.split())
+    def program(self, state: fl.State) -> fl.LocalProgram:
+        return fl.LocalProgram((self.phase(*self.terms()),), *self.split())
 
     # Server
 
-    def generated(self, state: State, ids: Tensor) -> Tree:
+    def generated(self, state: fl.State, ids: Tensor) -> fl.Tree:
         """Return (1), theta_i of clients `ids` [K], [K, ...] per parameter."""
         # One client at a time: its weights are then the same to the bit in any cohort.
         rows = [self.h(state.server, state.server[V][i]) for i in ids.tolist()]
         return {name: torch.stack([row[name] for row in rows]) for name in self.h.names}
 
-    def dispatch(self, state: State, ids: Tensor) -> Dispatch:
-        return Dispatch(rows=Message(self.generated(state, ids)))
+    def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
+        return fl.Dispatch(rows=fl.Message(self.generated(state, ids)))
 
-    def aggregate(self, state: State, results: Results) -> Update:
+    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         server = state.server
         update = {MEMBERS: torch.ones_like(server[MEMBERS])}
         order = results.ids.argsort()  # so that the order of the cohort does not matter
         order = order[results.steps[order] > 0]
         if not len(order):
-            return Update(update)
+            return fl.Update(update)
         ids, sent = results.ids[order], results.sent.values
         shares = self.weights(results)[order]
         shares = (shares / shares.sum()).to(server[V])  # [K], 1 / K by default
@@ -252,14 +228,14 @@ class PFedHN(Algorithm):
         update |= {
             name: server[name].index_copy(0, ids, value[ids]) for name, value in moved.items()
         }
-        return Update(update, metrics={"server_gradient_norm": norm})
+        return fl.Update(update, metrics={"server_gradient_norm": norm})
 
     def clipping(self, norm: float) -> float:
         """Return the factor of a gradient with this norm, in (0, 1]; 1e-6 is PyTorch's."""
         largest = self.config.server_clip
         return 1.0 if largest is None else min(1.0, largest / (norm + 1e-6))
 
-    def step(self, name: str, server: Tree, gradient: Tensor) -> Tree:
+    def step(self, name: str, server: fl.Tree, gradient: Tensor) -> fl.Tree:
         """Return a tensor of the server and its momentum after a step of SGD."""
         # A gradient may be a transposed view. Strides decide about rounding in products, and a
         # checkpoint does not keep them.
@@ -274,13 +250,13 @@ class PFedHN(Algorithm):
         rate = PAPERS_LR * min(clients, 10) if c.server_lr is None else c.server_lr
         return ServerSGD(rate, c.server_momentum, c.server_weight_decay, c.server_clip)
 
-    def learned(self, state: State) -> tuple[Learned, ...]:
+    def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
         """Return how similar the embeddings are; nothing before a client took part."""
         known = state.participation_count > 0
         if not known.any() or len(known) > SHOWN:
             return ()
         cosines = pairwise_cosines(state.server, (V,))  # 1 within rounding for equal embeddings
-        table = LearnedTable(
+        table = fl.LearnedTable(
             "embedding similarity",
             "Cosine of the embeddings from which the server generates the weights of two clients;"
             " empty for clients that have not taken part.",
@@ -293,36 +269,36 @@ class PFedHN(Algorithm):
 
     # Evaluation, and clients that join
 
-    def mean_embedding(self, state: State) -> Tensor:
+    def mean_embedding(self, state: fl.State) -> Tensor:
         """Return the mean [l] of the embeddings of the clients of the training."""
         return state.server[V][state.server[MEMBERS]].mean(dim=0)
 
-    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         members = state.server[MEMBERS]
         theta = self.generated(state, ids)
         joins = ~members[ids] & members.any()  # [K]
         if not joins.any():
-            return {"personal": Deployment(Dispatch(rows=Message(theta)))}
+            return {"personal": fl.Deployment(fl.Dispatch(rows=fl.Message(theta)))}
         if self.joined:  # what a new client has fitted remains
             mask = dict.fromkeys(theta, ~joins)
-            return {"personal": Deployment(Dispatch(rows=Message(theta, mask)))}
+            return {"personal": fl.Deployment(fl.Dispatch(rows=fl.Message(theta, mask)))}
         common = self.h(state.server, self.mean_embedding(state))
         for name, value in theta.items():
             value[joins] = common[name]
-        return {"personal": Deployment(Dispatch(rows=Message(theta)))}
+        return {"personal": fl.Deployment(fl.Dispatch(rows=fl.Message(theta)))}
 
-    def join(self, state: State, ids: Tensor) -> Joining | None:
+    def join(self, state: fl.State, ids: Tensor) -> fl.Joining | None:
         """Return how a new client fits its embedding, with phi frozen."""
         rounds, members = self.config.join_rounds, state.server[MEMBERS]
         if not rounds or not members.any():
             return None
         shared = {name: state.server[name] for name in state.server if name.startswith("hyper.")}
         shared[JOIN + "mean"] = self.mean_embedding(state)
-        write = Transform(WriteGenerated(self.h))
-        one = (write, self.phase(*self.terms()), Transform(FitEmbedding(self.h, self.sgd())))
-        steps: tuple[Step, ...] = (Transform(start_embedding), *one * rounds, write)
-        return Joining(
-            Dispatch(Message(shared)), LocalProgram(steps, self.split()[0] | self.joined)
+        write = fl.Transform(WriteGenerated(self.h))
+        one = (write, self.phase(*self.terms()), fl.Transform(FitEmbedding(self.h, self.sgd())))
+        steps: tuple[fl.Step, ...] = (fl.Transform(start_embedding), *one * rounds, write)
+        return fl.Joining(
+            fl.Dispatch(fl.Message(shared)), fl.LocalProgram(steps, self.split()[0] | self.joined)
         )
 
 
@@ -342,7 +318,7 @@ class Hypernetwork:
     names: tuple[str, ...]
     gains: frozenset[str]
 
-    def __call__(self, phi: Tree, v: Tensor) -> Tree:
+    def __call__(self, phi: fl.Tree, v: Tensor) -> fl.Tree:
         """Return theta for one embedding [l], or [K, ...] per parameter for K embeddings [K, l].
 
         Args:
@@ -359,7 +335,9 @@ class Hypernetwork:
             theta[name] = 1 + out if name in self.gains else out
         return theta
 
-    def initial(self, start: Tree, length: int, hidden: int, rng: np.random.Generator) -> Tree:
+    def initial(
+        self, start: fl.Tree, length: int, hidden: int, rng: np.random.Generator
+    ) -> fl.Tree:
         """Return phi at the start, drawn as PyTorch draws the parameters of linear layers.
 
         Args:
@@ -372,7 +350,7 @@ class Hypernetwork:
         layers: list[tuple[str, tuple[int, ...], int]] = [("0", (hidden,), length)]
         layers += [(f"{k}", (hidden,), hidden) for k in range(1, DEPTH + 1)]
         layers += [(f"out.{name}", tuple(start[name].shape), hidden) for name in self.names]
-        phi: Tree = {}
+        phi: fl.Tree = {}
         for name, outputs, inputs in layers:
             width = 1 / sqrt(inputs)
             for part, shape in (("weight", (*outputs, inputs)), ("bias", outputs)):
@@ -416,7 +394,7 @@ def norm_of(tensors: list[Tensor]) -> float:
 # A client that joins
 
 
-def start_embedding(context: Context) -> Tree:
+def start_embedding(context: fl.Context) -> fl.Tree:
     """Write the embedding v [l] of a new client, the mean of the others, and its momentum."""
     mean = context.ctx[JOIN + "mean"]
     return {JOIN + "v": mean.clone(), JOIN + "momentum": torch.zeros_like(mean)}
@@ -428,7 +406,7 @@ class WriteGenerated:
 
     h: Hypernetwork
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the generated parameters."""
         return self.h(context.ctx, context.leaves[JOIN + "v"])
 
@@ -445,7 +423,7 @@ class FitEmbedding:
     h: Hypernetwork
     sgd: ServerSGD
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the embedding and its momentum after a step."""
         v, buffer = context.leaves[JOIN + "v"], context.leaves[JOIN + "momentum"]
         found = torch.func.vjp(lambda row: self.h(context.ctx, row), v)

@@ -1,53 +1,20 @@
 """pFedMe: personal models as proximal points of the global one (Dinh, Tran, Nguyen, 2020)."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    Context,
-    Deployment,
-    Dispatch,
-    GradFn,
-    LocalProgram,
-    OptimizerConfig,
-    Paper,
-    Phase,
-    Results,
-    State,
-    Tree,
-    Update,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared.memory import LastModel
 from flbench.algorithms.shared.prefixes import prefixed_names
 
 THETA = "theta."  # prefix of the personal model's leaves
 
 
-class PFedMeConfig(AlgorithmConfig):
-    """Keys of pFedMe."""
-
-    lam: float = Field(15.0, gt=0, description="factor of the pull between theta and w")
-    inner_steps: int = Field(
-        5, ge=1, description="number of gradient steps K on theta for each batch"
-    )
-    personal_lr: float = Field(
-        0.09, gt=0, description="learning rate of theta; train.schedule scales it too"
-    )
-    beta: float = Field(
-        1.0, gt=0, description="step of the server from its model to the clients' mean"
-    )
-
-
-@ALGORITHMS.register("pfedme")
-class PFedMe(Algorithm):
+@fl.ALGORITHMS.register("pfedme")
+class PFedMe(fl.Algorithm):
     """A client trains a personal model near the global one, and moves the global one towards it.
 
     For each batch (Algorithm 1): theta ~ argmin CE(theta) + lam/2 ||theta - w||^2, then
@@ -66,14 +33,27 @@ class PFedMe(Algorithm):
     trains.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = PFedMeConfig
-    config: PFedMeConfig
-    paper = Paper(
+    class Config(fl.AlgorithmConfig):
+        """Keys of pFedMe."""
+
+        lam: float = Field(15.0, gt=0, description="factor of the pull between theta and w")
+        inner_steps: int = Field(
+            5, ge=1, description="number of gradient steps K on theta for each batch"
+        )
+        personal_lr: float = Field(
+            0.09, gt=0, description="learning rate of theta; train.schedule scales it too"
+        )
+        beta: float = Field(
+            1.0, gt=0, description="step of the server from its model to the clients' mean"
+        )
+
+    config: Config
+    paper = fl.Paper(
         "Personalized Federated Learning with Moreau Envelopes",
         "Dinh, Tran, Nguyen",
         "NeurIPS 2020",
     )
-    communication = Communication(down="w", up="w", keeps="theta, as large as w")
+    communication = fl.Communication(down="w", up="w", keeps="theta, as large as w")
 
     def requires(self) -> list[str]:
         optimizer = self.setting.train.optimizer
@@ -102,11 +82,11 @@ class PFedMe(Algorithm):
         sends = self.split()[1]
         return LastModel(THETA, tuple(name for name in self.setting.net.leaves if name in sends))
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
         return server, clients | self.theta().rows(start, self.setting.clients)
 
-    def program(self, state: State) -> LocalProgram:
+    def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
         theta = self.theta()
         statistics = tuple(name for name in theta.names if name in self.setting.net.statistics)
@@ -115,32 +95,32 @@ class PFedMe(Algorithm):
             self.training(),
             LastModel(THETA, statistics).remember(),  # the net's statistics moved with theta
         )
-        return LocalProgram(steps, keeps | theta.kept(), sends)
+        return fl.LocalProgram(steps, keeps | theta.kept(), sends)
 
-    def training(self) -> Phase:
+    def training(self) -> fl.Phase:
         """Return the training of theta and w, whose steps the gradient hook `Envelope` makes."""
         names, train = self.setting.net.parameters, self.setting.train
         trained = prefixed_names(THETA, names) | {*names}
         return replace(
             self.phase(*self.terms(), train=trained),
-            optimizer=OptimizerConfig(lr=1.0),
+            optimizer=fl.OptimizerConfig(lr=1.0),
             clip=None,
             gradient=Envelope(names, self.config, train.optimizer, train.clip),
         )
 
-    def dispatch(self, state: State, ids: Tensor) -> Dispatch:
+    def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         factor = self.setting.train.schedule.lr_factor(state.round, self.setting.rounds)
         return replace(super().dispatch(state, ids), numbers={"factor": factor})
 
-    def aggregate(self, state: State, results: Results) -> Update:
+    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         mean, beta = self.mean(results), self.config.beta
         if mean and beta != 1:
             for name in self.setting.net.parameters:
                 old, new = state.server[name].double(), mean[name].double()
                 mean[name] = ((1 - beta) * old + beta * new).to(mean[name].dtype)
-        return Update(mean)
+        return fl.Update(mean)
 
-    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         models = super().deploy(state, ids)
         theta = Personal(self.setting.net.leaves, self.theta())
         return models | {"personal": replace(models["personal"], weights=theta)}
@@ -159,11 +139,11 @@ class Envelope:
     """
 
     names: tuple[str, ...]
-    config: PFedMeConfig
-    optimizer: OptimizerConfig
+    config: "PFedMe.Config"
+    optimizer: fl.OptimizerConfig
     clip: float | None
 
-    def __call__(self, context: Context, grad: GradFn) -> Tree:
+    def __call__(self, context: fl.Context, grad: fl.GradFn) -> fl.Tree:
         """Return the gradients of w and theta; `factor` in ctx is that of `train.schedule`."""
         c, o, factor = self.config, self.optimizer, context.ctx["factor"]
         first = theta = {name: context.trained[THETA + name] for name in self.names}
@@ -173,7 +153,7 @@ class Envelope:
             g = grad(theta, context.batch)
             norm = torch.stack([value.square().sum() for value in g.values()]).sum().sqrt()
             bound = 1.0 if self.clip is None else (self.clip / (norm + 1e-6)).clamp_max(1.0)
-            moved: Tree = {}
+            moved: fl.Tree = {}
             for n, v in theta.items():
                 slope = bound * g[n] + o.weight_decay * v + c.lam * (v - context.trained[n])
                 moved[n] = v - factor * c.personal_lr * slope
@@ -196,6 +176,6 @@ class Personal:
     names: tuple[str, ...]
     theta: LastModel
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the net's leaves."""
         return {name: context.leaves[name] for name in self.names} | self.theta(context)

@@ -1,36 +1,13 @@
 """pFedSim: bodies are mixed by the similarity of the clients' classifiers (Tan et al., 2023)."""
 
 from math import log
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    Context,
-    Deployment,
-    Dispatch,
-    Learned,
-    LearnedTable,
-    LocalProgram,
-    Message,
-    Paper,
-    Results,
-    Stage,
-    State,
-    Statistic,
-    Step,
-    Transform,
-    Tree,
-    Update,
-    only,
-    repeat,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared import pairs
 from flbench.algorithms.shared.mixing import latest, mix_latest
 from flbench.algorithms.shared.prototypes import CountClasses
@@ -39,27 +16,8 @@ from flbench.losses.similarity import unit
 LEAST = 1e-4  # smallest value of 1 - similarity: -ln(1 - similarity) has no limit
 
 
-class PFedSimConfig(AlgorithmConfig):
-    """Keys of pFedSim."""
-
-    rho: float = Field(
-        0.5, ge=0, le=1, description="share of the rounds that are FedAvg, at the beginning"
-    )
-    classes: Literal["all", "union"] = Field(
-        "all",
-        description="rows of the classifiers that are compared: all, or those of classes of which"
-        " one of the two clients has training samples",
-    )
-    evaluated: Literal["mixture", "stored"] = Field(
-        "mixture",
-        description="the model that is tuned and reported as `personal`: `mixture`, the next"
-        " mixture of bodies with the client's own classifier, or `stored`, the model that it"
-        " trained last; the other one is evaluated beside it",
-    )
-
-
-@ALGORITHMS.register("pfedsim")
-class PFedSim(Algorithm):
+@fl.ALGORITHMS.register("pfedsim")
+class PFedSim(fl.Algorithm):
     """After some rounds of FedAvg, clients mix bodies by the similarity of their classifiers.
 
     The first int(rho T) rounds are FedAvg. Then clients keep their classifiers, and client i
@@ -74,15 +32,33 @@ class PFedSim(Algorithm):
     server, because the body that it sends is its mixture.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = PFedSimConfig
-    config: PFedSimConfig
+    class Config(fl.AlgorithmConfig):
+        """Keys of pFedSim."""
+
+        rho: float = Field(
+            0.5, ge=0, le=1, description="share of the rounds that are FedAvg, at the beginning"
+        )
+        classes: Literal["all", "union"] = Field(
+            "all",
+            description="rows of the classifiers that are compared: all, or those of classes of"
+            " which"
+            " one of the two clients has training samples",
+        )
+        evaluated: Literal["mixture", "stored"] = Field(
+            "mixture",
+            description="the model that is tuned and reported as `personal`: `mixture`, the next"
+            " mixture of bodies with the client's own classifier, or `stored`, the model that it"
+            " trained last; the other one is evaluated beside it",
+        )
+
+    config: Config
     by_client = (("similarity", (0, 1)), ("known", (0,)))
-    paper = Paper(
+    paper = fl.Paper(
         "pFedSim: Similarity-Aware Model Aggregation Towards Personalized Federated Learning",
         "Tan, Zhou, Liu, Wang, Zhou",
         "arXiv 2305.15706, 2023",
     )
-    communication = Communication(down="w, later the body", up="w", keeps="w, after the warm-up")
+    communication = fl.Communication(down="w, later the body", up="w", keeps="w, after the warm-up")
 
     def requires(self) -> list[str]:
         if self.stages()[-1].name == "similar":
@@ -105,57 +81,57 @@ class PFedSim(Algorithm):
         only_warm = self.stages()[-1].name == "warmup"
         return ["pfedsim: all rounds are warm-up rounds, which is FedAvg."] if only_warm else []
 
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[fl.Stage, ...]:
         rounds = self.setting.rounds
         warm = int(self.config.rho * rounds + 1e-9)
         lengths = {"warmup": warm, "similar": rounds - warm}
-        return tuple(Stage(name, length) for name, length in lengths.items() if length)
+        return tuple(fl.Stage(name, length) for name, length in lengths.items() if length)
 
-    def is_warmup(self, state: State) -> bool:
+    def is_warmup(self, state: fl.State) -> bool:
         """Return whether the next round is one of FedAvg."""
         return self.stages()[state.stage].name == "warmup"
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         keeps, sends = self.split()
         clients = self.setting.clients
         server = {
             "similarity": pairs.zeros(clients),
             "known": torch.zeros(clients, dtype=torch.bool),
         }
-        own = only(start, keeps | sends)
+        own = fl.only(start, keeps | sends)
         if self.config.classes == "union":
             own["held"] = torch.zeros(self.setting.classes, dtype=torch.bool)
-        return only(start, sends) | server, repeat(own, clients)
+        return fl.only(start, sends) | server, fl.repeat(own, clients)
 
-    def program(self, state: State) -> LocalProgram:
+    def program(self, state: fl.State) -> fl.LocalProgram:
         if self.is_warmup(state):
             return super().program(state)
         keeps, sends = self.split()
-        steps: tuple[Step, ...] = (self.phase(*self.terms()),)
+        steps: tuple[fl.Step, ...] = (self.phase(*self.terms()),)
         if self.config.classes == "union":
             steps += (
-                Statistic("held", CountClasses(self.setting.classes)),
-                Transform(write_held_classes),
+                fl.Statistic("held", CountClasses(self.setting.classes)),
+                fl.Transform(write_held_classes),
             )
             sends |= {"held"}
-        return LocalProgram(steps, keeps | sends, sends)
+        return fl.LocalProgram(steps, keeps | sends, sends)
 
     def classifier(self) -> tuple[str, ...]:
         """Return the leaves that stay with the client after the warm-up."""
         head = self.setting.net.names("head")
         return tuple(name for name in self.setting.net.parameters if name in head)
 
-    def dispatch(self, state: State, ids: Tensor) -> Dispatch:
+    def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         known = state.server["known"]
         if self.is_warmup(state) or (state.is_initial and not bool(known.any())):
             return super().dispatch(state, ids)
         # A client without an upload since the warm-up has no classifier of its own yet.
         new = ~known[ids] & (not state.is_initial)
-        classifiers = repeat(only(state.server, self.classifier()), len(ids))
+        classifiers = fl.repeat(fl.only(state.server, self.classifier()), len(ids))
         mask = dict.fromkeys(classifiers, new)
-        return Dispatch(rows=Message(self.mixture(state, ids) | classifiers, mask))
+        return fl.Dispatch(rows=fl.Message(self.mixture(state, ids) | classifiers, mask))
 
-    def mixture(self, state: State, ids: Tensor) -> Tree:
+    def mixture(self, state: fl.State, ids: Tensor) -> fl.Tree:
         """Return the mixed bodies of clients `ids` [K], [K, ...] each."""
         similarity = pairs.rows(state.server["similarity"], ids, self.setting.clients)  # [K, N]
         u = -torch.log1p(-similarity.clamp_max(1 - LEAST))
@@ -163,13 +139,13 @@ class PFedSim(Algorithm):
         body = self.split()[1] - set(self.classifier())
         # A client without an upload since the warm-up counts with the model of the warm-up.
         return mix_latest(
-            only(state.clients, body),
+            fl.only(state.clients, body),
             u / u.sum(dim=1, keepdim=True),
             known=state.server["known"],
             common=state.server,
         )
 
-    def aggregate(self, state: State, results: Results) -> Update:
+    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         if self.is_warmup(state):
             return super().aggregate(state, results)
         ids, sent = results.ids, results.sent.values
@@ -201,9 +177,9 @@ class PFedSim(Algorithm):
         metrics = {}
         if bool(both.any()):
             metrics["similarity_mean"] = float(fresh[both].mean())
-        return Update({"similarity": similarity, "known": known}, metrics=metrics)
+        return fl.Update({"similarity": similarity, "known": known}, metrics=metrics)
 
-    def learned(self, state: State) -> tuple[Learned, ...]:
+    def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
         """Return the similarities of the clients; nothing before the end of the warm-up."""
         known = state.server["known"]
         clients = self.setting.clients
@@ -211,7 +187,7 @@ class PFedSim(Algorithm):
             return ()
         # [N, N], 0 for a pair that was never compared
         similarity = pairs.dense(state.server["similarity"], clients)
-        table = LearnedTable(
+        table = fl.LearnedTable(
             "client similarity",
             "Similarity of the classifiers of every two clients, by which their bodies are mixed;"
             " empty where it is 0 or was never computed.",
@@ -221,16 +197,18 @@ class PFedSim(Algorithm):
         )
         return (table,)
 
-    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         if self.is_warmup(state):
             return super().deploy(state, ids)
-        uploads = only(state.clients, self.split()[1])
+        uploads = fl.only(state.clients, self.split()[1])
         stored = latest(uploads, ids, known=state.server["known"], common=state.server)
         models = {"mixture": stored | self.mixture(state, ids), "stored": stored}
-        deployments = {n: Deployment(Dispatch(rows=Message(rows))) for n, rows in models.items()}
+        deployments = {
+            n: fl.Deployment(fl.Dispatch(rows=fl.Message(rows))) for n, rows in models.items()
+        }
         return {"personal": deployments.pop(self.config.evaluated)} | deployments
 
 
-def write_held_classes(context: Context) -> Tree:
+def write_held_classes(context: fl.Context) -> fl.Tree:
     """Write `held` [C] bool: the classes of which the client has training samples."""
     return {"held": context.ctx["held.counts"] > 0}

@@ -1,33 +1,12 @@
 """SCAFFOLD: control variates against the drift of local steps (Karimireddy et al., ICML 2020)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    Context,
-    Dispatch,
-    LocalProgram,
-    LossTerm,
-    Message,
-    Paper,
-    Results,
-    State,
-    Transform,
-    Tree,
-    UniformConfig,
-    Update,
-    only,
-    repeat,
-    weighted_mean,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared.prefixes import prefixed_names
 from flbench.losses import CrossEntropy, Linear
 
@@ -37,18 +16,8 @@ ALL = "c."  # the server's, which is the mean of all clients'
 CHANGE = "dc."  # the change of the client's in a round
 
 
-class ScaffoldConfig(UniformConfig):
-    """Keys of SCAFFOLD."""
-
-    server_lr: float = Field(
-        1.0,
-        gt=0,
-        description="step of the server along the mean update (the paper's global learning rate)",
-    )
-
-
-@ALGORITHMS.register("scaffold")
-class Scaffold(Algorithm):
+@fl.ALGORITHMS.register("scaffold")
+class Scaffold(fl.Algorithm):
     """Clients correct each local step by how much their gradient differs from the global one.
 
     Local steps (eq. 3): w_i <- w_i - eta (g - c_i + c), with the control variates c_i of the client
@@ -66,14 +35,23 @@ class Scaffold(Algorithm):
     statistics are averaged and have no variate.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = ScaffoldConfig
-    config: ScaffoldConfig
-    paper = Paper(
+    class Config(fl.UniformConfig):
+        """Keys of SCAFFOLD."""
+
+        server_lr: float = Field(
+            1.0,
+            gt=0,
+            description="step of the server along the mean update (the paper's global learning"
+            " rate)",
+        )
+
+    config: Config
+    paper = fl.Paper(
         "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
         "Karimireddy, Kale, Mohri, Reddi, Stich, Suresh",
         "ICML 2020",
     )
-    communication = Communication(
+    communication = fl.Communication(
         down="w and c", up="w and dc", keeps="c_i: as many as the parameters"
     )
 
@@ -101,39 +79,39 @@ class Scaffold(Algorithm):
             " gradients with a limited norm."
         ]
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
         zeros = {n: torch.zeros_like(start[n]) for n in self.setting.net.parameters}
         # c is a sum over all rounds, so it is stored in float64.
         server |= {ALL + name: value.double() for name, value in zeros.items()}
         own = {OWN + name: value for name, value in zeros.items()}
-        return server, clients | repeat(own, self.setting.clients)
+        return server, clients | fl.repeat(own, self.setting.clients)
 
-    def terms(self) -> tuple[LossTerm, ...]:
+    def terms(self) -> tuple[fl.LossTerm, ...]:
         names = self.setting.net.parameters
         return (CrossEntropy(), Linear(names, ALL), Linear(names, OWN, weight=-1.0))
 
-    def program(self, state: State) -> LocalProgram:
+    def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
         names = self.setting.net.parameters
-        return LocalProgram(
-            (self.phase(*self.terms()), Transform(MoveControl(names))),
+        return fl.LocalProgram(
+            (self.phase(*self.terms()), fl.Transform(MoveControl(names))),
             keeps | prefixed_names(OWN, names),
             sends | prefixed_names(CHANGE, names),
         )
 
-    def dispatch(self, state: State, ids: Tensor) -> Dispatch:
+    def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         net = super().dispatch(state, ids).shared.values
         names = self.setting.net.parameters
         c = {ALL + n: state.server[ALL + n].to(state.server[n].dtype) for n in names}
         # As long as c is 0 it need not be sent: outside a mask an entry is 0 and costs no bytes.
         mask = dict.fromkeys(c, torch.tensor(False)) if state.is_initial else {}
-        return Dispatch(Message(net | c, mask))
+        return fl.Dispatch(fl.Message(net | c, mask))
 
-    def aggregate(self, state: State, results: Results) -> Update:
+    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         mean, weights = self.mean(results), self.weights(results)
         if not mean:  # no client made a step, so no variate changed either
-            return Update()
+            return fl.Update()
         names = self.setting.net.parameters
 
         # |S| / N, in samples if means are weighted by samples
@@ -142,8 +120,8 @@ class Scaffold(Algorithm):
         share = float(weights.sum()) / total
 
         # c <- c + |S|/N mean(dc_i)
-        changes = only(results.sent.values, prefixed_names(CHANGE, names))
-        change = weighted_mean(changes, weights)
+        changes = fl.only(results.sent.values, prefixed_names(CHANGE, names))
+        change = fl.weighted_mean(changes, weights)
         c = {ALL + n: state.server[ALL + n] + share * change[CHANGE + n].double() for n in names}
 
         # w <- w + server_lr mean(w_i - w); with server_lr 1 that is the mean itself
@@ -154,7 +132,7 @@ class Scaffold(Algorithm):
                 mean[name] = (old + step).to(mean[name].dtype)
 
         norm = torch.cat([value.flatten() for value in c.values()]).norm()
-        return Update(mean | c, metrics={"control_norm": float(norm)})
+        return fl.Update(mean | c, metrics={"control_norm": float(norm)})
 
 
 @dataclass(frozen=True)
@@ -167,11 +145,11 @@ class MoveControl:
 
     names: tuple[str, ...]
 
-    def __call__(self, context: Context) -> Tree:
+    def __call__(self, context: fl.Context) -> fl.Tree:
         """Return c_i and dc_i."""
         length = context.info.steps * context.info.lr  # tau eta
         moved = length > 0
-        changed: Tree = {}
+        changed: fl.Tree = {}
         for name in self.names:
             gradient = (context.start[name] - context.leaves[name]) / torch.where(
                 moved, length, 1.0

@@ -1,30 +1,12 @@
 """SLAPFL: every layer is averaged with weights from its own cosines (Li et al., 2025)."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    AlgorithmConfig,
-    Communication,
-    Dispatch,
-    Learned,
-    LearnedTable,
-    Message,
-    Paper,
-    Results,
-    State,
-    Tree,
-    UniformConfig,
-    Update,
-    only,
-    put_,
-    repeat,
-)
+import flbench.algorithms as fl
 from flbench.algorithms.shared.mixing import mix, pairwise_cosines
 from flbench.algorithms.shared.prefixes import prefixed
 from flbench.algorithms.shared.simplex import simplex, softmax_among
@@ -32,27 +14,8 @@ from flbench.algorithms.shared.simplex import simplex, softmax_among
 ANCHOR = "anchor."  # prefix of the server's copies that changes are measured from (`delta`)
 
 
-class SlapflConfig(UniformConfig):
-    """Keys of SLAPFL. The defaults follow the paper to the letter."""
-
-    last_only: bool = Field(
-        False, description="only the last linear layer stays local, instead of all linear layers"
-    )
-    delta: Literal["none", "start", "round"] = Field(
-        "none",
-        description="what cosines compare: weights, or their change since the seeded net or since"
-        " the beginning of the round",
-    )
-    sharpen: float | None = Field(
-        None,
-        gt=0,
-        description="temperature: weights are softmax(cosine / sharpen) (default: proportional to"
-        " the cosine)",
-    )
-
-
-@ALGORITHMS.register("slapfl")
-class Slapfl(Algorithm):
+@fl.ALGORITHMS.register("slapfl")
+class Slapfl(fl.Algorithm):
     """The server mixes every shared layer for every client; linear layers stay with the clients.
 
     A client trains its full model and uploads the base, which is every layer that is not linear.
@@ -89,15 +52,35 @@ class Slapfl(Algorithm):
     and `sharpen` make the weights differ more.
     """
 
-    Config: ClassVar[type[AlgorithmConfig]] = SlapflConfig
-    config: SlapflConfig
-    paper = Paper(
+    class Config(fl.UniformConfig):
+        """Keys of SLAPFL. The defaults follow the paper to the letter."""
+
+        last_only: bool = Field(
+            False,
+            description="only the last linear layer stays local, instead of all linear layers",
+        )
+        delta: Literal["none", "start", "round"] = Field(
+            "none",
+            description="what cosines compare: weights, or their change since the seeded net or"
+            " since"
+            " the beginning of the round",
+        )
+        sharpen: float | None = Field(
+            None,
+            gt=0,
+            description="temperature: weights are softmax(cosine / sharpen) (default: proportional"
+            " to"
+            " the cosine)",
+        )
+
+    config: Config
+    paper = fl.Paper(
         "Hierarchical aggregation personalized federated learning based on cosine similarity",
         "Li Jingyu, Li Xinyu, Huang Ruijun, Jiang Xinwei, Lin Yujun, Ren Huihui",
         "Intelligent Computer and Applications 15(9), 2025",
         "10.20169/j.issn.2095-2163.250928",
     )
-    communication = Communication(
+    communication = fl.Communication(
         down="the client's mixed base (all layers but the linear ones)",
         up="base",
         keeps="all weights w",
@@ -138,45 +121,45 @@ class Slapfl(Algorithm):
         local, base = super().split()
         return local | base, base
 
-    def init(self, start: Tree) -> tuple[Tree, Tree]:
+    def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         keeps, _ = self.split()
-        clients = repeat(only(start, keeps), self.setting.clients)
+        clients = fl.repeat(fl.only(start, keeps), self.setting.clients)
 
-        anchor = prefixed(ANCHOR, only(start, self.base()))
+        anchor = prefixed(ANCHOR, fl.only(start, self.base()))
         match self.config.delta:
             case "none":
                 return {}, clients
             case "start":  # the seeded net, one for all clients
                 return anchor, clients
             case "round":  # what each client had at the beginning of the round, [N, ...]
-                return repeat(anchor, self.setting.clients), clients
+                return fl.repeat(anchor, self.setting.clients), clients
 
     # Client: cross entropy on all weights, as the base class has it.
 
-    def dispatch(self, state: State, ids: Tensor) -> Dispatch:
+    def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         """Send nothing: a client receives its mixed base as the reply to its upload."""
-        return Dispatch()
+        return fl.Dispatch()
 
     # Server
 
-    def aggregate(self, state: State, results: Results) -> Update:
+    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         """Mix each layer of the base for each client of the round (eq. 2-4)."""
-        base = only(results.sent.values, self.base())  # [K, ...] each
+        base = fl.only(results.sent.values, self.base())  # [K, ...] each
 
-        mixed: Tree = {}
+        mixed: fl.Tree = {}
         cosines = []
         for layer in self.layers():
-            vectors = self.compared(only(base, layer), state, results.ids)
+            vectors = self.compared(fl.only(base, layer), state, results.ids)
             cosine = pairwise_cosines(vectors, vectors).fill_diagonal_(1.0)  # eq. 2, [K, K]
             weights = self.shares(cosine, results)  # a_ij, [K, K]
-            mixed |= mix(only(base, layer), weights)  # eq. 3
+            mixed |= mix(fl.only(base, layer), weights)  # eq. 3
             cosines.append(cosine)
 
-        server: Tree = {}
+        server: fl.Tree = {}
         if self.config.delta == "round":
             server = {name: value.clone() for name, value in state.server.items()}
-            put_(server, results.ids, prefixed(ANCHOR, mixed))
-        return Update(server, Message(mixed), cosine_metric(torch.stack(cosines)))
+            fl.put_(server, results.ids, prefixed(ANCHOR, mixed))
+        return fl.Update(server, fl.Message(mixed), cosine_metric(torch.stack(cosines)))
 
     def layers(self) -> list[list[str]]:
         """Return the leaves of each base layer."""
@@ -186,7 +169,7 @@ class Slapfl(Algorithm):
         ]
         return [layer for layer in layers if layer]
 
-    def compared(self, layer: Tree, state: State, ids: Tensor) -> Tree:
+    def compared(self, layer: fl.Tree, state: fl.State, ids: Tensor) -> fl.Tree:
         """Return the vectors of which eq. 2 takes the cosines: a layer's uploads or their change.
 
         Args:
@@ -198,7 +181,7 @@ class Slapfl(Algorithm):
             [K, ...] each: weight and bias, which form one vector together. BatchNorm statistics are
             compared only in a layer that has no parameters.
         """
-        vectors = only(layer, self.setting.net.parameters)
+        vectors = fl.only(layer, self.setting.net.parameters)
         if not vectors:
             vectors = {n: value for n, value in layer.items() if value.is_floating_point()}
 
@@ -207,7 +190,7 @@ class Slapfl(Algorithm):
         rows = ids if self.config.delta == "round" else ...
         return {n: value - state.server[ANCHOR + n][rows] for n, value in vectors.items()}
 
-    def shares(self, cosine: Tensor, results: Results) -> Tensor:
+    def shares(self, cosine: Tensor, results: fl.Results) -> Tensor:
         """Return the weights a_ij of eq. 3.
 
         Args:
@@ -228,17 +211,17 @@ class Slapfl(Algorithm):
             scores = scores * self.setting.sizes[results.ids]
         return simplex(torch.where(takes_part, scores, 0.0), itself.double(), dim=1)
 
-    def learned(self, state: State) -> tuple[Learned, ...]:
+    def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
         """Return how similar the clients are in each layer of the base."""
         means, names = [], []
         for layer in self.layers():
-            vectors = only(state.clients, self.setting.net.parameters)
+            vectors = fl.only(state.clients, self.setting.net.parameters)
             own = [name for name in layer if name in vectors]
             if own:
                 cosine = pairwise_cosines(vectors, own).fill_diagonal_(0.0)  # [N, N]
                 means.append(cosine.sum(dim=1) / max(1, len(cosine) - 1))
                 names.append(own[0].rpartition(".")[0])
-        table = LearnedTable(
+        table = fl.LearnedTable(
             "cosines by layer",
             "Mean cosine of each client's layer with that layer of the other clients, after the"
             " last mixing.",

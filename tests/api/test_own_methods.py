@@ -21,7 +21,7 @@ from flbench.algorithms import (
     Deployment,
     Paper,
 )
-from flbench.algorithms.fedavg import FedAvg, FedAvgConfig
+from flbench.algorithms.fedavg import FedAvg
 from flbench.api import tuning
 from flbench.api.caller import Caller
 from flbench.config.resolve import resolve, resolve_written
@@ -41,7 +41,7 @@ FEW = fl.Dirichlet(alpha=1.0, clients=3, samples=120)
 KEYS = {"partition": FEW, "train": {"rounds": 1}, "progress": False}
 MODULE = '''
 from flbench.algorithms import Communication, Paper
-from flbench.algorithms.fedavg import FedAvg, FedAvgConfig
+from flbench.algorithms.fedavg import FedAvg
 from ownkit import constants
 
 
@@ -256,7 +256,7 @@ def test_the_source_is_no_key_of_a_method_of_flbench(key, value):
 
 @pytest.mark.parametrize("key", ["source", "sha256"])
 def test_a_method_with_a_key_in_which_its_source_is_recorded_is_refused(key, monkeypatch):
-    config = create_model("KeyedConfig", __base__=FedAvgConfig, **{key: (str | None, "mine")})
+    config = create_model("KeyedConfig", __base__=FedAvg.Config, **{key: (str | None, "mine")})
 
     class Keyed(FedAvg):
         paper = Paper("Keyed", "nobody", "invented")

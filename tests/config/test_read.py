@@ -6,7 +6,7 @@ import sys
 import pytest
 from pydantic import Field
 
-from flbench.algorithms.fedavg import FedAvg, FedAvgConfig
+from flbench.algorithms.fedavg import FedAvg
 from flbench.config import resolve as resolving
 from flbench.config.schema import ModelConfig, TermConfig
 from flbench.config.sources import Layer, from_file, from_overrides
@@ -17,7 +17,7 @@ from flbench.deploy import loading
 from flbench.experiment import lifecycle
 
 
-class PullConfig(FedAvgConfig):
+class PullConfig(FedAvg.Config):
     tau: float = Field(1, ge=0)
     layers: tuple[int, ...] = (2, 3)
 
