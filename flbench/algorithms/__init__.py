@@ -17,6 +17,7 @@ from flbench.algorithms.base import (
     Paper,
     Setting,
 )
+from flbench.algorithms.bind import Term, bind
 from flbench.client.program import (
     GradFn,
     LocalProgram,
@@ -88,11 +89,13 @@ __all__ = [
     "State",
     "Statistic",
     "Step",
+    "Term",
     "TrainConfig",
     "Transform",
     "Tree",
     "UniformConfig",
     "Update",
+    "bind",
     "epochs",
     "generator",
     "largest",

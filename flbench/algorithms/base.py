@@ -33,7 +33,7 @@ A method is written at one of four levels. Each is complete without the next one
 Axis letters: N clients, K clients of the cohort, B batch, C classes, D features.
 """
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -287,26 +287,28 @@ class Algorithm:
         """Return what the server sends to some clients at the beginning of a round.
 
         It may be called several times in a round, for parts of the cohort; what a client receives
-        must not depend on the other clients in `ids`. Every client has the seeded net, so nothing
-        is sent until the server's parameters change. The default sends the entries of the server's
-        tree that the program sends and that clients do not keep by `split`.
+        must not depend on the other clients in `ids`. The default sends the entries of the server's
+        tree that the program sends and that clients do not keep by `split`, and those that are no
+        leaves of the net become leaves of the client. Every client has the seeded net, so that its
+        leaves are sent only when the server's parameters have changed.
 
         Args:
             state: State before the round. Of the clients' leaves it has those that the program
                 sends; rows that the server has not received since they changed are zero.
             ids: [K] int64, the clients.
         """
+        program = self.program(state)
+        sends = (program.sends - self.split()[0]) & state.server.keys()
         if state.is_initial:
-            return Dispatch()
-        sends = self.program(state).sends - self.split()[0]
-        return Dispatch(Message(only(state.server, sends)))
+            sends -= self.setting.net.names("all")
+        return Dispatch(Message(only(state.server, sends)), leaves=program.keeps | program.sends)
 
     def aggregate(self, state: State, results: Results) -> Update:
         """Return the entries of the server's tree that change, a reply to the cohort, and metrics.
 
         It is called once per round, after the leaves that clients keep have been stored. The
-        default replaces the server's parameters by the weighted mean of those that were sent and
-        are not personal.
+        default replaces the entries of the server's tree by the weighted means of those that were
+        sent, but for leaves that clients keep by `split`.
 
         Args:
             state: State before the round, with the clients' leaves as in `dispatch`; those that
@@ -314,7 +316,7 @@ class Algorithm:
             results: What the cohort sent, [K, ...] per leaf, without clients that diverged. Losses
                 are NaN and leaves that were not sent are missing: the server does not see them.
         """
-        return Update(self.mean(results))
+        return Update(self.mean(results, state.server))
 
     # Level 4: stages, peers, several models
 
@@ -506,13 +508,19 @@ class Algorithm:
             sizes = torch.ones_like(sizes)
         return torch.where(results.steps > 0, sizes, 0.0)
 
-    def mean(self, results: Results) -> Tree:
-        """Return the mean of the net's leaves that were sent, weighted by `weights(results)`.
+    def mean(self, results: Results, names: Iterable[str] | None = None) -> Tree:
+        """Return the mean of leaves that were sent, weighted by `weights(results)`.
 
         Leaves that clients keep by `split` are left out. The tree is empty if no client made an
         optimizer step; the server then keeps its model.
+
+        Args:
+            results: What the cohort sent.
+            names: Names of the leaves, of which some may not have been sent; None for those of the
+                net.
         """
-        names = self.setting.net.names("all") - self.split()[0]
+        names = frozenset(self.setting.net.names("all") if names is None else names)
+        names -= self.split()[0]
         return weighted_mean(only(results.sent.values, names), self.weights(results))
 
 

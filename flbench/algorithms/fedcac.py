@@ -229,5 +229,7 @@ class FindCritical:
         """Return the critical entries of one parameter, bool."""
         score = (change * theta).abs().flatten()
         k = int(self.tau * len(score))
-        found = fl.largest(score, k) & (score > 0) if k else torch.zeros_like(score, dtype=torch.bool)
+        found = (
+            fl.largest(score, k) & (score > 0) if k else torch.zeros_like(score, dtype=torch.bool)
+        )
         return found.reshape(theta.shape)

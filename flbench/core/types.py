@@ -243,20 +243,23 @@ class Message:
 class Dispatch:
     """What the server sends to clients before they run their program.
 
-    A tensor with the name of a leaf replaces the client's leaf; outside its mask the client's own
-    value remains. A tensor with any other name becomes an entry of ctx, which is zero outside its
-    mask.
+    A tensor with the name of a leaf that the client has replaces it; outside its mask the client's
+    own value remains. A tensor with a name in `leaves` becomes a leaf of the client. A tensor with
+    any other name becomes an entry of ctx, which is zero outside its mask.
 
     Attributes:
         shared: Tensors that are the same for all clients, without a client axis.
         rows: Tensors with one row per client, in the order of the client ids that `dispatch` got.
         numbers: Numbers that clients could compute from the round themselves, such as schedules.
             They become 0-dim entries of ctx, and their bytes are not counted.
+        leaves: Names of leaves that a program adds to those of the net, such as the parameters of a
+            second head.
     """
 
     shared: Message = field(default_factory=Message)
     rows: Message = field(default_factory=Message)
     numbers: Mapping[str, float] = field(default_factory=dict)
+    leaves: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ class ClientRun:
             for name, number in dispatch.numbers.items()
         }
         self.start |= {name: value[0].to(env.device) for name, value in rows.items()}
-        known = set(self.start)
+        known = self.start.keys() | dispatch.leaves
         for message, has_client_axis in ((dispatch.shared, False), (dispatch.rows, True)):
             for name, value in message.values.items():
                 target = self.start if name in known else self.ctx

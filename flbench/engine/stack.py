@@ -89,7 +89,7 @@ class Stack:
             self.ctx.put(name, value, stacked=False)
         for name, value in rows.items():
             self.start.put(name, self._to_device(name, value), stacked=True)
-        known = set(self.start.names)
+        known = {*self.start.names} | dispatch.leaves
         for message, has_client_axis in ((dispatch.shared, False), (dispatch.rows, True)):
             for name, value in message.values.items():
                 target = self.start if name in known else self.ctx

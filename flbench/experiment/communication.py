@@ -6,6 +6,7 @@ are set to zero, so that no receiver can use values that were not paid for.
 """
 
 from copy import deepcopy
+from dataclasses import replace
 from typing import Self
 
 import torch
@@ -39,7 +40,8 @@ def apply_mask(message: Message) -> Message:
 
 def apply_masks(dispatch: Dispatch) -> Dispatch:
     """Return a dispatch with the masks of both of its messages applied."""
-    return Dispatch(apply_mask(dispatch.shared), apply_mask(dispatch.rows), dispatch.numbers)
+    shared, rows = apply_mask(dispatch.shared), apply_mask(dispatch.rows)
+    return replace(dispatch, shared=shared, rows=rows)
 
 
 def row_bytes(message: Message) -> Tensor:

@@ -416,7 +416,7 @@ def over(below: Dispatch, above: Dispatch) -> Dispatch:
         return Message(values | other.values, mask | other.mask)
 
     shared, rows = merged(below.shared, above.shared), merged(below.rows, above.rows)
-    return Dispatch(shared, rows, {**below.numbers, **above.numbers})
+    return Dispatch(shared, rows, {**below.numbers, **above.numbers}, below.leaves | above.leaves)
 
 
 def grown(

@@ -23,7 +23,7 @@ from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, from_overrides
 from flbench.core.errors import ConfigError
 from flbench.core.tree import is_finite
-from flbench.core.types import Dispatch, Message, State
+from flbench.core.types import Message, State
 from flbench.data.dataset import PARTS
 from flbench.data.partition import ClientParts
 from flbench.experiment import assembly, checkpoint, communication, lifecycle, rounds
@@ -287,7 +287,7 @@ class Contract:
         monkeypatch.setattr(
             communication,
             "apply_masks",
-            lambda d: apply_masks(Dispatch(poisoned(d.shared), poisoned(d.rows), d.numbers)),
+            lambda d: apply_masks(replace(d, shared=poisoned(d.shared), rows=poisoned(d.rows))),
         )
         often = ("evaluation.every=1", "evaluation.common.every=1")
         _, poisoned_summary = run(tmp_path, *with_method(method.name, *often))
