@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from flbench.config.schema import HUGGING_FACE, DataConfig
-from flbench.data import known_sets, other_sources, sources
+from flbench.data import known_sets, sources
 from flbench.data.federation import Federation
 
 Entry = dict[str, Any]
@@ -44,7 +44,7 @@ def data_set(config: DataConfig) -> Entry:
     known = known_sets.known().get(config.name)
     if known is None and not is_available(config):
         sources.load(config)  # raises the error that names the expected files
-    places = [str(path) for path in other_sources.candidates(config)]
+    places = [str(path) for path in sources.candidates(config)]
     if known is not None and known.load is not None:
         places.append(f"torchvision in {config.root}")
     if config.name == "digits":
@@ -71,7 +71,7 @@ def location(config: DataConfig) -> str | None:
     """
     if config.name == "digits":
         return "scikit-learn"
-    places = list(other_sources.candidates(config))
+    places = list(sources.candidates(config))
     known = known_sets.known().get(config.name)
     if known is not None and known.downloaded:
         places.append(config.root / known.downloaded)

@@ -1,15 +1,12 @@
 """The data type of a data set in memory."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-
-from flbench.config.schema import DataConfig
-from flbench.core.errors import DataError
 
 if TYPE_CHECKING:
     from flbench.data.batch_form import BatchForm
@@ -18,8 +15,6 @@ Kind = Literal["images", "series", "table", "tokens"]
 """What samples are: images [channels, height, width], series [channels, length], rows of tables
 [columns], or sequences of tokens [length], whole numbers that the net looks up."""
 
-FOR_FILES: Final = ("padding", "resize", "layout", "arrays", "client", "label", "drop", "group")
-"""Keys of the section `data` that only files and data of the user can have."""
 PARTS: Final = ("train", "validation", "test")
 """The parts of a client's samples."""
 
@@ -143,10 +138,3 @@ class KnownDataset:
     where: str
     load: Callable[[Path], Dataset] | None = None
     downloaded: str = ""
-
-
-def check_unused(config: DataConfig, keys: Iterable[str], what: str) -> None:
-    """Raise a DataError if one of the keys of the section `data` is set, which `what` lacks."""
-    for key in keys:
-        if getattr(config, key) != DataConfig.model_fields[key].default:
-            raise DataError(f"`data.{key}` is not for {what}. Leave it out.")

@@ -1,10 +1,9 @@
 """Data given as objects: arrays, tensors, tables of pandas, data sets of torch and Hugging Face.
 
-All of them become the arrays of an NPZ file, or the CSV files of a table, and are read as those
-are: with the same checks and the same result.
+All of them become the arrays of an NPZ file, or the tables of pandas, and are read as those are.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import IterableDataset
 
 from flbench.core.errors import DataError, did_you_mean, shortened
 from flbench.core.user_code_errors import calling
@@ -27,70 +25,32 @@ from flbench.data.targets import take as take_targets
 if TYPE_CHECKING:
     import pandas as pd
 
-Arrays = dict[str, NDArray[Any]]
-KEYS: Final = tuple(
-    f"{part}_{kind}" for part in ("train", "val", "test") for kind in ("images", "labels", "groups")
+Arrays = dict[str, Any]
+KEYS: Final = (
+    *(f"{part}_{kind}" for part in ("train", "val", "test") for kind in ("images", "labels")),
+    *("train_groups", "val_groups", "test_groups", "class_names", "vocabulary"),
 )
 LAYOUTS: Final = ("auto", "channels_first", "channels_last")
 KINDS: Final = ("auto", "images", "series", "table", "tokens")
+SEQUENCES: Final = (list, tuple, np.ndarray)
 BLOCK: Final = 256  # rows of a Hugging Face data set that are decoded at once
 
 
 class Data:
     """A data set of your own, for `fl.run(data=...)`.
 
-    What is accepted as `x`:
-
-    - samples, with labels `y` or as a pair `(x, y)`: arrays or tensors, uint8 or floating point,
-      [n, H, W], [n, H, W, C], [n, C, H, W]; a table [n, columns] in floating point; series
-      [n, C, length] with `kind="series"`; or sequences of tokens [n, length] in integers;
-    - a dict of arrays with the names of an NPZ file, such as `train_images` and `train_labels`;
-    - a DataFrame of pandas, with the label in its last column or in `label`. Words become
-      categories, and missing values are imputed, as for CSV files;
-    - a `torch.utils.data.Dataset` of pairs (sample, label). It is read once, into memory;
-    - a `torch.utils.data.DataLoader`, a list or dict of them with one for each client (their
-      samples are natural clients), or a `LightningDataModule`, whose `train_dataloader` returns one
-      of these, whose `val_dataloader`, if it has one, the same for the clients' validation parts,
-      and whose `test_dataloader` the common test set. Each loader is read once, in the order of its
-      data set; batches are (samples, labels), (samples, labels, ...) or dicts;
-    - a `Dataset` or `DatasetDict` of Hugging Face's package `datasets`.
-
-    For tasks other than classification, `y` (or what takes its place in the other forms) has
-    targets: numbers [n], vectors [n, D], or maps [n, H, W], floating point or integers. They are
-    for `fl.federate` with `metrics`.
+    `Data(x, y)` calls, by the type of `x`, `from_arrays`, `from_frame`, `from_loaders`,
+    `from_dataset` or `from_hugging_face`, each with its own arguments. Data that come by client are
+    read by `from_clients`.
 
     Args:
         x: The data.
-        y: Labels [n]: whole numbers >= 0, or names; or targets [n, ...]. The classes are those that
-            occur, numbers in the order of the numbers; with `classes`, numbers are positions in it.
-        test: A common test set, as a pair (x, y), or in the form of `x`.
-        clients: Natural client of each sample, [n] names or numbers, for `partition="natural"`.
-        classes: Names of the C classes; by default those of the labels or of the data set.
-        label: Tables and Hugging Face: column of the label, a name or a number. Tables: or a rule
-            such as `num > 0`.
-        client: Tables and Hugging Face: column with the natural client.
-        drop: Tables: columns that are left out, such as identifiers.
-        group: What several samples come from, such as their patient; samples of one group stay in
-            one part of a client. Tables: its column, which is no input. Arrays: names or numbers
-            [n].
-        layout: Where the channels of images are: `channels_last`, `channels_first`, or `auto`: the
-            axis that has 1 or 3 entries. Tensors have the channels first if both axes, or none,
-            have 1 or 3 entries. Series have them first unless it says otherwise.
-        kind: What the samples are: `images`, `series`, `table`, `tokens`, or `auto`: what axes and
-            type say.
-        padding: Tokens: id that fills up shorter sequences. With it, `x` may have sequences of
-            different lengths, which are filled up on the right.
-        vocabulary: Tokens: number of token ids V, or a text for each id; by default the ids up to
-            the largest token.
-        name: Name of the data set in tables and folders.
-        targets: Whether `y` has targets instead of classes. By default it has if it cannot have
-            classes: several values for each sample, or values that are not whole numbers. A
-            regression to whole numbers [n] needs `targets=True`.
+        y: Labels or targets, if `x` are samples as arrays.
+        **arguments: Arguments of the function that is called.
 
     Attributes:
         dataset: The data set as flbench uses it.
-        where: What the data are, as error messages call them.
-        by_client: Whether there is a data loader for each client. Then the scheme `natural` is the
+        by_client: Whether they were given client by client. Then the scheme `natural` is the
             default.
 
     Raises:
@@ -103,109 +63,281 @@ class Data:
     <Data `prices`: 4 samples [2] float32, targets [] float64, 0 common test samples>
     """
 
-    def __init__(
-        self,
+    dataset: Dataset
+    by_client: bool = False
+
+    def __init__(self, x: Any, y: Any = None, **arguments: Any) -> None:
+        make, more = (self._by_type(x), {}) if y is None else (self.from_arrays, {"y": y})
+        try:
+            made = make(x, **more, **arguments)
+        except TypeError as error:
+            if not str(error).startswith("Data.from_"):
+                raise
+            raise DataError(f"`data` of the type {type(x).__name__}: {error}.") from error
+        vars(self).update(vars(made))
+
+    @classmethod
+    def _by_type(cls, x: Any) -> "Callable[..., Data]":
+        """Return the function that reads data of a type."""
+        import pandas as pd
+
+        if isinstance(x, pd.DataFrame):
+            return cls.from_frame
+        if loaders.are_loaders(x):
+            return cls.from_loaders
+        if any(map(_is_hugging_face, x.values() if isinstance(x, Mapping) else [x])):
+            return cls.from_hugging_face
+        is_pair = isinstance(x, tuple | list) and len(x) == 2
+        if is_pair or isinstance(x, Mapping | np.ndarray | torch.Tensor):
+            return cls.from_arrays
+        return cls.from_dataset
+
+    @classmethod
+    def _of(cls, dataset: Dataset, *, by_client: bool = False) -> "Data":
+        made = object.__new__(cls)
+        made.dataset, made.by_client = dataset, by_client
+        return made
+
+    @classmethod
+    def from_arrays(
+        cls,
         x: Any,
         y: Any = None,
         *,
         test: Any = None,
         clients: Any = None,
-        classes: Sequence[str] | None = None,
-        label: str | int | None = None,
-        client: str | int | None = None,
-        drop: Sequence[str | int] = (),
         group: Any = None,
+        classes: Sequence[str] | Mapping[Any, Any] | None = None,
         layout: str = "auto",
         kind: str = "auto",
         padding: int | None = None,
         vocabulary: int | Sequence[str] | None = None,
-        name: str = "data",
         targets: bool | None = None,
-    ) -> None:
-        import pandas as pd
+        name: str = "data",
+    ) -> "Data":
+        """Return the data of arrays, tensors or lists.
 
-        self.where = f"`data` ({type(x).__name__})"
-        self.by_client = False
-        for key, value, known in (("layout", layout, LAYOUTS), ("kind", kind, KINDS)):
-            if value not in known:
-                hint = did_you_mean(str(value), known)
-                raise DataError(f"`{key}` must be one of {', '.join(known)}, got {value!r}.{hint}")
-        if not name or any(part in name for part in "/\\\0") or name.startswith("."):
-            raise DataError(f"`name` must be a plain name, got {name!r}.")
-        label = None if label is None else _column_name(label)
-        client = None if client is None else _column_name(client)
-        drop = _columns_to_drop(drop, client, self.where)
-        if isinstance(x, pd.DataFrame) and y is None and (column := _column_of_lists(x)):
-            _refuse(self.where, f"the column `{column}` of sequences", drop=drop or None)
-            x, y, clients = _columns_of(x, column, label, client, clients, self.where)
-            label = client = None
-        loaded = loaders.read(x, self.where) if y is None else None
-        if padding is not None and loaded is None:
-            x = _padded(x, padding, self.where)
-        if isinstance(x, pd.DataFrame) and y is None:
-            _refuse_targets(self.where, targets)
-            self._refuse_for_tables(kind, test, clients, classes, padding, vocabulary)
-            self.dataset = _table(x, label, client, drop, name, self.where, group)
-            return
-        if loaded is not None:
-            _refuse(self.where, "data loaders", test=test, clients=clients, group=group)
-            arrays = loaded.arrays
-        else:
-            arrays = _arrays(x, y, label, client, self.where, padding)
-        if "frame" in arrays:
-            _refuse_targets(self.where, targets)
-            self._refuse_for_tables(kind, test, clients, classes, padding, vocabulary)
-            self.dataset = _table(arrays["frame"], label, client, drop, name, self.where, group)
-            return
-        _refuse(self.where, "data without named columns", drop=drop or None)
+        Args:
+            x: Samples, uint8 or floating point: images [n, H, W], [n, H, W, C] or [n, C, H, W];
+                a table [n, columns] in floating point; series [n, C, length] with `kind="series"`;
+                or sequences of tokens [n, length] in integers. Or a pair (samples, labels), or a
+                dict of arrays with the names of an NPZ file, such as `train_images`.
+            y: Labels [n]: whole numbers >= 0, or names; or targets [n, ...], numbers. The classes
+                are those that occur, numbers in the order of the numbers.
+            test: A common test set, as a pair (x, y).
+            clients: Natural client of each sample, [n] names or numbers.
+            group: What several samples come from, such as their patient, [n] names or numbers;
+                samples of one group stay in one part of a client.
+            classes: Names of the C classes, in the order of their numbers, or by number; labels
+                that are numbers are then positions in them.
+            layout: Where the channels of images are: `channels_last`, `channels_first`, or `auto`:
+                the axis that has 1 or 3 entries. Tensors have them first if both axes, or none,
+                have 1 or 3 entries. Series have them first unless it says otherwise.
+            kind: `images`, `series`, `table`, `tokens`, or `auto`: what axes and type say.
+            padding: Token id that fills up shorter sequences. With it, `x` may have sequences of
+                different lengths, which are filled up on the right.
+            vocabulary: Number of token ids V, or a text for each id; by default the ids up to the
+                largest token.
+            targets: Whether `y` has targets instead of classes. By default it has if it cannot
+                have classes: several values for each sample, or values that are not whole numbers.
+            name: Name of the data set in tables and folders.
+        """
+        arrays: Arrays = dict(x) if isinstance(x, Mapping) else _pair(x, y, padding, "train")
+        if unknown := [key for key in arrays if key not in KEYS]:
+            hint = did_you_mean(str(unknown[0]), KEYS)
+            raise DataError(f"`data` has the key {unknown[0]!r}.{hint} Keys: {', '.join(KEYS)}.")
         if test is not None:
-            part = _arrays(test, None, label, None, f"{self.where}, `test`", padding)
-            arrays |= {key.replace("train_", "test_"): part[key] for key in part if "_" in key}
+            arrays |= _pair(test, None, padding, "test")
+        for key, value in (("clients", clients), ("group", group)):
+            _check_order(x, value, f"`{key}`")
         if clients is not None:
-            _check_order(x, clients, f"{self.where}, `clients`")
-            arrays["train_groups"] = _array(clients, f"{self.where}, `clients`")
-            labels_of.as_texts(arrays["train_groups"], f"{self.where}, `clients`", "client")
-        if layout == "auto" and "layout" in arrays:
-            layout = arrays["layout"]
-        names = arrays.get("class_names") if classes is None else _array(_in_order(classes))
-        usable: Arrays = {key: arrays[key] for key in KEYS if key in arrays}
-        found = take_targets(usable, self.where, given=targets)
-        if found is not None:
-            _refuse(self.where, "targets", classes=classes)
-            names = NO_CLASSES
-        if names is not None:
-            usable["class_names"] = np.asarray(names)
-        if vocabulary is None:
-            vocabulary = arrays.get("vocabulary")
+            arrays["train_groups"] = clients
+        if classes is not None:
+            arrays["class_names"] = _in_order(classes)
         if vocabulary is not None:
-            usable["vocabulary"] = np.asarray(vocabulary)
-        dataset = npz_files.from_arrays(usable, self.where, name, layout, kind)
-        notes = (*dataset.notes, *pixels.notes(arrays.get("transparent", 0)))
-        dataset = replace(dataset, targets=found, notes=notes)
+            arrays["vocabulary"] = vocabulary
+        for key, chosen, known in (("layout", layout, LAYOUTS), ("kind", kind, KINDS)):
+            if chosen not in known:
+                raise DataError(f"`{key}` must be one of {', '.join(known)}, got {chosen!r}.")
+        first = arrays.get("train_images")
+        if layout == "auto" and isinstance(first, torch.Tensor) and first.ndim == 4:
+            layout = layout if _has_last_channels(first.shape) else "channels_first"
+        found = {key: _array(value, f"`data`, `{key}`") for key, value in arrays.items()}
+        values = take_targets(found, "`data`", given=targets)
+        if values is not None:
+            found["class_names"] = np.asarray(NO_CLASSES)
+        dataset = npz_files.from_arrays(found, "`data`", _checked_name(name), layout, kind)
+        dataset = replace(dataset, targets=values)
         if group is not None:
-            what = f"{self.where}, `group`"
-            if isinstance(group, str | int):
-                raise DataError(
-                    f"{what} names the column {group!r}, and these data have no named columns. Give"
-                    " a name or number for each sample, [n]."
-                )
-            _check_order(x, group, what)
-            dataset = labels_of.with_blocks(dataset, _array(group, what), "group", what)
-        self.dataset = loaded.added_to(dataset) if loaded else dataset
-        self.by_client = loaded is not None and "train_groups" in loaded.arrays
+            groups = _array(group, "`group`")
+            dataset = labels_of.with_blocks(dataset, groups, "group", "`data`, `group`")
         if dataset.kind == "tokens":
-            self.dataset = tokens.complete(self.dataset, padding, self.where)
-        else:
-            _refuse(self.where, f"{dataset.kind}", padding=padding)
+            dataset = tokens.complete(dataset, padding, "`data`")
+        return cls._of(dataset)
 
-    def _refuse_for_tables(
-        self, kind: str, test: Any, clients: Any, classes: Any, padding: Any, vocabulary: Any
-    ) -> None:
-        """Raise a DataError if an argument is set that is not for tables with named columns."""
-        given = {"test": test, "clients": clients, "classes": classes}
-        given |= {"padding": padding, "vocabulary": vocabulary}
-        given["kind"] = None if kind in ("auto", "table") else kind
-        _refuse(self.where, "tables", **given)
+    @classmethod
+    def from_clients(cls, clients: Mapping[Any, Any], **arguments: Any) -> "Data":
+        """Return the data of arrays that come by client.
+
+        Args:
+            clients: A pair (samples, labels) for each client, by its name.
+            **arguments: Further arguments of `from_arrays`.
+
+        >>> both = {"north": (np.zeros((3, 2)), [0, 1, 1]), "south": (np.ones((2, 2)), [1, 0])}
+        >>> Data.from_clients(both).dataset.groups
+        array([0, 0, 0, 1, 1])
+        """
+        pairs = {str(name): (_array(x), _array(y)) for name, (x, y) in clients.items()}
+        x, y = (np.concatenate(arrays) for arrays in zip(*pairs.values(), strict=True))
+        owners = np.repeat([*pairs], [len(labels) for _, labels in pairs.values()])
+        found = cls.from_arrays(x, y, clients=owners, **arguments)
+        return cls._of(found.dataset, by_client=True)
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: "pd.DataFrame",
+        *,
+        label: str | int | None = None,
+        client: str | int | None = None,
+        drop: Sequence[str | int] = (),
+        group: str | int | None = None,
+        padding: int | None = None,
+        name: str = "data",
+    ) -> "Data":
+        """Return the data of a DataFrame of pandas, read as CSV files are.
+
+        Words become categories, and missing values are imputed. A column of lists has sequences of
+        tokens, which are then the samples.
+
+        Args:
+            frame: The table.
+            label: Column of the label, or a rule such as `num > 0`; by default the last column that
+                is left.
+            client: Column of the natural client.
+            drop: Columns that are left out, such as identifiers.
+            group: Column of what several rows come from, such as a patient, which is no input; rows
+                of one group stay in one part of a client.
+            padding: Token id that fills up shorter sequences of a column of lists.
+            name: Name of the data set in tables and folders.
+        """
+        frame = frame.set_axis([str(column) for column in frame.columns], axis="columns")
+        label, client, group = (key if key is None else str(key) for key in (label, client, group))
+        if not frame.columns.is_unique:
+            twice = frame.columns[frame.columns.duplicated()][0]
+            raise DataError(f"`data` has two columns of the name `{twice}`. Rename one.")
+        for key, column in (("client", client), ("group", group)):
+            if column not in (None, *frame.columns):
+                hint = did_you_mean(str(column), frame.columns)
+                raise DataError(f"`data` has no column `{column}`, which `{key}` names.{hint}")
+        owners = None
+        if client is not None:
+            ids = frame.pop(client).to_numpy(dtype=object)
+            owners = labels_of.as_texts(ids, f"`data`, column `{client}`", "client")
+        cells = {} if frame.empty else frame.iloc[0].to_dict()
+        lists = next((str(key) for key in cells if isinstance(cells[key], SEQUENCES)), None)
+        if lists is not None:
+            x = list(frame.pop(lists))
+            y = frame[frame.columns[-1] if label is None else label]
+            return cls.from_arrays(x, list(y), clients=owners, padding=padding, name=name)
+        frames = {"table": frame}
+        if owners is not None:
+            frames = {str(key): part for key, part in frame.groupby(np.array(owners))}
+        tables = _Frames(frames, by_client=owners is not None)
+        names = tuple(map(str, drop))
+        dataset = table_files.read(tables, _checked_name(name), label, names, "drop", group)
+        if owners is None:
+            return cls._of(replace(dataset, groups=None, group_names=()))
+        return cls._of(replace(dataset, group_names=tuple(frames)))
+
+    @classmethod
+    def from_dataset(cls, dataset: Any, *, test: Any = None, **arguments: Any) -> "Data":
+        """Return the data of a map-style `torch.utils.data.Dataset`, read once, into memory.
+
+        Args:
+            dataset: Pairs (sample, label): tensors, arrays, images of Pillow, or numbers.
+            test: A common test set, another such data set.
+            **arguments: Further arguments of `from_arrays`.
+        """
+        if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+            raise DataError(
+                "`data` are not data with labels. Give arrays as a pair (x, y), a dict of arrays, a"
+                " DataFrame of pandas, data loaders, or a map-style torch Dataset."
+            )
+        padding, keys = arguments.get("padding"), dict[str, Any]()
+        arrays: Arrays = {}
+        for part, given in (("train", dataset), ("test", test)):
+            if given is not None:
+                pairs = (given[k] for k in range(len(given)))
+                found, layout = _stacked(pairs, len(given), padding, part)
+                arrays |= found
+                keys = keys or layout
+        classes = getattr(dataset, "classes", None)
+        if isinstance(classes, list | tuple) and all(isinstance(k, str) for k in classes):
+            keys["classes"] = classes or None
+        return cls.from_arrays(arrays, **(keys | arguments))
+
+    @classmethod
+    def from_hugging_face(
+        cls, data: Any, *, label: str | None = None, client: str | None = None, **arguments: Any
+    ) -> "Data":
+        """Return the data of a `Dataset` or `DatasetDict` of Hugging Face's package `datasets`.
+
+        Args:
+            data: The data set. A `DatasetDict` has `train`, and perhaps `validation` and `test`.
+            label: Column of the label; by default `label` or one of similar names.
+            client: Column of the natural client.
+            **arguments: Further arguments of `from_arrays`, if there is one column of samples, such
+                as `image`; otherwise of `from_frame`, because the data are a table.
+        """
+        splits = data if isinstance(data, Mapping) else {"train": data}
+        if "train" not in splits:
+            raise DataError(f"`data` has no split `train`, but {', '.join(splits)}. Give one.")
+        columns, features = list(splits["train"].column_names), splits["train"].features
+        target = label or next((name for name in LABEL_COLUMNS if name in columns), columns[-1])
+        others = [name for name in columns if name not in (target, client)]
+        source = next((name for name in SAMPLE_COLUMNS if name in others), None)
+        if source is None and len(others) != 1:
+            frame = splits["train"].to_pandas()
+            if label is None:  # a table's label is its last column
+                frame = frame[[*(name for name in columns if name != target), target]]
+            return cls.from_frame(frame, label=label, client=client, **arguments)
+        for key, column in (("label", target), ("client", client)):
+            if column not in (None, *columns):
+                hint = did_you_mean(str(column), columns)
+                raise DataError(f"`data` has no column `{column}`, which `{key}` names.{hint}")
+        arrays: Arrays = {}
+        keys: dict[str, Any] = {"classes": getattr(features.get(target), "names", None)}
+        for split, part in (("train", "train"), ("validation", "val"), ("test", "test")):
+            if (rows := splits.get(split)) is not None:
+                blocks = (rows[k : k + BLOCK] for k in range(0, len(rows), BLOCK))
+                pairs = (
+                    pair
+                    for block in blocks
+                    for pair in zip(block[source or others[0]], block[target], strict=True)
+                )
+                found, layout = _stacked(pairs, len(rows), arguments.get("padding"), part)
+                arrays, keys = arrays | found, layout | keys
+        if client is not None:
+            arrays["train_groups"] = splits["train"][:][client]
+        return cls.from_arrays(arrays, **(keys | arguments))
+
+    @classmethod
+    def from_loaders(cls, value: Any, **arguments: Any) -> "Data":
+        """Return the data of data loaders of torch, each of which is read once, in order.
+
+        Args:
+            value: A `torch.utils.data.DataLoader`; a list or dict of them with one for each client,
+                whose samples are natural clients; or a `LightningDataModule`, whose
+                `train_dataloader` returns one of these, whose `val_dataloader`, if it has one, the
+                same for the clients' validation parts, and whose `test_dataloader` the common test
+                set. Batches are (samples, labels), (samples, labels, ...) or dicts.
+            **arguments: Further arguments of `from_arrays`.
+        """
+        read = loaders.read(value, "`data`")
+        keys = {"layout": "channels_first"} if read.arrays["train_images"].ndim == 4 else {}
+        found = cls.from_arrays(read.arrays, **(keys | arguments))
+        return cls._of(read.added_to(found.dataset), by_client="train_groups" in read.arrays)
 
     def section(self) -> dict[str, Any]:
         """Return the keys of the section `data` that stand for this object."""
@@ -227,11 +359,11 @@ class Data:
 class _Frames:
     """Tables of pandas as CSV files in memory, one for each client, or one for all samples."""
 
-    def __init__(
-        self, frames: "Mapping[str, pd.DataFrame]", where: str, *, by_client: bool
-    ) -> None:
-        self.path = Path(where)
-        self._frames, self._by_client = dict(frames), by_client
+    path: Final = Path("`data`")
+
+    def __init__(self, frames: "Mapping[str, pd.DataFrame]", *, by_client: bool) -> None:
+        self._frames = {f"{name}.csv": frame for name, frame in frames.items()}
+        self._by_client = by_client
 
     @property
     def names(self) -> list[str]:
@@ -252,62 +384,6 @@ class _Frames:
         return ()
 
 
-def _column_of_lists(frame: "pd.DataFrame") -> str | None:
-    """Return the name of the column of a DataFrame whose cells are sequences or arrays, if any."""
-    for name in frame.columns if len(frame) else ():
-        if isinstance(frame[name].iloc[0], list | tuple | np.ndarray):
-            return str(name)
-    return None
-
-
-def _columns_of(
-    frame: "pd.DataFrame",
-    column: str,
-    label: str | None,
-    client: str | None,
-    clients: Any,
-    where: str,
-) -> "tuple[list[Any], pd.Series, Any]":
-    """Return the samples, labels and clients of a DataFrame with a column of sequences.
-
-    Args:
-        frame: The DataFrame.
-        column: Name of the column with the samples.
-        label: Column of the label; None for the last of the others.
-        client: Column of the natural client.
-        clients: The natural clients if they are given beside the DataFrame.
-        where: What the data are, for error messages.
-    """
-    frame = _plain(frame, where)
-    others = [name for name in frame.columns if name not in (column, client)]
-    for name, key in ((label, "label"), (client, "client")):
-        if name is not None and name not in frame.columns:
-            hint = did_you_mean(name, frame.columns)
-            raise DataError(f"{where} has no column `{name}`, which `{key}` names.{hint}")
-    if label is None and not others:
-        raise DataError(f"{where} has no column besides `{column}`. Add a column of labels.")
-    y = frame[others[-1] if label is None else label].reset_index(drop=True)
-    if client is not None:
-        clients = frame[client].to_numpy(dtype=object)
-    return list(frame[column]), y, clients
-
-
-def _padded(x: Any, padding: int, where: str) -> Any:
-    """Return a list of sequences as an array, the shorter ones filled up; other data as they are.
-
-    A pair (sequences, labels) keeps its labels.
-    """
-    if isinstance(x, tuple) and len(x) == 2:
-        return _padded(x[0], padding, where), x[1]
-    is_list = isinstance(x, list) or (isinstance(x, np.ndarray) and x.dtype == object)
-    first = x[0] if is_list and len(x) else None
-    if isinstance(first, list | tuple | np.ndarray | torch.Tensor) and not any(
-        isinstance(one, str | list | tuple) for one in first
-    ):
-        return tokens.padded(x, padding, where)
-    return x
-
-
 def result_of(found: Any, what: str) -> Any:
     """Return what a function without arguments returns, or data themselves.
 
@@ -323,201 +399,78 @@ def result_of(found: Any, what: str) -> Any:
 
 
 def is_own(value: Any) -> bool:
-    """Return whether an argument `data` is data, and not a section of the configuration.
-
-    Args:
-        value: The argument.
-    """
+    """Return whether an argument `data` is data, and not a section of the configuration."""
     if isinstance(value, Mapping):
-        return loaders.are_for_clients(value) or any(
+        return loaders.are_loaders(value) or any(
             isinstance(item, np.ndarray | torch.Tensor) or _is_hugging_face(item)
             for item in value.values()
         )
     return value is not None and not isinstance(value, str | PathLike)
 
 
-def _refuse(where: str, what: str, **arguments: Any) -> None:
-    """Raise a DataError if an argument is set that is for other kinds of data."""
-    for name, value in arguments.items():
-        if value is not None:
-            cure = " Use `client`, the name of a column." if name == "clients" else ""
-            raise DataError(f"{where}: `{name}` cannot be used with {what}. Leave it out.{cure}")
-
-
-def _columns_to_drop(drop: Any, client: str | None, where: str) -> tuple[str, ...]:
-    """Return the names of an argument `drop`.
-
-    Args:
-        drop: Names of columns.
-        client: Column with the natural client.
-        where: What the data are, for error messages.
-
-    Raises:
-        DataError: It is a text, or it names the column of the client.
-    """
-    if isinstance(drop, str | bytes) or not isinstance(drop, Iterable):
-        raise DataError(f"{where}: `drop` must be a list of columns, got {drop!r}.")
-    names = tuple(dict.fromkeys(_column_name(name) for name in drop))
-    if client in names:
-        raise DataError(
-            f"{where}: `drop` leaves out the column `{client}`, which `client` names. Take it out"
-            " of `drop`: the column of the clients is no feature."
-        )
-    return names
-
-
-def _refuse_targets(where: str, targets: bool | None) -> None:
-    """Raise a DataError if the labels of a table are said to be targets."""
-    if targets:
-        raise DataError(
-            f"{where}: tables have a column of classes. Give targets as arrays: fl.Data(x, y,"
-            " targets=True)."
-        )
-
-
-def _table(
-    frame: "pd.DataFrame",
-    label: str | None,
-    client: str | None,
-    drop: tuple[str, ...],
-    name: str,
-    where: str,
-    group: Any = None,
-) -> Dataset:
-    """Return the data set of a DataFrame, read as CSV files with one file for each client."""
-    frame = _plain(frame, where)
-    if group is not None and not isinstance(group, str | int):
-        raise DataError(f"{where}: `group` must be the name of a column, got {type(group)}.")
-    group = None if group is None else _column_name(group)
-    if group is not None and group == client:
-        raise DataError(
-            f"{where}: `group` and `client` name the same column, `{client}`. Name two columns."
-        )
-    if client is not None and client == label:
-        raise DataError(
-            f"{where}: `label` and `client` name the same column, `{label}`. Name two columns."
-        )
-    if client is not None:
-        if client not in frame.columns:
-            hint = did_you_mean(client, frame.columns)
-            raise DataError(f"{where} has no column `{client}`, which `client` names.{hint}")
-        ids = frame[client].to_numpy(dtype=object)
-        labels_of.as_texts(ids, f"{where}, column `{client}`", "client")
-    left = [name for name in frame.columns if name not in (*drop, client, group)]
-    column = left[-1] if label is None and left else label
-    if column in frame.columns and frame[column].isna().any():
-        row = int(np.flatnonzero(frame[column].isna())[0])
-        raise DataError(
-            f"{where}: row {row} (counted from 0) has no label in column `{column}`. Fill it in, or"
-            " drop the row."
-        )
-    if client is not None:
-        parts = {str(key): part for key, part in frame.groupby(frame[client].astype(str))}
-        frames = {f"{key}.csv": part.drop(columns=client) for key, part in parts.items()}
-    else:
-        parts, frames = {}, {"table.csv": frame}
-    tables = _Frames(frames, where, by_client=client is not None)
-    dataset = table_files.read(tables, name, label, drop, "drop", group)
-    if client is None:
-        return replace(dataset, groups=None, group_names=())
-    return replace(dataset, group_names=tuple(parts))
-
-
-def _plain(frame: "pd.DataFrame", where: str) -> "pd.DataFrame":
-    """Return a DataFrame whose columns have texts as names, and which has no byte strings.
-
-    Raises:
-        DataError: The columns have names of several levels, or two columns have one name.
-    """
-    import pandas as pd
-
-    if isinstance(frame.columns, pd.MultiIndex):
-        raise DataError(
-            f"{where}: the columns have names of {frame.columns.nlevels} levels (MultiIndex). Give"
-            " each a single name, for example by frame.columns = ['_'.join(map(str, name)) for name"
-            " in frame.columns]."
-        )
-    names = [_column_name(name) for name in frame.columns]
-    if twice := next((name for k, name in enumerate(names) if name in names[:k]), None):
-        raise DataError(f"{where} has two columns of the name `{twice}`. Rename or remove one.")
-    frame = frame.set_axis(names, axis="columns")
-    for name in names:
-        column = frame[name]
-        if column.dtype == object and any(isinstance(value, bytes) for value in column):
-            decoded = [_decoded(v) if isinstance(v, bytes) else v for v in column]
-            frame = frame.assign(**{name: pd.Series(decoded, index=frame.index, dtype=object)})
-    return frame
-
-
-def _column_name(name: Any) -> str:
-    """Return the name of a column, which can be a number or a byte string, as text."""
-    import pandas as pd
-
-    if name is None or name is pd.NA or (isinstance(name, float) and name != name):
-        return ""  # as in a CSV file whose header has no name for it
-    return _decoded(name) if isinstance(name, bytes) else str(name)
-
-
-def _decoded(value: bytes) -> str:
-    """Return a byte string as text, in UTF-8."""
-    return value.decode("utf-8", "backslashreplace")
-
-
-def _arrays(
-    x: Any, y: Any, label: str | None, client: str | None, where: str, padding: int | None = None
-) -> dict[str, Any]:
-    """Return data as the arrays of an NPZ file.
-
-    Besides, `layout` if the type of the data says it, or `frame` alone if they are a table.
-    """
-    if isinstance(x, Mapping) and any(map(_is_hugging_face, x.values())):
-        return _hugging_face_parts(x, label, client, where, padding)
-    if _is_hugging_face(x):
-        return _hugging_face(x, label, client, where, padding)
-    _refuse(where, "arrays", label=label, client=client)
-    if isinstance(x, Mapping):
-        if unknown := [key for key in x if key not in (*KEYS, "class_names", "vocabulary")]:
-            raise DataError(
-                f"{where} has the key {unknown[0]!r}.{did_you_mean(str(unknown[0]), KEYS)}"
-                f" Keys: {', '.join(KEYS)}, class_names, vocabulary."
-            )
-        return _first_channels(x.get("train_images")) | {
-            key: _array(value, f"{where}, `{key}`") for key, value in x.items()
-        }
+def _pair(x: Any, y: Any, padding: int | None, part: str) -> Arrays:
+    """Return samples and labels, or a pair of both, as arrays with the names of an NPZ file."""
     if y is None and isinstance(x, tuple | list) and len(x) == 2:
         x, y = x
-    if y is not None:
-        _check_order(x, y, f"{where}, `y`")
-        return _first_channels(x) | {
-            "train_images": _array(x, f"{where}, `x`"),
-            "train_labels": _array(y, f"{where}, `y`"),
-        }
-    if isinstance(x, IterableDataset) or not (
-        hasattr(x, "__getitem__") and hasattr(x, "__len__") and not isinstance(x, np.ndarray)
-    ):
-        raise DataError(
-            f"{where} are not data with labels. Give arrays as a pair (x, y), a dict of arrays, a"
-            " DataFrame of pandas, a map-style torch Dataset, or fl.Data(x, y)."
-        )
-    pairs = (x[k] for k in range(len(x)))
-    return _stacked(pairs, len(x), where, padding) | _names_of(getattr(x, "classes", None))
+    if y is None:
+        raise DataError("`data` are samples without labels. Give a pair: fl.Data(x, y).")
+    _check_order(x, y, "`y`")
+    if padding is not None and isinstance(x, list):
+        x = tokens.padded(x, padding, "`data`")
+    return {f"{part}_images": x, f"{part}_labels": y}
+
+
+def _stacked(
+    pairs: Iterable[Any], count: int, padding: int | None, part: str
+) -> tuple[Arrays, dict[str, Any]]:
+    """Return pairs (sample, label), written one by one into one array, and their layout if known.
+
+    Args:
+        pairs: The pairs.
+        count: Their number.
+        padding: Token id that fills up shorter sequences; None if all have one shape.
+        part: `train`, `val` or `test`.
+    """
+    x: NDArray[Any] = np.empty(0)
+    labels: list[NDArray[Any]] = []
+    sequences: list[NDArray[Any]] = []
+    layout: dict[str, Any] = {}
+    for k, pair in enumerate(pairs):
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise DataError(
+                f"`data`: item {k} is not a pair (sample, label), but {type(pair).__name__}. Wrap"
+                " the data set so that it returns pairs."
+            )
+        sample = _array(pair[0], f"`data`, item {k}")
+        if k == 0:
+            x = np.empty((count if padding is None else 0, *sample.shape), dtype=sample.dtype)
+            if _is_image(pair[0]) and sample.ndim == 3:
+                layout["layout"] = "channels_last"
+            elif isinstance(pair[0], torch.Tensor) and sample.ndim == 3:
+                is_last = _has_last_channels(sample.shape)
+                layout |= {} if is_last else {"layout": "channels_first"}
+        if padding is not None:
+            sequences.append(sample)
+        elif (sample.shape, sample.dtype) != (x.shape[1:], x.dtype):
+            raise DataError(
+                f"`data`: item {k} has the shape {list(sample.shape)} and type {sample.dtype}, but"
+                f" item 0 {list(x.shape[1:])} and {x.dtype}. Bring all samples to one shape and"
+                " type; for tokens, `padding` fills up shorter sequences."
+            )
+        else:
+            x[k] = sample
+        label = _array(pair[1], f"`data`, the label of item {k}")
+        labels.append(label.reshape(()) if label.size == 1 else label)
+    x = x if padding is None else tokens.padded(sequences, padding, "`data`")
+    return {f"{part}_images": x, f"{part}_labels": _array(labels, "`data`, labels")}, layout
 
 
 def _in_order(classes: Any) -> list[Any]:
-    """Return names of classes in the order of their numbers.
-
-    Args:
-        classes: The names in this order, or a mapping between names and numbers, either way round.
-
-    Raises:
-        DataError: They have no order, or are one text.
-    """
-    if isinstance(classes, Mapping):
-        is_by_name = any(isinstance(key, str) for key in classes)
-        by_number = {n: name for name, n in classes.items()} if is_by_name else dict(classes)
-        if by_number.keys() == set(range(len(classes))):
-            return [by_number[n] for n in range(len(classes))]
-    if isinstance(classes, str | bytes | Set | Mapping):
+    """Return names of classes in the order of their numbers."""
+    if isinstance(classes, Mapping):  # {0: "cat"}, or {"cat": 0} as `class_to_idx` of torchvision
+        names = classes if 0 in classes else {n: name for name, n in classes.items()}
+        classes = [names.get(n) for n in range(len(names))]
+    if not isinstance(classes, Sequence | np.ndarray) or isinstance(classes, str):
         raise DataError(
             f"`classes` is of type {type(classes).__name__}, got {shortened(repr(classes), 100)}."
             " Give the names of the classes as a list, in the order of their numbers 0, 1, ..."
@@ -525,10 +478,11 @@ def _in_order(classes: Any) -> list[Any]:
     return list(classes)
 
 
-def _first_channels(x: Any) -> dict[str, Any]:
-    """Return the layout of a batch of images if it is a tensor that has the channels first."""
-    is_images = isinstance(x, torch.Tensor) and x.ndim == 4
-    return {"layout": "channels_first"} if is_images and not _has_last_channels(x.shape) else {}
+def _checked_name(name: str) -> str:
+    """Return the name of a data set; raise a DataError if it cannot be that of a folder."""
+    if not name or any(part in name for part in "/\\\0") or name.startswith("."):
+        raise DataError(f"`name` must be a plain name, got {name!r}.")
+    return name
 
 
 def _has_last_channels(shape: Sequence[int]) -> bool:
@@ -536,132 +490,41 @@ def _has_last_channels(shape: Sequence[int]) -> bool:
     return shape[-1] in npz_files.CHANNELS and shape[-3] not in npz_files.CHANNELS
 
 
-def _names_of(classes: Any) -> dict[str, Any]:
-    """Return names of classes that a data set has, if they are names."""
-    is_names = isinstance(classes, list | tuple) and all(isinstance(k, str) for k in classes)
-    return {"class_names": list(classes)} if is_names and classes else {}
-
-
-def _stacked(
-    pairs: Iterable[Any], count: int, where: str, padding: int | None = None
-) -> dict[str, Any]:
-    """Return the samples and labels of pairs, written one by one into one array.
-
-    Args:
-        pairs: Pairs (sample, label): tensors, arrays, images of Pillow, or numbers.
-        count: Number of pairs.
-        where: What the data are.
-        padding: Token id that fills up shorter sequences; None if all have one shape.
-    """
-    x: NDArray[Any] = np.empty(0)
-    sequences: list[NDArray[Any]] = []
-    labels: list[NDArray[Any]] = []
-    found: dict[str, Any] = {}
-    transparent = 0
-    for k, pair in enumerate(pairs):
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise DataError(
-                f"{where}: item {k} is not a pair (sample, label), but {type(pair).__name__}. Wrap"
-                " the data set so that it returns pairs."
-            )
-        is_image = _is_image(pair[0])
-        if is_image:
-            seen, is_transparent = pixels.as_seen(pair[0])
-            transparent += is_transparent
-        sample = _array(seen if is_image else pair[0], f"{where}, item {k}")
-        if k == 0:
-            x = np.empty((count, *sample.shape), dtype=sample.dtype)
-            if sample.ndim == 3:
-                is_first = isinstance(pair[0], torch.Tensor) and not _has_last_channels(x.shape)
-                if is_first or is_image:
-                    found["layout"] = "channels_first" if is_first else "channels_last"
-        if padding is not None:
-            sequences.append(sample)
-        elif sample.shape != x.shape[1:] or sample.dtype != x.dtype:
-            cure = (
-                "Give `padding`, the token id that fills up shorter sequences."
-                if sample.ndim == x.ndim - 1 == 1 and sample.dtype.kind in "iu"
-                else "Bring all samples to one shape and type, for example with a transform."
-            )
-            raise DataError(
-                f"{where}: item {k} has the shape {list(sample.shape)} and type {sample.dtype},"
-                f" but item 0 {list(x.shape[1:])} and {x.dtype}. {cure}"
-            )
-        else:
-            x[k] = sample
-        label = _array(pair[1], f"{where}, the label of item {k}")
-        label = label.reshape(()) if label.size == 1 else label
-        if labels and label.shape != labels[0].shape:
-            raise DataError(
-                f"{where}: the label of item {k} has the shape {list(label.shape)}, but that of"
-                f" item 0 {list(labels[0].shape)}. A label is a single integer, the class, and"
-                " targets have one shape."
-            )
-        labels.append(label)
-    if transparent:
-        found["transparent"] = transparent
-    if padding is not None:
-        x = tokens.padded(sequences, padding, where)
-    return {"train_images": x, "train_labels": np.asarray(labels), **found}
-
-
 def _check_order(x: Any, other: Any, what: str) -> None:
     """Raise a DataError if the rows of two objects of pandas have the same index in other orders.
 
     Samples and labels belong together by position, as everywhere but in pandas.
-
-    Args:
-        x: The samples.
-        other: Their labels or clients.
-        what: What `other` is, as the beginning of an error message.
     """
     import pandas as pd
 
     x = x[0] if isinstance(x, tuple | list) and x else x
-    if not all(isinstance(one, pd.DataFrame | pd.Series) for one in (x, other)):
-        return
-    if x.index.equals(other.index) or len(x) != len(other) or not x.index.is_unique:
-        return
-    places = x.index.get_indexer(other.index) if other.index.is_unique else np.array([-1])
-    if (places >= 0).all():
-        row = int(np.flatnonzero(places != np.arange(len(x)))[0])
+    if (
+        all(isinstance(one, pd.DataFrame | pd.Series) for one in (x, other))
+        and not x.index.equals(other.index)
+        and x.index.sort_values().equals(other.index.sort_values())
+    ):
         raise DataError(
-            f"{what} has the rows of `x` in another order: row {row} (counted from 0) has the index"
-            f" `{other.index[row]}` there and `{x.index[row]}` in `x`. Bring both to one order, for"
-            " example by y.loc[x.index]; or reset both indices (reset_index(drop=True)) if the"
-            " positions are right."
+            f"{what} has the rows of `x` in another order, by their indices. Bring both to one"
+            " order, for example by y.loc[x.index]; or reset both indices (reset_index(drop=True))"
+            " if the positions are right."
         )
 
 
 def _array(value: Any, what: str = "`data`") -> NDArray[Any]:
     """Return a tensor, an image of Pillow, a Series, a list or an array as an array.
 
-    Args:
-        value: The value. Images are read as `pixels.as_seen` describes.
-        what: What the value is, as the beginning of an error message.
-
     Raises:
         DataError: The value is no array, or has masked entries.
     """
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu()
-        value = value.float() if value.dtype == torch.bfloat16 else value
-    if _is_image(value):
-        value, _ = pixels.as_seen(value)
-    if hasattr(value, "nnz") and hasattr(value, "toarray"):
-        raise DataError(f"{what} is a sparse matrix of SciPy. Give a dense array: .toarray().")
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
-        place = np.argwhere(np.ma.getmaskarray(value))[0].tolist()
-        raise DataError(
-            f"{what} is a masked array, whose entry {place} is masked: what is masked has no value."
-            " Fill the entries in (`.filled(value)`), or leave these samples out."
-        )
+        raise DataError(f"{what} has masked entries, which have no value. Fill or remove them.")
     try:
         if isinstance(value, torch.Tensor):
-            return np.asarray(value.resolve_conj().resolve_neg().numpy())
+            value = value.detach().cpu()
+            value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
         if isinstance(value, list | tuple) and any(map(_is_special, value)):
             value = [_array(item, what) for item in value]
-        return np.asarray(value)
+        return np.asarray(pixels.as_seen(value)[0] if _is_image(value) else value)
     except (ValueError, TypeError, RuntimeError) as error:
         raise DataError(
             f"{what}: {type(value).__name__} is not an array ({error}). Bring all samples to one"
@@ -682,63 +545,3 @@ def _is_special(value: Any) -> bool:
 def _is_hugging_face(value: Any) -> bool:
     """Return whether an object is a `datasets.Dataset`; the package need not be installed."""
     return hasattr(value, "column_names") and hasattr(value, "features")
-
-
-def _hugging_face_parts(
-    parts: Mapping[Any, Any],
-    label: str | None,
-    client: str | None,
-    where: str,
-    padding: int | None = None,
-) -> dict[str, Any]:
-    """Return the arrays of a DatasetDict with `train` and perhaps `validation` and `test`."""
-    if "train" not in parts:
-        raise DataError(
-            f"{where} has no split `train`, but {', '.join(map(str, parts))}. Give one of them,"
-            f" such as data[{next(iter(parts))!r}]."
-        )
-    found = _hugging_face(parts["train"], label, client, where, padding)
-    if "frame" in found:
-        raise DataError(
-            f"{where} are tables with several splits. Give one of them, such as data['train']."
-        )
-    for split, part in (("validation", "val"), ("test", "test")):
-        if split in parts:
-            more = _hugging_face(parts[split], label, None, f"{where}, split `{split}`", padding)
-            found |= {f"{part}_{kind}": more[f"train_{kind}"] for kind in ("images", "labels")}
-    return found
-
-
-def _hugging_face(
-    data: Any, label: str | None, client: str | None, where: str, padding: int | None = None
-) -> dict[str, Any]:
-    """Return the arrays of a `datasets.Dataset`, or its DataFrame if it is a table."""
-    columns = list(data.column_names)
-    for name, given in (("label", label), ("client", client)):
-        if given is not None and given not in columns:
-            rule = table_files.RULE.fullmatch(given)
-            if name == "label" and rule is not None and rule["column"].strip() in columns:
-                continue
-            hint = did_you_mean(given, columns) or f" Columns: {', '.join(columns)}."
-            raise DataError(f"{where} has no column `{given}`, which `{name}` names.{hint}")
-    target = label or next((name for name in LABEL_COLUMNS if name in columns), columns[-1])
-    others = [name for name in columns if name not in (target, client)]
-    source = next((name for name in SAMPLE_COLUMNS if name in others), None)
-    if source is None and len(others) != 1:
-        frame = data.to_pandas()
-        if label is None:  # a table's label is its last column
-            frame = frame[[*(name for name in columns if name != target), target]]
-        return {"frame": frame}
-    source = source or others[0]
-    blocks = (data[k : k + BLOCK] for k in range(0, len(data), BLOCK))
-    groups: list[Any] = []
-
-    def pairs() -> Iterable[Any]:
-        for block in blocks:
-            groups.extend(block[client] if client is not None else ())
-            yield from zip(block[source], block[target], strict=True)
-
-    found = _stacked(pairs(), len(data), where, padding)
-    if client is not None:
-        found["train_groups"] = _array(groups)
-    return found | _names_of(getattr(data.features.get(target), "names", None))

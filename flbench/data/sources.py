@@ -1,12 +1,44 @@
-"""Loading of data sets; `other_sources` reads all but scikit-learn's digits."""
+"""Data sets by name, by path, from a function of the user, from Hugging Face and torchvision.
 
+A data set is searched in `data.root` as `NAME.npz`, `NAME.zip` and `NAME/`; otherwise torchvision
+loads or downloads it. The content of files is never executed, and no file is written under a name
+that an archive chooses.
+"""
+
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flbench.config.schema import DataConfig
-from flbench.data.dataset import FOR_FILES, Dataset, check_unused
+from flbench.config.schema import HUGGING_FACE, DataConfig
+from flbench.core import parts
+from flbench.core.errors import DataError, did_you_mean
+from flbench.data.dataset import Dataset
+
+if TYPE_CHECKING:
+    from flbench.data.archive import Archive
+
+NPZ, TABLES, IMAGES, TEXTS = "NPZ files", "tables", "folders of images", "texts"
+LEAF, HAR = "folders of LEAF", "folders of UCI HAR"
+OBJECTS, HUB = "data of Python", f"{HUGGING_FACE}OWNER/NAME"
+FORMATS: Final = {
+    "layout": (NPZ, OBJECTS),
+    "kind": (NPZ, OBJECTS, HUB),
+    "arrays": (NPZ,),
+    "padding": (NPZ, OBJECTS, HUB),
+    "resize": (IMAGES,),
+    "text": (TEXTS, LEAF),
+    "client": (IMAGES, HUB),
+    "label": (TABLES, OBJECTS, HUB),
+    "drop": (TABLES, OBJECTS, HUB),
+    "group": (NPZ, TABLES, OBJECTS, HUB),
+}
+"""The formats that have a key of the section `data`."""
+KINDS: Final = {"augment": "images", "padding": "tokens"}
+"""What the samples must be for a key of the section `data`."""
 
 
 def load(config: DataConfig) -> Dataset:
@@ -16,15 +48,209 @@ def load(config: DataConfig) -> Dataset:
         config: Section `data`.
 
     Raises:
-        DataError: The data set is not found (the message names the expected files) or cannot be
-            read or downloaded, or it cannot have the groups of `data.group`.
+        DataError: The data set is not found (the message names the expected files), cannot be read
+            or downloaded, or its format does not have a key that is set.
     """
-    if config.name != "digits" or config.source is not None or config.path is not None:
-        from flbench.data import other_sources
+    if config.source is not None:
+        return _of_source(config)
+    if config.path is not None:
+        if not config.path.exists():
+            raise DataError(
+                f"`data.path` {config.path} does not exist, seen from the folder {Path.cwd()}. Give"
+                " an existing file or folder."
+            )
+        return read_file(config.path, config)
+    if config.name == "digits":
+        _check_keys(config, "scikit-learn's digits", "`digits`")
+        return digits()
+    if config.name.startswith(HUGGING_FACE):
+        from flbench.data import hugging_face
 
-        return other_sources.load(config)
-    check_unused(config, FOR_FILES, "scikit-learn's digits")
-    return digits()
+        return _of_object(hugging_face.load(config.name[len(HUGGING_FACE) :]), config, HUB)
+    if not config.name or config.name.startswith(".") or any(c in config.name for c in "/\\\0"):
+        raise DataError(
+            f"`data.name` must be a plain name, got {config.name!r}. Use `data.path` for a file."
+        )
+    for candidate in candidates(config):
+        if candidate.exists():
+            return read_file(candidate, config)
+    from flbench.data.known_sets import known
+
+    entry = known().get(config.name)
+    if entry is not None and entry.load is not None:
+        _check_keys(config, "data sets of torchvision", f"`{config.name}`")
+        return entry.load(config.root)
+    places = ", ".join(str(path) for path in candidates(config))
+    hint = f" {entry.where}." if entry else did_you_mean(config.name, known())
+    raise DataError(
+        f"the data set `{config.name}` was not found (data.name, data.root={config.root}).{hint}"
+        f" Provide one of these: {places}; or give a file with `data.path`."
+    )
+
+
+def candidates(config: DataConfig) -> list[Path]:
+    """Return the paths at which a data set is searched, in this order."""
+    return [
+        config.root / name for name in (f"{config.name}.npz", f"{config.name}.zip", config.name)
+    ]
+
+
+def read_file(path: Path, config: DataConfig) -> Dataset:
+    """Read a data set from a file or folder: an NPZ file, images, tables, texts, UCI HAR or LEAF.
+
+    Args:
+        path: The file or folder.
+        config: Section `data`.
+
+    Raises:
+        DataError: The file is damaged or has none of these layouts, its format does not have a key
+            that is set, or its samples have a single class.
+    """
+    from flbench.data import har_files, image_files, leaf_files, npz_files, table_files, text_files
+    from flbench.data.archive import Archive, SingleFile, check_format
+
+    name, label, drop, group = config.title, config.label, config.drop, config.group
+    if path.suffix == ".npz":
+        _check_keys(config, NPZ, path)
+        found = npz_files.read(path, name, config.layout, config.kind, config.arrays.renamed())
+        return _checked(found if group is None else _with_array(found, path, group), path, config)
+    if path.is_file() and path.suffix.lower() == ".csv":
+        _check_keys(config, TABLES, path)
+        found = table_files.read(SingleFile(path), name, label, drop, group=group)
+        return _checked(replace(found, groups=None, group_names=()), path, config)
+    check_format(path)
+    with Archive(path) as archive:
+        kind = _format(archive, path)
+        _check_keys(config, kind, path)
+        if kind == TABLES:
+            found = table_files.read(archive, name, label, drop, group=group)
+        elif kind == HAR:
+            found = har_files.read(archive, name)
+        elif kind == LEAF:
+            found = leaf_files.read(archive, name, config.text.vocabulary)
+        elif kind == TEXTS:
+            found = text_files.read(archive, name, config.text)
+        else:
+            if config.client not in (None, "folder"):
+                raise DataError(
+                    f"`data.client={config.client}` is for {HUB}, and {path} has"
+                    " images. Set data.client=folder."
+                )
+            by_client = config.client is not None
+            found = image_files.read(archive, name, by_client=by_client, size=config.image_size)
+    return _checked(found, path, config)
+
+
+def _format(archive: "Archive", path: Path) -> str:
+    """Return the format of the files in a folder or .zip file."""
+    from flbench.data import har_files, image_files, leaf_files, text_files
+
+    images = [entry for entry in archive.names if image_files.is_image(entry)]
+    tables = [entry for entry in archive.names if entry.lower().endswith(".csv")]
+    if tables and not image_files.has_images(archive):
+        if len(images) > len(tables) or image_files.has_class_folders(archive):
+            raise DataError(
+                f"{path} has images beside the table {tables[0]}, and the labels of images are not"
+                " read from a table. Move the images to folders of their classes, CLASS/*, without"
+                " the table; or, for the table alone, remove the images."
+            )
+        return TABLES
+    if not images:
+        if har_files.is_har(archive):
+            return HAR
+        for kind, is_one in ((LEAF, leaf_files.is_leaf_file), (TEXTS, text_files.is_text_file)):
+            if any(map(is_one, archive.names)):
+                return kind
+    return IMAGES
+
+
+def _of_source(config: DataConfig) -> Dataset:
+    """Return the data of `data.source`: what a function returns, or an object from Python.
+
+    Raises:
+        ConfigError: There is no such function, its file was edited after the import, or the object
+            must be given again.
+        DataError: The data cannot be used, or their hash differs from `data.sha256`.
+    """
+    from flbench.data.own import result_of
+    from flbench.data.partition_files import data_hash
+
+    found = parts.part(str(config.source), "data", "`data` of this run", "data=...")
+    if config.source != parts.OBJECT:
+        from flbench.core import source_hash
+
+        source_hash.of_path(str(config.source))
+        found = result_of(found, f"`data.source={config.source}`")
+    dataset = _of_object(found, config, OBJECTS)
+    sha256 = data_hash(dataset)
+    if config.sha256 not in (None, sha256):
+        raise DataError(
+            f"the data have changed: the SHA-256 of the samples of `data.source={config.source}`"
+            f" was {config.sha256} and is now {sha256}. Give the same data, or start a new run."
+        )
+    return replace(dataset, sha256=sha256)
+
+
+def _of_object(found: Any, config: DataConfig, kind: str) -> Dataset:
+    """Return the data set of data of Python, which the keys of the section describe."""
+    from flbench.data.own import Data
+
+    where = f"`data.source={config.source}`" if kind == OBJECTS else f"`{config.name}`"
+    _check_keys(config, kind, where)
+    keys = {key: getattr(config, key) for key in FORMATS if kind in FORMATS[key]}
+    keys = {key: value for key, value in keys.items() if value != _default(key)}
+    if not isinstance(found, Data):
+        found = Data(found, name=config.title, **keys)
+    elif wrong := keys.keys() - {"padding"}:
+        raise DataError(
+            f"`data.{min(wrong)}` describes data as they are read, and the data of this run are an"
+            f" fl.Data. Give it to fl.Data: fl.Data(..., {min(wrong)}=...)."
+        )
+    return _checked(found.dataset, where, config)
+
+
+def _check_keys(config: DataConfig, kind: str, where: Path | str) -> None:
+    """Raise a DataError if a key of the section `data` is set that a format does not have."""
+    for key, kinds in FORMATS.items():
+        if kind not in kinds and getattr(config, key) != _default(key):
+            raise DataError(
+                f"`data.{key}` is for {', '.join(kinds)}, and {where} is read as {kind}. Leave"
+                " it out."
+            )
+
+
+def _default(key: str) -> Any:
+    return DataConfig.model_fields[key].default
+
+
+def _checked(dataset: Dataset, where: Path | str, config: DataConfig) -> Dataset:
+    """Return a data set of the user if its classes and the keys for its samples are right."""
+    from flbench.data import labels, tokens
+
+    labels.check_classes(dataset, where)
+    for key, kind in KINDS.items():
+        if dataset.kind != kind and getattr(config, key) != _default(key):
+            raise DataError(
+                f"`data.{key}` is for {kind}, and {where} has {dataset.kind}. Leave it out."
+            )
+    if dataset.kind == "tokens":
+        dataset = tokens.complete(dataset, config.padding, str(where))
+    labels.check_lengths(dataset.group_names, "client", where)
+    notes = labels.notes_on_names(dataset.classes, "class")
+    notes += labels.notes_on_names(dataset.group_names, "client")
+    for column, words in zip(dataset.columns, dataset.words, strict=False):
+        notes += labels.notes_on_names(words, "word", f" of the column `{column}`")
+    return replace(dataset, notes=(*dataset.notes, *notes))
+
+
+def _with_array(dataset: Dataset, path: Path, name: str) -> Dataset:
+    """Return a data set with the groups that an array of its NPZ file has."""
+    from flbench.data import labels, npz_files
+
+    arrays = npz_files.read_arrays(path, names=[name])
+    if name not in arrays:
+        raise DataError(f"{path} has no array `{name}`, which `data.group` names.")
+    return labels.with_blocks(dataset, arrays[name], name, f"{path}: `{name}`")
 
 
 @cache  # scikit-learn parses a text file, which takes longer than the rest of a small experiment

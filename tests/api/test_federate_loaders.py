@@ -180,10 +180,10 @@ def test_validation_parts_are_the_samples_of_val_dataloader(tmp_path):
 
 def test_loaders_of_validation_parts_must_fit_the_train_part():
     for names in ("ac", "a"):
-        with pytest.raises(fl.DataError, match=r"val_dataloader: the client `[bc]`"):
+        with pytest.raises(fl.DataError, match="val_dataloader"):
             fl.Data(Validated("pair", names))
     single = type("Single", (Validated,), {"val_dataloader": lambda self: loaders("pair")[0]})
-    with pytest.raises(fl.DataError, match="returned DataLoader, and train_dataloader a dict"):
+    with pytest.raises(fl.DataError, match="val_dataloader"):
         fl.Data(single("pair"))
 
 
@@ -224,7 +224,7 @@ def test_what_cannot_be_read_is_an_error(data, words):
     ],
 )
 def test_a_sampler_that_weights_or_repeats_samples_is_refused(keys):
-    with pytest.raises(fl.DataError, match=r"^here: .*(weights|several times)"):
+    with pytest.raises(fl.DataError, match=r"^here.*several times"):
         read(DataLoader(Items(40, "pair"), **keys), "here")
 
 

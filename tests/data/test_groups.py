@@ -159,7 +159,7 @@ def test_a_missing_group_is_refused_with_its_line(tmp_path):
 def test_groups_of_data_without_columns_are_refused():
     with pytest.raises(DataError, match=r"data\.group"):
         fl.partition({"name": "digits", "group": "patient"})
-    with pytest.raises(DataError, match="no named columns"):
+    with pytest.raises(DataError, match="has 1 groups"):
         Data(np.zeros((4, 2)), [0, 1, 0, 1], group="patient")
     with pytest.raises(DataError, match="3 groups for 4 samples"):
         Data(np.zeros((4, 2)), [0, 1, 0, 1], group=[1, 1, 2])

@@ -104,5 +104,5 @@ def test_file_that_is_no_text_is_refused(tmp_path):
 def test_keys_of_texts_are_for_texts_alone(tmp_path):
     np.savez(tmp_path / "x.npz", train_images=np.eye(4), train_labels=[0, 1, 0, 1])
 
-    with pytest.raises(DataError, match=r"`data\.text` is not for"):
+    with pytest.raises(DataError, match=r"`data\.text` is for"):
         load(tmp_path / "x.npz")
