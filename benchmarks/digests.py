@@ -140,7 +140,9 @@ def settings() -> Iterator[tuple[str, tuple[str, ...]]]:
     from flbench.testing.setting import NET
 
     for method in ALGORITHMS.load():
-        needs = getattr(ALGORITHMS.find(method), "needs", ())  # older versions have none
+        kind = ALGORITHMS.find(method)
+        # Older versions have the overrides themselves in `needs`, or nothing.
+        needs = kind.example() if hasattr(kind, "example") else getattr(kind, "needs", ())
         for engine in ("sequential", "vectorized"):
             name = (f"algorithm.name={method}", *needs, f"engine.name={engine}")
             yield f"{method} {engine} lenet5", (*name, *NET)
@@ -260,7 +262,9 @@ def by_needs() -> list[str]:
     """Return the names of all methods; those that train the same net follow each other."""
     from flbench.algorithms import ALGORITHMS
 
-    return sorted(ALGORITHMS.load(), key=lambda name: (sorted(ALGORITHMS.find(name).needs), name))
+    return sorted(
+        ALGORITHMS.load(), key=lambda name: (sorted(ALGORITHMS.find(name).example()), name)
+    )
 
 
 def runs_of(method: str, engine: str, counts: tuple[int, ...]) -> Rows:

@@ -144,7 +144,7 @@ class Work:
             return self._tuned(first)
         if first == "clients" and (CONFIGS / "clients" / f"{kind}.yaml").is_file():
             # The nets of these settings have no adapters.
-            fitting = (one for one in ALGORITHMS.names() if not ALGORITHMS.find(one).needs)
+            fitting = (one for one in ALGORITHMS.names() if not ALGORITHMS.find(one).example())
             methods = self.methods or tuple(fitting)
             base, seeds = self.base(f"clients/{kind}"), int(count or 1)
             items = self._comparison(name, base, methods, seeds=seeds)

@@ -244,7 +244,7 @@ def method_page(name: str, measured: dict[str, list[str]]) -> str:
         "",
         *key_table(kind.Config, "", skip=("name",)),
         "",
-        f"`flbench tune --algo {' '.join((name, *entry['needs']))}` searches the space in"
+        f"`flbench tune --algo {' '.join((name, *entry['example']))}` searches the space in"
         f" `tune/{name}.yaml` ([Tune methods](../guides/tune.md)).",
         "",
     ]
@@ -279,7 +279,7 @@ def method_page(name: str, measured: dict[str, list[str]]) -> str:
         ]
     else:
         lines += ["This method has no row in [Results](../results.md) yet.", ""]
-    words = " ".join((name, *entry["needs"]))
+    words = " ".join((name, *entry["example"]))
     lines += ["## Run it", "", "```console", f"$ flbench run --algo {words}", "```", ""]
     module = kind.__module__
     lines += [f"The source is `{module.replace('.', '/')}.py`, class `{kind.__name__}`.", ""]

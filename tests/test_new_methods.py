@@ -93,6 +93,6 @@ def test_parts_of_new_clients_have_all_methods_and_any_number_of_repetitions(scr
 
     methods = {item.job.method for item in part.items()}
     known = script.ALGORITHMS
-    assert methods == {name for name in known.names() if not known.find(name).needs}
+    assert methods == {name for name in known.names() if not known.find(name).example()}
     assert len(part.items()) == 2 * len(methods)
     assert part.items()[0].job.config.partition.new_clients == 6

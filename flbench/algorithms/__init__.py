@@ -15,9 +15,19 @@ from flbench.algorithms.base import (
     Deployment,
     Joining,
     Paper,
-    Setting,
 )
 from flbench.algorithms.bind import Term, bind
+from flbench.algorithms.setting import (
+    ADAPTERS,
+    BODY,
+    KNOWN_RATE,
+    LINEAR_HEAD,
+    PAIRS,
+    PAIRS_OF_COHORT,
+    PLAIN_SGD,
+    Need,
+    Setting,
+)
 from flbench.client.program import (
     GradFn,
     LocalProgram,
@@ -57,7 +67,14 @@ from flbench.core.types import (
 from flbench.models.base import LayerSpec, NetSpec
 
 __all__ = [
+    "ADAPTERS",
     "ALGORITHMS",
+    "BODY",
+    "KNOWN_RATE",
+    "LINEAR_HEAD",
+    "PAIRS",
+    "PAIRS_OF_COHORT",
+    "PLAIN_SGD",
     "Algorithm",
     "AlgorithmConfig",
     "Batch",
@@ -76,6 +93,7 @@ __all__ = [
     "LocalProgram",
     "LossTerm",
     "Message",
+    "Need",
     "NetSpec",
     "OptimizerConfig",
     "Outputs",

@@ -40,8 +40,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from flbench.algorithms.setting import Need, Setting
 from flbench.client.program import LocalProgram, LossTerm, Phase
-from flbench.config.schema import AlgorithmConfig, TrainConfig
+from flbench.config.schema import AlgorithmConfig
 from flbench.core.errors import ConfigError
 from flbench.core.known_code import is_known
 from flbench.core.learned import Learned
@@ -49,7 +50,6 @@ from flbench.core.rng import Draw
 from flbench.core.tree import copied, only, repeat, weighted_mean
 from flbench.core.types import Context, Dispatch, Message, Results, Stage, State, Tree, Update
 from flbench.losses import CrossEntropy
-from flbench.models.base import NetSpec
 
 
 @dataclass(frozen=True)
@@ -93,34 +93,6 @@ class Communication:
     down: str
     up: str
     keeps: str
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a method may know of the experiment.
-
-    Attributes:
-        seed: Seed of the run.
-        rounds: Number of communication rounds T, set-up stages not counted.
-        train: Configuration of local training, `train.*`, which all methods share.
-        clients: Number of clients N.
-        sizes: [N] int64, the number of training samples of each client.
-        classes: Number of classes C.
-        net: Names of the net's parameters and buffers by role, its layers, its feature width D.
-        model: Registered name of the net, `model.name`, for notes.
-        own_optimizer: Whether a LightningModule of the user makes the optimizer. Then the learning
-            rate is not known, and `train.optimizer` has no effect.
-    """
-
-    seed: int
-    rounds: int
-    train: TrainConfig
-    clients: int
-    sizes: Tensor
-    classes: int
-    net: NetSpec
-    model: str
-    own_optimizer: bool = False
 
 
 Rewrite = Callable[[LocalProgram, Setting], LocalProgram]
@@ -179,12 +151,10 @@ class Algorithm:
 
     A subclass sets three class attributes: `Config` if it has keys of its own, `paper` and
     `communication`. The decorator `ALGORITHMS.register` sets `name`. A method that cannot be used
-    with the default net sets `needs` too.
+    in every setting sets `needs` too.
 
     Attributes:
-        needs: Overrides of a setting in which the method can be used, such as
-            `("model.lora.rank=8",)`, if the default net does not meet `requires`. They are an
-            example, which the contract tests and the descriptions of the method use.
+        needs: Conditions on the setting, such as `(fl.LINEAR_HEAD, fl.PLAIN_SGD)`.
         by_client: Entries of the server's tree with axes of N clients, and these axes, such as
             `(("xi", (0, 1)),)` for a matrix [N, N]. A name that ends with a dot stands for all that
             begin with it. Clients that join after the training have entries of `init` there.
@@ -199,7 +169,7 @@ class Algorithm:
     name: ClassVar[str]
     paper: ClassVar[Paper]
     communication: ClassVar[Communication]
-    needs: ClassVar[tuple[str, ...]] = ()
+    needs: ClassVar[tuple[Need, ...]] = ()
     by_client: ClassVar[tuple[tuple[str, tuple[int, ...]], ...]] = ()
 
     rewrites: tuple[Rewrite, ...] = ()
@@ -239,9 +209,15 @@ class Algorithm:
         """Return one sentence for each requirement that the setting does not meet.
 
         It is called once before the run starts. If the list is not empty, the run stops with a
-        `ConfigError` that prints the sentences; each names the value, the key and the cure.
+        `ConfigError` that prints the sentences; each names the value, the key and the cure. The
+        default has those of `needs`. A method overrides it for what no other method asks for.
         """
-        return []
+        return [need.sentence for need in self.needs if not need.is_met(self.setting)]
+
+    @classmethod
+    def example(cls) -> tuple[str, ...]:
+        """Return overrides with which the default net meets `needs`, such as for a test."""
+        return tuple(one for need in cls.needs for one in need.example)
 
     def notes(self) -> list[str]:
         """Return sentences for the user, printed as `note: ...` before the first round.

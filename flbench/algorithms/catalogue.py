@@ -36,8 +36,9 @@ def method(name: str | type) -> Entry:
 
     Returns:
         `name`; `paper` with `title`, `authors`, `venue` and `doi`; what the server sends (`down`),
-        what clients send (`up`) and keep (`keeps`); `needs`, settings without which the method
-        cannot be used, as an example; `about`, the documentation; `parameters`, see `parameter`.
+        what clients send (`up`) and keep (`keeps`); `needs`, what the setting must have, and
+        `example`, overrides with which the default net has it; `about`, the documentation;
+        `parameters`, see `parameter`.
 
     Raises:
         ConfigError: No method has this name; the message names the closest ones.
@@ -50,7 +51,8 @@ def method(name: str | type) -> Entry:
         "down": kind.communication.down,
         "up": kind.communication.up,
         "keeps": kind.communication.keeps,
-        "needs": list(kind.needs),
+        "needs": [need.title for need in kind.needs],
+        "example": list(kind.example()),
         "about": inspect.getdoc(kind) or "",
         "parameters": [
             parameter(key, field)

@@ -9,7 +9,6 @@ from torch import Tensor
 
 import flbench.algorithms as fl
 from flbench.algorithms.shared.mixing import mix, pairwise_cosines, squared_distances
-from flbench.algorithms.shared.pairs import too_large
 from flbench.algorithms.shared.prefixes import prefixed
 from flbench.algorithms.shared.simplex import softmax_among
 from flbench.losses import CrossEntropy, Proximal
@@ -101,19 +100,17 @@ class FedAMP(fl.Algorithm):
     )
     communication = fl.Communication(down="a mixture, as large as w", up="w", keeps="w")
 
+    needs = (fl.PAIRS,)
+
     def requires(self) -> list[str]:
-        clients, pull, lr = self.setting.clients, self.config.pull, self.setting.train.optimizer.lr
+        pull, lr = self.config.pull, self.setting.train.optimizer.lr
         if self.is_sgd and lr * pull >= 2:
             return [
                 f"algorithm.pull={pull:g} times train.optimizer.lr={lr:g} is 2 or more: each step"
                 " overshoots the mixture by the distance to it or more, so that models do not come"
                 f" nearer to it. Choose algorithm.pull below {2 / lr:g}."
             ]
-        return too_large(
-            f"the weights and similarities of all pairs of {clients:,} clients",
-            4 * clients**2,
-            "Choose fewer clients (partition.clients).",
-        )
+        return super().requires()
 
     @property
     def is_sgd(self) -> bool:

@@ -10,7 +10,6 @@ from torch import Tensor
 import flbench.algorithms as fl
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.algorithms.shared.mixing import mix_latest
-from flbench.algorithms.shared.pairs import too_large
 from flbench.client.batchnorm import channel_sums
 
 
@@ -57,8 +56,10 @@ class FedAp(fl.Algorithm):
         keeps="BatchNorm",
     )
 
+    needs = (fl.PAIRS,)
+
     def requires(self) -> list[str]:
-        unmet = []
+        unmet = super().requires()
         if not self.normalised():
             unmet.append(
                 "the net has no BatchNorm layer. Choose a net that has one, for example"
@@ -66,13 +67,6 @@ class FedAp(fl.Algorithm):
             )
         if self.setting.rounds < 2:
             unmet.append("train.rounds=1 leaves no round after pretraining. Raise train.rounds.")
-        layers = max(1, len(self.normalised()))
-        clients = self.setting.clients
-        unmet += too_large(
-            f"the distances and weights of all pairs of {clients:,} clients",
-            (layers + 4) * clients**2,
-            "Choose fewer clients (partition.clients).",
-        )
         return unmet
 
     def normalised(self) -> tuple[str, ...]:

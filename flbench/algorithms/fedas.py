@@ -69,14 +69,10 @@ class FedAS(fl.Algorithm):
         "CVPR 2024",
     )
     communication = fl.Communication(down="body", up="body, 1 number", keeps="w")
+    needs = (fl.BODY,)
 
     def personal(self) -> frozenset[str]:
         return self.setting.net.names("head")
-
-    def requires(self) -> list[str]:
-        if self.split()[1] & set(self.setting.net.parameters):
-            return []
-        return ["the net must have layers below its head. Choose another net (`model.name`)."]
 
     @property
     def last(self) -> LastModel:

@@ -43,14 +43,7 @@ class FedBABU(fl.Algorithm):
         "ICLR 2022",
     )
     communication = fl.Communication(down="body", up="body", keeps="nothing")
-
-    def requires(self) -> list[str]:
-        if self.setting.net.names("backbone"):
-            return []
-        return [
-            "the net has no layer below its head, so there is nothing to train. Change"
-            " `model.name`."
-        ]
+    needs = (fl.BODY,)
 
     def split(self) -> tuple[frozenset[str], frozenset[str]]:
         keeps, sends = super().split()

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, linear
 
 import flbench.algorithms as fl
-from flbench.algorithms.shared.linear_head import LinearHead, unmet
+from flbench.algorithms.shared.linear_head import LinearHead
 from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
 from flbench.losses import CrossEntropy
 
@@ -75,9 +75,7 @@ class FedCP(fl.Algorithm):
     communication = fl.Communication(
         down="w, 2 D^2 + 6 D numbers", up="w, 2 D^2 + 6 D numbers", keeps="head"
     )
-
-    def requires(self) -> list[str]:
-        return unmet(self.setting.net, "FedCP calls two of them on parts of the features")
+    needs = (fl.LINEAR_HEAD,)
 
     @property
     def head(self) -> LinearHead:

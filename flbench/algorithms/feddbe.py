@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 import flbench.algorithms as fl
-from flbench.algorithms.shared.linear_head import LinearHead, unmet
+from flbench.algorithms.shared.linear_head import LinearHead
 from flbench.losses.cross_entropy import CrossEntropy, ScoresCrossEntropy
 
 BIAS = "prbm"  # e_i [D], the vector that a client adds to its features
@@ -90,9 +90,11 @@ class FedDBE(fl.Algorithm):
         """Whether the mean of features goes on from batch to batch."""
         return self.config.kappa > 0 and self.config.mu < 1
 
+    needs = (fl.LINEAR_HEAD,)
+
     def requires(self) -> list[str]:
         c, train = self.config, self.setting.train
-        found = unmet(self.setting.net, "FedDBE calls it on shifted features")
+        found = super().requires()
         optimizer = train.optimizer
         is_plain = optimizer.name == "sgd" and not (optimizer.momentum or optimizer.weight_decay)
         if self.runs and not (is_plain and train.clip is None):

@@ -71,16 +71,15 @@ class FedNH(fl.Algorithm):
         keeps="nothing",
     )
 
+    needs = (fl.LINEAR_HEAD, fl.BODY)
+
     def requires(self) -> list[str]:
-        net = self.setting.net
         if self.setting.own_optimizer:
             return [
                 "its cross entropy is of other logits than those of the head, which a"
                 " LightningModule computes. Take fedproto or hfcd."
             ]
-        if W in net.parameters and net.names("backbone"):
-            return []
-        return ["the net must have layers below a single linear head. Change `model.name`."]
+        return super().requires()
 
     def notes(self) -> list[str]:
         scale, model = self.config.scale, self.setting.model

@@ -72,14 +72,10 @@ class FedPAC(fl.Algorithm):
         up="w, 2 D + 2 numbers per held class, 1 number",
         keeps="head",
     )
+    needs = (fl.BODY,)
 
     def personal(self) -> frozenset[str]:
         return self.setting.net.names("head")
-
-    def requires(self) -> list[str]:
-        if self.split()[1] & set(self.setting.net.parameters):
-            return []
-        return ["the net must have layers below its head. Choose another net (`model.name`)."]
 
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)

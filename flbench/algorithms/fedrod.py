@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 import flbench.algorithms as fl
-from flbench.algorithms.shared.linear_head import unmet
 from flbench.algorithms.shared.prefixes import prefixed_names
 from flbench.algorithms.shared.prototypes import CountClasses
 from flbench.losses.cross_entropy import mean_cross_entropy
@@ -64,9 +63,7 @@ class FedRoD(fl.Algorithm):
         "ICLR 2022 (arXiv 2107.00778)",
     )
     communication = fl.Communication(down="w", up="w", keeps="a head")
-
-    def requires(self) -> list[str]:
-        return unmet(self.setting.net, "a personal head is added to it")
+    needs = (fl.LINEAR_HEAD,)
 
     def head(self) -> tuple[str, ...]:
         """Return the names of the head's parameters: the weight, and the bias if there is one."""

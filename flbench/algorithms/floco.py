@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 import flbench.algorithms as fl
-from flbench.algorithms.shared.linear_head import LinearHead, unmet
+from flbench.algorithms.shared.linear_head import LinearHead
 from flbench.algorithms.shared.memory import PARTICIPATED
 from flbench.algorithms.shared.personal_model import PersonalModel, V, personal_model
 from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
@@ -100,6 +100,7 @@ class Floco(fl.Algorithm):
         up="body, M heads, a bias; once M heads",
         keeps="nothing (plus: a model)",
     )
+    needs = (fl.LINEAR_HEAD,)
 
     @property
     def head(self) -> LinearHead:
@@ -110,9 +111,6 @@ class Floco(fl.Algorithm):
     def shared(self) -> frozenset[str]:
         """Names of what is averaged: all but the weight of the net's own head."""
         return (self.split()[1] - {self.head.weight}) | {ENDPOINTS}
-
-    def requires(self) -> list[str]:
-        return unmet(self.setting.net, "its weight is a point in a simplex")
 
     def notes(self) -> list[str]:
         clients, m = self.setting.clients, self.config.endpoints

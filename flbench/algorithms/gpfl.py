@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, linear
 
 import flbench.algorithms as fl
-from flbench.algorithms.shared.linear_head import LinearHead, unmet
+from flbench.algorithms.shared.linear_head import LinearHead
 from flbench.algorithms.shared.prototypes import CountClasses
 from flbench.losses.cross_entropy import ScoresCrossEntropy, mean_cross_entropy
 from flbench.losses.similarity import cosines
@@ -81,12 +81,10 @@ class GPFL(fl.Algorithm):
         up="body, 2 D^2 + 6 D + C D numbers",
         keeps="head, 2 vectors of D numbers",
     )
+    needs = (fl.LINEAR_HEAD,)
 
     def personal(self) -> frozenset[str]:
         return self.setting.net.names("head")
-
-    def requires(self) -> list[str]:
-        return unmet(self.setting.net, "GPFL calls it on features of its personal route")
 
     @property
     def head(self) -> LinearHead:

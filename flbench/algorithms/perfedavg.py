@@ -66,15 +66,7 @@ class PerFedAvg(fl.Algorithm):
         "NeurIPS 2020 (arXiv 2002.07948)",
     )
     communication = fl.Communication(down="w", up="w", keeps="nothing")
-
-    def requires(self) -> list[str]:
-        optimizer = self.setting.train.optimizer
-        if optimizer.name == "sgd" and optimizer.momentum == 0:
-            return []
-        return [
-            "the personalizing step is plain SGD, and so must be the steps that it is learned for."
-            " Set train.optimizer.name=sgd and train.optimizer.momentum=0."
-        ]
+    needs = (fl.PLAIN_SGD,)
 
     def notes(self) -> list[str]:
         said = []

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import flbench.algorithms as fl
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
-from flbench.algorithms.shared.linear_head import LinearHead, unmet
+from flbench.algorithms.shared.linear_head import LinearHead
 from flbench.algorithms.shared.prototypes import CountClasses
 from flbench.losses.similarity import class_sums
 
@@ -90,19 +90,16 @@ class PFedFDA(fl.Algorithm):
         up="body, C means, 1 covariance of D features",
         keeps="head, 2 numbers",
     )
+    needs = (fl.LINEAR_HEAD, fl.BODY)
 
     def personal(self) -> frozenset[str]:
         return self.setting.net.names("head")
 
     def requires(self) -> list[str]:
-        found = unmet(self.setting.net, "it is computed from Gaussians of the features")
-        if not found and len(self.head.names) < 2:
-            found = ["the head of the net must have a bias. Choose another net (`model.name`)."]
-        if not self.split()[1] & set(self.setting.net.parameters):
-            found.append(
-                "the net must have layers below its head. Choose another net (`model.name`)."
-            )
-        return found
+        unmet = super().requires()
+        if not unmet and len(self.head.names) < 2:
+            unmet = ["the head of the net must have a bias. Choose another net (`model.name`)."]
+        return unmet
 
     @property
     def head(self) -> LinearHead:

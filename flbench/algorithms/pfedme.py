@@ -54,20 +54,7 @@ class PFedMe(fl.Algorithm):
         "NeurIPS 2020",
     )
     communication = fl.Communication(down="w", up="w", keeps="theta, as large as w")
-
-    def requires(self) -> list[str]:
-        optimizer = self.setting.train.optimizer
-        if self.setting.own_optimizer:
-            return [
-                "its step of w is computed with the learning rate, which the optimizer of a"
-                " LightningModule does not tell. Take fedavg, ditto or perfedavg."
-            ]
-        if optimizer.name == "sgd" and optimizer.momentum == 0:
-            return []
-        return [
-            "it needs SGD without momentum. Set train.optimizer.name=sgd and"
-            " train.optimizer.momentum=0."
-        ]
+    needs = (fl.PLAIN_SGD, fl.KNOWN_RATE)
 
     def notes(self) -> list[str]:
         c, lr, notes = self.config, self.setting.train.optimizer.lr, []

@@ -60,6 +60,8 @@ class PFedSim(fl.Algorithm):
     )
     communication = fl.Communication(down="w, later the body", up="w", keeps="w, after the warm-up")
 
+    needs = (fl.PAIRS_OF_COHORT,)
+
     def requires(self) -> list[str]:
         if self.stages()[-1].name == "similar":
             self.classifier()  # refuses a net without a known head before the warm-up, not after
@@ -68,13 +70,6 @@ class PFedSim(fl.Algorithm):
                     "the net has no linear layer, whose rows are compared between clients. Choose"
                     " another net (`model.name`)."
                 ]
-            cohort = round(self.setting.train.participation * self.setting.clients)
-            if unmet := pairs.too_large(
-                f"the cosines between the classifiers of {cohort:,} clients of a round",
-                3 * cohort**2 * self.setting.classes,
-                "Lower train.participation.",
-            ):
-                return unmet
         return super().requires()
 
     def notes(self) -> list[str]:

@@ -54,21 +54,7 @@ class Scaffold(fl.Algorithm):
     communication = fl.Communication(
         down="w and c", up="w and dc", keeps="c_i: as many as the parameters"
     )
-
-    def requires(self) -> list[str]:
-        optimizer = self.setting.train.optimizer
-        unmet = []
-        if self.setting.own_optimizer:
-            unmet.append(
-                "its control variates are computed from the learning rate, which the optimizer of a"
-                " LightningModule does not tell. Take fedavg, fedprox or feddyn."
-            )
-        if optimizer.name != "sgd" or optimizer.momentum != 0:
-            unmet.append(
-                "eq. 3 and 4 hold for SGD without momentum, whose steps are gradients. Set"
-                " train.optimizer.name=sgd and train.optimizer.momentum=0."
-            )
-        return unmet
+    needs = (fl.PLAIN_SGD, fl.KNOWN_RATE)
 
     def notes(self) -> list[str]:
         """Return a note about the gradients in c_i if `train.clip` is set; otherwise no note."""

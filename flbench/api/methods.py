@@ -57,7 +57,7 @@ class Method:
             first, and `gm` is one model for all clients. It is empty if the method needs a package
             that is not installed.
         travels: What the server sends (`down`), clients send (`up`) and keep (`keeps`).
-        needs: Settings without which the method cannot be used, as an example.
+        needs: What a setting must have for the method.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Method:
         facts = {label: self.travels[key] for key, label in TRAVELS.items()}
         facts["deployments"] = ", ".join(self.deployments)
         if self.needs:
-            facts["needs a setting such as"] = ", ".join(self.needs)
+            facts["needs"] = "; ".join(self.needs)
         keys = self.keys.assign(default=list(map(catalogue.as_yaml, self.keys["default"])))
         pieces = [html.heading("Keys of `algorithm`"), html.table(keys, most=100, texts=True)]
         if self.space is not None:
@@ -128,7 +128,7 @@ def method(name: str | type) -> Method:
         entry["about"],
         frame,
         _space(registered),
-        _deployments(registered, entry["needs"]),
+        _deployments(registered, entry["example"]),
         {key: entry[key] for key in TRAVELS},
         tuple(entry["needs"]),
     )
@@ -147,19 +147,19 @@ def _space(name: str) -> pd.DataFrame | None:
     )
 
 
-def _deployments(name: str, needs: Sequence[str]) -> tuple[str, ...]:
+def _deployments(name: str, example: Sequence[str]) -> tuple[str, ...]:
     """Return the deployments of a method with its default keys, on four clients with digits.
 
     Args:
         name: Name of the method.
-        needs: Overrides without which it cannot be used.
+        example: Overrides with which it can be used.
     """
-    config, _ = resolve([from_values({"algorithm": name}, "fl.method"), from_overrides(needs)])
+    config, _ = resolve([from_values({"algorithm": name}, "fl.method"), from_overrides(example)])
     shape, classes, clients = (1, 8, 8), 10, 4
     try:
         net = build(config.model, shape, classes, config.seed)
     except ConfigError:
-        if needs:  # a package that is not installed
+        if example:  # a package that is not installed
             return ()
         raise
     setting = Setting(

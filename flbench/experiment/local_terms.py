@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Setting
+from flbench.algorithms.base import Algorithm
+from flbench.algorithms.setting import Setting
 from flbench.algorithms.shared.prototypes import CountClasses
 from flbench.client.loss_and_optimizer import local_loss
 from flbench.client.program import CrossEntropyTerm, LocalProgram, LossTerm, Phase, Statistic, Step

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flbench.algorithms.base import Algorithm, Setting
+from flbench.algorithms.base import Algorithm
+from flbench.algorithms.setting import Setting
 from flbench.client.forward import name_in_net
 from flbench.client.program import CrossEntropyTerm, LocalProgram, LossTerm, Phase, Statistic, Step
 from flbench.config.schema import Config, OptimizerConfig, ScheduleConfig

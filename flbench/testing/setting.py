@@ -67,7 +67,7 @@ def with_method(name: str, *overrides: str) -> tuple[str, ...]:
         overrides: Further overrides, such as `train.rounds=2`.
     """
     given = {override.partition("=")[0] for override in overrides}
-    needs = [one for one in ALGORITHMS.find(name).needs if one.partition("=")[0] not in given]
+    needs = [one for one in ALGORITHMS.find(name).example() if one.partition("=")[0] not in given]
     # The last ones: an override of `model.name` begins the section `model` anew.
     return (f"algorithm.name={name}", *NET, *overrides, *needs)
 

@@ -64,7 +64,7 @@ def processes_of(engine) -> set[int]:
 
 
 def assert_same_bits(engine, name: str, number: int) -> None:
-    built = build(*KEYS, *ALGORITHMS.find(name).needs, f"algorithm.name={name}")
+    built = build(*KEYS, *ALGORITHMS.find(name).example(), f"algorithm.name={name}")
 
     one, many = played(built, built.engine, number), played(built, engine, number)
 
@@ -80,7 +80,7 @@ def test_every_kind_of_state_ends_with_the_sequential_engines_bits(engine, name)
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("engine", "name"),
-    [(ALGORITHMS.find(name).needs, name) for name in METHODS if name not in SPANNING],
+    [(ALGORITHMS.find(name).example(), name) for name in METHODS if name not in SPANNING],
     indirect=["engine"],
 )
 def test_every_method_ends_with_the_sequential_engines_bits(engine, name):

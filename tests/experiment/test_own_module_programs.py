@@ -45,7 +45,7 @@ def configured(method):
         "train": {"rounds": 20, "local_epochs": 2},
         "engine": {"threads": 1},
     }
-    needs = from_overrides(ALGORITHMS.find(method).needs)
+    needs = from_overrides(ALGORITHMS.find(method).example())
     return resolve([from_values(given, "test"), needs])[0]
 
 

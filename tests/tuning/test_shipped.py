@@ -89,7 +89,9 @@ def test_corners_of_the_space_make_runs_that_start(subtests):
             space, _ = fitted(method, rounds=15)
             params = space.assign(lambda path, parameter, q=quantile: parameter.at(q))
             items = [f"{path}={'null' if v is None else v}" for path, v in params.items()]
-            built = build(*NET, *ALGORITHMS.find(method).needs, f"algorithm.name={method}", *items)
+            built = build(
+                *NET, *ALGORITHMS.find(method).example(), f"algorithm.name={method}", *items
+            )
             built.engine.close()
             assert leaves(built.config.tree()).items() >= params.items()
 

@@ -8,7 +8,7 @@ from typing import ClassVar, Final, Literal
 
 from pydantic import Field
 
-from flbench.algorithms import Algorithm, AlgorithmConfig, LossTerm, Phase
+from flbench.algorithms import ADAPTERS, Algorithm, AlgorithmConfig, LossTerm, Phase
 
 Head = Literal["shared", "personal", "frozen"]
 HEAD: Final = (
@@ -31,16 +31,7 @@ class AdapterMethod(Algorithm):
 
     Config: ClassVar[type[AlgorithmConfig]] = AdapterConfig
     config: AdapterConfig
-    needs: ClassVar[tuple[str, ...]] = ("model.lora.rank=8",)
-
-    def requires(self) -> list[str]:
-        """Return a sentence if the net has no adapters."""
-        if self.setting.net.adapters:
-            return []
-        return [
-            "it trains low-rank adapters, and the net has none. Set their rank, for example"
-            " `model.lora.rank=8`."
-        ]
+    needs = (ADAPTERS,)
 
     def personal(self) -> frozenset[str]:
         return self.head("personal")

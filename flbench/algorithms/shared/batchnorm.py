@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from flbench.algorithms.base import Setting
+from flbench.algorithms.setting import Setting
 from flbench.client.batchnorm import recalibrate
 from flbench.client.program import Step
 from flbench.core.types import Results

@@ -13,9 +13,10 @@ from pydantic import Field
 from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Deployment, Joining
+from flbench.algorithms.setting import PAIRS_OF_COHORT
 from flbench.algorithms.shared.memory import Copy
 from flbench.algorithms.shared.mixing import mix
-from flbench.algorithms.shared.pairs import SHOWN, too_large
+from flbench.algorithms.shared.pairs import SHOWN
 from flbench.algorithms.shared.prefixes import prefixed
 from flbench.algorithms.shared.topology import (
     Links,
@@ -112,6 +113,7 @@ class Gossip(Algorithm):
 
     Config: ClassVar[type[AlgorithmConfig]] = GossipConfig
     config: GossipConfig
+    needs = (PAIRS_OF_COHORT,)
 
     @property
     def topology(self) -> Topology:
@@ -259,14 +261,6 @@ class Gossip(Algorithm):
     def evaluated(self) -> Callable[[Context], Tree] | None:
         """Return context -> what the net is called with in an evaluation."""
         return self.called()
-
-    def requires(self) -> list[str]:
-        cohort = round(self.setting.train.participation * self.setting.clients)
-        return too_large(
-            f"the mixing weights of all pairs of {cohort:,} clients of a round",
-            3 * cohort**2,
-            "Choose fewer clients (partition.clients), or fewer in a round (train.participation).",
-        )
 
     def notes(self) -> list[str]:
         c, n = self.config, self.setting.clients

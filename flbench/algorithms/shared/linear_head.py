@@ -10,23 +10,6 @@ from flbench.core.types import Tree
 from flbench.models.base import NetSpec
 
 
-def unmet(net: NetSpec, reason: str) -> list[str]:
-    """Return a sentence if the head of a net is not one linear layer; empty if it is.
-
-    Args:
-        net: Description of the net.
-        reason: Why the method needs such a head, a clause after "because".
-    """
-    head = net.names("head")
-    kinds = [layer.kind for layer in net.layers if head & {*layer.leaves}]
-    if kinds == ["linear"]:
-        return []
-    return [
-        f"the head of the net (`model.name`, `model.head`) must be one linear layer, because"
-        f" {reason}; it consists of: {', '.join(kinds)}. Choose another net."
-    ]
-
-
 @dataclass(frozen=True)
 class LinearHead:
     """The head of a net as a function of leaves and features.

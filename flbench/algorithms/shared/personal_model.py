@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flbench.algorithms.base import Setting
+from flbench.algorithms.setting import Setting
 from flbench.core.types import Context, Tree
 
 V = "v."  # prefix of the personal model's leaves

@@ -11,7 +11,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flbench.algorithms.base import Deployment, Setting
+from flbench.algorithms.base import Deployment
+from flbench.algorithms.setting import Setting
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.client.program import LocalProgram, Statistic, Step, Transform
 from flbench.core.learned import LearnedPoints

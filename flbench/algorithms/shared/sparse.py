@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flbench.algorithms.base import Setting
+from flbench.algorithms.setting import Setting
 from flbench.algorithms.shared.gossip import LOCAL
 from flbench.algorithms.shared.gradients import summed_gradient
 from flbench.client.program import Statistic, Step, Transform

@@ -30,7 +30,7 @@ def print_method(entry: Mapping[str, Any]) -> None:
     console.print(entry["about"])
     console.print(f"\ndown: {entry['down']}\nup: {entry['up']}\nclient keeps: {entry['keeps']}\n")
     if entry["needs"]:
-        console.print(f"needs a setting such as: {' '.join(entry['needs'])}\n")
+        console.print(f"needs {'; '.join(entry['needs'])}\n")
     table = titled_table("Hyper-parameters (algorithm.*)")
     for title in ("name", "default", "range", "unit", "meaning"):
         table.add_column(title)

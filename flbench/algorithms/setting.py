@@ -1,0 +1,138 @@
+"""What a method may know of the experiment, and what it needs of it.
+
+A method names its needs in the class attribute `needs`, and they are checked before the first
+round. What only one method asks for stands in its hook `requires`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from torch import Tensor
+
+from flbench.config.schema import TrainConfig
+from flbench.models.base import NetSpec
+
+MOST_PAIRED: Final = 20_000
+"""Largest number of clients of whose pairs methods store numbers: 1.6 GB of float32 for one."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a method may know of the experiment.
+
+    Attributes:
+        seed: Seed of the run.
+        rounds: Number of communication rounds T, set-up stages not counted.
+        train: Configuration of local training, `train.*`, which all methods share.
+        clients: Number of clients N.
+        sizes: [N] int64, the number of training samples of each client.
+        classes: Number of classes C.
+        net: Names of the net's parameters and buffers by role, its layers, its feature width D.
+        model: Registered name of the net, `model.name`, for notes.
+        own_optimizer: Whether a LightningModule of the user makes the optimizer. Then the learning
+            rate is not known, and `train.optimizer` has no effect.
+    """
+
+    seed: int
+    rounds: int
+    train: TrainConfig
+    clients: int
+    sizes: Tensor
+    classes: int
+    net: NetSpec
+    model: str
+    own_optimizer: bool = False
+
+
+@dataclass(frozen=True)
+class Need:
+    """A condition on a setting.
+
+    Attributes:
+        title: What the method needs, as in "it needs TITLE".
+        is_met: Setting -> whether it is met.
+        cure: What to change if it is not, a sentence with the key.
+        example: Overrides with which the default net meets it, if it does not do so without.
+    """
+
+    title: str
+    is_met: Callable[[Setting], bool]
+    cure: str
+    example: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """What a user reads whose setting does not meet the need."""
+        return f"it needs {self.title}. {self.cure}"
+
+
+def _has_linear_head(setting: Setting) -> bool:
+    head = setting.net.names("head")
+    return [one.kind for one in setting.net.layers if head & {*one.leaves}] == ["linear"]
+
+
+def _has_body(setting: Setting) -> bool:
+    return not setting.net.names("head").issuperset(setting.net.parameters)
+
+
+def _has_plain_sgd(setting: Setting) -> bool:
+    optimizer = setting.train.optimizer
+    return optimizer.name == "sgd" and optimizer.momentum == 0
+
+
+def _has_known_rate(setting: Setting) -> bool:
+    return not setting.own_optimizer
+
+
+def _has_adapters(setting: Setting) -> bool:
+    return bool(setting.net.adapters)
+
+
+def _has_few_clients(setting: Setting) -> bool:
+    return setting.clients <= MOST_PAIRED
+
+
+def _has_a_small_cohort(setting: Setting) -> bool:
+    return round(setting.clients * setting.train.participation) <= MOST_PAIRED
+
+
+LINEAR_HEAD: Final = Need(
+    "a net whose head is one linear layer (`model.name`, `model.head`)",
+    _has_linear_head,
+    "Choose another net, or name the layer in `model.head`.",
+)
+BODY: Final = Need(
+    "a net with trained layers below its head (`model.name`, `model.freeze`)",
+    _has_body,
+    "Choose another net, such as model.name=lenet5.",
+)
+PLAIN_SGD: Final = Need(
+    "SGD without momentum, whose steps are gradients times the learning rate",
+    _has_plain_sgd,
+    "Set train.optimizer.name=sgd and train.optimizer.momentum=0.",
+)
+KNOWN_RATE: Final = Need(
+    "the learning rate `train.optimizer.lr`, which a LightningModule with an optimizer of its own"
+    " replaces",
+    _has_known_rate,
+    "Leave out its `configure_optimizers`, or take another method, such as fedavg or ditto.",
+)
+ADAPTERS: Final = Need(
+    "a net with low-rank adapters",
+    _has_adapters,
+    "Set their rank, for example `model.lora.rank=8`.",
+    ("model.lora.rank=8",),
+)
+PAIRS: Final = Need(
+    f"numbers for all pairs of clients, of which there are at most {MOST_PAIRED:,}"
+    " (`partition.clients`)",
+    _has_few_clients,
+    "Choose fewer clients.",
+)
+PAIRS_OF_COHORT: Final = Need(
+    f"numbers for all pairs of clients of a round, which has at most {MOST_PAIRED:,}"
+    " (`partition.clients`, `train.participation`)",
+    _has_a_small_cohort,
+    "Choose fewer clients, or fewer in a round.",
+)
