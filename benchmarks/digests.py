@@ -262,9 +262,7 @@ def by_needs() -> list[str]:
     """Return the names of all methods; those that train the same net follow each other."""
     from flbench.algorithms import ALGORITHMS
 
-    return sorted(
-        ALGORITHMS.load(), key=lambda name: (sorted(ALGORITHMS.find(name).example()), name)
-    )
+    return sorted(ALGORITHMS.load(), key=lambda name: (ALGORITHMS.find(name).example(), name))
 
 
 def runs_of(method: str, engine: str, counts: tuple[int, ...]) -> Rows:
