@@ -53,7 +53,6 @@ if TYPE_CHECKING:
         Similarity,
         partition,
     )
-    from flbench.api.reference import help
     from flbench.api.reporting import Comparison, pack, report
     from flbench.api.resuming import resume
     from flbench.api.running import run
@@ -76,7 +75,6 @@ _PLACES: Final = {
         *("ByTarget", "Dirichlet", "ExtendedDirichlet", "FromFile", "Grouped", "IID", "Natural"),
         *("Partition", "Pathological", "Quantity", "Scheme", "Shards", "Similarity", "partition"),
     ),
-    "flbench.api.reference": ("help",),
     "flbench.api.reporting": ("Comparison", "pack", "report"),
     "flbench.api.resuming": ("resume",),
     "flbench.api.running": ("run",),
@@ -121,7 +119,6 @@ __all__ = [
     "compare",
     "diff",
     "federate",
-    "help",
     "load",
     "method",
     "methods",

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from flbench.api import reference
+import flbench
 from flbench.cli.aliases import SHORT_FORM
 from flbench.cli.parameters import declare, without
 from flbench.core.errors import UserError
@@ -64,7 +64,7 @@ def arguments(function: str) -> Mapping[str, Argument]:
         function: Where it is, such as `flbench.api.runs:Run.export`.
     """
     module, _, name = function.partition(":")
-    node = reference.function(module, name)
+    node = _definition(module, name)
     texts = _descriptions(ast.get_docstring(node) or "")
     given = node.args
     plain = [*given.posonlyargs, *given.args]
@@ -78,6 +78,18 @@ def arguments(function: str) -> Mapping[str, Argument]:
         )
         for one, default in zip([*plain, *given.kwonlyargs], defaults, strict=True)
     }
+
+
+def _definition(module: str, name: str) -> ast.FunctionDef:
+    """Return the definition of a function, or of a method such as `Run.export`, unimported."""
+    file = Path(flbench.__file__).parent.joinpath(*module.split(".")[1:]).with_suffix(".py")
+    node: ast.AST = ast.parse(file.read_text("utf-8"))
+    for part in name.split("."):
+        body = ast.iter_child_nodes(node)
+        kinds = (ast.ClassDef, ast.FunctionDef)
+        node = next(one for one in body if isinstance(one, kinds) and one.name == part)
+    assert isinstance(node, ast.FunctionDef)
+    return node
 
 
 def _descriptions(docstring: str) -> dict[str, str]:

@@ -156,10 +156,7 @@ def for_command(word: str, arguments: Sequence[str], commands: Sequence[str]) ->
     rest = "".join(f" {argument}" for argument in arguments)
     begin = f"No such command: {word}."
     if word == "help":
-        return (
-            f"{begin} Did you mean flbench --help or flbench COMMAND --help? In Python,"
-            " fl.help(NAME) describes a name of flbench."
-        )
+        return f"{begin} Did you mean flbench --help or flbench COMMAND --help?"
     if word in ALGORITHMS.names():
         return f"{begin} `{word}` is a method. Did you mean flbench run {word}{rest}?"
     if "=" in word:
