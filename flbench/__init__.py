@@ -31,6 +31,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from flbench import tuning
+    from flbench.algorithms import *  # noqa: F403
     from flbench.api.ablating import ablate
     from flbench.api.comparing import compare
     from flbench.api.diff import Diff, diff
@@ -140,8 +141,12 @@ def __getattr__(name: str) -> Any:
         found = getattr(import_module(_MODULE_OF[name]), name)
         globals()[name] = found
         return found
-    if not name.startswith("_") and find_spec(f"flbench.{name}") is not None:
-        return import_module(f"flbench.{name}")
+    if not name.startswith("_"):
+        if find_spec(f"flbench.{name}") is not None:
+            return import_module(f"flbench.{name}")
+        algorithms = import_module("flbench.algorithms")  # what methods are made of
+        if name in algorithms.__all__:
+            return getattr(algorithms, name)
     raise AttributeError(f"module 'flbench' has no attribute {name!r}")
 
 

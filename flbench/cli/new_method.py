@@ -1,6 +1,5 @@
 """`flbench new-method`: a package with a method that works, to start from."""
 
-import ast
 import keyword
 import os
 import re
@@ -90,21 +89,7 @@ def _class_of(name: str) -> str:
         raise UserError(
             f"`{name}`: this is a section or a key of the configuration. Choose another name."
         )
-    if class_name in _names_in_templates():
-        raise UserError(
-            f"`{name}`: its class would be called {class_name}, as another class that a method"
-            " uses. Choose another name."
-        )
     return class_name
-
-
-def _names_in_templates() -> set[str]:
-    """Return the names of classes that the method and its tests import or define."""
-    values = {"name": "x", "Name": "X", "project": "x"}
-    trees = (ast.parse(text) for path, text in _contents(values) if path.endswith(".py"))
-    kinds = ast.ClassDef | ast.alias
-    found = (node.name for tree in trees for node in ast.walk(tree) if isinstance(node, kinds))
-    return set(found) - {"X"}
 
 
 def _check_empty(folder: Path) -> None:

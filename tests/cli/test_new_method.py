@@ -140,7 +140,6 @@ def test_json_names_what_was_written(here, capsys):
         ("import", "word of Python"),
         ("none", "word of Python"),
         ("train", "key of the configuration"),
-        ("paper", "called Paper"),
         ("a" * (new_method.LONGEST + 1), "at most 24"),
     ],
 )
