@@ -173,7 +173,8 @@ class Registry(dict[str, T]):
         folders = [] if spec is None else list(spec.submodule_search_locations or ())
         found = {point.name for point in entry_points(group=self.package)}
         for file in (file for folder in folders for file in Path(folder).glob("*.py")):
-            found |= set(re.findall(r'^@[\w.]+\.register\("(.+?)"\)', file.read_text("utf-8"), re.M))
+            text = file.read_text("utf-8")
+            found |= set(re.findall(r'^@[\w.]+\.register\("(.+?)"\)', text, re.M))
         return sorted(found | set(self))
 
     def load(self) -> list[str]:
