@@ -1,16 +1,14 @@
 """FedCP: each sample's features are divided between two heads (Zhang et al., KDD 2023)."""
 
-from dataclasses import dataclass
-
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import layer_norm, linear
 
 import flbench.algorithms as fl
-from flbench.algorithms.shared.linear_head import LinearHead
+from flbench.algorithms.shared.linear_head import LinearHead, linear_norm
 from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
-from flbench.losses import CrossEntropy
+from flbench.losses.cross_entropy import ScoresCrossEntropy
 
 OWN = "own."  # prefix of the personal head; the net's own head is the global one
 POLICY = ("cpn.weight", "cpn.bias", "cpn.norm.weight", "cpn.norm.bias")  # of the policy network
@@ -84,102 +82,74 @@ class FedCP(fl.Algorithm):
 
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
-        d = self.setting.net.features
-        rng, width = fl.generator(self.setting.seed, "method"), max(1, d) ** -0.5
-        policy = (  # PyTorch's ranges for a Linear and a LayerNorm
-            torch.from_numpy(rng.uniform(-width, width, (2 * d, d))),
-            torch.from_numpy(rng.uniform(-width, width, 2 * d)),
-            torch.ones(2 * d),
-            torch.zeros(2 * d),
-        )
-        dtype = start[self.head.weight].dtype
-        shared = {name: value.to(dtype) for name, value in zip(POLICY, policy, strict=True)}
+        rng, d = fl.generator(self.setting.seed, "method"), self.setting.net.features
+        like = start[self.head.weight]
+        policy = linear_norm(rng, "cpn", d, 2 * d, like)
         own = prefixed(OWN, fl.only(start, self.head.names))
-        return server | shared, clients | fl.repeat(own, self.setting.clients)
+        return server | policy, clients | fl.repeat(own, self.setting.clients)
 
     # Client
-
-    def terms(self) -> tuple[fl.LossTerm, ...]:
-        entropy = TwoHeads(head=self.head)
-        return (entropy, FeatureDistance(self.config.lam)) if self.config.lam else (entropy,)
 
     def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
         own = prefixed_names(OWN, self.head.names)
         body = frozenset(self.setting.net.parameters) - {*self.head.names}
+        terms = (
+            ScoresCrossEntropy(scores=fl.bind(noisy_scores, self.head)),
+            fl.Term(self.config.lam, feature_distance),
+        )
         steps = (
-            fl.Transform(Begin(self.head)),
-            self.phase(*self.terms(), train=body | own | {*POLICY}),
-            fl.Transform(HalfHead(self.head)),
+            fl.Transform(fl.bind(condition, self.head)),
+            self.phase(*terms, train=body | own | {*POLICY}),
+            fl.Transform(fl.bind(half_head, self.head)),
         )
         return fl.LocalProgram(steps, keeps | own, sends | {*POLICY})
 
-    # Server
-
-    def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
-        if state.is_initial:  # clients have the seeded net
-            return fl.Dispatch(fl.Message(fl.only(state.server, POLICY)))
-        return fl.Dispatch(fl.Message(fl.only(state.server, self.split()[1] | {*POLICY})))
-
-    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
-        shared = self.split()[1] | {*POLICY}
-        return fl.Update(
-            fl.weighted_mean(fl.only(results.sent.values, shared), self.weights(results))
-        )
+    # Server: the weighted mean of what was sent
 
     def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
-        program = fl.LocalProgram((fl.Transform(Begin(self.head)),))
-        scores = Scores(self.head)
+        program = fl.LocalProgram((fl.Transform(fl.bind(condition, self.head)),))
+        scores = fl.bind(mean_scores, self.head)
         return {"personal": fl.Deployment(self.dispatch(state, ids), program, predict=scores)}
 
 
-@dataclass(frozen=True)
-class Begin:
-    """Function of a Transform: writes the received CPN into leaves, and v_i [D].
-
-    Attributes:
-        head: The head of the net.
-    """
-
-    head: LinearHead
-
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return the leaves of CPN and the condition."""
-        sums = context.leaves[OWN + self.head.weight].sum(dim=0)  # [D]
-        length = torch.linalg.vector_norm(sums).clamp_min(1e-12)
-        return fl.only(context.ctx, POLICY) | {CONDITION: sums / length}
+def condition(context: fl.Context, head: LinearHead) -> fl.Tree:
+    """Return v_i [D], the sum over the classes of the personal head's rows, of length 1."""
+    sums = context.leaves[OWN + head.weight].sum(dim=0)  # [D]
+    return {CONDITION: sums / torch.linalg.vector_norm(sums).clamp_min(1e-12)}
 
 
-@dataclass(frozen=True)
-class HalfHead:
-    """Function of a Transform after training: the head that is sent, (W_i + W_g) / 2.
-
-    Attributes:
-        head: The head of the net.
-    """
-
-    head: LinearHead
-
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return the head under the names of the net."""
-        return {
-            name: (context.leaves[OWN + name] + context.leaves[name]) / 2
-            for name in self.head.names
-        }
+def half_head(context: fl.Context, head: LinearHead) -> fl.Tree:
+    """Return the head that is sent, (W_i + W_g) / 2, under the names of the net."""
+    leaves = context.leaves
+    return {name: (leaves[OWN + name] + leaves[name]) / 2 for name in head.names}
 
 
-def preferences(leaves: fl.Tree, features: Tensor) -> Tensor:
-    """Return h_1 - h_2 [B, D] of features z [B, D]: the log-odds of the personal gate."""
+def odds(context: fl.Context) -> Tensor:
+    """Return h_1 - h_2 [B, D]: the log-odds of the personal gate."""
+    leaves, z = context.leaves, context.out.features
     weight, bias, gain, shift = (leaves[name] for name in POLICY)
-    hidden = linear(features * leaves[CONDITION], weight, bias)  # [B, 2 D]
+    hidden = linear(z * leaves[CONDITION], weight, bias)  # [B, 2 D]
     first, second = layer_norm(hidden, gain.shape, gain, shift).relu().chunk(2, dim=1)
     return first - second
 
 
-def divided(head: LinearHead, leaves: fl.Tree, features: Tensor, gates: Tensor) -> Tensor:
+def divided(context: fl.Context, gates: Tensor, head: LinearHead) -> Tensor:
     """Return the logits [B, C] of both heads for gates s [B, D]."""
-    own = head(leaves, gates * features, prefix=OWN)
-    return own + head(leaves, (1 - gates) * features)
+    leaves, z = context.leaves, context.out.features
+    return head(leaves, gates * z, prefix=OWN) + head(leaves, (1 - gates) * z)
+
+
+def noisy_scores(context: fl.Context, head: LinearHead) -> Tensor:
+    """Return the logits [B, C] in training, with logistic noise on the gates."""
+    gate = odds(context)
+    noise = logistic(context.batch.key, gate.shape[1]).to(gate.dtype)
+    return divided(context, (gate + noise).sigmoid(), head)
+
+
+def mean_scores(context: fl.Context, head: LinearHead) -> Tensor:
+    """Return the logits [B, C] in an evaluation: gates are their means over the noise."""
+    return divided(context, mean_gate(odds(context)), head)
 
 
 def mean_gate(odds: Tensor) -> Tensor:
@@ -211,59 +181,13 @@ def logistic(key: Tensor, width: int) -> Tensor:
     return fl.uniform(keys, 1).clamp(1e-15, 1 - 1e-15).logit()
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Logits of both heads in an evaluation.
-
-    Attributes:
-        head: The head of the net.
-    """
-
-    head: LinearHead
-
-    def __call__(self, context: fl.Context) -> Tensor:
-        """Return the logits [B, C]."""
-        features = context.out.features
-        gates = mean_gate(preferences(context.leaves, features))
-        return divided(self.head, context.leaves, features, gates)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TwoHeads(CrossEntropy):
-    """Mean cross entropy of the logits of both heads, in nats.
-
-    Attributes:
-        head: The head of the net.
-    """
-
-    head: LinearHead
-
-    def outputs(self, context: fl.Context) -> fl.Outputs:
-        """Return the features z [B, D] and the logits [B, C]."""
-        features = context.out.features
-        odds = preferences(context.leaves, features)
-        odds = odds + logistic(context.batch.key, features.shape[1]).to(odds.dtype)
-        return fl.Outputs(features, divided(self.head, context.leaves, features, odds.sigmoid()))
-
-
-@dataclass(frozen=True)
-class FeatureDistance:
-    """MMD between features of the trained body and of the received one, in [0, 8].
-
-    Attributes:
-        weight: Factor of the term.
-    """
-
-    weight: float | str
-
-    def __call__(self, context: fl.Context) -> Tensor:
-        """Return the term, 0-dim."""
-        batch, features = context.batch, context.out.features
-        before = context.apply(context.start, batch.x, train=True).features.detach()
-        pairs = batch.mask[:, None] & batch.mask  # [B, B]
-        values = kernel(features, features) + kernel(before, before) - 2 * kernel(features, before)
-        count = pairs.sum().clamp_min(1).to(values.dtype)
-        return torch.where(pairs, values, 0.0).sum() / count
+def feature_distance(context: fl.Context) -> Tensor:
+    """Return MMD between features of the trained body and of the received one, in [0, 8]."""
+    batch, z = context.batch, context.out.features
+    before = context.apply(context.start, batch.x, train=True).features.detach()
+    pairs = batch.mask[:, None] & batch.mask  # [B, B]
+    values = kernel(z, z) + kernel(before, before) - 2 * kernel(z, before)
+    return torch.where(pairs, values, 0.0).sum() / pairs.sum().clamp_min(1).to(values.dtype)
 
 
 def kernel(x: Tensor, y: Tensor) -> Tensor:

@@ -1,14 +1,12 @@
 """GPFL: a generic and a personal route for features (Zhang, Hua, Wang, Song et al., ICCV 2023)."""
 
-from dataclasses import dataclass
-
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import layer_norm, linear
 
 import flbench.algorithms as fl
-from flbench.algorithms.shared.linear_head import LinearHead
+from flbench.algorithms.shared.linear_head import LinearHead, linear_norm
 from flbench.algorithms.shared.prototypes import CountClasses
 from flbench.losses.cross_entropy import ScoresCrossEntropy, mean_cross_entropy
 from flbench.losses.similarity import cosines
@@ -93,61 +91,40 @@ class GPFL(fl.Algorithm):
 
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
-        c, d = self.setting.classes, self.setting.net.features
+        rng, d = fl.generator(self.setting.seed, "method"), self.setting.net.features
         like = start[self.setting.net.parameters[0]]
-        rng, width = fl.generator(self.setting.seed, "method"), max(1, d) ** -0.5
-        shared: fl.Tree = {EMBEDDINGS: torch.from_numpy(rng.normal(size=(c, d)))}
-        for layer in LAYERS:  # PyTorch's ranges for a Linear and a LayerNorm
-            shared[f"{layer}.weight"] = torch.from_numpy(rng.uniform(-width, width, (d, d)))
-            shared[f"{layer}.bias"] = torch.from_numpy(rng.uniform(-width, width, d))
-            shared[f"{layer}.norm.weight"] = torch.ones(d)
-            shared[f"{layer}.norm.bias"] = torch.zeros(d)
-        shared = {name: value.to(like.dtype) for name, value in shared.items()}
+        embeddings = torch.from_numpy(rng.normal(size=(self.setting.classes, d)))
+        server[EMBEDDINGS] = embeddings.to(like.dtype)
+        for layer in LAYERS:
+            server |= linear_norm(rng, layer, d, d, like)
         conditions = {name: like.new_zeros(d) for name in (GENERIC, PERSONAL)}
-        return server | shared, clients | fl.repeat(conditions, self.setting.clients)
+        return server, clients | fl.repeat(conditions, self.setting.clients)
 
     # Client
 
-    def terms(self) -> tuple[fl.LossTerm, ...]:
-        return (
-            ScoresCrossEntropy(scores=PersonalScores(self.head)),
-            Guidance(self.config.lam),
-            Decay(weight=self.config.nu),
-        )
-
     def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
-        train = self.phase(*self.terms(), train=frozenset(self.setting.net.parameters) | SHARED)
-        count = fl.Statistic("held", CountClasses(self.setting.classes))
-        steps = (fl.Transform(write_received), train, count, fl.Transform(write_conditions))
+        terms = (
+            ScoresCrossEntropy(scores=fl.bind(scores, self.head)),
+            fl.Term(1.0, fl.bind(guidance, self.config.lam)),
+            fl.Term(self.config.nu, decay),
+        )
+        steps = (
+            self.phase(*terms, train=frozenset(self.setting.net.parameters) | SHARED),
+            fl.Statistic("held", CountClasses(self.setting.classes)),
+            fl.Transform(conditions),
+        )
         return fl.LocalProgram(steps, keeps | {GENERIC, PERSONAL}, sends | SHARED)
 
-    # Server
-
-    def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
-        if state.is_initial:  # clients have the seeded net
-            return fl.Dispatch(fl.Message(fl.only(state.server, SHARED)))
-        return fl.Dispatch(fl.Message(fl.only(state.server, self.split()[1] | SHARED)))
-
-    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
-        shared = self.split()[1] | SHARED
-        return fl.Update(
-            fl.weighted_mean(fl.only(results.sent.values, shared), self.weights(results))
-        )
+    # Server: the weighted mean of what was sent
 
     def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
-        program = fl.LocalProgram((fl.Transform(write_received),))
-        scores = PersonalScores(self.head)
-        return {"personal": fl.Deployment(self.dispatch(state, ids), program, predict=scores)}
+        predict = fl.bind(scores, self.head)
+        return {"personal": fl.Deployment(self.dispatch(state, ids), predict=predict)}
 
 
-def write_received(context: fl.Context) -> fl.Tree:
-    """Write the received CoV and G, which are entries of ctx, into leaves that can be trained."""
-    return fl.only(context.ctx, SHARED)
-
-
-def write_conditions(context: fl.Context) -> fl.Tree:
-    """Write g [D] and q_i [D] from the present embeddings and the client's class counts."""
+def conditions(context: fl.Context) -> fl.Tree:
+    """Return g [D] and q_i [D], of the present embeddings and the client's class counts."""
     embeddings, counts = context.leaves[EMBEDDINGS].double(), context.ctx["held.counts"]
     shares = counts / counts.sum().clamp_min(1.0)  # [C]
     dtype = context.leaves[EMBEDDINGS].dtype
@@ -178,55 +155,23 @@ def valve(leaves: fl.Tree, features: Tensor, condition: Tensor) -> Tensor:
     return ((gamma + 1) * features + beta).relu()
 
 
-@dataclass(frozen=True)
-class PersonalScores:
-    """Logits of the personal route, head(CoV(z, q_i)).
-
-    Attributes:
-        head: The head of the net.
-    """
-
-    head: LinearHead
-
-    def __call__(self, context: fl.Context) -> Tensor:
-        """Return the logits [B, C]."""
-        leaves = context.leaves
-        return self.head(leaves, valve(leaves, context.out.features, leaves[PERSONAL]))
+def scores(context: fl.Context, head: LinearHead) -> Tensor:
+    """Return the logits [B, C] of the personal route, head(CoV(z, q_i))."""
+    leaves = context.leaves
+    return head(leaves, valve(leaves, context.out.features, leaves[PERSONAL]))
 
 
-@dataclass(frozen=True)
-class Guidance:
-    """Terms of the generic route: cross entropy of cosines, and lam times the magnitude.
-
-    Attributes:
-        lam: Weight of the magnitude.
-        weight: Factor of both terms.
-    """
-
-    lam: float
-    weight: float | str = 1.0
-
-    def __call__(self, context: fl.Context) -> Tensor:
-        """Return the sum of the terms, 0-dim."""
-        leaves, batch = context.leaves, context.batch
-        routed = valve(leaves, context.out.features, leaves[GENERIC])  # [B, D]
-        angle = mean_cross_entropy(cosines(routed, leaves[EMBEDDINGS]), batch.y, batch.mask)
-        far = (routed - context.ctx[EMBEDDINGS][batch.y]).square()  # [B, D]
-        total = torch.where(batch.mask[:, None], far, 0.0).sum()
-        return angle + self.lam * (total + 1e-12).sqrt()  # the gradient at 0 is finite
+def guidance(context: fl.Context, lam: float) -> Tensor:
+    """Return the angle of the generic route, a cross entropy of cosines, plus lam magnitudes."""
+    leaves, batch = context.leaves, context.batch
+    routed = valve(leaves, context.out.features, leaves[GENERIC])  # [B, D]
+    angle = mean_cross_entropy(cosines(routed, leaves[EMBEDDINGS]), batch.y, batch.mask)
+    far = (routed - context.start[EMBEDDINGS][batch.y]).square()  # [B, D]
+    total = torch.where(batch.mask[:, None], far, 0.0).sum()
+    return angle + lam * (total + 1e-12).sqrt()  # the gradient at 0 is finite
 
 
-@dataclass(frozen=True)
-class Decay:
-    """1/2 (||G||^2 + ||CoV||^2).
-
-    Attributes:
-        weight: Factor of the term, nu.
-    """
-
-    weight: float | str
-
-    def __call__(self, context: fl.Context) -> Tensor:
-        """Return the term, 0-dim."""
-        squares = [context.leaves[name].square().sum() for name in (EMBEDDINGS, *COV)]
-        return 0.5 * torch.stack(squares).sum()
+def decay(context: fl.Context) -> Tensor:
+    """Return 1/2 (||G||^2 + ||CoV||^2), 0-dim."""
+    squares = [context.leaves[name].square().sum() for name in (EMBEDDINGS, *COV)]
+    return 0.5 * torch.stack(squares).sum()

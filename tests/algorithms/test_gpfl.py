@@ -5,7 +5,7 @@ from math import exp, log
 import pytest
 import torch
 
-from flbench.algorithms.gpfl import Guidance
+from flbench.algorithms.gpfl import guidance
 from flbench.core.tree import only
 from flbench.core.types import Batch, Context, Outputs
 from flbench.experiment.rounds import settings_of
@@ -144,12 +144,12 @@ def test_cosines_without_a_scale_bound_the_loss():
     context = Context(
         lambda: Outputs(z, z),
         batch=Batch(z, y, mask, y, y[0]),
-        ctx={G: centred},
+        ctx={},
         leaves=leaves,
-        start={},
+        start={G: centred},
         apply=None,
     )
-    value = float(Guidance(0.0)(context))
+    value = float(guidance(context, 0.0))
     bound = log(1 + (CLASSES - 1) * exp(-1 - 1 / (CLASSES - 1)))
     assert value == pytest.approx(log(1 + (CLASSES - 1) * exp(-value_gap(z, centred))))
     assert value >= bound - 1e-12
