@@ -1,17 +1,12 @@
 """SLAPFL: every layer is averaged with weights from its own cosines (Li et al., 2025)."""
 
-from typing import Literal
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
 import flbench.algorithms as fl
 from flbench.algorithms.shared.mixing import mix, pairwise_cosines
-from flbench.algorithms.shared.prefixes import prefixed
-from flbench.algorithms.shared.simplex import simplex, softmax_among
-
-ANCHOR = "anchor."  # prefix of the server's copies that changes are measured from (`delta`)
+from flbench.algorithms.shared.simplex import simplex
 
 
 @fl.ALGORITHMS.register("slapfl")
@@ -48,8 +43,7 @@ class Slapfl(fl.Algorithm):
     keeps its last mixture. A client that took no optimizer step enters no mixture but its own.
 
     From a common start the cosines stay near 1 and the weights near 1/N, so that the method is
-    close to FedPer. The metric `cosine_mean` reports the mean cosine between two clients; `delta`
-    and `sharpen` make the weights differ more.
+    close to FedPer. The metric `cosine_mean` reports the mean cosine between two clients.
     """
 
     class Config(fl.UniformConfig):
@@ -58,19 +52,6 @@ class Slapfl(fl.Algorithm):
         last_only: bool = Field(
             False,
             description="only the last linear layer stays local, instead of all linear layers",
-        )
-        delta: Literal["none", "start", "round"] = Field(
-            "none",
-            description="what cosines compare: weights, or their change since the seeded net or"
-            " since"
-            " the beginning of the round",
-        )
-        sharpen: float | None = Field(
-            None,
-            gt=0,
-            description="temperature: weights are softmax(cosine / sharpen) (default: proportional"
-            " to"
-            " the cosine)",
         )
 
     config: Config
@@ -90,9 +71,6 @@ class Slapfl(fl.Algorithm):
         net = self.setting.net
         return net.names("head" if self.config.last_only else "linear")
 
-    def client_axes(self, name: str) -> tuple[int, ...]:
-        return (0,) if self.config.delta == "round" and name.startswith(ANCHOR) else ()
-
     def requires(self) -> list[str]:
         if not self.base().isdisjoint(self.setting.net.parameters):
             return []
@@ -101,15 +79,6 @@ class Slapfl(fl.Algorithm):
             " the clients, so no client would learn from another. Choose a net with convolutions,"
             " such as model.name=lenet5, or, for a net with hidden linear layers, set"
             " algorithm.last_only=true."
-        ]
-
-    def notes(self) -> list[str]:
-        participation = self.setting.train.participation
-        if participation == 1:
-            return []
-        return [
-            f"slapfl: with train.participation={participation:g} clients are absent in some rounds,"
-            " which the paper does not consider; here absent clients keep their last mixture."
         ]
 
     def base(self) -> frozenset[str]:
@@ -123,16 +92,7 @@ class Slapfl(fl.Algorithm):
 
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         keeps, _ = self.split()
-        clients = fl.repeat(fl.only(start, keeps), self.setting.clients)
-
-        anchor = prefixed(ANCHOR, fl.only(start, self.base()))
-        match self.config.delta:
-            case "none":
-                return {}, clients
-            case "start":  # the seeded net, one for all clients
-                return anchor, clients
-            case "round":  # what each client had at the beginning of the round, [N, ...]
-                return fl.repeat(anchor, self.setting.clients), clients
+        return {}, fl.repeat(fl.only(start, keeps), self.setting.clients)
 
     # Client: cross entropy on all weights, as the base class has it.
 
@@ -149,17 +109,13 @@ class Slapfl(fl.Algorithm):
         mixed: fl.Tree = {}
         cosines = []
         for layer in self.layers():
-            vectors = self.compared(fl.only(base, layer), state, results.ids)
+            vectors = self.compared(fl.only(base, layer))
             cosine = pairwise_cosines(vectors, vectors).fill_diagonal_(1.0)  # eq. 2, [K, K]
             weights = self.shares(cosine, results)  # a_ij, [K, K]
             mixed |= mix(fl.only(base, layer), weights)  # eq. 3
             cosines.append(cosine)
 
-        server: fl.Tree = {}
-        if self.config.delta == "round":
-            server = {name: value.clone() for name, value in state.server.items()}
-            fl.put_(server, results.ids, prefixed(ANCHOR, mixed))
-        return fl.Update(server, fl.Message(mixed), cosine_metric(torch.stack(cosines)))
+        return fl.Update(reply=fl.Message(mixed), metrics=cosine_metric(torch.stack(cosines)))
 
     def layers(self) -> list[list[str]]:
         """Return the leaves of each base layer."""
@@ -169,26 +125,14 @@ class Slapfl(fl.Algorithm):
         ]
         return [layer for layer in layers if layer]
 
-    def compared(self, layer: fl.Tree, state: fl.State, ids: Tensor) -> fl.Tree:
-        """Return the vectors of which eq. 2 takes the cosines: a layer's uploads or their change.
+    def compared(self, layer: fl.Tree) -> fl.Tree:
+        """Return the leaves of a layer of which eq. 2 takes the cosines, [K, ...] each.
 
-        Args:
-            layer: [K, ...] each: the uploaded leaves of one layer.
-            state: State before the aggregation; `server` has the anchors of `delta`.
-            ids: [K] ids of the clients.
-
-        Returns:
-            [K, ...] each: weight and bias, which form one vector together. BatchNorm statistics are
-            compared only in a layer that has no parameters.
+        Weight and bias form one vector together. BatchNorm statistics are compared only in a layer
+        that has no parameters.
         """
-        vectors = fl.only(layer, self.setting.net.parameters)
-        if not vectors:
-            vectors = {n: value for n, value in layer.items() if value.is_floating_point()}
-
-        if self.config.delta == "none":
-            return vectors
-        rows = ids if self.config.delta == "round" else ...
-        return {n: value - state.server[ANCHOR + n][rows] for n, value in vectors.items()}
+        parameters = fl.only(layer, self.setting.net.parameters)
+        return parameters or {n: value for n, value in layer.items() if value.is_floating_point()}
 
     def shares(self, cosine: Tensor, results: fl.Results) -> Tensor:
         """Return the weights a_ij of eq. 3.
@@ -205,8 +149,6 @@ class Slapfl(fl.Algorithm):
         takes_part = itself | (results.steps > 0)  # [K, K]
 
         scores = cosine
-        if self.config.sharpen is not None:
-            scores = softmax_among(cosine / self.config.sharpen, takes_part, dim=1)
         if self.config.agg_weights == "samples":
             scores = scores * self.setting.sizes[results.ids]
         return simplex(torch.where(takes_part, scores, 0.0), itself.double(), dim=1)
