@@ -16,7 +16,6 @@ from flbench.algorithms.base import (
     Joining,
     Paper,
 )
-from flbench.algorithms.bind import Term, bind
 from flbench.algorithms.setting import (
     ADAPTERS,
     BODY,
@@ -36,7 +35,9 @@ from flbench.client.program import (
     Reduce,
     Statistic,
     Step,
+    Term,
     Transform,
+    bind,
 )
 from flbench.config.schema import (
     AlgorithmConfig,

@@ -6,12 +6,12 @@ import torch
 from flbench.algorithms import ALGORITHMS
 from flbench.core.tree import is_finite
 from flbench.testing import after, build, fingerprint, with_method
-from tests.algorithms.test_contract import KINDS
+from tests.algorithms.test_contract import SPANNING
 
 pytestmark = pytest.mark.slow
 
 METHODS = [
-    pytest.param(name, marks=() if name in KINDS else pytest.mark.full)
+    pytest.param(name, marks=() if name in SPANNING else pytest.mark.full)
     for name in ALGORITHMS.load()
 ]
 FEW = ("partition.samples=120", "train.rounds=2", "partition.min_samples=5")

@@ -174,8 +174,9 @@ def expanded(word: str) -> list[str]:
     return sorted(map(str, Path().glob(word))) if word.endswith("/*") else [word]
 
 
-OF_README = [one for one in commands() if one.id.startswith("README.md")]
-OF_PAGES = [one for one in commands() if not one.id.startswith("README.md")]
+COMMANDS = [pytest.param(line, id=place) for place, line in commands()]
+OF_README = [one for one in COMMANDS if one.id.startswith("README.md")]
+OF_PAGES = [one for one in COMMANDS if not one.id.startswith("README.md")]
 
 
 @needs("ray")
