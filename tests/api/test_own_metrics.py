@@ -9,27 +9,14 @@ import pytest
 import torch
 from sklearn.metrics import (
     cohen_kappa_score,
-    confusion_matrix,
-    f1_score,
-    matthews_corrcoef,
-    mean_absolute_error,
 )
-from torchmetrics import AUROC, MeanAbsoluteError
 from torchmetrics.classification import (
-    BinaryAUROC,
-    BinaryAveragePrecision,
-    BinaryCalibrationError,
-    BinaryF1Score,
-    BinaryMatthewsCorrCoef,
     MulticlassAccuracy,
     MulticlassAUROC,
     MulticlassCohenKappa,
 )
 
 import flbench as fl
-from flbench.config.schema import EvaluationConfig
-from flbench.core.parts import METRICS, offered
-from flbench.experiment import own_metrics
 from flbench.metrics.own import OwnMetric
 from tests.api.own_parts import accuracy, error_rate
 
@@ -160,47 +147,8 @@ def test_what_is_not_a_metric_is_refused_before_a_run(tmp_path, metrics, words):
     assert not list(tmp_path.glob("*/*/metrics.csv"))
 
 
-NEED_SCORES = [
-    BinaryAUROC(),
-    AUROC(task="binary"),
-    BinaryF1Score(threshold=0.3),
-    BinaryAveragePrecision(),
-    BinaryCalibrationError(),
-]
-
-
-@pytest.mark.parametrize("metric", NEED_SCORES)
-def test_a_metric_that_needs_scores_is_refused_for_two_classes(metric):
-    """Of predicted classes, the AUROC of good scores is that of a single threshold."""
-    refused = pytest.raises(fl.ConfigError, match=r"`evaluation\.metrics\.own`.*scores")
-    with offered({METRICS: {"own": metric}}), refused:
-        own_metrics.make(EvaluationConfig(metrics={"own": {"source": "object"}}), 2)
-
-
-@pytest.mark.parametrize(
-    ("metric", "reference"),
-    [
-        (BinaryF1Score(), f1_score),
-        (BinaryMatthewsCorrCoef(), matthews_corrcoef),
-        (MulticlassCohenKappa(num_classes=2), cohen_kappa_score),
-        (MeanAbsoluteError(), mean_absolute_error),
-    ],
-)
-def test_a_metric_of_two_classes_has_the_value_of_the_predictions(metric, reference):
-    true, predicted = np.random.default_rng(0).integers(0, 2, (2, 50))
-    confusion = torch.from_numpy(confusion_matrix(true, predicted))
-    with offered({METRICS: {"own": metric}}):
-        [own] = own_metrics.make(EvaluationConfig(metrics={"own": {"source": "object"}}), 2)
-
-    assert own(confusion) == pytest.approx(reference(true, predicted))
-
-
 def with_noise(confusion):
     return float(np.random.default_rng().random())
-
-
-def from_numpy(confusion):
-    return float(np.random.rand())
 
 
 def counted(confusion, calls=[0]):  # noqa: B006
@@ -226,11 +174,6 @@ def test_a_metric_that_depends_on_more_than_the_matrix_is_refused(tmp_path, metr
     with pytest.raises(fl.ConfigError, match=f"`evaluation.metrics.own`.*{word}"):
         short(tmp_path / "out", {"own": metric})
     assert not (tmp_path / "out").exists()
-
-
-def test_a_metric_that_draws_from_a_global_generator_has_one_value():
-    metric = OwnMetric("own", from_numpy, "object")
-    assert metric(torch.eye(2)) == metric(torch.eye(2))
 
 
 def test_a_matrix_without_samples_has_no_value():

@@ -1,9 +1,7 @@
 """Nets of the user's own as objects, and by import path."""
 
 from functools import partial
-from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,7 +9,6 @@ from torch import nn
 import flbench as fl
 from flbench.config.schema import OwnModelConfig
 from flbench.core.parts import offered
-from flbench.models import own
 from flbench.models.base import build
 from flbench.models.mlp import MlpConfig
 from flbench.models.own import OwnNet
@@ -70,16 +67,6 @@ def test_import_path_equals_class_and_resumes(tmp_path):
     assert wide.digest != by_path.digest
     with pytest.raises(fl.ConfigError, match="SHA-256 of the source"):
         short(tmp_path, {"name": path, "sha256": "0" * 64})
-
-
-def test_arguments_can_be_lists():
-    def perceptron(shape, classes, widths):
-        sizes = [shape[1] * shape[2], *widths, classes]
-        layers = [nn.Linear(*pair) for pair in pairwise(sizes)]
-        return nn.Sequential(nn.Flatten(), *layers)
-
-    net = made(perceptron, args={"widths": [8, 4]})
-    assert [len(leaf) for leaf in net.parameters() if leaf.ndim == 2] == [8, 4, 10]
 
 
 @pytest.mark.slow
@@ -234,18 +221,6 @@ def test_what_copies_of_a_net_would_not_have_is_refused(change, words):
         assert all(word in str(error.value) for word in words)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda net: net.features.register_forward_hook(net.times),
-        lambda net: net.features.register_forward_hook(lambda layer, x, out: out * net.width),
-        lambda net: setattr(net, "act", lambda out: out.relu()),
-    ],
-)
-def test_hooks_that_copies_of_a_net_have_are_accepted(change):
-    assert made(Scaled((1, 8, 8), 10, change))
-
-
 def test_wrong_head_is_refused():
     with pytest.raises(fl.ConfigError, match="has no submodule `top`"):
         made(Two, head="top")
@@ -317,57 +292,6 @@ def test_frozen_parameters_are_not_sent_and_methods_without_work_are_refused(tmp
             short(tmp_path, headless, method)
 
 
-class Teacher(nn.Module):
-    """A frozen layer that follows another one in training."""
-
-    def __init__(self):
-        super().__init__()
-        self.body, self.teacher = nn.Linear(64, 8), nn.Linear(64, 8).requires_grad_(False)
-        self.fc = nn.Linear(8, 10)
-
-    def forward(self, x):
-        if self.training:
-            with torch.no_grad():
-                self.teacher.weight.lerp_(self.body.weight, 0.1)
-        return self.fc((self.body(x.flatten(1)) + self.teacher(x.flatten(1))).relu())
-
-
-def test_frozen_parameters_that_the_code_changes_are_refused(tmp_path):
-    with pytest.raises(fl.ConfigError, match="register_buffer"):
-        short(tmp_path, Teacher(), "fedavg")
-    assert not [*tmp_path.glob("*/*/metrics.csv")]
-
-
-class ScaledByHidden(nn.Module):
-    """A net with a tensor that its state_dict does not have."""
-
-    def __init__(self, scale, *, is_buffer):
-        super().__init__()
-        self.fc = nn.Linear(64, 10)
-        if is_buffer:
-            self.register_buffer("scale", torch.tensor(scale), persistent=False)
-        else:
-            self.scale = np.array(scale) if scale < 0 else torch.tensor(scale)
-
-    def forward(self, x):
-        return self.fc(x.flatten(1)) * self.scale.item()
-
-
-@pytest.mark.slow
-def test_tensors_outside_of_the_state_dict_are_in_the_hash_of_an_object():
-    def hashed(*scale, recorded=None):
-        torch.manual_seed(0)
-        net = ScaledByHidden(*scale[:1], is_buffer=scale[1])
-        with offered({"model": net}):
-            return own.sha256(OwnModelConfig(name="object", sha256=recorded), net)
-
-    kinds = [(2.0, True), (3.0, True), (2.0, False), (3.0, False), (-2.0, False), (-3.0, False)]
-    hashes = {kind: hashed(*kind) for kind in kinds}
-    assert len(set(hashes.values())) == len(kinds)
-    with pytest.raises(fl.ConfigError, match="SHA-256"):
-        hashed(2.0, True, recorded=hashes[3.0, True])
-
-
 class Counted(nn.Module):
     """A net with a buffer of integers."""
 
@@ -390,15 +314,6 @@ def test_inputs_of_a_net_with_a_buffer_of_integers_are_not_rounded(tmp_path):
     x = (raw.double() - mean) / std
     assert torch.allclose(model.inputs(raw)[:, 0].double(), x, atol=1e-5)
     assert model.predict(raw).isfinite().all()
-
-
-@pytest.mark.slow
-def test_a_note_says_that_parameters_are_cast(tmp_path):
-    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).half()
-    [note] = [one for one in short(tmp_path, net, "fedavg").notes if "float16" in one]
-
-    assert "2 of 2" in note
-    assert "`engine.precision`" in note
 
 
 @pytest.mark.slow
@@ -426,80 +341,3 @@ def test_batches_of_one_are_left_out_where_the_net_fails_for_them(tmp_path):
     net = nn.Sequential(nn.Flatten(), One(), nn.Linear(64, 10))
     run = short(tmp_path, net, "local", train={"rounds": 1, "batch_size": 7})
     assert any("batch of one sample" in note for note in run.notes)
-
-
-def test_pretrained_weights_as_an_argument_name_the_way_that_works():
-    model = {"name": "torchvision.models:resnet18", "args": {"weights": "DEFAULT"}}
-    config = OwnModelConfig(**model)
-    with pytest.raises(fl.ConfigError, match=r"the key `model\.weights=DEFAULT` instead"):
-        build(config, (1, 8, 8), 10, seed=0)
-
-
-class MadeLate(nn.Module):
-    """A net that makes a part of itself at its first call."""
-
-    def __init__(self, make):
-        super().__init__()
-        self.fc, self.make = nn.Linear(64, 10), make
-
-    def forward(self, x):
-        if not hasattr(self, "late"):
-            self.late = self.make()
-        x = x.flatten(1)
-        return self.fc(self.late(x) if callable(self.late) else x * self.late)
-
-
-@pytest.mark.parametrize(
-    ("make", "is_refused"),
-    [
-        (lambda: nn.Linear(64, 64), True),
-        (lambda: nn.Sequential(nn.ReLU(), nn.Linear(64, 64)), True),
-        (lambda: nn.Parameter(torch.ones(64)), True),
-        (lambda: nn.ReLU(), False),
-        (lambda: torch.ones(64), False),
-    ],
-)
-@pytest.mark.slow
-def test_a_layer_that_a_net_makes_while_it_trains_is_refused(tmp_path, make, is_refused):
-    if not is_refused:
-        assert short(tmp_path, MadeLate(make), "fedavg").finished
-        return
-    with pytest.raises(fl.ConfigError, match=r"makes the parameter `late.*__init__"):
-        short(tmp_path, MadeLate(make), "fedavg")
-    assert not [*tmp_path.glob("*/*/metrics.csv")]
-
-
-class Sparse(nn.Module):
-    """Words whose embeddings ask for sparse gradients, or not."""
-
-    def __init__(self, sparse):
-        super().__init__()
-        torch.manual_seed(0)
-        self.words = nn.Embedding(20, 6, sparse=sparse)
-        self.fc = nn.Linear(6, 4)
-
-    def forward(self, x):
-        return self.fc(self.words(x.long()).mean(dim=1))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "train"),
-    [("fedavg", {"optimizer": {"name": "adam"}}), ("fedavg", {"clip": 1.0}), ("pfedme", {})],
-)
-def test_sparse_embeddings_train_as_others(tmp_path, method, train):
-    x = np.random.default_rng(0).integers(0, 20, (90, 5))
-    digests = [
-        fl.run(
-            method,
-            model=Sparse(sparse),
-            data=(x, x[:, 0] % 4),
-            partition={"clients": 3},
-            train={"rounds": 1, "local_epochs": 1, **train},
-            engine={"threads": 1, "workers": 1},
-            output={"dir": tmp_path},
-            progress=False,
-        ).summary["weights_digest"]
-        for sparse in (True, False)
-    ]
-    assert digests[0] == digests[1]
