@@ -49,8 +49,16 @@ from flbench.config.schema import (
 from flbench.core.learned import Learned, LearnedPoints, LearnedTable
 from flbench.core.registry import ALGORITHMS
 from flbench.core.rng import Draw, generator, torch_seed, uniform
-from flbench.core.selection import largest, smallest_index
-from flbench.core.tree import nbytes, only, put_, repeat, take, weighted_mean
+from flbench.core.tree import (
+    largest,
+    nbytes,
+    only,
+    put_,
+    repeat,
+    smallest_index,
+    take,
+    weighted_mean,
+)
 from flbench.core.types import (
     Batch,
     Context,

@@ -6,7 +6,7 @@ from math import log
 import torch
 from torch import Tensor
 
-from flbench.core.selection import largest
+from flbench.core.tree import largest
 from flbench.core.types import Context
 from flbench.losses.similarity import NEVER, cosines, masked_mean
 

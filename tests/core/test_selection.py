@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flbench.core.selection import largest, smallest_index
+from flbench.core.tree import largest, smallest_index
 
 
 @pytest.mark.parametrize("count", [1, 3, 8])
