@@ -94,7 +94,7 @@ def test_the_contract_refuses_a_method_whose_defaults_send_personal_leaves(tmp_p
     def everything(self, state, ids):
         return Dispatch(Message(only(state.server, self.program(state).sends)))
 
-    def mean(self, results):
+    def mean(self, results, names=None):
         net = only(results.sent.values, self.setting.net.names("all"))
         return weighted_mean(net, self.weights(results))
 

@@ -4,7 +4,7 @@ import torch
 from flbench.algorithms.dfedalt import Sharpness
 from flbench.client.program import LocalProgram
 from flbench.core.tree import digest
-from flbench.core.types import Batch
+from flbench.core.types import Batch, Context
 from flbench.experiment import rounds
 from flbench.models.base import net_leaves
 from flbench.testing import after
@@ -92,7 +92,9 @@ def test_sharpness_without_a_gradient_stays_where_it_is():
         seen.append(parameters["w"])
         return {"w": torch.zeros(3)}
 
-    found = Sharpness(0.7)(grad, {"w": torch.ones(3)}, batch, {})
+    trained = {"w": torch.ones(3)}
+    context = Context(leaves=trained, start={}, ctx={}, batch=batch, trained=trained)
+    found = Sharpness(0.7)(context, grad)
 
     assert torch.equal(found["w"], torch.zeros(3))
     assert torch.equal(seen[1], torch.ones(3))

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from flbench.algorithms.fedala import has_settled
 from flbench.core.tree import digest
-from flbench.core.types import Samples
+from flbench.core.types import Context, Samples
 from flbench.experiment.rounds import settings_of
 from flbench.models.base import net_leaves
 from flbench.testing import played
@@ -208,15 +208,15 @@ def test_weights_stay_where_global_and_own_model_are_the_same():
 def test_losses_settle_when_the_last_ten_agree():
     """Of equal ones, only more than ten are enough; the last ten of 13 have a deviation of 0.07."""
     losses = torch.tensor([5.0, 3.0, 2.0, *([1.0, 1.14] * 5), *[torch.nan] * 37])
-    asked = {"ala.epochs": torch.tensor(50), "ala.first": torch.tensor(True)}
 
-    ends = [done for done in range(14) if has_settled(losses, torch.tensor(done), asked)]
+    def settled(losses, done, epochs, *, first):
+        ctx = {"ala.epochs": torch.tensor(epochs), "ala.first": torch.tensor(first)}
+        context = Context(leaves={}, start={}, ctx=ctx)
+        return bool(has_settled(context, losses, torch.tensor(done)))
+
+    ends = [done for done in range(14) if settled(losses, done, 50, first=True)]
 
     assert ends == [13]
     flat = torch.ones(50)
-    assert [bool(has_settled(flat, torch.tensor(done), asked)) for done in (10, 11)] == [
-        False,
-        True,
-    ]
-    later = {"ala.epochs": torch.tensor(1), "ala.first": torch.tensor(False)}
-    assert [bool(has_settled(flat, torch.tensor(k), later)) for k in (0, 1)] == [False, True]
+    assert [settled(flat, done, 50, first=True) for done in (10, 11)] == [False, True]
+    assert [settled(flat, done, 1, first=False) for done in (0, 1)] == [False, True]

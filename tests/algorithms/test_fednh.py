@@ -9,7 +9,7 @@ import torch
 from flbench.algorithms.fednh import SMALLEST_SCALE, far_apart, keep_positive
 from flbench.client.program import Phase
 from flbench.core.errors import ConfigError
-from flbench.core.types import Message, Results, State
+from flbench.core.types import Context, Message, Results, State
 from flbench.experiment import rounds
 from flbench.testing import after
 from tests.algorithms.plain import (
@@ -164,9 +164,8 @@ def test_scale_that_would_turn_negative_stays_at_its_least():
     ).results
 
     assert results.sent.values["scale"].tolist() == pytest.approx([SMALLEST_SCALE] * 5)
-    assert float(keep_positive({"scale": torch.tensor(-2.0)}, {})["scale"]) == pytest.approx(
-        SMALLEST_SCALE
-    )
+    context = Context(leaves={}, start={}, ctx={}, trained={"scale": torch.tensor(-2.0)})
+    assert float(keep_positive(context)["scale"]) == pytest.approx(SMALLEST_SCALE)
 
 
 @pytest.mark.slow

@@ -162,9 +162,8 @@ def test_special_neighbours():
 def test_ties_of_lambda_go_to_the_middle():
     def chosen(*best, count=9):
         correct = torch.tensor([5 if step in best else 1 for step in range(11)]).double()
-        return float(
-            best_share({"correct": correct, "count": torch.tensor(count)}, {}, {})["share"]
-        )
+        sums = {"correct": correct, "count": torch.tensor(count)}
+        return float(best_share(Context(leaves={}, start={}, ctx={}), sums)["share"])
 
     assert chosen(0, 1) == 0.1
     assert chosen(4, 6) == 0.4

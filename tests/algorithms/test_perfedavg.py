@@ -6,6 +6,7 @@ import torch
 from flbench.algorithms import Batch
 from flbench.algorithms.perfedavg import MetaGradient
 from flbench.core.errors import ConfigError
+from flbench.core.types import Context
 from flbench.experiment.rounds import settings_of
 from flbench.testing import after
 from flbench.testing.setting import NET
@@ -166,9 +167,13 @@ def test_gradient_of_a_quadratic_loss_is_exact(delta):
 
     for version, power in (("first_order", 1), ("hessian_free", 2)):
         hook = MetaGradient(version, alpha, delta)
-        found = hook(grad, w, batch(6), {})["w"]
+        found = hook(context_of(w, batch(6)), grad)["w"]
         expected = (1 - alpha * a) ** power * grad(w, None)["w"]
         assert torch.allclose(found, expected, rtol=1e-9, atol=0)
+
+
+def context_of(trained, batch):
+    return Context(leaves=trained, start=trained, ctx={}, batch=batch, trained=trained)
 
 
 def test_difference_of_gradients_is_the_product_with_the_hessian():
@@ -189,7 +194,7 @@ def test_difference_of_gradients_is_the_product_with_the_hessian():
     outer = grad({"w": u}, batch(9)._replace(mask=b))["w"]
     hessian = torch.autograd.functional.hessian(lambda v: loss(v, c), w)
 
-    found = MetaGradient("hessian_free", 0.3, 1e-4)(grad, {"w": w}, batch(9), {})["w"]
+    found = MetaGradient("hessian_free", 0.3, 1e-4)(context_of({"w": w}, batch(9)), grad)["w"]
 
     assert torch.allclose(found, outer - 0.3 * hessian @ outer, rtol=0, atol=1e-8)
 

@@ -362,9 +362,9 @@ def fails(self, batch, batch_idx):
     ("module", "keys", "sentence"),
     [
         (Lit, {"method": "fedproto", "head": "body"}, r"PrototypeL2.*`body` does not map.*fl\.run"),
-        (Lit, {"method": "pfedme"}, "computed with the learning rate"),
+        (Lit, {"method": "pfedme"}, "configure_optimizers"),
         (Lit, {"method": "fedrod"}, "cross entropy is of other logits"),
-        (Lit, {"method": "scaffold"}, "control variates are computed from the learning rate"),
+        (Lit, {"method": "scaffold"}, "configure_optimizers"),
         (Lit, {"method": "dfedavgm"}, "it sets the momentum of an optimizer"),
         (Headless, {"method": "fedper"}, "linear layers: body.1, fc"),
         (Headless, {"method": "hfcd"}, "linear layers: body.1, fc"),
