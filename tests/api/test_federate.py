@@ -10,7 +10,7 @@ import yaml
 from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, ReduceLROnPlateau, StepLR
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 import flbench as fl
@@ -152,6 +152,39 @@ def test_one_client_equals_the_trainer_bit_for_bit(tmp_path, kind, clip):
     assert moved == found.keys() - frozen
     for name, leaf in found.items():
         assert torch.equal(leaf, expected[name]), name
+
+
+@pytest.mark.parametrize("part", ["none", "layer", "body", "whole"])
+def test_modules_in_eval_mode_stay_so_as_with_the_trainer(tmp_path, part):
+    def module():
+        net = made(Lit)
+        {"none": nn.Identity(), "layer": batchnorm_of(net), "body": net.body, "whole": net}[
+            part
+        ].eval()
+        return net
+
+    reference = module()
+    loader = DataLoader(TensorDataset(torch.randn(16, 1, 8, 8), torch.arange(16) % 10), 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lightning.Trainer(
+            max_epochs=1,
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        ).fit(reference, loader)
+    counted = int(batchnorm_of(reference).num_batches_tracked)
+    run = short(tmp_path, module())
+    [name] = [name for name in weights(run) if name.endswith("num_batches_tracked")]
+
+    assert (counted > 0) == (part == "none")
+    assert (int(weights(run)[name]) > 0) == (counted > 0)
+
+
+def batchnorm_of(module):
+    return next(one for one in module.modules() if isinstance(one, nn.BatchNorm1d))
 
 
 class Plain(Lit):

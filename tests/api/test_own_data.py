@@ -318,3 +318,11 @@ def test_card_names_the_columns_that_were_left_out(tmp_path):
     whole = fl.Data(frame.drop(columns="id"))
     assert data_hash(given.dataset) == data_hash(whole.dataset) == card["data_hash"]
     assert whole.dataset.dropped == ()
+
+
+def test_rows_of_pandas_belong_together_by_position_where_their_indices_differ():
+    x, y = ROWS[["b"]].iloc[::-1], ROWS["a"].iloc[::-1]
+    expected = fl.Data(x.to_numpy(), y.to_numpy()).dataset
+
+    for labels in (y, y.reset_index(drop=True).set_axis([*"abcd"])):
+        assert data_hash(fl.Data(x, labels).dataset) == data_hash(expected)

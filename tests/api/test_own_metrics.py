@@ -9,14 +9,24 @@ import pytest
 import torch
 from sklearn.metrics import (
     cohen_kappa_score,
+    confusion_matrix,
+    f1_score,
+    matthews_corrcoef,
+    mean_absolute_error,
 )
+from torchmetrics import MeanAbsoluteError
 from torchmetrics.classification import (
+    BinaryF1Score,
+    BinaryMatthewsCorrCoef,
     MulticlassAccuracy,
     MulticlassAUROC,
     MulticlassCohenKappa,
 )
 
 import flbench as fl
+from flbench.config.schema import EvaluationConfig
+from flbench.core.parts import METRICS, offered
+from flbench.experiment import own_metrics
 from flbench.metrics.own import OwnMetric
 from tests.api.own_parts import accuracy, error_rate
 
@@ -147,8 +157,30 @@ def test_what_is_not_a_metric_is_refused_before_a_run(tmp_path, metrics, words):
     assert not list(tmp_path.glob("*/*/metrics.csv"))
 
 
+@pytest.mark.parametrize(
+    ("metric", "reference"),
+    [
+        (BinaryF1Score(), f1_score),
+        (BinaryMatthewsCorrCoef(), matthews_corrcoef),
+        (MulticlassCohenKappa(num_classes=2), cohen_kappa_score),
+        (MeanAbsoluteError(), mean_absolute_error),
+    ],
+)
+def test_a_metric_of_two_classes_has_the_value_of_the_predictions(metric, reference):
+    true, predicted = np.random.default_rng(0).integers(0, 2, (2, 50))
+    confusion = torch.from_numpy(confusion_matrix(true, predicted))
+    with offered({METRICS: {"own": metric}}):
+        [own] = own_metrics.make(EvaluationConfig(metrics={"own": {"source": "object"}}), 2)
+
+    assert own(confusion) == pytest.approx(reference(true, predicted))
+
+
 def with_noise(confusion):
     return float(np.random.default_rng().random())
+
+
+def from_numpy(confusion):
+    return float(np.random.rand())
 
 
 def counted(confusion, calls=[0]):  # noqa: B006

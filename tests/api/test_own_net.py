@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -9,6 +10,7 @@ from torch import nn
 import flbench as fl
 from flbench.config.schema import OwnModelConfig
 from flbench.core.parts import offered
+from flbench.models import own
 from flbench.models.base import build
 from flbench.models.mlp import MlpConfig
 from flbench.models.own import OwnNet
@@ -292,6 +294,36 @@ def test_frozen_parameters_are_not_sent_and_methods_without_work_are_refused(tmp
             short(tmp_path, headless, method)
 
 
+class ScaledByHidden(nn.Module):
+    """A net with a tensor that its state_dict does not have."""
+
+    def __init__(self, scale, *, is_buffer):
+        super().__init__()
+        self.fc = nn.Linear(64, 10)
+        if is_buffer:
+            self.register_buffer("scale", torch.tensor(scale), persistent=False)
+        else:
+            self.scale = np.array(scale) if scale < 0 else torch.tensor(scale)
+
+    def forward(self, x):
+        return self.fc(x.flatten(1)) * self.scale.item()
+
+
+@pytest.mark.slow
+def test_tensors_outside_of_the_state_dict_are_in_the_hash_of_an_object():
+    def hashed(*scale, recorded=None):
+        torch.manual_seed(0)
+        net = ScaledByHidden(*scale[:1], is_buffer=scale[1])
+        with offered({"model": net}):
+            return own.sha256(OwnModelConfig(name="object", sha256=recorded), net)
+
+    kinds = [(2.0, True), (3.0, True), (2.0, False), (3.0, False), (-2.0, False), (-3.0, False)]
+    hashes = {kind: hashed(*kind) for kind in kinds}
+    assert len(set(hashes.values())) == len(kinds)
+    with pytest.raises(fl.ConfigError, match="SHA-256"):
+        hashed(2.0, True, recorded=hashes[3.0, True])
+
+
 class Counted(nn.Module):
     """A net with a buffer of integers."""
 
@@ -341,3 +373,39 @@ def test_batches_of_one_are_left_out_where_the_net_fails_for_them(tmp_path):
     net = nn.Sequential(nn.Flatten(), One(), nn.Linear(64, 10))
     run = short(tmp_path, net, "local", train={"rounds": 1, "batch_size": 7})
     assert any("batch of one sample" in note for note in run.notes)
+
+
+class Sparse(nn.Module):
+    """Words whose embeddings ask for sparse gradients, or not."""
+
+    def __init__(self, sparse):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(20, 6, sparse=sparse)
+        self.fc = nn.Linear(6, 4)
+
+    def forward(self, x):
+        return self.fc(self.words(x.long()).mean(dim=1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "train"),
+    [("fedavg", {"optimizer": {"name": "adam"}}), ("fedavg", {"clip": 1.0}), ("pfedme", {})],
+)
+def test_sparse_embeddings_train_as_others(tmp_path, method, train):
+    x = np.random.default_rng(0).integers(0, 20, (90, 5))
+    digests = [
+        fl.run(
+            method,
+            model=Sparse(sparse),
+            data=(x, x[:, 0] % 4),
+            partition={"clients": 3},
+            train={"rounds": 1, "local_epochs": 1, **train},
+            engine={"threads": 1, "workers": 1},
+            output={"dir": tmp_path},
+            progress=False,
+        ).summary["weights_digest"]
+        for sparse in (True, False)
+    ]
+    assert digests[0] == digests[1]

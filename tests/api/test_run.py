@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import warnings
+from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -116,6 +118,55 @@ def test_process_is_as_before(tmp_path, monkeypatch):
         assert torch.are_deterministic_algorithms_enabled() is deterministic
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def default_dtype():
+    """A script that computes in float64."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    assert torch.get_default_dtype() == torch.float64  # it is that of the script again
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        default_dtype,
+        partial(torch.device, "meta"),
+        torch.no_grad,
+        torch.inference_mode,
+        partial(torch.autocast, "cpu"),
+    ],
+)
+@pytest.mark.slow
+def test_what_the_process_has_set_in_pytorch_does_not_change_a_run(finished, tmp_path, state):
+    with state():
+        run = short(tmp_path)
+    assert run.digest == finished.digest
+
+
+class SetsType(torch.nn.Module):
+    """A net that changes PyTorch's default type."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.fc = torch.nn.Linear(64, classes)
+
+    def forward(self, x):
+        torch.set_default_dtype(torch.float64)
+        return self.fc(x.flatten(1))
+
+
+@pytest.mark.slow
+def test_the_default_type_that_a_net_sets_ends_with_its_call(tmp_path):
+    class Usual(SetsType):
+        def forward(self, x):
+            return self.fc(x.flatten(1))
+
+    first, second = (short(tmp_path, model=kind) for kind in (SetsType, Usual))
+    assert first.digest == second.digest
+    assert torch.get_default_dtype() == torch.float32
 
 
 def test_changes_of_the_process_are_undone():

@@ -468,6 +468,14 @@ def test_a_model_of_all_clients_is_judged_once_and_counts_for_each():
     assert scores.clients["mae"].tolist() == one.clients["mae"].tolist() == [3.0] * 3
 
 
+def test_samples_of_clients_may_be_mixed():
+    scores = TargetScores.empty(3, (OwnMetric("mae", MeanAbsoluteError(), "object"),))
+
+    scores.add_(torch.tensor([2, 0, 2]), torch.zeros(3), torch.tensor([1.0, 5.0, 2.0]))
+
+    assert scores.clients["mae"].nan_to_num(-1).tolist() == [5.0, -1.0, 1.5]
+
+
 @pytest.mark.slow
 def test_outputs_that_are_not_finite_stop_the_run(tmp_path):
     class Overflow(Line):

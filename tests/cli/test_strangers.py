@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import shutil
 import sys
 import tarfile
@@ -222,6 +223,17 @@ def test_reports_are_not_written_through_links(linked, finished, tmp_path, capsy
     assert not list((tmp_path / "private").iterdir())
 
 
+@pytest.mark.slow
+def test_checkpoints_are_not_written_through_links(finished, tmp_path, capsys):
+    (tmp_path / "private").mkdir()
+    path = strangers(finished, tmp_path / "theirs", {}, ended=False)
+    shutil.rmtree(path / "checkpoints")
+    (path / "checkpoints").symlink_to(tmp_path / "private")
+
+    assert main(["run", "--resume", str(path)]) == 2
+    assert str(path / "checkpoints") in capsys.readouterr().err
+
+
 def test_comparisons_and_studies_of_strangers_ask(evil, tmp_path, capsys):
     comparison = tmp_path / "comparison"
     comparison.mkdir()
@@ -308,6 +320,21 @@ def test_a_file_that_the_user_edits_is_allowed_once(own, tmp_path, capsys):
     assert main(command) == 0
 
 
+def test_records_of_others_do_not_count(own, tmp_path, monkeypatch):
+    tree = {"model": {"name": f"{own}:Net"}}
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    Path("config.yaml").touch()
+    trust.record(Path("config.yaml"), tree)
+    trust.check(Path("config.yaml"), tree)
+
+    if os.getuid() == 0:
+        os.chown("config.yaml", 12345, 12345)
+    else:
+        monkeypatch.setattr("os.getuid", lambda: 12345)
+    with pytest.raises(ConfigError):
+        trust.check(Path("config.yaml"), tree)
+
+
 @pytest.mark.parametrize(
     "tree",
     [
@@ -325,6 +352,20 @@ def test_a_file_that_the_user_edits_is_allowed_once(own, tmp_path, capsys):
 def test_code_is_found_wherever_a_file_names_it(tree, own):
     named = json.loads(json.dumps(tree).replace("{own}", own))
     assert len(trust.named_code(named)) == 1
+
+
+def test_code_of_another_place_under_a_known_name_is_asked_about(own, tmp_path, monkeypatch):
+    tree = {"model": {"name": f"{own}:Net"}}
+    file = tmp_path / "config.yaml"
+    file.touch()
+    trust.record(file, tree)
+    trust.check(file, tree)
+
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / f"{own}.py").touch()
+    monkeypatch.chdir(tmp_path / "theirs")
+    with pytest.raises(ConfigError, match="trust=True"):
+        trust.check(file, tree)
 
 
 @pytest.mark.slow

@@ -4,21 +4,23 @@ import json
 import socket
 import sqlite3
 import subprocess
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from flbench.cli import app
-from flbench.comparison.plan import Design
+from flbench.comparison.plan import Design, LabelledLayer
 from flbench.config.schema import TrackingConfig
-from flbench.config.sources import Layer
+from flbench.config.sources import Layer, from_overrides
 from flbench.core.errors import ConfigError, UserError
 from flbench.tracking import mirror, mlflow_errors, mlflow_store, mlflow_ui
 from flbench.tracking.mirror_run import RunMirror
 from flbench.tracking.mlflow_run import MlflowRun, RunIdentity, SentCounts
 from flbench.tracking.mlflow_uploads import Uploads
+from flbench.tuning import prepare
+from flbench.tuning.request import TuneRequest
 from tests.installed import needs
 from tests.support import SMALL, interrupted_run
 
@@ -337,6 +339,46 @@ def test_resumed_run_sends_nothing_to_the_address_of_its_folder(tmp_path, capsys
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("own", "_forked")
+@pytest.mark.parametrize("mlflow", ["auto", "true"])
+def test_resumed_study_sends_nothing_to_the_address_of_its_folder(
+    mlflow, tmp_path, monkeypatch, capsys
+):
+    """Up to its first trial, and after the last one."""
+    monkeypatch.setattr("flbench.workers.ray_resources.cluster", lambda *_: nullcontext())
+    trained = []
+    monkeypatch.setattr("flbench.tuning.run.carry_out", lambda *given, **_: trained.append(given))
+    with foreign_server() as (uri, requests):
+        items = [item for item in SMALL if not item.startswith(("tracking.", "engine."))]
+        items += ["algorithm=fedavg", f"tracking.uri={uri}", f"tracking.mlflow={mlflow}"]
+        layer = from_overrides(items)
+        request = TuneRequest(("fedavg",), trials=1, seeds=0, out=tmp_path)
+        study = prepare.create(prepare.prepare(request, {"fedavg": [layer]}), ["flbench", "tune"])
+        study.close()
+
+        code = app.main(["tune", "--resume", str(study.path)])
+
+        assert not requests()
+    said = capsys.readouterr().err
+    assert uri in said
+    assert "--uri ADDRESS" in said
+    assert (code == 2, len(trained)) == ((False, 1) if mlflow == "auto" else (True, 0))
+
+
+@pytest.mark.usefixtures("own")
+def test_run_sends_no_credentials_to_the_address_of_a_file(tmp_path, capsys):
+    with foreign_server() as (uri, requests):
+        small = [item for item in SMALL if not item.startswith("tracking.")]
+        (tmp_path / "config.yaml").write_text(f"tracking: {{mlflow: true, uri: '{uri}'}}\n")
+
+        code = app.main(["run", *small, "--config", str(tmp_path / "config.yaml")])
+
+        assert not requests()
+    assert code == 2
+    assert uri in capsys.readouterr().err
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("own")
 @pytest.mark.parametrize("is_planted", ["experiment", "run"])
 def test_local_database_does_not_lead_to_a_server(is_planted, tmp_path, uri):
@@ -403,3 +445,43 @@ def test_local_database_of_a_folder_keeps_files_below_itself(planted, tmp_path):
     assert list(private.iterdir()) == [private / "config.yaml"]
     if planted == "experiment":
         assert own_one.experiment("mine")  # whom the user names may keep files anywhere
+
+
+@pytest.mark.parametrize("kind", ["database", "text", "link"])
+def test_sync_changes_no_file_that_is_no_database_of_mlflow(kind, tmp_path, capsys):
+    file = tmp_path / "mine.sqlite"
+    if kind == "text":
+        file.write_text("mine")
+    else:
+        with closing(sqlite3.connect(file)) as database:
+            database.execute("CREATE TABLE mine (a)")
+            database.commit()
+    before = file.read_bytes()
+    named = file
+    if kind == "link":
+        named = tmp_path / "link.sqlite"
+        named.symlink_to(file)
+    folder = folder_that_names("run", f"sqlite:///{named}", tmp_path)
+
+    assert app.main(["sync", str(folder)]) == 2
+    assert str(named) in capsys.readouterr().err
+    assert file.read_bytes() == before
+
+
+@pytest.mark.usefixtures("own")
+def test_resumed_comparison_sends_nothing_to_the_address_of_its_folder(tmp_path, capsys):
+    with foreign_server() as (uri, requests):
+        base = Layer({"tracking": {"uri": uri, "mlflow": True}})
+        layers = {name: Layer({"algorithm": {"name": name}}) for name in ("fedavg", "local")}
+        design = Design(base, tuple(LabelledLayer(name, one) for name, one in layers.items()))
+        path = tmp_path / "comparison"
+        path.mkdir()
+        about = {"format": 1, "id": "a", "created": "", "command": [], "cells": []}
+        (path / "comparison.json").write_text(json.dumps(about | design.tree()))
+
+        code = app.main(["compare", "--resume", str(path)])
+
+        said = capsys.readouterr().err
+        assert code == 2, said
+        assert uri in said
+        assert not requests()
