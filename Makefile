@@ -40,7 +40,9 @@ quick: $(VENV)/installed
 unit: $(VENV)/installed
 	$(BIN)/pytest $(WORKERS) $(LATER) --ignore tests/uses --doctest-modules -m "not full and not docs" tests flbench
 
-# What methods keep, twelve always and eight by the date (FLBENCH_CONTRACT_SEED); with `ATEN_CPU_CAPABILITY=avx2` or `default`, on other kernels of PyTorch.
+# The contract of twelve methods that use all hooks, and of eight that the date draws
+# (FLBENCH_CONTRACT_SEED=20261129 draws those of a day again); with `ATEN_CPU_CAPABILITY=avx2` or
+# `default`, on other kernels of PyTorch.
 contract: $(VENV)/installed
 	$(BIN)/pytest $(WORKERS) -m "not full" tests/algorithms/test_contract.py
 
@@ -57,8 +59,8 @@ test-faults: $(VENV)/installed
 test-servers: $(VENV)/installed
 	$(BIN)/python -m tests.servers
 
-# The site, in site/, after the commands and examples that its pages print. Nothing is downloaded; the variable
-# silences an advertisement of the theme.
+# The site, in site/, after the commands and examples that its pages print. Nothing is downloaded;
+# the variable silences an advertisement of the theme.
 docs: $(VENV)/installed
 	$(BIN)/pytest -n0 -m docs tests/uses tests/test_docs.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -32,11 +32,12 @@ class Mixture:
 
     def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the mixed parameters, and the buffers of the leaves, under the net's names."""
-        alpha = context.leaves[ALPHA]  # []
+        leaves = context.leaves
+        alpha = leaves[ALPHA]  # []
         return {
-            name: alpha * context.leaves[V + name] + (1 - alpha) * context.leaves[name]
+            name: alpha * leaves[V + name] + (1 - alpha) * leaves[name]
             if name in self.parameters
-            else context.leaves[name]
+            else leaves[name]
             for name in self.names
         }
 

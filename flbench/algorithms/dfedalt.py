@@ -93,10 +93,8 @@ class Sharpness:
 
     def __call__(self, context: fl.Context, grad: fl.GradFn) -> fl.Tree:
         """Return the gradient that the optimizer sees."""
-        g = grad(context.trained, context.batch)
+        trained = context.trained
+        g = grad(trained, context.batch)
         norm = torch.stack([value.square().sum() for value in g.values()]).sum().sqrt()
         scale = torch.where(norm > 0, self.rho / norm, 0.0)
-        return grad(
-            {name: context.trained[name] + scale * g[name] for name in context.trained},
-            context.batch,
-        )
+        return grad({name: trained[name] + scale * g[name] for name in trained}, context.batch)

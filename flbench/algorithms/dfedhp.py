@@ -64,8 +64,7 @@ class DFedHP(Gossip):
         private: Literal["head", "linear", "none"] = Field(
             "head",
             description="what stays with the client instead of being generated: the head, all"
-            " linear"
-            " layers (as in the paper), or nothing",
+            " linear layers (as in the paper), or nothing",
         )
         norm_personal: bool = Field(
             False, description="normalization layers stay with the client too, instead of generated"

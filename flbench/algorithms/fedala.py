@@ -176,8 +176,9 @@ class WriteMixed:
 
     def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the leaves that change."""
-        learnt = context.leaves[LEARNT] | differ(context.leaves, self.mixed)
-        return {name: mixed(context.leaves, name) for name in self.mixed} | {LEARNT: learnt}
+        leaves = context.leaves
+        learnt = leaves[LEARNT] | differ(leaves, self.mixed)
+        return {name: mixed(leaves, name) for name in self.mixed} | {LEARNT: learnt}
 
 
 @dataclass(frozen=True)

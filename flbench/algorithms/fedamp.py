@@ -61,16 +61,14 @@ class FedAMP(fl.Algorithm):
         similarity: Literal["distance", "cosine"] = Field(
             "distance",
             description="what the mixtures follow: squared distances of the models (FedAMP), or"
-            " cosines"
-            " (HeurFedAMP, which the paper recommends for deep nets)",
+            " cosines (HeurFedAMP, which the paper recommends for deep nets)",
         )
         share: float = Field(
             0.99,
             ge=0,
             le=1,
-            description="distance: largest total weight of the other clients in a mixture, alpha"
-            " (N -"
-            " 1) / sigma of the paper in the first rounds",
+            description="distance: largest total weight of the other clients in a mixture, alpha (N"
+            " - 1) / sigma of the paper in the first rounds",
         )
         self_weight: float | None = Field(
             None,
@@ -82,8 +80,7 @@ class FedAMP(fl.Algorithm):
             1e-4,
             ge=0,
             description="factor of the pull of a client's model to its mixture, lambda / alpha of"
-            " the"
-            " paper in the first rounds",
+            " the paper in the first rounds",
         )
         start: Literal["cloud", "own"] = Field(
             "cloud",

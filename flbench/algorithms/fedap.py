@@ -227,13 +227,12 @@ class WriteMoments:
 
     def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the leaves of all layers, [channels] each."""
+        ctx = context.ctx
         written: fl.Tree = {}
         for layer in self.layers:
-            count = context.ctx[f"inputs.count.{layer}"].clamp_min(1)
-            mean = context.ctx[f"inputs.sum.{layer}"] / count
-            variance = (context.ctx[f"inputs.squares.{layer}"] / count - mean.square()).clamp_min(
-                0.0
-            )
+            count = ctx[f"inputs.count.{layer}"].clamp_min(1)
+            mean = ctx[f"inputs.sum.{layer}"] / count
+            variance = (ctx[f"inputs.squares.{layer}"] / count - mean.square()).clamp_min(0.0)
             dtype = context.leaves[f"{layer}.weight"].dtype
             written[f"mean.{layer}"] = mean.to(dtype)
             written[f"variance.{layer}"] = variance.to(dtype)

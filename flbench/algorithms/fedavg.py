@@ -23,8 +23,7 @@ class FedAvg(fl.Algorithm):
         finetune_epochs: int = fl.epochs(
             0,
             "fine-tuning of the global model at each client before it is evaluated as `ft`,"
-            " discarded"
-            " afterwards (FedAvg-FT)",
+            " discarded afterwards (FedAvg-FT)",
             ge=0,
         )
 

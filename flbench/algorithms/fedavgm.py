@@ -36,8 +36,7 @@ class FedAvgM(fl.Algorithm):
         nesterov: bool = Field(
             True,
             description="true: Nesterov momentum, as in the paper's experiments; false: the update"
-            " that"
-            " the paper prints",
+            " that the paper prints",
         )
         server_lr: float = Field(1.0, gt=0, description="factor of the step of the server")
 

@@ -32,8 +32,7 @@ class FedBABU(fl.Algorithm):
         evaluated: Literal["ft", "noft"] = Field(
             "ft",
             description="the model that is tuned and reported as `personal`: `ft` with fine-tuning"
-            " (the"
-            " paper's claim), `noft` without; the other one is evaluated beside it",
+            " (the paper's claim), `noft` without; the other one is evaluated beside it",
         )
 
     config: Config

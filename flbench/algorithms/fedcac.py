@@ -61,8 +61,7 @@ class FedCAC(fl.Algorithm):
             1 / 3,
             gt=0,
             description="share of the rounds T after which clients have no partners any more"
-            " (authors:"
-            " 100 of 300 rounds)",
+            " (authors: 100 of 300 rounds)",
         )
 
     config: Config
@@ -186,15 +185,12 @@ class Composed:
 
     def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the leaves with other parameters, without masks and their values."""
+        leaves = context.leaves
         others = {
-            name: value
-            for name, value in context.leaves.items()
-            if not name.startswith((CRITICAL, CUSTOM))
+            name: value for name, value in leaves.items() if not name.startswith((CRITICAL, CUSTOM))
         }
         return others | {
-            name: torch.where(
-                context.leaves[CRITICAL + name], context.leaves[CUSTOM + name], context.leaves[name]
-            )
+            name: torch.where(leaves[CRITICAL + name], leaves[CUSTOM + name], leaves[name])
             for name in self.names
         }
 
@@ -213,15 +209,16 @@ class FindCritical:
 
     def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the masks, as leaves and packed, and the trained values until the reply comes."""
+        leaves = context.leaves
         began = Composed(self.names)(context.with_leaves(context.start))
-        changes = {name: context.leaves[name] - began[name] for name in self.names}
+        changes = {name: leaves[name] - began[name] for name in self.names}
         most = torch.stack([change.abs().amax() for change in changes.values()]).amax()
         still = UNCHANGED * torch.finfo(most.dtype).eps * most
         masks = {
-            name: self._mask(context.leaves[name], torch.where(change.abs() > still, change, 0.0))
+            name: self._mask(leaves[name], torch.where(change.abs() > still, change, 0.0))
             for name, change in changes.items()
         }
-        values = {name: torch.where(masks[name], context.leaves[name], 0.0) for name in self.names}
+        values = {name: torch.where(masks[name], leaves[name], 0.0) for name in self.names}
         bits = {BITS: packed(list(masks.values()))}
         return prefixed(CRITICAL, masks) | prefixed(CUSTOM, values) | bits
 

@@ -100,10 +100,8 @@ class FedCpmd(LayerElection):
             "channels",
             description="how inputs are scaled to [0, 1] in the score: by the smallest and largest"
             " value of each channel at the client (channels), or not at all, for"
-            " data.normalize=unit"
-            " (given); raw: inputs, outputs and labels, which are the numbers of the classes, are"
-            " all"
-            " unscaled",
+            " data.normalize=unit (given); raw: inputs, outputs and labels, which are the numbers"
+            " of the classes, are all unscaled",
         )
         coverage: bool = Field(
             True,
@@ -117,20 +115,18 @@ class FedCpmd(LayerElection):
         phase1_personal: Literal["classifier", "majority", "none"] = Field(
             "classifier",
             description="layer that stays local in phase 1: the classifier, the layer that the"
-            " client"
-            " has voted for most often so far, or none",
+            " client has voted for most often so far, or none",
         )
         ablation: Literal["none", "only_cluster", "only_decouple"] = Field(
             "none",
             description="figure 5: only_cluster averages all layers within clusters, only_decouple"
-            " has"
-            " personal layers without clusters; both with the weights of eq. 5",
+            " has personal layers without clusters; both with the weights of eq. 5",
         )
         paper_evaluation: bool = Field(
             False,
             description="report the statistic of the paper's tables too: the accuracy of each"
-            " round's"
-            " clients before and after local training and after mixing, as a mean over clusters",
+            " round's clients before and after local training and after mixing, as a mean over"
+            " clusters",
         )
 
     config: Config

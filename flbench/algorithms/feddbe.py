@@ -58,8 +58,7 @@ class FedDBE(fl.Algorithm):
             50.0,
             ge=0,
             description="weight of the distance between the mean feature and the common mean; 0:"
-            " there"
-            " is no set-up",
+            " there is no set-up",
         )
         mu: float = Field(
             1.0,

@@ -49,8 +49,7 @@ class FedFomo(fl.Algorithm):
             ge=0,
             le=1,
             description="probability, for each of the M models, that it is a random one instead of"
-            " the"
-            " one that helped the client most",
+            " the one that helped the client most",
         )
         epsilon_decay: float = Field(
             0.05, ge=0, description="decrease of epsilon with each participation of the client"
@@ -254,15 +253,12 @@ class Mix:
 
     def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the mixed leaves, `raw` and `asked`."""
-        count, asked = context.ctx["validation.count"], context.ctx["asked"]
+        leaves, ctx = context.leaves, context.ctx
+        count, asked = ctx["validation.count"], ctx["asked"]
 
         # raw_n = (L_i - L_n) / (||theta_n - theta_i|| + 1e-5)
-        gain = (context.ctx["validation.own"] - context.ctx["validation.sent"]) / count.clamp_min(
-            1
-        )  # [M]
-        away = {
-            n: context.ctx[f"model.{n}"].double() - context.leaves[n].double() for n in self.names
-        }  # [M, ...]
+        gain = (ctx["validation.own"] - ctx["validation.sent"]) / count.clamp_min(1)  # [M]
+        away = {n: ctx[f"model.{n}"].double() - leaves[n].double() for n in self.names}  # [M, ...]
         squares = [away[name].flatten(1).square().sum(dim=1) for name in self.parameters]
         raw = gain / (torch.stack(squares).sum(dim=0).sqrt() + 1e-5)
         # A model whose loss overflows gets weight 0, and does not make the client fail.
@@ -274,14 +270,14 @@ class Mix:
 
         mixed: fl.Tree = {}
         for name in self.names:
-            own = context.leaves[name]
+            own = leaves[name]
             if own.is_floating_point():
                 step = torch.tensordot(weights, away[name], dims=1)  # [M], [M, ...] -> [...]
                 mixed[name] = (own.double() + step).to(own.dtype)
             else:  # BatchNorm's counter: the largest of the models with a positive weight
                 helps = (weights > 0).reshape(-1, *(1,) * own.dim())
-                sent = torch.where(helps, context.ctx[f"model.{name}"], own)
+                sent = torch.where(helps, ctx[f"model.{name}"], own)
                 mixed[name] = torch.maximum(own, sent.amax(dim=0))
 
-        dtype = context.leaves[self.parameters[0]].dtype
+        dtype = leaves[self.parameters[0]].dtype
         return mixed | {"raw": raw.to(dtype), "asked": asked}

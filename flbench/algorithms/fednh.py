@@ -51,8 +51,7 @@ class FedNH(fl.Algorithm):
             1.0,
             ge=SMALLEST_SCALE,
             description="initial factor s of the cosines (authors' code: 1 for the CNN; for"
-            " ResNet-18"
-            " 20, or 30 with learn_scale=false)",
+            " ResNet-18 20, or 30 with learn_scale=false)",
         )
         learn_scale: bool = Field(
             True, description="true: clients train the factor s; false: it is constant"

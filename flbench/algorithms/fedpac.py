@@ -258,14 +258,13 @@ def summary(context: fl.Context, sums: fl.Tree) -> fl.Tree:
 
 def write_summary(context: fl.Context) -> fl.Tree:
     """Write the leaves `h` [C, D], in the type of the weights, and `v` [] float64."""
-    return {
-        "h": context.ctx["before.h"].to(context.ctx["global.prototypes"].dtype),
-        "v": context.ctx["before.v"],
-    }
+    ctx = context.ctx
+    return {"h": ctx["before.h"].to(ctx["global.prototypes"].dtype), "v": ctx["before.v"]}
 
 
 def write_prototypes(context: fl.Context) -> fl.Tree:
     """Write the class means of the trained body into the leaves `prototypes.LEAVES`."""
-    counts = context.ctx["classes.counts"]
-    means = context.ctx["classes.sums"] / counts.clamp_min(1.0)[:, None]
-    return prototypes.upload(means.to(context.ctx["global.prototypes"].dtype), counts)
+    ctx = context.ctx
+    counts = ctx["classes.counts"]
+    means = ctx["classes.sums"] / counts.clamp_min(1.0)[:, None]
+    return prototypes.upload(means.to(ctx["global.prototypes"].dtype), counts)

@@ -114,20 +114,15 @@ class FedPc(fl.Algorithm):
         pull: Pull = Field(
             "per_sample_mse",
             description="distance L_p to the group's prototypes: mean square over samples and"
-            " features"
-            " (per_sample_mse); Euclidean distance of class means, summed over the classes of the"
-            " batch"
-            " (class_mean, eq. 3 to the letter); their mean square (mse); mean Euclidean distance"
-            " of"
-            " the samples of each class (per_sample); or with repulsion from other classes (repel,"
-            " the"
-            " paper's text)",
+            " features (per_sample_mse); Euclidean distance of class means, summed over the classes"
+            " of the batch (class_mean, eq. 3 to the letter); their mean square (mse); mean"
+            " Euclidean distance of the samples of each class (per_sample); or with repulsion from"
+            " other classes (repel, the paper's text)",
         )
         gm: GlobalHead = Field(
             "init_head",
             description="head of the global model: the seeded one, the mean of the clients' heads,"
-            " the"
-            " nearest prototype, or no global model",
+            " the nearest prototype, or no global model",
         )
 
     config: Config

@@ -26,8 +26,7 @@ class FedPer(fl.Algorithm):
             None,
             ge=0,
             description="number of layers at the net's end that clients keep; layers without"
-            " parameters"
-            " do not count (default: the head)",
+            " parameters do not count (default: the head)",
             json_schema_extra={"unit": "layers"},
         )
         finetune_epochs: int = fl.epochs(

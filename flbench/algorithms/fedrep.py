@@ -26,8 +26,7 @@ class FedRep(FedPer):
         head_epochs: int | None = fl.epochs(
             None,
             "training of the head in a round (default: train.local_epochs - 1, or all of them if"
-            " the"
-            " body is frozen)",
+            " the body is frozen)",
         )
         finetune_epochs: int = fl.epochs(
             0,

@@ -60,8 +60,7 @@ class FedTGP(fl.Algorithm):
             None,
             ge=0,
             description="learning rate of the server's training (default: train.optimizer.lr,"
-            " without"
-            " its schedule)",
+            " without its schedule)",
         )
 
     config: Config

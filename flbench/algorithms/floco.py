@@ -245,12 +245,11 @@ class HeadAtPoint:
 
     def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the leaves with another weight of the head."""
-        endpoints = (
-            context.leaves[ENDPOINTS] if ENDPOINTS in context.leaves else context.ctx[ENDPOINTS]
-        )
-        point = context.ctx.get(POINT, torch.full_like(endpoints[:, 0, 0], 1 / len(endpoints)))
+        leaves, ctx = context.leaves, context.ctx
+        endpoints = leaves[ENDPOINTS] if ENDPOINTS in leaves else ctx[ENDPOINTS]
+        point = ctx.get(POINT, torch.full_like(endpoints[:, 0, 0], 1 / len(endpoints)))
         weight = torch.einsum("m,mcd->cd", point, endpoints)
-        return {name: context.leaves[name] for name in self.names} | {self.head.weight: weight}
+        return {name: leaves[name] for name in self.names} | {self.head.weight: weight}
 
 
 @dataclass(frozen=True)
@@ -269,11 +268,12 @@ class PersonalAtPoint:
 
     def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the leaves of the net."""
-        own = self.own(context) | {ENDPOINTS: context.leaves[V + ENDPOINTS]}
+        leaves = context.leaves
+        own = self.own(context) | {ENDPOINTS: leaves[V + ENDPOINTS]}
         here = self.at_point(context.with_leaves(own))
         no_point = {name: value for name, value in context.ctx.items() if name != POINT}
-        others = self.at_point(context.with_leaves(context.leaves, no_point))
-        took_part = context.leaves[PARTICIPATED]
+        others = self.at_point(context.with_leaves(leaves, no_point))
+        took_part = leaves[PARTICIPATED]
         return {name: torch.where(took_part, here[name], value) for name, value in others.items()}
 
 

@@ -126,8 +126,7 @@ class Hfcd(fl.Algorithm):
         distillation: Literal["semantic", "ordinary"] = Field(
             "semantic",
             description="teacher of L_KD: global class similarities, or the softmax of the cosines"
-            " of a"
-            " sample with the global prototypes (A+B in table 2)",
+            " of a sample with the global prototypes (A+B in table 2)",
         )
 
     config: Config
@@ -299,9 +298,10 @@ def write_similarity(context: fl.Context) -> fl.Tree:
     Returns:
         `similarity` [C, C], and `pairs` [C, C] bool.
     """
-    held = context.leaves["held"]
+    leaves = context.leaves
+    held = leaves["held"]
     pairs = (held[:, None] & held[None, :]).triu(1)  # [C, C]
-    cosine = cosines(context.leaves["prototypes"], context.leaves["prototypes"])
+    cosine = cosines(leaves["prototypes"], leaves["prototypes"])
     return {"similarity": torch.where(pairs, cosine, 0.0), "pairs": pairs}
 
 

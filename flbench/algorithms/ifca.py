@@ -179,12 +179,9 @@ class Choose:
 
     def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the leaves of the model and `choice` [] int32."""
-        losses = torch.stack(
-            [context.ctx[f"model{j}.loss"] for j in range(self.clusters)]
-        )  # [clusters]
+        ctx, dtype = context.ctx, context.info.lr.dtype
+        losses = torch.stack([ctx[f"model{j}.loss"] for j in range(self.clusters)])  # [clusters]
         # A model whose loss overflows is chosen by no client.
-        best = fl.smallest_index(
-            torch.where(losses.isfinite(), losses, torch.inf), context.info.lr.dtype
-        )
-        chosen = {name: context.ctx[f"model.{name}"][best] for name in self.names}
+        best = fl.smallest_index(torch.where(losses.isfinite(), losses, torch.inf), dtype)
+        chosen = {name: ctx[f"model.{name}"][best] for name in self.names}
         return chosen | {"choice": best.to(torch.int32)}

@@ -39,9 +39,8 @@ class LGFedAvg(fl.Algorithm):
             None,
             ge=0,
             description="number of layers at the net's end that are averaged; a normalization"
-            " belongs"
-            " to the layer before it, and layers without parameters do not count (default: the"
-            " head)",
+            " belongs to the layer before it, and layers without parameters do not count (default:"
+            " the head)",
             json_schema_extra={"unit": "layers"},
         )
         warmup: float = Field(

@@ -39,8 +39,7 @@ class Moon(fl.Algorithm):
             5.0,
             ge=0,
             description="factor of the contrastive term (the paper: 5 on CIFAR-10, 1 on CIFAR-100"
-            " and"
-            " Tiny-ImageNet; tune 0.001 to 10)",
+            " and Tiny-ImageNet; tune 0.001 to 10)",
         )
         tau: float = Field(0.5, gt=0, description="temperature of the contrastive term")
 

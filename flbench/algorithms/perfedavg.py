@@ -121,17 +121,18 @@ class MetaGradient:
 
     def __call__(self, context: fl.Context, grad: fl.GradFn) -> fl.Tree:
         """Return g', or g' - alpha h with the Hessian."""
+        trained = context.trained
         count = 2 if self.version == "first_order" else 3
         inner, outer, *rest = (part(context.batch, k, count) for k in range(count))
 
-        first = grad(context.trained, inner)
-        g = grad({n: w - self.alpha * first[n] for n, w in context.trained.items()}, outer)  # at u
+        first = grad(trained, inner)
+        g = grad({n: w - self.alpha * first[n] for n, w in trained.items()}, outer)  # at u
         if self.version == "first_order":
             return g
 
         delta = self.delta
-        plus = grad({n: w + delta * g[n] for n, w in context.trained.items()}, rest[0])
-        minus = grad({n: w - delta * g[n] for n, w in context.trained.items()}, rest[0])
+        plus = grad({n: w + delta * g[n] for n, w in trained.items()}, rest[0])
+        minus = grad({n: w - delta * g[n] for n, w in trained.items()}, rest[0])
         return {n: v - self.alpha * (plus[n] - minus[n]) / (2 * delta) for n, v in g.items()}
 
 

@@ -75,8 +75,7 @@ class PFedFDA(fl.Algorithm):
             gt=0,
             lt=1,
             description="weight of a multiple of the identity in the covariance of a classifier,"
-            " and"
-            " added to class shares",
+            " and added to class shares",
         )
 
     config: Config
@@ -426,10 +425,11 @@ class CommonHead:
 
     def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the leaves with another head; all classes have equal shares."""
-        classes = len(context.ctx[MU])
-        shares = torch.full_like(context.ctx[MU][:, 0].double(), 1 / classes)
-        others = {name: value for name, value in context.leaves.items() if name != BETA}
-        return others | written(self.head, context.leaves, received(context.ctx), shares, self.eps)
+        leaves, ctx = context.leaves, context.ctx
+        classes = len(ctx[MU])
+        shares = torch.full_like(ctx[MU][:, 0].double(), 1 / classes)
+        others = {name: value for name, value in leaves.items() if name != BETA}
+        return others | written(self.head, leaves, received(ctx), shares, self.eps)
 
 
 def written(

@@ -88,10 +88,8 @@ class PFedHN(fl.Algorithm):
             None,
             ge=0,
             description="learning rate of the hypernetwork (paper: 0.01 for one client in a round,"
-            " and"
-            " 0.05 with personal heads; default: 0.01 times the number of clients in a round, at"
-            " most"
-            " 0.1)",
+            " and 0.05 with personal heads; default: 0.01 times the number of clients in a round,"
+            " at most 0.1)",
         )
         server_momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the server's SGD")
         server_weight_decay: float = Field(
@@ -425,10 +423,11 @@ class FitEmbedding:
 
     def __call__(self, context: fl.Context) -> fl.Tree:
         """Return the embedding and its momentum after a step."""
-        v, buffer = context.leaves[JOIN + "v"], context.leaves[JOIN + "momentum"]
+        leaves = context.leaves
+        v, buffer = leaves[JOIN + "v"], leaves[JOIN + "momentum"]
         found = torch.func.vjp(lambda row: self.h(context.ctx, row), v)
         theta, product = found[0], found[1]
-        (g,) = product({name: value - context.leaves[name] for name, value in theta.items()})
+        (g,) = product({name: value - leaves[name] for name, value in theta.items()})
         if self.sgd.clip is not None:
             g = g * (self.sgd.clip / (g.norm() + 1e-6)).clamp_max(1.0)
         v, buffer = self.sgd.moved(v, buffer, g)

@@ -132,8 +132,9 @@ class Envelope:
 
     def __call__(self, context: fl.Context, grad: fl.GradFn) -> fl.Tree:
         """Return the gradients of w and theta; `factor` in ctx is that of `train.schedule`."""
+        trained = context.trained
         c, o, factor = self.config, self.optimizer, context.ctx["factor"]
-        first = theta = {name: context.trained[THETA + name] for name in self.names}
+        first = theta = {name: trained[THETA + name] for name in self.names}
 
         # theta <- theta - personal_lr (grad CE + decay theta + lam (theta - w)), K times
         for _ in range(c.inner_steps):
@@ -142,12 +143,12 @@ class Envelope:
             bound = 1.0 if self.clip is None else (self.clip / (norm + 1e-6)).clamp_max(1.0)
             moved: fl.Tree = {}
             for n, v in theta.items():
-                slope = bound * g[n] + o.weight_decay * v + c.lam * (v - context.trained[n])
+                slope = bound * g[n] + o.weight_decay * v + c.lam * (v - trained[n])
                 moved[n] = v - factor * c.personal_lr * slope
             theta = moved
 
         # w <- w - eta lam (w - theta); the schedule scales the phase's learning rate of 1.
-        pulled = {n: o.lr * c.lam * (context.trained[n] - v) for n, v in theta.items()}
+        pulled = {n: o.lr * c.lam * (trained[n] - v) for n, v in theta.items()}
         return pulled | {THETA + n: (first[n] - v) / factor for n, v in theta.items()}
 
 

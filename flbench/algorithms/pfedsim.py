@@ -41,8 +41,7 @@ class PFedSim(fl.Algorithm):
         classes: Literal["all", "union"] = Field(
             "all",
             description="rows of the classifiers that are compared: all, or those of classes of"
-            " which"
-            " one of the two clients has training samples",
+            " which one of the two clients has training samples",
         )
         evaluated: Literal["mixture", "stored"] = Field(
             "mixture",

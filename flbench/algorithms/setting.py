@@ -14,7 +14,8 @@ from flbench.config.schema import TrainConfig
 from flbench.models.base import NetSpec
 
 MOST_PAIRED: Final = 20_000
-"""Largest number of clients of whose pairs methods store numbers: 1.6 GB of float32 for one."""
+"""Largest number of clients for whose pairs methods store numbers, which take 3.2 GB of memory for
+each matrix of float64."""
 
 
 @dataclass(frozen=True)

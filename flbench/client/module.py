@@ -85,9 +85,8 @@ class ClientModule(LightningModule):
             leaves: Other values of the leaves; None takes those of the client.
         """
         if self.phase.weights is not None:
-            return self.phase.weights(
-                self.context(leaves=self.leaves if leaves is None else leaves)
-            )
+            here = self.leaves if leaves is None else leaves
+            return self.phase.weights(self.context(leaves=here))
         if leaves is None:
             return None
         own = (*self.net.named_parameters(), *self.net.named_buffers())

@@ -249,8 +249,9 @@ class Bound:
 def bind(function: Callable[..., Any], *arguments: Any) -> Bound:
     """Return a function whose last arguments are fixed, to be a callable of a local program.
 
-    In contrast to a closure it can be sent to other processes, and in contrast to
-    `functools.partial` programs of two rounds that have it are equal.
+    In contrast to a closure it can be sent to other processes. Two of them with equal functions and
+    arguments are equal, which two `functools.partial` are not, so that engines can tell that the
+    programs of two rounds are the same.
 
     >>> def scaled(context, factor):
     ...     return {name: factor * value for name, value in context.leaves.items()}

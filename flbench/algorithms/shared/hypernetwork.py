@@ -84,13 +84,12 @@ class Hypernetwork:
         Args:
             context: Its leaves have `z` and `hyper.*`; the generated leaves give shapes.
         """
-        hidden = linear(
-            context.leaves["z"], context.leaves["hyper.in.weight"], context.leaves["hyper.in.bias"]
-        ).relu()
-        out = linear(hidden, context.leaves["hyper.out.weight"], context.leaves["hyper.out.bias"])
+        leaves = context.leaves
+        hidden = linear(leaves["z"], leaves["hyper.in.weight"], leaves["hyper.in.bias"]).relu()
+        out = linear(hidden, leaves["hyper.out.weight"], leaves["hyper.out.bias"])
 
         # Chunk after chunk fills tensor after tensor: [chunks, chunk] -> [scalars] -> shapes.
-        shapes = [context.leaves[name].shape for name, _ in self.tensors]
+        shapes = [leaves[name].shape for name, _ in self.tensors]
         sizes = [prod(shape) for shape in shapes]
         pieces = torch.split(out.flatten()[: sum(sizes)], sizes)
 
@@ -100,7 +99,7 @@ class Hypernetwork:
             scale = sqrt(2 / fan_in) if kind == "weight" else SMALL
             offset = 1.0 if kind == "gain" else 0.0
             weights[name] = scale * piece.reshape(shape) + offset
-        return weights | {name: context.leaves[name] for name in self.others}
+        return weights | {name: leaves[name] for name in self.others}
 
     def rows(self, scalars: int) -> int:
         """Return the number of chunks, the rows of z, for a number of generated scalars."""

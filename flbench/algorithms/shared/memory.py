@@ -78,12 +78,9 @@ class LastModel:
 
     def __call__(self, context: Context) -> Tree:
         """Return the remembered leaves, without the prefix."""
+        leaves = context.leaves
         return {
-            name: torch.where(
-                context.leaves[PARTICIPATED],
-                context.leaves[self.prefix + name],
-                context.leaves[name],
-            )
+            name: torch.where(leaves[PARTICIPATED], leaves[self.prefix + name], leaves[name])
             for name in self.names
         }
 
