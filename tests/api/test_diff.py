@@ -72,3 +72,26 @@ def test_command_prints_tables_json_and_errors(finished_run, other, capsys, tmp_
     (tmp_path / "study.json").touch()
     assert app.main(["diff", str(finished_run), str(tmp_path)]) == 2
     assert "is a study. Name one of the run folders" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "name"),
+    [
+        ("partition.json", "data", "samples"),
+        ("summary.json", "partition_hash", "partition"),
+    ],
+)
+def test_other_samples_are_no_equal_configuration(finished_run, tmp_path, capsys, file, key, name):
+    path = tmp_path / "colleague"
+    shutil.copytree(finished_run, path)
+    content = json.loads((path / file).read_text())
+    (path / file).write_text(json.dumps(content | {key: "f" * 64}))
+
+    found = fl.diff(finished_run, path)
+
+    assert found.configuration["key"].tolist() == [name]
+    assert found.configuration["second"].tolist()[0].startswith("ffffff")
+    assert not any("same configuration" in sentence for sentence in found.warnings)
+    assert any(name in sentence and "not comparable" in sentence for sentence in found.warnings)
+    assert app.main(["diff", str(finished_run), str(path)]) == 0
+    assert "configurations are equal" not in capsys.readouterr().out

@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch.loggers import CSVLogger
+from safetensors.torch import load_file
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -16,6 +17,7 @@ from torchmetrics.classification import MulticlassAccuracy
 import flbench as fl
 from flbench.tracking.mirror_run import describe
 from flbench.tracking.mlflow_names import parameters
+from flbench.tuning.free_keys import default_of
 
 pytestmark = pytest.mark.slow
 
@@ -340,6 +342,13 @@ def test_exported_module_predicts_without_lightning(tmp_path, random_run):
     torch.testing.assert_close(torch.export.load(file).module()(x), run.predict(x, client=1))
 
 
+def test_auto_leaves_the_vectorized_engine_out(tmp_path):
+    run = short(tmp_path, made(Lit), engine="auto")
+
+    assert run.config.engine.name == "sequential"
+    assert any(note.startswith("engine: sequential") for note in run.summary["notes"])
+
+
 # Modules that cannot be trained, and why
 
 
@@ -512,6 +521,27 @@ def test_hyper_parameters_are_those_of_the_module(saved_run):
         assert float(found["module.hyperparameters.width"]) == 6
 
 
+def test_deployed_module_has_the_requires_grad_of_the_user(saved_run):
+    module = saved_run[0].model(client=1).net.module
+
+    frozen = {name for name, one in module.named_parameters() if not one.requires_grad}
+    assert frozen == {"fc.bias"}
+
+
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch.export.load
+def test_recurrent_module_is_exported_as_a_graph(tmp_path, saved_run):
+    run, _, _ = saved_run
+    x = torch.randint(0, 17, (5, 8, 8), dtype=torch.uint8)
+    file = run.export(tmp_path / "module.pt2", client=1)
+
+    model = torch.export.load(file).module()
+    torch.testing.assert_close(model(x), run.predict(x, client=1))
+    weights_file = run.export(tmp_path / "module.safetensors", client=1)
+    assert set(load_file(weights_file)) == {f"module.{name}" for name in weights(run)} - {
+        "module._extra_state"
+    }
+
+
 def test_resumed_run_knows_the_loss_of_its_last_round(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         short(tmp_path, Plain, rounds=2, callbacks=Rounds(stop=1), **EACH)
@@ -541,6 +571,16 @@ def test_the_mean_over_the_steps_is_logged_and_other_reductions_are_refused(tmp_
         short(tmp_path, made(changed("training_step", largest)))
 
 
+def test_advice_on_divergence_is_about_the_module(tmp_path):
+    module = made(
+        changed("configure_optimizers", lambda self: torch.optim.SGD(self.parameters(), 1e308))
+    )
+    for keys in ({"on_divergence": "stop"}, {}):
+        with pytest.raises(fl.RunError, match="learning rate") as error:
+            short(tmp_path, module, train=keys)
+        assert "train.optimizer" not in str(error.value)
+
+
 def test_a_study_searches_arguments_of_the_module(tmp_path):
     """The default trial has the default of the argument."""
     file = tmp_path / "space.yaml"
@@ -549,3 +589,10 @@ def test_a_study_searches_arguments_of_the_module(tmp_path):
     file.write_text("method: fedavg\nspace:\n  model.args.depth: {int: [2, 8]}\n")
     with pytest.raises(fl.ConfigError, match=r"no argument `depth`.*width"):
         fl.tune(["fedavg"], **keys)
+
+
+@pytest.mark.parametrize(("path", "found"), [("model.args.width", 12), ("model.args", None)])
+def test_default_of_an_argument(path, found):
+    tree = {"model": {"name": "tests.api.test_federate:Lit", "lightning": True, "args": None}}
+
+    assert default_of(tree, path, "fedavg") == found

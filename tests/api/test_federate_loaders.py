@@ -9,7 +9,9 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     Dataset,
+    RandomSampler,
     SubsetRandomSampler,
+    WeightedRandomSampler,
 )
 
 import flbench as fl
@@ -176,6 +178,15 @@ def test_validation_parts_are_the_samples_of_val_dataloader(tmp_path):
     assert any("val_dataloader" in note for note in run.notes)
 
 
+def test_loaders_of_validation_parts_must_fit_the_train_part():
+    for names in ("ac", "a"):
+        with pytest.raises(fl.DataError, match="val_dataloader"):
+            fl.Data(Validated("pair", names))
+    single = type("Single", (Validated,), {"val_dataloader": lambda self: loaders("pair")[0]})
+    with pytest.raises(fl.DataError, match="val_dataloader"):
+        fl.Data(single("pair"))
+
+
 class Untold(Items):
     def __getitem__(self, k):
         return {"first": self.x[k], "second": self.y[k]}
@@ -200,6 +211,21 @@ def test_what_cannot_be_read_is_an_error(data, words):
     with pytest.raises(fl.DataError) as error:
         fl.Data(data)
     assert [word for word in words if word not in str(error.value)] == [], str(error.value)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"sampler": WeightedRandomSampler(torch.arange(1.0, 41.0), 180)},
+        {"sampler": WeightedRandomSampler(torch.arange(1.0, 41.0), 40, replacement=False)},
+        {"sampler": RandomSampler(range(40), replacement=True)},
+        {"batch_sampler": BatchSampler(WeightedRandomSampler(torch.ones(40), 180), 8, False)},
+        {"batch_sampler": [[0, 1], [1, 2]]},
+    ],
+)
+def test_a_sampler_that_weights_or_repeats_samples_is_refused(keys):
+    with pytest.raises(fl.DataError, match=r"^here.*several times"):
+        read(DataLoader(Items(40, "pair"), **keys), "here")
 
 
 @pytest.mark.parametrize(
@@ -233,6 +259,28 @@ class Weighted(Lit):
             batch if self.form == "triple" else map(batch.get, ("image", "label", "weight"))
         )
         return nn.functional.cross_entropy(self.call(self, x, y, more), y)
+
+
+class Named(Weighted):
+    def forward(self, image, weight=None):
+        return super().forward(image, weight)
+
+
+@pytest.mark.parametrize(
+    ("kind", "form", "call"),
+    [
+        (Weighted, "triple", lambda net, x, y, more: net(x, more)),
+        (Weighted, "dict", lambda net, x, y, more: net(x, mask=more > 0)),
+        (Weighted, "dict", lambda net, x, y, more: net.forward(x, more[:, None].expand(-1, 6))),
+        (Named, "dict", lambda net, x, y, more: Weighted.forward(net, x, more)),
+    ],
+)
+def test_a_module_that_is_evaluated_without_what_it_is_trained_with_is_refused(
+    tmp_path, kind, form, call
+):
+    with pytest.raises(fl.ConfigError, match=r"\.forward gets further values.*samples alone"):
+        trained(tmp_path, loaders(form), form, module=kind(form, call))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

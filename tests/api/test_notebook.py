@@ -10,6 +10,8 @@ import pytest
 from nbclient import NotebookClient
 
 import flbench as fl
+from flbench.api import notebook, progress
+from flbench.config.schema import Config
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "python.md"
 
@@ -128,6 +130,41 @@ def test_guide_runs(tmp_path, monkeypatch, capsys):
     assert len(names["table"]) == 1
     assert names["partition"].hash == names["run"].partition.hash
     assert (tmp_path / "curves.png").stat().st_size
+
+
+def test_bar_shows_progress_and_escapes_notes(monkeypatch):
+    from IPython import display as ipython
+
+    pages = []
+
+    class Handle:
+        def update(self, page):
+            pages.append(page.data)
+
+    def display(page, *, display_id):
+        pages.append(page.data)
+        return Handle()
+
+    monkeypatch.setattr(ipython, "display", display)
+
+    class View:
+        round, rounds, loss, config = 2, 4, 0.5, Config()
+
+    with notebook.display("fedavg on <b>") as bar:
+        bar.on_note("a <script>")
+        bar.on_run_start(View)
+        View.round = 3
+        bar.on_round_end(View, {})
+        bar.on_evaluation_end(View, {"validation/personal/accuracy": 0.25})
+        bar.on_round_end(View, {})
+
+    assert "starting" in pages[0]
+    assert "fedavg on &lt;b&gt;" in pages[0]
+    assert "a &lt;script&gt;" in pages[1]
+    assert 'value="2" max="4"' in pages[2]
+    assert "round 3 of 4, validation accuracy 0.2500, loss 0.5000" in pages[-1]
+    assert not progress.is_notebook()
+    assert not any("<script>" in page for page in pages)
 
 
 def test_names_of_the_guide_exist():

@@ -10,8 +10,11 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import flbench as fl
 from flbench.cli.app import main
-from flbench.data import npz_files, table_files
+from flbench.config.schema import DataConfig
+from flbench.core.parts import offered
+from flbench.data import npz_files, sources, table_files
 from flbench.data.archive import Archive
+from flbench.data.labels import notes_on_names
 from flbench.data.partition_files import data_hash
 from tests.api import own_parts
 from tests.api.own_parts import arrays
@@ -320,9 +323,52 @@ def test_card_names_the_columns_that_were_left_out(tmp_path):
     assert whole.dataset.dropped == ()
 
 
+def test_columns_with_numbers_as_names():
+    data = fl.Data(FRAME, label=2, client=0).dataset
+
+    assert (data.columns, data.classes) == (("1",), ("0", "1", "2"))
+    assert data.group_names == ("a", "b")
+    named = FRAME.rename(columns=str)
+    assert data_hash(fl.Data(named, label="2", client="0").dataset) == data_hash(data)
+    by_rule = fl.Data(FRAME, label="2 > 0", client=0).dataset
+    assert by_rule.y.tolist() == [0, 1, 1, 1, 1, 0, 1, 0, 0, 1, 1, 1]
+
+
 def test_rows_of_pandas_belong_together_by_position_where_their_indices_differ():
     x, y = ROWS[["b"]].iloc[::-1], ROWS["a"].iloc[::-1]
     expected = fl.Data(x.to_numpy(), y.to_numpy()).dataset
 
     for labels in (y, y.reset_index(drop=True).set_axis([*"abcd"])):
         assert data_hash(fl.Data(x, labels).dataset) == data_hash(expected)
+
+
+@pytest.mark.parametrize(("one", "other"), [("x", "x "), ("\u00fc", "u\u0308")])
+def test_a_note_names_clients_and_classes_that_look_the_same(one, other):
+    data = fl.Data(X[:6], ["a", "b"] * 3, clients=[one, other, "z"] * 2)
+    with offered({"data": data}):
+        notes = sources.load(DataConfig(source="object")).notes
+    assert any("look the same" in note and ascii(other) in note for note in notes)
+    assert any("0 and 1" in note for note in notes_on_names([one, other], "class"))
+
+
+def test_tensors_that_require_gradients_and_unmasked_arrays_are_plain_arrays():
+    rows = [torch.tensor([k / 7, 1.0 - k], requires_grad=True) for k in range(6)]
+    expected = fl.Data(torch.stack(rows).detach().numpy(), [0, 1] * 3).dataset
+
+    for x in (rows, torch.stack(rows), Pairs([(row, k % 2) for k, row in enumerate(rows)])):
+        found = fl.Data(x) if isinstance(x, Pairs) else fl.Data(x, [0, 1] * 3)
+        assert data_hash(found.dataset) == data_hash(expected)
+    masked = np.ma.masked_less(X, 0)
+    assert data_hash(fl.Data(masked, Y).dataset) == data_hash(fl.Data(X, Y).dataset)
+
+
+@pytest.mark.slow
+def test_run_of_data_with_a_long_name_and_labels_from_one(tmp_path):
+    data = fl.Data(X, Y % 2 + 1, name="ä" * 120)
+
+    run = short(tmp_path, data, model="logistic")
+
+    assert len(run.path.parent.name.encode()) < 150
+    assert run.config.data.name == "ä" * 120
+    assert run.partition.classes == ("1", "2")
+    assert run.digest == short(tmp_path, fl.Data(X, Y % 2), model="logistic").digest

@@ -14,8 +14,11 @@ from sklearn.metrics import (
     matthews_corrcoef,
     mean_absolute_error,
 )
-from torchmetrics import MeanAbsoluteError
+from torchmetrics import AUROC, MeanAbsoluteError
 from torchmetrics.classification import (
+    BinaryAUROC,
+    BinaryAveragePrecision,
+    BinaryCalibrationError,
     BinaryF1Score,
     BinaryMatthewsCorrCoef,
     MulticlassAccuracy,
@@ -157,6 +160,23 @@ def test_what_is_not_a_metric_is_refused_before_a_run(tmp_path, metrics, words):
     assert not list(tmp_path.glob("*/*/metrics.csv"))
 
 
+NEED_SCORES = [
+    BinaryAUROC(),
+    AUROC(task="binary"),
+    BinaryF1Score(threshold=0.3),
+    BinaryAveragePrecision(),
+    BinaryCalibrationError(),
+]
+
+
+@pytest.mark.parametrize("metric", NEED_SCORES)
+def test_a_metric_that_needs_scores_is_refused_for_two_classes(metric):
+    """Of predicted classes, the AUROC of good scores is that of a single threshold."""
+    refused = pytest.raises(fl.ConfigError, match=r"`evaluation\.metrics\.own`.*scores")
+    with offered({METRICS: {"own": metric}}), refused:
+        own_metrics.make(EvaluationConfig(metrics={"own": {"source": "object"}}), 2)
+
+
 @pytest.mark.parametrize(
     ("metric", "reference"),
     [
@@ -206,6 +226,11 @@ def test_a_metric_that_depends_on_more_than_the_matrix_is_refused(tmp_path, metr
     with pytest.raises(fl.ConfigError, match=f"`evaluation.metrics.own`.*{word}"):
         short(tmp_path / "out", {"own": metric})
     assert not (tmp_path / "out").exists()
+
+
+def test_a_metric_that_draws_from_a_global_generator_has_one_value():
+    metric = OwnMetric("own", from_numpy, "object")
+    assert metric(torch.eye(2)) == metric(torch.eye(2))
 
 
 def test_a_matrix_without_samples_has_no_value():

@@ -1,6 +1,7 @@
 """Nets of the user's own as objects, and by import path."""
 
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -69,6 +70,16 @@ def test_import_path_equals_class_and_resumes(tmp_path):
     assert wide.digest != by_path.digest
     with pytest.raises(fl.ConfigError, match="SHA-256 of the source"):
         short(tmp_path, {"name": path, "sha256": "0" * 64})
+
+
+def test_arguments_can_be_lists():
+    def perceptron(shape, classes, widths):
+        sizes = [shape[1] * shape[2], *widths, classes]
+        layers = [nn.Linear(*pair) for pair in pairwise(sizes)]
+        return nn.Sequential(nn.Flatten(), *layers)
+
+    net = made(perceptron, args={"widths": [8, 4]})
+    assert [len(leaf) for leaf in net.parameters() if leaf.ndim == 2] == [8, 4, 10]
 
 
 @pytest.mark.slow
@@ -223,6 +234,18 @@ def test_what_copies_of_a_net_would_not_have_is_refused(change, words):
         assert all(word in str(error.value) for word in words)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda net: net.features.register_forward_hook(net.times),
+        lambda net: net.features.register_forward_hook(lambda layer, x, out: out * net.width),
+        lambda net: setattr(net, "act", lambda out: out.relu()),
+    ],
+)
+def test_hooks_that_copies_of_a_net_have_are_accepted(change):
+    assert made(Scaled((1, 8, 8), 10, change))
+
+
 def test_wrong_head_is_refused():
     with pytest.raises(fl.ConfigError, match="has no submodule `top`"):
         made(Two, head="top")
@@ -294,6 +317,27 @@ def test_frozen_parameters_are_not_sent_and_methods_without_work_are_refused(tmp
             short(tmp_path, headless, method)
 
 
+class Teacher(nn.Module):
+    """A frozen layer that follows another one in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.teacher = nn.Linear(64, 8), nn.Linear(64, 8).requires_grad_(False)
+        self.fc = nn.Linear(8, 10)
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                self.teacher.weight.lerp_(self.body.weight, 0.1)
+        return self.fc((self.body(x.flatten(1)) + self.teacher(x.flatten(1))).relu())
+
+
+def test_frozen_parameters_that_the_code_changes_are_refused(tmp_path):
+    with pytest.raises(fl.ConfigError, match="register_buffer"):
+        short(tmp_path, Teacher(), "fedavg")
+    assert not [*tmp_path.glob("*/*/metrics.csv")]
+
+
 class ScaledByHidden(nn.Module):
     """A net with a tensor that its state_dict does not have."""
 
@@ -349,6 +393,15 @@ def test_inputs_of_a_net_with_a_buffer_of_integers_are_not_rounded(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_note_says_that_parameters_are_cast(tmp_path):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).half()
+    [note] = [one for one in short(tmp_path, net, "fedavg").notes if "float16" in one]
+
+    assert "2 of 2" in note
+    assert "`engine.precision`" in note
+
+
+@pytest.mark.slow
 def test_batchnorm_without_running_statistics(tmp_path):
     def net():
         layers = [nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, track_running_stats=False), nn.Flatten()]
@@ -373,6 +426,47 @@ def test_batches_of_one_are_left_out_where_the_net_fails_for_them(tmp_path):
     net = nn.Sequential(nn.Flatten(), One(), nn.Linear(64, 10))
     run = short(tmp_path, net, "local", train={"rounds": 1, "batch_size": 7})
     assert any("batch of one sample" in note for note in run.notes)
+
+
+def test_pretrained_weights_as_an_argument_name_the_way_that_works():
+    model = {"name": "torchvision.models:resnet18", "args": {"weights": "DEFAULT"}}
+    config = OwnModelConfig(**model)
+    with pytest.raises(fl.ConfigError, match=r"the key `model\.weights=DEFAULT` instead"):
+        build(config, (1, 8, 8), 10, seed=0)
+
+
+class MadeLate(nn.Module):
+    """A net that makes a part of itself at its first call."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.fc, self.make = nn.Linear(64, 10), make
+
+    def forward(self, x):
+        if not hasattr(self, "late"):
+            self.late = self.make()
+        x = x.flatten(1)
+        return self.fc(self.late(x) if callable(self.late) else x * self.late)
+
+
+@pytest.mark.parametrize(
+    ("make", "is_refused"),
+    [
+        (lambda: nn.Linear(64, 64), True),
+        (lambda: nn.Sequential(nn.ReLU(), nn.Linear(64, 64)), True),
+        (lambda: nn.Parameter(torch.ones(64)), True),
+        (lambda: nn.ReLU(), False),
+        (lambda: torch.ones(64), False),
+    ],
+)
+@pytest.mark.slow
+def test_a_layer_that_a_net_makes_while_it_trains_is_refused(tmp_path, make, is_refused):
+    if not is_refused:
+        assert short(tmp_path, MadeLate(make), "fedavg").finished
+        return
+    with pytest.raises(fl.ConfigError, match=r"makes the parameter `late.*__init__"):
+        short(tmp_path, MadeLate(make), "fedavg")
+    assert not [*tmp_path.glob("*/*/metrics.csv")]
 
 
 class Sparse(nn.Module):

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 import flbench as fl
+from flbench.config.resolve import resolve
 from flbench.config.schema import Config
+from flbench.config.sources import from_overrides
 from tests.api import own_parts
 
 SCHEME = "tests.api.own_parts:every_kth"
@@ -99,6 +101,21 @@ def test_a_scheme_draws_from_its_generator_or_a_global_one():
     assert hashes[0] == hashes[1]
 
 
+def test_functions_that_cannot_be_called_are_refused():
+    with pytest.raises(fl.ConfigError, match=r"shiftt.* Did you mean `shift`"):
+        dealt(SCHEME, args={"shiftt": 1})
+    with pytest.raises(fl.ConfigError, match="labels, number of clients"):
+        dealt(lambda y: [y])
+    with pytest.raises(fl.ConfigError, match="raised OSError: the disk is away"):
+        dealt(own_parts.failing_scheme)
+    with pytest.raises(fl.ConfigError, match="has no name `every_kt`"):
+        dealt(SCHEME[:-1])
+    with pytest.raises(fl.ConfigError, match="SHA-256 of the source of"):
+        fl.partition("digits", {"scheme": SCHEME, "sha256": "0" * 64, **SMALL})
+    with pytest.raises(fl.ConfigError, match=r"`partition\.scheme` must"):
+        fl.partition("digits", "my_scheme")
+
+
 @pytest.mark.slow
 def test_resume_asks_for_the_object_and_refuses_another(tmp_path):
     def object_scheme(y, clients, rng):
@@ -119,6 +136,23 @@ def test_resume_asks_for_the_object_and_refuses_another(tmp_path):
     assert fl.resume(path, progress=False, partition=object_scheme).digest == by_path.digest
     with pytest.raises(fl.ConfigError, match=r"`partition` is an object, but .* did not begin"):
         fl.resume(by_path.path, progress=False, partition=object_scheme)
+
+
+def test_arguments_can_be_lists_of_plain_values():
+    def cut(y, clients, rng, sizes):
+        rows = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+        sizes.clear()
+        return rows
+
+    found = dealt(cut, args={"sizes": [20, 30, 10]})
+    assert found.sizes[["train", "validation", "test"]].sum(axis=1).tolist() == [20, 30, 10]
+    assert found.config["args"] == {"sizes": [20, 30, 10]}
+
+    in_words = [f"partition.scheme={SCHEME}", "partition.args.sizes=[20, 30, 10]"]
+    config, _ = resolve([from_overrides(in_words)])
+    assert config.partition.args == {"sizes": [20, 30, 10]}
+    with pytest.raises(fl.ConfigError, match=r"partition\.args\.sizes"):
+        dealt(cut, args={"sizes": [[20], [30, 10]]})
 
 
 def test_hash_of_a_configuration_has_the_new_keys_only_if_they_are_set():

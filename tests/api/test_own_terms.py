@@ -75,6 +75,11 @@ def test_resume_asks_for_the_function_and_refuses_another(tmp_path):
         fl.resume(short(tmp_path).path, train={"terms": [without_path()]})
 
 
+def test_two_functions_of_one_name_are_refused(tmp_path):
+    with pytest.raises(fl.ConfigError, match="two functions that are called `confidence`"):
+        short(tmp_path, without_path(), without_path(2.0))
+
+
 def test_function_without_a_path_travels_to_worker_processes():
     term = OwnTerm("object:confidence", without_path(), (("size", 2.0),), 0.5)
 

@@ -5,9 +5,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 import warnings
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial
+from typing import get_args
 
 import numpy as np
 import pandas as pd
@@ -15,10 +19,11 @@ import pytest
 import torch
 
 import flbench as fl
-from flbench.api import running
+from flbench.api import partitions, running
 from flbench.calls import process
 from flbench.cli.app import main
 from flbench.config.resolve import resolve
+from flbench.config.schema import PartitionConfig, SchemeName
 from flbench.results import reading, tables
 from tests.support import Interrupting
 
@@ -198,6 +203,39 @@ def test_changes_of_the_process_are_undone():
     assert warnings.showwarning is show
 
 
+def test_the_end_of_the_process_waits_for_threads_that_have_trained(tmp_path, monkeypatch):
+    """Not for those that still work, and once for each thread."""
+    waits, numbers = [], []
+    monkeypatch.setattr(process.atexit, "register", lambda *call: waits.append(call))
+    monkeypatch.setattr(process, "_waited_for", set())
+    monkeypatch.setattr(process, "THREADS", tmp_path)
+    working = threading.Event()
+
+    def train():
+        for _ in range(2):
+            with process.preserved():
+                numbers.append(threading.get_native_id())
+        working.wait()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    while len(numbers) < 2:
+        time.sleep(0.001)
+    file = tmp_path / str(numbers[0])  # a thread that the system lists
+    file.touch()
+    [(wait, *given)] = waits
+    assert given == numbers[:1]
+
+    begin = time.monotonic()
+    wait(*given)
+    assert time.monotonic() - begin < process.LAST_SECONDS
+    working.set()
+    thread.join()
+    threading.Timer(0.05, file.unlink).start()
+    wait(*given)
+    assert not file.exists()
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
@@ -286,6 +324,14 @@ def test_sections_can_be_given_by_dicts_names_objects_and_a_file(tmp_path):
     assert optimizer == {"name": "adam"}  # the user's dict is not changed
 
 
+def test_every_scheme_and_key_of_a_partition_has_an_object():
+    kinds = {kind.scheme: kind for kind in partitions._Scheme.__subclasses__()}
+    keys = {field.name for kind in kinds.values() for field in fields(kind)} - {"function"}
+
+    assert kinds.keys() == {*get_args(SchemeName), "object"}
+    assert keys | {"scheme", "sha256"} == PartitionConfig.model_fields.keys()
+
+
 @pytest.mark.slow
 def test_tables_have_the_documented_types(finished):
     written = reading.read(finished.path)
@@ -356,6 +402,38 @@ def test_the_best_client_is_chosen_by_validation_and_not_by_test(copied):
 
 
 @pytest.mark.slow
+def test_folders_without_validation_metrics_of_clients_are_read_as_before(copied, capsys):
+    table = pd.read_csv(copied / "clients.csv")
+    table = table[[name for name in table if not name.startswith("validation_")]]
+    table.to_csv(copied / "clients.csv", index=False)
+    run = fl.load(copied)
+
+    assert len(run.clients) == 8
+    assert run.plot.clients().axes[0].get_ylabel() == "accuracy"
+    assert run.trained(client=1).card["metrics"]["accuracy"] == table["accuracy"][1]
+    assert fl.resume(copied, progress=False).digest == run.digest
+    assert main(["show", str(copied)]) == 0
+    with pytest.raises(fl.UserError, match="no validation scores of its clients"):
+        run.best_client()
+
+
+@pytest.mark.slow
+def test_names_of_classes_are_text_as_written(copied):
+    table = (copied / "per_class.csv").read_text().replace("last,0,0,", "last,0,NA,")
+    (copied / "per_class.csv").write_text(table.replace("last,1,1,", "last,1,'=1+1,"))
+
+    assert fl.load(copied).per_class["name"].tolist()[:2] == ["NA", "=1+1"]
+
+
+@pytest.mark.slow
+def test_damaged_table_is_named(copied):
+    (copied / "clients.csv").write_text("moment,client\nlast,x\n")
+
+    with pytest.raises(fl.DataError, match=r"clients\.csv is damaged .*no column train_size"):
+        fl.load(copied).clients  # noqa: B018
+
+
+@pytest.mark.slow
 def test_unfinished_run_has_empty_tables_with_the_same_types(copied):
     for name in ("summary.json", "per_class.csv", "clients.csv", "confusion.csv"):
         (copied / name).unlink()
@@ -399,6 +477,29 @@ def test_interrupt_saves_and_resume_continues_exactly(tmp_path, monkeypatch):
     assert fl.resume(path, progress=False).digest == whole.digest  # nothing is left to do
     with pytest.raises(fl.ConfigError, match=r"`train.rounds` was 4 when"):
         fl.resume(path, train={"rounds": 5})
+
+
+@pytest.mark.slow
+def test_progress_is_shown_or_silenced(tmp_path, capfd):
+    short(tmp_path, progress=True)
+    shown = capfd.readouterr()
+    assert "round 2/2" in shown.err
+    assert not shown.out
+
+    short(tmp_path, progress=False)
+    silent = capfd.readouterr()
+    assert silent.err == silent.out == ""
+
+
+@pytest.mark.slow
+def test_load_names_the_cure(finished, tmp_path):
+    with pytest.raises(fl.UserError, match="does not exist"):
+        fl.load(tmp_path / "nothing")
+    with pytest.raises(fl.UserError, match="is not the folder of a run"):
+        fl.load(tmp_path)
+    above = finished.path.parent
+    with pytest.raises(fl.UserError, match=r"fl\.runs\('"):
+        fl.load(above)
 
 
 @pytest.mark.slow
@@ -488,6 +589,18 @@ def test_pictures_are_figures_outside_pyplot(finished):
     assert drawn.sum() == pytest.approx(rows["true"].nunique())  # each row sums to one
     with pytest.raises(fl.UserError, match="`metric` must be one of"):
         plots.clients("nothing")
+
+
+@pytest.mark.slow
+def test_representations_escape_names(copied):
+    text = (copied / "partition.json").read_text()
+    (copied / "partition.json").write_text(text.replace('"digits"', '"<b>digits</b>"'))
+
+    shown = fl.load(copied).partition._repr_html_()
+    assert "<b>" not in shown
+    assert "&lt;b&gt;digits" in shown
+    assert "4 clients" in repr(fl.load(copied).partition)
+    assert "fedavg on digits" in fl.load(copied)._repr_html_()
 
 
 class Counting(fl.Callback):

@@ -1,5 +1,6 @@
 import json
 import os
+import pickle
 
 import pytest
 from torch import nn
@@ -103,6 +104,30 @@ def test_pictures_show_the_numbers_of_the_study(path):
         study.plot.parallel("fedagv")
 
 
+def test_importance_is_drawn_for_enough_trials(tmp_path):
+    study = handmade.begin(tmp_path / "study", "hfcd")
+    for index in range(9):
+        params = handmade.DEFAULTS | {"algorithm.groups": 2 + index % 7}
+        handmade.trial(study, "hfcd", index, 0.5 + 0.01 * (index % 7), params=params)
+
+    drawn = fl.load(study).plot.importance().axes[0]
+
+    assert [tick.get_text() for tick in drawn.get_yticklabels()] == ["algorithm.groups"]
+    assert drawn.patches[0].get_width() == 1.0
+
+
+@pytest.mark.slow
+def test_representations_escape_what_users_wrote(path):
+    study = fl.load(path)
+    shown = study._repr_html_()
+
+    assert "<memory>" not in shown
+    assert "out of &lt;memory&gt;" in shown
+    assert "8 of 8 trials, 9 final trainings" in repr(study)
+    assert any("out of <memory>" in note for note in study.notes)
+    assert pickle.loads(pickle.dumps(study)).path == study.path
+
+
 def test_study_without_trials(tmp_path):
     study = fl.load(handmade.begin(tmp_path / "study", "hfcd"))
 
@@ -146,6 +171,33 @@ def test_each_method_gets_its_own_keys():
 
     assert trees[0]["algorithm"] == {"agg_weights": "uniform", "name": "fedavg"}
     assert trees[1]["algorithm"] == {"mu": 0.5, "agg_weights": "uniform", "name": "fedprox"}
+
+
+@pytest.mark.slow
+def test_resume_of_a_study_names_what_can_change(path):
+    with pytest.raises(fl.ConfigError, match="Only concurrent, gpus_per_trial, retries, address"):
+        fl.resume(path, trials=5)
+
+
+def test_cards_of_methods():
+    table, card = fl.methods(), fl.method("fedproto")
+
+    assert table["name"].tolist() == sorted(table["name"])
+    assert table.set_index("name").loc["fedproto", "title"] == card.paper["title"]
+    assert card.deployments == ("personal", "proto_own", "head")
+    keys = card.keys.set_index("key")
+    config, _ = resolve(arguments.layers("run", None, {"algorithm": "fedproto"}))
+    for key, default in keys["default"].items():
+        assert getattr(config.algorithm, key) == default
+    assert keys.loc["agg_weights", "range"] == "samples | uniform"
+    assert set(card.space["key"]) <= {f"algorithm.{key}" for key in keys.index} | {
+        "train.optimizer.lr"
+    }
+    assert "fedproto" in repr(card)
+    assert "<script" not in card._repr_html_()
+    assert "Search space" in card._repr_html_()
+    with pytest.raises(fl.ConfigError, match="Did you mean `fedproto`"):
+        fl.method("fedprot0")
 
 
 @pytest.mark.slow

@@ -355,6 +355,17 @@ def test_early_stopping_watches_the_metric(tmp_path):
     assert "mae has not improved" in run.summary["stopped"]["reason"]
 
 
+@pytest.mark.slow
+def test_scheme_of_ones_own_gets_the_targets(tmp_path):
+    def by_size(y, clients, rng):
+        return np.array_split(np.argsort(y[:, 0]), clients)
+
+    run = federated(tmp_path, partition=fl.Scheme(by_size, clients=4), train={**TRAIN, "rounds": 1})
+    with np.load(run.path / "partition.npz") as saved:
+        first, last = (Y[saved["index"][saved["client"] == k], 0] for k in (0, 3))
+    assert first.max() < last.min()
+
+
 def error_by_hand(confusion):
     return 0.0
 
@@ -438,6 +449,23 @@ def test_what_cannot_be_had_is_refused(tmp_path, keys, error, sentence):
         federated(tmp_path, **keys)
 
 
+def test_other_nets_and_studies_and_comparisons_are_refused(tmp_path):
+    keys = {"data": fl.Data(X, Y), "partition": FOUR, "output": {"dir": tmp_path}}
+    with pytest.raises(fl.ConfigError, match="the targets of the data are not classes"):
+        fl.run("fedavg", progress=False, **keys)
+    model = {"name": "tests.api.test_targets:Line", "lightning": True}
+    metrics = {"metrics": {"mae": MeanAbsoluteError}}
+    space = tmp_path / "space.yaml"
+    space.write_text("method: fedavg\nspace:\n  train.local_epochs: {choice: [1, 2]}\n")
+    with pytest.raises(fl.ConfigError, match="a study looks for the largest value"):
+        fl.tune(["fedavg"], trials=2, space=space, model=model, evaluation=metrics, **keys)
+    with pytest.raises(fl.ConfigError, match="a comparison is made by accuracies"):
+        fl.compare(["fedavg", "ditto"], seeds=1, model=model, evaluation=metrics, **keys)
+    with pytest.raises(fl.ConfigError, match=r"`evaluation\.best` is for targets"):
+        fl.run("fedavg", evaluation={"best": {"mode": "max"}}, output={"dir": tmp_path})
+    assert not [*tmp_path.glob("**/metrics.csv")]
+
+
 @pytest.mark.slow
 def test_metric_without_a_direction_needs_the_users(tmp_path):
     class Silent(MeanAbsoluteError):  # noqa: N818
@@ -455,6 +483,15 @@ def test_metric_without_a_direction_needs_the_users(tmp_path):
     assert run.summary["last"]["test"]["mae_worst10"] == pytest.approx(last.max())
 
 
+def test_metric_that_is_infinite_names_the_model(tmp_path):
+    class Endless(MeanAbsoluteError):  # noqa: N818
+        def compute(self):
+            return super().compute() * torch.inf
+
+    with pytest.raises(fl.ConfigError, match=r"evaluation\.metrics\.mae` is infinite for the unt"):
+        federated(tmp_path, metrics={"mae": Endless()})
+
+
 def test_a_model_of_all_clients_is_judged_once_and_counts_for_each():
     scores = TargetScores.empty(3, (OwnMetric("mae", MeanAbsoluteError(), "object"),))
     one = TargetScores.empty(3, (OwnMetric("mae", MeanAbsoluteError(), "object"),))
@@ -466,6 +503,14 @@ def test_a_model_of_all_clients_is_judged_once_and_counts_for_each():
 
     assert scores.pooled() == one.pooled() == {"mae": 3.0, "mae_mean": 3.0, "mae_worst10": 3.0}
     assert scores.clients["mae"].tolist() == one.clients["mae"].tolist() == [3.0] * 3
+
+
+def test_errors_have_the_names_of_clients():
+    metrics = (OwnMetric("mae", MeanAbsoluteError(), "object"),)
+    scores = TargetScores.empty(2, metrics, lambda k: f"{k} ({['north', 'south'][k]})")
+
+    with pytest.raises(fl.RunError, match=r"the model of client 1 \(south\)"):
+        scores.add_(torch.tensor([1]), torch.zeros(1), torch.tensor([torch.inf]))
 
 
 def test_samples_of_clients_may_be_mixed():
@@ -487,6 +532,16 @@ def test_outputs_that_are_not_finite_stop_the_run(tmp_path):
 
     with pytest.raises(fl.RunError, match="returns outputs that are not finite"):
         federated(tmp_path, module=Overflow)
+
+
+@pytest.mark.slow
+def test_table_of_runs_has_the_metrics(regression, capsys):
+    from flbench.cli.show import show
+
+    show([regression.path], picture=None, as_json=False)
+    printed = capsys.readouterr().out
+    assert "mse_worst10" in printed.replace("\n", "")
+    assert "accuracy" not in printed
 
 
 def test_partition_of_targets_is_described():

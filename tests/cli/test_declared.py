@@ -1,5 +1,7 @@
 """Options of commands and arguments of functions of `fl` that mean the same are declared once."""
 
+import dataclasses
+import re
 from inspect import signature
 from typing import Any
 
@@ -9,6 +11,7 @@ import typer
 import flbench as fl
 from flbench.cli import app
 from flbench.cli.declared import arguments, for_command
+from flbench.comparison.plan import Design
 from flbench.config.schema import Config
 from flbench.core.errors import ConfigError
 from flbench.tuning.request import TuneRequest, check
@@ -27,6 +30,12 @@ WORDS = {"algorithm", "methods", "method", "runs", "path", "file"}
 """Arguments that the command line takes as words, and the file that it has a name for."""
 PYTHON_ONLY = {"self", "progress", "callbacks", "logger", "trust"}
 """`trust` is `--run-code`, which is there for folders too."""
+DEFAULTS = {
+    fl.tune: {one.name: one.default for one in dataclasses.fields(TuneRequest)},
+    fl.compare: {one.name: one.default for one in dataclasses.fields(Design)}
+    | {"out": "comparisons"},
+}
+"""Defaults of arguments that are None if they are not given."""
 
 
 def options(command: str) -> dict[str, Any]:
@@ -53,6 +62,20 @@ def test_an_option_is_the_argument_of_the_function(command: str, function: Any) 
         assert argument.about
         assert (option.default or None) == (argument.default or None)
         assert name in real
+
+
+@pytest.mark.parametrize("function", DEFAULTS)
+def test_a_default_in_a_description_is_that_of_the_code(function: Any) -> None:
+    named = 0
+    for name, one in arguments(f"{function.__module__}:{function.__qualname__}").items():
+        if name in Config.model_fields:
+            continue
+        texts = re.findall(r"\(default `?([\w]+)`?[;)]", one.about)
+        texts += re.findall(r"\(?`(\w+)`[, (]+default\)", one.about)
+        for text in texts:
+            assert text == str(DEFAULTS[function][name]), name
+            named += 1
+    assert named >= 3
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,13 @@ def test_nothing_is_prepared_if_the_command_line_says_that_no_worker_is_needed(
     assert capsys.readouterr()
 
 
+@pytest.mark.parametrize("value", [1, 1.0, "1"])
+def test_a_value_that_equals_one_needs_no_worker(happened, value):
+    early_workers.prepare({"engine.workers": value})
+
+    assert happened == []
+
+
 def test_workers_are_prepared_before_files_are_read(happened, tmp_path, capsys):
     config = tmp_path / "config.yaml"
     config.write_text("engine: {workers: auto}\n")

@@ -69,6 +69,14 @@ def test_short_forms_are_their_keys(printed):
         assert by_key["origins"][key] == "command line"
 
 
+def test_help_lists_every_short_form_with_its_key(flbench):
+    out = " ".join(flbench("run", "--help")[1].replace("│", " ").split())
+
+    for name, alias in ALIASES.items():
+        assert f"--{name} " in out
+        assert f"Sets {alias.key}:" in out
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -186,6 +194,19 @@ def test_wrong_command_says_what_to_type(flbench, command):
     assert not out
     assert error.startswith("error: ")
     assert WRONG[command] in error
+
+
+@pytest.mark.parametrize(
+    ("file", "command"),
+    [("config.yaml", "run"), ("study.json", "tune"), ("comparison.json", "compare")],
+)
+def test_folder_in_the_place_of_a_method_says_how_to_resume(flbench, tmp_path, file, command):
+    (tmp_path / "mine(1)").mkdir()
+    (tmp_path / "mine(1)" / file).touch()
+
+    _, _, error = flbench("run", "mine(1)")
+
+    assert f"flbench {command} --resume 'mine(1)' continues it." in error
 
 
 def test_completion_knows_the_names_without_importing_their_modules():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flbench.cli import app
+from flbench.cli import app, console
 from flbench.cli import mlflow as mlflow_command
 from flbench.tracking.mlflow_run import SentCounts
 
@@ -110,3 +110,9 @@ def test_sync_prints_counts(trained, monkeypatch):
 
     entry = {"path": path, "uri": "sqlite:///x.db", "sent": vars(sent), "error": None}
     assert document("sync", path) == [entry]
+
+
+def test_numbers_that_json_does_not_have_are_null(capsys):
+    console.json({"a": [float("nan"), float("inf"), 1.5]})
+
+    assert json.loads(capsys.readouterr().out) == {"a": [None, None, 1.5]}

@@ -47,6 +47,25 @@ def test_export_prints_how_to_load_the_file(flbench, tmp_path, finished_run):
     assert json.loads(out)["client"] == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "neither of --client and --global"),
+        (("--client", "1", "--global"), "both of --client and --global"),
+        (("--client", "5"), "no client `5`. Its clients are 0 to 4"),
+        (("--client", "north"), "no client `north`"),
+        (("--client", "1", "--format", "onxx"), "Did you mean `onnx`"),
+        (("--client", "1", "--out", "model.bin"), "no format of the suffix"),
+        (("--client", "1", "--checkpoint", "bset"), "Did you mean `best`"),
+        (("--client", "1", "--deployment", "ft"), "has no model `ft`"),
+    ],
+)
+def test_wrong_options_are_explained(flbench, finished_run, arguments, words):
+    code, out, err = flbench("export", finished_run, *arguments)
+    assert (code, out) == (2, "")
+    assert words in " ".join(err.split())
+
+
 def test_a_folder_that_is_not_a_run(flbench, tmp_path):
     code, _, err = flbench("export", tmp_path / "nothing", "--client", 1)
     assert code == 2

@@ -107,6 +107,28 @@ def test_installed_package_is_found_by_its_name(inside, tmp_path, monkeypatch, c
     assert "there is a method of this name" in capsys.readouterr().err
 
 
+def test_readme_has_commands_and_files_that_exist(package):
+    text = (package / "README.md").read_text("utf-8")
+
+    for path in re.findall(r"`([\w/]+\.(?:py|yaml|toml))`", text):
+        assert (package / path).is_file() or (package / "flbench_my_idea" / path).is_file(), path
+    for command in re.findall(r"^\$ flbench (.*)$", text, re.MULTILINE):
+        name, *arguments = command.split()
+        assert name in ("run", "compare", "tune", "algos")
+        assert arguments[0] in (SOURCE, "my_idea")
+    assert "$name" not in text
+    assert "$Name" not in text
+
+
+def test_json_names_what_was_written(here, capsys):
+    assert app.main(["new-method", "idea", "--folder", "a b/c", "--json"]) == 0
+
+    said = json.loads(capsys.readouterr().out)
+    assert said["source"] == "flbench_idea/idea.py:Idea"
+    written = [path for path in Path(said["folder"]).rglob("*") if path.is_file()]
+    assert sorted(said["files"]) == sorted(str(path.relative_to("a b/c")) for path in written)
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -144,3 +166,15 @@ def test_nothing_is_overwritten(here, capsys):
     Path("repository", ".git").mkdir(parents=True)
     assert app.main(["new-method", "idea", "--folder", "repository"]) == 0
     assert Path("repository", "README.md").is_file()
+
+
+def test_disk_that_is_full_leaves_nothing(here, monkeypatch):
+    def full(self, *arguments, **options):
+        if self.name == "README.md":
+            raise OSError(28, "No space left on device", str(self))
+        return open(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", full)
+
+    assert app.main(["new-method", "idea"]) == 1
+    assert list(here.iterdir()) == []

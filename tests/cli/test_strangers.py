@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import shutil
 import sys
 import tarfile
@@ -16,6 +17,7 @@ import yaml
 import flbench as fl
 from flbench.cli.app import main
 from flbench.config import trust
+from flbench.core import parts
 from flbench.core.errors import ConfigError
 from flbench.core.text import is_printable
 from flbench.testing import run
@@ -320,6 +322,46 @@ def test_a_file_that_the_user_edits_is_allowed_once(own, tmp_path, capsys):
     assert main(command) == 0
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "subprocess:run",
+        "os:system",
+        "builtins:exec",
+    ],
+)
+def test_the_standard_library_has_no_parts(path, own, capsys):
+    """Also for a user who has named it himself."""
+    for key in ("model.name", "partition.scheme", "data.source", "train.terms"):
+        value = f"[{{name: '{path}'}}]" if key == "train.terms" else path
+        assert main(["run", f"{key}={value}", "train.rounds=1"]) == 2, key
+        assert "your own" in capsys.readouterr().err, key
+
+
+@pytest.mark.parametrize(
+    "method", [{"name": "evil", "source": "object:Evil"}, "object:Evil", "object.py:Evil"]
+)
+@pytest.mark.parametrize("options", [[], ["--run-code"]])
+def test_the_word_for_parts_without_a_path_is_no_module(method, options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("object.py").write_text(EVIL)
+    Path("theirs.yaml").write_text(yaml.safe_dump({"algorithm": method}))
+
+    assert main(["run", *options, "--config", "theirs.yaml"]) == 2
+    assert not Path("imported").exists()
+    assert "object" not in sys.modules
+
+
+def test_others_cannot_see_the_state_folder(own, tmp_path, monkeypatch):
+    state = tmp_path / "state"
+    (state / "flbench").mkdir(parents=True, mode=0o755)
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
+    trust.record(tmp_path, {"model": {"name": f"{own}:Net"}})
+
+    assert (state / "flbench").stat().st_mode & 0o777 == 0o700
+    assert trust.list_file().is_relative_to(state / "flbench")
+
+
 def test_records_of_others_do_not_count(own, tmp_path, monkeypatch):
     tree = {"model": {"name": f"{own}:Net"}}
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -354,6 +396,38 @@ def test_code_is_found_wherever_a_file_names_it(tree, own):
     assert len(trust.named_code(named)) == 1
 
 
+def test_other_texts_are_no_code(own):
+    texts = ["object:f", "no_such_module:f", f"{own}", "http://localhost:80", "12:30", f"a {own}:f"]
+    assert trust.named_code({"model": {"args": texts}}) == {}
+
+
+@pytest.mark.parametrize("name", ["choice", "fixed"])
+@pytest.mark.slow
+def test_a_metric_with_the_name_of_a_word_of_search_spaces_is_asked_about(
+    name, evil, finished, tmp_path, capsys
+):
+    metrics = {"evaluation": {"metrics": {name: f"{evil}:load"}}}
+    path = strangers(finished, tmp_path / "theirs", metrics)
+
+    for command in (["run", "--dry-run", "--config"], ["data", "--config"]):
+        assert main([*command, str(path / "config.yaml")]) == 2
+        assert "--run-code" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", ["{own}.missing:f", "{own}:f", " {own}:f", "{own}.py:f"])
+def test_a_package_that_a_name_imports_is_found(path, own):
+    assert len(trust.named_code({"data": {"source": path.format(own=own)}})) == 1
+
+
+@pytest.mark.slow
+def test_a_module_that_is_gone_is_named(evil, finished, tmp_path, capsys):
+    path = strangers(finished, tmp_path / "theirs", naming(f"{evil}:Net")["net"])
+    Path(f"{evil}.py").rename("elsewhere")
+
+    assert main(["run", "--dry-run", "--config", str(path / "config.yaml")]) == 2
+    assert "No module named" in capsys.readouterr().err
+
+
 def test_code_of_another_place_under_a_known_name_is_asked_about(own, tmp_path, monkeypatch):
     tree = {"model": {"name": f"{own}:Net"}}
     file = tmp_path / "config.yaml"
@@ -366,6 +440,40 @@ def test_code_of_another_place_under_a_known_name_is_asked_about(own, tmp_path, 
     monkeypatch.chdir(tmp_path / "theirs")
     with pytest.raises(ConfigError, match="trust=True"):
         trust.check(file, tree)
+
+
+def test_nets_of_pytorch_and_torchvision_need_no_trust():
+    for path in (
+        "torchvision.models:resnet18",
+        "torch.nn:Linear",
+        "torch.nn.modules.linear:Linear",
+    ):
+        assert trust.named_code({"model": {"name": path}}) == {}
+    for path in ("torchvision.models._api:sys.modules", "torch:load", "torch.hub:load"):
+        assert len(trust.named_code({"model": {"name": path}})) == 1
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "torch.nn.modules/evil:Net",
+        "torch.nn./../theirs/evil:Net",
+        "../theirs/evil:Net",
+        "theirs evil:Net",
+        "torchvision.models:get_model",
+        "torchvision.models:list_models",
+        "torchvision.models.utils:load_state_dict_from_url",
+        "torchvision.models._api:BUILTIN_MODELS",
+        "torchvision.models._api:WeightsEnum",
+        "torchvision.models.resnet:partial",
+        "torch.nn:functional",
+        "torch.nn.modules.module:OrderedDict",
+    ],
+)
+def test_a_name_of_a_library_is_that_of_a_net(path, own):
+    """Also where nobody is asked, because the library needs no trust."""
+    with pytest.raises(ConfigError, match=re.escape(path)):
+        parts.find(path)
 
 
 @pytest.mark.slow

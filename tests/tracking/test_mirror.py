@@ -34,6 +34,7 @@ from flbench.tracking import (
 from tests.forks import Fork
 from tests.installed import needs
 from tests.support import SMALL, run
+from tests.tracking import study
 from tests.tracking.reading import entries, history, only
 
 pytestmark = [pytest.mark.mlflow, pytest.mark.slow, needs("mlflow")]
@@ -319,6 +320,24 @@ def check_comparison(store: mlflow_store.Store, paths: list[Path]) -> None:
     assert opened == [part["name"] for part in view["compareRunSections"]][:2]
 
 
+def test_ui_explains_why_it_cannot_start(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    nothing = app.main(["ui"])
+    (tmp_path / "x.db").touch()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        taken = app.main(["ui", "--uri", f"sqlite:///{tmp_path}/x.db", "--port", port])
+    monkeypatch.setattr(mlflow_store, "installed", lambda: False)
+    missing = app.main(["ui"])
+
+    said = capsys.readouterr().err
+    assert [nothing, taken, missing] == [2, 2, 2]
+    for words in ("does not exist yet", f"--port {port} cannot be used", "flbench[mlflow]"):
+        assert words in said
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -371,3 +390,46 @@ def test_damaged_file_is_an_error_without_a_traceback(finished, tmp_path, capsys
     assert f"{path / name} {fault}" in said
     assert ("create it again" if name.endswith(".npz") else "Repair it") in said
     assert "Traceback" not in said
+
+
+@pytest.mark.usefixtures("_forked")
+def test_mirror_of_a_run_that_is_named_by_a_dot(finished, tmp_path, monkeypatch, uri):
+    path = shutil.copytree(finished, tmp_path / "dotted")
+    monkeypatch.chdir(path)
+    mirrored = mirror.start(Path(), TrackingConfig(uri=uri))
+
+    said = mirrored.finish(60)
+
+    assert said is None
+    assert only(mlflow_store.open_store(uri), path).info.status == "FINISHED"
+
+
+@pytest.mark.usefixtures("_forked")
+def test_live_mirror_outlives_a_trial_that_cannot_be_read(finished, tmp_path, uri):
+    path = study.make(tmp_path, {"fedavg": finished}, finals=False)
+    file = path / "trials" / "fedavg" / "001" / "trial.json"
+    text = file.read_text()
+    file.write_text("{")
+    mirrored = mirror.start(path, TrackingConfig(uri=uri))
+    wait(lambda: f"{file} is damaged" in (path / mirror.LOG).read_text())
+    file.write_text(text)
+
+    said = mirrored.finish(60)
+
+    assert said is None
+    key = f"{path.name}/trials/fedavg/001"
+    [entry] = entries(mlflow_store.open_store(uri), "flbench.run", key)
+    assert entry.info.status == "FINISHED"
+
+
+@pytest.mark.usefixtures("_forked")
+def test_mirror_names_the_file_that_is_still_damaged_at_the_end(finished, tmp_path, uri):
+    path = study.make(tmp_path, {"fedavg": finished}, finals=False)
+    file = path / "trials" / "fedavg" / "001" / "trial.json"
+    file.write_text("{")
+    mirrored = mirror.start(path, TrackingConfig(uri=uri))
+
+    said = mirrored.finish(60)
+
+    assert said.startswith(f"{file} is damaged (")
+    assert f"flbench sync {path} sends what is missing" in said

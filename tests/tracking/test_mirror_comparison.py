@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 import flbench as fl
 from flbench.analysis import text
 from flbench.cli import app
-from flbench.tracking import follow, mlflow_store, mlflow_ui, mlflow_view
+from flbench.tracking import follow, mlflow_models, mlflow_store, mlflow_ui, mlflow_view
 from tests.installed import needs
 from tests.support import SMALL
 from tests.tracking.reading import entries, history
@@ -19,6 +21,7 @@ pytestmark = [pytest.mark.mlflow, pytest.mark.slow, needs("mlflow")]
 ONE = [item for item in SMALL if not item.startswith(("engine.", "tracking.", "train.rounds"))]
 WORDS = ["local", "fedavg", "--seeds", "2", "--jobs", "1", *ONE, "train.rounds=2"]
 METHODS = ("local", "fedavg")
+SECRET = "s3cret-w0rd"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -165,6 +168,32 @@ def test_data_set_is_an_input_of_the_comparison_with_the_digest_of_its_content(
     assert [(tag.key, tag.value) for tag in found.tags] == [("mlflow.data.context", "training")]
 
 
+def test_data_sets_of_a_comparison_are_its_inputs_once_each(store, copied):
+    path = copied
+    for name in cell_names("fedavg"):
+        file = path / name / "partition.json"
+        about = json.loads(file.read_text())
+        file.write_text(json.dumps({**about, "dataset": "other", "data": "0" * 64}))
+
+    follow.sync(path, store.uri)
+    follow.sync(path, store.uri)
+
+    run = store.client.get_run(runs_of(store, path)[""].info.run_id)
+    assert sorted(one.dataset.name for one in run.inputs.dataset_inputs) == ["digits", "other"]
+
+
+def test_methods_of_a_repetition_share_the_picture_of_its_partition(store, whole):
+    found = {}
+    for name in METHODS:
+        for key in cell_names(name):
+            number = whole[key].info.run_id
+            file = Path(store.client.download_artifacts(number, "partition.png"))
+            found.setdefault(key.rpartition("-")[2], set()).add(file.read_bytes())
+
+    assert [len(pictures) for pictures in found.values()] == [1, 1]
+    assert found["seed0"] != found["seed1"]
+
+
 def test_models_are_ranked_by_a_metric(store, whole, trained):
     """One for each evaluation that a summary keeps."""
     name = trained.name
@@ -284,6 +313,30 @@ def test_failed_cell_is_marked_with_its_reason(store, copied):
     assert found["methods/fedavg"].info.status == "FINISHED"
 
 
+def test_model_whose_tag_was_lost_is_found_again(store, copied, monkeypatch):
+    """A mirror that is killed after it made a model leaves the run without the model's name."""
+    lost = {"mlflow.flbench.models"}
+    set_tags = mlflow_models.MlflowRun.set_tags
+    monkeypatch.setattr(
+        mlflow_models.MlflowRun,
+        "set_tags",
+        lambda run, tags: set_tags(run, {k: v for k, v in tags.items() if k not in lost}),
+    )
+    cell = copied / "cells" / "local-digits-seed0"
+    first, _ = follow.sync(cell, store.uri)
+    lost.clear()
+
+    again, _ = follow.sync(cell, store.uri)
+
+    run = runs_of(store, copied)["cells/local-digits-seed0"]
+    query = f"source_run_id = '{run.info.run_id}'"
+    found = store.client.search_logged_models([run.info.experiment_id], query)
+    assert len(found) == first.models == again.models
+    assert json.loads(run.data.tags["mlflow.flbench.models"]) == {
+        model.tags["evaluation"]: model.model_id for model in found
+    }
+
+
 @pytest.mark.usefixtures("_forked", "_patient")
 def test_comparison_is_sent_while_it_is_trained_and_additions_join_it(tmp_path, uri):
     out = tmp_path / "out"
@@ -321,3 +374,26 @@ def test_comparison_that_began_without_mlflow_is_sent_when_it_is_resumed(copied,
     assert len(before) == 7
     assert len(after) == 9
     assert {run.info.status for run in after.values()} == {"FINISHED"}
+
+
+@pytest.mark.usefixtures("_forked")
+def test_server_that_never_answers_costs_a_sentence_and_no_secret_is_written(tmp_path, capsys):
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(50)
+        host = f"127.0.0.1:{server.getsockname()[1]}"
+        tracking = ["tracking.mlflow=true", f"tracking.uri=http://ann:{SECRET}@{host}"]
+        words = ["local", "--seeds", "1", "--jobs", "1", *ONE, "train.rounds=1", *tracking]
+        begin = time.monotonic()
+        code = app.main(["compare", *words, "--out", str(tmp_path)])
+        seconds = time.monotonic() - begin
+
+    said = capsys.readouterr().err
+    (path,) = tmp_path.iterdir()
+    assert code == 0
+    assert seconds < 60
+    assert f"MLflow at http://***@{host} was not reached (no answer in time)" in said
+    assert f"flbench sync {path}" in said
+    files = [file for file in path.rglob("*") if file.is_file()]
+    assert files
+    assert not [file for file in files if SECRET.encode() in file.read_bytes()]

@@ -1,6 +1,7 @@
 """A run folder in MLflow: everything there, nothing twice."""
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -10,6 +11,7 @@ import yaml
 from filelock import FileLock
 
 from flbench.config.sources import leaves
+from flbench.core.errors import DataError, UserError
 from flbench.results import metrics_file
 from flbench.results.metrics_file import Row
 from flbench.tracking import follow, mlflow_names
@@ -96,6 +98,35 @@ def other(store, folder, tmp_path_factory):
     path = shutil.copytree(folder, tmp_path_factory.mktemp("runs") / "x")
     follow.sync(path, store.uri)
     return path, counts(store, path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["it's", 'a"b', "x' OR '1'='1", "a\\", "a`b", "100%", "%27", "a\nb", "a\x1b[31mb", "Zoë 北京"],
+)
+def test_any_name_of_a_folder_finds_its_own_run_and_no_other(store, copied, other, name):
+    path = copied(name)
+    other, before = other
+
+    first, _ = follow.sync(path, store.uri)
+    second, _ = follow.sync(path, store.uri)
+
+    [entry] = entries(store, "flbench.run", mlflow_names.identifier(name))
+    assert first.runs == 1
+    assert not second
+    assert counts(store, other) == before
+    assert "\x1b" not in entry.info.run_name + entry.data.tags["flbench.run"]
+
+
+def test_folder_whose_name_is_not_text_is_sent(store, folder, tmp_path):
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/run\xff"))
+    shutil.copytree(folder, path)
+
+    first, _ = follow.sync(path, store.uri)
+    second, _ = follow.sync(path, store.uri)
+
+    assert first.runs == 1
+    assert not second
 
 
 def test_summary_gives_figures_to_sort_by(store, copied):
@@ -271,6 +302,59 @@ def test_run_that_another_process_continues_is_running(store, copied):
 
     assert running == "RUNNING"
     assert only(store, path).info.status == "KILLED"
+
+
+@pytest.mark.parametrize("kind", ["link", "copy", "another"])
+def test_two_checkpoints_with_one_content_are_sent_once(store, copied, kind):
+    path = copied(f"checkpoints-{kind}")
+    folder = path / "checkpoints"
+    last, best = folder / "last.safetensors", folder / "best.safetensors"
+    best.unlink(missing_ok=True)
+    if kind == "link":
+        best.hardlink_to(last)
+    else:
+        best.write_bytes(last.read_bytes() + (b"1" if kind == "another" else b""))
+
+    follow.sync(path, store.uri)
+
+    entry = only(store, path)
+    there = {item.path for item in store.client.list_artifacts(entry.info.run_id, "checkpoints")}
+    both = {"checkpoints/last.safetensors", "checkpoints/best.safetensors"}
+    assert both & there == (both if kind == "another" else {"checkpoints/last.safetensors"})
+    assert ("checkpoint.best" in entry.data.tags) == (kind != "another")
+
+
+def test_too_large_a_checkpoint_is_noted(store, copied, monkeypatch):
+    path = copied("large")
+    monkeypatch.setattr("flbench.tracking.mlflow_files.MAX_CHECKPOINT_BYTES", 10)
+
+    follow.sync(path, store.uri)
+
+    entry = only(store, path)
+    there = {item.path for item in store.client.list_artifacts(entry.info.run_id)}
+    assert "checkpoints" not in there
+    assert entry.data.tags["checkpoint.last"].startswith("not sent")
+
+
+def test_deleted_experiment_is_an_error(store, copied):
+    path = copied("gone")
+    text = (path / "config.yaml").read_text().replace("experiment: null", "experiment: gone")
+    (path / "config.yaml").write_text(text)
+    follow.sync(path, store.uri)
+    store.client.delete_experiment(store.client.get_experiment_by_name("gone").experiment_id)
+
+    with pytest.raises(UserError, match=r"`gone` was deleted.*tracking.experiment"):
+        follow.sync(path, store.uri)
+
+
+def test_error_about_damaged_metrics_names_the_line(store, copied):
+    path = copied("damaged")
+    with (path / "metrics.csv").open("a") as file:
+        file.write("4,test,personal,accuracy,much\n")
+    line = (path / "metrics.csv").read_text().count("\n")
+
+    with pytest.raises(DataError, match=f"damaged in line {line}"):
+        follow.sync(path, store.uri)
 
 
 @pytest.mark.parametrize(

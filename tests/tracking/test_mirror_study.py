@@ -1,11 +1,15 @@
 """A study in MLflow: study, methods, trials and seeds as nested runs."""
 
 import json
+import shlex
 import shutil
+from types import SimpleNamespace
 
 import pytest
+from filelock import FileLock
 
-from flbench.core.errors import DataError
+from flbench.core.errors import DataError, UserError
+from flbench.metrics import names as metric_names
 from flbench.results import metrics_file, study_folder
 from flbench.tracking import follow, mlflow_names, mlflow_view
 from flbench.tuning.report import StudyReport
@@ -167,6 +171,36 @@ def test_study_has_the_test_metrics_of_the_best_method(whole):
     assert {name: found[name] for name in names} == {name: best[name] for name in names}
 
 
+def test_study_has_no_test_metrics_before_all_methods_are_searched(made):
+    mirrored = made()
+    shutil.rmtree(mirrored.path / "finals" / "fedavg")
+    mirrored.edit("trials/fedavg/003", state="running", ended=None)
+    with FileLock(mirrored.path / ".lock"):
+        mirrored.sync()
+
+    assert "final/test/accuracy" in mirrored.by_key["methods/local"].data.metrics
+    assert "final/test/accuracy" not in mirrored.by_key[""].data.metrics
+
+
+@pytest.mark.parametrize("name", ["it's", "x' OR '1'='1", "50% off"])
+def test_study_of_any_name_is_found_again(store, runs, tmp_path, name):
+    path = study.make(tmp_path, runs, finals=False)
+    about = json.loads((path / "study.json").read_text())
+    study.write(path / "study.json", about | {"id": name})
+
+    first, _ = follow.sync(path, store.uri)
+    second, _ = follow.sync(path, store.uri)
+
+    found = entries(store, "flbench.study", mlflow_names.identifier(name))
+    assert first.runs == len(found) == 1 + len(METHODS) * (2 + len(study.TRIALS))
+    assert not second
+    tags = store.client.get_experiment(found[0].info.experiment_id).tags
+    key = mlflow_view.view_name(mlflow_names.identifier(name), "methods")
+    query = json.loads(tags[mlflow_view.VIEW_TAG_PREFIX + key])["searchFilter"]
+    shown = store.client.search_runs([found[0].info.experiment_id], query)
+    assert sorted(run.data.tags["algorithm"] for run in shown) == sorted(2 * METHODS)
+
+
 def test_method_has_the_mean_over_its_seeds(store, made):
     """The runs of a method have the names and the means of the rows of the study's report."""
     mirrored = made()
@@ -237,6 +271,24 @@ def test_unfinished_search_has_no_winner_and_is_resumed_later(made):
     }
 
 
+def test_no_best_trial_is_sent_while_default_finals_are_trained_beside_the_last_trial(made):
+    mirrored = made()
+    for method in METHODS:
+        for seed in range(1, study.SEEDS + 1):
+            shutil.rmtree(mirrored.path / "finals" / method / f"tuned-seed{seed}")
+    mirrored.edit("trials/local/001", state="running", score=0.3, round=1, ended=None)
+
+    mirrored.sync()
+    before = mirrored.by_key
+    mirrored.edit("trials/local/001", state="finished", score=0.95, round=3)
+    mirrored.sync()
+
+    assert "finals/local/default-seed1" in before
+    assert "best_trial" not in before["methods/local"].data.tags
+    assert before["methods/local"].info.status != "FINISHED"
+    assert mirrored.by_key["methods/local"].data.tags["best_trial"] == "001"
+
+
 def test_parameters_that_a_scheduler_changed_stand_in_a_tag(made):
     mirrored = made(finals=False)
     mirrored.sync()
@@ -268,6 +320,20 @@ def test_study_has_a_view_with_its_search(whole):
             assert column.removeprefix("metrics.").strip("`") in known
 
 
+def test_columns_order_and_charts_of_a_study_begin_with_its_metric(whole, made):
+    mirrored = made()
+    about = json.loads((mirrored.path / "study.json").read_text())
+    study.write(mirrored.path / "study.json", about | {"metric": "macro_f1"})
+    mirrored.sync()
+
+    for found, metric in ((whole, "accuracy"), (mirrored, "macro_f1")):
+        wanted = f"best/test/{metric}"
+        view, methods, _ = views(found)
+        assert methods["orderByKey"] == f"metrics.`{wanted}`"
+        assert methods["selectedColumns"][0] == view["selectedColumns"][1] == f"metrics.`{wanted}`"
+        assert methods["compareRunCharts"][0]["metricKey"] == wanted
+
+
 def test_trials_are_drawn_over_their_learning_rate_and_score(whole):
     *_, trials = views(whole)
 
@@ -290,6 +356,37 @@ def test_axes_are_parameters_that_every_trial_has():
     assert axes == ["train.optimizer.lr", "algorithm.tau"]
 
 
+def test_conditional_parameter_is_not_an_axis(made):
+    mirrored = made(finals=False)
+    about = json.loads((mirrored.path / "study.json").read_text())
+    about["methods"]["local"]["defaults"] |= {"algorithm.mu": 0.1}
+    study.write(mirrored.path / "study.json", about)
+    mirrored.edit("trials/local/000", params={"train.optimizer.lr": 0.1, "algorithm.mu": 0.1})
+
+    mirrored.sync()
+
+    view, _, trials = views(mirrored)
+    assert "params.`algorithm.mu`" in view["selectedColumns"]
+    assert trials["compareRunCharts"][0]["selectedParams"] == ["train.optimizer.lr"]
+
+
+def test_a_trial_alone_is_refused_with_the_study_to_send(whole):
+    with pytest.raises(UserError, match=f"flbench sync {whole.path}"):
+        follow.sync(whole.path / "trials" / "local" / "000", whole.store.uri)
+
+
+@pytest.mark.parametrize("name", ["plain", "two words", "it's mine"])
+def test_folder_in_a_command_is_quoted_for_the_shell(tmp_path, name):
+    study, trial = tmp_path / name, tmp_path / name / "trials" / "local" / "000"
+    trial.mkdir(parents=True)
+    (trial / "trial.json").touch()
+
+    with pytest.raises(UserError) as refused:
+        follow.kind_of(trial)
+    _, _, command = str(refused.value).partition("whole study: ")
+    assert shlex.split(command) == ["flbench", "sync", str(study)]
+
+
 def test_a_study_without_its_trials_is_sent(made):
     mirrored = made(finals=False)
     for method in METHODS:
@@ -298,6 +395,30 @@ def test_a_study_without_its_trials_is_sent(made):
     mirrored.sync()
 
     assert set(mirrored.by_key) == {"", *(f"methods/{method}" for method in METHODS)}
+
+
+def artifacts(mirrored, key, folder=None):
+    run = mirrored.by_key[key].info.run_id
+    return {item.path for item in mirrored.store.client.list_artifacts(run, folder)}
+
+
+def test_pictures_of_the_search_are_files_of_the_study_and_of_its_methods(whole):
+    pictures = {name: f"pictures/{name}-parallel.png" for name in METHODS}
+
+    assert artifacts(whole, "", "pictures") == set(pictures.values())
+    for name, picture in pictures.items():
+        assert artifacts(whole, f"methods/{name}", "pictures") == {picture}
+
+
+def test_study_without_final_trainings_has_its_partition(made):
+    mirrored = made(finals=False)
+    about = json.loads((mirrored.path / "partition.json").read_text())
+
+    mirrored.sync()
+
+    root = mirrored.store.client.get_run(mirrored.by_key[""].info.run_id)
+    assert "partition.png" in artifacts(mirrored, "")
+    assert [data.dataset.digest for data in root.inputs.dataset_inputs] == [about["data"][:32]]
 
 
 def test_everything_but_an_unreadable_trial_is_sent_and_the_trial_when_repaired(made):
@@ -322,6 +443,22 @@ def test_everything_but_an_unreadable_trial_is_sent_and_the_trial_when_repaired(
     assert mirrored.by_key["methods/local"].data.tags["best_trial"] == "001"
 
 
+def test_everything_but_a_final_training_with_a_damaged_summary_is_sent(made):
+    mirrored = made()
+    file = mirrored.path / "finals" / "fedavg" / "tuned-seed1" / "summary.json"
+    text = file.read_text()
+    file.write_text('{"last": 1}')
+
+    with pytest.raises(DataError, match=r"tuned-seed1/summary.json is damaged"):
+        mirrored.sync()
+
+    keys = {item.data.tags["flbench.run"] for item in entries(mirrored.store, "kind", "final")}
+    assert f"{mirrored.id}/finals/local/tuned-seed2" in keys
+    file.write_text(text)
+    mirrored.sync()
+    assert "final/test/accuracy" in mirrored.by_key["methods/fedavg"].data.metrics
+
+
 @pytest.mark.parametrize("has_rare", [True, False])
 def test_views_have_columns_of_rare_classes_where_runs_have_them(has_rare):
     names = {"best/test/accuracy", *(["best/test/rare_recall"] if has_rare else [])}
@@ -331,3 +468,25 @@ def test_views_have_columns_of_rare_classes_where_runs_have_them(has_rare):
     assert ("metrics.`best/test/rare_recall`" in columns) == has_rare
     unknown = json.loads(mlflow_view.runs_view())["selectedColumns"]
     assert "metrics.`best/test/rare_recall`" in unknown
+
+
+@pytest.mark.parametrize("ranked", [(), ("auroc",), ("average_precision", "auroc")])
+def test_views_have_columns_of_ranking_metrics_where_runs_have_them(ranked):
+    names = {"best/test/accuracy", "final/test/accuracy", "best/test/auroc_mean"}
+    names |= {f"best/test/{name}" for name in ranked}
+    run = SimpleNamespace(
+        info=SimpleNamespace(run_id="r"), data=SimpleNamespace(metrics=dict.fromkeys(names, 0.5))
+    )
+
+    for view in (
+        mlflow_view.runs_view(names),
+        mlflow_view.latest_view([run]),
+        mlflow_view.study_view("s", (), names),
+        mlflow_view.methods_view("s", names),
+    ):
+        columns = json.loads(view)["selectedColumns"]
+        assert "metrics.`best/test/accuracy`" in columns
+        shown = {name for name in metric_names.RANKING if f"metrics.`best/test/{name}`" in columns}
+        assert shown == set(ranked)
+    without = SimpleNamespace(info=run.info, data=SimpleNamespace(metrics={"best/test/accuracy"}))
+    assert "auroc" not in mlflow_view.latest_view([run, without])

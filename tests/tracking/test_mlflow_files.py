@@ -47,3 +47,13 @@ def test_all_tables_of_a_tested_comparison_are_shown(tmp_path):
     for name, table in sent.texts.items():
         # No clients join later, and no target was named.
         assert table["data"] or name in ("new_clients.json", "targets.json")
+
+
+def test_shifts_of_clients_are_text(tmp_path):
+    table = tmp_path / "clients.csv"
+    table.write_text("moment,client,shift,accuracy\nlast,0,group 0: rotation=90,0.5\n")
+    sent = Sent()
+
+    mlflow_files.send_shown(sent, [table])
+
+    assert sent.texts["clients.json"]["data"] == [["last", 0, "group 0: rotation=90", 0.5]]

@@ -1,13 +1,26 @@
 """Which store, whether MLflow is there, and why a store was not reached."""
 
+import os
 import sqlite3
-from contextlib import closing
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack, closing, suppress
+from hashlib import sha256
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
+import filelock
 import pytest
+from filelock import FileLock
 
-from flbench.tracking import mlflow_store
+from flbench.core.errors import UserError
+from flbench.core.text import is_of_this_machine
+from flbench.tracking import mlflow_errors, mlflow_store
 from tests.tracking.forked import CONTEXT
 
+ROOT = Path(__file__).resolve().parents[2]
 HERE = pytest.mark.mlflow
 
 
@@ -29,6 +42,115 @@ def test_artifacts_lie_beside_a_database_and_where_a_server_says(tmp_path):
     assert mlflow_store.artifact_location("http://127.0.0.1:5000") is None
 
 
+def test_a_folder_called_mlflow_is_not_mlflow(tmp_path):
+    """An interpreter without installed packages, in a folder with `mlflow/`."""
+    (tmp_path / "mlflow").mkdir()
+    (tmp_path / "filelock").symlink_to(Path(filelock.__file__).parent)  # which flbench imports
+    script = "import mlflow; from flbench.tracking import mlflow_store as s; print(s.installed())"
+
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", script],
+        cwd=tmp_path,
+        env={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("Max retries: [Errno 111] Connection refused", "connection refused"),
+        ("Read timed out. (read timeout=2)", "no answer in time"),
+        ("first line\nsecond line", "first line second line"),
+    ],
+)
+def test_reason_is_short(said, reason):
+    error = RuntimeError("API request failed")
+    error.__cause__ = RuntimeError(said)
+
+    alone = mlflow_errors.explain(RuntimeError(said)).reason
+
+    assert alone == reason
+    if "\n" not in said:
+        assert mlflow_errors.explain(error).reason == reason
+
+
+@pytest.mark.parametrize("uri", ["sqlite:///{}/flbench.db", "postgresql+psycopg2://ann@host/a"])
+def test_lock_of_a_store_follows_no_link(uri, tmp_path, monkeypatch):
+    """Not in the folder for temporary files either, where other users write."""
+    private, shared = tmp_path / "private", tmp_path / "shared"
+    private.write_text("secret")
+    shared.mkdir()
+    address = uri.format(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(shared))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "cache" / "flbench").mkdir(parents=True)
+    name = sha256(address.encode()).hexdigest()[:16]
+    for link in (
+        shared / f"flbench-{os.getuid()}-{name}.lock",
+        tmp_path / "cache" / "flbench" / f"{name}.lock",
+        tmp_path / "flbench.db.lock",
+    ):
+        link.symlink_to(private)
+
+    with suppress(OSError), mlflow_store._exclusive(address):
+        pass
+
+    assert private.read_text() == "secret"
+
+
+@pytest.mark.parametrize("planted", ["link", "link to nothing", "pipe", "folder", "locked"])
+def test_lock_of_a_store_is_not_in_the_folder_for_temporary_files(planted, tmp_path, monkeypatch):
+    """Another user knows the name that a lock would have there, and makes it first."""
+    address = "postgresql+psycopg2://ann@host/a"
+    private, shared = tmp_path / "private", tmp_path / "shared"
+    private.write_text("secret")
+    shared.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(shared))
+    name = sha256(address.encode()).hexdigest()[:16]
+    lock = shared / f"flbench-{os.getuid()}-{name}.lock"
+    make = {
+        "link": lambda: lock.symlink_to(private),
+        "link to nothing": lambda: lock.symlink_to(tmp_path / "new"),
+        "pipe": lambda: os.mkfifo(lock),
+        "folder": lock.mkdir,
+    }.get(planted, lock.touch)
+    make()
+
+    with ExitStack() as stack:
+        if planted == "locked":
+            stack.enter_context(FileLock(lock))
+        stack.enter_context(mlflow_store._exclusive(address))
+
+        assert list(shared.iterdir()) == [lock]
+    assert private.read_text() == "secret"
+    assert not (tmp_path / "new").exists()
+
+
+def test_check_of_a_database_waits_for_the_process_that_makes_its_tables(tmp_path, monkeypatch):
+    """The runs of one command have a mirror each, and the first one makes the database."""
+    file = tmp_path / "flbench.db"
+    uri = f"sqlite:///{file}"
+    waited = []
+
+    def make(lock):
+        waited.append(lock.lock_file)
+        with closing(sqlite3.connect(file)) as database:
+            database.execute("CREATE TABLE experiments (name)")
+
+    file.touch()
+    with pytest.raises(UserError, match="is not a database of MLflow"):
+        mlflow_store.open_store(uri, "nobody")
+    file.with_name("flbench.db.lock").touch()
+    monkeypatch.setattr(FileLock, "acquire", make)  # returns once the other process is ready
+    mlflow_store._check_is_store(uri, "nobody")
+    assert len(waited) == 1
+
+
 @HERE
 @pytest.mark.slow
 def test_three_processes_may_be_the_first_at_once(tmp_path):
@@ -47,6 +169,20 @@ def test_three_processes_may_be_the_first_at_once(tmp_path):
     assert [process.exitcode for process in processes] == [0, 0, 0]
     found = mlflow_store.open_store(uri).client.search_experiments(filter_string="name = 'e'")
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("name", ["a?b=1", "100%41", "a#b", "a b", "50%", "a+b&c;d"])
+def test_a_database_lies_in_the_working_folder_whatever_its_name(name, tmp_path, monkeypatch):
+    folder = tmp_path / name
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+    uri = mlflow_store.address(None, "folder")
+
+    assert mlflow_store.database_file(uri) == folder / "mlflow" / "flbench.db"
+    assert is_of_this_machine(uri)
+    location = urlsplit(mlflow_store.artifact_location(uri))
+    assert Path(url2pathname(location.path)) == folder / "mlflow" / "artifacts"
 
 
 @HERE

@@ -15,7 +15,7 @@ from flbench.comparison.plan import Design, LabelledLayer
 from flbench.config.schema import TrackingConfig
 from flbench.config.sources import Layer, from_overrides
 from flbench.core.errors import ConfigError, UserError
-from flbench.tracking import mirror, mlflow_errors, mlflow_store, mlflow_ui
+from flbench.tracking import mirror, mlflow_errors, mlflow_run, mlflow_store, mlflow_ui
 from flbench.tracking.mirror_run import RunMirror
 from flbench.tracking.mlflow_run import MlflowRun, RunIdentity, SentCounts
 from flbench.tracking.mlflow_uploads import Uploads
@@ -183,6 +183,18 @@ def test_address_without_its_secret_is_completed_from_the_environment(monkeypatc
     assert mlflow_store.address(http) == "http://ann:s3cret@host/a"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql+psycopg2://ann:s3cret@host/db")
     assert mlflow_store.address(database) == "postgresql+psycopg2://ann:s3cret@host/db"
+
+
+def test_credentials_of_mlflow_complete_an_address_of_http_alone(monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "ann")
+    with pytest.raises(ConfigError):
+        mlflow_store.address("http://***@host/a")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", SECRET)
+
+    assert mlflow_store.address("http://***@host/a") == "http://host/a"
+    for uri in ("postgresql+psycopg2://***@host/db", "http://***@host/a?token=***"):
+        with pytest.raises(ConfigError):
+            mlflow_store.address(uri)
 
 
 def test_messages_of_errors_hide_secrets():
@@ -447,6 +459,45 @@ def test_local_database_of_a_folder_keeps_files_below_itself(planted, tmp_path):
         assert own_one.experiment("mine")  # whom the user names may keep files anywhere
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("planted", ["experiment", "run", "link", "moved"])
+def test_database_of_the_current_folder_keeps_files_in_folders_of_mlflow(
+    planted, tmp_path, monkeypatch, capsys
+):
+    """Nobody has named `mlflow/flbench.db`, which may have been downloaded with the folder."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    theirs, private = tmp_path / "downloaded", tmp_path / "private"
+    folder = folder_that_names("run", "", tmp_path)
+    private.mkdir()
+    (private / "config.yaml").write_text("mine")
+    (theirs / "mlflow").mkdir()
+    monkeypatch.chdir(theirs)
+    file = theirs / "mlflow" / "flbench.db"
+    store = mlflow_store.open_store(f"sqlite:///{file}")
+    place = tmp_path / "old" / "mlflow" / "artifacts" if planted == "moved" else private
+    if planted in ("experiment", "moved"):
+        store.client.create_experiment("digits-iid", place.as_uri())
+    elif planted == "run":
+        RunMirror(store, folder).send(None)
+        with closing(sqlite3.connect(file)) as database:
+            database.execute("UPDATE runs SET artifact_uri = ?", (str(private),))
+            database.commit()
+        # The next sending sends all files again.
+        with closing(sqlite3.connect(file)) as database:
+            database.execute("DELETE FROM tags WHERE key LIKE 'mlflow.flbench.files%'")
+            database.commit()
+    else:
+        file.rename(private / "other.db")
+        file.symlink_to(private / "other.db")
+
+    code = app.main(["sync", str(folder)])
+
+    said = capsys.readouterr().err
+    assert code == (0 if planted == "moved" else 2), said
+    assert (private / "config.yaml").read_text() == "mine"
+    assert planted == "moved" or ("--uri" in said or "link" in said)
+
+
 @pytest.mark.parametrize("kind", ["database", "text", "link"])
 def test_sync_changes_no_file_that_is_no_database_of_mlflow(kind, tmp_path, capsys):
     file = tmp_path / "mine.sqlite"
@@ -485,3 +536,32 @@ def test_resumed_comparison_sends_nothing_to_the_address_of_its_folder(tmp_path,
         assert code == 2, said
         assert uri in said
         assert not requests()
+
+
+def test_log_of_a_mirror_follows_no_link(tmp_path, monkeypatch):
+    folder, private = folder_that_names("run", "mlruns", tmp_path), tmp_path / "private"
+    private.write_text("secret")
+    (folder / mirror.LOG).symlink_to(private)
+    monkeypatch.setattr(mirror.subprocess, "Popen", lambda *_, stdout, **__: stdout.write(b"log"))
+
+    with pytest.raises(OSError, match="symbolic links"):
+        mirror.start(folder, TrackingConfig())
+
+    assert private.read_text() == "secret"
+
+
+def test_file_above_the_limit_is_not_sent(tmp_path, monkeypatch, uri):
+    monkeypatch.setattr(mlflow_run, "MAX_FILE_BYTES", 10)
+    store = mlflow_store.open_store(uri)
+    uploads = Uploads()
+    run = MlflowRun(
+        store, store.experiment("mine"), RunIdentity("key", "name", 0), None, SentCounts(), uploads
+    )
+    for name, size in (("small.csv", 10), ("predictions.csv", 11)):
+        (tmp_path / name).write_bytes(bytes(size))
+
+    run.upload_files([tmp_path / "small.csv", tmp_path / "predictions.csv"])
+    uploads.send(store.shown, is_last=True)
+
+    assert list(run.uploaded_files) == ["small.csv"]
+    assert "not sent: 11 bytes" in run.tags["file.predictions.csv"]

@@ -1,9 +1,11 @@
 """The mirror and the report of a study read the same trials."""
 
+import json
 import random
 
 import pytest
 
+from flbench.core.errors import DataError
 from flbench.results import study_folder
 from flbench.tracking.study_folder import best_folder, trial_folders
 from tests.tuning.studies import begin, trial, write
@@ -52,3 +54,16 @@ def test_invalid_trial_json_is_an_error_and_the_other_trials_are_read(tmp_path, 
 
     assert [each.path.name for each in found] == ["000"]
     assert str(error).startswith(f"{file} is damaged (")
+
+
+@pytest.mark.parametrize("key", ["id", "created", "metric", "trials", "seeds", "methods"])
+def test_header_without_a_key_is_an_error(tmp_path, key):
+    file = begin(tmp_path / "study", "hfcd") / "study.json"
+    about = json.loads(file.read_text())
+    whole = study_folder.read_header(file.parent)
+    del about[key]
+    write(file, about)
+
+    assert tuple(whole.methods) == ("hfcd",)
+    with pytest.raises(DataError, match=f"study.json is damaged .`{key}` is missing"):
+        study_folder.read_header(file.parent)
