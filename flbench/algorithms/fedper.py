@@ -60,14 +60,6 @@ class FedPer(fl.Algorithm):
             f"`algorithm.layers` must be in [0, {there}], got {wanted}: the net has {there} layers."
         ]
 
-    def notes(self) -> list[str]:
-        personal, name = self.personal(), self.config.name
-        if not personal:
-            return [f"{name}: no layer is personal (algorithm.layers=0), which is FedAvg."]
-        if personal == self.setting.net.names("all"):
-            return [f"{name}: all layers are personal: nothing is sent, as with Local-Only."]
-        return []
-
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
         # The server also has the initial head, for `gm`; it is never sent.

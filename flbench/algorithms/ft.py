@@ -63,14 +63,6 @@ class FineTuned(fl.Algorithm):
     )
     communication = fl.Communication(down="w", up="w", keeps="nothing")
 
-    def notes(self) -> list[str]:
-        if self.finetuning():
-            return []
-        return [
-            "ft: there is no epoch of fine-tuning (algorithm.finetune_epochs,"
-            " algorithm.head_epochs): this is FedAvg."
-        ]
-
     def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         deployments = super().deploy(state, ids)
         phases = self.finetuning()

@@ -143,13 +143,3 @@ class LGFedAvg(fl.Algorithm):
             )
         owns = state.server[OWNS].index_fill(0, results.ids, True)
         return fl.Update(self.mean(results) | {OWNS: owns})
-
-    def notes(self) -> list[str]:
-        personal, name = self.personal(), self.config.name
-        if not personal:
-            return [f"{name}: all layers are averaged, which is FedAvg."]
-        if self.stages()[-1].name == "fedavg":
-            return [f"{name}: all rounds are warm-up rounds, which is FedAvg."]
-        if personal == self.setting.net.names("all"):
-            return [f"{name}: no layer is averaged (algorithm.layers=0), which is Local-Only."]
-        return []

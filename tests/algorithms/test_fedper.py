@@ -42,7 +42,6 @@ def test_all_personal_sends_nothing():
     summary = summary_of_run("algorithm=fedper", "model.name=logistic", "train.rounds=2")
 
     assert summary["communication"]["up_bytes"] == summary["communication"]["down_bytes"] == 0
-    assert any("as with Local-Only" in note for note in summary["notes"])
 
 
 @pytest.mark.slow

@@ -120,15 +120,6 @@ def test_models_of_other_configurations_are_evaluated_beside_it(tmp_path):
     assert summary["last"]["test"]["accuracy"] > summary["last"]["test"]["noft"]["accuracy"]
 
 
-def test_no_epoch_of_fine_tuning_is_noted():
-    def notes(*keys):
-        return [note for note in build(*keys).notes if "this is FedAvg" in note]
-
-    assert notes(*NONE)
-    assert not notes("algorithm=ft")
-    assert not notes(*NONE, "algorithm.finetune=head_first")
-
-
 def test_learning_rate_zero_is_refused():
     with pytest.raises(ConfigError, match="finetune_lr"):
         config_of("algorithm=ft", "algorithm.finetune_lr=0")
