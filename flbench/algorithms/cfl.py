@@ -1,9 +1,8 @@
 """CFL: clusters of clients split in two where updates differ (Sattler, Mueller, Samek, 2021)."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import sqrt
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from pydantic import Field
@@ -19,12 +18,7 @@ THRESHOLDS = {"absolute": (0.4, 1.6), "relative": (0.1, 0.5)}  # defaults of eps
 
 DELTA = "delta."  # prefix of each client's latest update on the server, [N, ...]
 SEEN = "seen"  # [N] int64, the round of that update; -1 for none
-
-SPLITS = "tree"  # [S, 2] int64, the cluster of each split and the new one that left it
-AT_SPLIT = "tree.w."  # prefix of the model of the cluster before the split, [S, ...]
-SIDES = "tree.sides."  # prefix of the mean directions of both parts' updates, [S, 2, ...]
-TRIED = "tried."  # prefix of a new client's updates from these models, [S, ...]
-
+TRIED = "tried."  # prefix of a new client's updates from the models before the splits
 SAME_COSINE = 1e-9  # cosines that differ by less are taken as equal
 
 
@@ -50,9 +44,9 @@ class Cfl(fl.Algorithm):
     without a participant in the round of the split keeps w_c. The server refers to clients by id;
     the authors' code refers to them by their position in the cluster, which names wrong clients
     from the second split on. For new clients the paper keeps the updates of all clients at each
-    split and compares with the most similar one. Here the server keeps the mean of the parts'
-    normalized updates, and compares mean cosines, because updates of all clients at all splits
-    would need many times the memory. A new client trains from the models of all splits at once.
+    split and compares with the most similar one. Here mean cosines with both parts are compared,
+    because updates of all clients at all splits would need many times the memory. A new client
+    trains from the models of all splits at once.
     """
 
     class Config(fl.UniformConfig):
@@ -110,21 +104,23 @@ class Cfl(fl.Algorithm):
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         """Return the server's tree with one cluster of all clients, and the clients' tree.
 
-        Leaves of the net get a leading axis [clusters], which has length 1 before the first split.
-        Further entries are `cluster` [N] int64, the cluster of each client; `peak` [clusters]
-        float64, the largest norm of the mean update so far; `delta.NAME` [N, ...], the latest
-        update of each client, for each parameter NAME; and `seen` [N] int64, the round of that
-        update or -1 for none. `tree` [S, 2] int64, `tree.w.NAME` [S, ...] and `tree.sides.NAME`
-        [S, 2, ...] have the splits so far, of which there are none.
+        Leaves of the net get a leading axis [clusters]. Further entries are `cluster` [N] int64,
+        the cluster of each client; `peak` [clusters] float64, the largest norm of the mean update
+        so far; the clients' latest updates with their rounds; and the tree of splits.
         """
         shared, clients = super().init(start)
         n = self.setting.clients
-        server = {name: value[None] for name, value in shared.items()}  # [clusters, ...] each
-        server["cluster"] = torch.zeros(n, dtype=torch.int64)  # of each client
-        server["peak"] = torch.zeros(1, dtype=torch.float64)  # largest mean norm of each cluster
-        parameters = self.setting.net.parameters
-        server |= no_splits(shared, fl.only(start, parameters))
-        return server | no_updates(start, parameters, n), clients
+        parameters = fl.only(start, self.setting.net.parameters)
+        no_models = {k: one.new_zeros(0, *one.shape) for k, one in shared.items()}
+        no_directions = {k: one.new_zeros(0, *one.shape).double() for k, one in parameters.items()}
+        no_splits = torch.zeros(0, 2, dtype=torch.int64)
+        # Views of one zero: the first round makes tensors of them.
+        zeros = {k: one.new_zeros(()).expand(n, *one.shape) for k, one in parameters.items()}
+        server = {name: value[None] for name, value in shared.items()}
+        server["cluster"] = torch.zeros(n, dtype=torch.int64)
+        server["peak"] = torch.zeros(1, dtype=torch.float64)
+        server |= ParameterTree(no_splits, no_models, no_directions).entries()
+        return server | prefixed(DELTA, zeros) | {SEEN: torch.full((n,), -1)}, clients
 
     def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         if state.is_initial:
@@ -142,113 +138,38 @@ class Cfl(fl.Algorithm):
 
         # dW_i = w_i - w_c, remembered for rounds in which the client is absent
         server = dict(state.server)
-        cluster, peaks = server["cluster"], server["peak"].tolist()
-        cluster_of = cluster[ids]  # [K]
-        parameters = self.setting.net.parameters
-        updates = {name: sent[name] - server[name][cluster_of] for name in parameters}
-        server |= with_updates(server, ids, updates, state.round)
+        cluster = server["cluster"][ids]  # [K]
+        updates = {name: sent[name] - server[name][cluster] for name in self.setting.net.parameters}
+        for name, value in prefixed(DELTA, updates).items():
+            server[name] = server[name].index_copy(0, ids, value)
+        server[SEEN] = server[SEEN].index_fill(0, ids, state.round)
 
-        models = {name: list(server[name]) for name in sent}  # [...] for each cluster
-        norms_found = []
-        for c in sorted(set(cluster_of.tolist())):
-            mean_norm, largest = norms(fl.take(updates, cluster_of == c))
-            norms_found.append((mean_norm, largest))
-            peaks[c] = max(peaks[c], mean_norm)
-            if not self.stalls(mean_norm, largest, peaks[c], state.round):
-                continue
-
-            # The leaving part becomes a new cluster, which begins with w_c too.
-            members = torch.nonzero(cluster == c)[:, 0]
-            leaving = self.leaving(server, members, state.round)
-            if len(leaving):
-                server |= self.with_split(server, members, leaving, c, len(peaks), state.round)
-                cluster = cluster.index_fill(0, leaving, len(peaks))
-                peaks.append(peaks[c])
-                for values in models.values():
-                    values.append(values[c])
+        found = []
+        for c in sorted(set(cluster.tolist())):
+            mean_norm, largest = norms(fl.take(updates, cluster == c))
+            found.append((mean_norm, largest))
+            peak = max(float(server["peak"][c]), mean_norm)
+            server["peak"] = server["peak"].index_fill(0, torch.tensor(c), peak)
+            if self.stalls(mean_norm, largest, peak, state.round):
+                server |= self.split_in_two(server, c, state.round)
 
         # w_c <- w_c + mean dW_i, computed as the mean of w_i, for the clusters after the splits
-        cluster_of = cluster[ids]  # [K]
-        for c in sorted(set(cluster_of.tolist())):
-            inside = torch.where(cluster_of == c, weights, 0.0)
-            for name, value in fl.weighted_mean(sent, inside).items():
-                models[name][c] = value
+        server |= {name: server[name].clone() for name in sent}
+        cluster = server["cluster"][ids]
+        for c in sorted(set(cluster.tolist())):
+            mean = fl.weighted_mean(sent, torch.where(cluster == c, weights, 0.0))
+            for name, value in mean.items():
+                server[name][c] = value
 
-        server |= {name: torch.stack(values) for name, values in models.items()}
-        server |= {"cluster": cluster, "peak": torch.tensor(peaks, dtype=torch.float64)}
-
-        mean_norm, largest = min(norms_found)  # of the cluster that is nearest to a split
-        metrics = {"clusters": float(len(peaks)), "mean_norm": mean_norm, "max_norm": largest}
+        mean_norm, largest = min(found)  # of the cluster that is nearest to a split
+        count = float(len(server["peak"]))
+        metrics = {"clusters": count, "mean_norm": mean_norm, "max_norm": largest}
         return fl.Update(server, metrics=metrics)
 
-    def with_split(
-        self, server: fl.Tree, members: Tensor, leaving: Tensor, c: int, new: int, t: int
-    ) -> fl.Tree:
-        """Return the server's entries on splits after cluster c was split in round t.
-
-        Args:
-            server: The server's tree, with this round's updates and the models before it.
-            members: Ids of the clients of the cluster.
-            leaving: Ids of those that leave it.
-            c: The cluster.
-            new: Number of the cluster that they form.
-            t: The round.
-        """
-        known = members[has_recent_update(server, members, t, self.config.max_age)]
-        leaves, units = torch.isin(known, leaving), normalized(latest_updates(server, known))
-        sides = (fl.weighted_mean(units, side.double()) for side in (~leaves, leaves))
-        stay, leave = (prefixed(SIDES, side) for side in sides)
-        entry = {SPLITS: torch.tensor([c, new])}
-        entry |= prefixed(AT_SPLIT, {name: server[name][c] for name in stripped(AT_SPLIT, server)})
-        entry |= {name: torch.stack([stay[name], leave[name]]) for name in stay}
-        return {
-            name: torch.cat([server[name], value[None].to(server[name].dtype)])
-            for name, value in entry.items()
-        }
-
-    def join(self, state: fl.State, ids: Tensor) -> fl.Joining | None:
-        """Return how a new client finds its cluster, if there is more than one."""
-        if not len(state.server[SPLITS]):
-            return None
-        count, parameters = len(state.server[SPLITS]), self.setting.net.parameters
-        models = {name: value for name, value in state.server.items() if name.startswith(AT_SPLIT)}
-        names, steps = tuple(stripped(AT_SPLIT, models)), list[fl.Step]()
-        for s in range(count):
-            difference = fl.Transform(WriteUpdate(tuple(parameters), s))
-            steps += [fl.Transform(LoadSplit(names, s)), self.phase(*self.terms()), difference]
-        sends = frozenset(f"{TRIED}{s}.{name}" for s in range(count) for name in parameters)
-        program = fl.LocalProgram(tuple(steps), sends=sends)
-        return fl.Joining(fl.Dispatch(fl.Message(models)), program, aggregate=self.place)
-
-    def place(self, state: fl.State, results: fl.Results) -> fl.Update:
-        """Return the clusters with those of new clients, found from their updates."""
-        sent, splits = results.sent.values, state.server[SPLITS].tolist()
-        found = torch.zeros(len(results.ids), dtype=torch.int64)
-        for s, (c, new) in enumerate(splits):
-            mine = stripped(f"{TRIED}{s}.", sent)  # [K, ...] each
-            sides = {name: rows[s] for name, rows in stripped(SIDES, state.server).items()}
-            # [K, 2], mean cosines with both parts times the norm of the client's update
-            products = torch.zeros(len(found), 2, dtype=torch.float64)
-            for name, rows in mine.items():
-                products += rows.double().flatten(1) @ sides[name].double().flatten(1).T
-            goes = (found == c) & (products[:, 1] > products[:, 0])
-            found[goes] = new
-        return fl.Update({"cluster": state.server["cluster"].index_copy(0, results.ids, found)})
-
-    def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
-        """Return the clusters of the clients."""
-        about = "Cluster of each client after the last round. All clients begin in cluster 0."
-        count = len(state.server["peak"])
-        return (fl.LearnedTable.of_groups("clusters", about, state.server["cluster"], count),)
-
     def stalls(self, mean_norm: float, largest: float, peak: float, t: int) -> bool:
-        """Return whether a cluster should be split in round t, counted from 0.
+        """Return whether a cluster with these norms is split in round t, counted from 0.
 
-        Args:
-            mean_norm: Norm of the cluster's mean update in this round.
-            largest: Largest norm of an update in it.
-            peak: Largest norm that its mean update has had so far.
-            t: The round.
+        `peak` is the largest norm that its mean update has had so far.
         """
         eps1, eps2 = THRESHOLDS[self.config.thresholds]
         eps1 = eps1 if self.config.eps1 is None else self.config.eps1
@@ -256,31 +177,72 @@ class Cfl(fl.Algorithm):
         scale = peak if self.config.thresholds == "relative" else 1.0
         return t >= self.config.start_round and mean_norm < scale * eps1 and largest > scale * eps2
 
-    def leaving(self, server: fl.Tree, members: Tensor, t: int) -> Tensor:
-        """Return the ids of the clients that leave a cluster in round t, or none if it stays whole.
+    def split_in_two(self, server: fl.Tree, c: int, t: int) -> fl.Tree:
+        """Return the server's entries after cluster c was split in round t; none if it stays whole.
 
-        Args:
-            server: The server's tree, with this round's updates.
-            members: Ids of the clients of the cluster.
-            t: The round.
+        `server` has this round's updates, and the models before it.
         """
-        usable = has_recent_update(server, members, t, self.config.max_age)
-        known = members[usable]
+        members = torch.nonzero(server["cluster"] == c)[:, 0]
+        seen = server[SEEN][members]
+        is_recent = (seen >= 0) & (t - seen <= self.config.max_age)
+        known = members[is_recent]
         too_few = len(known) < self.config.coverage * len(members) - 1e-9
         if len(members) <= self.config.min_size or too_few:
-            return members[:0]
+            return {}
+        updates = fl.take(stripped(DELTA, server), known)
+        leaves = bipartition(updates)
+        if not leaves.any():
+            return {}
 
-        leaves = bipartition(latest_updates(server, known))
-        if 2 * int(leaves.sum()) > len(known):
-            return torch.cat([known[leaves], members[~usable]])
-        return known[leaves]
+        leaving = known[leaves]
+        if 2 * len(leaving) > len(known):  # clients without an update join the larger part
+            leaving = torch.cat([leaving, members[~is_recent]])
+        new = len(server["peak"])
+        tree, model = ParameterTree.of(server), {k: server[k][c] for k in self.split()[1]}
+        entries = tree.grown((c, new), model, updates, leaves).entries()
+        # The leaving part becomes a new cluster, which begins with w_c too.
+        for name in ("peak", *model):
+            entries[name] = torch.cat([server[name], server[name][c][None]])
+        return entries | {"cluster": server["cluster"].index_fill(0, leaving, new)}
+
+    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
+        return {"personal": fl.Deployment(self.dispatch(state, ids))}
+
+    # Clients that join later
+
+    def join(self, state: fl.State, ids: Tensor) -> fl.Joining | None:
+        """Return how a new client finds its cluster, if there is more than one."""
+        tree = ParameterTree.of(state.server)
+        if not len(tree.splits):
+            return None
+        parameters = self.setting.net.parameters
+        steps = tuple(
+            step
+            for s in range(len(tree.splits))
+            for step in (
+                fl.Transform(fl.bind(model_before, s, tuple(tree.before))),
+                self.phase(*self.terms()),
+                fl.Transform(fl.bind(tried_update, s, parameters)),
+            )
+        )
+        sends = {f"{TRIED}{s}.{name}" for s in range(len(tree.splits)) for name in parameters}
+        program = fl.LocalProgram(steps, sends=frozenset(sends))
+        models = fl.Message(prefixed(BEFORE, tree.before))
+        return fl.Joining(fl.Dispatch(models), program, aggregate=self.place)
+
+    def place(self, state: fl.State, results: fl.Results) -> fl.Update:
+        """Return the clusters, in which new clients have those of their updates."""
+        found = ParameterTree.of(state.server).clusters(results.sent.values, len(results.ids))
+        return fl.Update({"cluster": state.server["cluster"].index_copy(0, results.ids, found)})
+
+    # Messages and reports
 
     def notes(self) -> list[str]:
         c, share, notes = self.config, self.setting.train.participation, []
-        if c.eps1 == 0 or self.setting.rounds <= c.start_round:
+        if self.setting.rounds <= c.start_round:
             notes.append(
-                "CFL cannot split before the end (algorithm.eps1, algorithm.start_round): it is"
-                f" FedAvg with algorithm.agg_weights={c.agg_weights}."
+                f"CFL splits no cluster before round {c.start_round} (algorithm.start_round), after"
+                f" the last one of train.rounds={self.setting.rounds}."
             )
         known = 1 - (1 - share) ** (c.max_age + 1)
         if known < c.coverage:
@@ -291,117 +253,105 @@ class Cfl(fl.Algorithm):
             )
         return notes
 
-    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
-        return {"personal": fl.Deployment(self.dispatch(state, ids))}
+    def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
+        """Return the clusters of the clients."""
+        about = "Cluster of each client after the last round. All clients begin in cluster 0."
+        count = len(state.server["peak"])
+        return (fl.LearnedTable.of_groups("clusters", about, state.server["cluster"], count),)
+
+
+SPLITS, BEFORE, DIRECTION = "tree", "tree.w.", "tree.direction."  # in the server's tree
 
 
 @dataclass(frozen=True)
-class LoadSplit:
-    """Function of a Transform: writes the model before a split into the leaves.
+class ParameterTree:
+    """The S splits so far, down which a client goes that joins after the training.
 
     Attributes:
-        names: Names of the leaves.
-        split: Number of the split.
+        splits: [S, 2] int64, the cluster of each split and the new one that left it.
+        before: Model of the cluster before the split, [S, ...] per leaf.
+        direction: Mean of the normalized updates of the part that left, minus that of the other,
+            [S, ...] per parameter. An update that is more similar to those of the part that left,
+            by the mean cosine, has a positive product with it.
     """
 
-    names: tuple[str, ...]
-    split: int
+    splits: Tensor
+    before: fl.Tree
+    direction: fl.Tree
 
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return the leaves of the model."""
-        return {name: context.ctx[AT_SPLIT + name][self.split] for name in self.names}
+    @classmethod
+    def of(cls, server: fl.Tree) -> Self:
+        """Return the tree that is part of the server's tree."""
+        return cls(server[SPLITS], stripped(BEFORE, server), stripped(DIRECTION, server))
 
+    def entries(self) -> fl.Tree:
+        """Return the entries of the server's tree."""
+        trees = prefixed(BEFORE, self.before) | prefixed(DIRECTION, self.direction)
+        return {SPLITS: self.splits} | trees
 
-@dataclass(frozen=True)
-class WriteUpdate:
-    """Function of a Transform: writes the update from the model before a split, to be sent.
+    def grown(
+        self, split: tuple[int, int], model: fl.Tree, updates: fl.Tree, leaves: Tensor
+    ) -> "ParameterTree":
+        """Return the tree with one more split.
 
-    Attributes:
-        names: Names of the parameters.
-        split: Number of the split.
-    """
+        Args:
+            split: The cluster and the new one that leaves it.
+            model: Model of the cluster before the split.
+            updates: Updates of its clients, [K, ...] per parameter.
+            leaves: [K] bool, which of them leave.
+        """
+        stay, leave = (~leaves).double(), leaves.double()  # [K]
+        share = leave / leave.sum() - stay / stay.sum()
+        share /= client_norms(updates).clamp_min(torch.finfo(torch.float64).tiny)
+        direction = {k: torch.tensordot(share, rows.double(), 1) for k, rows in updates.items()}
+        return ParameterTree(
+            torch.cat([self.splits, torch.tensor([split])]),
+            {k: torch.cat([rows, model[k][None]]) for k, rows in self.before.items()},
+            {k: torch.cat([rows, direction[k][None]]) for k, rows in self.direction.items()},
+        )
 
-    names: tuple[str, ...]
-    split: int
+    def clusters(self, tried: fl.Tree, clients: int) -> Tensor:
+        """Return the cluster [K] of new clients, which begin in the first one.
 
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return the leaves minus those of the model."""
-        return {
-            f"{TRIED}{self.split}.{name}": context.leaves[name]
-            - context.ctx[AT_SPLIT + name][self.split]
-            for name in self.names
-        }
-
-
-def no_splits(shared: fl.Tree, parameters: fl.Tree) -> fl.Tree:
-    """Return the server's entries on splits before the first one.
-
-    Args:
-        shared: Leaves of the seeded net that are sent.
-        parameters: Its parameters.
-    """
-    entries = {SPLITS: torch.zeros(0, 2, dtype=torch.int64)}
-    entries |= prefixed(
-        AT_SPLIT, {name: one.new_zeros(0, *one.shape) for name, one in shared.items()}
-    )
-    sides = {name: one.new_zeros(0, 2, *one.shape) for name, one in parameters.items()}
-    return entries | prefixed(SIDES, sides)
-
-
-def normalized(updates: fl.Tree) -> fl.Tree:
-    """Return updates [K, ...] of clients, each divided by its norm over all leaves, in float64."""
-    rows = {name: value.double() for name, value in updates.items()}
-    squares = [value.flatten(1).square().sum(dim=1) for value in rows.values()]  # [K] each
-    norm = torch.stack(squares).sum(dim=0).sqrt()  # [K]
-    scale = 1 / norm.clamp_min(torch.finfo(torch.float64).tiny)
-    return {
-        name: scale.reshape(-1, *(1,) * (value.ndim - 1)) * value for name, value in rows.items()
-    }
+        Args:
+            tried: Their updates, `tried.S.NAME` [K, ...] for each split S and parameter.
+            clients: Number of new clients K.
+        """
+        found = torch.zeros(clients, dtype=torch.int64)
+        for s, (c, new) in enumerate(self.splits.tolist()):
+            product = torch.zeros(clients, dtype=torch.float64)
+            for name, rows in stripped(f"{TRIED}{s}.", tried).items():
+                product += rows.double().flatten(1) @ self.direction[name][s].flatten()
+            found[(found == c) & (product > 0)] = new
+        return found
 
 
-def no_updates(start: fl.Tree, names: Iterable[str], clients: int) -> fl.Tree:
-    """Return the server's entries before the first round, for updates of the leaves `names`."""
-    # Views of one zero: the first round makes tensors of them.
-    zeros = {name: start[name].new_zeros(()).expand(clients, *start[name].shape) for name in names}
-    return prefixed(DELTA, zeros) | {SEEN: torch.full((clients,), -1)}
+def model_before(context: fl.Context, s: int, names: tuple[str, ...]) -> fl.Tree:
+    """Return the model before split s as the client's leaves."""
+    return {name: context.ctx[BEFORE + name][s] for name in names}
 
 
-def with_updates(server: fl.Tree, ids: Tensor, updates: fl.Tree, t: int) -> fl.Tree:
-    """Return the server's entries after clients `ids` [K] sent updates [K, ...] in round t."""
-    entries = {
-        name: server[name].index_copy(0, ids, value)
-        for name, value in prefixed(DELTA, updates).items()
-    }
-    return entries | {SEEN: server[SEEN].index_fill(0, ids, t)}
+def tried_update(context: fl.Context, s: int, names: tuple[str, ...]) -> fl.Tree:
+    """Return the update from the model before split s, to be sent."""
+    before, leaves = model_before(context, s, names), context.leaves
+    return {f"{TRIED}{s}.{name}": leaves[name] - before[name] for name in names}
 
 
-def latest_updates(server: fl.Tree, ids: Tensor) -> fl.Tree:
-    """Return the latest updates of clients `ids` [K], [K, ...] each."""
-    return fl.take(stripped(DELTA, server), ids)
-
-
-def has_recent_update(server: fl.Tree, ids: Tensor, t: int, age: int) -> Tensor:
-    """Return [K] bool: whether a client's latest update is at most `age` rounds old in round t."""
-    seen = server[SEEN][ids]
-    return (seen >= 0) & (t - seen <= age)
+def client_norms(updates: fl.Tree) -> Tensor:
+    """Return the norms [K] float64 of clients' updates, [K, ...] per leaf, over all leaves."""
+    squares = torch.zeros((), dtype=torch.float64)
+    for value in updates.values():
+        norm = torch.linalg.vector_norm(value.flatten(1), dim=1, dtype=torch.float64)
+        squares = squares + norm.square()
+    return squares.sqrt()
 
 
 def norms(updates: fl.Tree) -> tuple[float, float]:
-    """Return the norm of the mean update and the largest norm of an update.
-
-    The leaves of a client count as one vector.
-
-    Args:
-        updates: [K, ...] per leaf, K >= 1.
-    """
-    clients = len(next(iter(updates.values())))
-    mean = fl.weighted_mean(updates, torch.ones(clients))
-    squares = torch.zeros(clients, dtype=torch.float64)
-    for value in updates.values():
-        norm = torch.linalg.vector_norm(value.reshape(clients, -1), dim=1, dtype=torch.float64)
-        squares += norm.square()
+    """Return the norm of the mean update and the largest norm of an update, [K, ...] per leaf."""
+    each = client_norms(updates)
+    mean = fl.weighted_mean(updates, torch.ones(len(each)))
     of_mean = sum(float(value.double().square().sum()) for value in mean.values())
-    return sqrt(of_mean), sqrt(float(squares.max()))
+    return sqrt(of_mean), float(each.max())
 
 
 def bipartition(updates: fl.Tree) -> Tensor:
