@@ -1,5 +1,6 @@
 """Exceptions, by exit code: errors that the user can correct (2) and runs that failed (1)."""
 
+import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Final
@@ -28,6 +29,16 @@ class UserError(PrintableError):
 
 class ConfigError(UserError):
     """One or more configuration keys are wrong. The message has one line for each of them."""
+
+    @property
+    def key(self) -> str | None:
+        """The key with which the message begins, after the name of a method or a file, if any.
+
+        >>> ConfigError("`train.rounds=0` (command line): rounds are counted from 1.").key
+        'train.rounds'
+        """
+        found = re.match(r"(?:[^`]*: )?`([\w.]+)[`=]", str(self))
+        return found and found[1]
 
 
 class MethodError(ConfigError):

@@ -28,7 +28,6 @@ def test_without_layers_is_hfcd_on_digits():
 
 def test_a_methods_own_keys_follow_its_name():
     assert resolved("algorithm.name=fedprox", "algorithm.mu=0.5").algorithm.mu == 0.5
-    assert "`algorithm.mu` is not a key" in problems("algorithm.name=fedavg", "algorithm.mu=0.5")[0]
 
 
 def test_unknown_key_suggests_the_nearest_and_names_its_place(tmp_path):
@@ -48,31 +47,53 @@ def test_all_errors_are_reported_together():
     assert any("Did you mean `hfcd`" in line for line in found)
 
 
-@pytest.mark.parametrize(
-    ("item", "said"),
-    [
-        ("train.rounds=1.5", "`train.rounds` must be a valid integer"),
-        ("train.rounds=true", "`train.rounds` must be a valid integer"),
-        ("train.optimizer.lr=nan", "`train.optimizer.lr` must be a finite number"),
-        ("partition.alpha=0", "`partition.alpha` must be > 0, got '0'"),
-        ("partition.scheme=dirichlett", "Did you mean `dirichlet`"),
-        ("partition.split=[0.5,0.5,0.5]", "sum to 1"),
-        ("partition.split=[0.5,0.5]", "`partition.split.2` is missing"),
-        ("partition.split=[0,0.5,0.5]", "`partition.split` must be three shares"),
-        ("partition.scheme=file", "needs `partition.path`"),
-        ("train.optimizer.nesterov=true", "needs `train.optimizer.momentum`"),
-        ("engine.device=gpu", "`engine.device` must be auto, cpu"),
-        ("tracking.mlflow=maybe", "`tracking.mlflow` must be"),
-        ("algorithm=[1]", "`algorithm` must be a section with keys"),
-        ("data.normalize=nonee", "`data.normalize` must be 'standard'"),
-        ("data.normalize={mean: [0], std: [0]}", "`data.normalize.std.0` must be > 0"),
-        ("data.normalize={mean: [0]}", "`data.normalize.std` is missing"),
-        ("data.normalize={mean: [0], std: [1], sd: 1}", "Did you mean `std`"),
-        ("train=3", "`train` must be a section with keys, got '3'"),
-    ],
-)
-def test_wrong_values_are_named_with_the_condition(item, said):
-    assert said in "\n".join(problems(item))
+WRONG = {
+    "train.rounds=1.5": "train.rounds",
+    "train.rounds=true": "train.rounds",
+    "train.optimizer.lr=nan": "train.optimizer.lr",
+    "train.optimizer.nesterov=true": "train.optimizer",
+    "train=3": "train",
+    "partition.alpha=0": "partition.alpha",
+    "partition.scheme=dirichlett": "partition.scheme",
+    "partition.scheme=file": "partition",
+    "partition.split=[0.5,0.5,0.5]": "partition.split",
+    "partition.split=[0,0.5,0.5]": "partition.split",
+    "partition.split=[0.5,0.5]": "partition.split.2",
+    "partition.args.sizes=[[1], [2, 3]]": "partition.args.sizes",
+    "engine.device=gpu": "engine.device",
+    "tracking.mlflow=maybe": "tracking.mlflow",
+    "algorithm=[1]": "algorithm",
+    "algorithm.mu=0.5": "algorithm.mu",  # of another method
+    "data.normalize=nonee": "data.normalize",
+    "data.normalize={mean: [0], std: [0]}": "data.normalize.std.0",
+    "data.normalize={mean: [0]}": "data.normalize.std",
+    "data.normalize={mean: [0], std: [1], sd: 1}": "data.normalize.sd",
+    "evaluation.metrics.x.sha256=1": "evaluation.metrics.x.source",
+    # Terms of the loss
+    "train.terms=focal": "train.terms",
+    "train.terms=[3]": "train.terms.0",
+    "train.terms=[focall]": "train.terms.0.name",
+    "train.terms=[proximal]": "train.terms.0.name",
+    "train.terms=[{gamma: 2}]": "train.terms.0.name",
+    "train.terms=[{name: focal, gama: 2}]": "train.terms.0.gama",
+    "train.terms=[focal, {name: focal, weight: 0}]": "train.terms.1.weight",
+    "train.terms=[{name: focal, gamma: -1}]": "train.terms.0.gamma",
+    "train.terms=[{name: focal, gamma: .nan}]": "train.terms.0.gamma",
+    "train.terms=[{name: focal, instead: maybe}]": "train.terms.0.instead",
+    "train.terms=[{name: class_balanced, beta: 1}]": "train.terms.0.beta",
+    "train.terms=[{name: label_smoothing, epsilon: 2}]": "train.terms.0.epsilon",
+    "train.terms=[{name: a:b, x: [1]}]": "train.terms.0.x",
+    "train.terms=[{name: a:b, sha256: 0}]": "train.terms.0.sha256",
+}
+
+
+def test_wrong_values_are_refused_by_key():
+    found = {}
+    for item in WRONG:
+        with pytest.raises(ConfigError) as caught:
+            resolved(item)
+        found[item] = caught.value.key
+    assert found == WRONG
 
 
 def test_later_layers_win_and_origins_say_so(tmp_path):
@@ -195,21 +216,6 @@ def test_leaves_are_dotted_paths():
 )
 def test_schedule_is_a_function_of_the_round(schedule, done, expected):
     assert schedule.lr_factor(done, 10) == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("override", "sentence"),
-    [
-        ("evaluation.metrics.x.origin=a:b", "`evaluation.metrics.x.origin` is not a key"),
-        ("evaluation.metrics.x.sha256=1", "`evaluation.metrics.x.source` is missing"),
-        ("partition.args.sizes=[[1], [2, 3]]", "`partition.args.sizes` must be"),
-    ],
-)
-def test_wrong_values_below_names_of_the_user_are_named_whole(override, sentence):
-    with pytest.raises(ConfigError) as caught:
-        resolve([from_overrides([override])])
-    assert sentence in str(caught.value)
-    assert "(default)" not in str(caught.value)
 
 
 def test_hash_covers_what_changes_results():

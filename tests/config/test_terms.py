@@ -1,10 +1,7 @@
 """The key `train.terms`: entries, errors, and the hash of configurations with and without it."""
 
-import pytest
-
 from flbench.config.resolve import resolve
 from flbench.config.sources import from_file, from_overrides
-from flbench.core.errors import ConfigError
 from flbench.core.plain_yaml import to_yaml
 from flbench.core.registry import TERMS
 
@@ -47,41 +44,3 @@ def test_terms_count_for_the_hash():
 
     assert config.hash() == resolved("[]").hash() != resolved("[focal]").hash()
     assert resolved("[{name: focal, gamma: 1}]").hash() != resolved("[focal]").hash()
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("[focall]", "there is no loss term `focall`. Did you mean `focal`?"),
-        ("[proximal]", "there is no loss term `proximal`."),
-        (
-            "[{name: focal, gama: 2}]",
-            "`train.terms.0.gama` is not a key of `train.terms.0` (command line). Did you mean"
-            " `gamma`?",
-        ),
-        ("[focal, {name: focal, weight: 0}]", "`train.terms.1.weight` must be > 0, got 0"),
-        ("[{name: focal, gamma: -1}]", "`train.terms.0.gamma` must be >= 0, got -1"),
-        ("[{name: class_balanced, beta: 1}]", "`train.terms.0.beta` must be < 1, got 1"),
-        ("[{name: label_smoothing, epsilon: 2}]", "`train.terms.0.epsilon` must be <= 1, got 2"),
-        ("[{name: focal, instead: maybe}]", "`train.terms.0.instead` must be a valid boolean"),
-        ("[{name: focal, gamma: .nan}]", "`train.terms.0.gamma` must be a finite number"),
-        ("[{gamma: 2}]", "`train.terms.0.name` is missing"),
-        ("[3]", "`train.terms.0` must be a section"),
-        ("focal", "`train.terms` must be a list, like [focal]"),
-        ("[{name: a:b, x: [1]}]", "`train.terms.0.x` must be"),
-        ("[{name: a:b, sha256: 0}]", "`train.terms.0.sha256` must be a valid string"),
-    ],
-)
-def test_a_wrong_entry_is_named_with_its_place(text, sentence):
-    with pytest.raises(ConfigError) as refusal:
-        resolved(text)
-
-    assert sentence in str(refusal.value)
-    assert "command line" in str(refusal.value)
-
-
-def test_all_wrong_entries_are_reported_together():
-    with pytest.raises(ConfigError) as refusal:
-        resolved("[focall, {name: focal, gamma: -1, wait: 2}]")
-
-    assert len(str(refusal.value).splitlines()) == 3
