@@ -43,7 +43,7 @@ class _Scheme:
         samples: Number of samples to distribute.
         min_samples: Smallest number of samples of a client.
         seed: Seed of the partition; by default the seed of the run.
-        new_clients: Number or share of the clients that join after the training.
+        new_clients: Number, share or names of the clients that join after the training.
         new_alpha: Concentration of the classes of new clients (scheme `dirichlet`).
         new_shots: Number of training samples of each class that new clients have.
     """
@@ -69,7 +69,7 @@ class _Scheme:
     samples: int | None = None
     min_samples: int | None = None
     seed: int | None = None
-    new_clients: int | float | None = None
+    new_clients: int | float | Sequence[str] | None = None
     new_alpha: float | None = None
     new_shots: int | None = None
 

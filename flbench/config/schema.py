@@ -127,14 +127,16 @@ def _in_one_order(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted(set(names)))
 
 
-def _number_or_share(value: object) -> object:
-    """Return a number of clients, or a share below 1 of all; also for the text of one."""
+def _number_share_or_names(value: object) -> object:
+    """Return a number of clients, a share below 1 of all, or names; also for the text of one."""
+    if isinstance(value, list | tuple) and value:
+        return tuple(sorted({str(name) for name in value}))
     value = scalar(value) if isinstance(value, str) else value
     if value is None or (type(value) is int and value >= 1):
         return value
     if type(value) is float and 0 < value < 1:
         return value
-    raise ValueError("a number of clients, >= 1, or a share between 0 and 1")
+    raise ValueError("a number of clients, >= 1, a share between 0 and 1, or a list of their names")
 
 
 def _column(name: object) -> object:
@@ -437,11 +439,13 @@ class PartitionConfig(Strict):
         " an object made; flbench writes it to config.yaml",
     )
 
-    new_clients: Annotated[int | float | None, BeforeValidator(_number_or_share)] = Field(
+    new_clients: Annotated[
+        int | float | tuple[str, ...] | None, BeforeValidator(_number_share_or_names)
+    ] = Field(
         None,
         description="clients that join after the training: a number, or a share below 1 of all"
-        " clients; they are drawn at random, train in no round, and no statistic uses their samples"
-        " (default: none)",
+        " clients, which are drawn at random; or a list of the names of natural clients; they train"
+        " in no round, and no statistic uses their samples (default: none)",
     )
     new_alpha: float | None = Field(
         None,

@@ -1,4 +1,4 @@
-"""Clients that join after the training: they are drawn from a partition and held out.
+"""Clients that join after the training: drawn from a partition, or named, and held out.
 
 The clients of a partition are divided into those that train, which get new ids 0 to M-1, and those
 that join later, with the ids M to N-1; both keep the order of the partition. Everything that a run
@@ -6,14 +6,14 @@ computes before its last round sees the first ones alone. The division depends o
 seed and on its number of clients, so it is the same for all methods.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flbench.config.schema import PartitionConfig
-from flbench.core.errors import ConfigError
+from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.rng import generator
 from flbench.core.wording import listed
 from flbench.data.dataset import PARTS, Dataset
@@ -27,31 +27,32 @@ SHIFT: Final = TRIES + 3
 SHOTS: Final = TRIES + 4
 
 
-def count_of(config: PartitionConfig, clients: int) -> int:
-    """Return how many of the clients of a partition join after the training, 0 without any.
+def chosen(partition: ClientParts, config: PartitionConfig, seed: int) -> list[int]:
+    """Return the ascending numbers of the clients that join after the training.
 
     A share is rounded to the nearest number of clients, and to one at least.
 
-    Args:
-        config: Section `partition`.
-        clients: Number of clients N of the partition.
-
     Raises:
-        ConfigError: No client is left that trains.
-
-    >>> [count_of(PartitionConfig(new_clients=new), 20) for new in (None, 3, 0.2, 0.01)]
-    [0, 3, 4, 1]
+        ConfigError: No client is left that trains, or no client has a name that is given.
     """
-    wanted = config.new_clients
-    if wanted is None:
-        return 0
-    count = wanted if isinstance(wanted, int) else max(1, int(np.floor(wanted * clients + 0.5)))
-    if count >= clients:
+    wanted, clients = config.new_clients, partition.clients
+    if isinstance(wanted, tuple):
+        if unknown := [name for name in wanted if name not in partition.names]:
+            raise ConfigError(
+                f"`partition.new_clients` names the client `{unknown[0]}`, which the partition"
+                f" does not have.{did_you_mean(unknown[0], partition.names)}"
+            )
+        numbers = [k for k, name in enumerate(partition.names) if name in wanted]
+    else:
+        is_number = isinstance(wanted, int)
+        count = wanted if is_number else max(1, int(np.floor((wanted or 0) * clients + 0.5)))
+        numbers = sorted(generator(seed, "partition", CHOICE).permutation(clients)[:count].tolist())
+    if len(numbers) >= clients:
         raise ConfigError(
             f"`partition.new_clients={wanted}` leaves none of the {clients} clients of the"
             " partition to train. Lower it, or raise partition.clients."
         )
-    return count
+    return numbers
 
 
 def hold_out(
@@ -73,11 +74,10 @@ def hold_out(
         ConfigError: No client is left that trains, or the new clients cannot get other samples.
     """
     seed = seed if config.seed is None else config.seed
-    count = count_of(config, partition.clients)
-    if not count:
+    new = chosen(partition, config, seed)
+    if not new:
         return partition, None
-    order = generator(seed, "partition", CHOICE).permutation(partition.clients)
-    new, old = (sorted(some.tolist()) for some in (order[:count], order[count:]))
+    old, count = sorted({*range(partition.clients)} - {*new}), len(new)
     parts = {part: [partition.parts[part][k] for k in new] for part in PARTS}
     names = tuple(partition.names[k] for k in new) if partition.names else ()
     first = partition.clients - count
@@ -90,10 +90,11 @@ def hold_out(
             )
             for k, rows in enumerate(parts["train"], start=first)
         ]
-    numbers = listed(map(str, new), 10)
+    numbers = listed((partition.called(k) for k in new), 10)
+    how = "by their names" if isinstance(config.new_clients, tuple) else "drawn at random"
     note = (
-        f"partition: {count} of {partition.clients} clients join after the training, drawn at"
-        f" random (numbers {numbers} of the partition). They have the ids {first} to"
+        f"partition: {count} of {partition.clients} clients join after the training, {how}"
+        f" (numbers {numbers} of the partition). They have the ids {first} to"
         f" {partition.clients - 1}, and the clients that train the ids 0 to {first - 1}."
     )
     training = ClientParts(
@@ -165,14 +166,14 @@ def _distributed_anew(
     return {part: [client[k] for client in split] for k, part in enumerate(PARTS)}
 
 
-def _few_shots(rows: Indices, y: Sequence[int], most: int, rng: np.random.Generator) -> Indices:
+def _few_shots(rows: Indices, y: NDArray[Any], most: int, rng: np.random.Generator) -> Indices:
     """Return ascending rows [n] of a client, at most `most` of each class of their labels y [n]."""
     order = rng.permutation(len(rows))
     taken: dict[int, int] = {}
-    chosen = []
+    kept = []
     for position in order.tolist():
         label = int(y[position])
         taken[label] = taken.get(label, 0) + 1
         if taken[label] <= most:
-            chosen.append(position)
-    return rows[np.sort(np.array(chosen, dtype=np.int64))]
+            kept.append(position)
+    return rows[np.sort(np.array(kept, dtype=np.int64))]

@@ -1,5 +1,7 @@
 """Clients that are held out of a partition until the training is over."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -38,6 +40,28 @@ def test_clients_are_divided_and_keep_their_samples(dataset):
     train = np.sort(np.concatenate(held.partition.parts["train"]))
     mean = dataset.x[train].astype(float).mean()
     assert float(held.offset) == pytest.approx(mean)  # digits have one channel
+
+
+def test_clients_are_held_out_by_their_names(dataset):
+    names = ("photo", "art", "sketch")
+    named = replace(dataset, groups=np.arange(len(dataset.y)) % 3, group_names=names)
+
+    def held(*wanted, **keys):
+        config = PartitionConfig(scheme="natural", new_clients=list(wanted), **keys)
+        return build(named, DATA, config, seed=0)
+
+    found = held("sketch")
+    assert (found.partition.names, found.new.names) == (("photo", "art"), ("sketch",))
+    assert {*(found.new.rows(0) % 3)} == {2}
+    assert held("sketch", seed=5).partition.names == found.partition.names
+    two = held("sketch", "photo", new_shots=1)
+    assert two.new.names == ("photo", "sketch")
+    assert [len(rows) for rows in two.new.parts["train"]] == [10, 10]
+    for wanted, key in ((["skech"], "`sketch`"), (names, "new_clients")):
+        with pytest.raises(ConfigError, match=key):
+            held(*wanted)
+    with pytest.raises(ConfigError, match="`a`"):
+        build(dataset, DATA, PartitionConfig(new_clients=["a"]), seed=0)
 
 
 def test_choice_depends_on_the_seed_of_the_partition_alone(dataset):
