@@ -15,7 +15,7 @@ from flbench.algorithms.shared.mixing import mix
 from flbench.algorithms.shared.prefixes import prefixed, stripped
 from flbench.algorithms.shared.prototypes import NearestPrototype
 from flbench.algorithms.shared.simplex import simplex
-from flbench.losses import ClassPull, CrossEntropy, PrototypeL2, class_pull
+from flbench.losses import ClassPull, CrossEntropy, PrototypeL2
 from flbench.losses.similarity import EPSILON
 
 PROTOTYPES, PRESENT = "group.prototypes", "group.present"
@@ -25,8 +25,6 @@ TABLE = (PROTOTYPES, PRESENT)
 INTRA = "intra."  # prefix of theta^_j and P^_j, the means within groups
 GM = "gm."  # prefix of the global model
 
-CENTRES = "setup.centres"  # [J, C D] float64, mean vector of the prototypes in each group
-
 VARIANCE = 0.9  # share of the variance that the principal components reach
 MOST_COMPONENTS = 32
 MOST_GROUPS = 10  # largest number of groups that groups=auto tries
@@ -34,8 +32,6 @@ KMEANS_STARTS = 10
 EQUAL_SILHOUETTES = 1e-9  # silhouettes that differ by less are equal
 SAME_POINT = 1e-9  # relative to the largest entry: points that differ by less are one point
 
-Pull = Literal["per_sample_mse"] | class_pull.Form
-GlobalHead = Literal["init_head", "mean_head", "nearest_proto", "none"]
 Points = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
@@ -68,41 +64,21 @@ class FedPc(fl.Algorithm):
         rho_jl    = max(0, M_jl) / sum_l max(0, M_jl)                           (eq. 5-6)
         theta^(j) = sum_l rho_jl theta^_l,  P^(j) = sum_l rho_jl P^_l           (eq. 7-8)
 
-    Readings and deviations. Eq. 3 prints a sum of distances that are not squared,
-    L_p = sum over the classes k of ||mean of f(theta, x) - P^(j)_k||. Written for a batch, so that
-    it has a gradient, this is `pull=class_mean`. The length of its gradient does not shrink with
-    the distance: L_p dominates the loss, and accuracy falls. The default is the mean square that
-    FedNH's repository, whose settings the paper shares, uses for FedProto; samples of a class
-    without a prototype do not count. The text also speaks of repulsion from other classes
-    (`pull=repel`).
-
-    Eq. 7-8 give every group a model, Algorithm 1 has one for all; the equations are followed. A
-    negative cosine counts as 0. The objective of the paper weights clients by samples, line 13 does
-    not (`agg_weights`). Cosines run over the classes that both groups have. A group without a
-    client in the round keeps its last means; a group that never had one gives nothing and takes
-    equal parts of the groups that had one. When clients are grouped, the prototype of a class that
-    a client does not hold is zero, and the q principal components are as many as reach 90 % of the
-    variance, at most 32.
-
-    The first round of training has no L_p, although the set-up has given the server prototypes of
-    the seeded net: P^(j) is computed only from clients that have trained. docs/papers/fedpc.md has
-    the accuracies with these prototypes in the first round.
-
-    The paper names no group for a client that joins later. Here it sends the prototypes of the same
-    backbone as the others in the set-up, and joins the group whose members' mean vector of
-    prototypes is nearest, before the projection on principal components. Its head is the seeded
-    one.
-
-    The paper reports a global model without defining its head (`gm`); of flbench's metrics, `gm`,
-    `pm_v@local` and `pm_l@local` correspond to the published ones.
+    Eq. 3 prints a sum of distances that are not squared, L_p = sum over the classes k of
+    ||mean of f(theta, x) - P^(j)_k||; written for a batch it is `pull=class_mean`. The default is
+    the mean square of FedProto in FedNH's repository, whose settings the paper shares; samples of
+    a class without a prototype do not count. Eq. 7-8 give every group a model, Algorithm 1 has one
+    for all; the equations are followed. Cosines run over the classes that both groups have. A group
+    without a client in the round keeps its last means; a group that never had one gives nothing and
+    takes equal parts of the groups that had one. When clients are grouped, the prototype of a class
+    that a client does not hold is zero, and the q principal components are as many as reach 90 % of
+    the variance, at most 32. The first round of training has no L_p: P^(j) is computed only from
+    clients that have trained. The paper reports a global model without defining its head (`gm`).
+    docs/papers/fedpc.md has accuracies of these readings.
     """
 
     class Config(fl.UniformConfig):
-        """Keys of FedPC.
-
-        The paper gives alpha and gamma. It leaves open the number of groups and the head of the
-        global model. For the distance, see the class `FedPc`.
-        """
+        """Keys of FedPC."""
 
         groups: Literal["auto"] | PositiveInt = Field(
             5, description="number of groups J; auto: the best mean silhouette among 2 to 10"
@@ -111,18 +87,16 @@ class FedPc(fl.Algorithm):
         gamma: float = Field(
             0.5, ge=0, description="weight of the distance to the group's prototypes"
         )
-        pull: Pull = Field(
+        pull: Literal["per_sample_mse", "class_mean", "mse"] = Field(
             "per_sample_mse",
             description="distance L_p to the group's prototypes: mean square over samples and"
             " features (per_sample_mse); Euclidean distance of class means, summed over the classes"
-            " of the batch (class_mean, eq. 3 to the letter); their mean square (mse); mean"
-            " Euclidean distance of the samples of each class (per_sample); or with repulsion from"
-            " other classes (repel, the paper's text)",
+            " of the batch (class_mean, eq. 3 to the letter), or their mean square (mse)",
         )
-        gm: GlobalHead = Field(
+        gm: Literal["init_head", "mean_head", "nearest_proto"] = Field(
             "init_head",
             description="head of the global model: the seeded one, the mean of the clients' heads,"
-            " the nearest prototype, or no global model",
+            " or the nearest prototype",
         )
 
     config: Config
@@ -150,13 +124,14 @@ class FedPc(fl.Algorithm):
         clients, groups = self.setting.clients, self.config.groups
         count = min(clients, MOST_GROUPS if groups == "auto" else groups)
 
-        group = fl.only(start, shared) | empty_table(self.setting, start)
+        net, classes = self.setting.net, self.setting.classes
+        zeros = torch.zeros(classes, net.features, dtype=start[net.parameters[0]].dtype)
+        table = {PROTOTYPES: zeros, PRESENT: torch.zeros(classes).bool()}
+        group = fl.only(start, shared) | table
         server = repeat_groups(group | prefixed(INTRA, group), count)
         server |= prefixed(GM, repeat_groups(start | group, 1))
         server["seen"] = torch.zeros(count).bool()  # [J] groups that have had a participant
         server["groups"] = torch.zeros(clients).long()  # [N] c(i)
-        shape = group[PROTOTYPES].shape  # C, D
-        server[CENTRES] = torch.zeros(count, shape.numel(), dtype=torch.float64)
 
         client = fl.only(start, heads) | {"prototypes": group[PROTOTYPES]}
         return server, fl.repeat(client, clients)
@@ -186,11 +161,7 @@ class FedPc(fl.Algorithm):
 
     def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         """Send theta^(j) and P^(j) of the clients' groups; the seeded backbone is sent for free."""
-        names = set(TABLE)
-        if not state.is_initial:
-            _, shared = self.split()
-            names |= shared
-
+        names = {*TABLE} if state.is_initial else {*TABLE} | self.split()[1]
         group = state.server["groups"][ids]  # [K]
         rows = {name: value[group] for name, value in fl.only(state.server, names).items()}
         # Before the first round of the stage `train` no group has prototypes.
@@ -203,29 +174,12 @@ class FedPc(fl.Algorithm):
         return self._average_groups(state, results)
 
     def _group_clients(self, state: fl.State, results: fl.Results) -> fl.Update:
-        """Return c(i), and the mean vector of each group, by which a new client finds its group."""
-        vectors = client_vectors(results.sent)  # [K, C D]
-        labels, q = group_clients(vectors, self.config.groups, self.setting.seed)
+        """Set-up: c(i) of each client."""
+        labels, q = group_clients(
+            client_vectors(results.sent), self.config.groups, self.setting.seed
+        )
         groups = state.server["groups"].index_copy(0, results.ids, labels)
-
-        centres = [vectors[labels == j].mean(dim=0) for j in range(int(labels.max()) + 1)]
-        # A group without members is as far as the first one, which comes first.
-        centres += [centres[0]] * (len(state.server[CENTRES]) - len(centres))
-        entries = {"groups": groups, CENTRES: torch.stack(centres)}
-        return fl.Update(entries, metrics={"groups": int(groups.max()) + 1, "q": q})
-
-    def join(self, state: fl.State, ids: Tensor) -> fl.Joining | None:
-        """Return how a new client finds its group, by its prototypes as in the set-up."""
-        masks = (("prototypes", "held"), ("ids", "held"))
-        sends = frozenset({"prototypes", "ids"})
-        program = fl.LocalProgram(prototypes.collect(self.setting), sends=sends, masks=masks)
-        return fl.Joining(fl.Dispatch(), program, aggregate=self._place)
-
-    def _place(self, state: fl.State, results: fl.Results) -> fl.Update:
-        """Return the groups with those of new clients, the nearest ones by their prototypes."""
-        distance = torch.cdist(client_vectors(results.sent), state.server[CENTRES])  # [K, J]
-        groups = state.server["groups"].index_copy(0, results.ids, fl.smallest_index(distance))
-        return fl.Update({"groups": groups})
+        return fl.Update({"groups": groups}, metrics={"groups": int(groups.max()) + 1, "q": q})
 
     def _average_groups(self, state: fl.State, results: fl.Results) -> fl.Update:
         server = state.server
@@ -262,8 +216,7 @@ class FedPc(fl.Algorithm):
     def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         heads, _ = self.split()
         deployments = {"personal": fl.Deployment(self.dispatch(state, ids))}
-        clients_keep_statistics = bool(heads - self.personal())
-        if self.config.gm == "none" or clients_keep_statistics:
+        if heads - self.personal():  # clients keep BatchNorm statistics
             return deployments
 
         net = stripped(GM, state.server)  # [1, ...] each
@@ -281,29 +234,8 @@ class FedPc(fl.Algorithm):
 # Groups: a backbone and a table of prototypes each, with a leading axis J.
 
 
-def empty_table(setting: fl.Setting, start: fl.Tree) -> fl.Tree:
-    """Return one group's prototypes [C, D], all zero, and flags [C], all False.
-
-    Args:
-        setting: Setting of the method, with C and D.
-        start: Leaves of the seeded net, which give the dtype.
-    """
-    table, _ = prototypes.empty(setting, start)
-    return {
-        PROTOTYPES: table["global.prototypes"],
-        PRESENT: table["global.present"],
-    }
-
-
 def repeat_groups(tree: fl.Tree, count: int) -> fl.Tree:
-    """Repeat every tensor along a new leading axis, [...] -> [J, ...].
-
-    The repetitions are copies, because groups are updated separately.
-
-    Args:
-        tree: Tensors of one group.
-        count: Number of groups J.
-    """
+    """Return copies of every tensor along a new leading axis, [...] -> [J, ...]."""
     return {name: value.repeat(count, *(1,) * value.dim()) for name, value in tree.items()}
 
 
