@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from flbench.core.types import Context
-from flbench.losses.similarity import EPSILON, NEVER, class_sums, full_precision, membership, wide
-
-Form = Literal["class_mean", "mse", "per_sample", "repel"]
+from flbench.losses.similarity import EPSILON, class_sums, full_precision, wide
 
 
 @dataclass(frozen=True)
@@ -25,46 +23,25 @@ class ClassPull:
     Attributes:
         weight: Factor of the term: a number, or the name of a 0-dim ctx entry.
         form: The summand of a class. `class_mean`: the norm of zbar_k - P[k]; `mse`: the mean over
-            the D elements of (zbar_k - P[k])^2; `per_sample`: the mean over the samples of the
-            class of ||z - P[k]||; `repel`: -log softmax over the present classes l of
-            -||zbar_k - P[l]||, at class k, which also moves class means away from other
-            prototypes, as the paper's text describes.
+            the D elements of (zbar_k - P[k])^2.
         prototypes: Name of the ctx entry P [C, D], the prototypes; constants.
         present: Name of the ctx entry [C] bool: classes that have a prototype.
     """
 
     weight: float | str = 1.0
-    form: Form = "class_mean"
+    form: Literal["class_mean", "mse"] = "class_mean"
     prototypes: str = "global.prototypes"
     present: str = "global.present"
 
     def __call__(self, context: Context) -> Tensor:
         """Return the term, 0-dim; 0 if no class of the batch has a prototype."""
-        batch, features, present = context.batch, context.out.features, context.ctx[self.present]
+        batch, features, ctx = context.batch, context.out.features, context.ctx
         with full_precision(features):
-            dtype = wide(features, context.ctx[self.prototypes])
-            table = context.ctx[self.prototypes].to(dtype)  # [C, D]
-            classes = torch.arange(len(table), device=table.device)  # [C]
-            # M points (samples or class means): `points` [M, D], their classes `own` [M], whether
-            # they count [M], and their weights in the sum [M].
-            if self.form == "per_sample":
-                counts = membership(batch.y, len(table), batch.mask, dtype).sum(dim=0)
-                points, own, counted = features.to(dtype), batch.y, batch.mask
-                weights = 1 / counts.clamp_min(1)[own]
-            else:
-                sums, counts = class_sums(features.to(dtype), batch.y, len(table), batch.mask)
-                points, own, counted = sums / counts.clamp_min(1)[:, None], classes, counts > 0
-                weights = torch.ones_like(counts)
+            table = ctx[self.prototypes].to(wide(features, ctx[self.prototypes]))  # [C, D]
+            sums, counts = class_sums(features.to(table.dtype), batch.y, len(table), batch.mask)
+            squares = (sums / counts.clamp_min(1)[:, None] - table).square()  # [C, D]
             if self.form == "mse":
-                values = (points - table[own]).square().mean(dim=1)  # [M]
+                values = squares.mean(dim=1)
             else:
-                values = _distance(points, table[own])  # [M]
-            if self.form == "repel":
-                scores = -_distance(points[:, None], table)  # [M, C]
-                values = values + torch.where(present, scores, NEVER).logsumexp(dim=1)
-            return torch.where(counted & present[own], weights * values, 0.0).sum()
-
-
-def _distance(points: Tensor, prototypes: Tensor) -> Tensor:
-    """Return the Euclidean distance over the last axis, smoothed at 0."""
-    return ((points - prototypes).square().sum(dim=-1) + EPSILON).sqrt()
+                values = (squares.sum(dim=1) + EPSILON).sqrt()
+            return torch.where((counts > 0) & ctx[self.present], values, 0.0).sum()

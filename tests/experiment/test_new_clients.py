@@ -213,28 +213,6 @@ def joined(built, state):
         clients.close()
 
 
-def test_new_clients_of_fedpc_join_the_group_with_the_nearest_prototypes():
-    """A client that trained would be put where it is, as far as groups are around their means."""
-    few = (*NEW, "algorithm.name=fedpc", "algorithm.groups=2", "engine.precision=64-true")
-    built = build(*few)
-    state = after(built, 2)
-    server = joined(built, state).server
-
-    assert torch.equal(server["groups"][:5], state.server["groups"])
-    program = built.algorithm.join(state, torch.tensor([0])).program
-    whole, net = built.federation.with_new_clients(), built.net.double()
-    tables = torch.zeros(7, 10, net.head.in_features).double()
-    for client, rows in enumerate(whole.partition.parts["train"]):
-        x, y = whole.inputs(rows, torch.float64), whole.y[rows]
-        for k in y.unique().tolist():
-            tables[client, k] = net(x[y == k]).features.mean(dim=0).detach()
-    groups = state.server["groups"]
-    centres = [tables[:5][groups == j].mean(dim=0) for j in range(int(groups.max()) + 1)]
-    distance = torch.stack([(tables[5:] - one).flatten(1).norm(dim=1) for one in centres])
-    assert server["groups"][5:].tolist() == distance.argmin(dim=0).tolist()
-    assert program.sends == {"prototypes", "ids"}
-
-
 def test_new_clients_of_fedcpmd_vote_and_get_the_layers_of_their_cluster():
     keys = ("train.rounds=4", "algorithm.k_p=2", "train.participation=1")
     built = build(*NEW, "model.name=lenet5", "algorithm.name=fedcpmd", *keys)

@@ -31,7 +31,7 @@ def scaled(context):
     return context.out.logits * context.leaves["scale"]
 
 
-FORMS = ("class_mean", "mse", "per_sample", "repel")
+FORMS = ("class_mean", "mse")
 TERMS = {
     "cross_entropy": CrossEntropy(),
     **{f"prototype_class_pull_{form}": ClassPull(form=form) for form in FORMS},
@@ -190,13 +190,8 @@ def test_class_pull_equals_a_loop_over_classes(form):
         mean = [sum(column) / len(mine) for column in zip(*mine, strict=True)]
         if form == "class_mean":
             total += distance(mean, k)
-        elif form == "mse":
-            total += sum((a - b) ** 2 for a, b in zip(mean, table[k], strict=True)) / len(mean)
-        elif form == "per_sample":
-            total += sum(distance(z, k) for z in mine) / len(mine)
         else:
-            near = {other: exp(-distance(mean, other)) for other in range(5) if present[other]}
-            total -= log(near[k] / sum(near.values()))
+            total += sum((a - b) ** 2 for a, b in zip(mean, table[k], strict=True)) / len(mean)
 
     assert total > 0.5
     assert float(ClassPull(form=form)(c.context())) == pytest.approx(total, abs=TINY)
@@ -209,11 +204,10 @@ def test_class_pull_pulls_class_means_and_not_their_samples():
     c.y = torch.tensor([2, 2, 2, 2])
     c.features = (c.ctx["global.prototypes"][2] + around).requires_grad_()
 
-    means, samples = (ClassPull(form=form)(c.context()) for form in ("class_mean", "per_sample"))
+    means = ClassPull()(c.context())
 
     assert float(means) == pytest.approx(1e-6)  # sqrt(0 + 1e-12)
     assert torch.autograd.grad(means, c.features)[0].abs().max() < 1e-6
-    assert float(samples) == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize("positive", [True, False])
