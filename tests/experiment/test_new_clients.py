@@ -150,22 +150,6 @@ def test_joining_starts_a_second_model_at_the_global_one():
     assert torch.equal(found["fedavg"], found["ditto"])
 
 
-def test_a_new_client_of_a_gossip_method_takes_the_mean_of_trained_clients():
-    built = build(*NEW, "algorithm.name=dfedavg", "algorithm.neighbours=10")
-    clients, state = NewClients(built, print), after(built, 2)
-    grown = clients.grown(state)
-
-    joining = clients.algorithm.join(grown, torch.tensor([5, 6]))
-
-    count = int((state.participation_count > 0).sum())
-    for name, models in joining.dispatch.rows.values.items():
-        mean = models.double().mean(dim=1)
-        expected = state.clients[name.removeprefix("peers.")].double()
-        expected = expected[state.participation_count > 0].mean(dim=0)
-        assert models.shape[:2] == (2, count)
-        assert torch.allclose(mean, expected.expand_as(mean), atol=1e-6)
-
-
 def test_diverging_adaptation_is_named_and_evaluated_without_it():
     notes = []
     built = build(

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Deployment, Joining
+from flbench.algorithms.base import Algorithm, Deployment
 from flbench.algorithms.setting import PAIRS_OF_COHORT
 from flbench.algorithms.shared.memory import Copy
 from flbench.algorithms.shared.mixing import mix
@@ -85,8 +84,6 @@ class GossipConfig(AlgorithmConfig):
 
 
 LOCAL = "local."  # prefix of copies of leaves from before mixing
-PEERS = "peers."  # prefix of the models [count, ...] that a new client receives
-JOINS = 0x101A  # key of a random stream, larger than any round
 
 TOPOLOGIES_WITH_KEY = {
     "neighbours": ("random", "k_regular", "erdos_renyi"),
@@ -221,32 +218,6 @@ class Gossip(Algorithm):
         mean = mix(only(state.clients, mixed), shares[None] / self.setting.clients)
         return {name: value[0] for name, value in mean.items()}
 
-    def join(self, state: State, ids: Tensor) -> Joining | None:
-        """Return what a new client does first: it takes the mean of the models of random clients.
-
-        They are `algorithm.neighbours` of the clients that have trained, or all if there are fewer.
-        Each sends what it would send in a round; what clients keep is that of the seeded net.
-        """
-        trained = (state.participation_count > 0).nonzero()[:, 0]
-        count = min(self.config.neighbours, len(trained))
-        if not count:
-            return None
-        draw = Draw(self.setting.seed, (state.round,), self.setting.clients)
-        orders = [
-            draw.method_generator(JOINS, client).permutation(len(trained))[:count]
-            for client in ids.tolist()
-        ]
-        chosen = trained[torch.from_numpy(np.stack(orders))]  # [K, count]
-        mixed = tuple(sorted(self.split()[1]))
-        # Here a new client has the rows of `init`, and the others what they sent last.
-        models = {PEERS + name: state.clients[name][chosen] for name in mixed}  # [K, count, ...]
-        steps: tuple[Step, ...] = (Transform(MeanOfPeers(mixed)),)
-        keeps = frozenset(mixed)
-        if self.config.after_training:
-            steps = (*steps, Transform(Copy(LOCAL, mixed)))
-            keeps |= {LOCAL + name for name in mixed}
-        return Joining(Dispatch(rows=Message(models)), LocalProgram(steps, keeps))
-
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         weights, mixed = self.evaluated(), self.split()[1]
         deployments = {"personal": Deployment(Dispatch(), weights=weights)}
@@ -293,28 +264,6 @@ class Gossip(Algorithm):
             f"the network falls into {len(parts)} parts that exchange no models{isolated}"
             f" (algorithm.topology={self.config.topology})."
         ]
-
-
-@dataclass(frozen=True)
-class MeanOfPeers:
-    """Function of a Transform: writes the mean of the models that were received into the leaves.
-
-    Attributes:
-        names: Names of the leaves; ctx has the models [count, ...] of each under a prefix.
-    """
-
-    names: tuple[str, ...]
-
-    def __call__(self, context: Context) -> Tree:
-        """Return the means; of a leaf of integers (BatchNorm's counter) the maximum."""
-        found: Tree = {}
-        for name in self.names:
-            models = context.ctx[PEERS + name]
-            if models.is_floating_point():
-                found[name] = models.double().mean(dim=0).to(models.dtype)
-            else:
-                found[name] = models.amax(dim=0)
-        return found
 
 
 @dataclass(frozen=True)
