@@ -1,6 +1,7 @@
 """Floco: heads are points of a simplex of shared endpoints (Grinwald, Wiesner, Nakajima, 2024)."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from pydantic import Field
@@ -8,10 +9,7 @@ from torch import Tensor
 
 import flbench.algorithms as fl
 from flbench.algorithms.shared.linear_head import LinearHead
-from flbench.algorithms.shared.memory import PARTICIPATED
-from flbench.algorithms.shared.personal_model import PersonalModel, V, personal_model
-from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
-from flbench.losses import CrossEntropy, Proximal
+from flbench.losses.cross_entropy import ScoresCrossEntropy
 
 ENDPOINTS = "simplex.weight"  # W_1, ..., W_M [M, C, D]
 POINT = "point"  # alpha_i [M], a ctx entry once there are regions
@@ -38,12 +36,6 @@ class Floco(fl.Algorithm):
     are alpha_i. `personal` is the centre of the simplex before, and alpha_i after the set-up; `gm`
     is the centre.
 
-    With `plus` (Floco+) each client keeps a second model v_i (body, endpoints, bias), which starts
-    as the initial one. In each round, after the shared model, it is trained on cross entropy +
-    (lam / 2) ||v_i - w||^2 with the received w and points of the same law, and `personal` is v_i at
-    alpha_i; `shared` is the model of above. A client that never took part is evaluated with the
-    shared model at the centre.
-
     Readings. The components are those of the trained endpoints as in the authors' code (their
     Flower baseline takes the change, with the other sign), and the sign of each makes its largest
     loading positive; they are computed by a full decomposition in float64, where the code's is
@@ -52,35 +44,21 @@ class Floco(fl.Algorithm):
     the simplex. Endpoints are drawn from Xavier's normal distribution. The code also averages a
     weight of the head that nothing reads; here it is not sent. tau is a share of the rounds. The
     set-up has an optimizer and batches of its own, and the Flower baseline uses the last round
-    instead. A client whose training diverges in the set-up stays at the centre. Floco+ adds lam (v
-    - w) to the gradient; the code adds lam v - w, trains v_i with points of the whole simplex in
-    all rounds, and evaluates it at the centre, which the Flower baseline of the same authors
-    mended. Both passes see the same
-    batches, with points of their own; the code draws the batches of the second pass anew. W_m has
-    alpha_m times the gradient of the head, so that a step moves the head at alpha by sum_m
-    alpha_m^2 of a plain head's step, 2 / (M + 1) on average before the set-up: many endpoints need
-    more rounds or a larger learning rate.
+    instead. A client whose training diverges in the set-up stays at the centre. W_m has alpha_m
+    times the gradient of the head, so that a step moves the head at alpha by sum_m alpha_m^2 of a
+    plain head's step, 2 / (M + 1) on average before the set-up: many endpoints need more rounds or
+    a larger learning rate.
     """
 
     class Config(fl.AlgorithmConfig):
         """Keys of Floco."""
 
         endpoints: int = Field(
-            10, ge=2, description="number of endpoints M of the simplex of heads"
+            10,
+            ge=2,
+            description="number of endpoints M of the simplex of heads, at most that of clients",
         )
         rho: float = Field(0.1, ge=0, description="radius of a client's region around its point")
-        plus: bool = Field(
-            False,
-            description="Floco+: each client trains a second, personal model, which is evaluated",
-        )
-        lam: float = Field(
-            1.0,
-            ge=0,
-            description="plus: factor of the pull of the personal model to the received one",
-        )
-        personal_epochs: int | None = fl.epochs(
-            None, "plus: training of the personal model in a round (default: train.local_epochs)"
-        )
         tau: float = Field(
             0.5,
             ge=0,
@@ -98,7 +76,7 @@ class Floco(fl.Algorithm):
     communication = fl.Communication(
         down="body, M heads, a bias; later M numbers",
         up="body, M heads, a bias; once M heads",
-        keeps="nothing (plus: a model)",
+        keeps="nothing",
     )
     needs = (fl.LINEAR_HEAD,)
 
@@ -111,15 +89,6 @@ class Floco(fl.Algorithm):
     def shared(self) -> frozenset[str]:
         """Names of what is averaged: all but the weight of the net's own head."""
         return (self.split()[1] - {self.head.weight}) | {ENDPOINTS}
-
-    def notes(self) -> list[str]:
-        clients, m = self.setting.clients, self.config.endpoints
-        if m < clients or len(self.stages()) == 1:
-            return []
-        return [
-            f"floco: {clients} clients have at most {clients - 1} principal components; the others"
-            f" of algorithm.endpoints={m} are zero."
-        ]
 
     def stages(self) -> tuple[fl.Stage, ...]:
         rounds = self.setting.rounds
@@ -138,188 +107,84 @@ class Floco(fl.Algorithm):
         m, c, d = self.config.endpoints, self.setting.classes, self.setting.net.features
         drawn = fl.generator(self.setting.seed, "method").normal(size=(m, c, d))
         endpoints = torch.from_numpy(drawn * (2 / (c + d)) ** 0.5)
-        server = fl.only(server, self.shared) | {
+        return fl.only(server, self.shared) | {
             ENDPOINTS: endpoints.to(start[self.head.weight].dtype),
             "points": torch.full((self.setting.clients, m), 1 / m, dtype=torch.float64),
-        }
-        if not self.config.plus:
-            return server, clients
-        own = fl.only(start, self.own_model.own) | fl.only(server, {ENDPOINTS})
-        v = prefixed(V, own) | {PARTICIPATED: torch.tensor(False)}
-        return server, clients | fl.repeat(v, self.setting.clients)
+        }, clients
 
     # Client
 
-    @property
-    def own_model(self) -> PersonalModel:
-        """The model v_i of Floco+, without its endpoints."""
-        model = personal_model(self.setting)
-        return replace(model, own=model.own - {self.head.weight})
-
     def program(self, state: fl.State) -> fl.LocalProgram:
-        keeps, sends = self.split()[0], self.shared
+        cross_entropy = ScoresCrossEntropy(scores=self.random_scores(state))
+        trained = frozenset(self.setting.net.parameters) & self.shared | {ENDPOINTS}
+        is_set_up = self.stage(state) == "project"
+        sends = frozenset({ENDPOINTS}) if is_set_up else self.shared
+        return fl.LocalProgram((self.phase(cross_entropy, train=trained),), self.split()[0], sends)
+
+    def random_scores(self, state: fl.State, prefix: str = "") -> Callable[[fl.Context], Tensor]:
+        """Return the logits of the next round's training; with a prefix, of a second model."""
         rho = self.config.rho if self.stage(state) == "regions" else None
-        trained = self.trained | {ENDPOINTS}
-        shared = self.phase(PointCrossEntropy(head=self.head, rho=rho), train=trained)
-        steps: tuple[fl.Step, ...] = (fl.Transform(write_endpoints), shared)
-        if self.config.plus:
-            keeps |= prefixed_names(V, self.own_model.own | {ENDPOINTS}) | {PARTICIPATED}
-        if self.stage(state) == "project":
-            return fl.LocalProgram(steps, keeps, frozenset({ENDPOINTS}))
-        if self.config.plus:
-            steps = (*steps, self.personal_phase(rho), fl.Transform(take_part))
-        return fl.LocalProgram(steps, keeps, sends)
-
-    @property
-    def trained(self) -> frozenset[str]:
-        """Names of the parameters of the net that are trained: all but the head's weight."""
-        return frozenset(self.setting.net.parameters) - {self.head.weight}
-
-    def personal_phase(self, rho: float | None) -> fl.Phase:
-        """Return the training of v_i; rho is as in `PointCrossEntropy`."""
-        lam = self.config.lam
-        names = tuple(name for name in self.setting.net.parameters if name in self.trained)
-        phase = self.phase(
-            PointCrossEntropy(head=self.head, rho=rho, prefix=V),
-            Proximal(names, lam, prefix=V),
-            PullEndpoints(lam),
-            train=prefixed_names(V, self.trained | {ENDPOINTS}),
-            epochs=self.config.personal_epochs,
-        )
-        return replace(phase, weights=self.own_model)
+        return fl.bind(random_scores, self.head, rho, prefix)
 
     # Server
 
     def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         names = {ENDPOINTS} if state.is_initial else self.shared  # clients have the seeded net
-        shared = fl.Message(fl.only(state.server, names))
-        if self.stage(state) != "regions":
-            return fl.Dispatch(shared)
-        points = state.server["points"][ids].to(state.server[ENDPOINTS].dtype)
-        return fl.Dispatch(shared, fl.Message({POINT: points}))
+        shared, rows = fl.Message(fl.only(state.server, names)), fl.Message()
+        if self.stage(state) == "regions":
+            rows = fl.Message({POINT: state.server["points"][ids].to(shared.values[ENDPOINTS])})
+        return fl.Dispatch(shared, rows, leaves=frozenset({ENDPOINTS}))
 
     def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
-        if self.stage(state) == "project":
-            endpoints = results.sent.values[ENDPOINTS].double().flatten(1)  # [K, M C D]
-            found, energy = placed(principal_components(endpoints, self.config.endpoints))
-            points = state.server["points"].index_copy(0, results.ids, found)
-            return fl.Update({"points": points}, metrics={"energy": energy})
-        mean = fl.weighted_mean(fl.only(results.sent.values, self.shared), self.weights(results))
-        return fl.Update(mean)
+        if self.stage(state) != "project":
+            return super().aggregate(state, results)
+        endpoints = results.sent.values[ENDPOINTS].double().flatten(1)  # [K, M C D]
+        found, energy = placed(principal_components(endpoints, self.config.endpoints))
+        points = state.server["points"].index_copy(0, results.ids, found)
+        return fl.Update({"points": points}, metrics={"energy": energy})
 
     def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         dispatch = self.dispatch(state, ids)
-        at_point = HeadAtPoint(self.head, self.setting.net.leaves)
-        models = {"personal": fl.Deployment(dispatch, weights=at_point)}
-        if self.config.plus:
-            personal = fl.Deployment(dispatch, weights=PersonalAtPoint(at_point, self.own_model))
-            models = {"personal": personal, "shared": models["personal"]}
+        weights = fl.bind(at_point, self.head, self.setting.net.leaves)
+        models = {"personal": fl.Deployment(dispatch, weights=weights)}
         if not self.split()[0]:
-            models["gm"] = fl.Deployment(fl.Dispatch(dispatch.shared), weights=at_point)
+            models["gm"] = fl.Deployment(replace(dispatch, rows=fl.Message()), weights=weights)
         return models
 
 
-def write_endpoints(context: fl.Context) -> fl.Tree:
-    """Write the received endpoints, an entry of ctx, into a leaf that can be trained."""
-    return fl.only(context.ctx, {ENDPOINTS})
+def head_weight(endpoints: Tensor, point: Tensor) -> Tensor:
+    """Return the weight [C, D] of the head at a point [M] of endpoints [M, C, D]."""
+    return torch.einsum("m,mcd->cd", point, endpoints)
 
 
-def take_part(context: fl.Context) -> fl.Tree:
-    """Write down that the client has trained a personal model."""
-    return {PARTICIPATED: torch.ones_like(context.leaves[PARTICIPATED])}
+def at_point(context: fl.Context, head: LinearHead, names: tuple[str, ...]) -> fl.Tree:
+    """Return leaves of the net with the head at the client's point, or else at the centre."""
+    endpoints = context.leaves[ENDPOINTS]
+    centre = torch.full_like(endpoints[:, 0, 0], 1 / len(endpoints))
+    weight = head_weight(endpoints, context.ctx.get(POINT, centre))
+    return {name: context.leaves[name] for name in names} | {head.weight: weight}
 
 
-@dataclass(frozen=True)
-class HeadAtPoint:
-    """The net with the head at the client's point, as context -> leaves of the net.
+def random_scores(context: fl.Context, head: LinearHead, rho: float | None, prefix: str) -> Tensor:
+    """Return the logits [B, C] of the head at a random point, drawn for each batch.
 
-    Without a point among ctx it is the centre of the simplex.
-
-    Attributes:
-        head: The head of the net.
-        names: Names of the leaves of the net.
-    """
-
-    head: LinearHead
-    names: tuple[str, ...]
-
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return the leaves with another weight of the head."""
-        leaves, ctx = context.leaves, context.ctx
-        endpoints = leaves[ENDPOINTS] if ENDPOINTS in leaves else ctx[ENDPOINTS]
-        point = ctx.get(POINT, torch.full_like(endpoints[:, 0, 0], 1 / len(endpoints)))
-        weight = torch.einsum("m,mcd->cd", point, endpoints)
-        return {name: leaves[name] for name in self.names} | {self.head.weight: weight}
-
-
-@dataclass(frozen=True)
-class PersonalAtPoint:
-    """The personal model of Floco+ at the client's point, as context -> leaves of the net.
-
-    A client that never took part has the shared model at the centre of the simplex.
-
-    Attributes:
-        at_point: The shared model.
-        own: The personal model, without its endpoints.
-    """
-
-    at_point: HeadAtPoint
-    own: PersonalModel
-
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return the leaves of the net."""
-        leaves = context.leaves
-        own = self.own(context) | {ENDPOINTS: leaves[V + ENDPOINTS]}
-        here = self.at_point(context.with_leaves(own))
-        no_point = {name: value for name, value in context.ctx.items() if name != POINT}
-        others = self.at_point(context.with_leaves(leaves, no_point))
-        took_part = leaves[PARTICIPATED]
-        return {name: torch.where(took_part, here[name], value) for name, value in others.items()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class PointCrossEntropy(CrossEntropy):
-    """Mean cross entropy with the head at a random point of the simplex, drawn for each batch.
-
-    Attributes:
+    Args:
+        context: A step of the training.
         head: The head of the net.
         rho: Radius around the client's point; None draws from the whole simplex.
-        prefix: Prefix of the endpoints and of the bias.
+        prefix: Prefix of the endpoints and of the bias of a second model.
     """
-
-    head: LinearHead
-    rho: float | None
-    prefix: str = ""
-
-    def outputs(self, context: fl.Context) -> fl.Outputs:
-        """Return the features z [B, D] and the logits [B, C]."""
-        endpoints, features = context.leaves[self.prefix + ENDPOINTS], context.out.features
-        count = len(endpoints)
-        first = count + 1 if self.prefix else 0  # so that a second model has points of its own
-        numbers = [fl.uniform(context.batch.key[:1], first + unit) for unit in range(count + 1)]
-        if self.rho is None:
-            point = anywhere(torch.cat(numbers[:-1])).to(endpoints.dtype)
-        else:
-            step = around(torch.cat(numbers[:-1]), self.rho * numbers[-1])
-            point = context.ctx[POINT] + step.to(endpoints.dtype)
-        weight = torch.einsum("m,mcd->cd", point, endpoints)
-        leaves = context.leaves | {self.prefix + self.head.weight: weight}
-        return fl.Outputs(features, self.head(leaves, features, prefix=self.prefix))
-
-
-@dataclass(frozen=True)
-class PullEndpoints:
-    """1/2 ||endpoints of the personal model - received endpoints||^2.
-
-    Attributes:
-        weight: Factor of the term.
-    """
-
-    weight: float | str
-
-    def __call__(self, context: fl.Context) -> Tensor:
-        """Return the term, 0-dim."""
-        return 0.5 * (context.leaves[V + ENDPOINTS] - context.ctx[ENDPOINTS]).square().sum()
+    endpoints = context.leaves[prefix + ENDPOINTS]
+    count = len(endpoints)
+    first = count + 1 if prefix else 0  # so that a second model has points of its own
+    numbers = [fl.uniform(context.batch.key[:1], first + unit) for unit in range(count + 1)]
+    if rho is None:
+        point = anywhere(torch.cat(numbers[:-1])).to(endpoints.dtype)
+    else:
+        step = around(torch.cat(numbers[:-1]), rho * numbers[-1])
+        point = context.ctx[POINT] + step.to(endpoints.dtype)
+    weight = {prefix + head.weight: head_weight(endpoints, point)}
+    return head(context.leaves | weight, context.out.features, prefix=prefix)
 
 
 def anywhere(numbers: Tensor) -> Tensor:
@@ -335,9 +200,6 @@ def around(numbers: Tensor, radius: Tensor) -> Tensor:
     """Return r u / ||u||_1 [M] for numbers [M] in [0, 1), with u = 2 numbers - 1."""
     drawn = 2 * numbers - 1
     return radius * drawn / drawn.abs().sum()
-
-
-# Server
 
 
 def principal_components(rows: Tensor, count: int) -> Tensor:

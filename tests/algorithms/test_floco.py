@@ -148,8 +148,10 @@ def test_rounds_equal_a_loop(tau, rho, engine):
 def test_personal_models_equal_a_loop(engine):
     """Floco+; clients that never took part are evaluated with the shared model at the centre."""
     keys = (f"algorithm.endpoints={M}", "algorithm.tau=0.5", "algorithm.rho=0.2")
-    plus = ("algorithm.plus=true", "algorithm.lam=0.4", "algorithm.personal_epochs=1")
-    built = build("algorithm=floco", *KEYS, *keys, *plus, f"engine.name={engine}", "train.rounds=3")
+    plus = ("algorithm.lam=0.4", "algorithm.personal_epochs=1")
+    built = build(
+        "algorithm=flocoplus", *KEYS, *keys, *plus, f"engine.name={engine}", "train.rounds=3"
+    )
     clients, rows = Clients(built), built.federation.partition.parts["train"]
     state = after(built, 3)
 
