@@ -8,30 +8,27 @@ Method and FedAvg are trained in turn on the board's setting digits-dir05 in thi
 seconds are CPU seconds of a round, without the first round, so that other programs on the machine
 change them little. The measurements are added to docs/board/method-costs.json.
 
-`--loops` runs the tests that compare whole rounds of the methods with loops over clients, batches
-and samples, and writes the largest difference of each method to docs/board/method-loops.json.
+`--loops` runs the tests that compare methods with loops over clients, batches and samples, and
+writes the largest difference of each method to docs/board/method-loops.json, which the page of the
+methods shows.
 """
 
 import argparse
-import ast
-import inspect
-import io
 import json
 import sys
 import tempfile
 import time
-import tokenize
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any, Final
+from unittest import mock
 
 import pytest
 import torch
 
 import flbench as fl
 from flbench.algorithms import ALGORITHMS
-from flbench.algorithms.base import Algorithm
 from flbench.core.text import in_code
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -44,13 +41,6 @@ METHODS: Final = (
     *("feddbe", "gpfl", "fedcp", "fedas", "fedcac", "floco", "pfedfda", "fedtgp", "knnper"),
     "pfedhn",
 )
-HOOKS: Final = {
-    1: ("terms",),
-    2: ("personal",),
-    3: ("init", "program", "dispatch", "aggregate"),
-    4: ("stages", "cohort", "links", "deploy", "join", "cohort_groups"),
-}
-"""Hooks of `Algorithm` by the level at which the guide on methods introduces them."""
 
 
 class Clock(fl.Callback):
@@ -119,72 +109,59 @@ class Differences:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Function) -> Iterator[None]:
-        """Note what `assert_equal` finds in a test.
+        """Note the differences of float64 tensors that a test finds to be close.
 
         The method is the parameter `method` of the test, or that of its file, test_METHOD.py.
         """
-        from tests.algorithms.loops import differences  # found when pytest has read the tests
-
-        differences.clear()
-        yield
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
-        method = parameters.get("method", item.path.stem.removeprefix("test_"))
-        self.largest[method] = max([self.largest.get(method, 0.0), *differences])
+        stem = item.path.stem.removeprefix("test_").removesuffix("_loops").replace("_", "-")
+        method = parameters.get("method", "dfedavg" if stem == "gossip" else stem)
+        close, all_close = torch.testing.assert_close, torch.allclose
+
+        def note(found: Any, expected: Any) -> None:
+            if isinstance(found, Mapping):
+                for name in found:
+                    note(found[name], expected[name])
+            elif torch.is_tensor(found) and found.dtype == torch.float64 and found.numel():
+                difference = float((found - expected).abs().max())
+                self.largest[method] = max(self.largest.get(method, 0.0), difference)
+
+        def assert_close(found: Any, expected: Any, *args: Any, **options: Any) -> None:
+            close(found, expected, *args, **options)
+            note(found, expected)
+
+        def allclose(found: Any, expected: Any, *args: Any, **options: Any) -> bool:
+            if is_close := all_close(found, expected, *args, **options):
+                note(found, expected)
+            return is_close
+
+        with (
+            mock.patch.object(torch.testing, "assert_close", assert_close),
+            mock.patch.object(torch, "allclose", allclose),
+        ):
+            yield
 
 
 def compare_with_loops() -> None:
-    """Run the tests that compare rounds with loops, and write the largest differences.
+    """Run the tests that compare with loops, and write the largest difference of each method.
 
     Raises:
-        SystemExit: A test fails, or a method has no such test.
+        SystemExit: A test fails.
     """
     found = Differences()
     tests = ROOT / "tests" / "algorithms"
-    files = [file for name in METHODS if (file := tests / f"test_{name}.py").is_file()]
-    code = pytest.main(["-q", "-k", "a_loop", f"--rootdir={ROOT}", *map(str, files)], [found])
-    if code:
+    options = ("-q", "-n0", "-k", "loop", f"--rootdir={ROOT}", f"--ignore={tests / 'shared'}")
+    if pytest.main([*options, str(tests)], [found]):
         sys.exit(f"{LOOPS.name} is not written, because a test has failed.")
-    if missing := [name for name in METHODS if not found.largest.get(name)]:
-        sys.exit(f"No test compares rounds of {', '.join(missing)} with a loop.")
-    LOOPS.write_text(json.dumps({n: found.largest[n] for n in METHODS}, indent=1) + "\n", "utf-8")
-
-
-def lines_of(source: str) -> int:
-    """Return the lines of code of a source, without comments, docstrings and blank lines."""
-    code = {
-        line
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type not in (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE)
-        and token.type not in (tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
-        for line in range(token.start[0], token.end[0] + 1)
-    }
-    for node in ast.walk(ast.parse(source)):
-        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        if is_text and isinstance(node.value.value, str):
-            code -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    return len(code)
-
-
-def level_of(method: str) -> int:
-    """Return the level of a method: the highest of the hooks that it defines.
-
-    Hooks that it has from FedAvg do not count: FedAvg's `deploy` evaluates the global model, too.
-    """
-    kind, fedavg = ALGORITHMS.find(method), ALGORITHMS.find("fedavg")
-    given = {hook: (getattr(Algorithm, hook), getattr(fedavg, hook)) for hook in dir(Algorithm)}
-    own = (
-        level
-        for level, hooks in HOOKS.items()
-        if any(getattr(kind, hook) not in given[hook] for hook in hooks)
-    )
-    return max(own, default=0)
+    largest = {name: found.largest[name] for name in ALGORITHMS.load() if name in found.largest}
+    LOOPS.write_text(json.dumps(largest, indent=1) + "\n", "utf-8")
 
 
 def page() -> str:
     """Return the page about the methods."""
     known = json.loads(MEASURED.read_text("utf-8"))
     rows = []
-    for method, difference in json.loads(LOOPS.read_text("utf-8")).items():
+    for method in METHODS:
         mine = [row for row in known if row["method"] == method]
         if not mine:
             continue
@@ -194,32 +171,17 @@ def page() -> str:
         own, fedavg = mine[0]["own"], mine[0]["fedavg"]
         setup = f" and once {own['setup'] / 1e6:.2f}" if own["setup"] else ""
         size = f"{own['bytes'] / 1e6:.2f}{setup} ({own['bytes'] / fedavg['bytes']:.2f})"
-        source = Path(inspect.getfile(ALGORITHMS.find(method))).read_text("utf-8")
-        cells = [in_code(method), str(lines_of(source)), str(level_of(method))]
-        rows.append([*cells, f"{difference:.0e}".replace("e-0", "e-"), spread, size])
-    head = ["method", "lines", "level", "largest difference", "CPU / FedAvg", "MB a round"]
+        rows.append([in_code(method), spread, size])
+    head = ["method", "CPU / FedAvg", "MB a round"]
     return "\n".join(
         [
-            "# Methods of 2020 to 2025: code, checks and cost",
+            "# Methods of 2020 to 2025: what a round costs",
             "",
-            "Written by `benchmarks/method_costs.py` from `docs/board/method-costs.json` and"
-            " `docs/board/method-loops.json`,",
-            "which the same script measures.",
+            "Written by `benchmarks/method_costs.py` from `docs/board/method-costs.json`, which the"
+            " same script measures.",
+            "[Methods](../methods/index.md#code-and-checks) has the lines of each method and its"
+            " difference to a plain loop.",
             "",
-            "- *lines*: of the method's file, without comments, docstrings, blank lines and code"
-            " that it shares.",
-            "- *level*: highest level of its hooks in [Write your own"
-            " method](../guides/your-method.md); a method that evaluates another",
-            "  model than the one a client has stored defines `deploy`, which is level 4.",
-            "- *largest difference*: between what clients and server have after three rounds with"
-            " partial participation, and a loop over",
-            "  clients, batches and samples in the method's tests, which computes the same by plain"
-            " formulas in float64. The settings of",
-            "  all these tests, sequential and vectorized, count. In November 2026 the methods were"
-            " also compared with loops that others",
-            "  had written from the papers without a look at the code; these are not a part of the"
-            " repository, and differed by at most",
-            "  2e-11.",
             "- *CPU / FedAvg*: CPU seconds of a round beside those of FedAvg, on the board's"
             " setting",
             "  [digits-dir05](digits-dir05.md) with default parameters, one process with one"

@@ -6,9 +6,12 @@ MkDocs calls the functions `on_*`. Nothing that is generated here is written to 
 import ast
 import importlib
 import inspect
+import io
+import json
 import pkgutil
 import re
 import textwrap
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -206,7 +209,48 @@ def methods_overview() -> str:
             *(entry[k] for k in ("down", "up", "keeps")),
         ]
         lines.append(f"| [`{name}`]({name}.md) | {' | '.join(map(cell, cells))} |")
+    lines += [
+        "",
+        "## Code and checks",
+        "",
+        "- *lines*: of the method's file; *code*: without comments, docstrings and blank lines."
+        " What several methods use is in `flbench/algorithms/shared/`.",
+        "- *keys*: configuration keys that this method alone has.",
+        "- *difference*: the largest absolute difference, in float64, between what the method"
+        " computes and a loop over clients, batches and samples by the plain formulas of the paper,"
+        " over all tests that compare the two. `benchmarks/method_costs.py --loops` measures it."
+        " Methods without a number are a case of FedAvg or of another method, and tests compare"
+        " them with it.",
+        "",
+        "| method | lines | code | keys | difference |",
+        "|---|---|---|---|---|",
+    ]
+    loops = json.loads((DOCS / "board" / "method-loops.json").read_text("utf-8"))
+    for name in ALGORITHMS.load():
+        kind = ALGORITHMS.find(name)
+        source = source_of(kind.__module__)
+        keys = [key for key in kind.Config.model_fields if key not in AlgorithmConfig.model_fields]
+        difference = f"{loops[name]:.0e}".replace("e-0", "e-") if name in loops else ""
+        cells = [str(source.count("\n")), str(lines_of_code(source))]
+        cells += [", ".join(map(code, keys)), difference]
+        lines.append(f"| [`{name}`]({name}.md) | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def lines_of_code(source: str) -> int:
+    """Return the number of lines without comments, docstrings and blank lines."""
+    layout = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+    lines = {
+        line
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type not in layout | {tokenize.ENDMARKER}
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    for node in ast.walk(ast.parse(source)):
+        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if is_text and isinstance(node.value.value, str):
+            lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)
 
 
 def method_page(name: str, measured: dict[str, list[str]]) -> str:

@@ -70,6 +70,28 @@ def generated():
     return hooks().pages()
 
 
+def test_lines_of_code_are_those_without_comments_docstrings_and_blank_lines():
+    source = """'''A module.
+
+    With a docstring of three lines.'''
+
+import math  # counted once
+
+
+def area(radius: float) -> float:
+    '''Return an area.'''
+    # A comment.
+    text = '''a string
+that is code'''
+    return math.pi * (
+        radius**2 + len(text)
+    )
+"""
+
+    # import, def, two of the string, three of the return
+    assert hooks().lines_of_code(source) == 7
+
+
 EXAMPLES = [page for page in PAGES if ">>> " in page.read_text("utf-8")]
 
 
