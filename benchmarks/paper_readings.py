@@ -20,7 +20,14 @@ from torch import Tensor
 import flbench as fl
 from flbench.algorithms import ALGORITHMS
 from flbench.algorithms.fedcpmd import DISTANCES, elected
-from flbench.algorithms.fedpc import INTRA, FedPc, group_weights, intra_group_means, mix_groups
+from flbench.algorithms.fedpc import (
+    INTRA,
+    TABLE,
+    FedPc,
+    group_weights,
+    intra_group_means,
+    mix_groups,
+)
 from flbench.algorithms.shared.prefixes import prefixed, stripped
 from flbench.core.types import Results, State, Update
 from flbench.experiment import checkpoint
@@ -42,15 +49,12 @@ class FirstPull(FedPc):
         update = super().aggregate(state, results)
         if self.stages()[state.stage].name != "cluster":
             return update
-        groups = torch.arange(len(state.server["seen"]))[:, None]  # [J, 1]
+        groups = torch.arange(len(state.server[TABLE[0]]))[:, None]  # [J, 1]
         members = update.server["groups"] == groups  # [J, N]
-        seen = members.any(dim=1)
         weights = members[:, results.ids].double()
         intra = intra_group_means(stripped(INTRA, state.server), results.sent, weights)
-        inter = mix_groups(intra, group_weights(intra, seen))
-        return replace(
-            update, server=update.server | inter | prefixed(INTRA, intra) | {"seen": seen}
-        )
+        inter = mix_groups(intra, group_weights(intra))
+        return replace(update, server=update.server | inter | prefixed(INTRA, intra))
 
 
 def elections(data: dict[str, Any], out: Path, seed: int, **keys: Any) -> Tensor:

@@ -1,6 +1,5 @@
 """FedPC: clients grouped by prototypes, groups mixed by their cosines (Liu et al., 2025)."""
 
-import warnings
 from typing import Literal
 
 import numpy as np
@@ -20,17 +19,11 @@ from flbench.losses.similarity import EPSILON
 
 PROTOTYPES, PRESENT = "group.prototypes", "group.present"
 TABLE = (PROTOTYPES, PRESENT)
-"""Names of a group's prototypes [J, C, D] and of the flags [J, C] bool of classes that have one."""
-
+"""Names of the groups' prototypes [J, C, D] and of the flags [J, C] of classes that have one."""
 INTRA = "intra."  # prefix of theta^_j and P^_j, the means within groups
-GM = "gm."  # prefix of the global model
 
-VARIANCE = 0.9  # share of the variance that the principal components reach
-MOST_COMPONENTS = 32
+VARIANCE, MOST_COMPONENTS = 0.9, 32  # of the principal components
 MOST_GROUPS = 10  # largest number of groups that groups=auto tries
-KMEANS_STARTS = 10
-EQUAL_SILHOUETTES = 1e-9  # silhouettes that differ by less are equal
-SAME_POINT = 1e-9  # relative to the largest entry: points that differ by less are one point
 
 Points = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -126,15 +119,12 @@ class FedPc(fl.Algorithm):
 
         net, classes = self.setting.net, self.setting.classes
         zeros = torch.zeros(classes, net.features, dtype=start[net.parameters[0]].dtype)
-        table = {PROTOTYPES: zeros, PRESENT: torch.zeros(classes).bool()}
-        group = fl.only(start, shared) | table
-        server = repeat_groups(group | prefixed(INTRA, group), count)
-        server |= prefixed(GM, repeat_groups(start | group, 1))
-        server["seen"] = torch.zeros(count).bool()  # [J] groups that have had a participant
-        server["groups"] = torch.zeros(clients).long()  # [N] c(i)
-
-        client = fl.only(start, heads) | {"prototypes": group[PROTOTYPES]}
-        return server, fl.repeat(client, clients)
+        group = fl.only(start, shared) | {PROTOTYPES: zeros, PRESENT: torch.zeros(classes).bool()}
+        group |= prefixed(INTRA, group)
+        server = {name: torch.stack([value] * count) for name, value in group.items()}
+        server |= fl.only(start, heads)  # of the global model; never sent
+        server["groups"] = torch.zeros(clients, dtype=torch.int64)  # [N] c(i)
+        return server, fl.repeat(fl.only(start, heads) | {"prototypes": zeros}, clients)
 
     # Client
 
@@ -155,7 +145,7 @@ class FedPc(fl.Algorithm):
         config = self.config
         if config.pull == "per_sample_mse":
             return PrototypeL2(config.gamma, PROTOTYPES, PRESENT)
-        return ClassPull(config.gamma, config.pull, PROTOTYPES, PRESENT)
+        return ClassPull(config.gamma, config.pull, PROTOTYPES, PRESENT)  # eq. 3
 
     # Server
 
@@ -165,78 +155,147 @@ class FedPc(fl.Algorithm):
         group = state.server["groups"][ids]  # [K]
         rows = {name: value[group] for name, value in fl.only(state.server, names).items()}
         # Before the first round of the stage `train` no group has prototypes.
-        has_prototypes = state.server["seen"].any().expand(len(ids))
+        has_prototypes = state.server[PRESENT].any().expand(len(ids))
         return fl.Dispatch(rows=fl.Message(rows, dict.fromkeys(TABLE, has_prototypes)))
 
     def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
-        if self.stages()[state.stage].setup:
-            return self._group_clients(state, results)
-        return self._average_groups(state, results)
-
-    def _group_clients(self, state: fl.State, results: fl.Results) -> fl.Update:
-        """Set-up: c(i) of each client."""
-        labels, q = group_clients(
-            client_vectors(results.sent), self.config.groups, self.setting.seed
-        )
-        groups = state.server["groups"].index_copy(0, results.ids, labels)
-        return fl.Update({"groups": groups}, metrics={"groups": int(groups.max()) + 1, "q": q})
-
-    def _average_groups(self, state: fl.State, results: fl.Results) -> fl.Update:
         server = state.server
-        group_count = len(server["seen"])  # J
-        members = server["groups"] == torch.arange(group_count)[:, None]  # [J, N]
-        weights = members[:, results.ids] * self.weights(results)  # [J, K]
+        if self.stages()[state.stage].setup:  # the clients' groups c(i)
+            vectors = client_vectors(results.sent)
+            labels, q = group_clients(vectors, self.config.groups, self.setting.seed)
+            groups = server["groups"].index_copy(0, results.ids, labels)
+            return fl.Update({"groups": groups}, metrics={"groups": int(groups.max()) + 1, "q": q})
+
+        numbers = torch.arange(len(server[PRESENT]))[:, None]  # [J, 1]
+        weights = (server["groups"][results.ids] == numbers) * self.weights(results)  # [J, K]
         if not bool(weights.any()):
             return fl.Update()
-
-        # Within groups: theta^_j and P^_j (lines 13 and 14 of Algorithm 1).
-        intra = intra_group_means(stripped(INTRA, server), results.sent, weights)
-        seen = server["seen"] | weights.any(dim=1)  # [J]
-
-        # Between groups: theta^(j) and P^(j) (eq. 5 to 8).
-        rho = group_weights(intra, seen)
-        inter = mix_groups(intra, rho)
-
-        sizes = members.long() @ self.setting.sizes  # [J] samples of each group
-        gm = mix_groups(inter, sizes.double()[None] / sizes.sum())  # [1, ...]
-
-        return fl.Update(
-            inter | prefixed(INTRA, intra) | prefixed(GM, gm) | {"seen": seen},
-            metrics={"rho_self": float(rho.diag()[seen].mean())},
-        )
+        intra = intra_group_means(stripped(INTRA, server), results.sent, weights)  # lines 13-14
+        rho = group_weights(intra)  # eq. 5-6
+        inter = mix_groups(intra, rho)  # eq. 7-8
+        seen = intra[PRESENT].any(dim=1)
+        metrics = {"rho_self": float(rho.diag()[seen].mean())}
+        return fl.Update(inter | prefixed(INTRA, intra), metrics=metrics)
 
     def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
         """Return the groups of the clients."""
         about = "Group of each client, by the prototypes of the seeded net."
-        count = len(state.server["seen"])
+        count = len(state.server[PRESENT])
         return (fl.LearnedTable.of_groups("groups", about, state.server["groups"], count),)
 
     # Deployment: theta^(c(i)) with the client's head, and the global model.
 
     def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
-        heads, _ = self.split()
-        deployments = {"personal": fl.Deployment(self.dispatch(state, ids))}
+        heads, shared = self.split()
+        models = {"personal": fl.Deployment(self.dispatch(state, ids))}
         if heads - self.personal():  # clients keep BatchNorm statistics
-            return deployments
+            return models
 
-        net = stripped(GM, state.server)  # [1, ...] each
-        if self.config.gm == "mean_head":
-            sizes = self.setting.sizes.double()
-            net |= mix(fl.only(state.clients, heads), sizes[None] / sizes.sum())
-
+        # Each group counts by the samples of its clients.
+        server, samples = state.server, self.setting.sizes.double()
+        sizes = server["groups"].bincount(samples, minlength=len(server[PRESENT]))  # [J]
+        net = mix_groups(fl.only(server, shared | {*TABLE}), sizes[None] / sizes.sum())
+        net |= fl.repeat(fl.only(server, heads), 1)
         nearest = None
+        if self.config.gm == "mean_head":
+            net |= mix(fl.only(state.clients, heads), samples[None] / samples.sum())
         if self.config.gm == "nearest_proto":
             nearest = NearestPrototype(own=False, prototypes=PROTOTYPES, present=PRESENT)
         gm = fl.Message({name: value[0] for name, value in net.items()})
-        return deployments | {"gm": fl.Deployment(fl.Dispatch(gm), predict=nearest)}
+        return models | {"gm": fl.Deployment(fl.Dispatch(gm), predict=nearest)}
 
 
-# Groups: a backbone and a table of prototypes each, with a leading axis J.
+# Set-up: the clients' groups, by principal components and k-means (scikit-learn).
 
 
-def repeat_groups(tree: fl.Tree, count: int) -> fl.Tree:
-    """Return copies of every tensor along a new leading axis, [...] -> [J, ...]."""
-    return {name: value.repeat(count, *(1,) * value.dim()) for name, value in tree.items()}
+def client_vectors(sent: fl.Message) -> Tensor:
+    """Return one vector per client, its prototypes class after class, [K, C D] float64.
+
+    Args:
+        sent: `prototypes` [K, C, D] of the clients, whose mask [K, C] says which classes a client
+            holds. Classes that it does not hold are zeros.
+    """
+    held = sent.mask["prototypes"][:, :, None]
+    return torch.where(held, sent.values["prototypes"].double(), 0.0).flatten(1)
+
+
+def group_clients(vectors: Tensor, groups: int | Literal["auto"], seed: int) -> tuple[Tensor, int]:
+    """Return the group c(i) of each client and the number of principal components q.
+
+    Args:
+        vectors: [K, C D], see `client_vectors`.
+        groups: Number of groups J, or `auto` for the best mean silhouette among 2 to 10. There are
+            fewer groups if fewer clients differ.
+        seed: Seed of the run.
+
+    Returns:
+        [K] int64 labels, numbered from 0, and q.
+    """
+    points = principal_components(vectors)
+    kmeans_seed = int(fl.generator(seed, "method").integers(2**32))
+    if groups == "auto":
+        labels = best_silhouette(points, kmeans_seed)
+    else:
+        labels = kmeans(points, groups, kmeans_seed)
+    return torch.from_numpy(labels), points.shape[1]
+
+
+def principal_components(vectors: Tensor) -> Points:
+    """Return the vectors' coordinates along their first principal components, [K, q].
+
+    q is the fewest components that reach 90 % of the variance, and at most 32.
+
+    Args:
+        vectors: [K, M] float64.
+    """
+    from sklearn.decomposition import PCA
+
+    points: Points = PCA(VARIANCE, svd_solver="full").fit_transform(vectors.numpy())
+    return points[:, :MOST_COMPONENTS]
+
+
+def kmeans(points: Points, groups: int, seed: int) -> Labels:
+    """Return the group of each point by k-means, the best of ten starts, [K].
+
+    Groups are numbered in the order of their first members. scikit-learn gives a group that becomes
+    empty the point that is farthest from its own centre.
+
+    Args:
+        points: [K, q].
+        groups: Number of groups J; there are at most K.
+        seed: Seed of the starts, in [0, 2^32).
+    """
+    from sklearn.cluster import KMeans
+
+    means = KMeans(min(groups, len(points)), n_init=10, random_state=seed)
+    found, first = np.unique(labels := means.fit_predict(points), return_index=True)
+    numbered = np.empty_like(found)
+    numbered[first.argsort()] = np.arange(len(found))
+    of_points: Labels = numbered[labels].astype(np.int64)
+    return of_points
+
+
+def best_silhouette(points: Points, seed: int) -> Labels:
+    """Return the k-means groups for the number of groups with the best mean silhouette, [K].
+
+    Of equal silhouettes the one with fewer groups wins. A silhouette needs at least two groups, and
+    a group of two members: for fewer than three points there is one group.
+
+    Args:
+        points: [K, q].
+        seed: Seed of k-means, in [0, 2^32).
+    """
+    from sklearn.metrics import silhouette_score
+
+    def score(labels: Labels) -> float:
+        return float(silhouette_score(points, labels)) if labels.any() else -1.0
+
+    counts = range(2, min(MOST_GROUPS, len(points) - 1) + 1)
+    one = np.zeros(len(points), dtype=np.int64)
+    return max((kmeans(points, count, seed) for count in counts), key=score, default=one)
+
+
+# Each round: a group is a backbone and a table of prototypes, with a leading axis J.
 
 
 def intra_group_means(old: fl.Tree, sent: fl.Message, weights: Tensor) -> fl.Tree:
@@ -262,20 +321,6 @@ def intra_group_means(old: fl.Tree, sent: fl.Message, weights: Tensor) -> fl.Tre
     groups[PROTOTYPES] = torch.where(held[:, :, None], table, old[PROTOTYPES])
     groups[PRESENT] = held | old[PRESENT]
     return groups
-
-
-def mix_groups(groups: fl.Tree, weights: Tensor) -> fl.Tree:
-    """Return backbones and tables mixed from those of the groups, [R, ...] each (eq. 7-8).
-
-    The prototype of a class is the mean over the groups that have one.
-
-    Args:
-        groups: Backbones and tables of the groups, [J, ...] each.
-        weights: [R, J] >= 0, one row per receiver.
-    """
-    net = {name: value for name, value in groups.items() if name not in TABLE}
-    table, present = mean_tables(groups[PROTOTYPES], groups[PRESENT], weights)
-    return mix(net, weights) | {PROTOTYPES: table, PRESENT: present}
 
 
 def mean_tables(tables: Tensor, present: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -318,140 +363,32 @@ def table_cosines(tables: Tensor, present: Tensor) -> Tensor:
     return (torch.einsum("jcd,lcd->jl", own, own) / norms).fill_diagonal_(1.0)
 
 
-def group_weights(groups: fl.Tree, seen: Tensor) -> Tensor:
+def group_weights(groups: fl.Tree) -> Tensor:
     """Return rho of eq. 5-6: row j is what group j takes from each group.
 
     Args:
-        groups: P^_j [J, C, D] and flags [J, C] under the names of `TABLE`.
-        seen: [J] bool: groups that have had a participant.
+        groups: P^_j [J, C, D] and flags [J, C] under the names of `TABLE`. A group without any
+            class has not had a participant.
 
     Returns:
-        [J, J] float64 in [0, 1]; every row sums to 1. A group that was never seen gives nothing,
-        and takes equal parts of the groups that were.
+        [J, J] float64 in [0, 1]; every row sums to 1. A group without a participant gives nothing,
+        and takes equal parts of the others.
     """
+    seen = groups[PRESENT].any(dim=1)  # [J]
     scores = table_cosines(groups[PROTOTYPES], groups[PRESENT])  # M, [J, J]
     scores = torch.where(seen[:, None], scores, 1.0) * seen
     return simplex(scores, torch.eye(len(seen)), dim=1)
 
 
-# Set-up: clients are grouped by principal components and k-means (scikit-learn).
+def mix_groups(groups: fl.Tree, weights: Tensor) -> fl.Tree:
+    """Return backbones and tables mixed from those of the groups, [R, ...] each (eq. 7-8).
 
-
-def group_clients(vectors: Tensor, groups: int | Literal["auto"], seed: int) -> tuple[Tensor, int]:
-    """Return the group c(i) of each client and the number of principal components q.
-
-    Args:
-        vectors: [K, C D], see `client_vectors`.
-        groups: Number of groups J, or `auto` for the best mean silhouette among 2 to 10. There are
-            fewer groups if fewer clients differ.
-        seed: Seed of the run.
-
-    Returns:
-        [K] int64 labels, numbered from 0, and q.
-    """
-    points = principal_components(vectors)
-    kmeans_seed = int(fl.generator(seed, "method").integers(2**32))
-    if groups == "auto":
-        labels = best_silhouette(points, MOST_GROUPS, kmeans_seed)
-    else:
-        labels = kmeans(points, groups, kmeans_seed)
-    return torch.from_numpy(labels), points.shape[1]
-
-
-def client_vectors(sent: fl.Message) -> Tensor:
-    """Return one vector per client, its prototypes class after class, [K, C D] float64.
+    The prototype of a class is the mean over the groups that have one.
 
     Args:
-        sent: `prototypes` [K, C, D] of the clients, whose mask [K, C] says which classes a client
-            holds. Classes that it does not hold are zeros.
+        groups: Backbones and tables of the groups, [J, ...] each.
+        weights: [R, J] >= 0, one row per receiver.
     """
-    held = sent.mask["prototypes"][:, :, None]
-    return torch.where(held, sent.values["prototypes"].double(), 0.0).flatten(1)
-
-
-def principal_components(vectors: Tensor) -> Points:
-    """Return the vectors' coordinates along their first principal components, [K, q].
-
-    q is the fewest components that reach 90 % of the variance, at most 32, K - 1 and M. Vectors
-    that are all the same have one component, with coordinate 0.
-
-    Args:
-        vectors: [K, M] float64.
-    """
-    from sklearn.decomposition import PCA
-
-    count, width = vectors.shape
-    centred = vectors - vectors.mean(dim=0)
-    # The mean is rounded: what is left of equal vectors is not a difference between them.
-    if float(centred.abs().amax()) <= SAME_POINT * float(vectors.abs().amax()):
-        return np.zeros((count, 1))
-
-    if width > count:  # K columns with the same inner products as the M columns
-        centred = torch.linalg.qr(centred.T, mode="r").R.T  # [K, K]
-
-    most = min(MOST_COMPONENTS, count - 1, width)
-    pca = PCA(most, svd_solver="full").fit(centred.numpy())
-    reached = np.cumsum(pca.explained_variance_ratio_) >= VARIANCE - SAME_POINT
-    q = int(reached.argmax()) + 1 if reached.any() else most
-    points: Points = pca.transform(centred.numpy())[:, :q]
-    return points
-
-
-def kmeans(points: Points, groups: int, seed: int) -> Labels:
-    """Return the group of each point by k-means, the best of ten starts, [K].
-
-    Groups are numbered in the order of their first members. There are fewer groups than asked for
-    if fewer points differ. scikit-learn gives a group that becomes empty the point that is farthest
-    from its own centre.
-
-    Args:
-        points: [K, q].
-        groups: Number of groups J.
-        seed: Seed of the starts, in [0, 2^32).
-    """
-    from sklearn.cluster import KMeans
-    from sklearn.exceptions import ConvergenceWarning
-
-    groups = min(groups, _distinct(points))
-    if groups == 1:
-        return np.zeros(len(points), dtype=np.int64)
-
-    with warnings.catch_warnings():
-        # Points that differ by rounding alone may fall into fewer groups, which does no harm.
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        labels = KMeans(groups, n_init=KMEANS_STARTS, random_state=seed).fit_predict(points)
-
-    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
-    order = np.argsort(np.argsort(first))  # [J] old number -> new number
-    numbered: Labels = order[inverse].astype(np.int64)
-    return numbered
-
-
-def best_silhouette(points: Points, most: int, seed: int) -> Labels:
-    """Return the k-means groups for the number of groups with the best mean silhouette, [K].
-
-    Of equal silhouettes the one with fewer groups wins. There is one group if the silhouette is not
-    defined for any number: it needs at least two groups, and a group of at least two members.
-
-    Args:
-        points: [K, q].
-        most: Largest number of groups that is tried; the smallest is 2.
-        seed: Seed of k-means, in [0, 2^32).
-    """
-    from sklearn.metrics import silhouette_score
-
-    best, best_score = np.zeros(len(points), dtype=np.int64), -np.inf
-    for groups in range(2, min(most, _distinct(points), len(points) - 1) + 1):
-        labels = kmeans(points, groups, seed)
-        score = float(silhouette_score(points, labels)) if labels.any() else -np.inf
-        if score > best_score + EQUAL_SILHOUETTES:
-            best, best_score = labels, score
-    return best
-
-
-def _distinct(points: Points) -> int:
-    """Return how many points differ by more than rounding."""
-    scale = float(np.abs(points).max())
-    if scale == 0:
-        return 1
-    return len(np.unique(np.round(points / scale / SAME_POINT), axis=0))
+    net = {name: value for name, value in groups.items() if name not in TABLE}
+    table, present = mean_tables(groups[PROTOTYPES], groups[PRESENT], weights)
+    return mix(net, weights) | {PROTOTYPES: table, PRESENT: present}

@@ -104,7 +104,7 @@ def test_more_groups_than_clients_make_each_client_a_group():
     state = after(build("algorithm=fedpc", "algorithm.groups=50"), 1)
 
     assert state.server["groups"].tolist() == [0, 1, 2, 3, 4]
-    assert state.server["seen"].all()
+    assert state.server[TABLE[1]].any(dim=1).all()
 
 
 def test_number_of_groups_by_silhouette():
@@ -112,7 +112,8 @@ def test_number_of_groups_by_silhouette():
 
     found = len(state.server["groups"].unique())
     assert 2 <= found <= 4
-    assert state.server["seen"].tolist() == [j < found for j in range(5)]
+    seen = state.server[f"intra.{TABLE[1]}"].any(dim=1)
+    assert seen.tolist() == [j < found for j in range(5)]
 
 
 # The server's formulas
@@ -151,13 +152,13 @@ def situation(algorithm, state: State, ids: list[int], seed: int = 0) -> tuple[S
         name: random(value) if value.is_floating_point() else value
         for name, value in state.server.items()
     }
-    server |= {"groups": GROUPS, "seen": torch.tensor([True, True, True, False])}
+    server["groups"] = GROUPS
     server[f"intra.{TABLE[1]}"] = present
     server[f"intra.{TABLE[0]}"] = server[f"intra.{TABLE[0]}"].abs() * present[:, :, None]
     held = torch.rand(len(ids), C, generator=g) > 0.4
     held[:, 8:] = False
     leaves = {
-        name: random(state.server[f"gm.{name}"].expand(len(ids), *state.server[name].shape[1:]))
+        name: random(state.server[name][:1].expand(len(ids), *state.server[name].shape[1:]))
         for name in algorithm.split()[1]
     }
     own = torch.randn(len(ids), C, D, generator=g, dtype=torch.float64).abs() * held[:, :, None]
@@ -178,7 +179,7 @@ def slow_server(state: State, results: Results, agg_weights: str):
     weight = {i: float(SIZES[i]) if agg_weights == "samples" else 1.0 for i in ids}
     theta = {name: server[f"intra.{name}"].clone() for name in names}
     table, has = server[f"intra.{TABLE[0]}"].clone(), server[f"intra.{TABLE[1]}"].clone()
-    seen = server["seen"].clone()
+    seen = has.any(dim=1)
     for j in range(4):
         members = [i for i in ids if GROUPS[i] == j]
         if not members:
@@ -233,13 +234,14 @@ def test_server_equals_loops_over_the_formulas(agg_weights, ids):
     for name, value in inner.items():
         found = server[f"intra.{name}"].double()
         assert torch.allclose(found, value.double(), rtol=0, atol=1e-12), name
-    assert torch.equal(server["seen"], seen)
+    after = replace(state, server=state.server | server)
+    gm = algorithm.deploy(after, torch.arange(N))["gm"].dispatch.shared.values
     for name in algorithm.split()[1]:  # GM's body: each group by its clients' samples
         slow = sum(size[j] * server[name][j] for j in range(4)) / sum(size.values())
-        assert torch.allclose(server[f"gm.{name}"][0], slow, rtol=0, atol=1e-12)
+        assert torch.allclose(gm[name], slow, rtol=0, atol=1e-12)
     # Rows sum to one. A group that never took part gives nothing, and takes equal parts of the
     # groups that did.
-    found = group_weights({name: server[f"intra.{name}"] for name in TABLE}, seen)
+    found = group_weights({name: server[f"intra.{name}"] for name in TABLE})
     assert torch.allclose(found, rho, rtol=0, atol=1e-12)
     assert torch.allclose(found.sum(dim=1), torch.ones(4).double(), rtol=0, atol=1e-12)
     assert (found >= 0).all()
@@ -271,7 +273,7 @@ def test_opposed_groups_take_nothing_from_each_other():
     for position, sign in enumerate((1.0, -1.0)):
         results.sent.mask["prototypes"][position] = torch.arange(C) < 8
         results.sent.values["prototypes"][position, :8] = sign
-    state.server["seen"][2] = False
+    state.server[f"intra.{TABLE[1]}"][2] = False
 
     server = algorithm.aggregate(state, results).server
 
@@ -344,7 +346,8 @@ def test_few_clients_a_round_leave_groups_that_never_took_part():
 
     state = after(built, 3)
 
-    seen, names = state.server["seen"], built.algorithm.split()[1]
+    names = built.algorithm.split()[1]
+    seen = state.server[f"intra.{TABLE[1]}"].any(dim=1)
     assert 1 <= int(seen.sum()) <= 3
     for name in names:
         mean = state.server[f"intra.{name}"][seen].double().mean(dim=0)

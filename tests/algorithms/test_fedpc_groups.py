@@ -7,10 +7,8 @@ from flbench.algorithms.fedpc import (
     TABLE,
     intra_group_means,
     mix_groups,
-    repeat_groups,
     table_cosines,
 )
-from flbench.core.tree import digest
 from flbench.core.types import Message
 
 J, K, C, D = 3, 5, 4, 2
@@ -88,20 +86,6 @@ def test_mix_groups_is_the_weighted_sum_of_nets_and_the_mean_over_tables_that_ha
             expected = slow / share if have else torch.zeros(D).double()
             assert torch.allclose(found[TABLE[0]][r, k], expected, rtol=0, atol=1e-12)
     assert not found[TABLE[1]][1, 0]
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_repeat_groups_gives_every_group_a_copy_that_can_be_digested(count):
-    """An expanded 0-dim counter would have stride 0, of which there is no view as bytes."""
-    tree = {"n": torch.tensor(7), "w": random(2, 2)}
-
-    found = repeat_groups(tree, count)
-
-    assert found["n"].tolist() == [7] * count
-    assert torch.equal(found["w"][-1], tree["w"])
-    found["w"][0] = 0
-    assert tree["w"].any()
-    assert len(digest([found])) == 64
 
 
 def test_table_cosines_are_over_the_classes_that_both_have():

@@ -294,5 +294,6 @@ def test_groups_as_many_as_clients_are_no_axis_of_clients():
     grown = clients.grown(state)
 
     assert len(grown.server["groups"]) == 7
-    assert len(grown.server["seen"]) == len(state.server["seen"]) == 5
+    table = "group.prototypes"
+    assert len(grown.server[table]) == len(state.server[table]) == 5
     assert clients.evaluate(state)["new", 0].received > 0
