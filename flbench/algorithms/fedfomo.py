@@ -8,7 +8,6 @@ from pydantic import Field
 from torch import Tensor
 
 import flbench.algorithms as fl
-from flbench.algorithms.shared import pairs
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 
 VALIDATION = 0.2  # share of the training samples on which models are compared
@@ -69,10 +68,11 @@ class FedFomo(fl.Algorithm):
         "ICLR 2021",
     )
     communication = fl.Communication(down="M models w", up="w and M weights", keeps="w")
+    needs = (fl.PAIRS,)
 
     def requires(self) -> list[str]:
         if self.setting.clients > 1:
-            return []
+            return super().requires()
         return [
             "a single client (partition.clients=1) has no other client to download models from. Set"
             " partition.clients to 2 or more."
@@ -92,7 +92,7 @@ class FedFomo(fl.Algorithm):
         clients = self.setting.clients
         own = fl.only(start, keeps | sends)
         server = {
-            "preference": pairs.zeros(clients),
+            "preference": torch.zeros(clients, clients, dtype=torch.float64),
             "uploaded": torch.zeros(clients, dtype=torch.bool),
         }
         return server, fl.repeat(own, clients)
@@ -133,7 +133,6 @@ class FedFomo(fl.Algorithm):
         finds the same models as `dispatch`.
         """
         draw = fl.Draw(self.setting.seed, (state.round,), self.setting.clients)
-        preferences = pairs.rows(state.server["preference"], ids, self.setting.clients)  # [K, N]
         chosen = torch.full((len(ids), self.most_models()), -1)
         for k, client in enumerate(ids.tolist()):
             others = state.server["uploaded"].clone()
@@ -143,7 +142,7 @@ class FedFomo(fl.Algorithm):
 
             # The stable sort of a random order breaks ties at random.
             order = torch.from_numpy(rng.permutation(available))
-            preference = preferences[k, order]
+            preference = state.server["preference"][client, order]
             best = order[preference.argsort(descending=True, stable=True)].tolist()
             random = rng.permutation(available).tolist()
 
@@ -162,17 +161,9 @@ class FedFomo(fl.Algorithm):
         chosen = self.candidates(state, ids)  # the same as in `dispatch`: the state is the same
         asked = chosen >= 0
 
-        clients = self.setting.clients
-        before = pairs.rows(state.server["preference"], ids, clients)  # [K, N]
         receiver, slot = asked.nonzero(as_tuple=True)
-        sender = chosen[receiver, slot]
-        preference = pairs.with_entries(
-            state.server["preference"],
-            ids[receiver],
-            sender,
-            before[receiver, sender] + raw[receiver, slot],
-            clients,
-        )
+        preference = state.server["preference"].clone()
+        preference[ids[receiver], chosen[receiver, slot]] += raw[receiver, slot]
         # A model that was never trained is not sent to others.
         trained = ids[results.steps > 0]
         uploaded = state.server["uploaded"].index_fill(0, trained, True)
@@ -184,10 +175,7 @@ class FedFomo(fl.Algorithm):
 
     def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
         """Return the sums of the weights by which the server chooses models for clients."""
-        if self.setting.clients > pairs.SHOWN:
-            return ()
-        # [N, N], 0 for a model that was never sent
-        preference = pairs.dense(state.server["preference"], self.setting.clients)
+        preference = state.server["preference"]  # [N, N], 0 for a model that was never sent
         if not preference.any():
             return ()
         table = fl.LearnedTable(

@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 import flbench.algorithms as fl
-from flbench.algorithms.shared import pairs, prototypes
+from flbench.algorithms.shared import prototypes
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm, weights_of_trained
 from flbench.algorithms.shared.mixing import mix
 from flbench.algorithms.shared.prototypes import ClassSums
@@ -72,7 +72,7 @@ class FedPAC(fl.Algorithm):
         up="w, 2 D + 2 numbers per held class, 1 number",
         keeps="head",
     )
-    needs = (fl.BODY,)
+    needs = (fl.BODY, fl.PAIRS)
 
     def personal(self) -> frozenset[str]:
         return self.setting.net.names("head")
@@ -80,7 +80,7 @@ class FedPAC(fl.Algorithm):
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
         table, _ = prototypes.empty(self.setting, start)
-        weights = pairs.zeros(self.setting.clients)
+        weights = torch.zeros(self.setting.clients, self.setting.clients, dtype=torch.float64)
         return server | table | {"head_weights": weights}, clients
 
     # Client
@@ -136,20 +136,18 @@ class FedPAC(fl.Algorithm):
 
         alpha = head_weights(sent["h"].double(), sent["v"].double())  # [K, K]
         heads = mix(fl.only(sent, self.personal()), alpha)
-        before, ids = state.server["head_weights"], results.ids
-        server["head_weights"] = pairs.with_rows(  # for reports
-            before, ids, ids, alpha, self.setting.clients
-        )
+        rows, ids = state.server["head_weights"].clone(), results.ids  # [N, N], for reports
+        rows[ids] = 0.0
+        rows[ids[:, None], ids] = alpha
+        server["head_weights"] = rows
         metrics = {"own_head_weight_mean": float(alpha.diagonal().mean())}
         return fl.Update(server, reply=fl.Message(heads), metrics=metrics)
 
     def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
         """Return the last weights of the heads; nothing before the first round."""
-        clients = self.setting.clients
-        if clients > pairs.SHOWN or not state.server["head_weights"].any():
+        weights = state.server["head_weights"]  # [N, N], a row of zeros for a client without any
+        if not weights.any():
             return ()
-        # [N, N], a row of zeros for a client without any
-        weights = pairs.dense(state.server["head_weights"], clients)
         table = fl.LearnedTable(
             "head weights",
             "Weight of each client's head (column) in the head that a client (row) received last;"

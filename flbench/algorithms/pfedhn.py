@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 import flbench.algorithms as fl
+from flbench.algorithms.setting import MOST_SHOWN
 from flbench.algorithms.shared.mixing import pairwise_cosines
-from flbench.algorithms.shared.pairs import SHOWN, too_large
+from flbench.core.storage import memory_of_machine
 
 V = "embeddings"  # [N, l] at the server
 MEMBERS = "members"  # [N] bool at the server: clients of the training, False for those that join
@@ -148,12 +149,15 @@ class PFedHN(fl.Algorithm):
                 " (`model.name`, `model.freeze`) are in the head, which clients keep with"
                 " algorithm.head=personal. Set algorithm.head=generated, or choose a deeper net."
             ]
-        size, hidden = self.setting.net.size, self.config.hidden
-        return too_large(
-            f"the hypernetwork of a net with {size:,} parameters, its momentum and gradient",
-            2 * (hidden + 1) * size,
-            "Choose a smaller net, or a smaller algorithm.hidden.",
-        )
+        size, there = self.setting.net.size, memory_of_machine()
+        needed = 16 * (self.config.hidden + 1) * size  # bytes of h, its momentum and its gradient
+        if needed <= there:
+            return []
+        return [
+            f"the hypernetwork of a net with {size:,} parameters would take {needed / 2**30:,.1f}"
+            f" GiB, and this machine has {there / 2**30:,.1f} GiB. Choose a smaller net, or a"
+            " smaller algorithm.hidden."
+        ]
 
     def notes(self) -> list[str]:
         if self.setting.net.statistics and self.setting.train.batchnorm == "average":
@@ -251,7 +255,7 @@ class PFedHN(fl.Algorithm):
     def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
         """Return how similar the embeddings are; nothing before a client took part."""
         known = state.participation_count > 0
-        if not known.any() or len(known) > SHOWN:
+        if not known.any() or len(known) > MOST_SHOWN:
             return ()
         cosines = pairwise_cosines(state.server, (V,))  # 1 within rounding for equal embeddings
         table = fl.LearnedTable(

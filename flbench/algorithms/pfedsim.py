@@ -8,7 +8,6 @@ from pydantic import Field
 from torch import Tensor
 
 import flbench.algorithms as fl
-from flbench.algorithms.shared import pairs
 from flbench.algorithms.shared.mixing import latest, mix_latest
 from flbench.algorithms.shared.prototypes import CountClasses
 from flbench.losses.similarity import unit
@@ -59,7 +58,7 @@ class PFedSim(fl.Algorithm):
     )
     communication = fl.Communication(down="w, later the body", up="w", keeps="w, after the warm-up")
 
-    needs = (fl.PAIRS_OF_COHORT,)
+    needs = (fl.PAIRS,)
 
     def requires(self) -> list[str]:
         if self.stages()[-1].name == "similar":
@@ -89,7 +88,7 @@ class PFedSim(fl.Algorithm):
         keeps, sends = self.split()
         clients = self.setting.clients
         server = {
-            "similarity": pairs.zeros(clients),
+            "similarity": torch.zeros(clients, clients, dtype=torch.float64),
             "known": torch.zeros(clients, dtype=torch.bool),
         }
         own = fl.only(start, keeps | sends)
@@ -127,7 +126,7 @@ class PFedSim(fl.Algorithm):
 
     def mixture(self, state: fl.State, ids: Tensor) -> fl.Tree:
         """Return the mixed bodies of clients `ids` [K], [K, ...] each."""
-        similarity = pairs.rows(state.server["similarity"], ids, self.setting.clients)  # [K, N]
+        similarity = state.server["similarity"][ids]  # [K, N]
         u = -torch.log1p(-similarity.clamp_max(1 - LEAST))
         u[torch.arange(len(ids)), ids] = -log(LEAST)
         body = self.split()[1] - set(self.classifier())
@@ -159,14 +158,8 @@ class PFedSim(fl.Algorithm):
         both = moved[:, None] & moved
         both.fill_diagonal_(False)
         first, second = both.nonzero(as_tuple=True)
-        similarity = pairs.with_entries(
-            state.server["similarity"],
-            ids[first],
-            ids[second],
-            fresh[first, second],
-            self.setting.clients,
-        )
-
+        similarity = state.server["similarity"].clone()
+        similarity[ids[first], ids[second]] = fresh[first, second]
         known = state.server["known"].index_fill(0, ids, True)
         metrics = {}
         if bool(both.any()):
@@ -175,12 +168,9 @@ class PFedSim(fl.Algorithm):
 
     def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
         """Return the similarities of the clients; nothing before the end of the warm-up."""
-        known = state.server["known"]
-        clients = self.setting.clients
-        if not known.any() or clients > pairs.SHOWN:
+        if not state.server["known"].any():
             return ()
-        # [N, N], 0 for a pair that was never compared
-        similarity = pairs.dense(state.server["similarity"], clients)
+        similarity = state.server["similarity"]  # [N, N], 0 for a pair that was never compared
         table = fl.LearnedTable(
             "client similarity",
             "Similarity of the classifiers of every two clients, by which their bodies are mixed;"

@@ -16,6 +16,8 @@ from flbench.models.base import NetSpec
 MOST_PAIRED: Final = 20_000
 """Largest number of clients for whose pairs methods store numbers, which take 3.2 GB of memory for
 each matrix of float64."""
+MOST_SHOWN: Final = 1_000
+"""Largest number of clients for whose pairs a method makes a table of a report."""
 
 
 @dataclass(frozen=True)

@@ -425,8 +425,7 @@ def grown(
     """Return an entry of the server's tree for M clients as one for N > M clients.
 
     Args:
-        value: The entry after the training. One without axes of M clients stays as it is, such as a
-            matrix that is stored by entries.
+        value: The entry after the training.
         blank: What `init` makes of it for all clients.
         axes: Its axes of clients.
         trained: Number M of clients that trained.
@@ -435,7 +434,7 @@ def grown(
     >>> grown(torch.ones(2, 3), torch.zeros(4, 3), (0,), 2, 4).sum(dim=1).tolist()
     [3.0, 3.0, 0.0, 0.0]
     """
-    if not axes or any(value.shape[axis] != trained for axis in axes):
+    if not axes:
         return value
     shape = [clients if axis in axes else size for axis, size in enumerate(value.shape)]
     # Another axis may have grown during the run, such as that of clusters.

@@ -12,10 +12,9 @@ from pydantic import Field
 from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Deployment
-from flbench.algorithms.setting import PAIRS_OF_COHORT
+from flbench.algorithms.setting import MOST_SHOWN, PAIRS_OF_COHORT
 from flbench.algorithms.shared.memory import Copy
 from flbench.algorithms.shared.mixing import mix
-from flbench.algorithms.shared.pairs import SHOWN
 from flbench.algorithms.shared.prefixes import prefixed
 from flbench.algorithms.shared.topology import (
     Links,
@@ -173,7 +172,7 @@ class Gossip(Algorithm):
     def learned(self, state: State) -> tuple[Learned, ...]:
         """Return the mixing weights of the last round, the topology."""
         clients = self.setting.clients
-        if state.round == 0 or clients > SHOWN:
+        if state.round == 0 or clients > MOST_SHOWN:
             return ()
         before = replace(state, round=state.round - 1)
         ids = self.cohort(before, Draw(self.setting.seed, (before.round,), clients))
