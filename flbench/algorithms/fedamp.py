@@ -1,6 +1,5 @@
 """FedAMP: clients are pulled to mixtures of models like their own (Huang et al., AAAI 2021)."""
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -100,33 +99,20 @@ class FedAMP(fl.Algorithm):
     needs = (fl.PAIRS,)
 
     def requires(self) -> list[str]:
-        pull, lr = self.config.pull, self.setting.train.optimizer.lr
-        if self.is_sgd and lr * pull >= 2:
+        pull, optimizer = self.config.pull, self.setting.train.optimizer
+        is_sgd = optimizer.name == "sgd" and not self.setting.own_optimizer
+        if is_sgd and optimizer.lr * pull >= 2:
             return [
-                f"algorithm.pull={pull:g} times train.optimizer.lr={lr:g} is 2 or more: each step"
-                " overshoots the mixture by the distance to it or more, so that models do not come"
-                f" nearer to it. Choose algorithm.pull below {2 / lr:g}."
+                f"algorithm.pull={pull:g} times train.optimizer.lr={optimizer.lr:g} is 2 or more:"
+                " each step overshoots the mixture by the distance to it or more, so that models do"
+                f" not come nearer to it. Choose algorithm.pull below {2 / optimizer.lr:g}."
             ]
         return super().requires()
 
-    @property
-    def is_sgd(self) -> bool:
-        """Whether the pull of a step is the learning rate times its gradient."""
-        return self.setting.train.optimizer.name == "sgd" and not self.setting.own_optimizer
-
     def decayed(self, completed: int) -> float:
         """Return alpha_t / alpha_1 in the round after so many completed rounds."""
-        c, lr = self.config, self.setting.train.optimizer.lr
-        return max(DECAY ** (completed // DECAY_EVERY), min(1.0, lr * c.pull))
-
-    def notes(self) -> list[str]:
-        c, lr = self.config, self.setting.train.optimizer.lr
-        if self.is_sgd and lr * c.pull > 1:
-            return [
-                f"fedamp: algorithm.pull={c.pull:g} times train.optimizer.lr={lr:g} is above 1:"
-                " each step overshoots the mixture."
-            ]
-        return []
+        least = min(1.0, self.setting.train.optimizer.lr * self.config.pull)
+        return max(DECAY ** (completed // DECAY_EVERY), least)
 
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         clients = self.setting.clients
@@ -137,15 +123,20 @@ class FedAMP(fl.Algorithm):
         keeps, sends = self.split()
         return server, fl.repeat(fl.only(start, keeps | sends), clients)
 
+    # Client
+
     def terms(self) -> tuple[fl.LossTerm, ...]:
         names = self.setting.net.parameters
         if self.config.start == "cloud":
             return (CrossEntropy(), Proximal(names, weight="pull"))
-        return (CrossEntropy(), PullToCloud(names, weight="pull"))
+        pull = fl.Term("pull", fl.bind(distance_to_cloud, names), of_parameters=True)
+        return (CrossEntropy(), pull)
 
     def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
         return fl.LocalProgram((self.phase(*self.terms()),), keeps | sends, sends)
+
+    # Server
 
     def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         rows = self.clouds(state, ids)
@@ -166,25 +157,25 @@ class FedAMP(fl.Algorithm):
 
     def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         known = state.server["known"].index_fill(0, results.ids, True)
-        names, c, n = self.setting.net.parameters, self.config, len(known)
-        pairs = known[:, None] & known & ~torch.eye(n, dtype=torch.bool)  # [N, N]
-        xi = torch.zeros(n, n, dtype=torch.float64)
-
-        if c.similarity == "distance":
-            distance = squared_distances(state.clients, names)  # [N, N]
-            sigma = float(distance[pairs].mean()) if bool(pairs.any()) else 0.0
-            if sigma > 0:
-                alpha = self.decayed(state.round + 1) * c.share * sigma / max(1, n - 1)
-                xi = torch.where(pairs, alpha * (-distance / sigma).exp() / sigma, 0.0)
-            own = 1 - xi.sum(dim=1)
-        else:
-            weight = 1 / n if c.self_weight is None else c.self_weight
-            own = torch.ones(n, dtype=torch.float64).masked_fill(pairs.any(dim=1), weight)
-            scores = HEURISTIC_SIGMA * pairwise_cosines(state.clients, names)
-            xi = (1 - own)[:, None] * softmax_among(scores, pairs, dim=1)
-
+        pairs = known[:, None] & known & ~torch.eye(len(known), dtype=torch.bool)  # [N, N]
+        others = self.others(state, pairs)
+        own = 1 - others.sum(dim=1)
         metrics = {"self_weight_mean": float(own[known].mean())}
-        return fl.Update({"xi": xi + own.diag(), "known": known}, metrics=metrics)
+        return fl.Update({"xi": others + own.diag(), "known": known}, metrics=metrics)
+
+    def others(self, state: fl.State, pairs: Tensor) -> Tensor:
+        """Return xi_ij [N, N] for j != i, 0 except for pairs [N, N] of clients with a model."""
+        c, names, n = self.config, self.setting.net.parameters, len(pairs)
+        if c.similarity == "cosine":  # HeurFedAMP
+            own = 1 / n if c.self_weight is None else c.self_weight
+            scores = HEURISTIC_SIGMA * pairwise_cosines(state.clients, names)
+            return (1 - own) * softmax_among(scores, pairs, dim=1)
+        distance = squared_distances(state.clients, names)  # [N, N]
+        sigma = float(distance[pairs].mean())
+        if not sigma > 0:  # there is no pair, or all models are equal
+            return torch.zeros_like(distance)
+        alpha = self.decayed(state.round + 1) * c.share * sigma / max(1, n - 1)
+        return torch.where(pairs, alpha * (-distance / sigma).exp() / sigma, 0.0)
 
     def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
         """Return the weights of the mixtures; nothing before the first round."""
@@ -207,28 +198,11 @@ class FedAMP(fl.Algorithm):
         return {"personal": fl.Deployment(fl.Dispatch()), "cloud": fl.Deployment(cloud)}
 
 
-@dataclass(frozen=True)
-class PullToCloud:
-    """1/2 ||w - u||^2 over the parameters, with the received mixture u in ctx.
-
-    A client that received none is pulled to its own model at the beginning of the round.
-
-    Attributes:
-        of_parameters: The term reads parameters alone, not what the net computes.
-        names: Names of the parameters, in order.
-        weight: Factor of the term: a number, or the name of a 0-dim ctx entry.
-    """
-
-    of_parameters: ClassVar[bool] = True
-
-    names: tuple[str, ...]
-    weight: float | str = 1.0
-
-    def __call__(self, context: fl.Context) -> Tensor:
-        """Return the term, 0-dim."""
-        has_cloud = context.ctx[CLOUD + "known"]
-        parts = []
-        for name in self.names:
-            cloud = torch.where(has_cloud, context.ctx[CLOUD + name], context.start[name])
-            parts.append((context.leaves[name] - cloud).square().sum())
-        return 0.5 * torch.stack(parts).sum()
+def distance_to_cloud(context: fl.Context, names: tuple[str, ...]) -> Tensor:
+    """Return 1/2 ||w - u||^2 over the parameters; without a mixture u, that to w at the start."""
+    parts = []
+    for name in names:
+        has_cloud, cloud = context.ctx[CLOUD + "known"], context.ctx[CLOUD + name]
+        far = context.leaves[name] - torch.where(has_cloud, cloud, context.start[name])
+        parts.append(far.square().sum())
+    return 0.5 * torch.stack(parts).sum()

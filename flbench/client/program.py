@@ -268,10 +268,12 @@ class Term:
     Attributes:
         weight: Factor of the term: a number, or the name of a 0-dim ctx entry.
         function: context -> the value of the term, 0-dim; see `LossTerm`.
+        of_parameters: Whether it reads parameters alone; see `LossTerm`.
     """
 
     weight: float | str
     function: Callable[[Context], Tensor]
+    of_parameters: bool = False
 
     def __call__(self, context: Context) -> Tensor:
         """Return the value of the term in this step, 0-dim, without its weight."""

@@ -206,7 +206,6 @@ def test_alpha_does_not_fall_below_a_pull_of_one_step_and_twice_as_large_ones_ar
     build(*keys, "algorithm.pull=20", "train.optimizer.name=adam")  # its steps have length lr
     near = build(*keys, "algorithm.pull=19").algorithm
     assert [19 / near.decayed(t) for t in range(200)] == [19] * 200
-    assert near.notes()
     with pytest.raises(ConfigError, match=r"algorithm\.agg_weights"):  # nothing is averaged
         build(*keys, "algorithm.agg_weights=uniform")
 
