@@ -1,6 +1,6 @@
 """FedDBE: FedAvg whose clients keep a bias of the features (Zhang et al., NeurIPS 2023)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 
 import torch
@@ -15,7 +15,7 @@ BIAS = "prbm"  # e_i [D], the vector that a client adds to its features
 COMMON = "consensus"  # zbar [D], the common mean, which a client receives once
 MEAN = "mean_features"  # r_i [D], what a client sends in the set-up
 RUNNING = "running"  # r [D], with mu < 1
-PACE = "pace"  # ctx entry [], mu / learning rate
+PACE = "pace"  # mu / learning rate
 
 
 @fl.ALGORITHMS.register("feddbe")
@@ -78,6 +78,7 @@ class FedDBE(fl.Algorithm):
     communication = fl.Communication(
         down="w; once D numbers", up="w; once D numbers", keeps="2 vectors of D numbers"
     )
+    needs = (fl.LINEAR_HEAD,)
 
     @property
     def head(self) -> LinearHead:
@@ -89,25 +90,17 @@ class FedDBE(fl.Algorithm):
         """Whether the mean of features goes on from batch to batch."""
         return self.config.kappa > 0 and self.config.mu < 1
 
-    needs = (fl.LINEAR_HEAD,)
-
     def requires(self) -> list[str]:
-        c, train = self.config, self.setting.train
-        found = super().requires()
+        train, found = self.setting.train, super().requires()
         optimizer = train.optimizer
         is_plain = optimizer.name == "sgd" and not (optimizer.momentum or optimizer.weight_decay)
         if self.runs and not (is_plain and train.clip is None):
             found.append(
-                f"algorithm.mu={c.mu:g} needs plain SGD (train.optimizer.name=sgd, momentum 0,"
-                " weight_decay 0, and no train.clip), which moves the running mean. Set these keys,"
-                " or algorithm.mu=1."
+                f"algorithm.mu={self.config.mu:g} needs plain SGD (train.optimizer.name=sgd,"
+                " momentum 0, weight_decay 0, and no train.clip), which moves the running mean. Set"
+                " these keys, or algorithm.mu=1."
             )
         return found
-
-    def notes(self) -> list[str]:
-        if self.setting.train.optimizer.weight_decay:
-            return ["feddbe: train.optimizer.weight_decay draws the personal vectors to 0."]
-        return []
 
     def stages(self) -> tuple[fl.Stage, ...]:
         setup = (fl.Stage("consensus", 1, setup=True),) if self.config.kappa else ()
@@ -131,51 +124,48 @@ class FedDBE(fl.Algorithm):
 
     def terms(self) -> tuple[fl.LossTerm, ...]:
         c = self.config
-        entropy = ScoresCrossEntropy(scores=Biased(self.head))
-        pull = (PullToCommonMean(c.mu, weight=c.kappa),) if c.kappa else ()
-        move = (MoveRunningMean(),) if self.runs else ()
+        entropy = ScoresCrossEntropy(scores=fl.bind(shifted, self.head))
+        pull = (fl.Term(c.kappa, fl.bind(distance_to_common_mean, c.mu)),) if c.kappa else ()
+        move = (fl.Term(PACE, move_running_mean),) if self.runs else ()
         return (entropy, *pull, *move)
 
     def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
+        keeps |= {BIAS, COMMON} if self.config.kappa else {BIAS}
         if self.is_setup(state):
-            return fl.LocalProgram(self.describe(), keeps | {BIAS, COMMON}, frozenset({MEAN}))
-        if self.config.kappa:
-            keeps |= {COMMON}
+            return fl.LocalProgram(self.describe(), keeps, frozenset({MEAN}))
         begin: tuple[fl.Step, ...] = (fl.Transform(start_running),) if self.runs else ()
         moved = {BIAS, RUNNING} if self.runs else {BIAS}
         train = self.phase(*self.terms(), train=frozenset(self.setting.net.parameters) | moved)
-        return fl.LocalProgram((*begin, train), keeps | {BIAS}, sends)
+        return fl.LocalProgram((*begin, train), keeps, sends)
 
     def describe(self) -> tuple[fl.Step, ...]:
         """Return the steps of the set-up: training, and the mean of features."""
-        train = self.phase(CrossEntropy())
         size = self.setting.train.batch_size
         steps = ceil(int(self.setting.sizes.max()) / size) * self.setting.train.local_epochs
-        finish = RunningMean(self.config.mu, size)
-        running = fl.Statistic("batches", BatchMeans(steps), finish=finish)
-        return (replace(train, record=(running,)), fl.Transform(write_running_mean))
+        finish = fl.bind(last_running_mean, self.config.mu, size)
+        running = fl.Statistic("batches", fl.bind(batch_means, steps), finish=finish)
+        train = replace(self.phase(CrossEntropy()), record=(running,))
+        return (train, fl.Transform(write_running_mean))
 
     # Server
 
     def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
-        net = (
-            fl.Message() if state.is_initial else fl.Message(fl.only(state.server, self.split()[1]))
-        )
+        net = super().dispatch(state, ids)
         if not self.config.kappa or self.is_setup(state):
-            return fl.Dispatch(net)
+            return net
         mean = state.server[COMMON].expand(len(ids), -1)
-        unknown = ~state.server["informed"][ids]
+        rows = fl.Message({COMMON: mean}, {COMMON: ~state.server["informed"][ids]})
         numbers = {}
         if self.runs:
             train = self.setting.train
             rate = train.optimizer.lr * train.schedule.lr_factor(state.round, self.setting.rounds)
             numbers[PACE] = self.config.mu / rate if rate else 0.0
-        return fl.Dispatch(net, fl.Message({COMMON: mean}, {COMMON: unknown}), numbers)
+        return replace(net, rows=rows, numbers=numbers)
 
     def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         if self.is_setup(state):
-            mean = fl.weighted_mean(fl.only(results.sent.values, {MEAN}), self.weights(results))
+            mean = self.mean(results, {MEAN})
             return fl.Update({COMMON: mean[MEAN]} if mean else {})
         server = self.mean(results)
         if self.config.kappa:
@@ -183,66 +173,29 @@ class FedDBE(fl.Algorithm):
         return fl.Update(server)
 
     def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
-        net = (
-            fl.Message() if state.is_initial else fl.Message(fl.only(state.server, self.split()[1]))
-        )
-        plain = fl.Deployment(fl.Dispatch(net))
-        models = {"personal": replace(plain, predict=Biased(self.head)), "noprbm": plain}
+        plain = fl.Deployment(super().dispatch(state, ids))
+        personal = replace(plain, predict=fl.bind(shifted, self.head))
+        models = {"personal": personal, "noprbm": plain}
         return models if self.split()[0] else models | {"gm": plain}
 
 
-@dataclass(frozen=True)
-class Biased:
-    """Logits of shifted features, head(z + e_i).
-
-    Attributes:
-        head: The head of the net.
-    """
-
-    head: LinearHead
-
-    def __call__(self, context: fl.Context) -> Tensor:
-        """Return the logits [B, C]."""
-        return self.head(context.leaves, context.out.features + context.leaves[BIAS])
+def shifted(context: fl.Context, head: LinearHead) -> Tensor:
+    """Return the logits [B, C] of shifted features, head(z + e_i)."""
+    return head(context.leaves, context.out.features + context.leaves[BIAS])
 
 
-@dataclass(frozen=True)
-class PullToCommonMean:
-    """MR: (1 / D) (1 / 2) ||r - zbar||^2, with r = (1 - mu) sg(r of the last batch) + mu m.
-
-    Attributes:
-        mu: Weight of the batch's mean feature m in r.
-        weight: Factor of the term, kappa of the paper.
-    """
-
-    mu: float
-    weight: float | str
-
-    def __call__(self, context: fl.Context) -> Tensor:
-        """Return the term, 0-dim."""
-        mean = batch_mean(context)
-        if self.mu < 1:
-            mean = (1 - self.mu) * context.leaves[RUNNING].detach() + self.mu * mean
-        return 0.5 * (mean - context.leaves[COMMON]).square().mean()
+def distance_to_common_mean(context: fl.Context, mu: float) -> Tensor:
+    """Return (1 / D) (1 / 2) ||r - zbar||^2, with r = (1 - mu) sg(r of the last batch) + mu m."""
+    mean = batch_mean(context)
+    if mu < 1:
+        mean = (1 - mu) * context.leaves[RUNNING].detach() + mu * mean
+    return 0.5 * (mean - context.leaves[COMMON]).square().mean()
 
 
-@dataclass(frozen=True)
-class MoveRunningMean:
-    """A term of value 0 whose step of plain SGD is r <- (1 - mu) r + mu m.
-
-    m is the mean feature of the batch. The gradient with respect to r is (mu / learning rate)
-    (r - m), and zero with respect to all else.
-
-    Attributes:
-        weight: Factor of the term: mu / learning rate.
-    """
-
-    weight: float | str = PACE
-
-    def __call__(self, context: fl.Context) -> Tensor:
-        """Return 0, 0-dim."""
-        term = 0.5 * (context.leaves[RUNNING] - batch_mean(context).detach()).square().sum()
-        return term - term.detach()
+def move_running_mean(context: fl.Context) -> Tensor:
+    """Return 0, with the gradient r - m for r, so that plain SGD makes it (1 - mu) r + mu m."""
+    term = 0.5 * (context.leaves[RUNNING] - batch_mean(context).detach()).square().sum()
+    return term - term.detach()
 
 
 def batch_mean(context: fl.Context) -> Tensor:
@@ -260,50 +213,25 @@ def start_running(context: fl.Context) -> fl.Tree:
 # Set-up
 
 
-@dataclass(frozen=True)
-class BatchMeans:
-    """Function of a Statistic: the mean feature of each batch of a training, in a row of its own.
-
-    Attributes:
-        steps: Largest number S of optimizer steps that a client takes.
-    """
-
-    steps: int
-
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return `means` [S, D] and `sizes` [S], zero in all rows but that of the step."""
-        step, mean = context.batch.step, batch_mean(context)
-        here = torch.arange(self.steps, device=mean.device) == step  # [S]
-        size = context.batch.mask.sum().double()
-        return {
-            "means": torch.where(here[:, None], mean, 0.0),
-            "sizes": torch.where(here, size, 0.0),
-        }
+def batch_means(context: fl.Context, steps: int) -> fl.Tree:
+    """Return `means` [S, D] and `sizes` [S] of S steps, zero in all rows but that of this step."""
+    step, mean = context.batch.step, batch_mean(context)
+    here = torch.arange(steps, device=mean.device) == step  # [S]
+    size = context.batch.mask.sum().double()
+    return {"means": torch.where(here[:, None], mean, 0.0), "sizes": torch.where(here, size, 0.0)}
 
 
-@dataclass(frozen=True)
-class RunningMean:
-    """The running mean of features at the last full batch of a training.
+def last_running_mean(context: fl.Context, batches: fl.Tree, mu: float, batch_size: int) -> fl.Tree:
+    """Return `mean` [D], r at the last full batch of a training, of the sums of `batch_means`."""
+    means, sizes = batches["means"], batches["sizes"]  # [S, D], [S]
+    step = torch.arange(len(sizes), dtype=sizes.dtype, device=sizes.device)
+    full = sizes == batch_size
+    ends = torch.where(full.any(), full, sizes > 0)
+    age = torch.where(ends, step, -1.0).amax() - step  # of a batch when the training ends
 
-    Attributes:
-        mu: Weight of a batch's mean.
-        batch_size: Number of samples of a full batch.
-    """
-
-    mu: float
-    batch_size: int
-
-    def __call__(self, context: fl.Context, batches: fl.Tree) -> fl.Tree:
-        """Return `mean` [D] of the results of `BatchMeans` over all batches."""
-        means, sizes = batches["means"], batches["sizes"]  # [S, D], [S]
-        step = torch.arange(len(sizes), dtype=sizes.dtype, device=sizes.device)
-        full = sizes == self.batch_size
-        ends = torch.where(full.any(), full, sizes > 0)
-        age = torch.where(ends, step, -1.0).amax() - step  # of a batch when the training ends
-
-        # r = sum over batches k of mu (1 - mu)^(last - k) m_k
-        weight = self.mu * torch.full_like(age, 1 - self.mu).pow(age.clamp_min(0.0))  # 0^0 is 1
-        return {"mean": torch.where(age >= 0, weight, 0.0).to(means.dtype) @ means}
+    # r = sum over batches k of mu (1 - mu)^(last - k) m_k
+    weight = mu * torch.full_like(age, 1 - mu).pow(age.clamp_min(0.0))  # 0^0 is 1
+    return {"mean": torch.where(age >= 0, weight, 0.0).to(means.dtype) @ means}
 
 
 def write_running_mean(context: fl.Context) -> fl.Tree:
