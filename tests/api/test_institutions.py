@@ -12,13 +12,8 @@ import pytest
 import torch
 
 import flbench as fl
-from flbench.analysis import figures as analysis_figures
-from flbench.analysis.arrangement import arrange
-from flbench.analysis.tables import analyse
 from flbench.cli import app
-from flbench.comparison.collect import collect
 from flbench.experiment.assembly import load_federation
-from flbench.reports import figures
 from flbench.testing import after, build
 from tests.support import config_of
 
@@ -155,24 +150,6 @@ def test_files_with_and_without_dropped_columns_have_the_same_predictions(
     captured = capsys.readouterr()
     assert len(json.loads(captured.out)) == 3
     assert "1 of 3 values of the column `pain` are words that no training" in captured.err
-
-
-def test_pictures_have_the_names_of_clients(compared, data, tmp_path, monkeypatch, capsys):
-    seen = []
-    monkeypatch.setattr(figures, "save", lambda figure, path: seen.append(figure))
-    words = ("data", f"data.path={data}", "partition.scheme=natural", DROP, "--topology", "ring")
-    assert app.main([*words, "--picture", str(tmp_path / "t.png"), "--json"]) == 0
-    # Files are sorted by name.
-    names = sorted(NAMES)
-    assert json.loads(capsys.readouterr().out)["client_names"] == names
-    network, weights = seen[0].axes[:2]
-    assert {*names} < {text.get_text() for text in network.texts}
-    assert [label.get_text() for label in weights.get_yticklabels()] == names
-
-    runs = collect([compared])
-    analysis = analyse(arrange(runs.runs, labels=runs.labels))
-    holdings = analysis_figures.holdings(analysis, "hospitals, normalize=client")
-    assert {label.get_text() for label in holdings.axes[0].get_xticklabels()} == {*names}
 
 
 def test_engines_train_on_the_same_inputs(data):

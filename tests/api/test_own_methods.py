@@ -5,7 +5,6 @@ import linecache
 import pickle
 import sys
 import warnings
-from dataclasses import dataclass
 
 import cloudpickle
 import pandas as pd
@@ -22,12 +21,10 @@ from flbench.algorithms import (
     Paper,
 )
 from flbench.algorithms.fedavg import FedAvg
-from flbench.api import tuning
-from flbench.api.caller import Caller
 from flbench.config.resolve import resolve, resolve_written
-from flbench.config.sources import from_overrides, from_values
+from flbench.config.sources import from_values
 from flbench.core import source_hash
-from flbench.core.errors import ConfigError, MethodError
+from flbench.core.errors import ConfigError
 from flbench.core.tree import digest
 from flbench.core.types import Dispatch, Message
 from flbench.deploy import loading
@@ -35,7 +32,6 @@ from flbench.experiment import lifecycle
 from flbench.experiment.assembly import load_federation
 from flbench.experiment.smoke import Smoke
 from flbench.workers.shipping import pack
-from tests.support import SMALL
 
 FEW = fl.Dirichlet(alpha=1.0, clients=3, samples=120)
 KEYS = {"partition": FEW, "train": {"rounds": 1}, "progress": False}
@@ -162,57 +158,6 @@ class Bare(Algorithm):
 def test_what_is_no_method_is_refused(given, named):
     with pytest.raises(ConfigError, match=named):
         ALGORITHMS.section(given)
-
-
-@dataclass(frozen=True)
-class OfFew:
-    """A term that cannot be computed for the batches of the run."""
-
-    weight: float | str = 1.0
-
-    def __call__(self, context):
-        if len(context.batch.y) > 8:
-            raise ValueError("no such layer")
-        return context.out.logits.sum() * 0
-
-
-class InRounds(FedAvg):
-    """A method with a mistake that shows in the training of a round."""
-
-    paper = Paper("InRounds", "nobody", "invented")
-    communication = Communication(down="w", up="w", keeps="nothing")
-
-    def terms(self):
-        return (*super().terms(), OfFew())
-
-
-@pytest.mark.slow
-def test_a_method_that_raises_while_costs_are_estimated_is_left_out_of_them_and_fails_by_name(
-    tmp_path,
-):
-    keys = {**KEYS, "train": {"rounds": 1, "batch_size": 16}}
-    with pytest.raises(fl.RunError, match=r"inrounds.*ValueError: no such layer") as error:
-        fl.compare([InRounds, "fedavg"], seeds=1, jobs=1, out=tmp_path, **keys)
-    assert "Correct its code" in str(error.value)
-    [folder] = tmp_path.iterdir()
-    assert set(fl.load(folder / "cells" / "fedavg-digits-seed0").metrics["round"]) >= {1}
-
-    spaces = tmp_path / "spaces"
-    spaces.mkdir()
-    for name in ("inrounds", "fedavg"):
-        (spaces / f"{name}.yaml").write_text(
-            f"method: {name}\nspace:\n  train.optimizer.lr: {{choice: [0.1, 0.2]}}\n"
-        )
-    layers = {
-        name: [
-            from_overrides([*SMALL, "train.batch_size=16"]),
-            from_values({"algorithm": section}, "test"),
-        ]
-        for name, section in (("inrounds", ALGORITHMS.section(InRounds)), ("fedavg", "fedavg"))
-    }
-    plan = tuning.plan(layers, {"trials": 2, "space": spaces}, Caller(shown=False))
-    assert plan.measured == ("fedavg",)
-    assert any("inrounds not measured" in sentence for sentence in plan.sentences())
 
 
 def test_two_methods_of_one_name_are_refused():
@@ -353,26 +298,3 @@ def test_models_that_a_method_draws_are_the_same_wherever_they_are_computed(meth
     first = dict(models[0].net.net.named_parameters())
     differ = [not torch.equal(w, first[n]) for n, w in models[1].net.net.named_parameters()]
     assert all(differ) if method.own else not any(differ)
-
-
-class LastRaises(FedAvg):
-    """Deploys nothing after the last evaluation."""
-
-    paper = Paper("LastRaises", "nobody", "invented")
-    communication = Communication(down="w", up="w", keeps="nothing")
-    is_over = False
-
-    def deploy(self, state, ids):
-        if self.is_over:
-            raise KeyError("no such leaf")
-        return super().deploy(state, ids)
-
-
-class AfterEvaluation(fl.Callback):
-    def on_evaluation_end(self, run, metrics):
-        LastRaises.is_over = True
-
-
-def test_an_exception_after_the_last_round_names_the_line_of_the_method(tmp_path):
-    with pytest.raises(MethodError, match="test_own_methods"):
-        fl.run(LastRaises, callbacks=[AfterEvaluation()], output={"dir": tmp_path}, **KEYS)

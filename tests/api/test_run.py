@@ -5,8 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
-import time
 import warnings
 from contextlib import contextmanager
 from dataclasses import fields
@@ -94,37 +92,6 @@ def test_two_runs_in_one_process_do_not_depend_on_what_came_between(finished, tm
     assert short(tmp_path).digest == finished.digest
 
 
-@pytest.mark.slow
-def test_process_is_as_before(tmp_path, monkeypatch):
-    def handler(number, frame):
-        pass
-
-    def show(*args, **kwargs):
-        pass
-
-    torch.set_num_threads(2)
-    before = signal.signal(signal.SIGTERM, handler)
-    interrupt = signal.getsignal(signal.SIGINT)  # a process in the background ignores it
-    monkeypatch.setattr(warnings, "showwarning", show)
-    filters = list(warnings.filters)
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    try:
-        short(tmp_path)
-
-        assert torch.get_num_threads() == 2
-        assert signal.getsignal(signal.SIGTERM) is handler
-        assert signal.getsignal(signal.SIGINT) is interrupt
-        assert warnings.showwarning is show
-        assert warnings.filters == filters
-        assert torch.equal(torch.get_rng_state(), states[0])
-        assert str(np.random.get_state()) == str(states[1])
-        assert random.getstate() == states[2]
-        assert torch.are_deterministic_algorithms_enabled() is deterministic
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 @contextmanager
 def default_dtype():
     """A script that computes in float64."""
@@ -203,62 +170,25 @@ def test_changes_of_the_process_are_undone():
     assert warnings.showwarning is show
 
 
-def test_the_end_of_the_process_waits_for_threads_that_have_trained(tmp_path, monkeypatch):
-    """Not for those that still work, and once for each thread."""
-    waits, numbers = [], []
-    monkeypatch.setattr(process.atexit, "register", lambda *call: waits.append(call))
-    monkeypatch.setattr(process, "_waited_for", set())
-    monkeypatch.setattr(process, "THREADS", tmp_path)
-    working = threading.Event()
-
-    def train():
-        for _ in range(2):
-            with process.preserved():
-                numbers.append(threading.get_native_id())
-        working.wait()
-
-    thread = threading.Thread(target=train)
-    thread.start()
-    while len(numbers) < 2:
-        time.sleep(0.001)
-    file = tmp_path / str(numbers[0])  # a thread that the system lists
-    file.touch()
-    [(wait, *given)] = waits
-    assert given == numbers[:1]
-
-    begin = time.monotonic()
-    wait(*given)
-    assert time.monotonic() - begin < process.LAST_SECONDS
-    working.set()
-    thread.join()
-    threading.Timer(0.05, file.unlink).start()
-    wait(*given)
-    assert not file.exists()
-
-
 @pytest.mark.parametrize(
-    ("keys", "message"),
+    ("keys", "key"),
     [
-        ({"sead": 1}, "`sead` is not a key of the configuration (argument of fl.run). Did you"),
-        ({"calbacks": ()}, "`calbacks` is not an argument of fl.run. Did you mean `callbacks`?"),
-        ({"lr": 0.1}, "Did you mean `train.optimizer.lr`?"),
-        ({"train": {"rouns": 3}}, "`train.rouns` is not a key of `train` (argument of fl.run)."),
-        ({"train": {"rouns": 3}}, "Did you mean `rounds`?"),
-        ({"train": {"optimizer": "sdg"}}, "Did you mean `sgd`?"),
-        ({"train.rounds": 0}, "`train.rounds` must be >= 1, got 0 (argument of fl.run)."),
-        ({"partition": fl.Dirichlet(alpha=-1.0)}, "`partition.alpha` must be > 0, got -1.0"),
-        ({"partition": "dirichle"}, "Did you mean `dirichlet`?"),
-        ({"algorithm": "fedagv"}, "Did you mean `fedavg`?"),
-        ({"train": {"rounds": len}}, "got an object of type builtin_function_or_method"),
-        ({"data": "nosuchset"}, "nosuchset"),
-        ({"config": "no.yaml"}, "the configuration no.yaml cannot be read"),
+        ({"sead": 1}, "sead"),
+        ({"calbacks": ()}, "calbacks"),
+        ({"lr": 0.1}, "lr"),
+        ({"train": {"rouns": 3}}, "train.rouns"),
+        ({"train": {"optimizer": "sdg"}}, "train.optimizer.name"),
+        ({"train.rounds": 0}, "train.rounds"),
+        ({"train": {"rounds": len}}, "train.rounds"),
+        ({"partition": fl.Dirichlet(alpha=-1.0)}, "partition.alpha"),
+        ({"partition": "dirichle"}, "partition.scheme"),
+        ({"algorithm": "fedagv"}, "algorithm.name"),
     ],
-)  # fmt: skip
-def test_wrong_arguments_are_named(keys, message):
-    with pytest.raises(fl.UserError) as caught:
+)
+def test_wrong_arguments_are_refused_by_key(keys, key):
+    with pytest.raises(fl.ConfigError) as caught:
         fl.run(progress=False, **keys)
-
-    assert message in str(caught.value)
+    assert caught.value.key == key
 
 
 def test_dotted_key_may_be_null(tmp_path):
@@ -399,22 +329,6 @@ def test_the_best_client_is_chosen_by_validation_and_not_by_test(copied):
     table.to_csv(copied / "clients.csv", index=False)
     with pytest.raises(fl.UserError, match=r"no client of .* has a validation `accuracy`"):
         fl.load(copied).best_client()
-
-
-@pytest.mark.slow
-def test_folders_without_validation_metrics_of_clients_are_read_as_before(copied, capsys):
-    table = pd.read_csv(copied / "clients.csv")
-    table = table[[name for name in table if not name.startswith("validation_")]]
-    table.to_csv(copied / "clients.csv", index=False)
-    run = fl.load(copied)
-
-    assert len(run.clients) == 8
-    assert run.plot.clients().axes[0].get_ylabel() == "accuracy"
-    assert run.trained(client=1).card["metrics"]["accuracy"] == table["accuracy"][1]
-    assert fl.resume(copied, progress=False).digest == run.digest
-    assert main(["show", str(copied)]) == 0
-    with pytest.raises(fl.UserError, match="no validation scores of its clients"):
-        run.best_client()
 
 
 @pytest.mark.slow

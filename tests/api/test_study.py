@@ -6,9 +6,7 @@ import pytest
 from torch import nn
 
 import flbench as fl
-from flbench.algorithms.fedavg import FedAvg
 from flbench.api import studies
-from flbench.api import tuning as api_tuning
 from flbench.calls import arguments
 from flbench.config.resolve import resolve
 from flbench.data.sources import digits
@@ -164,21 +162,6 @@ def test_wrong_requests_are_named(methods, keys, message, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_each_method_gets_its_own_keys():
-    given = {"algorithm": {"mu": 0.5, "agg_weights": "uniform"}}
-    names = ("fedavg", "fedprox")
-    trees = [api_tuning._layers_of(name, names, None, given)[-1].tree for name in names]
-
-    assert trees[0]["algorithm"] == {"agg_weights": "uniform", "name": "fedavg"}
-    assert trees[1]["algorithm"] == {"mu": 0.5, "agg_weights": "uniform", "name": "fedprox"}
-
-
-@pytest.mark.slow
-def test_resume_of_a_study_names_what_can_change(path):
-    with pytest.raises(fl.ConfigError, match="Only concurrent, gpus_per_trial, retries, address"):
-        fl.resume(path, trials=5)
-
-
 def test_cards_of_methods():
     table, card = fl.methods(), fl.method("fedproto")
 
@@ -262,10 +245,3 @@ def test_study_in_this_process(tmp_path, capfd):
         fl.resume(study.path, data=given["data"])
     with pytest.raises(fl.UserError, match="SHA-256 of the net that was given"):
         fl.resume(study.path, **given | {"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 10))})
-
-
-def test_methods_are_names_classes_or_one_class():
-    """What is none of them is named, without a traceback."""
-    assert arguments.names_of(FedAvg) == arguments.names_of([FedAvg]) == ("fedavg",)
-    with pytest.raises(fl.UserError, match="got int"):
-        arguments.names_of(3)

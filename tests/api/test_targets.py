@@ -4,7 +4,6 @@ import warnings
 
 import lightning
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from sklearn.metrics import (
@@ -15,7 +14,7 @@ from sklearn.metrics import (
 )
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from torchmetrics import MeanAbsoluteError, MeanSquaredError, R2Score
+from torchmetrics import MeanAbsoluteError, MeanSquaredError
 from torchmetrics.classification import (
     MulticlassAccuracy,
     MulticlassCohenKappa,
@@ -274,7 +273,7 @@ def test_global_model_and_common_test_set(tmp_path):
     assert common["mse"] == common["mse_worst10"] == pytest.approx(error, rel=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_ray_judges_the_same(tmp_path, regression):
     pytest.importorskip("ray")
     run = federated(tmp_path, method="ditto", engine={**DOUBLE, "name": "ray", "workers": 1})
@@ -371,82 +370,35 @@ def error_by_hand(confusion):
 
 
 @pytest.mark.parametrize(
-    ("keys", "error", "sentence"),
+    ("keys", "key"),
     [
-        ({"metrics": None}, fl.ConfigError, "`evaluation.metrics` is missing"),
-        ({"metrics": MeanSquaredError()}, fl.ConfigError, "`metrics` must be a dict"),
-        ({"metrics": {"mse": error_by_hand}}, fl.ConfigError, "must be a metric of torchmetrics"),
-        (
-            {"metrics": {"mse": MeanSquaredError(num_outputs=2)}},
-            fl.ConfigError,
-            r"`evaluation.metrics.mse` must be one number, got \[2\]",
-        ),
-        (
-            {"metrics": {"iou": IOU}},
-            fl.ConfigError,
-            "MulticlassJaccardIndex raised .* for the untrained model on 8 samples",
-        ),
-        (
-            {"metrics": {"r2": R2Score()}, "partition": fl.IID(clients=32, min_samples=5)},
-            fl.ConfigError,
-            "R2Score raised ValueError for the untrained model on 1 samples",
-        ),
-        (
-            {"evaluation": {"best": {"metric": "rmse"}}},
-            fl.ConfigError,
-            "`evaluation.best.metric=rmse` is not one of `evaluation.metrics`: mse, mae",
-        ),
-        (
-            {"evaluation": {"target_accuracy": 0.5}},
-            fl.ConfigError,
-            "`evaluation.target_accuracy` is for classes",
-        ),
-        ({"output.predictions": True}, fl.ConfigError, "`output.predictions` is for classes"),
-        ({"partition": fl.Dirichlet()}, fl.ConfigError, "distributes samples by their classes"),
-        ({"engine": "vectorized"}, fl.ConfigError, "LightningModule"),
-        ({"method": "fedproto"}, fl.ConfigError, "cannot train Line by its own training step"),
-        (
-            {"method": {"name": "pfedsim", "classes": "union"}, "head": "line"},
-            fl.ConfigError,
-            r"it needs classes, and the data have other targets \(CountClasses\)",
-        ),
-        (
-            {
-                "data": (IMAGES, MAPS),
-                "module": Pixels,
-                "metrics": {"iou": IOU},
-                "method": "pfedsim",
-                "head": "convolution",
-            },
-            fl.ConfigError,
-            "the net has no linear layer",
-        ),
-        (
-            {"train": {**TRAIN, "early_stopping": {"patience": 1}}},
-            fl.ConfigError,
-            "validation/personal/accuracy",
-        ),
-        (
-            {"data": (X, np.arange(160) - 80)},
-            fl.DataError,
-            r"must lie in \[0, 10000\), got -80 .* fl.Data\(x, y, targets=True\)",
-        ),
-        (
-            {"data": (X, np.arange(160) // 8)},
-            fl.ConfigError,
-            r"returns \[2, 2\] .* \[2, 20\] for 20 classes.* fl.Data\(x, y, targets=True\)",
-        ),
-        ({"data": (X, np.where(Y > 2, np.nan, Y))}, fl.DataError, "is NaN or infinite"),
+        ({"metrics": None}, "evaluation.metrics"),
+        ({"metrics": MeanSquaredError()}, "metrics"),
+        ({"metrics": {"mse": error_by_hand}}, "evaluation.metrics.mse"),
+        ({"metrics": {"mse": MeanSquaredError(num_outputs=2)}}, "evaluation.metrics.mse"),
+        ({"metrics": {"iou": IOU}}, "evaluation.metrics.iou"),
+        ({"evaluation": {"best": {"metric": "rmse"}}}, "evaluation.best.metric"),
+        ({"evaluation": {"target_accuracy": 0.5}}, "evaluation.target_accuracy"),
+        ({"output.predictions": True}, "output.predictions"),
+        ({"partition": fl.Dirichlet()}, "partition.scheme"),
+        ({"method": "fedproto"}, "algorithm.name"),
+        ({"method": {"name": "pfedsim", "classes": "union"}, "head": "line"}, "algorithm.name"),
         (
             {"data": fl.Data(IMAGES, MAPS), "module": Pixels, "data.augment": ["flip"]},
-            fl.ConfigError,
-            "moves the pixels of images, and not those of the targets",
+            "data.augment",
         ),
     ],
 )
-def test_what_cannot_be_had_is_refused(tmp_path, keys, error, sentence):
-    with pytest.raises(error, match=sentence):
+def test_what_cannot_be_had_is_refused(tmp_path, keys, key):
+    with pytest.raises(fl.ConfigError) as caught:
         federated(tmp_path, **keys)
+    assert caught.value.key == key
+
+
+@pytest.mark.parametrize("y", [np.arange(160) - 80, np.where(Y > 2, np.nan, Y)])
+def test_targets_that_are_no_finite_numbers_or_classes_are_refused(tmp_path, y):
+    with pytest.raises(fl.DataError):
+        federated(tmp_path, (X, y))
 
 
 def test_other_nets_and_studies_and_comparisons_are_refused(tmp_path):
@@ -483,15 +435,6 @@ def test_metric_without_a_direction_needs_the_users(tmp_path):
     assert run.summary["last"]["test"]["mae_worst10"] == pytest.approx(last.max())
 
 
-def test_metric_that_is_infinite_names_the_model(tmp_path):
-    class Endless(MeanAbsoluteError):  # noqa: N818
-        def compute(self):
-            return super().compute() * torch.inf
-
-    with pytest.raises(fl.ConfigError, match=r"evaluation\.metrics\.mae` is infinite for the unt"):
-        federated(tmp_path, metrics={"mae": Endless()})
-
-
 def test_a_model_of_all_clients_is_judged_once_and_counts_for_each():
     scores = TargetScores.empty(3, (OwnMetric("mae", MeanAbsoluteError(), "object"),))
     one = TargetScores.empty(3, (OwnMetric("mae", MeanAbsoluteError(), "object"),))
@@ -503,14 +446,6 @@ def test_a_model_of_all_clients_is_judged_once_and_counts_for_each():
 
     assert scores.pooled() == one.pooled() == {"mae": 3.0, "mae_mean": 3.0, "mae_worst10": 3.0}
     assert scores.clients["mae"].tolist() == one.clients["mae"].tolist() == [3.0] * 3
-
-
-def test_errors_have_the_names_of_clients():
-    metrics = (OwnMetric("mae", MeanAbsoluteError(), "object"),)
-    scores = TargetScores.empty(2, metrics, lambda k: f"{k} ({['north', 'south'][k]})")
-
-    with pytest.raises(fl.RunError, match=r"the model of client 1 \(south\)"):
-        scores.add_(torch.tensor([1]), torch.zeros(1), torch.tensor([torch.inf]))
 
 
 def test_samples_of_clients_may_be_mixed():
@@ -532,22 +467,3 @@ def test_outputs_that_are_not_finite_stop_the_run(tmp_path):
 
     with pytest.raises(fl.RunError, match="returns outputs that are not finite"):
         federated(tmp_path, module=Overflow)
-
-
-@pytest.mark.slow
-def test_table_of_runs_has_the_metrics(regression, capsys):
-    from flbench.cli.show import show
-
-    show([regression.path], picture=None, as_json=False)
-    printed = capsys.readouterr().out
-    assert "mse_worst10" in printed.replace("\n", "")
-    assert "accuracy" not in printed
-
-
-def test_partition_of_targets_is_described():
-    found = fl.partition(fl.Data(X, Y), partition=FOUR)
-
-    assert isinstance(found.counts, pd.DataFrame)
-    assert found.counts.to_numpy().sum() == 96
-    assert "4 clients, 24 to 24 training samples" in repr(found)
-    assert "classes" not in found._repr_html_()

@@ -53,14 +53,6 @@ def test_complete_configuration_is_a_fixed_point(built):
     assert again.config == built.config
 
 
-def test_engine_for_measurements_is_not_asked_for(asked, built):
-    engine = asked.engine.altered(name="vectorized", block=2)
-    other = assembly.build(asked, built.federation, engine=engine)
-
-    assert (other.config.engine.name, other.config.engine.block) == ("vectorized", 2)
-    assert other.config.hash() == built.config.hash()
-
-
 def test_found_hash_is_compared_with_the_recorded_one(asked, built):
     complete = built.config
     for section, key in (("model", "sha256"), ("partition", "sha256"), ("data", "sha256")):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import flbench as fl
-from flbench.experiment import frozen_outputs, rounds
+from flbench.experiment import rounds
 from flbench.testing import after, build
 from flbench.testing.setting import with_method
 
@@ -59,16 +59,6 @@ def test_outputs_are_those_of_the_backbone():
     assert again.cached.federation.x is built.cached.federation.x  # of one process
     other = build("model.name=lenet5", BACKBONE, "seed=1", "partition.seed=0")
     assert not torch.equal(other.cached.federation.x, built.cached.federation.x)
-
-
-def test_a_run_alone_frees_the_outputs(tmp_path):
-    short(
-        tmp_path,
-        {"name": "tests.experiment.test_frozen_outputs:Body", "freeze": "backbone"},
-        "fedavg",
-    )
-
-    assert not frozen_outputs.last
 
 
 def test_outputs_of_another_net_with_the_same_tensors_are_not_taken(tmp_path):

@@ -152,18 +152,6 @@ def test_the_client_counts_its_training_samples_once_before_it_trains():
     assert len(phases(built)) == 2
 
 
-def test_terms_change_neither_what_is_kept_nor_what_is_sent():
-    plain, extended = (
-        build("algorithm=scaffold", *more).algorithm
-        for more in ((), ("train.terms=[balanced_softmax]",))
-    )
-    state = build("algorithm=scaffold").start()
-    one, two = plain.program(state), extended.local_program(state)
-
-    assert (one.keeps, one.sends, one.masks) == (two.keeps, two.sends, two.masks)
-    assert len(two.steps) == len(one.steps) + 1
-
-
 def test_terms_are_in_the_training_of_a_client_that_joins():
     built = build("algorithm=fedcpmd", "train.terms=[focal]", "train.rounds=4")
     state = replace(built.start(), stage=1, round=3)
@@ -238,23 +226,6 @@ def test_arguments_reach_the_function_and_another_process(own):
     assert pickle.loads(pickle.dumps(term)) == term
 
 
-@pytest.mark.parametrize(
-    ("entry", "sentence"),
-    [
-        ("name: own_terms:scale", "has no name `scale`. Did you mean `scaled`?"),
-        ("name: own_term:scaled", "No module named 'own_term'"),
-        ("name: own_terms:number", "is int, not a function of a Context"),
-        ("name: own_terms:scaled, facto: 2", "Did you mean `factor`?"),
-    ],
-)
-def test_a_function_that_is_not_a_term_is_refused_with_its_place(own, entry, sentence):
-    with pytest.raises(ConfigError) as refusal:
-        build(f"train.terms=[focal, {{{entry}}}]")
-
-    assert str(refusal.value).startswith("`train.terms.1`: ")
-    assert sentence in str(refusal.value)
-
-
 @pytest.mark.parametrize("name", ["matrix", "nothing", "broken"])
 def test_a_function_that_cannot_be_trained_is_refused(own, name):
     with pytest.raises(ConfigError):
@@ -277,12 +248,6 @@ def test_a_function_that_vmap_cannot_run_is_refused_by_the_vectorized_engine_alo
 
     with pytest.raises(ConfigError, match=r"own_terms\.py:\d+.*engine\.name=sequential"):
         build("algorithm=fedavg", term, "engine.name=vectorized")
-
-
-def test_a_module_that_cannot_be_imported_is_named(own):
-    own.write_text("import flbench.no_such_module\n")
-    with pytest.raises(ConfigError, match="importing `own_terms` raised ModuleNotFoundError"):
-        build("train.terms=[{name: own_terms:scaled}]")
 
 
 @pytest.mark.slow

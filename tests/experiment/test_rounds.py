@@ -1,13 +1,13 @@
 """One round of methods made for these tests: set-up, stages, peers, replies, rows of a dispatch."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
 
 from flbench.algorithms.base import Algorithm, state_of
 from flbench.client.program import LocalProgram, Statistic, Transform
-from flbench.core.errors import ConfigError, UnknownNameError
+from flbench.core.errors import ConfigError
 from flbench.core.types import Dispatch, Message, Results, Stage, State, Update
 from flbench.experiment import checkpoint, hook_checks, rounds
 from flbench.experiment.rounds import visible_to_server
@@ -116,18 +116,6 @@ def test_setup_may_ask_some_clients_only(built):
     assert [x.costs.get("setup_bytes") for x in (first, second, third)] == [8, 8, None]
     assert third.costs["up_bytes"] == N * 2 * 4
     assert second.state.clients["a"][:, 0].tolist() == [2, 2, 1, 1, 1]
-
-
-def test_setup_rounds_have_streams_of_their_own(built):
-    algorithm = made(built, WithSetup)
-    state = start_of(algorithm)
-    keys = {
-        rounds.settings_of(algorithm, replace(state, stage=s, stage_round=t), setup=True).draw.key
-        for s in range(2)
-        for t in range(2)
-    }
-
-    assert len(keys | {rounds.settings_of(algorithm, state).draw.key}) == 5
 
 
 def test_last_stage_stays_when_all_rounds_are_done(built):
@@ -250,11 +238,6 @@ def test_reply_is_stored_inside_the_clients_own_mask_and_zero_outside(built):
     assert over.costs["down_bytes"] == 2 * 2 * 4
 
 
-def test_mask_of_a_reply_must_be_kept():
-    with pytest.raises(UnknownNameError, match=r"`reply_masks`.*`inside`.*`insides`"):
-        LocalProgram((), frozenset({"a", "insides"}), reply_masks=(("a", "inside"),))
-
-
 class Rowwise(Made):
     """The server sends every client but client 3 a number of its own."""
 
@@ -321,41 +304,6 @@ def test_aggregate_sees_what_is_paid_for_and_nothing_else(built):
 
     assert trained.results.observed
     rounds.exchange(algorithm, state, trained)
-
-
-class Forgetful(Made):
-    def program(self, state: State) -> LocalProgram:
-        return LocalProgram((Transform(Invent()),), frozenset({"c"}))
-
-
-@dataclass(frozen=True)
-class Invent:
-    def __call__(self, context):
-        return {"c": torch.ones(1)}
-
-
-def test_leaf_without_rows_is_named(built):
-    algorithm = made(built, Forgetful)
-
-    with pytest.raises(UnknownNameError, match=r"`keeps`.*`c`.*`init`"):
-        hook_checks.kept(algorithm.program(start_of(algorithm)), start_of(algorithm))
-
-
-def test_tensor_that_nothing_sends_is_named(built):
-    algorithm = made(built, Made)
-    seen = rounds.visible_to_server(start_of(algorithm), LocalProgram(()))
-
-    with pytest.raises(ConfigError, match=r"reads `head\.bias` in `state\.clients`.*`sends`"):
-        seen.clients["head.bias"]
-    with pytest.raises(ConfigError, match=r"reads `missing` in `state\.server`.*`init`"):
-        seen.server["missing"]
-    assert "missing" not in seen.server
-    assert seen.server.get("missing") is None
-
-
-def test_stage_without_rounds_is_a_mistake():
-    with pytest.raises(ValueError, match="has 0 rounds"):
-        Stage("warm-up", 0)
 
 
 class Warm(Algorithm):

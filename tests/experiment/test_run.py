@@ -25,20 +25,16 @@ from flbench.config.trust import run_code
 from flbench.core import files
 from flbench.core.errors import ConfigError, DataError, RunError, UserError
 from flbench.data.sources import digits
-from flbench.engine import sequential
-from flbench.engine.sequential import SequentialEngine
 from flbench.experiment import assembly, checkpoint, evaluate, lifecycle, row_files
 from flbench.experiment.engines import with_device
 from flbench.experiment.rounds import settings_of
 from flbench.experiment.run_folder import RunFolder
 from flbench.losses import CrossEntropy
-from flbench.reports import terminal
 from flbench.results import reading
 from flbench.testing import after
 from tests.forks import Fork
 from tests.support import (
     SMALL,
-    Interrupting,
     Silent,
     build,
     config_of,
@@ -212,26 +208,12 @@ def test_common_metrics_come_at_the_last_and_the_best_round_only(tmp_path):
     assert set(metric_by_round(path, "common", "pm_v", "accuracy")) == {8, summary["best"]["round"]}
 
 
-def test_merged_pool_has_no_common_metrics(tmp_path):
-    path, _ = run(tmp_path, "algorithm=fedavg", "partition.pool=merged")
-
-    assert not [row for row in rows(path) if row["split"] == "common"]
-
-
 def test_cohorts_figures_right_after_local_training_are_reported(tmp_path):
     path, _ = run(tmp_path, "algorithm=fedavg", "train.participation=0.4")
 
     local = metric_by_round(path, "test", "personal@local", "accuracy")
     assert set(local) == {2, 3}
     assert local != metric_by_round(path, "test", "personal", "accuracy")
-
-
-def test_local_only_evaluated_right_after_training_equals_evaluated_after_aggregation(tmp_path):
-    path, _ = run(tmp_path, "algorithm=local", "model.name=lenet5")
-
-    assert metric_by_round(path, "test", "personal@local", "accuracy") == metric_by_round(
-        path, "test", "personal", "accuracy"
-    )
 
 
 def test_finetuned_models_are_evaluated_beside_the_global_one(tmp_path):
@@ -270,22 +252,6 @@ def test_target_accuracy_has_the_cost_up_to_its_round(tmp_path):
     )
     assert summary["target"]["split"] == "validation"
     assert never["target"] == {"accuracy": 0.9999, "split": "validation", "round": None}
-
-
-def test_target_accuracy_is_that_of_the_test_parts_without_a_validation_part(tmp_path, capsys):
-    keys = ("algorithm=fedavg", "train.rounds=6", "evaluation.every=1", "train.optimizer.lr=0.1")
-    keys = (*keys, "partition.samples=null", "partition.split=[0.8,0,0.2]")
-    path, summary = run(tmp_path, *keys, "evaluation.target_accuracy=0.5")
-
-    test = metric_by_round(path, "test", "personal", "accuracy")
-    target = summary["target"]
-    assert target["round"] == min(number for number, value in test.items() if value >= 0.5)
-    assert target["split"] == "test"
-    assert any("counted by the test accuracy" in note for note in summary["notes"])
-    label = "test accuracy (there is no validation part) reached 0.5 in round"
-    assert label in (path / "report.html").read_text()
-    assert app.main(["show", str(path)]) == 0
-    assert f"{label} {target['round']}, after" in " ".join(capsys.readouterr().out.split())
 
 
 def test_confusable_classes_follow_a_reference_run(tmp_path):
@@ -344,17 +310,6 @@ def test_natural_hospitals_and_images_of_ones_own_train(tmp_path):
     assert table["last"]["test"]["accuracy"] > 0.85
     assert plain["last"]["test"]["accuracy"] > 0.85
     assert augmented["weights_digest"] != plain["weights_digest"]
-
-
-def test_partition_key_without_effect_is_noted(tmp_path):
-    config, origins = resolve(
-        [from_overrides([*SMALL, f"output.dir={tmp_path}", "partition.scheme=iid"])]
-    )
-    silent = Silent()
-
-    lifecycle.run(config, origins, [silent])
-
-    assert any("partition.alpha has no effect" in note for note in silent.notes)
 
 
 # Divergence
@@ -421,31 +376,6 @@ def test_interrupt_ends_after_saving_and_resume_ends_like_the_straight_run(tmp_p
 
     assert summary_of(folder)["weights_digest"] == summary["weights_digest"]
     assert (folder / "metrics.csv").read_bytes() == (straight / "metrics.csv").read_bytes()
-
-
-def test_a_long_save_after_an_interrupt_is_no_silent_wait(tmp_path, monkeypatch):
-    notes, save = [], RunFolder.save_state
-
-    class Noting(Interrupting):
-        def on_note(self, text):
-            notes.append(text)
-
-    def save_slowly(*given):
-        time.sleep(0.2)
-        save(*given)
-
-    monkeypatch.setattr(terminal, "SILENCE", 0.05)
-    monkeypatch.setattr(terminal, "LOOK", 0.01)
-    monkeypatch.setattr(RunFolder, "save_state", save_slowly)
-    config, origins = resolve([from_overrides([*SMALL, f"output.dir={tmp_path}"])])
-
-    with pytest.raises(KeyboardInterrupt):
-        lifecycle.run(config, origins, [Noting()])
-
-    [folder] = tmp_path.glob("*/*")
-    *before, last = [note for note in notes if str(folder) in note]
-    assert before  # while it saves
-    assert "--resume" in last
 
 
 def test_interrupt_in_the_middle_of_training_discards_only_that_round(tmp_path, monkeypatch):
@@ -531,19 +461,6 @@ def test_default_period_gives_ten_evaluations_and_the_same_weights(tmp_path):
     assert default["weights_digest"] == rarely["weights_digest"]
 
 
-def test_resume_keeps_the_period_in_the_folder(tmp_path):
-    """That of a folder of a version with another default, too."""
-    keys = ("algorithm=local", "train.rounds=5", "evaluation.every=null")
-    path = interrupted_run(tmp_path, *keys)
-    text = (path / "config.yaml").read_text()
-    assert "every: 1 " in text
-    (path / "config.yaml").write_text(text.replace("every: 1 ", "every: 4 "))
-    assert app.main(["run", "--resume", str(path)]) == 0
-
-    assert 3 not in metric_by_round(path, "validation", "personal", "accuracy")
-    assert {4, 5} <= set(metric_by_round(path, "validation", "personal", "accuracy"))
-
-
 def test_resume_of_a_finished_run_changes_nothing(tmp_path):
     path, _ = run(tmp_path, "algorithm=local")
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
@@ -562,15 +479,6 @@ def whole_folder(tmp_path_factory):
 
 def unfinished(tmp_path) -> Path:
     return interrupted_run(tmp_path / "runs", "algorithm=fedavg")
-
-
-def test_resume_of_a_finished_run_refuses_changes_too(tmp_path):
-    path, _ = run(tmp_path, "algorithm=local")
-
-    with pytest.raises(ConfigError, match=r"`train.rounds` was 3"):
-        lifecycle.resume(path, from_overrides(["train.rounds=20"]))
-    with pytest.raises(ConfigError, match=r"`output.dir` was"):
-        lifecycle.resume(path, from_overrides(["output.dir=elsewhere"]))
 
 
 def test_resume_without_a_checkpoint_starts_from_the_beginning_with_a_note(tmp_path):
@@ -724,23 +632,6 @@ def test_seconds_include_checkpoints_and_tables(tmp_path, monkeypatch):
     assert spent - 0.002 <= seconds["total"] <= time.perf_counter() - begin
 
 
-def test_seconds_of_the_cohort_s_evaluation_are_seconds_of_evaluations(tmp_path, monkeypatch):
-    train = SequentialEngine.run
-
-    def with_slow_observers(*arguments, observe, **options):
-        results = train(*arguments, observe=observe, **options)
-        return replace(results, observe_seconds=100.0 if observe else 0.0)
-
-    monkeypatch.setattr(SequentialEngine, "run", with_slow_observers)
-
-    _, summary = run(tmp_path, "algorithm=fedavg", "train.rounds=2", "evaluation.every=2")
-
-    seconds = summary["seconds"]
-    assert 100 < seconds["evaluate"] < 200
-    assert -100 < seconds["train"] < 0
-    assert 0 < seconds["total"] < 100
-
-
 def test_two_processes_cannot_write_to_one_folder(tmp_path):
     folder = RunFolder.reopen(unfinished(tmp_path))
     try:
@@ -796,13 +687,6 @@ def test_full_disk_is_one_message_and_damages_no_file(tmp_path, monkeypatch, whe
     assert summary_of(folder)["weights_digest"] == summary["weights_digest"]
 
 
-def test_output_folder_that_cannot_be_written_is_an_error_of_the_user(tmp_path):
-    (tmp_path / "file").touch()
-
-    with pytest.raises(UserError, match=r"cannot be written .*another with `output\.dir`"):
-        run(tmp_path / "file", "algorithm=fedavg")
-
-
 def test_checkpoint_is_not_a_pickle(tmp_path):
     path, _ = run(tmp_path, "algorithm=fedavg")
     content = (path / "checkpoints" / "last.safetensors").read_bytes()
@@ -811,32 +695,11 @@ def test_checkpoint_is_not_a_pickle(tmp_path):
     assert json.loads(content[8 : 8 + size])["__metadata__"]["format"] == checkpoint.FORMAT
 
 
-def test_every_basic_method_is_registered():
-    assert set(METHODS) <= set(ALGORITHMS.load())
-
-
-def test_altered_changes_known_keys_and_refuses_others():
-    engine = config_of().engine
-
-    assert engine.altered(block=3).block == 3
-    with pytest.raises(ValueError, match=r"EngineConfig has no keys \['blok'\]"):
-        engine.altered(blok=3)
-
-
 @pytest.mark.parametrize("engine", ["sequential", "vectorized", "ray", "auto"])
 def test_one_thread_is_the_default_on_every_machine(monkeypatch, engine):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert with_device(config_of(f"engine.name={engine}").engine).threads == 1
     assert with_device(config_of("engine.threads=2").engine).threads == 2
-
-
-def test_resume_refuses_other_data_than_the_run_began_with(tmp_path):
-    data = write_npz(tmp_path / "x.npz")
-    folder = interrupted_run(tmp_path / "runs", "algorithm=fedavg", f"data.path={data}")
-    write_npz(data, n=124)
-
-    with pytest.raises(DataError, match="differ from those that"):
-        lifecycle.resume(folder, Layer({}))
 
 
 def test_resume_refuses_other_samples_with_the_same_labels(tmp_path):
@@ -909,38 +772,6 @@ def test_finetuning_whose_last_step_diverges_is_given_up_too(tmp_path):
     assert any("fine-tuning diverged" in note for note in silent.notes)
     last = summary_of(path)["last"]["test"]
     assert last["ft"]["accuracy"] == last["accuracy"]
-
-
-@pytest.mark.parametrize(("engine", "block"), [("sequential", 1), ("vectorized", 2)])
-def test_evaluation_requests_only_the_models_that_it_evaluates_next(engine, block, monkeypatch):
-    """A dispatch for 256 clients at once could hold too many models."""
-    monkeypatch.setattr(sequential, "STACKED_SIZE", 0)  # as for a large net
-    built = build("algorithm=fedfomo", f"engine.name={engine}", f"engine.block={block}")
-    monkeypatch.setattr(evaluate, "SCALARS", 2 * built.algorithm.setting.net.size)
-    state, asked, sizes = built.start(), [], []
-    settings = settings_of(built.algorithm, state)
-    deploy, train = built.algorithm.deploy, built.engine.run
-
-    def spy(state, ids):
-        asked.append(len(ids))
-        return deploy(state, ids)
-
-    def run(program, ids, **keys):
-        sizes.append(len(ids))
-        return train(program, ids, **keys)
-
-    monkeypatch.setattr(built.algorithm, "deploy", spy)
-    monkeypatch.setattr(built.engine, "run", run)
-    evaluator = built.evaluator(print)
-    evaluated = evaluator.evaluate(state, settings, common=True)
-    before = len(sizes)
-    models = list(evaluator.deployed(state, settings))
-
-    assert max(asked) == block
-    assert sum(asked) >= 3 * 5
-    assert bool((evaluated.local["personal", "test"].support > 0).any())
-    assert len(models) == 5
-    assert sizes[before:] == [2, 2, 1]
 
 
 @pytest.mark.parametrize("all_fail", [True, False])

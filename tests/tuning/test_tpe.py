@@ -1,18 +1,14 @@
 """Optuna's sampler: batches, the history that it gets, and that it learns."""
 
 import math
-import sys
 
 import pytest
 
-from flbench.core.errors import ConfigError
 from flbench.tuning.samplers import Observation, RandomSampler
-from flbench.tuning.search_methods import sampler
+from flbench.tuning.tpe import OptunaSampler
 from tests.tuning.support import space_of
 
-optuna = pytest.importorskip("optuna")
-
-from flbench.tuning.tpe import OptunaSampler  # noqa: E402
+pytest.importorskip("optuna")
 
 SPACE = space_of(
     "train.optimizer.lr: {loguniform: [0.001, 1.0]}",
@@ -57,25 +53,6 @@ def test_first_trials_are_those_of_the_random_search():
 
     assert found[:6] == random[:6]
     assert not any(params in random for params in found[6:])
-
-
-def test_proposals_do_not_depend_on_defaults_of_optuna(monkeypatch):
-    """They are those of a multivariate TPE, asked for by Optuna's own interface."""
-    history = search(OptunaSampler(SPACE, DEFAULTS, 0, 12), 12, 12)
-    found = OptunaSampler(SPACE, DEFAULTS, 0, 12).propose(history, 3)
-    tpe = optuna.samplers.TPESampler
-
-    class Other(tpe):
-        def __init__(self, *, multivariate=False, constant_liar=False, **given):
-            super().__init__(multivariate=multivariate, constant_liar=constant_liar, **given)
-
-    def proposals(sampler):
-        monkeypatch.setattr(optuna.samplers, "TPESampler", sampler)
-        return OptunaSampler(SPACE, DEFAULTS, 0, 12).propose(history, 3)
-
-    assert proposals(Other) == found
-    assert proposals(lambda **given: tpe(**given | {"multivariate": True})) == found
-    assert proposals(lambda **given: tpe(**given | {"multivariate": False})) != found
 
 
 @pytest.mark.slow
@@ -136,11 +113,3 @@ def test_optuna_accepts_any_history(history):
     for params in OptunaSampler(SPACE, DEFAULTS, 0, 4).propose(history, 5)[1:]:
         assert params.keys() == SPACE.parameters.keys()
         assert all(SPACE.parameters[path].holds(value) for path, value in params.items())
-
-
-def test_error_without_optuna_names_the_command_that_installs_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "optuna", None)
-
-    with pytest.raises(ConfigError, match=r"pip install 'flbench\[tune\]'"):
-        sampler("optuna", SPACE, DEFAULTS, seed=0, trials=4)
-    assert sampler("random", SPACE, DEFAULTS, seed=0, trials=4).propose([], 1) == [DEFAULTS]

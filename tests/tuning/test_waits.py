@@ -9,7 +9,6 @@ from flbench.workers.ray_resources import Resources
 
 pytest.importorskip("ray")
 
-from flbench.tuning import callbacks
 from flbench.tuning import waits as module
 from flbench.tuning.callbacks import StudyStopped, TuneCallbacks
 
@@ -100,17 +99,3 @@ def test_a_reservation_that_ray_has_moved_to_another_node_is_kept(clock):
     for clock.now, states in ((10.0, {"RESCHEDULING"}), (16.0, {"CREATED"}), (30.0, {"CREATED"})):
         clock.states = states
         assert waits.must_begin_again([], ["a"]) is None
-
-
-def test_reason_of_which_ray_tune_has_the_text_alone(tmp_path):
-    """The memory monitor ends a worker that begins: no error is pickled."""
-    file = tmp_path / "error.txt"
-    file.write_text("Failure # 1 (at x)\nold\nFailure # 2 (at y)\na node running low on memory\n")
-
-    of_text, of_nothing = (
-        callbacks._reason(SimpleNamespace(pickled_error_file=None, error_file=one))
-        for one in (file, None)
-    )
-
-    assert "memory of the machine was almost full" in of_text
-    assert "no reason" in of_nothing
