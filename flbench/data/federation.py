@@ -23,12 +23,12 @@ from flbench.core.shapes import TokenShape
 from flbench.core.types import Samples
 from flbench.data import normalization
 from flbench.data.dataset import PARTS, Dataset
+from flbench.data.normalization import FEW_SAMPLES
 from flbench.data.partition import ClientParts, split_client
 from flbench.data.partitioning import make_partition
 from flbench.data.schemes import Indices
 
 CROP_PADDING: Final = 4  # pixels on each side
-MOST_SHOWN: Final = 4  # channels or columns that a note lists
 NO_SHIFT: Final = ShiftConfig()
 
 
@@ -309,6 +309,8 @@ def build(
 ) -> Federation:
     """Partition a data set, and shift, encode, impute and normalize its samples.
 
+    Statistics of the data are those of the clients that train.
+
     Args:
         dataset: The data set.
         data: Section `data`, for normalization and augmentation.
@@ -318,125 +320,136 @@ def build(
 
     Raises:
         UserError: The partition cannot be made from these samples, a saved partition cannot be
-            used, or `data.normalize=client` is set and there is a common test set.
+            used, or `data.normalize` is not defined for the samples.
     """
-    everyone = make_partition(dataset, partition, seed)
-    x, own_seed = dataset.x, seed if partition.seed is None else partition.seed
-    if everyone.transform is not None:
+    made = _partitioned(dataset, partition, seed)
+    made = replace(made, augment=data.augment if dataset.kind == "images" else ())
+    if shifted.is_on:
+        made = _shifted(made, shifted, seed if partition.seed is None else partition.seed)
+    if dataset.is_table:
+        made = _encoded(made, by_client=data.normalize == "client")
+    return _normalized(made, data.normalize)
+
+
+def _partitioned(dataset: Dataset, config: PartitionConfig, seed: int) -> Federation:
+    """Return the samples as they are, and which of them each client has."""
+    partition, x, new = make_partition(dataset, config, seed), dataset.x, None
+    if partition.transform is not None:
         from flbench.data.shift import transformed
 
-        what = f"`partition.scheme={partition.scheme}`"
-        x, everyone = transformed(dataset, everyone, own_seed, what)
-    # Statistics of the data are those of the clients that train.
-    assignment = everyone
-    new: ClientParts | None = None
-    if partition.new_clients:
-        from flbench.data.new_clients import hold_out, joined
+        own_seed = seed if config.seed is None else config.seed
+        what = f"`partition.scheme={config.scheme}`"
+        x, partition = transformed(dataset, partition, own_seed, what)
+    if config.new_clients:
+        from flbench.data.new_clients import hold_out
 
-        assignment, new = hold_out(everyone, dataset, partition, seed)
-        both = assignment if new is None else joined(assignment, new)
-        everyone = replace(both, classes=everyone.classes, transformed=everyone.transformed)
-    notes = [*dataset.notes, *assignment.notes]
-    used = np.sort(np.concatenate([rows for part in PARTS for rows in everyone.parts[part]]))
+        partition, new = hold_out(partition, dataset, config, seed)
+    y = partition.classes_of(dataset.y) if dataset.targets is None else dataset.targets
     test = np.arange(dataset.train, len(dataset.y))
+    made = Federation(
+        dataset=dataset,
+        x=torch.from_numpy(x),
+        y=torch.from_numpy(y),
+        partition=partition,
+        common=test,
+        offset=torch.zeros((1,) * (x.ndim - 1)),
+        scale=torch.ones((1,) * (x.ndim - 1)),
+        augment=(),
+        seed=seed,
+        notes=(*dataset.notes, *partition.notes),
+        new=new,
+    )
+    used = np.concatenate([*made.with_new_clients()._together.values()])
     # The test part is the common test set only if no client has any sample of it.
-    common = test if not len(np.intersect1d(test, used, assume_unique=True)) else test[:0]
-    by_client = data.normalize == "client"
-    if by_client and len(common):
-        raise DataError(
-            f"`data.normalize=client` is not defined for the common test set of `{dataset.name}`,"
-            f" {len(common)} samples that belong to no client. Distribute them, too"
-            " (partition.pool=merged), or leave data.normalize out."
+    return replace(made, common=test[:0]) if np.isin(test, used).any() else made
+
+
+def _shifted(made: Federation, config: ShiftConfig, seed: int) -> Federation:
+    """Return the federation with the shifts of its clients, those that train and the new ones."""
+    from flbench.data import shift
+
+    source = replace(made.dataset, x=made.x.numpy())
+    x, everyone = shift.apply(source, made.with_new_clients().partition, config, seed)
+    first, last = everyone.shifts[: made.clients], everyone.shifts[made.clients :]
+    classes, new, notes = everyone.classes, made.new, made.notes
+    if len(made.common):
+        notes = (
+            *notes,
+            "shift: the samples and labels of the common test set, which belongs to no client, are"
+            " those of the data set, without any shift.",
         )
-    if dataset.kind == "tokens" and data.normalize not in ("standard", "none"):
+    return replace(
+        made,
+        x=torch.from_numpy(x),
+        y=made.y if classes is None else torch.from_numpy(classes),
+        partition=replace(made.partition, classes=classes, shifts=first),
+        new=new and replace(new, classes=classes, shifts=last),
+        notes=notes,
+    )
+
+
+def _encoded(made: Federation, *, by_client: bool) -> Federation:
+    """Return the federation of a table with words as columns, and no missing values."""
+    from flbench.data.table_encoding import encode_words, impute
+
+    everyone = made.with_new_clients().partition
+    x, source, word, first = encode_words(made.x.numpy(), made.dataset, made.partition)
+    x, fill, then = impute(x, everyone, source, by_client=by_client, training=made.clients)
+    table, notes = TableEncoding(source, word, fill), (*made.notes, *first, *then)
+    return replace(made, x=torch.from_numpy(x), table=table, notes=notes)
+
+
+def _normalized(made: Federation, how: str | GivenNormalization) -> Federation:
+    """Return the federation with the normalization that `data.normalize` names."""
+    dataset, x = made.dataset, made.x.numpy()
+    if how == "none" or (how == "standard" and dataset.kind == "tokens"):
+        return made
+    if dataset.kind == "tokens":
         raise DataError(
             f"`data.normalize` is for numbers, and the samples of `{dataset.name}` are tokens,"
             " which are never normalized. Leave it out."
         )
-    if shifted.is_on:
-        from flbench.data import shift
-
-        x, everyone = shift.apply(replace(dataset, x=x), everyone, shifted, own_seed)
-        notes += shift.notes_on(everyone, common)
-    count = assignment.clients
-    assignment = _as_seen(assignment, everyone, everyone.shifts[:count])
-    new = None if new is None else _as_seen(new, everyone, everyone.shifts[count:])
-    table = None
-    if dataset.is_table:
-        from flbench.data.table_encoding import encode_words, impute
-
-        x, source, word, encoded = encode_words(dataset, assignment)
-        x, fill, imputed = impute(
-            x, everyone, source, by_client=by_client, training=assignment.clients
-        )
-        table = TableEncoding(source, word, fill)
-        notes += [*encoded, *imputed]
-    owner = None
-    if by_client:
-        owner = torch.full((len(x),), everyone.clients)
-        for part in PARTS:
-            for client, rows in enumerate(everyone.parts[part]):
-                owner[rows] = client
-        from flbench.data import given_normalization
-
-        offset, scale, about = given_normalization.by_client(x, everyone, dataset)
-        notes += about
-    elif dataset.kind == "tokens":
-        offset, scale = np.zeros(1, np.float32), np.ones(1, np.float32)
-        notes.append(_about_tokens(dataset))
-    elif isinstance(data.normalize, GivenNormalization):
-        from flbench.data import given_normalization
-
-        offset, width = given_normalization.by_numbers(data.normalize, x, dataset)
-        scale = normalization.inverse(width)
-        notes.append(normalization.note_on(offset, width, "given", dataset))
-    elif data.normalize == "none":
-        offset, scale = (
-            np.zeros((1,) * (x.ndim - 1), np.float32),
-            np.ones((1,) * (x.ndim - 1), np.float32),
-        )
-        notes.append("data: inputs are not normalized (data.normalize=none).")
+    if how == "client":
+        return _normalized_by_client(made)
+    if isinstance(how, GivenNormalization):
+        offset, scale = normalization.given(how, x, dataset)
     else:
-        train = np.sort(np.concatenate(assignment.parts["train"]))
-        offset, width = normalization.offset_and_width(x, train, data.normalize, dataset)
-        scale = normalization.inverse(width)
-        notes.append(normalization.note_on(offset, width, data.normalize, dataset))
-    return Federation(
-        dataset=dataset,
-        x=torch.from_numpy(x),
-        y=torch.from_numpy(
-            assignment.classes_of(dataset.y) if dataset.targets is None else dataset.targets
-        ),
-        partition=assignment,
-        common=common,
+        train = np.sort(made._together["train"])
+        find = normalization.standard if how == "standard" else normalization.unit
+        offset, scale = find(x, train, dataset)
+    return replace(made, offset=torch.from_numpy(offset), scale=torch.from_numpy(scale))
+
+
+def _normalized_by_client(made: Federation) -> Federation:
+    """Return the federation with a normalization of each client by its own training part."""
+    if len(made.common):
+        raise DataError(
+            f"`data.normalize=client` is not defined for the common test set of"
+            f" `{made.dataset.name}`, {len(made.common)} samples that belong to no client."
+            " Distribute them, too (partition.pool=merged), or leave data.normalize out."
+        )
+    x, everyone = made.x.numpy(), made.with_new_clients().partition
+    shape = (everyone.clients + 1, x.shape[1], *made.dataset.by_channel[1:])
+    offset, scale = np.zeros((2, *shape), dtype=np.float32)
+    owner = torch.full((len(x),), everyone.clients)
+    for client, rows in enumerate(everyone.parts["train"]):
+        owner[everyone.rows(client)] = client
+        if len(rows):
+            offset[client], scale[client] = normalization.standard(x, rows, made.dataset)
+    few = [k for k, rows in enumerate(everyone.parts["train"]) if len(rows) < FEW_SAMPLES]
+    notes = made.notes
+    if few:
+        notes = (
+            *notes,
+            f"data: means and standard deviations of fewer than {FEW_SAMPLES} training samples are"
+            f" uncertain: {len(few)} clients, such as {everyone.called(few[0])}.",
+        )
+    return replace(
+        made,
         offset=torch.from_numpy(offset),
         scale=torch.from_numpy(scale),
-        augment=data.augment if dataset.kind == "images" else (),
-        seed=seed,
-        notes=tuple(notes),
-        table=table,
         owner=owner,
-        new=new,
-    )
-
-
-def _as_seen(some: ClientParts, everyone: ClientParts, shifts: tuple[str, ...]) -> ClientParts:
-    """Return a part of the clients with what has been done to the samples of all of them."""
-    return replace(
-        some,
-        shifts=shifts,
-        classes=everyone.classes,
-        transformed=everyone.transformed,
-        transform=None,
-    )
-
-
-def _about_tokens(dataset: Dataset) -> str:
-    """Return a sentence with the length, the vocabulary and the padding of tokens."""
-    padding = f"{dataset.padding} is padding" if dataset.padding is not None else "no padding"
-    return (
-        f"data: samples are sequences of {dataset.x.shape[1]} tokens of a vocabulary of"
-        f" {dataset.vocabulary:,}, {padding}."
+        notes=notes,
     )
 
 

@@ -57,7 +57,7 @@ def chosen(partition: ClientParts, config: PartitionConfig, seed: int) -> list[i
 
 def hold_out(
     partition: ClientParts, dataset: Dataset, config: PartitionConfig, seed: int
-) -> tuple[ClientParts, ClientParts | None]:
+) -> tuple[ClientParts, ClientParts]:
     """Divide a partition into the clients that train and those that join after the training.
 
     Args:
@@ -67,20 +67,16 @@ def hold_out(
         seed: Seed of the run; `config.seed` takes precedence.
 
     Returns:
-        The clients that train, and the new ones; None without new clients, and then the first is
-        the partition itself.
+        The clients that train, and the new ones.
 
     Raises:
         ConfigError: No client is left that trains, or the new clients cannot get other samples.
     """
     seed = seed if config.seed is None else config.seed
     new = chosen(partition, config, seed)
-    if not new:
-        return partition, None
-    old, count = sorted({*range(partition.clients)} - {*new}), len(new)
+    old, first = sorted({*range(partition.clients)} - {*new}), partition.clients - len(new)
     parts = {part: [partition.parts[part][k] for k in new] for part in PARTS}
     names = tuple(partition.names[k] for k in new) if partition.names else ()
-    first = partition.clients - count
     if config.new_alpha is not None:
         parts, names = _distributed_anew(parts, dataset, config, seed, first), ()
     if config.new_shots is not None:
@@ -90,20 +86,17 @@ def hold_out(
             )
             for k, rows in enumerate(parts["train"], start=first)
         ]
-    numbers = listed((partition.called(k) for k in new), 10)
-    how = "by their names" if isinstance(config.new_clients, tuple) else "drawn at random"
     note = (
-        f"partition: {count} of {partition.clients} clients join after the training, {how}"
-        f" (numbers {numbers} of the partition). They have the ids {first} to"
-        f" {partition.clients - 1}, and the clients that train the ids 0 to {first - 1}."
+        f"partition: the clients {listed(map(partition.called, new), 10)} of the partition join"
+        f" after the training, with the ids {first} to {partition.clients - 1}."
     )
-    training = ClientParts(
-        {part: [partition.parts[part][k] for k in old] for part in PARTS},
-        partition.labels,
-        (*partition.notes, note),
-        tuple(partition.names[k] for k in old) if partition.names else (),
+    training = replace(
+        partition,
+        parts={part: [partition.parts[part][k] for k in old] for part in PARTS},
+        notes=(*partition.notes, note),
+        names=tuple(partition.names[k] for k in old) if partition.names else (),
     )
-    return training, ClientParts(parts, partition.labels, (), names)
+    return training, replace(partition, parts=parts, notes=(), names=names)
 
 
 def joined(training: ClientParts, new: ClientParts) -> ClientParts:

@@ -1,11 +1,13 @@
 """Tables as inputs of nets: columns of words as 0 and 1, and missing values filled."""
 
+import warnings
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flbench.core.errors import DataError
+from flbench.core.wording import listed
 from flbench.data.dataset import PARTS, Dataset
 from flbench.data.partition import ClientParts
 from flbench.data.schemes import Indices
@@ -15,7 +17,7 @@ MAX_BYTES: Final = 16 * 2**30
 
 
 def encode_words(
-    dataset: Dataset, partition: ClientParts
+    x: NDArray[np.float32], dataset: Dataset, partition: ClientParts
 ) -> tuple[NDArray[np.float32], Indices, Indices, list[str]]:
     """Replace each column of words by one column of 0 and 1 for each word (one-hot encoding).
 
@@ -23,8 +25,9 @@ def encode_words(
     that all have the same columns. Another word is 0 in all of them, and a missing value is NaN.
 
     Args:
-        dataset: A table.
-        partition: The partition.
+        x: Samples [n, columns].
+        dataset: The table.
+        partition: The clients that train.
 
     Returns:
         The samples [n, new columns]; for each new column the column of the data set that it comes
@@ -34,58 +37,50 @@ def encode_words(
         DataError: No column is left, because the training parts have no word in any of them, or the
             samples would take more than 16 GiB.
     """
-    x = dataset.x
     if not any(dataset.words):
         return x, np.arange(x.shape[1]), np.full(x.shape[1], -1), []
     train = np.concatenate(partition.parts["train"])
     others = np.concatenate([rows for part in PARTS[1:] for rows in partition.parts[part]])
-    known = []  # for each column of words: positions of the words in training parts
-    for k, words in enumerate(dataset.words):
-        values = x[train, k]
-        known.append(np.unique(values[~np.isnan(values)]) if words else None)
-    width = sum(1 if found is None else len(found) for found in known)
-    if not width:
+    none = np.array([-1])
+    words = [  # positions of the words in training parts; -1 for a column of numbers
+        np.unique(x[train, k][~np.isnan(x[train, k])]).astype(np.int64) if given else none
+        for k, given in enumerate(dataset.words)
+    ]
+    source, word = np.repeat(np.arange(len(words)), [*map(len, words)]), np.concatenate(words)
+    if not len(word):
         raise DataError(
             f"the columns of `{dataset.name}` are columns of words, and all their values in the"
             " training parts of the clients are missing. Fill in words, or raise the first share of"
             " partition.split."
         )
-    if 4 * len(x) * width > MAX_BYTES:
+    if 4 * len(x) * len(word) > MAX_BYTES:
         raise DataError(
-            f"`{dataset.name}` with its {width:,} columns takes {4 * len(x) * width / 2**30:.1f}"
-            f" GiB (columns of words have one for each word); the limit is {MAX_BYTES // 2**30}."
-            " Leave out columns with many words."
+            f"`{dataset.name}` with its {len(word):,} columns, one for each word, takes more than"
+            f" {MAX_BYTES // 2**30} GiB. Leave out columns with many words."
         )
-    encoded = np.empty((len(x), width), dtype=np.float32)
-    source: list[int] = []
-    word: list[int] = []
-    unseen = 0
-    for k, found in enumerate(known):
-        column, begin = x[:, k], len(source)
-        if found is None:
-            encoded[:, begin] = column
-            source.append(k)
-            word.append(-1)
-            continue
-        new = encoded[:, begin : begin + len(found)]
-        new[:] = column[:, None] == found  # [n, words]
-        new[np.isnan(column)] = np.nan
-        unseen += int((~np.isnan(column[others]) & ~np.isin(column[others], found)).sum())
-        source += [k] * len(found)
-        word += [int(position) for position in found]
-    of_words = [(name, found) for name, found in zip(dataset.columns, known, strict=True)]
-    listed = [f"`{name}` ({len(found)})" for name, found in of_words if found is not None]
-    shown = ", ".join(listed[:MOST_SHOWN]) + (", ..." if len(listed) > MOST_SHOWN else "")
+    encoded = np.empty((len(x), len(word)), dtype=np.float32)
+    for place, (k, position) in enumerate(zip(source, word, strict=True)):
+        values = x[:, k]
+        is_word = np.where(np.isnan(values), values, values == position)
+        encoded[:, place] = values if position < 0 else is_word
+    unseen = sum(
+        int((~np.isnan(x[others, k]) & ~np.isin(x[others, k], found)).sum())
+        for k, found in enumerate(words)
+        if found is not none
+    )
+    found = [
+        (f"`{dataset.columns[k]}` ({len(one)})") for k, one in enumerate(words) if one is not none
+    ]
     notes = [
         "data: columns of words became columns of 0 and 1, one for each word in the training parts"
-        f" of all clients: {shown}."
+        f" of all clients: {listed(found, MOST_SHOWN)}."
     ]
     if unseen:
         notes.append(
-            f"data: {unseen} values of validation and test parts are words that no training part"
-            " has; they are 0 in all columns of their words."
+            f"data: {unseen} values of validation and test parts are words of no training part;"
+            " they are 0 in all columns of their words."
         )
-    return encoded, np.array(source), np.array(word), notes
+    return encoded, source, word, notes
 
 
 def impute(
@@ -103,7 +98,7 @@ def impute(
 
     Args:
         x: Samples [n, columns], NaN where a value is missing.
-        partition: The partition.
+        partition: The partition, of the clients that train and of new ones.
         source: Column of the data set that each column comes from. The notes count a value once if
             it has become several columns.
         by_client: Whether a client uses no statistics of other clients. A column without a value in
@@ -115,20 +110,17 @@ def impute(
         replace missing ones, as `TableEncoding.fill`; and notes.
     """
     x = x.copy()
-    own = np.full((partition.clients, x.shape[1]), np.nan)  # [N, columns], means of the clients
-    for client, rows in enumerate(partition.parts["train"]):
-        own[client] = means_of(x[rows])
+    own = np.stack([means_of(x[rows]) for rows in partition.parts["train"]])  # [N, columns]
     known = ~np.isnan(own)
     first = np.unique(source, return_index=True)[1]  # one column for each column of the data set
-    shared = own[:training], known[:training]
-    overall = np.where(shared[1], shared[0], 0.0).sum(axis=0) / np.maximum(shared[1].sum(axis=0), 1)
+    overall = np.nan_to_num(means_of(own[:training]))
     filled = np.where(known, own, 0.0 if by_client else overall)
     missing = 0
-    for part in PARTS:
-        for client, rows in enumerate(partition.parts[part]):
-            gaps = np.isnan(x[rows])
-            missing += int(gaps[:, first].sum())
-            x[rows] = np.where(gaps, filled[client], x[rows])
+    for client in range(partition.clients):
+        rows = partition.rows(client)
+        gaps = np.isnan(x[rows])
+        missing += int(gaps[:, first].sum())
+        x[rows] = np.where(gaps, filled[client], x[rows])
     notes = []
     if missing:
         notes.append(
@@ -144,13 +136,7 @@ def impute(
 
 
 def means_of(x: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the mean of each column [columns] over the rows that have a value; NaN without any.
-
-    Args:
-        x: Rows [n, columns], NaN where a value is missing.
-    """
-    known = ~np.isnan(x)
-    totals = np.where(known, x, 0.0).sum(axis=0, dtype=np.float64)
-    found = np.full(x.shape[1], np.nan)
-    np.divide(totals, known.sum(axis=0), out=found, where=known.any(axis=0))
-    return found
+    """Return the mean of each column of x [n, columns] without its NaN; NaN without any value."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return np.asarray(np.nanmean(x, axis=0, dtype=np.float64))

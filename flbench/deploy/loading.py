@@ -26,8 +26,7 @@ from flbench.core.types import Context, Samples, State, Tree
 from flbench.core.wording import how_to_resume, listed
 from flbench.data import pixels, unlabelled
 from flbench.data.federation import Federation
-from flbench.data.given_normalization import FEW_SAMPLES
-from flbench.data.normalization import normalization_of
+from flbench.data.normalization import FEW_SAMPLES, standard
 from flbench.data.partition import ClientParts
 from flbench.data.partition_files import check_unchanged
 from flbench.data.table_encoding import means_of
@@ -358,7 +357,7 @@ def _normalized_by(
     if inputs.fill is not None:
         fill = np.nan_to_num(means_of(x)).astype(x.dtype)  # 0 for a column without a value
         x, inputs.fill = np.where(np.isnan(x), fill, x), torch.from_numpy(fill)
-    offset, scale = normalization_of(x, np.arange(len(x)), federation.dataset)
+    offset, scale = standard(x, np.arange(len(x)), federation.dataset)
     inputs.offset = torch.from_numpy(offset).to(inputs.offset.dtype)
     inputs.scale = torch.from_numpy(scale).to(inputs.scale.dtype)
     if flat := int((scale == 0).sum()):

@@ -1,4 +1,3 @@
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -46,7 +45,6 @@ def test_inputs_without_normalization_are_the_samples():
     made = federation("none")
 
     assert torch.equal(made.inputs(np.arange(9), torch.float32), made.x[:9].float())
-    assert any("not normalized" in note for note in made.notes)
 
 
 def test_given_numbers_normalize_pixels_as_transforms_of_pytorch_do():
@@ -58,7 +56,7 @@ def test_given_numbers_normalize_pixels_as_transforms_of_pytorch_do():
 
     torch.testing.assert_close(made.inputs(np.arange(40), torch.float64), wanted, atol=1e-5, rtol=0)
     wrong = DataConfig(normalize={"mean": (0, 1), "std": (1,)})
-    with pytest.raises(DataError, match=r"data\.normalize\.mean.* 2 numbers.*3 channels"):
+    with pytest.raises(DataError, match=r"data\.normalize\.mean.* 2 numbers.*3"):
         build(data, wrong, PartitionConfig(scheme="iid", clients=2), 0)
 
 
@@ -98,52 +96,6 @@ def test_given_numbers_normalize_columns_also_by_one_number_for_all():
 
     wanted = (made.x.double() - 7) / torch.tensor([1e-9, 2, 4], dtype=torch.float64)
     torch.testing.assert_close(made.inputs(np.arange(40), torch.float64), wanted, rtol=1e-5, atol=0)
-
-
-def numbers(text: str) -> list[float]:
-    return [float(number) for number in re.findall(r"-?\d+\.?\d*(?:e-?\d+)?", text)]
-
-
-def test_note_gives_mean_and_deviation_of_the_pixels():
-    made = federation()
-    train = np.sort(np.concatenate(made.partition.parts["train"]))
-    pixels = made.dataset.x[train] / 16.0
-
-    [note] = [note for note in made.notes if "normalized" in note]
-
-    assert "per channel" in note
-    assert numbers(note)[-2:] == pytest.approx([pixels.mean(), pixels.std()], rel=1e-3)
-
-
-def test_note_lists_the_first_columns_of_a_table():
-    x = np.random.default_rng(0).normal(size=(100, 6)) * np.arange(1, 7) + 50
-    config = PartitionConfig(scheme="natural", min_samples=1)
-    data = table(x, np.zeros(100, dtype=np.int64))
-
-    made = build(data, DataConfig(), config, 0)
-    train = made.partition.parts["train"][0]
-    unit = build(data, DataConfig(normalize="unit"), config, 0)
-
-    first, second = made.notes[-1].split("standard deviation")
-    assert "each column" in first
-    assert numbers(first.split("mean")[1])[:4] == pytest.approx(x[train, :4].mean(0), rel=1e-3)
-    assert numbers(second)[:4] == pytest.approx(x[train, :4].std(0), rel=1e-3)
-    assert "(6 in all)" in second
-    first, second = unit.notes[-1].split("largest")
-    assert numbers(first.split("values")[1])[:4] == pytest.approx(x[train, :4].min(0), rel=1e-3)
-    assert numbers(second)[:4] == pytest.approx(x[train, :4].max(0), rel=1e-3)
-
-
-@pytest.mark.parametrize("normalize", ["standard", "unit"])
-def test_note_of_a_constant_column_gives_no_deviation(normalize):
-    x = np.stack([np.full(40, 5.0), np.arange(40)], axis=1)
-    config = PartitionConfig(scheme="natural", min_samples=1)
-
-    made = build(table(x, np.zeros(40)), DataConfig(normalize=normalize), config, 0)
-
-    [values] = re.findall("(?:standard deviation|largest values) (.*), ", made.notes[-1])
-    assert float(values) == {"standard": 0, "unit": 5}[normalize]
-    assert made.scale.flatten()[0] == 0
 
 
 def test_standard_normalization_is_that_of_scikit_learn_and_constant_columns_are_zero():
@@ -206,9 +158,7 @@ def test_normalization_by_client_is_that_of_its_own_training_part():
             found = made.inputs(rows, torch.float32)
             np.testing.assert_allclose(found, wanted, atol=1e-4, rtol=1e-5)
         assert not made.inputs(np.concatenate(parts), torch.float32).isnan().any()
-    assert [len(re.findall(r"constant|one value", note)) for note in made.notes].count(1) == 1
-    assert any("data: 2 times" in note and "clients 1, 2" in note for note in made.notes)
-    assert any("fewer than 10" in note and "client 2" in note for note in made.notes)
+    assert any("fewer than 10" in note and "1 clients, such as 2" in note for note in made.notes)
 
     other = data.x.copy()
     other[groups != 0] *= 3
@@ -240,10 +190,6 @@ def test_a_column_is_constant_exactly_if_all_training_values_of_the_client_are_e
     torch.testing.assert_close(found[:, 1], found[:, 0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found[:, 2], found[:, 0], rtol=1e-5, atol=1e-5)
     assert not found[:, 3].any()
-    [note] = [note for note in made.notes if "one value" in note]
-    assert note.startswith("data: 1 times a column")
-    alone = build(replace(data, x=data.x[:, :3]), DataConfig(normalize="client"), config, 0)
-    assert not any("one value" in note for note in alone.notes)
 
 
 def test_standard_deviation_of_a_client_is_exact_beside_a_large_mean():
@@ -292,10 +238,6 @@ def test_normalization_by_client_of_a_constant_channel():
 def test_normalization_by_client_is_not_defined_for_a_common_test_set():
     with pytest.raises(DataError, match=r"297 samples that belong to no client.*pool=merged"):
         federation("client")
-
-
-def test_note_says_what_pixels_are_divided_by():
-    assert "divided by 16;" in federation("unit").notes[-1]
 
 
 def test_common_test_set_exists_only_if_no_client_holds_its_samples():
@@ -454,10 +396,6 @@ def test_float_images_are_normalized_per_channel():
     assert x.std(dim=(0, 2, 3), correction=0).tolist() == pytest.approx([1, 1], abs=1e-5)
     assert between.amin(dim=(0, 2, 3)).tolist() == pytest.approx([0, 0], abs=1e-6)
     assert between.amax(dim=(0, 2, 3)).tolist() == pytest.approx([1, 1], abs=1e-6)
-    pixels = made.dataset.x[train].swapaxes(0, 1).reshape(2, -1)
-    mean, deviation = made.notes[-1].split("standard deviation")
-    assert numbers(mean.split("mean")[1]) == pytest.approx(pixels.mean(axis=1), rel=1e-3)
-    assert numbers(deviation) == pytest.approx(pixels.std(axis=1), rel=1e-3)
 
 
 def test_validation_and_test_values_never_enter_the_imputation():

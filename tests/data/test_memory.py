@@ -43,10 +43,6 @@ def test_normalization_of_pixels_takes_little_memory_and_keeps_its_bits(monkeypa
     assert peak < dataset.x.nbytes / 2  # in float64 they take 8 times as much as in uint8
 
 
-def test_normalization_of_numbers_sums_the_same_pieces_of_rows():
-    assert normalization._pieces(images(np.float32, 9, 8).x, 40_000) == 40_000 // 4096
-
-
 @pytest.mark.parametrize("kind", [np.uint8, np.float32])
 def test_an_npz_file_of_one_part_is_held_once(tmp_path, kind):
     dataset = images(kind)
