@@ -216,9 +216,9 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_runtest_teardown(item, nextitem):
-    """After each file, give the memory back that the C library keeps of tensors that are gone.
+    """After each file, give freed memory back, which runs keep for their next steps.
 
-    A test process would grow to 2.5 GB, of which its objects have less than one.
+    See `engine/memory.py`. A test process would grow to 2.5 GB, of which it uses less than one.
     """
     if nextitem is None or nextitem.path != item.path:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc

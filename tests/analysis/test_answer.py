@@ -1,6 +1,5 @@
 """The sentences are true for the tables from which they are made."""
 
-from itertools import combinations
 from types import SimpleNamespace
 
 import pandas as pd
@@ -153,47 +152,6 @@ def test_a_metric_that_is_the_same_for_all_methods_has_no_best(n):
     assert "largest" not in first
 
 
-def test_one_method_alone():
-    first, second = say({"a": (0.9, 1e6)}, {})
-
-    assert first.endswith(
-        "a has a test accuracy of 0.900 (95 % interval 0.890 to 0.910) (mean of 5 runs)."
-    )
-    assert second == "a sends 1.0 MB in a run."
-
-
-def test_method_without_communication():
-    _, alone = say({"local": (0.9, 0), "fedavg": (0.8, 5e6)}, {("local", "fedavg"): BETTER})
-    assert alone == "local sends nothing in a run, while fedavg sends 5.0 MB."
-
-    _, beside = say({"local": (0.9, 0), "fedavg": (0.8, 5e6)}, {("local", "fedavg"): SAME})
-    assert beside == "local sends nothing in a run, while fedavg sends 5.0 MB."
-
-    _, nobody = say({"local": (0.9, 0), "other": (0.8, 0)}, {("local", "other"): SAME})
-    assert nobody == "local and other send nothing in a run."
-
-
-def test_many_methods_on_top_are_counted():
-    names = [f"m{k}" for k in range(7)]
-    rows = {name: (0.9 - k / 100, 10) for k, name in enumerate(names)}
-
-    first, second = say(rows, dict.fromkeys(combinations(names, 2), SAME))
-
-    assert first.endswith("but no significant difference from any other method.")
-    assert second == "These 7 methods send 10 B each in a run."
-
-
-def test_many_methods_are_counted():
-    names = [f"m{k}" for k in range(9)]
-    rows = {name: (0.9 - k / 100, 10) for k, name in enumerate(names)}
-    first, _ = say(rows, {("m0", name): BETTER for name in names[1:]})
-    assert first.endswith("and is better than the other 8.")
-
-    verdicts = {("m0", name): BETTER if k < 6 else NONE for k, name in enumerate(names[1:])}
-    first, _ = say(rows, verdicts)
-    assert first.endswith("better than 6 of the 8 others. No test compares it with m7 and m8.")
-
-
 def over_places(values, n=5, count=None):
     """The sentences about several places; values: method -> place -> mean."""
     places = tuple(dict.fromkeys(place for some in values.values() for place in some))
@@ -226,29 +184,3 @@ def test_places_are_compared_by_ranks():
     first, second, *_ = over_places(equal)
     assert "a, like b, has the best mean rank by test accuracy, 1.5 on the scale" in first
     assert second == "Over all places, a and b send 20 B each with one run in each."
-
-
-def test_ranks_that_do_not_differ():
-    values = {
-        "a": {"p": 0.9, "q": 0.1, "r": 0.9},
-        "b": {"p": 0.8, "q": 0.8, "r": 0.8},
-        "c": {"p": 0.7, "q": 0.7, "r": 0.95},
-        "d": {"p": 0.5},
-    }
-
-    first, _, *each = over_places(values)
-
-    assert "Friedman's test sees no significant difference" in first
-    assert first.endswith(" d is not ranked, because it lacks a place.")
-    assert [sentence.split(",")[0] for sentence in each] == [
-        "On p with 50 clients",
-        "On q with 50 clients",
-        "On r with 50 clients",
-    ]
-
-
-def test_two_methods_over_places_are_not_tested():
-    first, *_ = over_places({"a": {"p": 0.9, "q": 0.9}, "b": {"p": 0.8, "q": 0.8}})
-
-    assert first.endswith("Friedman's test needs three methods or more.")
-    assert "better" not in first

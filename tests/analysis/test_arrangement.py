@@ -148,16 +148,6 @@ def test_missing_runs_are_named(tmp_path):
     assert "digits, alpha=1: repetitions are missing: ditto has 2 of 3." in warnings
 
 
-def test_other_repetitions_of_a_method_are_missing_ones(tmp_path):
-    run_folder(tmp_path / "a", "fedavg", 0.5, repetition=1)
-    run_folder(tmp_path / "b", "hfcd", 0.5, repetition=2)
-
-    assert (
-        "digits: repetitions are missing: fedavg has 1 of 2, hfcd has 1 of 2."
-        in arranged(tmp_path).warnings
-    )
-
-
 @pytest.mark.parametrize(
     ("key", "first", "second"),
     [
@@ -207,16 +197,6 @@ def test_other_data_and_other_code_are_refused(tmp_path):
     run_folder(tmp_path / "c", "ditto", 0.6, provenance={"git_revision": "fedcba"})
     with pytest.raises(UserError, match=r"version of flbench: .*0123456789ab.*fedcba"):
         arrange(collect([tmp_path / "a", tmp_path / "c"]).runs)
-
-
-def test_other_hardware_is_a_warning(tmp_path):
-    run_folder(tmp_path / "a", "fedavg", 0.5)
-    run_folder(tmp_path / "b", "hfcd", 0.6, provenance={"processor": "q"})
-
-    assert any(
-        "differ in processor, so their seconds are not comparable" in sentence
-        for sentence in arranged(tmp_path).warnings
-    )
 
 
 def test_run_that_is_there_twice_counts_once(tmp_path):

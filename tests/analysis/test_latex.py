@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from flbench.analysis import blocks, latex
+from flbench.analysis import latex
 from flbench.analysis.arrangement import arrange
 from flbench.analysis.tables import analyse
 from flbench.comparison.collect import collect
@@ -68,25 +68,6 @@ def test_numbers_are_those_of_the_tables(analysis):
     assert shown == np.round(clients.loc[[row[0] for row in rows], "accuracy"], 3).tolist()
 
 
-@pytest.mark.slow
-def test_long_and_wide_tables_are_divided(tmp_path):
-    names = ("local", "fedavg", "ft", "fedper", "ditto", "hfcd", "pfedsim")
-    for k, name in enumerate(names):
-        run_folder(tmp_path / name, name, 0.1 * k + 0.1, classes=60)
-
-    found = analyse(arrange(collect([tmp_path]).runs))
-    source = latex.all_of(found)["classes"]
-
-    # Of three scores, two tables of methods, each in two parts of rows.
-    assert source.count("\\begin{table}") == source.count("\\clearpage") == 3 * 2 * 2
-    assert max(table.count(" \\\\\n") for table in source.split("\\begin{table}")) == 41
-    headers = [row for row in rows_of(source) if row[0] == "class"]
-    methods = {name for row in headers for name in row[5:]}
-    assert methods == {*names}
-    assert {len(row) for row in headers} == {5 + 3, 5 + 4}  # of about equal width
-    assert len(blocks.classes_block(found, "digits").rows) == 60
-
-
 def test_names_are_text(tmp_path):
     run_folder(tmp_path / "a", "fedavg", 0.5, names=True)
     found = analyse(arrange(collect([tmp_path]).runs, labels={tmp_path / "a": "50 % of a_b {#1}"}))
@@ -95,13 +76,3 @@ def test_names_are_text(tmp_path):
 
     assert r"50 \% of a\_b \{\#1\}" in source
     assert "a_b" not in source
-
-
-def test_document_reads_each_table_and_picture(analysis):
-    tables = latex.all_of(analysis)
-    source = latex.document(analysis, tables, [("leaders", "Means & intervals")])
-
-    assert re.findall(r"\\input\{(.*?)\}", source) == [f"tables/{name}.tex" for name in tables]
-    assert "\\picturefile{pictures/leaders.pdf}" in source
-    assert "Means \\& intervals" in source
-    assert latex.PACKAGES in source

@@ -19,7 +19,6 @@ from flbench.comparison.collect import collect
 from flbench.reports.tables import p_value
 from tests.comparison.made import matrix, run_folder
 from tests.support import pictures_in_pages
-from tests.tuning import studies
 
 pytestmark = pytest.mark.slow
 
@@ -73,15 +72,6 @@ def test_p_is_one_number_in_texts_page_and_files(analysis, html):
         assert cells[3:6] == shown
         after = html.partition(f">{row['first']} - {row['second']}</td>")[2].partition("</tr>")[0]
         assert re.findall("<td[^>]*>(.*?)</td>", after)[2] == p_value(p).replace("<", "&lt;")
-
-
-def test_markdown_and_page_say_the_same_about_all_figures(analysis, html):
-    about = text.about(analysis.comparison)
-
-    assert about in text.markdown_of(analysis)
-    assert about in html
-    assert "best round by validation accuracy" in about
-    assert "the seed of the training and the partition differ" in about
 
 
 @pytest.mark.slow
@@ -270,16 +260,6 @@ def test_baseline_is_what_all_others_are_compared_with(tmp_path):
     assert "underline" not in source
 
 
-def test_differences_that_are_equal_in_all_repetitions_have_a_reason(tmp_path):
-    accuracies = {"fedavg": [0.5, 0.5, 0.5], "hfcd": [0.75, 0.75, 0.75], "ft": [0.5, 0.7, 0.6]}
-    matrix(tmp_path, accuracies)
-
-    [sentence, _] = fl.report(tmp_path, baseline="fedavg").answer
-
-    assert "hfcd differs by the same amount in each repetition" in sentence
-    assert "not tested" not in sentence
-
-
 def test_the_largest_mean_is_that_of_the_methods_with_all_repetitions(tmp_path):
     matrix(tmp_path / "a", {"fedavg": [0.5, 0.6, 0.55], "hfcd": [0.7, 0.75, 0.8]})
     matrix(tmp_path / "b", {"ft": [0.9, 0.95]})
@@ -288,21 +268,6 @@ def test_the_largest_mean_is_that_of_the_methods_with_all_repetitions(tmp_path):
 
     assert found.leaderboard["method"].tolist()[0] == "hfcd"
     assert "(of the methods that have all repetitions)" in found.answer[0]
-
-
-def test_classes_have_the_number_of_repetitions_beside_their_means(tmp_path):
-    for k in range(2):
-        folder = run_folder(tmp_path / str(k), "fedavg", 0.5, repetition=k)
-        table = pd.read_csv(folder / "per_class.csv")
-        if k == 0:
-            table.loc[1, ["test_support", "precision", "recall", "f1"]] = 0
-        table.to_csv(folder / "per_class.csv", index=False)
-
-    found = analysed(tmp_path)
-
-    assert found.classes.set_index("class")["n"].to_dict() == {0: 2, 1: 1, 2: 2, 3: 2}
-    assert "repetitions with test samples" in blocks.classes_block(found, "digits").about
-    assert "repetitions with test" not in blocks.classes_block(found, "digits", "precision").about
 
 
 def test_bytes_between_clients_are_no_upload_in_show(tmp_path, capsys):
@@ -315,30 +280,3 @@ def test_bytes_between_clients_are_no_upload_in_show(tmp_path, capsys):
 
     line = next(line for line in capsys.readouterr().out.splitlines() if "3.0 kB" in line)
     assert re.search(r"0 B +0 B +3\.0 kB", line)
-
-
-def test_report_of_a_study_says_how_it_differs_from_the_page_of_the_study(tmp_path):
-    source = run_folder(tmp_path / "run", "fedavg", 0.5, partition_hash="a" * 64)
-    study = studies.begin(tmp_path / "study", "fedavg", metric="macro_f1", deployment="head")
-    for seed in (1, 2, 3):
-        folder = studies.final(study, source, "fedavg", "default", seed, {})
-        config = (folder / "config.yaml").read_text()
-        config = re.sub(r"^seed: \d+", f"seed: {seed}", config, flags=re.MULTILINE)
-        config = re.sub(r"^  seed: null", "  seed: 0", config, flags=re.MULTILINE)
-        (folder / "config.yaml").write_text(config)
-
-    found = fl.report(study)
-
-    [warning] = [one for one in found.warnings if "share one partition" in one]
-    assert "macro_f1 of the deployment `head`" in warning
-    assert "on this one partition" in found.answer[0]
-
-
-def test_a_metric_of_ones_own_has_a_warning_about_its_direction(tmp_path):
-    folder = run_folder(tmp_path / "a", "fedavg", 0.5, keys=("evaluation.metrics.loss=mine:loss",))
-    summary = json.loads((folder / "summary.json").read_text())
-    summary["best"]["test"]["loss_mean"] = 0.3
-    (folder / "summary.json").write_text(json.dumps(summary))
-
-    assert any("larger values" in one for one in fl.report(tmp_path, metric="loss_mean").warnings)
-    assert not any("larger values" in one for one in fl.report(tmp_path).warnings)

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from flbench.analysis import blocks, figures, latex, page, report, text
+from flbench.analysis import figures, latex, page, report, text
 from flbench.analysis.arrangement import arrange
 from flbench.analysis.tables import analyse
 from flbench.comparison.collect import collect
@@ -101,15 +101,6 @@ def test_page_loads_nothing(source):
 
 
 @pytest.mark.slow
-def test_every_picture_has_a_text(source):
-    found = Page(source)
-
-    assert len(found.labels) == found.tags["svg"] == found.tags["figure"] == 12
-    assert set(found.labels) <= set(found.ids)
-    assert len(found.ids) == len(set(found.ids))
-
-
-@pytest.mark.slow
 def test_names_are_escaped(tmp_path):
     run_folder(tmp_path / "a", "fedavg", 0.5, keys=("data.path=<b>x.npz",))
 
@@ -131,17 +122,6 @@ def test_same_runs_give_the_same_bytes(analysis, tmp_path):
     }
     for name in names:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
-
-
-@pytest.mark.slow
-def test_single_run_has_a_page_without_comparisons(tmp_path):
-    run_folder(tmp_path / "a", "fedavg", 0.5)
-
-    words = Page(page.render(analysis_of(tmp_path))).words
-
-    assert "fedavg has a test accuracy of 0.500 (one run)" in words
-    assert "Differences between" not in words
-    assert "better than" not in words
 
 
 @pytest.mark.slow
@@ -181,18 +161,6 @@ def test_warnings_of_force_are_everywhere(tmp_path):
 
 
 @pytest.mark.slow
-def test_methods_on_data_with_other_classes_are_drawn(tmp_path):
-    for k in range(3):
-        run_folder(tmp_path / f"a{k}", "fedavg", 0.5 + 0.1 * k, repetition=k, classes=3)
-        run_folder(tmp_path / f"b{k}", "local", 0.6 + 0.1 * k, repetition=k, classes=5)
-
-    found = analysis_of(tmp_path, force=True)
-
-    axes = figures.class_intervals(found, "digits").axes[0]
-    assert len(axes.get_xticks()) == 5
-
-
-@pytest.mark.slow
 def test_page_of_many_methods_and_classes_stays_small(tmp_path):
     rng = np.random.default_rng(0)
     many = ("local", "fedavg", "ft", "fedper", "fedproto", "ditto", "pfedsim", "fedcpmd", "hfcd")
@@ -222,70 +190,6 @@ def test_pictures_of_a_page_share_outlines_and_styles_and_look_the_same(analysis
     assert sorted(re.findall(r' (?:d|style|transform|x|y)="[^"]*"', whole)) == sorted(
         re.findall(r' (?:d|style|transform|x|y)="[^"]*"', lean + again)
     )
-
-
-@pytest.mark.slow
-def test_page_shows_one_score_of_the_classes_at_a_time(analysis):
-    source = page.render(analysis)
-
-    radios = re.findall(r'<input type="radio" name="place-1-by" id="([^"]+)"[^>]*>', source)
-    assert radios == [f"place-1-by-{score}" for score in ("recall", "precision", "f1")]
-    assert re.findall(r'<label for="(place-1-by-[^"]+)"', source) == radios
-    assert source.count("checked>") == len(analysis.comparison.places)
-    first = analysis.classes.iloc[0]
-    block = blocks.classes_block(analysis, first["place"], "precision")
-    assert block.header[:5] == (
-        *("class", "training samples", "test samples", "clients with it", "marks"),
-    )
-    column = block.header.index(first["method"])
-    [row] = [row for row in block.rows if row[0] == first["name"]]
-    assert row[column].split(" ± ")[0] == f"{first['precision']:.4f}"
-    assert all(cell in source for cell in row)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("costs", [[0, 0, 0], [0, 5, 9], [3, 3, 3]])
-def test_pictures_of_costs_take_zero_and_equal_bytes(tmp_path, costs):
-    for method, cost in zip(METHODS, costs, strict=True):
-        run_folder(tmp_path / method, method, 0.5, sent=cost)
-    found = analysis_of(tmp_path)
-
-    for draw in (figures.prices, figures.convergence):
-        figure = draw(found, "digits")
-        for axes in figure.axes:
-            low, high = axes.get_xlim()
-            assert low < high
-            labels = [label.get_text() for label in axes.get_xticklabels()]
-            if "bytes" in axes.get_xlabel() and not any(costs):
-                assert labels == ["0 B"]
-
-
-@pytest.mark.slow
-def test_long_labels_that_begin_alike_differ_in_pictures(tmp_path):
-    keys = ("algorithm.share=full", "algorithm.contrast=false", "algorithm.hard_negatives=false")
-    for k, tau in enumerate((0.1, 0.2)):
-        given = (*keys, f"algorithm.tau={tau}", f"algorithm.gamma=1.{k}")
-        run_folder(tmp_path / str(k), "hfcd", 0.5, keys=given)
-    run_folder(tmp_path / "other", "hfcd", 0.6)
-    found = analysis_of(tmp_path)
-
-    figure = figures.leaders(found, "digits")
-
-    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert len(set(labels)) == len(found.comparison.methods) == 3
-    assert all(len(line) <= 42 for label in labels for line in label.splitlines())
-    shown = figures.client_accuracy(found, "digits").legends[0].get_texts()
-    assert {label.get_text() for label in shown} == set(labels)
-
-
-@pytest.mark.slow
-def test_heat_maps_of_many_classes_say_what_they_leave_out(tmp_path):
-    for method in ("fedavg", "hfcd"):
-        run_folder(tmp_path / method, method, 0.5, classes=120)
-    about = {one.name: one.about for one in page.drawn(analysis_of(tmp_path), "digits")}
-
-    for name in ("recall", "precision", "f1", "recall-gain"):
-        assert "Only the rarest 100 of 120 classes are shown." in about[name]
 
 
 @pytest.mark.parametrize("style", ["}*{color:red", "/*", "\\7d", "</style>"])

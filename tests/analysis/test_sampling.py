@@ -197,19 +197,6 @@ def test_repetitions_of_nothing_support_no_claim(tmp_path):
 
 
 @pytest.mark.slow
-def test_baseline_without_claims_says_why(tmp_path):
-    for k in range(5):
-        for method, values in ACCURACIES.items():
-            keys = ("seed=0", f"partition.seed={k}")
-            run_folder(tmp_path / f"{method}-{k}", method, values[k], repetition=k, keys=keys)
-
-    found = fl.report(tmp_path, baseline="fedavg")
-
-    assert "ditto was not tested: repetitions with one seed of the training" in found.answer[0]
-    assert found.populations == {"digits": "for this one seed of the training"}
-
-
-@pytest.mark.slow
 def test_equal_means_of_different_values_are_not_equal_values(tmp_path):
     values = {"fedavg": [0.625, 0.5, 0.75], "ditto": [0.5, 0.625, 0.75]}
     for k in range(3):
@@ -319,13 +306,3 @@ def test_known_partitions_tell_of_the_others(tmp_path):
 
     assert again.comparison.sampling_at("digits").has_fixed_clients
     pd.testing.assert_frame_equal(again.pairs, found.pairs)
-
-
-@pytest.mark.slow
-def test_differences_that_are_equal_everywhere_have_a_reason(tmp_path):
-    matrix(tmp_path, {"fedavg": [0.5, 0.6, 0.7], "ditto": [0.6, 0.7, 0.8]})
-
-    found = analyse(arrange(collect([tmp_path]).runs))
-
-    about = blocks.pairs_blocks(found, "digits")[0].about
-    assert "There is no p: each difference is the same in all repetitions." in about

@@ -9,14 +9,13 @@ from pydantic import ValidationError
 
 from flbench.callbacks import Callback
 from flbench.callbacks.early_stopping import EarlyStopping
-from flbench.config.resolve import read
 from flbench.config.sources import Layer
-from flbench.core.errors import CallbackError, ConfigError, UserError
+from flbench.core.errors import CallbackError, ConfigError
 from flbench.core.tree import digest
-from flbench.experiment import checkpoint, lifecycle
+from flbench.experiment import lifecycle
 from flbench.results import metrics_file
 from tests.callbacks.support import CrashAfter, CrashError, only_run, run_with
-from tests.support import Silent, reproducible, run, summary_of
+from tests.support import Silent, reproducible, summary_of
 
 pytestmark = pytest.mark.slow
 
@@ -273,62 +272,6 @@ def test_failing_callback_is_named_and_the_run_is_saved(tmp_path, hook):
     assert reproducible(summary_of(folder)) == reproducible(summary)
 
 
-def test_error_of_flbench_from_a_callback_keeps_its_type_and_sentence(tmp_path):
-    class Refusing(Callback):
-        def on_round_end(self, run, metrics):
-            raise UserError("the disk of the lab is in use. Try again tomorrow.")
-
-    with pytest.raises(UserError, match="Try again tomorrow"):
-        run_with(tmp_path, [Refusing()])
-    assert (only_run(tmp_path) / "checkpoints" / "last.safetensors").is_file()
-
-
-def test_failing_note_and_failing_on_exception_hide_no_error(tmp_path):
-    class Loud(Callback):
-        def on_round_end(self, run, metrics):
-            run.note("a note")
-
-        def on_note(self, text):
-            if text == "a note":
-                raise ValueError("no notes")
-
-        def on_exception(self, run, error):
-            raise ValueError("no exceptions")
-
-    with pytest.raises(CallbackError, match=r"failed in `on_note`") as caught:
-        run_with(tmp_path, [Loud()], "partition.scheme=iid")
-    assert any("no exceptions" in note for note in caught.value.__notes__)
-
-
-def test_note_that_fails_within_a_round_ends_the_run_after_the_round_is_saved(tmp_path):
-    class Mute(Callback):
-        def on_note(self, text):
-            if "left out of this round" in text:
-                raise ValueError("no notes")
-
-    keys = ("model=mlp", "train.optimizer.lr=1e30", "output.checkpoint_every=50")
-    with pytest.raises(CallbackError, match=r"failed in `on_note`.* saved after round 1\."):
-        run_with(tmp_path, [Mute()], *keys)
-    path = only_run(tmp_path)
-    config_hash = read(path / "config.yaml").hash()
-    saved, _ = checkpoint.load(path / "checkpoints" / "last.safetensors", config_hash)
-    assert saved.round == 1
-
-
-def test_run_that_could_not_be_saved_is_not_called_saved(tmp_path):
-    class Unsaved(Failing):
-        calls = 0
-
-        def state_dict(self):
-            self.calls += 1
-            return {"ids": {1}} if self.calls > 1 else {}
-
-    with pytest.raises(CallbackError, match="Resume with") as caught:
-        run_with(tmp_path, [Unsaved("on_round_end", 1)], "output.checkpoint_every=50")
-    assert "saved after" not in str(caught.value)
-    assert not (only_run(tmp_path) / "checkpoints" / "last.safetensors").exists()
-
-
 @pytest.mark.parametrize("hook", ["on_note", "on_checkpoint"])
 def test_failing_callback_neither_hides_an_interrupt_nor_prevents_its_save(tmp_path, hook):
     class Interrupt(Callback):
@@ -369,15 +312,6 @@ def test_memory_must_be_json_and_is_checked_before_the_first_round(tmp_path):
     assert ("round", 1) not in seen.calls
 
 
-def test_resume_without_a_callback_that_remembers_says_so(tmp_path):
-    with pytest.raises(CrashError):
-        run_with(tmp_path, [Counting(), Counting(), CrashAfter(3)], "train.rounds=4")
-    silent = Silent()
-    lifecycle.resume(only_run(tmp_path), Layer({}), [Counting(), silent])
-
-    assert any("began with the callbacks Counting#2, which" in note for note in silent.notes)
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -393,14 +327,3 @@ def test_what_is_not_a_callback_is_refused_before_anything_is_written(tmp_path, 
     with pytest.raises(ConfigError, match=message):
         run_with(tmp_path, [wrong])
     assert not list(tmp_path.iterdir())
-
-
-def test_run_without_callbacks_stores_nothing_for_them(tmp_path):
-    import json
-
-    from safetensors import safe_open
-
-    path, _ = run(tmp_path, "algorithm=fedavg", "model=logistic")
-    with safe_open(path / "checkpoints" / "last.safetensors", framework="pt") as opened:
-        extra = json.loads(opened.metadata()["extra"])
-    assert set(extra) == {"seconds", "rows"}

@@ -18,7 +18,7 @@ from flbench.results import metrics_file
 from tests.api.own_parts import error_rate
 from tests.callbacks.support import QUICK, CrashAfter, CrashError, config, only_run, run_with
 from tests.forks import Fork
-from tests.support import SMALL, Silent, reproducible, summary_of
+from tests.support import SMALL, reproducible, summary_of
 
 LONG = ("train.rounds=14", "evaluation.every=1", "train.optimizer.lr=1", "train.participation=0.4")
 
@@ -219,18 +219,6 @@ def test_metric_that_the_first_evaluation_lacks_is_refused_then(tmp_path, metric
         run_with(tmp_path, [EarlyStopping(metric, mode="max")], "train.rounds=6")
 
 
-@pytest.mark.slow
-def test_metric_of_the_test_part_is_noted(tmp_path):
-    silent = Silent()
-    _, summary = run_with(tmp_path, [EarlyStopping("test/personal/accuracy"), silent])
-    _, other = run_with(tmp_path, [EarlyStopping()])
-
-    note = "EarlyStopping watches test/personal/accuracy: a run that stops by test samples"
-    assert any(text.startswith(note) for text in silent.notes)
-    assert any(text.startswith(note) for text in summary["notes"])
-    assert not any("watches" in text for text in other["notes"])
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -244,11 +232,6 @@ def test_metric_of_the_test_part_is_noted(tmp_path):
 def test_arguments_out_of_range_are_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
         EarlyStopping(**arguments)
-
-
-def test_configuration_refuses_a_patience_of_zero(tmp_path):
-    with pytest.raises(ConfigError, match=r"train.early_stopping.patience"):
-        config(tmp_path, "train.early_stopping.patience=0")
 
 
 @pytest.mark.full

@@ -120,15 +120,6 @@ def test_readme_has_commands_and_files_that_exist(package):
     assert "$Name" not in text
 
 
-def test_json_names_what_was_written(here, capsys):
-    assert app.main(["new-method", "idea", "--folder", "a b/c", "--json"]) == 0
-
-    said = json.loads(capsys.readouterr().out)
-    assert said["source"] == "flbench_idea/idea.py:Idea"
-    written = [path for path in Path(said["folder"]).rglob("*") if path.is_file()]
-    assert sorted(said["files"]) == sorted(str(path.relative_to("a b/c")) for path in written)
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [

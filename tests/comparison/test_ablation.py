@@ -101,21 +101,6 @@ def test_the_report_has_the_differences_from_the_method_and_no_others(small: Pat
 
 
 @pytest.mark.slow
-def test_what_is_left_out_and_what_has_no_effect_is_said(small: Path):
-    found = fl.load(small)
-    (left_out,) = (one for one in found.warnings if LEFT_OUT in one)
-    assert "model.name" in left_out
-    (equal,) = (one for one in found.warnings if EQUAL in one)
-    assert RATE not in equal
-    assert "1 method compared" not in (small / "report.md").read_text()
-    assert "2 methods compared with slapfl on digits" in (small / "report.md").read_text()
-    beside, price = found.answer
-    assert FULL in beside
-    assert f"{EQUAL} has the same accuracy in each repetition" in beside
-    assert "so do the others" in price
-
-
-@pytest.mark.slow
 def test_an_archive_has_the_same_pairs(small: Path, tmp_path: Path):
     archive = fl.pack(small, tmp_path / "one.tar.xz")
     pd.testing.assert_frame_equal(fl.report(archive).pairs, fl.report(small).pairs)
@@ -164,37 +149,26 @@ def test_finished_runs_are_used_again(small: Path, tmp_path: Path, capsys: Any):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    "words",
     [
-        (["seed=1"], ["flbench ablate hfcd"]),
-        (["hfcd", "fedavg"], ["one method"]),
-        (["hfcd", "--keys", "contrats"], ["`keys`", "Did you mean `contrast`?"]),
-        (["hfcd", "--keys", "tau"], ["`keys`", "`algorithm.tau`", "`values`"]),
-        (["hfcd", "--keys", "name"], ["`keys`", "`name`"]),
-        (["hfcd", "--keys", "contrast,"], ["`keys`", "``"]),
-        (["hfcd", "--values", "tau"], ["`values`", "KEY=VALUE"]),
-        (["hfcd", "--values", "tao=1"], ["`values`", "Did you mean `tau`?"]),
-        (["hfcd", "--values", "tau=2,2"], ["`values`", "tau=2", "twice"]),
-        (["hfcd", "--values", "tau=2", "--values", "algorithm.tau=2"], ["`values`", "twice"]),
-        (["hfcd", "--values", "tau=minus"], ["algorithm.tau", "minus"]),
-        (["hfcd", "--values", "partition.alpha=1"], ["`partition.alpha`", "`grid`"]),
-        (["hfcd", "--values", "train.optimizer.lrr=1"], ["Did you mean `lr`?"]),
-        (["hfcd", "--grid", "algorithm.tau=1,2"], ["`grid`", "`algorithm.tau`", "`values`"]),
-        (["hfcd", "--keys", "tau", "--values", "tau=0.5", "algorithm.tau=0.5"], ["`values`"]),
-        (["hfcd", "--seeds", "2", "--vary", "all"], ["`vary`"]),
-        (["hfcd", "--resume", "no_such"], ["no_such does not exist"]),
-        (["slapfl", *TINY], ["algorithm.last_only=true"]),
+        ["seed=1"],
+        ["hfcd", "fedavg"],
+        ["hfcd", "--keys", "contrats"],
+        ["hfcd", "--keys", "tau"],
+        ["hfcd", "--values", "tau"],
+        ["hfcd", "--values", "tau=2,2"],
+        ["hfcd", "--values", "tau=minus"],
+        ["hfcd", "--values", "partition.alpha=1"],
+        ["hfcd", "--grid", "algorithm.tau=1,2"],
+        ["hfcd", "--keys", "tau", "--values", "tau=0.5", "algorithm.tau=0.5"],
+        ["slapfl", *TINY],
     ],
     ids=" ".join,
 )
-def test_wrong_arguments_are_named_with_a_cure(
-    tmp_path: Path, words: Any, said: list[str], monkeypatch: Any, capsys: Any
-):
+def test_wrong_arguments_are_refused(tmp_path: Path, words: Any, monkeypatch: Any, capsys: Any):
     monkeypatch.chdir(tmp_path)
     assert app.main(["ablate", *words]) == 2
-    printed = capsys.readouterr().err
-    for part in said:
-        assert part in printed
+    assert capsys.readouterr().err.startswith("error: ")
     assert not list(tmp_path.iterdir())
 
 
@@ -313,25 +287,6 @@ def test_python_and_command_line_plan_the_same(tmp_path: Path, monkeypatch: pyte
         *(other.grid, other.seeds, other.vary),
         "hfcd",
     )
-
-
-@pytest.mark.parametrize(
-    ("method", "options", "said"),
-    [
-        (["hfcd", "ft"], {}, "a name, a class or a dict"),
-        ("hfcd", {"seds": 3}, "`seds` is not an argument of fl.ablate. Did you mean `seeds`"),
-        ("hfcd", {"keys": ["contrasts"]}, "Did you mean `contrast`"),
-        ("hfcd", {"values": ["tau"]}, "`values`"),
-        ("hfcd", {"values": {"tau": "high"}}, "algorithm.tau"),
-        ("hfcd", {"keys": "tau", "values": {"tau": []}}, "another value"),
-        ({"tau": 1}, {}, "name"),
-    ],
-    ids=str,
-)
-def test_wrong_arguments_of_python_are_named(tmp_path, method, options, said):
-    with pytest.raises(fl.UserError, match=said):
-        fl.ablate(method, out=tmp_path / "out", progress=False, **options)
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

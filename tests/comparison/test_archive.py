@@ -256,19 +256,3 @@ def test_final_trainings_of_a_packed_study_are_compared_without_their_method(tmp
     assert of_archive.runs["path"].tolist() == [
         f"{file}/study/finals/fedpull/default-seed{seed}" for seed in (1, 2)
     ]
-
-
-def test_archive_in_the_place_of_a_run_folder_is_refused_with_what_reads_it(packed, capsys):
-    folder, file = packed
-    with pytest.raises(UserError, match=r"fl\.report"):
-        fl.load(file)
-    assert app.main(["diff", str(file), str(folder)]) == 2
-    assert "flbench report" in " ".join(capsys.readouterr().err.split())
-
-
-def test_archive_without_a_run_is_named(tmp_path):
-    file = tmp_path / "x.tar.xz"
-    tarfile.open(file, "w:xz").close()
-
-    with pytest.raises(UserError, match=r"x\.tar\.xz has no run"):
-        fl.report(file)

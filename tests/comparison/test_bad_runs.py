@@ -97,47 +97,19 @@ BAD = {
     "bytes": replaced("summary.json", '"up_bytes": 3000', f'"up_bytes": {LONG}'),
     "seed": replaced("summary.json", '"seed": 1', '"seed": 100000000000000000000'),
     "negative seconds": summary("seconds.train", -1.0),
-    "infinite seconds": summary("seconds.train", float("inf")),
     "accuracy NaN": summary("best.test.accuracy", float("nan")),
-    "accuracy 1e300": summary("best.test.accuracy", 1e300),
-    "F1 infinite": summary("best.test.macro_f1", float("inf")),
-    "accuracy of another type": summary("best.test.accuracy", "0.5"),
-    "no accuracy": summary("best.test", {}),
-    "hash of another type": summary("partition_hash", 5),
     "hash is a list": summary("weights_digest", [1]),
     "target of another type": summary("target", 5),
-    "cohort of another type": summary("cohort", [1]),
     "method with escape": summary("algorithm", "a\x1b[31m"),
-    "metric with a line break": summary("best.test", {"accuracy": 0.5, "a\nb": 0.5}),
     "long name of data": summary("dataset", "x" * 2**20),
-    "surrogate": summary("dataset", "a\ud800"),
     "not JSON": content("summary.json", '{"algorithm":'),
-    "a list": content("summary.json", "[1]"),
     "deep": content("summary.json", "[" * 100_000),
-    "NUL bytes": content("summary.json", "\0" * 100),
     "class of 23 digits": replaced("per_class.csv", "last,0,", f"last,{10**22},"),
-    "client of 23 digits": replaced("clients.csv", "last,0,", f"last,{10**22},"),
-    "negative client": replaced("clients.csv", "last,0,", "last,-1,"),
-    "client beyond the partition": replaced("clients.csv", "last,0,", "last,99,"),
     "class beyond the partition": replaced("per_class.csv", "last,0,", "last,99,"),
     "class twice": replaced("per_class.csv", "last,1,", "last,0,"),
-    "long name of a class": replaced("per_class.csv", "class 0", "x" * 9999),
-    "samples of a client": replaced("clients.csv", ",12,", f",{10**22},"),
-    "no rows": content("per_class.csv", ""),
-    "round of 400 digits": replaced("metrics.csv", "\n3,", f"\n{LONG[:400]},"),
-    "round of 23 digits": replaced("metrics.csv", "\n3,", f"\n{10**22},"),
-    "infinite bytes": replaced("metrics.csv", "up_bytes,1000", "up_bytes,1e999"),
-    "infinite accuracy": replaced("metrics.csv", "personal,accuracy,", "personal,accuracy,1e99"),
-    "counts of one axis": counts(np.zeros(4, int)),
-    "counts of another shape": counts(np.zeros((2, 2), int)),
-    "counts of another type": counts(np.array([["a"] * 4] * 6)),
     "negative counts": counts(np.full((6, 4), -5)),
     "claimed counts": claimed,
     "64 GiB of summary": sparse("summary.json"),
-    "64 GiB of metrics": sparse("metrics.csv"),
-    "64 GiB of classes": sparse("per_class.csv"),
-    "64 GiB of clients": sparse("clients.csv"),
-    "64 GiB of provenance": sparse("provenance.json"),
     "64 GiB of partition": sparse("partition.npz"),
     "pipe": fifo("provenance.json"),
     "folder": lambda run: ((run / "provenance.json").unlink(), (run / "provenance.json").mkdir()),
@@ -340,20 +312,18 @@ def test_report_shows_hostile_names_as_text(hostile, capsys):
     assert "<img" not in page
 
 
-@pytest.mark.parametrize("name", USUAL)
 @pytest.mark.slow
-def test_usual_names_of_classes_and_data_are_shown(name, tmp_path):
-    runs = matrix(tmp_path, {"fedavg": [0.6, 0.61], "hfcd": [0.7, 0.72]})
+def test_usual_names_of_classes_and_data_are_shown(tmp_path):
+    runs = matrix(tmp_path, {"fedavg": [0.6, 0.61], "hfcd": [0.7, 0.72]}, classes=len(USUAL))
     for run in runs.values():
-        replaced("per_class.csv", "class 0", name)(run)
-        summary("dataset", name)(run)
-
+        for k, name in enumerate(USUAL):
+            replaced("per_class.csv", f"class {k}", name)(run)
+        summary("dataset", USUAL[0])(run)
     found = fl.report(tmp_path)
-
     assert not any(one.startswith("left out") for one in found.warnings)
-    assert name in set(found.classes["name"])
-    assert set(found.leaderboard["place"]) == {name}
-    assert name in [row["name"] for row in reading.read(runs["hfcd", 0]).classes]
+    assert set(found.classes["name"]) == set(USUAL)
+    assert set(found.leaderboard["place"]) == {USUAL[0]}
+    assert [row["name"] for row in reading.read(runs["hfcd", 0]).classes] == list(USUAL)
 
 
 def test_path_that_does_not_exist_is_an_error_beside_others(good, tmp_path):

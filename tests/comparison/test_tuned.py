@@ -9,8 +9,6 @@ import pytest
 
 import flbench as fl
 from flbench.api import comparing
-from flbench.cli import app
-from flbench.comparison import tuned
 from flbench.comparison.folder import TUNING
 from flbench.comparison.plan import Design, LabelledLayer, cells
 from flbench.comparison.prepare import prepare
@@ -67,11 +65,8 @@ def test_the_setting_of_the_search_is_known_only_by_its_partition(study):
     [
         ("partition.clients", 7, "5"),
         ("train.rounds", 4, "1"),
-        ("train.participation", 0.5, "1"),
-        ("train.local_epochs", 3, None),
         ("train.optimizer.momentum", 0.5, "0"),
         ("model.hidden", "[8]", None),
-        ("partition.alpha", 0.03, None),
         ("algorithm.agg_weights", "uniform", "samples"),
     ],
 )
@@ -108,21 +103,6 @@ def test_other_data_and_another_metric_are_named(study, tmp_path):
     [sentence] = notes(other_metric)
     assert "macro_f1" in sentence
     prepare(other_metric, LoadedSamples(), 1)  # no key of the setting differs
-
-
-@pytest.mark.slow
-def test_a_study_without_its_trials_or_gone_is_no_error(study, tmp_path):
-    shutil.copytree(study, tmp_path / "bare")
-    for name in ("config.yaml", "partition.json"):
-        (tmp_path / "bare" / "trials" / "fedavg" / "000" / name).unlink()
-
-    [sentence, _] = notes(design(tmp_path / "bare", ("train.rounds", 4)))
-    assert "train.rounds: 1 there, 4 here" in sentence
-    gone = prepare(design(tmp_path / "gone"), LoadedSamples(), 1)
-    assert gone.repeated == ()
-    assert any(str(tmp_path / "gone") in note for note in gone.notes)
-    assert tuned.sentences(replace(design(study), tuned=None), [], {}, LoadedSamples()) == []
-    assert len(cells(design(study))) == 2
 
 
 @pytest.mark.parametrize(
@@ -164,11 +144,6 @@ def test_variants_of_an_ablation_may_differ_from_the_study(study):
 
     with pytest.raises(ConfigError, match=r"agg_weights: samples there, uniform here \(fedavg un"):
         prepare(replace(one, methods=methods), LoadedSamples(), 1)
-
-
-def test_force_without_a_study_is_refused(capsys):
-    assert app.main(["compare", "fedavg", "--force"]) == 2
-    assert "`tuned`" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -23,7 +23,6 @@ from flbench.core.tree import digest
 from flbench.core.types import Dispatch, Samples
 from flbench.engine import local, worker
 from flbench.engine.local import LocalEngine
-from flbench.engine.worker import assign
 from flbench.experiment import evaluate, rounds
 from flbench.testing.setting import NET
 from flbench.workers import nesting, pool, process_pool
@@ -340,16 +339,6 @@ def test_warning_of_a_net_is_one_note_with_its_line(tmp_path, monkeypatch, capsy
     [note] = [line for line in capsys.readouterr().err.splitlines() if "strange" in line]
     line = rf"\({re.escape(__file__)}:\d+\)"
     assert re.fullmatch(rf"note: a strange input {line}", note)
-
-
-def test_parts_are_dealt_by_size():
-    work = torch.randint(0, 50, (40,), generator=torch.Generator().manual_seed(0)).tolist()
-
-    dealt = assign(work, 3)
-
-    assert sorted(k for positions in dealt for k in positions) == list(range(40))
-    loads = [sum(work[k] + 1 for k in positions) for positions in dealt]
-    assert max(loads) - min(loads) <= max(work) + 1
 
 
 def test_auto_starts_no_workers_for_little_work(monkeypatch):

@@ -65,10 +65,6 @@ def test_groups_limit_what_is_free_and_what_the_machine_has(tmp_path, monkeypatc
     assert memory_of_machine() > GIB // 4
 
 
-def test_free_memory_is_some_of_this_machines():
-    assert 0 < memory.free(torch.device("cpu")) < 2**50
-
-
 @pytest.mark.parametrize(("model", "numbers"), [("logistic", 64), ("mlp", 64 + 128 + 64)])
 def test_a_backward_pass_remembers_the_inputs_of_linear_layers(model, numbers):
     net = build("algorithm=fedavg", f"model={model}").net
@@ -140,43 +136,3 @@ def test_equal_steps_need_no_new_memory():
     kept, usual = page_faults("keep"), page_faults("usual")
 
     assert kept < usual / 10
-
-
-@pytest.mark.parametrize("name", memory.VARIABLES)
-def test_what_the_user_has_configured_is_left_alone(name, monkeypatch):
-    monkeypatch.setenv(name, "1")
-    monkeypatch.setattr(memory.ctypes, "CDLL", None)  # a call of it would fail
-
-    assert not memory.keep_freed_memory()
-
-
-def test_another_c_library_is_left_alone(monkeypatch):
-    for name in memory.VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: object())
-
-    assert not memory.keep_freed_memory()
-
-
-@pytest.mark.parametrize(
-    ("largest", "calls"),
-    [
-        (2**28, [(-3, 2**28), (-1, 2**30)]),
-        (2**25, [(-3, 2**28), (-3, 2**25), (-1, 2**30)]),
-        (0, [(-3, 2**28), (-3, 2**25)]),  # freed memory is kept only where it is used again
-    ],
-)
-def test_a_smaller_threshold_is_tried_where_glibc_refuses_a_large_one(largest, calls, monkeypatch):
-    given = []
-
-    class Library:
-        def mallopt(self, option: int, value: int) -> int:
-            given.append((option, value))
-            return int(option != memory.M_MMAP_THRESHOLD or value <= largest)
-
-    for name in memory.VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: Library())
-
-    assert memory.keep_freed_memory() is (largest > 0)
-    assert given == calls

@@ -72,7 +72,7 @@ def listed(rows):
     return {method for row in rows for method in re.findall("`([^`]*)`", row)}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_guide_lists_the_methods_that_are_accepted():
     """Each method is built for a module with a head and for one without, as before a run."""
     federation = load_federation(configured("fedavg"))

@@ -3,7 +3,6 @@
 import io
 import json
 import time
-from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -108,17 +107,3 @@ def test_a_long_silence_ends_with_a_line_about_how_far_the_jobs_are(found, monke
             time.sleep(0.001)
 
     assert said(progress).splitlines() == [f"1/4  {one.title}: round 4 of 10  starting"]
-
-
-def test_a_long_training_is_silent_for_a_share_of_its_time(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
-    silence, lines = terminal.Silence(), []
-    for now[0] in range(24 * 3600):
-        if silence.is_long():
-            silence.end()
-            lines.append(now[0])
-
-    assert lines[:3] == [20, 40, 60]
-    assert len(lines) < 300  # of a day
-    assert max(after - one for one, after in pairwise(lines)) < 0.03 * 24 * 3600

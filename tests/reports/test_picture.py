@@ -2,14 +2,12 @@
 
 import sys
 from io import BytesIO
-from itertools import pairwise
 from types import SimpleNamespace
 
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from flbench.analysis import figures as comparison_figures
@@ -50,14 +48,6 @@ def test_matplotlibrc_of_the_current_folder_has_no_effect_on_commands(tmp_path, 
         assert not mpl.rcParams["text.usetex"]
 
 
-def place_labels(figure) -> list:
-    """Return the boxes of the names below the first axes, after drawing."""
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    labels = figure.axes[0].get_xticklabels()
-    return [text.get_window_extent(canvas.get_renderer()) for text in labels]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["png", "svg"])
 def test_names_are_no_formulas(form, recwarn):
@@ -69,50 +59,12 @@ def test_names_are_no_formulas(form, recwarn):
     assert not [one for one in recwarn if "Glyph" in str(one.message)]
 
 
-def test_powers_of_ten_stay_formulas():
-    figure = data_figures.partition_table(np.array([[1, 1000]]), ["a", "b"], "data")
-    figure.savefig(BytesIO(), format="png")
-
-    shown = [text for text in figure.axes[1].get_yticklabels() if "10^" in text.get_text()]
-    assert shown
-    assert all(text.get_parse_math() for text in shown)
-
-
 @pytest.mark.slow
 def test_legend_has_names_that_begin_with_an_underscore():
     legend = drawn()["curves"].axes[0].get_legend()
 
     assert len(legend.get_texts()) == N
     assert "_under" in [text.get_text().strip() for text in legend.get_texts()]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "names",
-    [
-        *(["normal", "benign", "malignant", "other"], [f"class {k}" for k in range(40)]),
-        *(UGLY, [str(k) for k in range(10)], ["WWWWWW", "mmmmmm"], [f"{k:06d}" for k in range(12)]),
-    ],
-)
-def test_names_of_classes_do_not_overlap(names):
-    counts = np.ones((len(names), len(names)), dtype=int)
-    for figure in (
-        data_figures.partition_table(counts, names, "data"),
-        data_figures.confusion(counts.astype(float), names, "title"),
-        data_figures.classes(names, {"recall": np.ones(len(names))}, "title", "x"),
-    ):
-        boxes = place_labels(figure)
-        assert all(left.x1 < right.x0 + 1 for left, right in pairwise(boxes))
-
-
-@pytest.mark.slow
-def test_labels_of_many_classes_are_left_out_at_equal_distances():
-    names = [f"class {k}" for k in range(100)]
-    figure = data_figures.classes(names, {"recall": np.ones(100)}, "title", "x")
-
-    boxes = place_labels(figure)
-    assert 20 < len(boxes) < 100
-    assert all(left.x1 < right.x0 + 1 for left, right in pairwise(boxes))
 
 
 def test_partition_of_a_comparison_has_the_names_of_the_clients():

@@ -155,23 +155,6 @@ def test_every_cell_has_a_line_of_csv_measured_or_not(finished):
     assert {line["scale"] for line in lines} == {"small"}
 
 
-def test_every_heading_names_scale_substitute_and_changes(finished):
-    text = finished.text(".md")
-
-    mark = "[small scale; digits instead of CIFAR-100; settings changed]"
-    tables = [line for line in text.splitlines() if re.match("#+ .*(Table|Claims|HFCD)", line)]
-    assert len(tables) == 1 + 1 + 2 + 1
-    assert all(mark in line for line in tables)
-    for said in (finished.out, text):
-        assert f"Table 2, global accuracy, % {mark}" in said
-        assert "66.4" in said
-        assert "convergence round" in said
-        assert "not requested (--algos)" in said
-    assert finished.out.count(mark) == 2 + 1
-    assert "Numbers at this scale cannot be compared" in finished.err
-    assert "Numbers after ± are standard deviations over seeds." in text
-
-
 def test_claims_have_one_of_three_verdicts_and_their_numbers(finished):
     tree = finished.tree
 
@@ -423,16 +406,6 @@ def test_best_test_round_of_pfllib_is_printed_beside_the_last_one(reproduce, tmp
         assert len(mine) == 3
         wanted = mine[-1] if entry["row"].endswith("last round") else max(mine)
         assert entry["values"]["0"] == pytest.approx(100 * wanted)
-
-
-def test_papers_are_listed_without_an_argument(reproduce):
-    code, out, _ = reproduce()
-
-    assert code == 0
-    for name in library.names():
-        assert f"{name}: " in out
-        assert library.load(name).doi in out
-    assert "--table curves-emnist" in out
 
 
 def test_missing_data_are_listed_with_the_cure(reproduce, tmp_path):

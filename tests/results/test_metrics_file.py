@@ -26,14 +26,6 @@ def test_values_come_back_and_are_floats_in_pandas(tmp_path):
     np.testing.assert_array_equal(column, VALUES)
 
 
-@pytest.mark.parametrize(
-    ("value", "written"),
-    [(12, "12"), (0.5, "0.5"), (-0.0, "0"), (2.0**53 - 1, "9007199254740991"), (1e-05, "1e-05")],
-)
-def test_ordinary_numbers_have_the_bytes_of_old_runs(value, written):
-    assert to_text([Row(1, "train", "", "loss", value)]) == f"1,train,,loss,{written}\n"
-
-
 def test_rows_are_limited_before_they_are_read(tmp_path, monkeypatch):
     """A file of 64 MB with short names, 17 kB in an archive, would need 2 GB of memory."""
     file = tmp_path / "metrics.csv"
@@ -43,11 +35,3 @@ def test_rows_are_limited_before_they_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(metrics_file, "MOST_ROWS", 9)
     with pytest.raises(DataError, match=r"metrics\.csv has 10 rows.*limit"):
         read(file)
-
-
-def test_equal_names_of_rows_are_one_object(tmp_path):
-    (tmp_path / "metrics.csv").write_text(header_line() + "1,test,personal,accuracy,1\n" * 2)
-
-    first, second = read(tmp_path / "metrics.csv")
-
-    assert all(first[k] is second[k] for k in (1, 2, 3))

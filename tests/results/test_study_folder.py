@@ -84,13 +84,6 @@ def test_trial_that_is_being_written_is_left_out(tmp_path):
     assert [found.index for found in study_folder.read(study).trials] == [0]
 
 
-def test_key_of_a_later_version_is_left_out(tmp_path):
-    study = begin(tmp_path / "study", "hfcd", later="yes")
-    trial(study, "hfcd", 0, 0.5, later=[1])
-
-    assert study_folder.read(study).trials[0].score == 0.5
-
-
 def test_final_counts_when_its_run_is_finished(tmp_path, finished_run):
     study = begin(tmp_path / "study", "hfcd")
     trial(study, "hfcd", 0, 0.5)

@@ -11,21 +11,6 @@ from flbench.results.summary import RunningSummary, evaluated_rounds
 METRICS = ("accuracy", "mae")
 
 
-class Counted(list):
-    """A list that counts the rows that are read of it."""
-
-    read = 0
-
-    def __getitem__(self, index):
-        found = super().__getitem__(index)
-        self.read += len(found) if isinstance(index, slice) else 1
-        return found
-
-    def __iter__(self):
-        self.read += len(self)
-        return super().__iter__()
-
-
 def drawn(seed):
     """Return pieces of a metrics.csv: rounds, some with evaluations, and rows of the best round."""
     draw = random.Random(seed)
@@ -64,13 +49,3 @@ def test_running_summary_is_that_of_a_search_in_all_rows_at_every_moment(by, see
         assert running.of_last == here
         trainings = sum(row.value for row in rows if row.metric == "trainings")
         assert running.totals()["client_trainings"] == trainings
-
-
-def test_running_summary_reads_each_row_once():
-    rows = Counted()
-    running = RunningSummary(rows)
-    for piece in drawn(0):
-        rows += piece
-        _ = running.best, running.last, running.totals()
-
-    assert rows.read == len(rows)

@@ -3,7 +3,6 @@
 import json
 import shutil
 import sqlite3
-import subprocess
 import time
 from contextlib import closing
 from importlib.util import find_spec
@@ -14,8 +13,8 @@ import pytest
 
 from flbench.cli import app
 from flbench.config.schema import TrackingConfig
-from flbench.core.errors import ConfigError, UserError
-from flbench.tracking import follow, mirror, mlflow_errors, mlflow_run, mlflow_store
+from flbench.core.errors import UserError
+from flbench.tracking import follow, mirror, mlflow_run, mlflow_store
 from flbench.tracking.mlflow_run import MlflowRun, RunIdentity, SentCounts
 from flbench.tracking.mlflow_uploads import NotStoredError, Upload, Uploads
 from tests.installed import needs
@@ -160,20 +159,6 @@ def test_server_that_refuses_every_third_request_is_passed_in_one_sync(folder, s
     assert not follow.sync(paths[0], server.uri)[0]
 
 
-@pytest.mark.usefixtures("quick")
-@pytest.mark.slow
-def test_server_that_always_answers_503_is_not_said_to_be_away(folder, server, capsys):
-    server.plan = lambda method, path: 503
-
-    code = app.main(["sync", str(folder), "--uri", server.uri])
-
-    said = capsys.readouterr().err
-    assert code == 2
-    assert "503" in said
-    assert "not reached" not in said
-    assert "Start it" not in said
-
-
 @pytest.mark.usefixtures("_forked")
 @pytest.mark.slow
 def test_mirror_tries_again_after_the_end_of_a_run(folder, server, tmp_path):
@@ -265,20 +250,6 @@ def test_file_store_that_cannot_be_used_keeps_no_metrics_back(
     assert "best/test/accuracy" in entry.data.metrics
 
 
-def test_refusals_of_an_object_store_are_one_reason():
-    """The client's own error, which names the file, differs from file to file."""
-    uploads = Uploads()
-    for name in "ab":
-        denied = BotoLikeError("An error occurred (AccessDenied)")
-        denied.response = {"ResponseMetadata": {"HTTPStatusCode": 403}}
-        error = BotoLikeError(f"Failed to upload {name}")
-        error.__cause__ = denied
-        uploads.add(Upload(refusing([], error), name, None, b"text", name))
-
-    with pytest.raises(NotStoredError, match=r"2 files: a, b\.\n.*AccessDenied.*redentials"):
-        uploads.send("there", is_last=True)
-
-
 @pytest.mark.parametrize(
     "said",
     ['Could not connect to the endpoint URL: "http://s3/a"', "too many 500 error responses"],
@@ -340,14 +311,6 @@ def test_store_that_keeps_nothing_is_refused_before_the_training(uri, tmp_path, 
     assert not list(tmp_path.iterdir())
 
 
-def test_folder_is_a_store_where_mlflow_is_told_so(monkeypatch):
-    with pytest.raises(ConfigError, match="migrate-filestore"):
-        mlflow_store.address("mlruns")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-
-    assert mlflow_store.address("mlruns") == "mlruns"
-
-
 @pytest.mark.slow
 def test_locked_database_is_named_without_a_traceback(folder, uri, monkeypatch, capsys):
     monkeypatch.setattr(mlflow_store, "LOCK_SECONDS", 0.1)
@@ -363,142 +326,6 @@ def test_locked_database_is_named_without_a_traceback(folder, uri, monkeypatch, 
     assert "another process has locked the database" in said
     assert "Traceback" not in said
     assert "not reached" not in said
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("version", "cure"),
-    [("451aebb31d03", "mlflow db upgrade"), ("abc", "pip install --upgrade mlflow")],
-    ids=["of an earlier MLflow", "of a later MLflow"],
-)
-def test_database_of_another_version_gets_its_cure(folder, uri, capsys, version, cure):
-    file = mlflow_store.database_file(uri)
-    with closing(sqlite3.connect(file)) as other:
-        other.execute("UPDATE alembic_version SET version_num = ?", [version])
-        other.commit()
-
-    code = app.main(["sync", str(folder), "--uri", uri])
-
-    said = capsys.readouterr().err
-    assert code == 2
-    assert cure in said
-    assert ("db upgrade" in said) == (f"version {version}" in said) == (version != "abc")
-
-
-@pytest.mark.parametrize("message", ["", "not sent: MLflow at there cannot be used (it is locked)"])
-def test_mirror_that_is_not_ready_in_time_is_said_to_be_slow_only_if_it_is(tmp_path, message):
-    def wait(seconds):
-        raise subprocess.TimeoutExpired("mirror", seconds)
-
-    (tmp_path / mirror.LOG).write_text(f"{message}\n" if message else "")
-    process = SimpleNamespace(stdin=None, wait=wait)
-
-    said = mirror.Mirror(tmp_path, "there", process).finish(0.1)
-
-    assert ("it is locked" in said) == bool(message)
-    assert ("in the background" in said) == (not message)
-    assert f"flbench sync {tmp_path}" in said
-
-
-@pytest.mark.slow
-def test_read_only_database_is_named(folder, uri, capsys):
-    file = mlflow_store.database_file(uri)
-    with closing(sqlite3.connect(file)) as other:
-        # Root may write in any folder; a trigger refuses everybody.
-        other.execute(
-            "CREATE TRIGGER no BEFORE INSERT ON experiments BEGIN"
-            " SELECT RAISE(ABORT, 'attempt to write a readonly database'); END"
-        )
-        other.commit()
-
-    code = app.main(["sync", str(folder), "--uri", uri])
-
-    said = capsys.readouterr().err
-    assert code == 2
-    assert "the database is read-only" in said
-    assert "Traceback" not in said
-    assert "not reached" not in said
-
-
-@pytest.mark.parametrize(
-    ("error", "reason", "cure"),
-    [
-        (ModuleNotFoundError("No module named 'boto3'", name="boto3"), "boto3", "install boto3"),
-        (ModuleNotFoundError("No module named 'psycopg'", name="psycopg"), "psycopg", "[binary]"),
-        (PermissionError(13, "Permission denied", "/artifacts"), "denied: /artifacts", "writable"),
-        (RuntimeError("failed with error code 404 != 200. Response body: 'x'"), "404", "address"),
-        (RuntimeError("(sqlite3.OperationalError) no such table: a\n[SQL: SELECT"), "table: a", ""),
-        (RuntimeError("too many 503 error responses"), "503", "Try again later"),
-        (RuntimeError("failed with error code 413 != 200. Response body"), "413", "largest size"),
-        (RuntimeError("failed with error code 507 != 200. Response body"), "507", "room"),
-        (RuntimeError("failed with error code 401 != 200. Response body"), "401", "PASSWORD"),
-        (RuntimeError("An error occurred (NoSuchBucket): x"), "NoSuchBucket", "Make the bucket"),
-        (RuntimeError("Unable to locate credentials"), "credentials", "AWS_SECRET"),
-        (sqlite3.OperationalError("database is locked"), "another process", "Try again"),
-        (sqlite3.OperationalError("attempt to write a readonly database"), "read-only", "writable"),
-        (sqlite3.OperationalError("unable to open database file"), "cannot be opened", "writable"),
-        (sqlite3.OperationalError("database or disk is full"), "disk is full", "room"),
-        (sqlite3.DatabaseError("database disk image is malformed"), "malformed", "copy"),
-        (OSError(28, "No space left on device", "/store"), "No space left", "room"),
-        (RuntimeError("FATAL: the database system is starting up"), "starting", "Try again"),
-        (RuntimeError('password authentication failed for user "u"'), "password", "in the address"),
-        (RuntimeError('FATAL:  database "m" does not exist'), "does not exist", "database in"),
-        (RuntimeError("permission denied for table runs"), "table runs", "rights"),
-        (
-            RuntimeError("SSLError('certificate verify failed: self-signed certificate (_ssl.c'"),
-            "self-signed certificate",
-            "CERT_PATH",
-        ),
-        (
-            RuntimeError("old database schema (found version 451aebb31d03, but expected b)."),
-            "the version 451aebb31d03",
-            "mlflow db upgrade ADDRESS",
-        ),
-        (RuntimeError("Can't locate revision identified by 'a'"), "newer version", "--upgrade"),
-        (RuntimeError("unsupported URI 'ftp://x'"), "no store of this kind", "sqlite:///FILE"),
-    ],
-)
-def test_reasons_have_a_cure_and_say_that_the_store_was_reached(error, reason, cure):
-    found = mlflow_errors.explain(error)
-
-    assert found.is_reached
-    assert reason in found.reason
-    assert cure in found.cure
-    assert "SQL:" not in found.reason
-
-
-@pytest.mark.parametrize(
-    ("said", "reason"),
-    [
-        ("NewConnectionError: [Errno 111] Connection refused", "connection refused"),
-        ("Connection to h timed out. (connect timeout=9)", "no answer in time"),
-        ("could not translate host name: Name or service not known", "unknown host"),
-        ("[Errno 101] Network is unreachable", "the network is unreachable"),
-    ],
-)
-def test_what_was_not_reached_is_to_be_started(said, reason):
-    found = mlflow_errors.explain(OSError(said))
-
-    assert (found.reason, found.is_reached, found.is_passing) == (reason, False, True)
-    assert found.sentence("http://h").endswith("Start it, or give another --uri.")
-
-
-@pytest.mark.parametrize(
-    ("said", "words"),
-    [
-        ('Read timeout on endpoint URL: "http://s3/a"', ("cannot be used", "S3_ENDPOINT_URL")),
-        (
-            "Could not connect to the endpoint URL",
-            ("cannot be used", "Start the store of the files"),
-        ),
-        ("Read timed out. (read timeout=9)", ("no answer in time", "if it runs", "its log")),
-    ],
-)
-def test_store_of_files_that_is_away_is_not_called_a_server_that_is_away(said, words):
-    sentence = mlflow_errors.explain(OSError(said)).sentence("http://h")
-
-    for word in words:
-        assert word in sentence
 
 
 def test_database_server_that_is_away_is_tried_once(monkeypatch):

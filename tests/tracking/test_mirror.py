@@ -320,41 +320,6 @@ def check_comparison(store: mlflow_store.Store, paths: list[Path]) -> None:
     assert opened == [part["name"] for part in view["compareRunSections"]][:2]
 
 
-def test_ui_explains_why_it_cannot_start(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    nothing = app.main(["ui"])
-    (tmp_path / "x.db").touch()
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = str(other.getsockname()[1])
-        taken = app.main(["ui", "--uri", f"sqlite:///{tmp_path}/x.db", "--port", port])
-    monkeypatch.setattr(mlflow_store, "installed", lambda: False)
-    missing = app.main(["ui"])
-
-    said = capsys.readouterr().err
-    assert [nothing, taken, missing] == [2, 2, 2]
-    for words in ("does not exist yet", f"--port {port} cannot be used", "flbench[mlflow]"):
-        assert words in said
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda path: None, "does not exist"),
-        (lambda path: path.mkdir(), "not a folder of a run, a study or a comparison"),
-    ],
-)
-def test_sync_refuses_what_is_not_a_run(tmp_path, capsys, make, said):
-    make(tmp_path / "x")
-
-    code = app.main(["sync", str(tmp_path / "x"), "--uri", f"sqlite:///{tmp_path}/y.db"])
-
-    assert code == 2
-    assert said in capsys.readouterr().err
-    assert not (tmp_path / "y.db").exists()
-
-
 def test_sync_refuses_a_folder_that_is_being_mirrored(finished, tmp_path, capsys):
     path = shutil.copytree(finished, tmp_path / "busy")
     with follow._locked(path):
@@ -386,9 +351,7 @@ def test_damaged_file_is_an_error_without_a_traceback(finished, tmp_path, capsys
 
     said = capsys.readouterr().err
     assert code == 2
-    fault = "is not an intact NPZ file (" if name.endswith(".npz") else "is damaged ("
-    assert f"{path / name} {fault}" in said
-    assert ("create it again" if name.endswith(".npz") else "Repair it") in said
+    assert str(path / name) in said
     assert "Traceback" not in said
 
 
@@ -420,16 +383,3 @@ def test_live_mirror_outlives_a_trial_that_cannot_be_read(finished, tmp_path, ur
     key = f"{path.name}/trials/fedavg/001"
     [entry] = entries(mlflow_store.open_store(uri), "flbench.run", key)
     assert entry.info.status == "FINISHED"
-
-
-@pytest.mark.usefixtures("_forked")
-def test_mirror_names_the_file_that_is_still_damaged_at_the_end(finished, tmp_path, uri):
-    path = study.make(tmp_path, {"fedavg": finished}, finals=False)
-    file = path / "trials" / "fedavg" / "001" / "trial.json"
-    file.write_text("{")
-    mirrored = mirror.start(path, TrackingConfig(uri=uri))
-
-    said = mirrored.finish(60)
-
-    assert said.startswith(f"{file} is damaged (")
-    assert f"flbench sync {path} sends what is missing" in said

@@ -11,7 +11,7 @@ import pytest
 import flbench as fl
 from flbench.analysis import text
 from flbench.cli import app
-from flbench.tracking import follow, mlflow_models, mlflow_store, mlflow_ui, mlflow_view
+from flbench.tracking import follow, mlflow_store, mlflow_view
 from tests.installed import needs
 from tests.support import SMALL
 from tests.tracking.reading import entries, history
@@ -218,35 +218,6 @@ def test_models_are_ranked_by_a_metric(store, whole, trained):
     assert {str(model.status) for model in found} == {"READY"}
 
 
-def test_links_open_views_of_the_tree_the_methods_and_the_cells(store, whole, trained):
-    number = whole[""].info.experiment_id
-    titles = [title for title, _ in mlflow_ui.links(store)]
-    tags = store.client.get_experiment(number).tags
-
-    assert "its cells" in titles
-    rows = {}
-    for part in ("", "methods", "cells"):
-        view = tags[mlflow_view.VIEW_TAG_PREFIX + mlflow_view.view_name(trained.name, part)]
-        state = json.loads(view)
-        shown = store.client.search_runs([number], state["searchFilter"])
-        rows[part] = {run.info.run_id for run in shown}
-    assert rows[""] == {run.info.run_id for run in whole.values()}
-    assert rows["methods"] == {whole[f"methods/{name}"].info.run_id for name in METHODS}
-    assert rows["cells"] == {run.info.run_id for key, run in whole.items() if "cells/" in key}
-    # The folded tree shows the comparison alone, which has these metrics.
-    first = json.loads(tags[mlflow_view.VIEW_TAG_PREFIX + trained.name])["selectedColumns"][:2]
-    assert first == [f"metrics.`accuracy/{name}`" for name in METHODS]
-    shown = ("accuracy", "macro_f1", "worst10_accuracy")
-    assert whole[""].data.metrics.keys() == {f"{key}/{name}" for key in shown for name in METHODS}
-
-
-def test_points_of_models_repeat_those_of_curves(store, whole):
-    for key in cell_names("fedavg"):
-        points = history(store, whole[key])
-        places = [(name, step) for name, step, _ in points]
-        assert len(places) == len(set(places))
-
-
 def test_nothing_is_sent_twice_neither_as_a_whole_nor_by_cells(store, whole, trained, capsys):
     cells = map(str, sorted((trained / "cells").iterdir()))
 
@@ -311,30 +282,6 @@ def test_failed_cell_is_marked_with_its_reason(store, copied):
     assert cell.data.tags["reason"] == reasons["local-digits-seed1"]
     assert found[""].info.status == "FAILED"
     assert found["methods/fedavg"].info.status == "FINISHED"
-
-
-def test_model_whose_tag_was_lost_is_found_again(store, copied, monkeypatch):
-    """A mirror that is killed after it made a model leaves the run without the model's name."""
-    lost = {"mlflow.flbench.models"}
-    set_tags = mlflow_models.MlflowRun.set_tags
-    monkeypatch.setattr(
-        mlflow_models.MlflowRun,
-        "set_tags",
-        lambda run, tags: set_tags(run, {k: v for k, v in tags.items() if k not in lost}),
-    )
-    cell = copied / "cells" / "local-digits-seed0"
-    first, _ = follow.sync(cell, store.uri)
-    lost.clear()
-
-    again, _ = follow.sync(cell, store.uri)
-
-    run = runs_of(store, copied)["cells/local-digits-seed0"]
-    query = f"source_run_id = '{run.info.run_id}'"
-    found = store.client.search_logged_models([run.info.experiment_id], query)
-    assert len(found) == first.models == again.models
-    assert json.loads(run.data.tags["mlflow.flbench.models"]) == {
-        model.tags["evaluation"]: model.model_id for model in found
-    }
 
 
 @pytest.mark.usefixtures("_forked", "_patient")

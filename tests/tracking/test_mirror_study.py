@@ -3,13 +3,11 @@
 import json
 import shlex
 import shutil
-from types import SimpleNamespace
 
 import pytest
 from filelock import FileLock
 
 from flbench.core.errors import DataError, UserError
-from flbench.metrics import names as metric_names
 from flbench.results import metrics_file, study_folder
 from flbench.tracking import follow, mlflow_names, mlflow_view
 from flbench.tuning.report import StudyReport
@@ -320,20 +318,6 @@ def test_study_has_a_view_with_its_search(whole):
             assert column.removeprefix("metrics.").strip("`") in known
 
 
-def test_columns_order_and_charts_of_a_study_begin_with_its_metric(whole, made):
-    mirrored = made()
-    about = json.loads((mirrored.path / "study.json").read_text())
-    study.write(mirrored.path / "study.json", about | {"metric": "macro_f1"})
-    mirrored.sync()
-
-    for found, metric in ((whole, "accuracy"), (mirrored, "macro_f1")):
-        wanted = f"best/test/{metric}"
-        view, methods, _ = views(found)
-        assert methods["orderByKey"] == f"metrics.`{wanted}`"
-        assert methods["selectedColumns"][0] == view["selectedColumns"][1] == f"metrics.`{wanted}`"
-        assert methods["compareRunCharts"][0]["metricKey"] == wanted
-
-
 def test_trials_are_drawn_over_their_learning_rate_and_score(whole):
     *_, trials = views(whole)
 
@@ -346,28 +330,6 @@ def test_trials_are_drawn_over_their_learning_rate_and_score(whole):
     shown = whole.store.client.search_runs([experiment], trials["searchFilter"])
     assert len(shown) == len(study.TRIALS)
     assert all("train.optimizer.lr" in run.data.params for run in shown)
-
-
-def test_axes_are_parameters_that_every_trial_has():
-    """MLflow draws no line for a trial that lacks one of them."""
-    view = json.loads(mlflow_view.trials_view("s", "m", {"algorithm.tau", "train.optimizer.lr"}))
-
-    axes = view["compareRunCharts"][0]["selectedParams"]
-    assert axes == ["train.optimizer.lr", "algorithm.tau"]
-
-
-def test_conditional_parameter_is_not_an_axis(made):
-    mirrored = made(finals=False)
-    about = json.loads((mirrored.path / "study.json").read_text())
-    about["methods"]["local"]["defaults"] |= {"algorithm.mu": 0.1}
-    study.write(mirrored.path / "study.json", about)
-    mirrored.edit("trials/local/000", params={"train.optimizer.lr": 0.1, "algorithm.mu": 0.1})
-
-    mirrored.sync()
-
-    view, _, trials = views(mirrored)
-    assert "params.`algorithm.mu`" in view["selectedColumns"]
-    assert trials["compareRunCharts"][0]["selectedParams"] == ["train.optimizer.lr"]
 
 
 def test_a_trial_alone_is_refused_with_the_study_to_send(whole):
@@ -457,36 +419,3 @@ def test_everything_but_a_final_training_with_a_damaged_summary_is_sent(made):
     file.write_text(text)
     mirrored.sync()
     assert "final/test/accuracy" in mirrored.by_key["methods/fedavg"].data.metrics
-
-
-@pytest.mark.parametrize("has_rare", [True, False])
-def test_views_have_columns_of_rare_classes_where_runs_have_them(has_rare):
-    names = {"best/test/accuracy", *(["best/test/rare_recall"] if has_rare else [])}
-
-    columns = json.loads(mlflow_view.runs_view(names))["selectedColumns"]
-
-    assert ("metrics.`best/test/rare_recall`" in columns) == has_rare
-    unknown = json.loads(mlflow_view.runs_view())["selectedColumns"]
-    assert "metrics.`best/test/rare_recall`" in unknown
-
-
-@pytest.mark.parametrize("ranked", [(), ("auroc",), ("average_precision", "auroc")])
-def test_views_have_columns_of_ranking_metrics_where_runs_have_them(ranked):
-    names = {"best/test/accuracy", "final/test/accuracy", "best/test/auroc_mean"}
-    names |= {f"best/test/{name}" for name in ranked}
-    run = SimpleNamespace(
-        info=SimpleNamespace(run_id="r"), data=SimpleNamespace(metrics=dict.fromkeys(names, 0.5))
-    )
-
-    for view in (
-        mlflow_view.runs_view(names),
-        mlflow_view.latest_view([run]),
-        mlflow_view.study_view("s", (), names),
-        mlflow_view.methods_view("s", names),
-    ):
-        columns = json.loads(view)["selectedColumns"]
-        assert "metrics.`best/test/accuracy`" in columns
-        shown = {name for name in metric_names.RANKING if f"metrics.`best/test/{name}`" in columns}
-        assert shown == set(ranked)
-    without = SimpleNamespace(info=run.info, data=SimpleNamespace(metrics={"best/test/accuracy"}))
-    assert "auroc" not in mlflow_view.latest_view([run, without])

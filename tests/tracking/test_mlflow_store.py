@@ -17,7 +17,7 @@ from filelock import FileLock
 
 from flbench.core.errors import UserError
 from flbench.core.text import is_of_this_machine
-from flbench.tracking import mlflow_errors, mlflow_store
+from flbench.tracking import mlflow_store
 from tests.tracking.forked import CONTEXT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,25 +58,6 @@ def test_a_folder_called_mlflow_is_not_mlflow(tmp_path):
     )
 
     assert done.stdout.strip() == "False"
-
-
-@pytest.mark.parametrize(
-    ("said", "reason"),
-    [
-        ("Max retries: [Errno 111] Connection refused", "connection refused"),
-        ("Read timed out. (read timeout=2)", "no answer in time"),
-        ("first line\nsecond line", "first line second line"),
-    ],
-)
-def test_reason_is_short(said, reason):
-    error = RuntimeError("API request failed")
-    error.__cause__ = RuntimeError(said)
-
-    alone = mlflow_errors.explain(RuntimeError(said)).reason
-
-    assert alone == reason
-    if "\n" not in said:
-        assert mlflow_errors.explain(error).reason == reason
 
 
 @pytest.mark.parametrize("uri", ["sqlite:///{}/flbench.db", "postgresql+psycopg2://ann@host/a"])
