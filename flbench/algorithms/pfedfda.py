@@ -1,7 +1,6 @@
 """pFedFDA: Gaussian classifiers between local and global ones (Mclaughlin, Su, NeurIPS 2024)."""
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -15,16 +14,16 @@ from flbench.losses.similarity import class_sums
 
 MU, SIGMA = "gauss.mu", "gauss.sigma"  # [C, D], and the lower triangle [D (D + 1) / 2] of [D, D]
 BETA = "beta"  # [2], (beta_mu, beta_S) of the last training
+EPS = 1e-4  # weight of the identity in the covariance of a classifier, added to class shares
 EQUAL = 1e-9  # cross entropies this close are equal, so that no rounding error decides
-
-Betas = Literal["two", "one", "local"]
 
 
 @fl.ALGORITHMS.register("pfedfda")
 class PFedFDA(fl.Algorithm):
     """Classifiers follow from Gaussians of the features; only the body is trained.
 
-    Features z of class c are N(mu_c, Sigma). The classifier is Bayes' rule, with class shares pi:
+    Features z of class c are N(mu_c, Sigma). The classifier is Bayes' rule, with class shares
+    pi and eps = 1e-4:
 
         S'    = (1 - eps) Sigma + eps (tr Sigma / D) I
         W_c   = S'^-1 mu_c,   b_c = -1/2 <mu_c, W_c> + log pi_c
@@ -62,20 +61,13 @@ class PFedFDA(fl.Algorithm):
     class Config(fl.AlgorithmConfig):
         """Keys of pFedFDA."""
 
-        betas: Betas = Field(
+        betas: Literal["two", "one", "local"] = Field(
             "two",
             description="factors between global and local Gaussians: one for means and one for the"
             " covariance, one for both, or 1 for both (local)",
         )
         ridge: float = Field(
             1.0, ge=0, description="added to the diagonal of a covariance that a client estimates"
-        )
-        eps: float = Field(
-            1e-4,
-            gt=0,
-            lt=1,
-            description="weight of a multiple of the identity in the covariance of a classifier,"
-            " and added to class shares",
         )
 
     config: Config
@@ -108,12 +100,8 @@ class PFedFDA(fl.Algorithm):
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
         c, d = self.setting.classes, self.setting.net.features
-        like = start[self.setting.net.parameters[0]]
-        mu = fl.generator(self.setting.seed, "method").uniform(size=(c, d))
-        gauss = {
-            MU: torch.from_numpy(mu).to(like.dtype),
-            SIGMA: triangle(torch.eye(d, dtype=like.dtype)),
-        }
+        mu = torch.from_numpy(fl.generator(self.setting.seed, "method").uniform(size=(c, d)))
+        gauss = leaves_of(Gaussians(mu, torch.eye(d)), like=start[self.head.weight])
         beta = {BETA: torch.zeros(2, dtype=torch.float64)}
         return server | gauss, clients | fl.repeat(beta, self.setting.clients)
 
@@ -124,10 +112,10 @@ class PFedFDA(fl.Algorithm):
         body = frozenset(self.setting.net.parameters) - self.personal()
         steps = (
             fl.Statistic("held", CountClasses(self.setting.classes)),
-            fl.Transform(WriteHead(self.head, self.config.eps)),
+            fl.Transform(fl.bind(write_head, self.head)),
             self.phase(*self.terms(), train=body),
             *self.features(),
-            fl.Transform(Interpolate(self.config.betas, self.config.ridge, self.config.eps)),
+            fl.Transform(fl.bind(write_gaussians, self.config)),
         )
         return fl.LocalProgram(steps, keeps | {BETA}, sends | {MU, SIGMA})
 
@@ -136,36 +124,31 @@ class PFedFDA(fl.Algorithm):
         rows = fl.Statistic("all", feature_rows, reduce="rows")
         return (*reestimate_batchnorm(self.setting), rows)
 
-    # Server
-
-    def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
-        if state.is_initial:
-            return fl.Dispatch(
-                fl.Message(fl.only(state.server, {MU, SIGMA}))
-            )  # clients have the seeded net
-        return fl.Dispatch(fl.Message(fl.only(state.server, self.program(state).sends)))
-
-    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
-        shared = self.program(state).sends
-        return fl.Update(
-            fl.weighted_mean(fl.only(results.sent.values, shared), self.weights(results))
-        )
+    # Server: the weighted mean of what was sent
 
     def join(self, state: fl.State, ids: Tensor) -> fl.Joining:
         """Return that a new client has a model in closed form, which no epoch changes."""
         return fl.Joining(adapts=False)
 
     def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
-        dispatch, c = self.dispatch(state, ids), self.config
+        dispatch = self.dispatch(state, ids)
         steps = (
             fl.Statistic("held", CountClasses(self.setting.classes)),
             *self.features(),
-            fl.Transform(WritePersonalHead(c.betas, c.ridge, c.eps, self.head)),
+            fl.Transform(fl.bind(write_personal_head, self.head, self.config)),
         )
         models = {"personal": fl.Deployment(dispatch, fl.LocalProgram(steps))}
         if self.split()[0] <= self.personal():  # else BatchNorm statistics have no common value
-            models["gm"] = fl.Deployment(dispatch, weights=CommonHead(self.head, c.eps))
+            common = fl.bind(common_head, self.setting.net.leaves, self.head)
+            models["gm"] = fl.Deployment(dispatch, weights=common)
         return models
+
+
+class Gaussians(NamedTuple):
+    """Means mu [C, D] and the common covariance Sigma [D, D] of features, float64."""
+
+    mu: Tensor
+    sigma: Tensor
 
 
 def triangle(matrix: Tensor) -> Tensor:
@@ -180,12 +163,7 @@ def triangle(matrix: Tensor) -> Tensor:
 
 
 def square(entries: Tensor, size: int) -> Tensor:
-    """Return the symmetric matrix [D, D] of its lower triangle [D (D + 1) / 2].
-
-    Args:
-        entries: What `triangle` returns.
-        size: The number D.
-    """
+    """Return the symmetric matrix [D, D] with a lower triangle [D (D + 1) / 2]; size is D."""
     rows, columns = torch.tril_indices(size, size, device=entries.device)
     place = torch.zeros(size, size, dtype=torch.int64, device=entries.device)
     place[rows, columns] = torch.arange(len(rows), device=entries.device)
@@ -193,50 +171,60 @@ def square(entries: Tensor, size: int) -> Tensor:
     return entries[place]
 
 
-class Gaussians(NamedTuple):
-    """Means mu [C, D] and the common covariance Sigma [D, D] of features, float64."""
-
-    mu: Tensor
-    sigma: Tensor
-
-    def towards(self, other: "Gaussians", beta_mu: Tensor, beta_sigma: Tensor) -> "Gaussians":
-        """Return beta other + (1 - beta) self, with the 0-dim factors of means and covariance."""
-        return Gaussians(
-            beta_mu * other.mu + (1 - beta_mu) * self.mu,
-            beta_sigma * other.sigma + (1 - beta_sigma) * self.sigma,
-        )
+def leaves_of(gauss: Gaussians, like: Tensor) -> fl.Tree:
+    """Return the leaves that hold Gaussians, in the type of a tensor."""
+    return {MU: gauss.mu.to(like.dtype), SIGMA: triangle(gauss.sigma).to(like.dtype)}
 
 
-def received(ctx: fl.Tree) -> Gaussians:
-    """Return the Gaussians of the server, from ctx."""
-    mu = ctx[MU].double()
-    return Gaussians(mu, square(ctx[SIGMA].double(), mu.shape[1]))
+def received(leaves: fl.Tree) -> Gaussians:
+    """Return the Gaussians that a client has received."""
+    mu = leaves[MU].double()
+    return Gaussians(mu, square(leaves[SIGMA].double(), mu.shape[1]))
 
 
-def bayes(gauss: Gaussians, shares: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the weight [C, D] and the bias [C] of Bayes' rule for Gaussian classes, float64.
+# Step 1: the classifier of the received Gaussians
 
-    Args:
-        gauss: Means and covariance.
-        shares: [C] class shares pi > 0.
-        eps: Weight of (tr Sigma / D) I in the covariance.
-    """
-    weight = precision(gauss.sigma, eps, gauss.mu)
+
+def bayes(gauss: Gaussians, shares: Tensor, eps: float = EPS) -> tuple[Tensor, Tensor]:
+    """Return the weight [C, D] and the bias [C] of Bayes' rule for class shares pi [C] > 0."""
+    weight = precision(gauss.sigma, gauss.mu, eps)
     return weight, -0.5 * (gauss.mu * weight).sum(dim=1) + shares.log()
 
 
-def precision(sigma: Tensor, eps: float, rows: Tensor) -> Tensor:
-    """Return rows [M, D] times the inverse of (1 - eps) Sigma + eps (tr Sigma / D) I."""
+def precision(sigma: Tensor, rows: Tensor, eps: float = EPS) -> Tensor:
+    """Return rows [M, D] times the inverse of S' = (1 - eps) Sigma + eps (tr Sigma / D) I."""
     identity = torch.eye(len(sigma), dtype=sigma.dtype, device=sigma.device)
     mixed = (1 - eps) * sigma + eps * sigma.diagonal().mean() * identity
     factor = torch.linalg.cholesky_ex(mixed).L  # does not raise if training has diverged
     return torch.cholesky_solve(rows.T, factor).T
 
 
-def class_shares(counts: Tensor, eps: float) -> Tensor:
-    """Return pi [C] ~ n_c / n + eps of numbers of samples [C] float64."""
-    shares = counts / counts.sum().clamp_min(1.0) + eps
+def class_shares(context: fl.Context) -> Tensor:
+    """Return pi [C] ~ n_c / n + eps of the client's samples, float64."""
+    counts = context.ctx["held.counts"]
+    shares = counts / counts.sum().clamp_min(1.0) + EPS
     return shares / shares.sum()
+
+
+def written(context: fl.Context, gauss: Gaussians, shares: Tensor, head: LinearHead) -> fl.Tree:
+    """Return Bayes' rule under the names of the head, in the type of its leaves."""
+    values = zip(head.names, bayes(gauss, shares), strict=True)
+    return {name: value.to(context.leaves[name].dtype) for name, value in values}
+
+
+def write_head(context: fl.Context, head: LinearHead) -> fl.Tree:
+    """Return the head of the received Gaussians and the client's class shares."""
+    return written(context, received(context.leaves), class_shares(context), head)
+
+
+def common_head(context: fl.Context, net: tuple[str, ...], head: LinearHead) -> fl.Tree:
+    """Return the leaves of the net with the head of the received Gaussians and equal shares."""
+    gauss = received(context.leaves)
+    shares = torch.full_like(gauss.mu[:, 0], 1 / len(gauss.mu))
+    return fl.only(context.leaves, net) | written(context, gauss, shares, head)
+
+
+# Step 2: the client's own Gaussians
 
 
 def feature_rows(context: fl.Context) -> fl.Tree:
@@ -260,24 +248,27 @@ class Sample(NamedTuple):
     real: Tensor
     fold: Tensor
 
-    @classmethod
-    def of(cls, ctx: fl.Tree) -> "Sample":
-        """Return what the Statistic `all` has collected."""
-        real = ctx["all.real"] == 1  # NaN and 0 for padding
-        z = torch.where(real[:, None], ctx["all.z"], 0.0)
-        y = torch.where(real, ctx["all.y"], 0.0).long()
-        row = torch.where(real, ctx["all.row"], torch.inf)
 
-        # Number of the row in its class, by the order of rows in the data set.
-        order = row.argsort()
-        classes = torch.arange(int(ctx[MU].shape[0]), device=y.device)
-        members = (y[order][:, None] == classes) & real[order][:, None]  # [R, C]
-        turn = members.long().cumsum(dim=0).gather(1, y[order][:, None])[:, 0]
-        fold = torch.zeros_like(y).scatter(0, order, (turn - 1) % 2)
-        return cls(z, y, real, fold)
+def collected(context: fl.Context) -> Sample:
+    """Return what the Statistic `all` has collected."""
+    ctx = context.ctx
+    real = ctx["all.real"] == 1  # NaN and 0 for padding
+    z = torch.where(real[:, None], ctx["all.z"], 0.0)
+    y = torch.where(real, ctx["all.y"], 0.0).long()
+    row = torch.where(real, ctx["all.row"], torch.inf)
+
+    # Number of the row in its class, by the order of rows in the data set.
+    order = row.argsort()
+    classes = torch.arange(len(context.leaves[MU]), device=y.device)
+    members = (y[order][:, None] == classes) & real[order][:, None]  # [R, C]
+    turn = members.long().cumsum(dim=0).gather(1, y[order][:, None])[:, 0]
+    fold = torch.zeros_like(y).scatter(0, order, (turn - 1) % 2)
+    return Sample(z, y, real, fold)
 
 
-def estimate(sample: Sample, among: Tensor, old: Gaussians, ridge: float, least: int) -> Gaussians:
+def estimate(
+    sample: Sample, among: Tensor, old: Gaussians, ridge: float, least: int = 1
+) -> Gaussians:
     """Return class means and the covariance around them.
 
     Args:
@@ -287,8 +278,8 @@ def estimate(sample: Sample, among: Tensor, old: Gaussians, ridge: float, least:
         ridge: Added to the diagonal of the covariance.
         least: Number of samples from which on a class has its own mean.
     """
-    z, y, classes = sample.z, sample.y, len(old.mu)
-    sums, counts = class_sums(z, y, classes, among)  # [C, D], [C]
+    z, y = sample.z, sample.y
+    sums, counts = class_sums(z, y, len(old.mu), among)  # [C, D], [C]
     means = sums / counts.clamp_min(1.0)[:, None]
     residuals = torch.where(among[:, None], z - means[y], 0.0)
     scatter = residuals.T @ residuals / (counts.sum() - 1).clamp_min(1.0)
@@ -297,50 +288,44 @@ def estimate(sample: Sample, among: Tensor, old: Gaussians, ridge: float, least:
     return Gaussians(mu, scatter + ridge * identity)
 
 
-def best_betas(
-    sample: Sample, old: Gaussians, shares: Tensor, betas: Betas, ridge: float, eps: float
-) -> Tensor:
-    """Return (beta_mu, beta_S) [2] float64, by two-fold cross-validation on a grid.
+# Step 3: beta by two-fold cross-validation
+
+
+def best_betas(sample: Sample, old: Gaussians, shares: Tensor, c: PFedFDA.Config) -> Tensor:
+    """Return (beta_mu, beta_S) [2] float64 with the least sum of both folds' cross entropies.
 
     Args:
         sample: The client's samples.
         old: The global Gaussians.
         shares: [C] class shares of the client.
-        betas: Which factors are free.
-        ridge: Added to the diagonal of a covariance.
-        eps: Weight of the identity in the covariance of a classifier.
+        c: Keys of the method.
     """
     one = sample.z.new_ones(2)
-    if betas == "local":
+    if c.betas == "local":
         return one
     _, counts = class_sums(sample.z, sample.y, len(old.mu), sample.real)
     used = sample.real & (counts[sample.y] >= 2)
-    folds = []
-    for k in (0, 1):
-        fitted = estimate(sample, used & (sample.fold != k), old, ridge, least=1)
-        folds.append((fitted, used & (sample.fold == k)))
-
-    def cross_validation(beta_mu: Tensor, beta_sigma: Tensor) -> Tensor:
-        """Return the sum of both folds' cross entropies, [G] for factors [G] of the means."""
-        one, other = (
-            _fold_losses(sample, *fold, old, beta_mu, beta_sigma, shares, eps) for fold in folds
-        )
-        return one + other
+    parts = [(used & (sample.fold != k), used & (sample.fold == k)) for k in (0, 1)]
+    folds = [(estimate(sample, rest, old, c.ridge), held_out) for rest, held_out in parts]
 
     def search(grid: Tensor) -> Tensor:
-        """Return the best of the factors of means grid[0] and of covariances grid[1]."""
-        means = [grid[0] if betas == "two" else beta[None] for beta in grid[0]]
-        losses = [cross_validation(row, beta) for row, beta in zip(means, grid[1], strict=True)]
-        beta_mu = torch.stack(means)  # [G, G], or [G, 1] with one factor
-        points = torch.stack([beta_mu, grid[1][:, None].expand_as(beta_mu)]).flatten(1)
-        return _least(points, torch.stack(losses).flatten())
+        """Return the best of the factors of means grid[0] and of covariances grid[1], [2, G]."""
+        points, losses = [], []
+        for i, beta_sigma in enumerate(grid[1]):
+            beta_mu = grid[0] if c.betas == "two" else grid[0, i : i + 1]  # [M]
+            first, second = (
+                fold_losses(sample, *fold, old, beta_mu, beta_sigma, shares) for fold in folds
+            )
+            points.append(torch.stack([beta_mu, beta_sigma.expand_as(beta_mu)]))
+            losses.append(first + second)
+        return least(torch.cat(points, dim=1), torch.cat(losses))
 
     coarse = search(torch.linspace(0, 1, 21, dtype=one.dtype, device=one.device).expand(2, -1))
     around = torch.arange(-5, 6, dtype=one.dtype, device=one.device) / 100
     return search((coarse[:, None] + around).clamp(0.0, 1.0))
 
 
-def _fold_losses(
+def fold_losses(
     sample: Sample,
     fitted: Gaussians,
     held_out: Tensor,
@@ -348,40 +333,35 @@ def _fold_losses(
     beta_mu: Tensor,
     beta_sigma: Tensor,
     shares: Tensor,
-    eps: float,
 ) -> Tensor:
-    """Return the mean cross entropy of held-out samples for each factor of the means, [G].
+    """Return the mean cross entropy of held-out samples for each factor of the means, [M].
 
     Args:
         sample: The client's samples.
         fitted: Gaussians of the other fold.
         held_out: [R] bool, the samples that are predicted.
         old: The global Gaussians.
-        beta_mu: [G], factors of the means.
+        beta_mu: [M], factors of the means.
         beta_sigma: [], factor of the covariance.
         shares: [C] class shares.
-        eps: Weight of the identity in the covariance.
     """
-    c = len(shares)
     sigma = beta_sigma * fitted.sigma + (1 - beta_sigma) * old.sigma
-    both = torch.cat([fitted.mu, old.mu])  # [2 C, D]
-    solved = precision(sigma, eps, both)
-    new, before = solved[:c], solved[c:]
+    new, before = precision(sigma, torch.cat([fitted.mu, old.mu])).chunk(2)  # [C, D] each
     b = beta_mu[:, None]
-    square_norm = (  # of the mixed means, [G, C]
+    square_norm = (  # of the mixed means, [M, C]
         b.square() * (fitted.mu * new).sum(dim=1)
         + 2 * b * (1 - b) * (fitted.mu * before).sum(dim=1)
         + (1 - b).square() * (old.mu * before).sum(dim=1)
     )
     bias = -0.5 * square_norm + shares.log()
     linear = b[:, None] * (sample.z @ new.T) + (1 - b[:, None]) * (sample.z @ before.T)
-    logarithms = (linear + bias[:, None]).log_softmax(dim=2)  # [G, R, C]
+    logarithms = (linear + bias[:, None]).log_softmax(dim=2)  # [M, R, C]
     labels = sample.y[None, :, None].expand(len(beta_mu), -1, 1)
-    losses = -logarithms.gather(2, labels)[:, :, 0]  # [G, R]
+    losses = -logarithms.gather(2, labels)[:, :, 0]  # [M, R]
     return torch.where(held_out, losses, 0.0).sum(dim=1) / held_out.sum().clamp_min(1)
 
 
-def _least(points: Tensor, losses: Tensor) -> Tensor:
+def least(points: Tensor, losses: Tensor) -> Tensor:
     """Return the point [2] of the least loss, of equal ones that of the smallest sum, then mu.
 
     Args:
@@ -393,95 +373,25 @@ def _least(points: Tensor, losses: Tensor) -> Tensor:
     return points.index_select(1, rank.argmin()[None])[:, 0]
 
 
-@dataclass(frozen=True)
-class WriteHead:
-    """Function of a Transform: writes the classifier of the received Gaussians.
-
-    Attributes:
-        head: The head of the net.
-        eps: Key of the method.
-    """
-
-    head: LinearHead
-    eps: float
-
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return weight and bias of the head."""
-        shares = class_shares(context.ctx["held.counts"], self.eps)
-        return written(self.head, context.leaves, received(context.ctx), shares, self.eps)
+# Step 4: what a client uploads, and its own classifier
 
 
-@dataclass(frozen=True)
-class CommonHead:
-    """The net with the classifier of the global Gaussians, as context -> leaves of the net.
-
-    Attributes:
-        head: The head of the net.
-        eps: Key of the method.
-    """
-
-    head: LinearHead
-    eps: float
-
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return the leaves with another head; all classes have equal shares."""
-        leaves, ctx = context.leaves, context.ctx
-        classes = len(ctx[MU])
-        shares = torch.full_like(ctx[MU][:, 0].double(), 1 / classes)
-        others = {name: value for name, value in leaves.items() if name != BETA}
-        return others | written(self.head, leaves, received(ctx), shares, self.eps)
+def interpolated(context: fl.Context, c: PFedFDA.Config, least: int) -> tuple[Gaussians, Tensor]:
+    """Return the Gaussians between global and local ones, and beta [2]."""
+    old, sample = received(context.leaves), collected(context)
+    beta = best_betas(sample, old, class_shares(context), c)
+    local = estimate(sample, sample.real, old, c.ridge, least)
+    mu = beta[0] * local.mu + (1 - beta[0]) * old.mu
+    return Gaussians(mu, beta[1] * local.sigma + (1 - beta[1]) * old.sigma), beta
 
 
-def written(
-    head: LinearHead, leaves: fl.Tree, gauss: Gaussians, shares: Tensor, eps: float
-) -> fl.Tree:
-    """Return Bayes' rule under the names of the head, in the type of its leaves."""
-    values = zip(head.names, bayes(gauss, shares, eps), strict=True)
-    return {name: value.to(leaves[name].dtype) for name, value in values}
+def write_gaussians(context: fl.Context, c: PFedFDA.Config) -> fl.Tree:
+    """Return the leaves mu' [C, D], the triangle of Sigma', and beta [2]."""
+    gauss, beta = interpolated(context, c, least=1)
+    return leaves_of(gauss, like=context.leaves[MU]) | {BETA: beta}
 
 
-@dataclass(frozen=True)
-class Interpolate:
-    """Function of a Transform after training: the Gaussians that a client uploads.
-
-    Attributes:
-        betas: Key of the method.
-        ridge: Key of the method.
-        eps: Key of the method.
-    """
-
-    betas: Betas
-    ridge: float
-    eps: float
-    least: ClassVar[int] = 1
-
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return the leaves mu' [C, D], the triangle of Sigma', and beta [2]."""
-        gauss, beta = self.mixed(context.ctx)
-        dtype = context.ctx[MU].dtype
-        return {MU: gauss.mu.to(dtype), SIGMA: triangle(gauss.sigma).to(dtype), BETA: beta}
-
-    def mixed(self, ctx: fl.Tree) -> tuple[Gaussians, Tensor]:
-        """Return the Gaussians between global and local ones, and beta [2]."""
-        old, sample = received(ctx), Sample.of(ctx)
-        shares = class_shares(ctx["held.counts"], self.eps)
-        beta = best_betas(sample, old, shares, self.betas, self.ridge, self.eps)
-        local = estimate(sample, sample.real, old, self.ridge, self.least)
-        return old.towards(local, beta[0], beta[1]), beta
-
-
-@dataclass(frozen=True)
-class WritePersonalHead(Interpolate):
-    """Function of a Transform before an evaluation: the classifier of the client's Gaussians.
-
-    Attributes:
-        head: The head of the net.
-    """
-
-    head: LinearHead
-    least: ClassVar[int] = 3
-
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return weight and bias of the head."""
-        shares = class_shares(context.ctx["held.counts"], self.eps)
-        return written(self.head, context.leaves, self.mixed(context.ctx)[0], shares, self.eps)
+def write_personal_head(context: fl.Context, head: LinearHead, c: PFedFDA.Config) -> fl.Tree:
+    """Return the head of the client's Gaussians; means are its own from three samples on."""
+    gauss, _ = interpolated(context, c, least=3)
+    return written(context, gauss, class_shares(context), head)

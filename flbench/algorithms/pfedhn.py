@@ -15,12 +15,14 @@ import flbench.algorithms as fl
 from flbench.algorithms.setting import MOST_SHOWN
 from flbench.algorithms.shared.mixing import pairwise_cosines
 from flbench.core.storage import memory_of_machine
+from flbench.core.tree import broadcast
 
 V = "embeddings"  # [N, l] at the server
 MEMBERS = "members"  # [N] bool at the server: clients of the training, False for those that join
 MOMENTUM = "momentum."  # prefix of the server's momentum buffers
 PAPERS_LR = 0.01  # of the server, for one client in a round
 DEPTH = 3  # hidden layers of the hypernetwork behind the first one
+TINY = 1e-6  # added to a norm by which gradients are divided, as in PyTorch
 JOIN = "join."  # prefix of the embedding of a client that joins, and of its momentum
 
 
@@ -124,9 +126,7 @@ class PFedHN(fl.Algorithm):
     )
 
     def personal(self) -> frozenset[str]:
-        if self.config.head == "personal":
-            return self.setting.net.names("head")
-        return frozenset()
+        return self.setting.net.names("head") if self.config.head == "personal" else frozenset()
 
     def split(self) -> tuple[frozenset[str], frozenset[str]]:
         keeps, others = super().split()
@@ -144,13 +144,9 @@ class PFedHN(fl.Algorithm):
 
     def requires(self) -> list[str]:
         if not self.h.names:
-            return [
-                "The hypernetwork has nothing to generate: all trained parameters of the net"
-                " (`model.name`, `model.freeze`) are in the head, which clients keep with"
-                " algorithm.head=personal. Set algorithm.head=generated, or choose a deeper net."
-            ]
+            return [f"{fl.BODY.sentence} Or set algorithm.head=generated."]
         size, there = self.setting.net.size, memory_of_machine()
-        needed = 16 * (self.config.hidden + 1) * size  # bytes of h, its momentum and its gradient
+        needed = 16 * (self.config.hidden + 1) * size  # bytes of phi, its momentum and its gradient
         if needed <= there:
             return []
         return [
@@ -158,14 +154,6 @@ class PFedHN(fl.Algorithm):
             f" GiB, and this machine has {there / 2**30:,.1f} GiB. Choose a smaller net, or a"
             " smaller algorithm.hidden."
         ]
-
-    def notes(self) -> list[str]:
-        if self.setting.net.statistics and self.setting.train.batchnorm == "average":
-            return [
-                "pfedhn: train.batchnorm=average has no effect: BatchNorm statistics are never"
-                " generated, and stay with the client."
-            ]
-        return []
 
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         clients, c = self.setting.clients, self.config
@@ -176,29 +164,20 @@ class PFedHN(fl.Algorithm):
         learned[V] = torch.from_numpy(rng.standard_normal((clients, length))).to(dtype)
         server = learned | {MOMENTUM + name: torch.zeros_like(learned[name]) for name in learned}
         server[MEMBERS] = torch.zeros(clients, dtype=torch.bool)
-        keeps = self.split()[0]
-        return server, fl.repeat(fl.only(start, keeps | self.joined), clients)
+        return server, fl.repeat(fl.only(start, self.split()[0] | self.joined), clients)
 
-    @property
-    def joined(self) -> frozenset[str]:
-        """Names of the generated weights that a client keeps after it has joined."""
-        return frozenset(self.h.names) if self.config.join_rounds else frozenset()
-
-    # Client
-
-    def program(self, state: fl.State) -> fl.LocalProgram:
-        return fl.LocalProgram((self.phase(*self.terms()),), *self.split())
-
-    # Server
+    # (1): the server generates and sends theta_i
 
     def generated(self, state: fl.State, ids: Tensor) -> fl.Tree:
-        """Return (1), theta_i of clients `ids` [K], [K, ...] per parameter."""
+        """Return theta_i of clients `ids` [K], [K, ...] per parameter."""
         # One client at a time: its weights are then the same to the bit in any cohort.
         rows = [self.h(state.server, state.server[V][i]) for i in ids.tolist()]
         return {name: torch.stack([row[name] for row in rows]) for name in self.h.names}
 
     def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         return fl.Dispatch(rows=fl.Message(self.generated(state, ids)))
+
+    # (2): the client trains theta~_i, as in FedAvg. (3) to (6): the server learns phi and v_i
 
     def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         server = state.server
@@ -215,42 +194,36 @@ class PFedHN(fl.Algorithm):
         delta = {name: theta[name] - sent[name][order] for name in theta}  # (3), [K, ...]
 
         # (4), (5): vector-Jacobian products of h at all v_i together, a sum over clients for phi.
-        phi = {name: server[name] for name in server if name.startswith("hyper.")}
+        phi = self.phi(server)
         product = torch.func.vjp(self.h, phi, server[V][ids])[1]
-        gradient, g_v = product({name: scaled(shares, value) for name, value in delta.items()})
+        g_phi, g_v = product({name: broadcast(shares, one) * one for name, one in delta.items()})
         g_v = g_v / shares[:, None]  # undivided, [K, l]
 
         # (6)
-        norm = norm_of([*gradient.values(), g_v])
-        factor = self.clipping(norm)
-        for name, g in gradient.items():
-            update |= self.step(name, server, factor * g)
-        gradient[V] = torch.zeros_like(server[V]).index_copy(0, ids, factor * g_v)
-        moved = self.step(V, server, gradient[V])
-        update |= {
-            name: server[name].index_copy(0, ids, value[ids]) for name, value in moved.items()
-        }
+        squares = [float(g.double().square().sum()) for g in (*g_phi.values(), g_v)]
+        norm = sqrt(sum(squares))
+        clip = self.config.server_clip
+        factor = 1.0 if clip is None else min(1.0, clip / (norm + TINY))
+        sgd = fl.bind(moved, self.server_lr, self.config)
+        for name, g in g_phi.items():
+            buffer = server[MOMENTUM + name]
+            update[name], update[MOMENTUM + name] = sgd(server[name], buffer, factor * g)
+        rows = sgd(server[V][ids], server[MOMENTUM + V][ids], factor * g_v)
+        for name, row in zip((V, MOMENTUM + V), rows, strict=True):
+            update[name] = server[name].index_copy(0, ids, row)
         return fl.Update(update, metrics={"server_gradient_norm": norm})
 
-    def clipping(self, norm: float) -> float:
-        """Return the factor of a gradient with this norm, in (0, 1]; 1e-6 is PyTorch's."""
-        largest = self.config.server_clip
-        return 1.0 if largest is None else min(1.0, largest / (norm + 1e-6))
+    @staticmethod
+    def phi(server: fl.Tree) -> fl.Tree:
+        """Return the parameters of the hypernetwork."""
+        return {name: value for name, value in server.items() if name.startswith("hyper.")}
 
-    def step(self, name: str, server: fl.Tree, gradient: Tensor) -> fl.Tree:
-        """Return a tensor of the server and its momentum after a step of SGD."""
-        # A gradient may be a transposed view. Strides decide about rounding in products, and a
-        # checkpoint does not keep them.
-        gradient = gradient.contiguous()
-        value, buffer = self.sgd().moved(server[name], server[MOMENTUM + name], gradient)
-        return {name: value, MOMENTUM + name: buffer}
-
-    def sgd(self) -> "ServerSGD":
-        """Return the optimizer of the server."""
-        c, train = self.config, self.setting.train
-        clients = max(1, int(train.participation * self.setting.clients + 0.5))  # K
-        rate = PAPERS_LR * min(clients, 10) if c.server_lr is None else c.server_lr
-        return ServerSGD(rate, c.server_momentum, c.server_weight_decay, c.server_clip)
+    @property
+    def server_lr(self) -> float:
+        """The key, or the paper's rate times the number K of clients in a round, at most 10."""
+        clients = max(1, int(self.setting.train.participation * self.setting.clients + 0.5))
+        given = self.config.server_lr
+        return PAPERS_LR * min(clients, 10) if given is None else given
 
     def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
         """Return how similar the embeddings are; nothing before a client took part."""
@@ -271,34 +244,36 @@ class PFedHN(fl.Algorithm):
 
     # Evaluation, and clients that join
 
+    @property
+    def joined(self) -> frozenset[str]:
+        """Names of the generated weights that a client keeps after it has joined."""
+        return frozenset(self.h.names) if self.config.join_rounds else frozenset()
+
     def mean_embedding(self, state: fl.State) -> Tensor:
         """Return the mean [l] of the embeddings of the clients of the training."""
         return state.server[V][state.server[MEMBERS]].mean(dim=0)
 
     def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
-        members = state.server[MEMBERS]
-        theta = self.generated(state, ids)
-        joins = ~members[ids] & members.any()  # [K]
-        if not joins.any():
-            return {"personal": fl.Deployment(fl.Dispatch(rows=fl.Message(theta)))}
+        members, theta = state.server[MEMBERS], self.generated(state, ids)
+        joins, mask = ~members[ids] & members.any(), {}  # [K]
         if self.joined:  # what a new client has fitted remains
             mask = dict.fromkeys(theta, ~joins)
-            return {"personal": fl.Deployment(fl.Dispatch(rows=fl.Message(theta, mask)))}
-        common = self.h(state.server, self.mean_embedding(state))
-        for name, value in theta.items():
-            value[joins] = common[name]
-        return {"personal": fl.Deployment(fl.Dispatch(rows=fl.Message(theta)))}
+        elif joins.any():
+            common = self.h(state.server, self.mean_embedding(state))
+            for name, value in theta.items():
+                value[joins] = common[name]
+        return {"personal": fl.Deployment(fl.Dispatch(rows=fl.Message(theta, mask)))}
 
     def join(self, state: fl.State, ids: Tensor) -> fl.Joining | None:
         """Return how a new client fits its embedding, with phi frozen."""
         rounds, members = self.config.join_rounds, state.server[MEMBERS]
         if not rounds or not members.any():
             return None
-        shared = {name: state.server[name] for name in state.server if name.startswith("hyper.")}
-        shared[JOIN + "mean"] = self.mean_embedding(state)
-        write = fl.Transform(WriteGenerated(self.h))
-        one = (write, self.phase(*self.terms()), fl.Transform(FitEmbedding(self.h, self.sgd())))
-        steps: tuple[fl.Step, ...] = (fl.Transform(start_embedding), *one * rounds, write)
+        shared = self.phi(state.server) | {JOIN + "mean": self.mean_embedding(state)}
+        write = fl.Transform(fl.bind(write_generated, self.h))
+        fit = fl.Transform(fl.bind(fit_embedding, self.h, self.server_lr, self.config))
+        rounds_of_one = (write, self.phase(*self.terms()), fit) * rounds
+        steps: tuple[fl.Step, ...] = (fl.Transform(start_embedding), *rounds_of_one, write)
         return fl.Joining(
             fl.Dispatch(fl.Message(shared)), fl.LocalProgram(steps, self.split()[0] | self.joined)
         )
@@ -321,12 +296,7 @@ class Hypernetwork:
     gains: frozenset[str]
 
     def __call__(self, phi: fl.Tree, v: Tensor) -> fl.Tree:
-        """Return theta for one embedding [l], or [K, ...] per parameter for K embeddings [K, l].
-
-        Args:
-            phi: Tensors with the parameters of h among them.
-            v: The embeddings.
-        """
+        """Return theta for one embedding [l], or [K, ...] per parameter for K embeddings [K, l]."""
         e = linear(v, phi["hyper.0.weight"], phi["hyper.0.bias"])  # [K, H]
         for k in range(1, DEPTH + 1):
             e = linear(e.relu(), phi[f"hyper.{k}.weight"], phi[f"hyper.{k}.bias"])
@@ -348,7 +318,6 @@ class Hypernetwork:
             hidden: Number H of units.
             rng: Generator of the random numbers.
         """
-        dtype = start[self.names[0]].dtype
         layers: list[tuple[str, tuple[int, ...], int]] = [("0", (hidden,), length)]
         layers += [(f"{k}", (hidden,), hidden) for k in range(1, DEPTH + 1)]
         layers += [(f"out.{name}", tuple(start[name].shape), hidden) for name in self.names]
@@ -357,40 +326,18 @@ class Hypernetwork:
             width = 1 / sqrt(inputs)
             for part, shape in (("weight", (*outputs, inputs)), ("bias", outputs)):
                 drawn = torch.from_numpy(np.asarray(rng.uniform(-width, width, shape)))
-                phi[f"hyper.{name}.{part}"] = drawn.to(dtype)
+                phi[f"hyper.{name}.{part}"] = drawn.to(start[self.names[0]].dtype)
         return phi
 
 
-@dataclass(frozen=True)
-class ServerSGD:
-    """SGD with momentum and weight decay, as PyTorch's.
-
-    Attributes:
-        lr: Learning rate.
-        momentum: Momentum, in [0, 1).
-        weight_decay: Weight decay.
-        clip: Largest norm of the gradient, for `FitEmbedding`; None does not clip.
-    """
-
-    lr: float
-    momentum: float
-    weight_decay: float
-    clip: float | None
-
-    def moved(self, value: Tensor, buffer: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a tensor and its momentum buffer after a step; all have the same shape."""
-        buffer = self.momentum * buffer + gradient + self.weight_decay * value
-        return value - self.lr * buffer, buffer
-
-
-def scaled(factors: Tensor, rows: Tensor) -> Tensor:
-    """Return rows [K, ...], each times its factor [K]."""
-    return factors.reshape(-1, *[1] * (rows.ndim - 1)) * rows
-
-
-def norm_of(tensors: list[Tensor]) -> float:
-    """Return the Euclidean norm over all entries of some tensors."""
-    return sqrt(sum(float(one.double().square().sum()) for one in tensors))
+def moved(
+    value: Tensor, buffer: Tensor, gradient: Tensor, lr: float, c: PFedHN.Config
+) -> tuple[Tensor, Tensor]:
+    """Return a tensor of the server and its momentum after a step of PyTorch's SGD."""
+    # A gradient may be a transposed view. Strides decide about rounding in products, and a
+    # checkpoint does not keep them.
+    buffer = c.server_momentum * buffer + gradient.contiguous() + c.server_weight_decay * value
+    return value - lr * buffer, buffer
 
 
 # A client that joins
@@ -402,37 +349,19 @@ def start_embedding(context: fl.Context) -> fl.Tree:
     return {JOIN + "v": mean.clone(), JOIN + "momentum": torch.zeros_like(mean)}
 
 
-@dataclass(frozen=True)
-class WriteGenerated:
-    """Function of a Transform: writes theta = h(v) into the leaves of the net."""
-
-    h: Hypernetwork
-
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return the generated parameters."""
-        return self.h(context.ctx, context.leaves[JOIN + "v"])
+def write_generated(context: fl.Context, h: Hypernetwork) -> fl.Tree:
+    """Write theta = h(v) into the leaves of the net."""
+    return h(context.ctx, context.leaves[JOIN + "v"])
 
 
-@dataclass(frozen=True)
-class FitEmbedding:
-    """Function of a Transform: (3), (5) and (6) for one embedding, with phi frozen.
-
-    Attributes:
-        h: The hypernetwork.
-        sgd: Optimizer of the embedding.
-    """
-
-    h: Hypernetwork
-    sgd: ServerSGD
-
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return the embedding and its momentum after a step."""
-        leaves = context.leaves
-        v, buffer = leaves[JOIN + "v"], leaves[JOIN + "momentum"]
-        found = torch.func.vjp(lambda row: self.h(context.ctx, row), v)
-        theta, product = found[0], found[1]
-        (g,) = product({name: value - leaves[name] for name, value in theta.items()})
-        if self.sgd.clip is not None:
-            g = g * (self.sgd.clip / (g.norm() + 1e-6)).clamp_max(1.0)
-        v, buffer = self.sgd.moved(v, buffer, g)
-        return {JOIN + "v": v, JOIN + "momentum": buffer}
+def fit_embedding(context: fl.Context, h: Hypernetwork, lr: float, c: PFedHN.Config) -> fl.Tree:
+    """Return the embedding and its momentum after (3), (5) and (6), with phi frozen."""
+    leaves = context.leaves
+    v, buffer = leaves[JOIN + "v"], leaves[JOIN + "momentum"]
+    found = torch.func.vjp(lambda row: h(context.ctx, row), v)
+    theta, product = found[0], found[1]
+    (g,) = product({name: value - leaves[name] for name, value in theta.items()})
+    if c.server_clip is not None:
+        g = g * (c.server_clip / (g.norm() + TINY)).clamp_max(1.0)
+    v, buffer = moved(v, buffer, g, lr, c)
+    return {JOIN + "v": v, JOIN + "momentum": buffer}

@@ -255,7 +255,7 @@ def test_default_rate_of_the_server_is_the_papers_times_the_clients_of_a_round(p
         "algorithm=pfedhn", "partition.clients=20", f"train.participation={participation}"
     ).algorithm
 
-    assert algorithm.sgd().lr == pytest.approx(rate)
+    assert algorithm.server_lr == pytest.approx(rate)
 
 
 def test_embedding_has_the_length_of_the_paper_and_a_net_without_a_body_is_refused():
