@@ -1,8 +1,5 @@
 """FedAP: models are mixed by the similarity of BatchNorm inputs (Lu et al., 2022)."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -36,11 +33,8 @@ class FedAp(fl.Algorithm):
         lam: float = Field(
             0.5, ge=0, le=1, description="weight of a client's own model in its mixture of models"
         )
-        pretrain_share: float | None = Field(
-            None,
-            gt=0,
-            lt=1,
-            description="share of train.rounds that are pretraining by FedAvg (default: 0.1)",
+        pretrain_share: float = Field(
+            0.1, gt=0, lt=1, description="share of train.rounds that are pretraining by FedAvg"
         )
 
     config: Config
@@ -55,14 +49,13 @@ class FedAp(fl.Algorithm):
         up="w while pretraining, then w - BatchNorm; once two numbers per BatchNorm channel",
         keeps="BatchNorm",
     )
-
     needs = (fl.PAIRS,)
 
     def requires(self) -> list[str]:
         unmet = super().requires()
         if not self.normalised():
             unmet.append(
-                "the net has no BatchNorm layer. Choose a net that has one, for example"
+                "the net has no BatchNorm layer. Choose a net that has one, such as"
                 " model.name=lenet5."
             )
         if self.setting.rounds < 2:
@@ -75,7 +68,7 @@ class FedAp(fl.Algorithm):
 
     def stages(self) -> tuple[fl.Stage, ...]:
         rounds = self.setting.rounds
-        length = max(1, int((self.config.pretrain_share or 0.1) * rounds + 1e-9))
+        length = max(1, int(self.config.pretrain_share * rounds + 1e-9))
         return (
             fl.Stage("pretrain", length),
             fl.Stage("statistics", 1, setup=True),
@@ -93,32 +86,37 @@ class FedAp(fl.Algorithm):
         server = {"mixing": torch.eye(clients, dtype=torch.float64), "known": known}
         return fl.only(start, sends) | server, fl.repeat(fl.only(start, keeps | sends), clients)
 
+    # Client
+
     def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
         local = self.setting.net.names("batchnorm")
         match self.stage(state):
             case "pretrain":
-                return fl.LocalProgram((self.phase(*self.terms()),), keeps, sends)
+                return super().program(state)
             case "statistics":
                 layers = self.normalised()
-                collect = collect_moments(self.setting, layers)
-                return fl.LocalProgram(collect, (keeps | sends) & local, moment_leaves(layers))
+                moments = {f"{kind}.{layer}" for layer in layers for kind in ("mean", "variance")}
+                steps = (
+                    *reestimate_batchnorm(self.setting),
+                    fl.Statistic("inputs", fl.bind(input_sums, layers)),
+                    fl.Transform(fl.bind(input_moments, layers)),
+                )
+                return fl.LocalProgram(steps, (keeps | sends) & local, frozenset(moments))
             case _:
                 return fl.LocalProgram((self.phase(*self.terms()),), keeps | sends, sends - local)
+
+    # Server
 
     def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         sends = self.split()[1]
         if self.stage(state) != "train":
-            return (
-                fl.Dispatch()
-                if state.is_initial
-                else fl.Dispatch(fl.Message(fl.only(state.server, sends)))
-            )
+            net = {} if state.is_initial else fl.only(state.server, sends)
+            return fl.Dispatch(fl.Message(net))
         rows = fl.only(state.clients, sends - self.setting.net.names("batchnorm"))
         weights, known = state.server["mixing"][ids], state.server["known"]
-        return fl.Dispatch(
-            rows=fl.Message(mix_latest(rows, weights, known=known, common=state.server))
-        )
+        mixed = mix_latest(rows, weights, known=known, common=state.server)
+        return fl.Dispatch(rows=fl.Message(mixed))
 
     def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         match self.stage(state):
@@ -138,28 +136,32 @@ class FedAp(fl.Algorithm):
         return {"personal": fl.Deployment(self.dispatch(state, ids))}
 
 
-def collect_moments(setting: fl.Setting, layers: tuple[str, ...]) -> tuple[fl.Step, ...]:
-    """Return steps that write the leaves `mean.LAYER` and `variance.LAYER`, [channels] each.
+def input_sums(context: fl.Context, layers: tuple[str, ...]) -> fl.Tree:
+    """Return sums of the inputs of BatchNorm layers over the samples and positions of a batch.
 
-    They are those of the layer's inputs over the client's training samples, in eval mode.
-
-    Args:
-        setting: What the method knows of the experiment.
-        layers: Names of BatchNorm layers.
+    They are `sum.LAYER` and `squares.LAYER` [channels] float64, and `count.LAYER` [].
     """
-    return (
-        *reestimate_batchnorm(setting),
-        fl.Statistic("inputs", MomentSums(layers)),
-        fl.Transform(WriteMoments(layers)),
-    )
+    found = context.apply(context.leaves, context.batch.x, activations=layers).activations
+    sums: fl.Tree = {}
+    for layer in layers:
+        of_layer = channel_sums(found[layer][0], context.batch.mask)
+        sums |= {f"{key}.{layer}": value for key, value in of_layer.items()}
+    return sums
 
 
-def moment_leaves(layers: Iterable[str]) -> frozenset[str]:
-    """Return the names of the leaves that `collect_moments` writes."""
-    return frozenset(f"{kind}.{layer}" for layer in layers for kind in ("mean", "variance"))
+def input_moments(context: fl.Context, layers: tuple[str, ...]) -> fl.Tree:
+    """Return `mean.LAYER` and `variance.LAYER` [channels] of all layers' inputs."""
+    ctx, moments = context.ctx, dict[str, Tensor]()
+    for layer in layers:
+        count = ctx[f"inputs.count.{layer}"].clamp_min(1)
+        mean = ctx[f"inputs.sum.{layer}"] / count
+        variance = (ctx[f"inputs.squares.{layer}"] / count - mean.square()).clamp_min(0.0)
+        dtype = context.leaves[f"{layer}.weight"].dtype
+        moments[f"mean.{layer}"], moments[f"variance.{layer}"] = mean.to(dtype), variance.to(dtype)
+    return moments
 
 
-def distances(sent: fl.Tree, layers: Iterable[str]) -> Tensor:
+def distances(sent: fl.Tree, layers: tuple[str, ...]) -> Tensor:
     """Return the distances D [K, K] float64 between the input statistics of K clients.
 
     D_ij = sum_l sqrt(||mu_i - mu_j||^2 + ||sigma_i - sigma_j||^2), with means mu and standard
@@ -182,58 +184,8 @@ def near_weights(distance: Tensor, own: float) -> Tensor:
 
     W_ii = own, and the other entries of a row are proportional to 1 / distance. A single client has
     weight 1.
-
-    Args:
-        distance: [K, K].
-        own: Weight of a client's own model, in [0, 1].
     """
     if len(distance) == 1:
         return torch.ones_like(distance)
     near = (1.0 / distance.clamp_min(1e-12)).fill_diagonal_(0.0)
     return ((1 - own) * near / near.sum(dim=1, keepdim=True)).fill_diagonal_(own)
-
-
-@dataclass(frozen=True)
-class MomentSums:
-    """Sums of the inputs of BatchNorm layers over the samples and positions of a batch.
-
-    Attributes:
-        layers: Names of the layers.
-    """
-
-    layers: tuple[str, ...]
-
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return `sum.LAYER` and `squares.LAYER` [channels] float64, and `count.LAYER` []."""
-        activations = context.apply(
-            context.leaves, context.batch.x, activations=self.layers
-        ).activations
-        sums: fl.Tree = {}
-        for layer in self.layers:
-            of_layer = channel_sums(activations[layer][0], context.batch.mask)
-            sums |= {f"{key}.{layer}": value for key, value in of_layer.items()}
-        return sums
-
-
-@dataclass(frozen=True)
-class WriteMoments:
-    """Writes mean and variance of each layer's inputs into `mean.LAYER` and `variance.LAYER`.
-
-    Attributes:
-        layers: Names of the layers.
-    """
-
-    layers: tuple[str, ...]
-
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return the leaves of all layers, [channels] each."""
-        ctx = context.ctx
-        written: fl.Tree = {}
-        for layer in self.layers:
-            count = ctx[f"inputs.count.{layer}"].clamp_min(1)
-            mean = ctx[f"inputs.sum.{layer}"] / count
-            variance = (ctx[f"inputs.squares.{layer}"] / count - mean.square()).clamp_min(0.0)
-            dtype = context.leaves[f"{layer}.weight"].dtype
-            written[f"mean.{layer}"] = mean.to(dtype)
-            written[f"variance.{layer}"] = variance.to(dtype)
-        return written
