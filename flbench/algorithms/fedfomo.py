@@ -1,6 +1,6 @@
 """FedFomo: clients move towards the models of others that help them (Zhang et al., ICLR 2021)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -73,10 +73,7 @@ class FedFomo(fl.Algorithm):
     def requires(self) -> list[str]:
         if self.setting.clients > 1:
             return super().requires()
-        return [
-            "a single client (partition.clients=1) has no other client to download models from. Set"
-            " partition.clients to 2 or more."
-        ]
+        return ["a single client (partition.clients=1) has no other one to download models from."]
 
     def most_models(self) -> int:
         """Return the largest number of models M that a client is sent."""
@@ -90,22 +87,19 @@ class FedFomo(fl.Algorithm):
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         keeps, sends = self.split()
         clients = self.setting.clients
-        own = fl.only(start, keeps | sends)
         server = {
             "preference": torch.zeros(clients, clients, dtype=torch.float64),
             "uploaded": torch.zeros(clients, dtype=torch.bool),
         }
-        return server, fl.repeat(own, clients)
+        return server, fl.repeat(fl.only(start, keeps | sends), clients)
+
+    # Client
 
     def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
         train = replace(self.phase(*self.terms()), samples=fl.Samples(low=VALIDATION))
-        return fl.LocalProgram(
-            (*self.mixing(), train),
-            keeps=keeps | sends,
-            sends=sends | {"raw"},
-            masks=(("raw", "asked"),),
-        )
+        steps, masks = (*self.mixing(), train), (("raw", "asked"),)
+        return fl.LocalProgram(steps, keeps | sends, sends | {"raw"}, masks)
 
     def mixing(self) -> tuple[fl.Step, ...]:
         """Return the steps before training: compare the models that were sent, and mix."""
@@ -113,10 +107,13 @@ class FedFomo(fl.Algorithm):
         parameters = tuple(name for name in self.setting.net.parameters if name in names)
         compare = fl.Statistic(
             "validation",
-            SumLosses(names, self.most_models()),
+            fl.bind(sum_losses, names, self.most_models()),
             samples=fl.Samples(high=VALIDATION),
         )
-        return (*reestimate_batchnorm(self.setting), compare, fl.Transform(Mix(names, parameters)))
+        mix = fl.Transform(fl.bind(mixed, names, parameters))
+        return (*reestimate_batchnorm(self.setting), compare, mix)
+
+    # Server
 
     def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         chosen = self.candidates(state, ids)  # [K, M]
@@ -127,11 +124,7 @@ class FedFomo(fl.Algorithm):
         return fl.Dispatch(rows=fl.Message(values | {"asked": asked}, mask))
 
     def candidates(self, state: fl.State, ids: Tensor) -> Tensor:
-        """Return whose models clients `ids` [K] are sent: ids [K, M], -1 for no model.
-
-        The result depends on the state and on the seed, the round and the client, so `aggregate`
-        finds the same models as `dispatch`.
-        """
+        """Return whose models clients `ids` [K] are sent, [K, M], -1 for none; from the state."""
         draw = fl.Draw(self.setting.seed, (state.round,), self.setting.clients)
         chosen = torch.full((len(ids), self.most_models()), -1)
         for k, client in enumerate(ids.tolist()):
@@ -150,8 +143,7 @@ class FedFomo(fl.Algorithm):
             epsilon = self.config.epsilon - self.config.epsilon_decay * participations
             explores = rng.random(self.most_models()) < epsilon  # [M]
             for slot, explore in enumerate(explores[: len(available)]):
-                picked = (random if explore else best)[0]
-                chosen[k, slot] = picked
+                chosen[k, slot] = picked = (random if explore else best)[0]
                 random.remove(picked)
                 best.remove(picked)
         return chosen
@@ -198,74 +190,61 @@ class FedFomo(fl.Algorithm):
         return {"personal": fl.Deployment(self.dispatch(state, ids), program), "trained": trained}
 
 
-@dataclass(frozen=True)
-class SumLosses:
-    """Sums over a batch of the losses of the models that were sent and of the client's own.
+def sum_losses(context: fl.Context, names: tuple[str, ...], models: int) -> fl.Tree:
+    """Return sums over a batch of the losses of the models that were sent and of the client's own.
 
-    Attributes:
-        names: Names of the leaves of a model; model m has the values `ctx["model.NAME"][m]`.
+    They are `sent` [M] and `own` [], float64, and the number of samples, `count` [].
+
+    Args:
+        context: A batch; the values of model m are `ctx["model.NAME"][m]`.
+        names: Names of the leaves of a model.
         models: Number of models M.
     """
-
-    names: tuple[str, ...]
-    models: int
-
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return `sent` [M] and `own` [], float64, and the number of samples, `count` []."""
-        x, y, mask = context.batch.x, context.batch.y, context.batch.mask
-        logits = []
-        for m in range(self.models):
-            model = {name: context.ctx[f"model.{name}"][m] for name in self.names}
-            logits.append(context.apply(context.leaves | model, x).logits)
-        scores = torch.stack([*logits, context.out.logits]).double().log_softmax(dim=2)
-        # [M + 1, B, C] -> [M + 1, B]
-        losses = -scores.gather(2, y.expand(self.models + 1, -1)[:, :, None])[:, :, 0]
-        losses = torch.where(mask, losses, 0.0).sum(dim=1)  # [M + 1]
-        return {"sent": losses[:-1], "own": losses[-1], "count": mask.sum()}
+    x, y, mask = context.batch.x, context.batch.y, context.batch.mask
+    logits = []
+    for m in range(models):
+        model = {name: context.ctx[f"model.{name}"][m] for name in names}
+        logits.append(context.apply(context.leaves | model, x).logits)
+    scores = torch.stack([*logits, context.out.logits]).double().log_softmax(dim=2)
+    # [M + 1, B, C] -> [M + 1, B]
+    losses = -scores.gather(2, y.expand(models + 1, -1)[:, :, None])[:, :, 0]
+    losses = torch.where(mask, losses, 0.0).sum(dim=1)  # [M + 1]
+    return {"sent": losses[:-1], "own": losses[-1], "count": mask.sum()}
 
 
-@dataclass(frozen=True)
-class Mix:
-    """Moves the client's model towards the models with a smaller loss.
+def mixed(context: fl.Context, names: tuple[str, ...], parameters: tuple[str, ...]) -> fl.Tree:
+    """Return the client's model, moved towards those with a smaller loss, and its weights.
 
-    It also writes `raw` [M], the weights before they are cut at 0, and `asked` [M] bool, which
-    models there are.
+    They are `raw` [M], before they are cut at 0, and `asked` [M] bool, which models there are.
 
-    Attributes:
+    Args:
+        context: The client after `sum_losses`.
         names: Names of the leaves of a model.
         parameters: Those of them that enter the distance between two models.
     """
+    leaves, ctx = context.leaves, context.ctx
+    count, asked = ctx["validation.count"], ctx["asked"]
 
-    names: tuple[str, ...]
-    parameters: tuple[str, ...]
+    # raw_n = (L_i - L_n) / (||theta_n - theta_i|| + 1e-5)
+    gain = (ctx["validation.own"] - ctx["validation.sent"]) / count.clamp_min(1)  # [M]
+    away = {n: ctx[f"model.{n}"].double() - leaves[n].double() for n in names}  # [M, ...]
+    squares = [away[name].flatten(1).square().sum(dim=1) for name in parameters]
+    raw = gain / (torch.stack(squares).sum(dim=0).sqrt() + 1e-5)
+    # A model whose loss overflows gets weight 0, and does not make the client fail.
+    raw = torch.where(asked & (count > 0) & raw.isfinite(), raw, 0.0)
 
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return the mixed leaves, `raw` and `asked`."""
-        leaves, ctx = context.leaves, context.ctx
-        count, asked = ctx["validation.count"], ctx["asked"]
+    weights = raw.clamp_min(0.0)
+    total = weights.sum()
+    weights = weights / torch.where(total > 0, total, 1.0)
 
-        # raw_n = (L_i - L_n) / (||theta_n - theta_i|| + 1e-5)
-        gain = (ctx["validation.own"] - ctx["validation.sent"]) / count.clamp_min(1)  # [M]
-        away = {n: ctx[f"model.{n}"].double() - leaves[n].double() for n in self.names}  # [M, ...]
-        squares = [away[name].flatten(1).square().sum(dim=1) for name in self.parameters]
-        raw = gain / (torch.stack(squares).sum(dim=0).sqrt() + 1e-5)
-        # A model whose loss overflows gets weight 0, and does not make the client fail.
-        raw = torch.where(asked & (count > 0) & raw.isfinite(), raw, 0.0)
-
-        weights = raw.clamp_min(0.0)
-        total = weights.sum()
-        weights = weights / torch.where(total > 0, total, 1.0)
-
-        mixed: fl.Tree = {}
-        for name in self.names:
-            own = leaves[name]
-            if own.is_floating_point():
-                step = torch.tensordot(weights, away[name], dims=1)  # [M], [M, ...] -> [...]
-                mixed[name] = (own.double() + step).to(own.dtype)
-            else:  # BatchNorm's counter: the largest of the models with a positive weight
-                helps = (weights > 0).reshape(-1, *(1,) * own.dim())
-                sent = torch.where(helps, ctx[f"model.{name}"], own)
-                mixed[name] = torch.maximum(own, sent.amax(dim=0))
-
-        dtype = leaves[self.parameters[0]].dtype
-        return mixed | {"raw": raw.to(dtype), "asked": asked}
+    model: fl.Tree = {}
+    for name in names:
+        own = leaves[name]
+        if own.is_floating_point():
+            step = torch.tensordot(weights, away[name], dims=1)  # [M], [M, ...] -> [...]
+            model[name] = (own.double() + step).to(own.dtype)
+        else:  # BatchNorm's counter: the largest of the models with a positive weight
+            helps = (weights > 0).reshape(-1, *(1,) * own.dim())
+            sent = torch.where(helps, ctx[f"model.{name}"], own)
+            model[name] = torch.maximum(own, sent.amax(dim=0))
+    return model | {"raw": raw.to(leaves[parameters[0]].dtype), "asked": asked}

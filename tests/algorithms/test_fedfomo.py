@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flbench.algorithms.fedfomo import Mix
+from flbench.algorithms import fedfomo
 from flbench.client.program import Phase, Statistic
 from flbench.core.errors import ConfigError, DivergedError
 from flbench.core.rng import Draw
@@ -313,7 +313,7 @@ def mixed(losses, own_loss, count=10, asked=(True, True), models=None):
     zero = torch.zeros(())
     info = Info(zero, zero, zero, zero)
     context = Context(leaves=leaves, start=leaves, ctx=ctx, info=info)
-    return leaves, Mix(("w", "n"), ("w",))(context)
+    return leaves, fedfomo.mixed(context, ("w", "n"), ("w",))
 
 
 def test_equal_losses_change_nothing():
