@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 import flbench.algorithms as fl
+from flbench.algorithms.shared.linear_head import LinearHead
 from flbench.algorithms.shared.mixing import latest, mix_latest
 from flbench.algorithms.shared.prototypes import CountClasses
 from flbench.losses.similarity import unit
@@ -57,22 +58,12 @@ class PFedSim(fl.Algorithm):
         "arXiv 2305.15706, 2023",
     )
     communication = fl.Communication(down="w, later the body", up="w", keeps="w, after the warm-up")
+    needs = (fl.LINEAR_HEAD, fl.PAIRS)
 
-    needs = (fl.PAIRS,)
-
-    def requires(self) -> list[str]:
-        if self.stages()[-1].name == "similar":
-            self.classifier()  # refuses a net without a known head before the warm-up, not after
-            if not any(layer.kind == "linear" for layer in self.setting.net.layers):
-                return [
-                    "the net has no linear layer, whose rows are compared between clients. Choose"
-                    " another net (`model.name`)."
-                ]
-        return super().requires()
-
-    def notes(self) -> list[str]:
-        only_warm = self.stages()[-1].name == "warmup"
-        return ["pfedsim: all rounds are warm-up rounds, which is FedAvg."] if only_warm else []
+    @property
+    def classifier(self) -> tuple[str, ...]:
+        """Names of the head's weight [C, D] and bias, which stay with the client in the end."""
+        return LinearHead.of(self.setting.net).names
 
     def stages(self) -> tuple[fl.Stage, ...]:
         rounds = self.setting.rounds
@@ -96,23 +87,20 @@ class PFedSim(fl.Algorithm):
             own["held"] = torch.zeros(self.setting.classes, dtype=torch.bool)
         return fl.only(start, sends) | server, fl.repeat(own, clients)
 
+    # Client
+
     def program(self, state: fl.State) -> fl.LocalProgram:
         if self.is_warmup(state):
             return super().program(state)
         keeps, sends = self.split()
         steps: tuple[fl.Step, ...] = (self.phase(*self.terms()),)
         if self.config.classes == "union":
-            steps += (
-                fl.Statistic("held", CountClasses(self.setting.classes)),
-                fl.Transform(write_held_classes),
-            )
+            count = fl.Statistic("held", CountClasses(self.setting.classes))
+            steps += (count, fl.Transform(write_held_classes))
             sends |= {"held"}
         return fl.LocalProgram(steps, keeps | sends, sends)
 
-    def classifier(self) -> tuple[str, ...]:
-        """Return the leaves that stay with the client after the warm-up."""
-        head = self.setting.net.names("head")
-        return tuple(name for name in self.setting.net.parameters if name in head)
+    # Server
 
     def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         known = state.server["known"]
@@ -120,23 +108,18 @@ class PFedSim(fl.Algorithm):
             return super().dispatch(state, ids)
         # A client without an upload since the warm-up has no classifier of its own yet.
         new = ~known[ids] & (not state.is_initial)
-        classifiers = fl.repeat(fl.only(state.server, self.classifier()), len(ids))
-        mask = dict.fromkeys(classifiers, new)
-        return fl.Dispatch(rows=fl.Message(self.mixture(state, ids) | classifiers, mask))
+        classifiers = fl.repeat(fl.only(state.server, self.classifier), len(ids))
+        rows = self.mixture(state, ids) | classifiers
+        return fl.Dispatch(rows=fl.Message(rows, dict.fromkeys(classifiers, new)))
 
     def mixture(self, state: fl.State, ids: Tensor) -> fl.Tree:
         """Return the mixed bodies of clients `ids` [K], [K, ...] each."""
-        similarity = state.server["similarity"][ids]  # [K, N]
-        u = -torch.log1p(-similarity.clamp_max(1 - LEAST))
+        u = -torch.log1p(-state.server["similarity"][ids].clamp_max(1 - LEAST))  # [K, N]
         u[torch.arange(len(ids)), ids] = -log(LEAST)
-        body = self.split()[1] - set(self.classifier())
+        weights = u / u.sum(dim=1, keepdim=True)
+        bodies = fl.only(state.clients, self.split()[1] - set(self.classifier))
         # A client without an upload since the warm-up counts with the model of the warm-up.
-        return mix_latest(
-            fl.only(state.clients, body),
-            u / u.sum(dim=1, keepdim=True),
-            known=state.server["known"],
-            common=state.server,
-        )
+        return mix_latest(bodies, weights, known=state.server["known"], common=state.server)
 
     def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         if self.is_warmup(state):
@@ -144,8 +127,7 @@ class PFedSim(fl.Algorithm):
         ids, sent = results.ids, results.sent.values
 
         # sim_ij = max(0, mean over classes c of cos(W_i[c], W_j[c]))
-        classifier = [layer for layer in self.setting.net.layers if layer.kind == "linear"][-1]
-        rows = unit(sent[classifier.parameters[0]].double())  # [K, C, D]
+        rows = unit(sent[self.classifier[0]].double())  # [K, C, D]
         cosine = torch.einsum("icd,jcd->ijc", rows, rows)  # [K, K, C]
         compared = torch.ones_like(cosine, dtype=torch.bool)
         if self.config.classes == "union":
@@ -155,15 +137,12 @@ class PFedSim(fl.Algorithm):
 
         # Only pairs of clients that both made a step get a new value.
         moved = results.steps > 0
-        both = moved[:, None] & moved
-        both.fill_diagonal_(False)
-        first, second = both.nonzero(as_tuple=True)
+        both = (moved[:, None] & moved).fill_diagonal_(False)
         similarity = state.server["similarity"].clone()
-        similarity[ids[first], ids[second]] = fresh[first, second]
+        first, second = both.nonzero(as_tuple=True)
+        similarity[ids[first], ids[second]] = fresh[both]
         known = state.server["known"].index_fill(0, ids, True)
-        metrics = {}
-        if bool(both.any()):
-            metrics["similarity_mean"] = float(fresh[both].mean())
+        metrics = {"similarity_mean": float(fresh[both].mean())} if bool(both.any()) else {}
         return fl.Update({"similarity": similarity, "known": known}, metrics=metrics)
 
     def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
