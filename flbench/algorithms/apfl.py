@@ -3,79 +3,18 @@
 Deng, Kamani, Mahdavi, Adaptive Personalized Federated Learning, 2020.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pydantic import Field
 from torch import Tensor
 
 import flbench.algorithms as fl
-from flbench.algorithms.shared.memory import Copy
-from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
+from flbench.algorithms.shared.second import Second
 from flbench.client.batchnorm import recalibrate
-from flbench.losses.cross_entropy import mean_cross_entropy
+from flbench.losses import CrossEntropy
 
 V = "v."  # prefix of the local model's parameters
 ALPHA = "alpha"  # the leaf with the share of the local model, 0-dim per client
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """The personal model alpha v + (1 - alpha) w as context -> what the net is called with.
-
-    Attributes:
-        names: Names of all leaves of the net, in order.
-        parameters: Those that are mixed. The others are BatchNorm statistics, which v lacks.
-    """
-
-    names: tuple[str, ...]
-    parameters: frozenset[str]
-
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return the mixed parameters, and the buffers of the leaves, under the net's names."""
-        leaves = context.leaves
-        alpha = leaves[ALPHA]  # []
-        return {
-            name: alpha * leaves[V + name] + (1 - alpha) * leaves[name]
-            if name in self.parameters
-            else leaves[name]
-            for name in self.names
-        }
-
-
-@dataclass(frozen=True)
-class MixtureLoss:
-    """Mean cross entropy of the personal model, with no gradient for w.
-
-    The gradient for v is alpha times the gradient at the personal model, and the gradient for alpha
-    is the inner product of v - w with the gradient at the personal model.
-
-    Attributes:
-        model: The personal model.
-        weight: Factor of the term.
-    """
-
-    model: Mixture
-    weight: float | str = 1.0
-
-    def __call__(self, context: fl.Context) -> Tensor:
-        """Return the mean cross entropy in nats, 0-dim."""
-        logits = self.outputs(context).logits  # [B, C]
-        return mean_cross_entropy(logits, context.batch.y, context.batch.mask)
-
-    def outputs(self, context: fl.Context) -> fl.Outputs:
-        """Return the outputs of the personal model."""
-        w = {name: context.leaves[name].detach() for name in self.model.names}
-        mixed = self.model(context.with_leaves({**context.leaves, **w}))
-        return context.apply(mixed, context.batch.x, train=True)
-
-
-@dataclass(frozen=True)
-class ClipAlpha:
-    """Writes alpha, limited to [0, 1]; a Phase calls it after each optimizer step."""
-
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return alpha."""
-        return {ALPHA: context.leaves[ALPHA].clamp(0.0, 1.0)}
 
 
 @fl.ALGORITHMS.register("apfl")
@@ -129,57 +68,74 @@ class APFL(fl.Algorithm):
     )
     communication = fl.Communication(down="w", up="w", keeps="v, as large as w, and alpha")
 
-    def terms(self) -> tuple[fl.LossTerm, ...]:
-        return (*super().terms(), MixtureLoss(self.mixture()))
-
-    def mixture(self) -> Mixture:
-        """Return the personal model."""
-        return Mixture(self.setting.net.leaves, frozenset(self.setting.net.parameters))
+    @property
+    def v(self) -> Second:
+        """The local model, without BatchNorm statistics."""
+        return Second(V, self.setting.net.parameters)
 
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
-        names = self.setting.net.parameters
-        own = prefixed(V, fl.only(start, names))
-        own[ALPHA] = start[names[0]].new_full((), self.config.alpha)
+        own = self.v.start(start)
+        own[ALPHA] = next(iter(own.values())).new_full((), self.config.alpha)
         return server, clients | fl.repeat(own, self.setting.clients)
 
+    def terms(self) -> tuple[fl.LossTerm, ...]:
+        return (*super().terms(), MixtureCrossEntropy(v=self.v))
+
     def program(self, state: fl.State) -> fl.LocalProgram:
-        names = self.setting.net.parameters
-        v = prefixed_names(V, names)
-
-        train = self.phase(*self.terms(), train=frozenset(names) | v)
-        steps = (self.adapt(), train) if self.config.adaptive else (train,)
-
         keeps, sends = self.split()
-        return fl.LocalProgram(steps, keeps | v | {ALPHA}, sends)
+        train = self.phase(*self.terms(), train=self.v.leaves | {*self.v.names})
+        steps = (self.adapt(), train) if self.config.adaptive else (train,)
+        return fl.LocalProgram(steps, keeps | self.v.leaves | {ALPHA}, sends)
 
     def adapt(self) -> fl.Phase:
         """Return one step of plain gradient descent on alpha, with the first batch of the round."""
         sgd = {"name": "sgd", "momentum": 0.0, "nesterov": False, "weight_decay": 0.0}
-        return replace(
-            self.phase(MixtureLoss(self.mixture()), train=frozenset({ALPHA})),
+        return self.phase(
+            MixtureCrossEntropy(v=self.v),
+            train=frozenset({ALPHA}),
             optimizer=self.setting.train.optimizer.model_copy(update=sgd),
-            epochs=None,
             steps=1,
             clip=None,
-            project=ClipAlpha(),
+            project=clip_alpha,
         )
-
-    def join(self, state: fl.State, ids: Tensor) -> fl.Joining:
-        """Return what a new client does first: v begins as a copy of w."""
-        names = self.setting.net.parameters
-        copy = fl.LocalProgram((fl.Transform(Copy(V, names)),), prefixed_names(V, names))
-        return fl.Joining(self.dispatch(state, ids), copy)
 
     def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
-        mixture = self.mixture()
+        vbar = fl.bind(mixture, self.v)
         # With `train.batchnorm=drop` the evaluation estimates the statistics of every model.
         drops = self.setting.train.batchnorm == "drop"
-        estimate = () if drops else recalibrate(self.setting.net, mixture)
-
-        personal = fl.Deployment(
-            self.dispatch(state, ids),
-            program=fl.LocalProgram(estimate) if estimate else None,
-            weights=mixture,
-        )
+        estimate = () if drops else recalibrate(self.setting.net, vbar)
+        program = fl.LocalProgram(estimate) if estimate else None
+        personal = fl.Deployment(self.dispatch(state, ids), program, vbar)
         return super().deploy(state, ids) | {"personal": personal}
+
+
+def mixture(context: fl.Context, v: Second) -> fl.Tree:
+    """Return the parameters of the personal model, alpha v + (1 - alpha) w."""
+    w, alpha = context.leaves, context.leaves[ALPHA]
+    return {name: alpha * own + (1 - alpha) * w[name] for name, own in v(context).items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureCrossEntropy(CrossEntropy):
+    """Mean cross entropy of the personal model, with no gradient for w.
+
+    The gradient for v is alpha times the gradient at the personal model, and the gradient for alpha
+    is the inner product of v - w with the gradient at the personal model.
+
+    Attributes:
+        v: The local model.
+    """
+
+    v: Second
+
+    def outputs(self, context: fl.Context) -> fl.Outputs:
+        """Return the outputs of the personal model."""
+        w = {name: context.leaves[name].detach() for name in self.v.names}
+        fixed = context.with_leaves(context.leaves | w)
+        return context.apply(fixed.leaves | mixture(fixed, self.v), context.batch.x, train=True)
+
+
+def clip_alpha(context: fl.Context) -> fl.Tree:
+    """Return alpha, limited to [0, 1]."""
+    return {ALPHA: context.leaves[ALPHA].clamp(0.0, 1.0)}

@@ -110,10 +110,8 @@ class Deployment:
         dispatch: What the server would send to a client that is evaluated. Bytes are not counted.
         program: Training before the evaluation (fine-tuning) on a copy that is then discarded; None
             for none.
-        weights: context -> the parameters and buffers that the net is called with; None calls
-            the net with the client's leaves. A function that computes nothing, and returns leaves
-            as they are, may have an attribute `selects` that is True: it is then called once for
-            many clients.
+        weights: context -> parameters and buffers that the net is called with in place of the
+            leaves of these names, as in a Phase.
         predict: Maps a `Context` to scores [B, C]; None takes the net's logits. A function
             whose scores are not logits has an attribute `scores` that says what they are.
     """
@@ -436,19 +434,23 @@ class Algorithm:
         *terms: LossTerm,
         train: str | frozenset[str] | None = None,
         epochs: int | None = None,
+        **others: Any,
     ) -> Phase:
-        """Return a training phase with the optimizer and the clipping of `train.*`.
+        """Return a training phase with the epochs, the optimizer and the clipping of `train.*`.
 
         Args:
             terms: Terms of the loss.
             train: Names of the leaves to train, or a pattern; None for the net's parameters.
-            epochs: Number of epochs; None for `train.local_epochs`.
+            epochs: Number of epochs; None for `train.local_epochs`, or for `steps` if it is given.
+            others: Attributes of `Phase` that differ, such as `weights` or `optimizer`.
         """
         config = self.setting.train
         if train is None:
             train = frozenset(self.setting.net.parameters)
-        epochs = config.local_epochs if epochs is None else epochs
-        return Phase(train, terms, config.optimizer, epochs=epochs, clip=config.clip)
+        if epochs is None and "steps" not in others:
+            epochs = config.local_epochs
+        settings = {"optimizer": config.optimizer, "clip": config.clip} | others
+        return Phase(train, terms, epochs=epochs, **settings)
 
     def split(self) -> tuple[frozenset[str], frozenset[str]]:
         """Return the names of the net's leaves that clients keep, and of those that they send.

@@ -1,6 +1,7 @@
 """DFedAvgM: DFedAvg with heavy-ball momentum in local training (Sun, Li, Wang, TPAMI 2023)."""
 
 from dataclasses import replace
+from typing import Any
 
 from pydantic import Field
 
@@ -34,8 +35,9 @@ class DFedAvgM(DFedAvg):
         *terms: fl.LossTerm,
         train: str | frozenset[str] | None = None,
         epochs: int | None = None,
+        **others: Any,
     ) -> fl.Phase:
-        phase = super().phase(*terms, train=train, epochs=epochs)
+        phase = super().phase(*terms, train=train, epochs=epochs, **others)
         # SGD with momentum, v <- theta v + g and y <- y - eta v, equals the formula above as long
         # as eta is constant, which it is within a round.
         heavy = phase.optimizer.model_copy(update={"momentum": self.config.theta})

@@ -8,9 +8,8 @@ from torch import Tensor
 import flbench.algorithms as fl
 from flbench.algorithms.shared import sparse
 from flbench.algorithms.shared.gossip import LOCAL, Gossip, GossipConfig
-from flbench.algorithms.shared.memory import Copy
 from flbench.algorithms.shared.mixing import mix_overlap
-from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
+from flbench.algorithms.shared.second import Second
 from flbench.algorithms.shared.sparse import MASK, TRAINED, Masked
 
 
@@ -75,6 +74,11 @@ class DisPFL(Gossip):
         """Return the names of the leaves that have masks."""
         return sparse.maskable(self.setting.net)
 
+    @property
+    def masks(self) -> Second:
+        """The mask of each leaf that has one."""
+        return Second(MASK, self.masked())
+
     def requires(self) -> list[str]:
         return super().requires() or sparse.unmet(self.masked())
 
@@ -90,18 +94,18 @@ class DisPFL(Gossip):
             for copy in (name, LOCAL + name):
                 if copy in clients:
                     clients[copy] = clients[copy] * mask
-        return {}, clients | prefixed(MASK, masks)
+        return {}, clients | self.masks.start(masks)
 
     def split(self) -> tuple[frozenset[str], frozenset[str]]:
         keeps, mixed = super().split()
-        return keeps | prefixed_names(MASK, self.masked()), mixed
+        return keeps | self.masks.leaves, mixed
 
     def steps(self) -> tuple[fl.Step, ...]:
         # The masks that travel are those of the training; `search` replaces them.
         masks = tuple(MASK + name for name in self.masked())
         return (
             *super().steps(),
-            fl.Transform(Copy(TRAINED, masks)),
+            Second(TRAINED, masks).copy(),
             fl.Transform(Pack(masks)),
             *sparse.search(self.called(), self.config.drop_rate, self.setting),
         )

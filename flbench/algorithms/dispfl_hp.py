@@ -4,7 +4,7 @@ import flbench.algorithms as fl
 from flbench.algorithms.dfedhp import DFedHP
 from flbench.algorithms.dispfl import DisPFL
 from flbench.algorithms.shared import sparse
-from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
+from flbench.algorithms.shared.second import Second
 from flbench.algorithms.shared.sparse import MASK, Masked
 
 
@@ -51,11 +51,11 @@ class DisPFLHP(DFedHP):
         server, clients = super().init(start)
         weights, c = fl.only(start, self.masked()), self.config
         masks = sparse.start_masks(weights, c.density, self.setting.seed, self.setting.clients)
-        return server, clients | prefixed(MASK, masks)
+        return server, clients | Second(MASK, self.masked()).start(masks)
 
     def split(self) -> tuple[frozenset[str], frozenset[str]]:
         keeps, sends = super().split()
-        return keeps | prefixed_names(MASK, self.masked()), sends
+        return keeps | Second(MASK, self.masked()).leaves, sends
 
     def steps(self) -> tuple[fl.Step, ...]:
         return (

@@ -1,15 +1,12 @@
 """Ditto: each client has a second model of its own, pulled to the global one (Li et al., 2021)."""
 
-from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
 
 import flbench.algorithms as fl
-from flbench.algorithms.shared.memory import Copy
-from flbench.algorithms.shared.personal_model import V, personal_model
-from flbench.algorithms.shared.prefixes import prefixed
+from flbench.algorithms.shared.second import Second
 from flbench.losses import CrossEntropy, Proximal
 
 
@@ -51,46 +48,28 @@ class Ditto(fl.Algorithm):
     )
     communication = fl.Communication(down="w", up="w", keeps="v, as large as w")
 
-    def notes(self) -> list[str]:
-        lam, optimizer = self.config.lam, self.setting.train.optimizer
-        is_sgd = optimizer.name == "sgd" and not self.setting.own_optimizer
-        if not is_sgd or lam * optimizer.lr < 1:
-            return []
-        return [
-            f"ditto: lam={lam:g} times train.optimizer.lr is {lam * optimizer.lr:g}: from 1 on"
-            " the personal model overshoots the global one, from 2 on it diverges."
-        ]
+    @property
+    def v(self) -> Second:
+        """The personal model; with `train.batchnorm=drop` it has no statistics of its own."""
+        keeps, sends = self.split()
+        return Second("v.", tuple(n for n in self.setting.net.leaves if n in keeps | sends))
 
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
-        v = prefixed(V, fl.only(start, personal_model(self.setting).own))
-        return server, clients | fl.repeat(v, self.setting.clients)
+        return server, clients | fl.repeat(self.v.start(start), self.setting.clients)
 
     def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
-        v = personal_model(self.setting)
-        train_w = self.phase(*self.terms())
-        return fl.LocalProgram((train_w, self.personal_phase()), keeps | {*v.leaves()}, sends)
+        steps = (self.phase(*self.terms()), self.personal_phase())
+        return fl.LocalProgram(steps, keeps | self.v.leaves, sends)
 
     def personal_phase(self) -> fl.Phase:
         """Return the training of v; w does not change."""
-        names = self.setting.net.parameters
+        v, names = self.v, self.setting.net.parameters
         anchor: Literal["start", "now"] = "start" if self.config.anchor == "received" else "now"
-        phase = self.phase(
-            CrossEntropy(),
-            Proximal(names, self.config.lam, prefix=V, anchor=anchor),
-            train=frozenset(V + name for name in names),
-        )
-        return replace(phase, weights=personal_model(self.setting))
-
-    def join(self, state: fl.State, ids: Tensor) -> fl.Joining:
-        """Return what a new client does first: v begins as a copy of w."""
-        v = personal_model(self.setting)
-        copy = fl.Transform(Copy(V, tuple(name for name in v.names if name in v.own)))
-        return fl.Joining(
-            self.dispatch(state, ids), fl.LocalProgram((copy,), frozenset(v.leaves()))
-        )
+        pull = Proximal(names, self.config.lam, prefix=v.prefix, anchor=anchor)
+        return self.phase(CrossEntropy(), pull, train=Second(v.prefix, names).leaves, weights=v)
 
     def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
-        personal = fl.Deployment(fl.Dispatch(), weights=personal_model(self.setting))
+        personal = fl.Deployment(fl.Dispatch(), weights=self.v)
         return super().deploy(state, ids) | {"personal": personal}

@@ -9,8 +9,7 @@ from torch import Tensor
 
 import flbench.algorithms as fl
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm, weights_of_trained
-from flbench.algorithms.shared.memory import LastModel
-from flbench.algorithms.shared.prefixes import prefixed_names
+from flbench.algorithms.shared.second import LastModel, Second
 from flbench.losses import CrossEntropy
 
 OWN = "own."  # prefix of the client's model of its last participation, theta_i
@@ -71,26 +70,28 @@ class FedAla(fl.Algorithm):
         """Return the names of the parameters that are mixed."""
         return self.setting.net.parameters[-MIXED:]
 
-    def own_model(self) -> LastModel:
-        """Return theta_i: the leaves that a client keeps of its model of its last participation."""
+    @property
+    def own(self) -> LastModel:
+        """theta_i: what a client keeps of its model of its last participation."""
         return LastModel(OWN, self.mixed_names())
+
+    @property
+    def mixing_weights(self) -> Second:
+        """W_i: one weight for each entry."""
+        return Second(WEIGHT, self.mixed_names())
 
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
-        rows: fl.Tree = {LEARNT: torch.tensor(False)}
-        rows |= {WEIGHT + name: torch.ones_like(start[name]) for name in self.mixed_names()}
-
-        clients |= self.own_model().rows(start, self.setting.clients)
-        clients |= fl.repeat(rows, self.setting.clients)
-        return server, clients
+        ones = {name: torch.ones_like(value) for name, value in start.items()}
+        rows = self.own.start(start) | self.mixing_weights.start(ones)
+        rows[LEARNT] = torch.tensor(False)
+        return server, clients | fl.repeat(rows, self.setting.clients)
 
     def program(self, state: fl.State) -> fl.LocalProgram:
-        own = self.own_model()
         keeps, sends = self.split()
-        keeps |= own.kept() | prefixed_names(WEIGHT, self.mixed_names()) | {LEARNT}
-
+        keeps |= self.own.leaves | self.mixing_weights.leaves | {LEARNT}
         train = self.phase(*self.terms())
-        return fl.LocalProgram((*self.mixing(), train, own.remember()), keeps, sends)
+        return fl.LocalProgram((*self.mixing(), train, self.own.copy()), keeps, sends)
 
     def mixing(self) -> tuple[fl.Step, ...]:
         """Return the steps that learn W_i and write the mixed model into the leaves."""
@@ -105,11 +106,11 @@ class FedAla(fl.Algorithm):
             samples=fl.Samples(limit=1),
         )
         learn = fl.Phase(
-            prefixed_names(WEIGHT, names),
+            self.mixing_weights.leaves,
             (CrossEntropy(),),
             fl.OptimizerConfig(name="sgd", lr=c.eta),
             epochs=MOST_EPOCHS,
-            weights=MixedNet(self.setting.net.leaves, names),
+            weights=fl.bind(mixture, names),
             project=unit_interval,
             until=has_settled,
             batchnorm="eval",
@@ -117,7 +118,7 @@ class FedAla(fl.Algorithm):
         )
         return (
             *reestimate_batchnorm(self.setting),
-            self.own_model().recall(),
+            self.own.recall(),
             plan,
             learn,
             fl.Transform(WriteMixed(names)),
@@ -144,24 +145,9 @@ def differ(leaves: fl.Tree, names: tuple[str, ...]) -> Tensor:
     return torch.stack([(leaves[OWN + n] != leaves[n]).any() for n in names]).any()
 
 
-@dataclass(frozen=True)
-class MixedNet:
-    """What the net is called with while the weights are learnt.
-
-    Attributes:
-        names: Names of the net's leaves.
-        mixed: Those that are mixed.
-    """
-
-    names: tuple[str, ...]
-    mixed: tuple[str, ...]
-
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return the net's leaves."""
-        return {
-            n: mixed(context.leaves, n) if n in self.mixed else context.leaves[n]
-            for n in self.names
-        }
+def mixture(context: fl.Context, names: tuple[str, ...]) -> fl.Tree:
+    """Return the mixed tensors."""
+    return {name: mixed(context.leaves, name) for name in names}
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """FedAS: bodies aligned to the client's own features, averaged by Fisher traces (Yang et al.)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from pydantic import Field
@@ -9,8 +9,7 @@ from torch import Tensor
 import flbench.algorithms as fl
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm, weights_of_trained
 from flbench.algorithms.shared.gradients import summed_gradient
-from flbench.algorithms.shared.memory import LastModel
-from flbench.algorithms.shared.prefixes import stripped
+from flbench.algorithms.shared.second import LastModel, Second
 from flbench.losses import CrossEntropy
 from flbench.losses.similarity import class_sums
 
@@ -81,7 +80,7 @@ class FedAS(fl.Algorithm):
 
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
-        return server, clients | self.last.rows(start, self.setting.clients)
+        return server, clients | fl.repeat(self.last.start(start), self.setting.clients)
 
     # Client
 
@@ -93,25 +92,27 @@ class FedAS(fl.Algorithm):
             *reestimate_batchnorm(self.setting),
             self.fisher_phase(),
             fl.Transform(write_fisher),
-            self.last.remember(),
+            self.last.copy(),
         )
-        return fl.LocalProgram(steps, keeps | self.last.kept(), sends | {FISHER})
+        return fl.LocalProgram(steps, keeps | self.last.leaves, sends | {FISHER})
 
     def alignment(self) -> tuple[fl.Step, ...]:
         """Return the steps of the alignment; none with a learning rate of 0."""
         if not self.config.align_lr:
             return ()
         body = frozenset(self.setting.net.parameters) - self.personal()
-        old = fl.Statistic("old", OldSums(self.setting.classes), finish=means)
-        phase = self.phase(Alignment(self.setting.classes), train=body, epochs=1)
-        return (old, replace(phase, optimizer=plain_sgd(self.config.align_lr), clip=None))
+        sums = OldSums(self.setting.classes, self.setting.net.leaves)
+        align, sgd = Alignment(self.setting.classes), plain_sgd(self.config.align_lr)
+        train = self.phase(align, train=body, epochs=1, optimizer=sgd, clip=None)
+        return (fl.Statistic("old", sums, finish=means), train)
 
     def fisher_phase(self) -> fl.Phase:
         """Return a phase that changes nothing and records F_i over batches of the usual size."""
         names = self.setting.net.parameters
-        phase = replace(self.phase(CrossEntropy(), epochs=1), optimizer=plain_sgd(0.0), clip=None)
-        trace = fl.Statistic("trace", SquaredGradient(names))
-        return replace(phase, batchnorm="eval", record=(trace,))
+        trace, sgd = fl.Statistic("trace", SquaredGradient(names)), plain_sgd(0.0)
+        return self.phase(
+            CrossEntropy(), epochs=1, optimizer=sgd, clip=None, batchnorm="eval", record=(trace,)
+        )
 
     # Server
 
@@ -137,14 +138,17 @@ class OldSums:
 
     Attributes:
         classes: Number of classes C.
+        names: Names of the net's leaves.
     """
 
     classes: int
+    names: tuple[str, ...]
 
     def __call__(self, context: fl.Context) -> fl.Tree:
         """Return `sums` [C, D] and `counts` [C] of one batch."""
         batch = context.batch
-        features = context.apply(stripped(OWN, context.leaves), batch.x).features.double()
+        old = Second(OWN, self.names)(context)
+        features = context.apply(old, batch.x).features.double()
         sums, counts = class_sums(features, batch.y, self.classes, batch.mask)
         return {"sums": sums, "counts": counts}
 

@@ -145,7 +145,7 @@ class Floco(fl.Algorithm):
 
     def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         dispatch = self.dispatch(state, ids)
-        weights = fl.bind(at_point, self.head, self.setting.net.leaves)
+        weights = fl.bind(at_point, self.head)
         models = {"personal": fl.Deployment(dispatch, weights=weights)}
         if not self.split()[0]:
             models["gm"] = fl.Deployment(replace(dispatch, rows=fl.Message()), weights=weights)
@@ -157,12 +157,11 @@ def head_weight(endpoints: Tensor, point: Tensor) -> Tensor:
     return torch.einsum("m,mcd->cd", point, endpoints)
 
 
-def at_point(context: fl.Context, head: LinearHead, names: tuple[str, ...]) -> fl.Tree:
-    """Return leaves of the net with the head at the client's point, or else at the centre."""
+def at_point(context: fl.Context, head: LinearHead) -> fl.Tree:
+    """Return the weight of the head at the client's point, or else at the centre."""
     endpoints = context.leaves[ENDPOINTS]
     centre = torch.full_like(endpoints[:, 0, 0], 1 / len(endpoints))
-    weight = head_weight(endpoints, context.ctx.get(POINT, centre))
-    return {name: context.leaves[name] for name in names} | {head.weight: weight}
+    return {head.weight: head_weight(endpoints, context.ctx.get(POINT, centre))}
 
 
 def random_scores(context: fl.Context, head: LinearHead, rho: float | None, prefix: str) -> Tensor:

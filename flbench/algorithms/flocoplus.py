@@ -9,9 +9,7 @@ from torch import Tensor
 import flbench.algorithms as fl
 from flbench.algorithms.floco import ENDPOINTS, POINT, Floco, at_point
 from flbench.algorithms.shared.linear_head import LinearHead
-from flbench.algorithms.shared.memory import PARTICIPATED
-from flbench.algorithms.shared.personal_model import PersonalModel, V, personal_model
-from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
+from flbench.algorithms.shared.second import PARTICIPATED, LastModel, Second
 from flbench.losses import Proximal
 from flbench.losses.cross_entropy import ScoresCrossEntropy
 
@@ -45,21 +43,18 @@ class FlocoPlus(Floco):
     communication = replace(Floco.communication, keeps="a body, M heads, a bias")
 
     @property
-    def own_model(self) -> PersonalModel:
-        """The model v_i, without its endpoints."""
-        model = personal_model(self.setting)
-        return replace(model, own=model.own - {self.head.weight})
+    def v(self) -> LastModel:
+        """The model v_i; with `train.batchnorm=drop` it has no statistics of its own."""
+        has = self.split()[0] | self.shared
+        return LastModel("v.", (*(n for n in self.setting.net.leaves if n in has), ENDPOINTS))
 
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
-        own = fl.only(start, self.own_model.own) | fl.only(server, {ENDPOINTS})
-        v = prefixed(V, own) | {PARTICIPATED: torch.tensor(False)}
-        return server, clients | fl.repeat(v, self.setting.clients)
+        return server, clients | fl.repeat(self.v.start(start | server), self.setting.clients)
 
     def program(self, state: fl.State) -> fl.LocalProgram:
         program = super().program(state)
-        own = prefixed_names(V, self.own_model.own | {ENDPOINTS})
-        program = replace(program, keeps=program.keeps | own | {PARTICIPATED})
+        program = replace(program, keeps=program.keeps | self.v.leaves)
         if self.stage(state) == "project":
             return program
         steps = (*program.steps, self.personal_phase(state), fl.Transform(take_part))
@@ -67,19 +62,19 @@ class FlocoPlus(Floco):
 
     def personal_phase(self, state: fl.State) -> fl.Phase:
         """Return the training of v_i."""
-        parameters = [name for name in self.setting.net.parameters if name in self.shared]
-        names = (*parameters, ENDPOINTS)
-        phase = self.phase(
-            ScoresCrossEntropy(scores=self.random_scores(state, V)),
-            Proximal(names, self.config.lam, prefix=V),
-            train=prefixed_names(V, names),
+        parameters = (name for name in self.setting.net.parameters if name in self.shared)
+        trained, v = Second(self.v.prefix, (*parameters, ENDPOINTS)), self.v
+        return self.phase(
+            ScoresCrossEntropy(scores=self.random_scores(state, v.prefix)),
+            Proximal(trained.names, self.config.lam, prefix=v.prefix),
+            train=trained.leaves,
             epochs=self.config.personal_epochs,
+            weights=Second(v.prefix, v.names),
         )
-        return replace(phase, weights=self.own_model)
 
     def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         models = super().deploy(state, ids)
-        weights = fl.bind(personal_at_point, self.head, self.own_model)
+        weights = fl.bind(personal_at_point, self.head, self.v)
         personal = replace(models["personal"], weights=weights)
         return models | {"personal": personal, "shared": models["personal"]}
 
@@ -89,14 +84,10 @@ def take_part(context: fl.Context) -> fl.Tree:
     return {PARTICIPATED: torch.ones_like(context.leaves[PARTICIPATED])}
 
 
-def personal_at_point(context: fl.Context, head: LinearHead, own: PersonalModel) -> fl.Tree:
+def personal_at_point(context: fl.Context, head: LinearHead, v: LastModel) -> fl.Tree:
     """Return v_i at the client's point, or the shared model at the centre of the simplex."""
-    leaves, ctx = context.leaves, context.ctx
-    model = own(context) | {ENDPOINTS: leaves[V + ENDPOINTS]}
-    took_part = leaves[PARTICIPATED]
-    chosen = {name: torch.where(took_part, v, leaves[name]) for name, v in model.items()}
-    if POINT not in ctx:
-        return at_point(context.with_leaves(chosen), head, own.names)
-    centre = torch.full_like(ctx[POINT], 1 / len(ctx[POINT]))
-    point = torch.where(took_part, ctx[POINT], centre)
-    return at_point(context.with_leaves(chosen, {POINT: point}), head, own.names)
+    own, ctx = v(context), context.ctx
+    if POINT in ctx:
+        centre = torch.full_like(ctx[POINT], 1 / len(ctx[POINT]))
+        ctx = {POINT: torch.where(context.leaves[PARTICIPATED], ctx[POINT], centre)}
+    return own | at_point(context.with_leaves(own, ctx), head)

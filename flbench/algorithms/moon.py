@@ -4,7 +4,7 @@ from pydantic import Field
 
 import flbench.algorithms as fl
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
-from flbench.algorithms.shared.memory import Copy, LastModel
+from flbench.algorithms.shared.second import LastModel, Second
 from flbench.losses import CrossEntropy, ModelContrast
 
 PREVIOUS = "prev."  # prefix of the client's model of its last participation
@@ -52,27 +52,28 @@ class Moon(fl.Algorithm):
     )
     communication = fl.Communication(down="w", up="w", keeps="w of its last participation")
 
-    def last_model(self) -> LastModel:
-        """Return the client's model of its last participation, buffers included."""
+    @property
+    def last(self) -> LastModel:
+        """The client's model of its last participation, buffers included."""
         return LastModel(PREVIOUS, self.setting.net.leaves)
 
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
-        return server, clients | self.last_model().rows(start, self.setting.clients)
+        return server, clients | fl.repeat(self.last.start(start), self.setting.clients)
 
     def terms(self) -> tuple[fl.LossTerm, ...]:
-        contrast = ModelContrast(self.last_model().names, self.config.mu, self.config.tau)
+        contrast = ModelContrast(self.last.names, self.config.mu, self.config.tau)
         return (CrossEntropy(), contrast)
 
     def program(self, state: fl.State) -> fl.LocalProgram:
-        net, last = self.setting.net, self.last_model()
+        net, last = self.setting.net, self.last
         keeps, sends = self.split()
         train = self.phase(*self.terms(), train=sends & {*net.parameters})
 
         # With train.batchnorm=drop the reference models need statistics of this client's samples.
         estimate = reestimate_batchnorm(self.setting)
         statistics = tuple(name for name in last.names if name in net.statistics)
-        received = (fl.Transform(Copy(RECEIVED, statistics)),) if estimate else ()
+        received = (Second(RECEIVED, statistics).copy(),) if estimate else ()
 
-        steps = (*estimate, last.recall(), *received, train, *estimate, last.remember())
-        return fl.LocalProgram(steps, keeps | last.kept(), sends)
+        steps = (*estimate, last.recall(), *received, train, *estimate, last.copy())
+        return fl.LocalProgram(steps, keeps | last.leaves, sends)

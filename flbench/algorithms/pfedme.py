@@ -1,14 +1,13 @@
 """pFedMe: personal models as proximal points of the global one (Dinh, Tran, Nguyen, 2020)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 import flbench.algorithms as fl
-from flbench.algorithms.shared.memory import LastModel
-from flbench.algorithms.shared.prefixes import prefixed_names
+from flbench.algorithms.shared.second import LastModel, Second
 
 THETA = "theta."  # prefix of the personal model's leaves
 
@@ -64,36 +63,30 @@ class PFedMe(fl.Algorithm):
             notes.append("pfedme: algorithm.lam * algorithm.personal_lr >= 2: theta diverges.")
         return notes
 
+    @property
     def theta(self) -> LastModel:
-        """Return theta: its leaves are those that are sent, in the net's order."""
+        """The personal model: its leaves are those that are sent, in the net's order."""
         sends = self.split()[1]
         return LastModel(THETA, tuple(name for name in self.setting.net.leaves if name in sends))
 
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
-        return server, clients | self.theta().rows(start, self.setting.clients)
+        return server, clients | fl.repeat(self.theta.start(start), self.setting.clients)
 
     def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
-        theta = self.theta()
-        statistics = tuple(name for name in theta.names if name in self.setting.net.statistics)
-        steps = (
-            theta.remember(),  # theta <- w
-            self.training(),
-            LastModel(THETA, statistics).remember(),  # the net's statistics moved with theta
-        )
-        return fl.LocalProgram(steps, keeps | theta.kept(), sends)
-
-    def training(self) -> fl.Phase:
-        """Return the training of theta and w, whose steps the gradient hook `Envelope` makes."""
-        names, train = self.setting.net.parameters, self.setting.train
-        trained = prefixed_names(THETA, names) | {*names}
-        return replace(
-            self.phase(*self.terms(), train=trained),
+        net, train, theta = self.setting.net, self.setting.train, self.theta
+        training = self.phase(
+            *self.terms(),
+            train=Second(THETA, net.parameters).leaves | {*net.parameters},
             optimizer=fl.OptimizerConfig(lr=1.0),
             clip=None,
-            gradient=Envelope(names, self.config, train.optimizer, train.clip),
+            gradient=fl.bind(envelope, net.parameters, self.config, train.optimizer, train.clip),
         )
+        statistics = tuple(name for name in theta.names if name in net.statistics)
+        # theta <- w; the training; the net's statistics have moved with theta
+        steps = (theta.copy(), training, Second(THETA, statistics).copy())
+        return fl.LocalProgram(steps, keeps | theta.leaves, sends)
 
     def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         factor = self.setting.train.schedule.lr_factor(state.round, self.setting.rounds)
@@ -109,61 +102,42 @@ class PFedMe(fl.Algorithm):
 
     def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         models = super().deploy(state, ids)
-        theta = Personal(self.setting.net.leaves, self.theta())
-        return models | {"personal": replace(models["personal"], weights=theta)}
+        return models | {"personal": replace(models["personal"], weights=self.theta)}
 
 
-@dataclass(frozen=True)
-class Envelope:
-    """Gradient hook: K steps on theta, and what makes of them a step of SGD with learning rate 1.
+def envelope(
+    context: fl.Context,
+    grad: fl.GradFn,
+    names: tuple[str, ...],
+    config: PFedMe.Config,
+    optimizer: fl.OptimizerConfig,
+    clip: float | None,
+) -> fl.Tree:
+    """Take K steps on theta; return the gradients of w and theta, for SGD with learning rate 1.
 
-    Attributes:
+    Args:
+        context: Its ctx has `factor`, that of `train.schedule`.
+        grad: The gradient of the cross entropy.
         names: Names of the net's parameters.
         config: Keys of pFedMe.
-        optimizer: Optimizer of `train.*`: its learning rate acts on w, and its weight decay on
-            theta.
+        optimizer: Optimizer of `train.*`: its learning rate acts on w, its weight decay on theta.
         clip: Largest norm of the gradient of the cross entropy; None for no limit.
     """
+    trained, factor = context.trained, context.ctx["factor"]
+    w, theta = fl.only(trained, names), Second(THETA, names).of(trained)
+    first = theta
 
-    names: tuple[str, ...]
-    config: "PFedMe.Config"
-    optimizer: fl.OptimizerConfig
-    clip: float | None
+    # theta <- theta - personal_lr (grad CE + decay theta + lam (theta - w)), K times
+    for _ in range(config.inner_steps):
+        g = grad(theta, context.batch)
+        norm = torch.stack([value.square().sum() for value in g.values()]).sum().sqrt()
+        bound = 1.0 if clip is None else (clip / (norm + 1e-6)).clamp_max(1.0)
+        moved: fl.Tree = {}
+        for n, v in theta.items():
+            slope = bound * g[n] + optimizer.weight_decay * v + config.lam * (v - w[n])
+            moved[n] = v - factor * config.personal_lr * slope
+        theta = moved
 
-    def __call__(self, context: fl.Context, grad: fl.GradFn) -> fl.Tree:
-        """Return the gradients of w and theta; `factor` in ctx is that of `train.schedule`."""
-        trained = context.trained
-        c, o, factor = self.config, self.optimizer, context.ctx["factor"]
-        first = theta = {name: trained[THETA + name] for name in self.names}
-
-        # theta <- theta - personal_lr (grad CE + decay theta + lam (theta - w)), K times
-        for _ in range(c.inner_steps):
-            g = grad(theta, context.batch)
-            norm = torch.stack([value.square().sum() for value in g.values()]).sum().sqrt()
-            bound = 1.0 if self.clip is None else (self.clip / (norm + 1e-6)).clamp_max(1.0)
-            moved: fl.Tree = {}
-            for n, v in theta.items():
-                slope = bound * g[n] + o.weight_decay * v + c.lam * (v - trained[n])
-                moved[n] = v - factor * c.personal_lr * slope
-            theta = moved
-
-        # w <- w - eta lam (w - theta); the schedule scales the phase's learning rate of 1.
-        pulled = {n: o.lr * c.lam * (trained[n] - v) for n, v in theta.items()}
-        return pulled | {THETA + n: (first[n] - v) / factor for n, v in theta.items()}
-
-
-@dataclass(frozen=True)
-class Personal:
-    """theta as context -> what the net is called with.
-
-    Attributes:
-        names: Names of the net's leaves.
-        theta: The personal model; leaves that it lacks are the client's.
-    """
-
-    names: tuple[str, ...]
-    theta: LastModel
-
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return the net's leaves."""
-        return {name: context.leaves[name] for name in self.names} | self.theta(context)
+    # w <- w - eta lam (w - theta); the schedule scales the phase's learning rate of 1.
+    pulled = {n: optimizer.lr * config.lam * (w[n] - v) for n, v in theta.items()}
+    return pulled | {THETA + n: (first[n] - v) / factor for n, v in theta.items()}

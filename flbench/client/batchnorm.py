@@ -17,8 +17,7 @@ class Moments:
 
     Attributes:
         layer: Name of the layer.
-        weights: context -> the parameters and buffers that the net is called with; None
-            calls the net with the leaves.
+        weights: `Deployment.weights`.
     """
 
     layer: str
@@ -26,7 +25,7 @@ class Moments:
 
     def __call__(self, context: Context) -> Tree:
         """Return `sum` and `squares` [channels] float64, and `count` [], of one batch."""
-        leaves = context.leaves if self.weights is None else self.weights(context)
+        leaves = context.leaves | (self.weights(context) if self.weights else {})
         x, _ = context.apply(leaves, context.batch.x, activations=(self.layer,)).activations[
             self.layer
         ]
@@ -84,8 +83,7 @@ def recalibrate(net: NetSpec, weights: Callable[[Context], Tree] | None = None) 
 
     Args:
         net: The description of the net; its layers are in the order of the forward pass.
-        weights: context -> the parameters and buffers that the net is called with; it must
-            pass on the running statistics of the leaves. None calls the net with the leaves.
+        weights: `Deployment.weights`, without running statistics.
     """
     steps: list[Step] = []
     for layer in net.layers:

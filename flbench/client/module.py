@@ -84,13 +84,13 @@ class ClientModule(LightningModule):
         Args:
             leaves: Other values of the leaves; None takes those of the client.
         """
-        if self.phase.weights is not None:
-            here = self.leaves if leaves is None else leaves
-            return self.phase.weights(self.context(leaves=here))
-        if leaves is None:
+        if leaves is None and self.phase.weights is None:
             return None
+        here = self.leaves if leaves is None else leaves
+        if self.phase.weights is not None:
+            here = here | self.phase.weights(self.context(leaves=here))
         own = (*self.net.named_parameters(), *self.net.named_buffers())
-        return {name: leaves[name] for name, _ in own}
+        return {name: here[name] for name, _ in own}
 
     def forward(self, x: Tensor, leaves: Tree | None = None) -> Outputs:
         """Return the net's outputs for inputs x [B, ...]; see `weights`."""

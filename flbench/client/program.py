@@ -124,9 +124,9 @@ class Phase:
         steps: Optimizer steps, or None if `epochs` is given.
         clip: Largest Euclidean norm of the gradient; None does not clip. It is one norm over all
             leaves that the phase trains, also those of a second model.
-        weights: context -> the parameters and buffers that the net is called with, under the
-            net's own names: masked ones, those of a second model, or those that a hypernetwork
-            generates. None calls the net with the leaves.
+        weights: context -> parameters and buffers that the net is called with in place of the
+            leaves of these names: masked ones, those of a second model, or those that a
+            hypernetwork generates.
         gradient: Gradient hook: (context, grad) -> the gradient that the optimizer gets. None takes
             the gradient of the loss. Each call of `grad` runs the net once, and BatchNorm in
             training mode updates its statistics each time.

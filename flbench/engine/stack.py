@@ -180,14 +180,14 @@ class Stack:
     ) -> Context:
         """Return what loss terms and Statistics read in one client's step.
 
-        The net is called with the leaves, or with what `weights` (of a phase) makes of them.
+        The net is called with the leaves, in place of which `weights` (of a phase) may have others.
         """
         env = self.environment
 
         def forward() -> Outputs:
             here = Context(leaves=leaves, start=start, ctx=ctx)
-            own = weights(here) if weights else {name: leaves[name] for name in env.start}
-            return call(env.net, own, batch.x)
+            called = leaves | weights(here) if weights else leaves
+            return call(env.net, {name: called[name] for name in env.start}, batch.x)
 
         given = partial(apply, env.net)
         return Context(forward, batch=batch, ctx=ctx, leaves=leaves, start=start, apply=given)

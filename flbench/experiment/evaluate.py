@@ -560,16 +560,11 @@ class Evaluator:
         names = (described.names("all") | described.fixed) - frozen.keys()
         model = next(self.models(state, settings))
         weights = model.deployment.weights
-        changes = model.steps or described.fixed
-        selects = not changes and getattr(weights, "selects", False)
-        write = (Transform(_WriteDeployedWeights(weights)),) if weights and not selects else ()
-        keeps = names | model.state.clients.keys() if selects else names
+        write = (Transform(weights),) if weights else ()
         everyone = torch.arange(self.federation.clients) if clients is None else clients
         is_shared, most = self._is_same_for_all(model), max(1, SCALARS // described.size)
         for ids in torch.split(everyone[:1] if is_shared else everyone, min(BLOCK, most)):
-            kept = self.run(model, ids, write=write, keeps=keeps).kept
-            if selects and weights:  # of all clients at once
-                kept = weights(Context(leaves=kept, start=kept, ctx={}))
+            kept = self.run(model, ids, write=write, keeps=names).kept
             for k in range(len(ids)):
                 one = held | {leaf: rows[k] for leaf, rows in kept.items()}
                 yield from repeat(one, len(everyone) if is_shared else 1)
@@ -639,13 +634,3 @@ class Evaluator:
 def _sent(algorithm: Algorithm, state: State, name: str, ids: Tensor) -> Dispatch:
     """Return what the server sends clients [K] for a deployment, with its masks applied."""
     return apply_masks(deployments(algorithm, state, ids)[name].dispatch)
-
-
-@dataclass(frozen=True)
-class _WriteDeployedWeights:
-    """Function of a Transform that sets the leaves to `Deployment.weights`."""
-
-    weights: Callable[[Context], Tree]
-
-    def __call__(self, context: Context) -> Tree:
-        return self.weights(context)

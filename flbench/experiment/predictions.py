@@ -25,8 +25,7 @@ class Predict:
     """Computes the predictions of a deployment, as the function of a Statistic.
 
     Attributes:
-        weights: `Deployment.weights`: maps a context to the parameters and buffers that the net
-            is called with; None calls it with the leaves.
+        weights: `Deployment.weights`.
         predict: `Deployment.predict`: maps a Context to scores [B, C]; None takes the logits.
         has_margin: Whether to return the margins of two classes too.
         has_probabilities: Whether to return the logarithms of the predicted probabilities too.
@@ -45,7 +44,7 @@ class Predict:
         For targets that are not classes they are the outputs [B, ...] of the module.
         """
         if self.weights is not None:
-            weights = self.weights(context)
+            weights = context.leaves | self.weights(context)
             context = Context(
                 partial(context.apply, weights, context.batch.x),
                 batch=context.batch,

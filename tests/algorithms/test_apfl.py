@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from flbench.algorithms.apfl import ClipAlpha
+from flbench.algorithms.apfl import clip_alpha
 from flbench.core.types import Context
 from flbench.testing import after, played
 from tests.algorithms.plain import (
@@ -147,7 +147,7 @@ def test_w_is_fedavgs_and_v_is_local_onlys_with_alpha_one(policy):
 def test_alpha_stays_between_zero_and_one():
     for value, expected in ((-0.2, 0.0), (0.3, 0.3), (1.7, 1.0)):
         context = Context(leaves={"alpha": torch.tensor(value)}, start={}, ctx={})
-        assert ClipAlpha()(context)["alpha"] == torch.tensor(expected)
+        assert clip_alpha(context)["alpha"] == torch.tensor(expected)
 
 
 @pytest.mark.slow

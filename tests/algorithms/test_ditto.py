@@ -101,15 +101,6 @@ def test_what_is_evaluated_is_the_personal_model_at_both_moments(tmp_path, polic
         assert accuracies(path, "gm", "common") == accuracies(fedavg, "gm", "common")
 
 
-def test_strong_pull_is_warned_of():
-    def notes(*keys):
-        return [note for note in build("algorithm=ditto", *keys).notes if "overshoots" in note]
-
-    assert notes("algorithm.lam=150")
-    assert not notes("algorithm.lam=50")
-    assert not notes("algorithm.lam=150", "train.optimizer.name=adam")
-
-
 @pytest.mark.slow
 def test_bytes_are_fedavgs(tmp_path):
     """The personal model is never sent."""

@@ -139,17 +139,6 @@ def test_own_layers_of_fedper_are_a_linear_probe_on_the_body():
         assert torch.equal(found.correct[client], hits)
 
 
-def test_joining_starts_a_second_model_at_the_global_one():
-    """Ditto after no epoch predicts what FedAvg does, which trains the same global model."""
-    found = {}
-    for name in ("fedavg", "ditto", "apfl"):
-        built = build(*NEW, f"algorithm.name={name}", "evaluation.adapt.finetune_epochs=[0]")
-        model = NewClients(built, print).evaluate(after(built, 2))["new", 0]
-        found[name] = model.evaluation.local["personal", "test"].confusion
-        assert model.received > 0
-    assert torch.equal(found["fedavg"], found["ditto"])
-
-
 def test_diverging_adaptation_is_named_and_evaluated_without_it():
     notes = []
     built = build(

@@ -4,7 +4,7 @@ The weight W of a layer becomes W + alpha / rank * B A (`model.lora`, see `flben
 is frozen, so a method sees A, B and the head alone.
 """
 
-from typing import ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -53,7 +53,8 @@ class AdapterMethod(Algorithm):
         *terms: LossTerm,
         train: str | frozenset[str] | None = None,
         epochs: int | None = None,
+        **others: Any,
     ) -> Phase:
         if train is None:
             train = frozenset(self.setting.net.parameters) - self.frozen()
-        return super().phase(*terms, train=train, epochs=epochs)
+        return super().phase(*terms, train=train, epochs=epochs, **others)

@@ -4,8 +4,8 @@ This module registers no method. `dfedavg.py` is the simplest method that is mad
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -13,9 +13,8 @@ from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Deployment
 from flbench.algorithms.setting import MOST_SHOWN, PAIRS_OF_COHORT
-from flbench.algorithms.shared.memory import Copy
 from flbench.algorithms.shared.mixing import mix
-from flbench.algorithms.shared.prefixes import prefixed
+from flbench.algorithms.shared.second import Second
 from flbench.algorithms.shared.topology import (
     Links,
     Mixing,
@@ -24,7 +23,7 @@ from flbench.algorithms.shared.topology import (
     components,
     mixing_rows,
 )
-from flbench.client.program import LocalProgram, LossTerm, Phase, Step, Transform
+from flbench.client.program import LocalProgram, LossTerm, Phase, Step, bind
 from flbench.config.schema import AlgorithmConfig
 from flbench.core.learned import Learned, LearnedTable
 from flbench.core.rng import Draw
@@ -116,6 +115,11 @@ class Gossip(Algorithm):
         """The network of clients."""
         return self.config.wiring()
 
+    @property
+    def unmixed(self) -> Second:
+        """Copies of the leaves from before mixing."""
+        return Second(LOCAL, tuple(sorted(self.split()[1])))
+
     def leaves(self, start: Tree) -> Tree:
         """Return the leaves that a client may keep or mix before the first round.
 
@@ -141,9 +145,11 @@ class Gossip(Algorithm):
         *terms: LossTerm,
         train: str | frozenset[str] | None = None,
         epochs: int | None = None,
+        **others: Any,
     ) -> Phase:
         train = self.trainable() if train is None else train
-        return replace(super().phase(*terms, train=train, epochs=epochs), weights=self.called())
+        others = {"weights": self.called()} | others
+        return super().phase(*terms, train=train, epochs=epochs, **others)
 
     def init(self, start: Tree) -> tuple[Tree, Tree]:
         keeps, mixed = self.split()
@@ -152,14 +158,13 @@ class Gossip(Algorithm):
         clients = repeat(only(leaves, keeps | mixed), self.setting.clients)
         if not self.config.after_training:
             return mean, clients
-        return mean, clients | prefixed(LOCAL, only(clients, mixed))
+        return mean, clients | self.unmixed.start(clients)
 
     def program(self, state: State) -> LocalProgram:
         keeps, mixed = self.split()
         steps, copies = self.steps(), frozenset[str]()
         if self.config.after_training:
-            steps = (*steps, Transform(Copy(LOCAL, tuple(sorted(mixed)))))
-            copies = frozenset(LOCAL + name for name in mixed)
+            steps, copies = (*steps, self.unmixed.copy()), self.unmixed.leaves
         return LocalProgram(steps, keeps | mixed | copies, mixed)
 
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
@@ -221,7 +226,7 @@ class Gossip(Algorithm):
         weights, mixed = self.evaluated(), self.split()[1]
         deployments = {"personal": Deployment(Dispatch(), weights=weights)}
         if self.config.after_training:
-            before = BeforeMixing(self.setting.net.leaves, tuple(sorted(mixed)), weights)
+            before = bind(before_mixing, self.unmixed, weights) if weights else self.unmixed
             deployments = {"personal": Deployment(Dispatch(), weights=before)}
         if state.server:
             mean = Dispatch(Message(only(state.server, mixed)))
@@ -265,27 +270,9 @@ class Gossip(Algorithm):
         ]
 
 
-@dataclass(frozen=True)
-class BeforeMixing:
-    """What the net is called with if models are evaluated as they were before mixing.
-
-    Attributes:
-        net: Names of the net's leaves.
-        names: Names of the leaves of which the client has copies.
-        weights: context -> what the net is called with; None for the leaves themselves.
-    """
-
-    net: tuple[str, ...]
-    names: tuple[str, ...]
-    weights: Callable[[Context], Tree] | None
-
-    def __call__(self, context: Context) -> Tree:
-        """Return the weights under the net's own names."""
-        before = context.leaves | {name: context.leaves[LOCAL + name] for name in self.names}
-        if self.weights is None:
-            return {name: before[name] for name in self.net}
-        without_copies = {n: value for n, value in before.items() if not n.startswith(LOCAL)}
-        return self.weights(context.with_leaves(without_copies))
+def before_mixing(context: Context, unmixed: Second, weights: Callable[[Context], Tree]) -> Tree:
+    """Return what the net is called with if models are evaluated as they were before mixing."""
+    return weights(context.with_leaves(context.leaves | unmixed(context)))
 
 
 def peers(links: Tensor) -> dict[str, float]:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from flbench.algorithms.setting import Setting
-from flbench.algorithms.shared.gossip import LOCAL
 from flbench.algorithms.shared.gradients import summed_gradient
 from flbench.client.program import Statistic, Step, Transform
 from flbench.core.rng import generator
@@ -101,15 +100,10 @@ class Masked:
     inner: Callable[[Context], Tree] | None = None
 
     def __call__(self, context: Context) -> Tree:
-        """Return the weights under the net's own names."""
-        if self.inner is not None:
-            made = self.inner(context)
-        else:
-            others = (MASK, TRAINED, LOCAL)  # leaves that are not part of the model
-            made = {
-                name: value for name, value in context.leaves.items() if not name.startswith(others)
-            }
-        return made | {name: made[name] * context.leaves[MASK + name] for name in self.names}
+        """Return the weights with masks, and the others that `inner` makes."""
+        leaves = context.leaves
+        made = {} if self.inner is None else self.inner(context)
+        return made | {name: (leaves | made)[name] * leaves[MASK + name] for name in self.names}
 
 
 @dataclass(frozen=True)
@@ -129,7 +123,7 @@ class DenseGradient:
         """Return the gradient of each leaf that has a mask."""
         made = self.called(context)
         masked = {name: made[name] for name in self.called.names}
-        return summed_gradient(context, masked, lambda values: made | values)
+        return summed_gradient(context, masked, lambda values: context.leaves | made | values)
 
 
 @dataclass(frozen=True)
