@@ -12,7 +12,7 @@ import yaml
 
 from flbench.cli import app
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.docs
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "guides" / "from-csv-to-table.md"
 TEXT = PAGE.read_text("utf-8")

@@ -88,6 +88,7 @@ def registered(package, monkeypatch):
         del sys.modules[name]
 
 
+@pytest.mark.full
 def test_its_tests_and_the_contract_pass(package, tmp_path):
     """In a pytest of its own, which has only the settings of the package."""
 

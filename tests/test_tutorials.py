@@ -7,10 +7,10 @@ import pytest
 
 from tests.tutorials import TUTORIALS, execute
 
+pytestmark = pytest.mark.docs
 NOTEBOOKS = sorted(TUTORIALS.glob("*.ipynb"))
 
 
-@pytest.mark.slow
 @pytest.mark.one_of("path")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

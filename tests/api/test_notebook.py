@@ -18,7 +18,7 @@ GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "python.md"
 SETTING = """
 import flbench as fl
 few = fl.Dirichlet(alpha=0.5, clients=4, samples=400)
-train = {"rounds": 100, "local_epochs": 1}
+train = {"rounds": 40, "local_epochs": 1}
 def begin():
     return fl.run("fedavg", partition=few, train=train, engine={"threads": 1},
                   evaluation={"every": 1}, output={"checkpoint_every": 100})
@@ -62,13 +62,13 @@ def test_interrupt_of_a_kernel_saves_and_resume_continues(tmp_path):
     book = nbformat.v4.new_notebook()
     book.cells = [nbformat.v4.new_code_cell(text) for text in (SETTING, INTERRUPTED, RESUMED)]
     client = NotebookClient(book, timeout=250, resources={"metadata": {"path": str(tmp_path)}})
-    asyncio.run(_interrupt(client, book, lambda c: re.search(r"round \d+ of 100", text_of(c))))
+    asyncio.run(_interrupt(client, book, lambda c: re.search(r"round \d+ of 40", text_of(c))))
     shown = [text_of(cell) for cell in book.cells]
 
     assert "interrupted and saved. Resume with: fl.resume('runs/digits-dirichlet/" in shown[1]
     assert "<progress" in shown[1]
     assert "Run True True" in shown[2]
-    assert "round 100 of 100" in shown[2]
+    assert "round 40 of 40" in shown[2]
 
 
 TUNED = """
@@ -92,7 +92,7 @@ print(study.trials[["state", "round"]].values.tolist())
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
 def test_interrupt_of_a_kernel_keeps_a_study_and_resume_continues(tmp_path):
     """The trials have a loss term that is defined in a cell."""
@@ -114,7 +114,7 @@ def test_interrupt_of_a_kernel_keeps_a_study_and_resume_continues(tmp_path):
     assert "trials/fedavg/000  finished" in shown[2]  # another process calls Ray, and prints
 
 
-@pytest.mark.slow
+@pytest.mark.docs
 def test_guide_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = {}

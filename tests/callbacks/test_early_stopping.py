@@ -235,6 +235,7 @@ def test_arguments_out_of_range_are_refused(arguments, message):
 
 
 @pytest.mark.full
+@pytest.mark.full
 def test_killed_process_stops_in_the_same_round_after_a_resume(tmp_path):
     """A fork is killed with SIGKILL after its first checkpoint."""
     keys = (

@@ -411,7 +411,7 @@ def killed_in_its_second_cell(*words: str) -> None:
     app.main(list(words))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_after_a_kill_nothing_is_repeated_and_the_report_is_the_same(tmp_path: Path):
     words = ["local", "fedavg", "--seeds", "1", "--jobs", "1", *ONE]
     assert compare(tmp_path / "whole", *words) == 0

@@ -38,10 +38,6 @@ NUMBERS: Final = tuple(
     for key, value in leaves(Config().tree()).items()
     if isinstance(value, int | float) and not isinstance(value, bool)
 )
-RUN_FILES: Final = (
-    *("config.yaml", "metrics.csv", "summary.json", "per_class.csv", "partition.json"),
-    *("checkpoints/last.safetensors", "checkpoints/best.safetensors"),
-)
 
 
 @dataclass(frozen=True)
@@ -51,13 +47,11 @@ class Originals:
     Attributes:
         finished: Folder of a finished run.
         interrupted: Folder of an interrupted run.
-        study: Study folder.
         partition: Saved partition of the digits (NAME.npz, with NAME.json beside it).
     """
 
     finished: Path
     interrupted: Path
-    study: Path
     partition: Path
 
 
@@ -268,55 +262,7 @@ def override(rng: Random, folder: Path, _: Originals) -> Call:
     return Call(shown(item), [*command, item, *others], folder, is_wrong)
 
 
-# --- run and study folders ---
-
-
-def run_folder(rng: Random, folder: Path, originals: Originals) -> Call:
-    """A run folder with one damaged file."""
-    resumes = rng.random() < 0.5
-    run = copied(originals.interrupted if resumes else originals.finished, folder)
-    names = [name for name in RUN_FILES if (run / name).exists()]
-    what = damaged_file(rng, run / rng.choice(names))
-    command = ["run", "--resume", str(run)] if resumes else ["show", str(run)]
-    if not resumes and rng.random() < 0.3:
-        command += [str(originals.finished)]
-    if not resumes and rng.random() < 0.2:
-        command += ["--picture", str(folder / "x.svg")]
-    return Call(f"{command[0]} {what}", command, folder)
-
-
-def checkpoint(rng: Random, folder: Path, originals: Originals) -> Call:
-    """A checkpoint that can be read and has wrong content."""
-    run = copied(originals.interrupted, folder)
-    file = run / "checkpoints" / "last.safetensors"
-    content = file.read_bytes()
-    size = struct.unpack("<Q", content[:8])[0]
-    header, body = json.loads(content[8 : 8 + size]), content[8 + size :]
-    about = header["__metadata__"]
-    name = rng.choice(["position", "extra", "names", "format", "config", "tensor", "gone"])
-    tensors = [key for key in header if key != "__metadata__"]
-    if name in ("position", "extra", "names"):
-        about[name] = altered_json(rng, about[name].encode()).decode("utf-8", "replace")
-    elif name in ("format", "config"):
-        about[name] = rng.choice(["", "x", "0", "x" * 10_000])
-    elif name == "gone":
-        del about[rng.choice(list(about))]
-    else:
-        entry = header[rng.choice(tensors)]
-        entry[rng.choice(["shape", "dtype"])] = rng.choice([[], [1], [2**40], "F64", "I8", "X", -1])
-    packed = json.dumps(header).encode()
-    file.write_bytes(struct.pack("<Q", len(packed)) + packed + body)
-    return Call(f"checkpoint {name}", ["run", "--resume", str(run)], folder)
-
-
-def study_folder(rng: Random, folder: Path, originals: Originals) -> Call:
-    """A study folder with one damaged file."""
-    study = copied(originals.study, folder)
-    files = sorted(study.glob("*.json")) + sorted(study.glob("*/*/*/*.json"))
-    what = damaged_file(rng, rng.choice(files))
-    if rng.random() < 0.2:
-        return Call(f"study {what}", ["tune", "--resume", str(study)], folder)
-    return Call(f"study {what}", ["show", str(study)], folder)
+# --- files of runs ---
 
 
 def saved_partition(rng: Random, folder: Path, originals: Originals) -> Call:
@@ -654,9 +600,6 @@ def special_path(rng: Random, folder: Path, originals: Originals) -> Call:
 FAMILIES: Final[dict[Family, int]] = {
     configuration: 6,
     override: 6,
-    run_folder: 5,
-    checkpoint: 2,
-    study_folder: 3,
     saved_partition: 2,
     reference: 1,
     npz: 5,
@@ -665,7 +608,7 @@ FAMILIES: Final[dict[Family, int]] = {
     name: 6,
     special_path: 3,
 }
-"""How many of 49 inputs are of each family."""
+"""How many of 39 inputs are of each family. Folders of runs: see `mutations.py`."""
 
 
 # --- damage ---

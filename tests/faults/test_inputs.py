@@ -12,7 +12,6 @@ import pytest
 from tests.faults.inputs import Originals, calls
 from tests.faults.processes import Outcome, outcomes
 from tests.support import interrupted_run, run
-from tests.tuning import studies
 
 SEED = os.environ.get("FLBENCH_FAULTS_SEED", "0")
 COUNT = int(os.environ.get("FLBENCH_FAULTS_INPUTS", "490"))
@@ -27,16 +26,9 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 def originals(tmp_path_factory):
     root = tmp_path_factory.mktemp("originals")
     finished, _ = run(root / "finished", "algorithm=fedavg")
-    study = studies.begin(root / "study", "hfcd", "fedavg")
-    for method in ("hfcd", "fedavg"):
-        for index in range(2):
-            studies.trial(study, method, index, 0.5 + index / 10)
-        for variant in ("default", "tuned"):
-            studies.final(study, finished, method, variant, 1, {"accuracy": 0.5})
     return Originals(
         finished=finished,
         interrupted=interrupted_run(root / "interrupted", "algorithm=fedavg"),
-        study=study,
         partition=finished / "partition.npz",
     )
 

@@ -75,7 +75,7 @@ def test_every_cell_of_a_method_that_exists_is_a_configuration(name, scale, monk
 
 @pytest.mark.parametrize("scale", ["small", "full"])
 @pytest.mark.parametrize("name", PAPERS)
-@pytest.mark.slow
+@pytest.mark.full
 def test_every_method_accepts_the_setting_of_its_paper(name, scale, monkeypatch):
     """With colour images of 32 by 32 pixels, and ten classes."""
     monkeypatch.setattr(catalogue, "is_available", lambda config: True)

@@ -99,6 +99,7 @@ def test_mirror_is_off_where_it_is_switched_off_or_mlflow_is_missing(tmp_path, m
         mirror.start(tmp_path, TrackingConfig(mlflow=True))
 
 
+@pytest.mark.full
 def test_run_is_mirrored_by_a_process_of_its_own(tmp_path):
     """The run's own process never imports MLflow."""
     uri = f"sqlite:///{tmp_path}/m/flbench.db"

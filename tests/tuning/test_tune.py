@@ -221,6 +221,7 @@ sys.exit(code)
 """
 
 
+@pytest.mark.full
 def test_study_on_two_nodes_goes_on_when_workers_die_and_trials_diverge(tmp_path):
     """A worker that dies once costs nothing, one that dies again its trial, never the study."""
     space = tmp_path / "fedprox.yaml"
@@ -282,6 +283,7 @@ def test_trials_that_start_workers_of_their_own_do_not_wait_for_ever(tmp_path, t
         assert weights_in(study / name) == weights_of_a_run(study, name, tmp_path / name, plain)
 
 
+@pytest.mark.full
 def test_population_exchanges_states_and_leaves_the_defaults_alone(tmp_path):
     more = ("--scheduler", "pbt", "--trials", "3", "--seeds", "0", "--concurrent", "1")
     more = (*more, "train.rounds=10", "train.local_epochs=2", "output.keep_trials=best")

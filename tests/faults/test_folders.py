@@ -38,7 +38,7 @@ from flbench.core.text import is_printable
 from flbench.testing import run
 from flbench.tuning import study_page
 from tests.comparison.made import run_folder
-from tests.fuzz import mutations
+from tests.faults import mutations
 from tests.tuning import studies
 
 SECONDS = float(os.environ.get("FLBENCH_FUZZ_SECONDS", "0"))
@@ -48,7 +48,7 @@ MEMORY = 2**30  # bytes by which an example may raise the memory of the process
 WITH_PICTURES = 20  # one of so many examples draws the pictures of the report
 TESTS = 5  # tests that share the time
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300 + 4 * SECONDS)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300 + 4 * SECONDS)]
 
 
 def fuzzed(test):
@@ -271,7 +271,6 @@ def mutated(data, folder, tmp_path, most):
     return mine
 
 
-@pytest.mark.slow
 def test_commands_read_mutated_folders(intact, tmp_path, capsys, module, monkeypatch):
     folder, _ = intact
     monkeypatch.chdir(tmp_path)
@@ -299,7 +298,6 @@ def test_commands_read_mutated_folders(intact, tmp_path, capsys, module, monkeyp
     test()
 
 
-@pytest.mark.slow
 def test_studies_are_shown_after_mutations(intact, tmp_path, capsys, module, monkeypatch):
     folder, _ = intact
     monkeypatch.chdir(tmp_path)
@@ -325,7 +323,6 @@ def test_studies_are_shown_after_mutations(intact, tmp_path, capsys, module, mon
     test()
 
 
-@pytest.mark.slow
 def test_archives_are_read_after_mutations(intact, tmp_path, capsys, module, monkeypatch):
     folder, file = intact
     monkeypatch.chdir(tmp_path)
@@ -356,7 +353,6 @@ def test_archives_are_read_after_mutations(intact, tmp_path, capsys, module, mon
     test()
 
 
-@pytest.mark.slow
 def test_models_are_loaded_after_mutations(intact, tmp_path, capsys, module, monkeypatch):
     """Checkpoints of strangers are read by predict, export and --resume."""
     folder, _ = intact
@@ -379,7 +375,6 @@ def test_models_are_loaded_after_mutations(intact, tmp_path, capsys, module, mon
     test()
 
 
-@pytest.mark.slow
 def test_runs_are_resumed_after_mutations(intact, tmp_path, capsys, module, monkeypatch):
     """Only files besides the configuration change: another one is another training."""
     folder, _ = intact
