@@ -184,3 +184,22 @@ def test_places_are_compared_by_ranks():
     first, second, *_ = over_places(equal)
     assert "a, like b, has the best mean rank by test accuracy, 1.5 on the scale" in first
     assert second == "Over all places, a and b send 20 B each with one run in each."
+
+
+def test_ranks_that_do_not_differ():
+    values = {
+        "a": {"p": 0.9, "q": 0.1, "r": 0.9},
+        "b": {"p": 0.8, "q": 0.8, "r": 0.8},
+        "c": {"p": 0.7, "q": 0.7, "r": 0.95},
+        "d": {"p": 0.5},
+    }
+
+    first, _, *each = over_places(values)
+
+    assert "Friedman's test sees no significant difference" in first
+    assert first.endswith(" d is not ranked, because it lacks a place.")
+    assert [sentence.split(",")[0] for sentence in each] == [
+        "On p with 50 clients",
+        "On q with 50 clients",
+        "On r with 50 clients",
+    ]

@@ -270,3 +270,13 @@ def test_partitions_of_the_same_samples_are_repetitions_and_unknown_samples_join
 
     assert (found.places, found.repetitions, found.vary) == (("digits",), 3, "both")
     assert not any("samples" in sentence for sentence in found.warnings)
+
+
+def test_other_repetitions_of_a_method_are_missing_ones(tmp_path):
+    run_folder(tmp_path / "a", "fedavg", 0.5, repetition=1)
+    run_folder(tmp_path / "b", "hfcd", 0.5, repetition=2)
+
+    assert (
+        "digits: repetitions are missing: fedavg has 1 of 2, hfcd has 1 of 2."
+        in arranged(tmp_path).warnings
+    )

@@ -511,3 +511,23 @@ def test_the_mean_over_the_steps_is_logged_and_other_reductions_are_refused(tmp_
     assert not any("self.log" in note for note in run.notes)
     with pytest.raises(fl.ConfigError, match="reduce_fx"):
         short(tmp_path, made(changed("training_step", largest)))
+
+
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch.export.load
+@pytest.mark.slow
+def test_exported_module_predicts_without_lightning(tmp_path, random_run):
+    run, _ = random_run
+    x = torch.randint(0, 17, (5, 8, 8), dtype=torch.uint8)
+    file = run.export(tmp_path / "module.pt2", client=1)
+
+    torch.testing.assert_close(torch.export.load(file).module()(x), run.predict(x, client=1))
+
+
+def test_a_study_searches_arguments_of_the_module(tmp_path):
+    """The default trial has the default of the argument."""
+    file = tmp_path / "space.yaml"
+    keys = {"trials": 1, "seeds": 1, "space": file, "partition": FEW, "output": {"dir": tmp_path}}
+    keys["model"] = {"name": "tests.api.test_federate:Plain", "lightning": True}
+    file.write_text("method: fedavg\nspace:\n  model.args.depth: {int: [2, 8]}\n")
+    with pytest.raises(fl.ConfigError, match=r"no argument `depth`.*width"):
+        fl.tune(["fedavg"], **keys)

@@ -5,6 +5,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 import warnings
 from contextlib import contextmanager
 from dataclasses import fields
@@ -601,3 +603,36 @@ def test_errors_of_the_system_are_those_of_the_command_line(raised, kind, messag
 
     assert message in str(caught.value)
     assert caught.value is raised or caught.value.__cause__ is raised
+
+
+def test_the_end_of_the_process_waits_for_threads_that_have_trained(tmp_path, monkeypatch):
+    """Not for those that still work, and once for each thread."""
+    waits, numbers = [], []
+    monkeypatch.setattr(process.atexit, "register", lambda *call: waits.append(call))
+    monkeypatch.setattr(process, "_waited_for", set())
+    monkeypatch.setattr(process, "THREADS", tmp_path)
+    working = threading.Event()
+
+    def train():
+        for _ in range(2):
+            with process.preserved():
+                numbers.append(threading.get_native_id())
+        working.wait()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    while len(numbers) < 2:
+        time.sleep(0.001)
+    file = tmp_path / str(numbers[0])  # a thread that the system lists
+    file.touch()
+    [(wait, *given)] = waits
+    assert given == numbers[:1]
+
+    begin = time.monotonic()
+    wait(*given)
+    assert time.monotonic() - begin < process.LAST_SECONDS
+    working.set()
+    thread.join()
+    threading.Timer(0.05, file.unlink).start()
+    wait(*given)
+    assert not file.exists()

@@ -7,6 +7,7 @@ from torch import nn
 
 import flbench as fl
 from flbench.api import studies
+from flbench.api import tuning as api_tuning
 from flbench.calls import arguments
 from flbench.config.resolve import resolve
 from flbench.data.sources import digits
@@ -245,3 +246,12 @@ def test_study_in_this_process(tmp_path, capfd):
         fl.resume(study.path, data=given["data"])
     with pytest.raises(fl.UserError, match="SHA-256 of the net that was given"):
         fl.resume(study.path, **given | {"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 10))})
+
+
+def test_each_method_gets_its_own_keys():
+    given = {"algorithm": {"mu": 0.5, "agg_weights": "uniform"}}
+    names = ("fedavg", "fedprox")
+    trees = [api_tuning._layers_of(name, names, None, given)[-1].tree for name in names]
+
+    assert trees[0]["algorithm"] == {"agg_weights": "uniform", "name": "fedavg"}
+    assert trees[1]["algorithm"] == {"mu": 0.5, "agg_weights": "uniform", "name": "fedprox"}

@@ -467,3 +467,12 @@ def test_outputs_that_are_not_finite_stop_the_run(tmp_path):
 
     with pytest.raises(fl.RunError, match="returns outputs that are not finite"):
         federated(tmp_path, module=Overflow)
+
+
+def test_metric_that_is_infinite_names_the_model(tmp_path):
+    class Endless(MeanAbsoluteError):  # noqa: N818
+        def compute(self):
+            return super().compute() * torch.inf
+
+    with pytest.raises(fl.ConfigError, match=r"evaluation\.metrics\.mae` is infinite for the unt"):
+        federated(tmp_path, metrics={"mae": Endless()})

@@ -9,10 +9,11 @@ from pydantic import ValidationError
 
 from flbench.callbacks import Callback
 from flbench.callbacks.early_stopping import EarlyStopping
+from flbench.config.resolve import read
 from flbench.config.sources import Layer
 from flbench.core.errors import CallbackError, ConfigError
 from flbench.core.tree import digest
-from flbench.experiment import lifecycle
+from flbench.experiment import checkpoint, lifecycle
 from flbench.results import metrics_file
 from tests.callbacks.support import CrashAfter, CrashError, only_run, run_with
 from tests.support import Silent, reproducible, summary_of
@@ -327,3 +328,49 @@ def test_what_is_not_a_callback_is_refused_before_anything_is_written(tmp_path, 
     with pytest.raises(ConfigError, match=message):
         run_with(tmp_path, [wrong])
     assert not list(tmp_path.iterdir())
+
+
+def test_note_that_fails_within_a_round_ends_the_run_after_the_round_is_saved(tmp_path):
+    class Mute(Callback):
+        def on_note(self, text):
+            if "left out of this round" in text:
+                raise ValueError("no notes")
+
+    keys = ("model=mlp", "train.optimizer.lr=1e30", "output.checkpoint_every=50")
+    with pytest.raises(CallbackError, match=r"failed in `on_note`.* saved after round 1\."):
+        run_with(tmp_path, [Mute()], *keys)
+    path = only_run(tmp_path)
+    config_hash = read(path / "config.yaml").hash()
+    saved, _ = checkpoint.load(path / "checkpoints" / "last.safetensors", config_hash)
+    assert saved.round == 1
+
+
+def test_run_that_could_not_be_saved_is_not_called_saved(tmp_path):
+    class Unsaved(Failing):
+        calls = 0
+
+        def state_dict(self):
+            self.calls += 1
+            return {"ids": {1}} if self.calls > 1 else {}
+
+    with pytest.raises(CallbackError, match="Resume with") as caught:
+        run_with(tmp_path, [Unsaved("on_round_end", 1)], "output.checkpoint_every=50")
+    assert "saved after" not in str(caught.value)
+    assert not (only_run(tmp_path) / "checkpoints" / "last.safetensors").exists()
+
+
+def test_failing_note_and_failing_on_exception_hide_no_error(tmp_path):
+    class Loud(Callback):
+        def on_round_end(self, run, metrics):
+            run.note("a note")
+
+        def on_note(self, text):
+            if text == "a note":
+                raise ValueError("no notes")
+
+        def on_exception(self, run, error):
+            raise ValueError("no exceptions")
+
+    with pytest.raises(CallbackError, match=r"failed in `on_note`") as caught:
+        run_with(tmp_path, [Loud()], "partition.scheme=iid")
+    assert any("no exceptions" in note for note in caught.value.__notes__)

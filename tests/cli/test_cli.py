@@ -618,3 +618,16 @@ def test_a_full_disk_below_standard_output_is_named(buffered):
     assert ended.returncode == 1
     assert ended.stderr.startswith("error: standard output cannot be written (No space left")
     assert len(ended.stderr.splitlines()) == 1
+
+
+def test_interrupted_comparison_names_the_methods_that_did_not_start(flbench, monkeypatch):
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lifecycle, "run", interrupted)
+
+    code, _, error = flbench("run", *SMALL, "--algo", "local,fedavg,hfcd")
+
+    assert code == 130
+    assert "not started: fedavg, hfcd" in error

@@ -49,3 +49,19 @@ def test_configuration_comes_back_from_its_text(tmp_path, arguments):
 def test_lists_of_arguments_are_short_enough_to_be_read_again():
     with pytest.raises(ConfigError, match=r"partition\.args\.many"):
         resolve([layer(many=list(range(1_001)))])
+
+
+def text_of(value):
+    """What YAML has for a value, by hand."""
+    if isinstance(value, str):
+        return f"'{value}'"
+    return str(value).lower() if value is not None else "null"
+
+
+def test_equal_values_of_several_types_keep_their_texts():
+    """Texts are remembered by value, and Python finds 1, 1.0 and True equal."""
+    values = [1, 1.0, True, 0, 0.0, -0.0, False, None, "1", "true", "null", ""]
+    for some in (values, values[::-1]):
+        lines = to_yaml({f"key{k}": value for k, value in enumerate(some)}, {}).splitlines()
+        found = [line.partition(": ")[2] for line in lines]
+        assert found == [text_of(value) for value in some]

@@ -273,3 +273,15 @@ def test_a_run_keeps_path_and_hash_and_is_not_resumed_with_another_source(own, t
     assert before in shortened(str(refusal.value))
     assert after_change in shortened(str(refusal.value))
     assert before != after_change
+
+
+def test_terms_change_neither_what_is_kept_nor_what_is_sent():
+    plain, extended = (
+        build("algorithm=scaffold", *more).algorithm
+        for more in ((), ("train.terms=[balanced_softmax]",))
+    )
+    state = build("algorithm=scaffold").start()
+    one, two = plain.program(state), extended.local_program(state)
+
+    assert (one.keeps, one.sends, one.masks) == (two.keeps, two.sends, two.masks)
+    assert len(two.steps) == len(one.steps) + 1

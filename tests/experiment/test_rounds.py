@@ -1,6 +1,6 @@
 """One round of methods made for these tests: set-up, stages, peers, replies, rows of a dispatch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -338,3 +338,15 @@ def test_the_server_may_grow(built):
     hook_checks.update(built.algorithm, grown, state, 3)
     with pytest.raises(ConfigError, match="`center_1`"):
         hook_checks.update(built.algorithm, Update({"center_1": 3}), state, 3)
+
+
+def test_setup_rounds_have_streams_of_their_own(built):
+    algorithm = made(built, WithSetup)
+    state = start_of(algorithm)
+    keys = {
+        rounds.settings_of(algorithm, replace(state, stage=s, stage_round=t), setup=True).draw.key
+        for s in range(2)
+        for t in range(2)
+    }
+
+    assert len(keys | {rounds.settings_of(algorithm, state).draw.key}) == 5

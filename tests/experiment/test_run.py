@@ -869,3 +869,64 @@ def test_a_metric_of_the_server_is_a_number(tmp_path, monkeypatch, value):
     monkeypatch.setitem(ALGORITHMS, "valued", Valued)
     with pytest.raises(ConfigError, match=r"Valued.aggregate.*'share'.*number"):
         run(tmp_path, "algorithm=valued", "train.rounds=1")
+
+
+def test_resume_refuses_other_data_than_the_run_began_with(tmp_path):
+    data = write_npz(tmp_path / "x.npz")
+    folder = interrupted_run(tmp_path / "runs", "algorithm=fedavg", f"data.path={data}")
+    write_npz(data, n=124)
+
+    with pytest.raises(DataError, match="differ from those that"):
+        lifecycle.resume(folder, Layer({}))
+
+
+def test_local_only_evaluated_right_after_training_equals_evaluated_after_aggregation(tmp_path):
+    path, _ = run(tmp_path, "algorithm=local", "model.name=lenet5")
+
+    assert metric_by_round(path, "test", "personal@local", "accuracy") == metric_by_round(
+        path, "test", "personal", "accuracy"
+    )
+
+
+def test_merged_pool_has_no_common_metrics(tmp_path):
+    path, _ = run(tmp_path, "algorithm=fedavg", "partition.pool=merged")
+
+    assert not [row for row in rows(path) if row["split"] == "common"]
+
+
+def test_resume_of_a_finished_run_refuses_changes_too(tmp_path):
+    path, _ = run(tmp_path, "algorithm=local")
+
+    with pytest.raises(ConfigError, match=r"`train.rounds` was 3"):
+        lifecycle.resume(path, from_overrides(["train.rounds=20"]))
+    with pytest.raises(ConfigError, match=r"`output.dir` was"):
+        lifecycle.resume(path, from_overrides(["output.dir=elsewhere"]))
+
+
+def test_resume_keeps_the_period_in_the_folder(tmp_path):
+    """That of a folder of a version with another default, too."""
+    keys = ("algorithm=local", "train.rounds=5", "evaluation.every=null")
+    path = interrupted_run(tmp_path, *keys)
+    text = (path / "config.yaml").read_text()
+    assert "every: 1 " in text
+    (path / "config.yaml").write_text(text.replace("every: 1 ", "every: 4 "))
+    assert app.main(["run", "--resume", str(path)]) == 0
+
+    assert 3 not in metric_by_round(path, "validation", "personal", "accuracy")
+    assert {4, 5} <= set(metric_by_round(path, "validation", "personal", "accuracy"))
+
+
+def test_target_accuracy_is_that_of_the_test_parts_without_a_validation_part(tmp_path, capsys):
+    keys = ("algorithm=fedavg", "train.rounds=6", "evaluation.every=1", "train.optimizer.lr=0.1")
+    keys = (*keys, "partition.samples=null", "partition.split=[0.8,0,0.2]")
+    path, summary = run(tmp_path, *keys, "evaluation.target_accuracy=0.5")
+
+    test = metric_by_round(path, "test", "personal", "accuracy")
+    target = summary["target"]
+    assert target["round"] == min(number for number, value in test.items() if value >= 0.5)
+    assert target["split"] == "test"
+    assert any("counted by the test accuracy" in note for note in summary["notes"])
+    label = "test accuracy (there is no validation part) reached 0.5 in round"
+    assert label in (path / "report.html").read_text()
+    assert app.main(["show", str(path)]) == 0
+    assert f"{label} {target['round']}, after" in " ".join(capsys.readouterr().out.split())

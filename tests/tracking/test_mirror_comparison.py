@@ -11,7 +11,7 @@ import pytest
 import flbench as fl
 from flbench.analysis import text
 from flbench.cli import app
-from flbench.tracking import follow, mlflow_store, mlflow_view
+from flbench.tracking import follow, mlflow_models, mlflow_store, mlflow_view
 from tests.installed import needs
 from tests.support import SMALL
 from tests.tracking.reading import entries, history
@@ -344,3 +344,34 @@ def test_server_that_never_answers_costs_a_sentence_and_no_secret_is_written(tmp
     files = [file for file in path.rglob("*") if file.is_file()]
     assert files
     assert not [file for file in files if SECRET.encode() in file.read_bytes()]
+
+
+def test_points_of_models_repeat_those_of_curves(store, whole):
+    for key in cell_names("fedavg"):
+        points = history(store, whole[key])
+        places = [(name, step) for name, step, _ in points]
+        assert len(places) == len(set(places))
+
+
+def test_model_whose_tag_was_lost_is_found_again(store, copied, monkeypatch):
+    """A mirror that is killed after it made a model leaves the run without the model's name."""
+    lost = {"mlflow.flbench.models"}
+    set_tags = mlflow_models.MlflowRun.set_tags
+    monkeypatch.setattr(
+        mlflow_models.MlflowRun,
+        "set_tags",
+        lambda run, tags: set_tags(run, {k: v for k, v in tags.items() if k not in lost}),
+    )
+    cell = copied / "cells" / "local-digits-seed0"
+    first, _ = follow.sync(cell, store.uri)
+    lost.clear()
+
+    again, _ = follow.sync(cell, store.uri)
+
+    run = runs_of(store, copied)["cells/local-digits-seed0"]
+    query = f"source_run_id = '{run.info.run_id}'"
+    found = store.client.search_logged_models([run.info.experiment_id], query)
+    assert len(found) == first.models == again.models
+    assert json.loads(run.data.tags["mlflow.flbench.models"]) == {
+        model.tags["evaluation"]: model.model_id for model in found
+    }

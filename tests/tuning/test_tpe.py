@@ -2,6 +2,7 @@
 
 import math
 
+import optuna
 import pytest
 
 from flbench.tuning.samplers import Observation, RandomSampler
@@ -113,3 +114,22 @@ def test_optuna_accepts_any_history(history):
     for params in OptunaSampler(SPACE, DEFAULTS, 0, 4).propose(history, 5)[1:]:
         assert params.keys() == SPACE.parameters.keys()
         assert all(SPACE.parameters[path].holds(value) for path, value in params.items())
+
+
+def test_proposals_do_not_depend_on_defaults_of_optuna(monkeypatch):
+    """They are those of a multivariate TPE, asked for by Optuna's own interface."""
+    history = search(OptunaSampler(SPACE, DEFAULTS, 0, 12), 12, 12)
+    found = OptunaSampler(SPACE, DEFAULTS, 0, 12).propose(history, 3)
+    tpe = optuna.samplers.TPESampler
+
+    class Other(tpe):
+        def __init__(self, *, multivariate=False, constant_liar=False, **given):
+            super().__init__(multivariate=multivariate, constant_liar=constant_liar, **given)
+
+    def proposals(sampler):
+        monkeypatch.setattr(optuna.samplers, "TPESampler", sampler)
+        return OptunaSampler(SPACE, DEFAULTS, 0, 12).propose(history, 3)
+
+    assert proposals(Other) == found
+    assert proposals(lambda **given: tpe(**given | {"multivariate": True})) == found
+    assert proposals(lambda **given: tpe(**given | {"multivariate": False})) != found
