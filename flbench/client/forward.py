@@ -3,8 +3,7 @@
 Nothing here needs Lightning, which only the engines import that train one client after the other.
 """
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from functools import partial
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from flbench.core.types import Outputs, Tree
-from flbench.models import fixed
+from flbench.models import freezing
 from flbench.models.module_state import write_back
 
 
@@ -25,7 +24,7 @@ def freeze_statistics(net: nn.Module) -> None:
 
 def never_trained(net: nn.Module) -> frozenset[str]:
     """Return the names of a net's buffers and of the parameters that the user has frozen."""
-    return frozenset(name for name, _ in net.named_buffers()) | fixed.of(net).parameters
+    return frozenset(name for name, _ in net.named_buffers()) | freezing.of(net).parameters
 
 
 def name_in_net(leaf: str, names: Collection[str]) -> str | None:
@@ -81,7 +80,7 @@ def apply(
             change.
         activations: Names of layers whose input and output are returned.
     """
-    missing = fixed.of(net).leaves - leaves.keys()
+    missing = freezing.of(net).leaves - leaves.keys()
     weights = {name: leaves[name] for name, _ in net.named_parameters() if name not in missing}
     for name, _ in net.named_buffers():
         if name in missing:
@@ -95,30 +94,13 @@ def apply(
         net.get_submodule(name).register_forward_hook(partial(_record_activation, recorded, name))
         for name in activations
     ]
-    with mode(net, train=train):
+    with freezing.mode(net, train=train):
         try:
             outputs: Outputs = torch.func.functional_call(net, weights, (x,))
         finally:
             for handle in handles:
                 handle.remove()
     return outputs._replace(activations=recorded)
-
-
-@contextmanager
-def mode(net: nn.Module, *, train: bool) -> Iterator[None]:
-    """Set the mode of all modules of a net within a `with` block, and restore it afterwards.
-
-    Modules that the user has put in eval mode stay so in training.
-    """
-    before = [(module, module.training) for module in net.modules()]
-    net.train(train)
-    if train:
-        fixed.keep_modes(net)
-    try:
-        yield
-    finally:
-        for module, was_training in before:
-            module.training = was_training
 
 
 def _record_activation(

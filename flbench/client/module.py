@@ -23,7 +23,7 @@ from flbench.client.recording import Recording
 from flbench.client.tensor_names import untrained
 from flbench.core.lightning import LightningModule
 from flbench.core.types import Batch, Context, Outputs, Tree
-from flbench.models import fixed
+from flbench.models import freezing
 
 
 class ClientModule(LightningModule):
@@ -180,7 +180,7 @@ class ClientModule(LightningModule):
         """
         super().train(mode)
         if mode:
-            fixed.keep_modes(self.net)
+            freezing.keep_modes(self.net)
         if mode and self.phase.batchnorm == "eval":
             freeze_statistics(self.net)
         return self

@@ -24,10 +24,9 @@ from flbench.core.errors import ConfigError
 from flbench.core.lightning import is_param_in_hook_signature
 from flbench.core.types import Batch, Context, Outputs, Tree
 from flbench.core.user_code_errors import as_errors, calling
-from flbench.models import fixed
+from flbench.models import freezing
 from flbench.models.lightning_head import Call, features_of, recorded
-from flbench.models.lightning_hooks import base_of, overrides
-from flbench.models.lightning_net import LightningNet
+from flbench.models.lightning_net import LightningNet, base_of, overrides
 
 Pack = Callable[[Tensor, Tensor, Any], Any]
 """(inputs [B, ...], labels [B], rows [B] of the data set) -> the batch that a module gets."""
@@ -138,7 +137,7 @@ class OwnModule(ClientModule):
         BatchNorm in training mode cannot train on one row; then the module gets all rows.
         """
         mask = batch.mask
-        least = 2 if fixed.trains_batchnorm(self.net) else 1
+        least = 2 if freezing.trains_batchnorm(self.net) else 1
         return None if bool(mask.all()) or int(mask.sum()) < least else mask
 
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:
@@ -176,7 +175,7 @@ class OwnModule(ClientModule):
         _attach(net.module, position)
         net.module.__dict__["log"] = self._logged.log
         for name, parameter in net.named_parameters():
-            parameter.requires_grad_(name not in net.frozen)
+            parameter.requires_grad_(name not in freezing.of(net).parameters)
         self._hook("setup", "fit")
         if self.phase.by_module:
             optimizer, self._schedules = parse(self._call("configure_optimizers"), net.title)

@@ -38,6 +38,7 @@ from flbench.experiment.assembly import Experiment, build
 from flbench.experiment.engines import on_this_machine
 from flbench.experiment.evaluate import BLOCK, Evaluator, Model
 from flbench.experiment.predictions import SCALARS
+from flbench.models import freezing
 from flbench.models.base import net_leaves
 from flbench.models.lightning_net import LightningNet
 from flbench.results import metrics_file
@@ -277,7 +278,7 @@ def _net(experiment: Experiment, evaluator: Evaluator, model: Model, client: int
     deployed.unsaved = tuple(sorted(changed - saved.keys()))
     if isinstance(net, LightningNet):  # the user's module, which may be trained further
         for leaf, parameter in net.named_parameters():
-            parameter.requires_grad_(leaf not in net.frozen)
+            parameter.requires_grad_(leaf not in freezing.of(net).parameters)
     return deployed
 
 

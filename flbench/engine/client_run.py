@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
-from flbench.client.forward import apply, mode
+from flbench.client.forward import apply
 from flbench.client.logged import Log
 from flbench.client.module import ClientModule
 from flbench.client.program import LocalProgram, Phase, Statistic, Step, Transform
@@ -26,7 +26,7 @@ from flbench.engine.base import STATISTIC_BATCH, RoundSettings
 from flbench.engine.environment import Environment
 from flbench.engine.training import Training
 from flbench.losses import TaskLoss
-from flbench.models import fixed
+from flbench.models import freezing
 from flbench.models.base import is_lightning
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class ClientRun:
             name: env.own[name] if name in env.own else value.clone()
             for name, value in self.start.items()
         }
-        unchanged = fixed.of(env.net).leaves
+        unchanged = freezing.of(env.net).leaves
         with torch.no_grad():
             for name, leaf in env.own.items():
                 if name not in unchanged:
@@ -229,7 +229,7 @@ class ClientRun:
     def _observe(self, recording: Recording, batch: Batch) -> None:
         """Let a Statistic see one batch."""
         env = self._environment
-        with torch.no_grad(), mode(env.net, train=False), env.precision():
+        with torch.no_grad(), freezing.mode(env.net, train=False), env.precision():
             context = Context(
                 partial(env.net, batch.x),
                 batch=batch,

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from flbench.client.forward import call, mode
+from flbench.client.forward import call
 from flbench.core import control_groups
 from flbench.core.types import Tree
+from flbench.models import freezing
 
 UNKNOWN = 2**30
 """Free bytes that are assumed if the system does not report them."""
@@ -64,7 +65,7 @@ def saved_bytes_per_sample(net: nn.Module, start: Tree, never: frozenset[str], x
         # An operation that saved its own result would hold itself, and never be freed.
         return tensor.detach()
 
-    with mode(net, train=True), saved_tensors_hooks(note, lambda tensor: tensor):
+    with freezing.mode(net, train=True), saved_tensors_hooks(note, lambda tensor: tensor):
         call(net, leaves, x)
     return sum(saved.values()) // len(x)
 

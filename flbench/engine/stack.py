@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flbench.client.forward import apply, call, mode
+from flbench.client.forward import apply, call
 from flbench.client.program import Statistic, Transform
 from flbench.client.recording import Recording
 from flbench.config.schema import EngineConfig
@@ -25,6 +25,7 @@ from flbench.engine.base import RoundSettings
 from flbench.engine.environment import Environment
 from flbench.engine.stacked_layers import cast_convolutions, exclude_padding
 from flbench.engine.stacked_tree import StackedTree
+from flbench.models import freezing
 
 STATISTIC_BATCH = 8192
 """Samples of all clients together in one batch of a Statistic."""
@@ -209,7 +210,7 @@ class Stack:
         longest = max(1, int(sizes[0]))
         recording = Recording(statistic)
         begin = 0
-        with torch.no_grad(), mode(env.net, train=False):
+        with torch.no_grad(), freezing.mode(env.net, train=False):
             while begin < longest:
                 count = int((sizes > begin).sum()) if begin else len(self)
                 end = begin + max(1, STATISTIC_BATCH // count)

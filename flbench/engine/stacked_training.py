@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from flbench.client.forward import freeze_statistics, mode, name_in_net, never_trained
+from flbench.client.forward import freeze_statistics, name_in_net, never_trained
 from flbench.client.loss_and_optimizer import local_loss, make_optimizer
 from flbench.client.program import Phase, most_epochs
 from flbench.client.recording import Recording
@@ -28,6 +28,7 @@ from flbench.core.types import Batch, Context, Tree
 from flbench.data.batches import PIECE
 from flbench.engine import stacked_batches
 from flbench.engine.stack import Stack
+from flbench.models import freezing
 
 
 class StackedPhase:
@@ -77,7 +78,7 @@ class StackedPhase:
         """Take all steps, and write the recorded Statistics into ctx."""
         self._record_padded_row()
         step, net = 0, self._stack.environment.net
-        with mode(net, train=True):
+        with freezing.mode(net, train=True):
             if self._phase.batchnorm == "eval":
                 freeze_statistics(net)
             while count := self._batches.active(step):
@@ -95,7 +96,7 @@ class StackedPhase:
         stack, env = self._stack, self._stack.environment
         row = torch.zeros(len(stack), 1, dtype=torch.int64, device=env.device)
         batch = (stack.inputs(row), env.federation.y[row], row > 0, row)  # the mask is False
-        with torch.no_grad(), mode(env.net, train=False):
+        with torch.no_grad(), freezing.mode(env.net, train=False):
             for one in self._recordings:
                 one.add(stack.vmap_clients(partial(stack.observe, one.statistic), batch))
 

@@ -7,7 +7,6 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.utils.data import IterableDataset
 
-from flbench.client.forward import mode
 from flbench.client.module import ClientModule
 from flbench.client.program import Phase, most_epochs
 from flbench.core.types import Batch
@@ -15,6 +14,7 @@ from flbench.data import batches
 from flbench.data.federation import Federation
 from flbench.engine.base import RoundSettings
 from flbench.engine.environment import Environment
+from flbench.models import freezing
 
 
 class Training:
@@ -100,7 +100,7 @@ class Training:
         """Show the Statistics one padded row, so that a client without a step has results too."""
         env, module = self._environment, self._module
         none = self._batches.indices[:0]
-        with mode(env.net, train=False), env.precision():
+        with freezing.mode(env.net, train=False), env.precision():
             for batch in batches.in_order(env.federation, none, env.dtype, 1):
                 module.record(module.step_context(batch))
 

@@ -21,7 +21,7 @@ from flbench.engine import memory
 from flbench.engine.base import Dispatcher, Engine, KeptRows, RoundSettings, gathered
 from flbench.engine.stack import Stack, StackEnvironment
 from flbench.engine.stacked_training import StackedPhase
-from flbench.models import fixed
+from flbench.models import freezing
 from flbench.models.base import is_lightning
 
 MEMORY_SHARE = 0.25
@@ -105,7 +105,7 @@ class VectorizedEngine(Engine):
         if self._block is None:
             env = self._environment
             x = env.federation.inputs(torch.zeros(2, dtype=torch.int64), env.dtype)
-            known = fixed.of(env.net)
+            known = freezing.of(env.net)
             own = {name: leaf for name, leaf in env.start.items() if name not in known.leaves}
             never = env.buffers | known.parameters
             per_sample = memory.saved_bytes_per_sample(env.net, env.start, never, x)

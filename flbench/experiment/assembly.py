@@ -48,7 +48,7 @@ from flbench.experiment.rounds import programs, seeded_method
 from flbench.experiment.row_files import ClientRows
 from flbench.experiment.run_folder import RunFolder
 from flbench.metrics.classes import confusable_classes, rare_classes, read_confusion
-from flbench.models import fixed
+from flbench.models import freezing
 from flbench.models.base import build as build_net
 from flbench.models.base import describe, is_lightning, net_leaves
 
@@ -290,7 +290,7 @@ def build(
 def _net(asked: Config, federation: Federation, folder: Path | None) -> nn.Module:
     """Return the net; what is frozen has the values of a run that has begun."""
     net = build_net(asked.model, federation.shape, federation.output, asked.seed)
-    if folder is not None and (values := fixed.values(net)):
+    if folder is not None and (values := freezing.values(net)):
         checkpoint.load_frozen(folder / "checkpoints" / checkpoint.FROZEN, values)
     return net
 
@@ -333,7 +333,7 @@ def _complete(
     if isinstance(asked.model, OwnModelConfig) or asked.model.weights is not None:
         from flbench.models import pretrained
 
-        model |= pretrained.recorded(net)
+        model |= pretrained.recorded(asked.model, net)
     method = own_methods.sha256(asked.algorithm)
     terms = [
         entry if found is None else entry.altered(sha256=found)
@@ -398,7 +398,7 @@ def _refuse(config: Config, net: nn.Module, unmet: list[str]) -> None:
     if not unmet:
         return
     lines = [f"`algorithm.name={config.algorithm.name}`: {sentence}" for sentence in unmet]
-    if frozen := len(fixed.of(net).parameters):
+    if frozen := len(freezing.of(net).parameters):
         lines.append(
             f"{frozen} parameters of the net are frozen (`model.freeze`, `model.lora`): if that is"
             " the reason, freeze less of it."
@@ -430,7 +430,7 @@ def _cached(
     config: Config, here: EngineConfig, net: nn.Module, federation: Federation
 ) -> tuple["Cached | None", str | None]:
     """Return what the engine has in place of net and samples if a part is frozen, and a note."""
-    if not fixed.of(net).parameters:
+    if not freezing.of(net).parameters:
         return None, None
     from flbench.experiment import frozen_outputs
 
@@ -568,7 +568,7 @@ def _start(
 
 def _start_values(net: nn.Module, dtype: torch.dtype) -> Tree:
     """Return the net's seeded parameters and buffers, without those that the user has fixed."""
-    known = fixed.of(net).leaves
+    known = freezing.of(net).leaves
     return {
         name: leaf.detach().to(dtype) if leaf.is_floating_point() else leaf.detach()
         for name, leaf in net_leaves(net).items()

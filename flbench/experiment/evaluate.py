@@ -28,7 +28,8 @@ from flbench.engine.base import STATISTIC_BATCH, Engine, RoundSettings, gathered
 from flbench.experiment.communication import apply_masks
 from flbench.experiment.predictions import PARTS, SCALARS, Evaluation, positive_class
 from flbench.experiment.rounds import deployments
-from flbench.models.module_state import MIXES, may_draw_in_eval
+from flbench.models.module_state import may_draw_in_eval
+from flbench.models.trial import mixes
 
 if TYPE_CHECKING:
     from flbench.experiment.frozen_outputs import Cached
@@ -468,7 +469,7 @@ class Evaluator:
 
     def _is_one_pass(self, model: Model) -> bool:
         """Return whether the samples of several clients can be in one batch."""
-        is_plain = not self.net.__dict__.get(MIXES, False) and is_known(model.deployment.predict)
+        is_plain = not mixes(self.net) and is_known(model.deployment.predict)
         return is_plain and self._is_same_for_all(model)
 
     def _report_undefined(self, model: Model, whose: list[int]) -> None:

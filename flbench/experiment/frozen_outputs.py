@@ -20,10 +20,11 @@ from flbench.core.tree import digest
 from flbench.data.federation import Federation
 from flbench.engine import memory
 from flbench.engine.base import dtype_of, open_device
-from flbench.models import fixed, freezing
+from flbench.models import freezing
 from flbench.models.base import Net, is_lightning, net_leaves
-from flbench.models.module_state import MIXES, random_layers
+from flbench.models.module_state import random_layers
 from flbench.models.own import OwnNet
+from flbench.models.trial import mixes
 
 BATCH: Final = 256  # samples of one forward pass
 SHARE: Final = 0.25  # largest share of the free memory that the outputs may take
@@ -88,13 +89,12 @@ def cached(
             f"model: the frozen layers are computed in each step (model.cache), because {outputs}."
         )
     rest = deepcopy(net, {id(module): nn.Identity() for module in part})
-    left, modules, before = net_leaves(rest), dict(rest.named_modules()), fixed.of(net)
-    kept = (before.parameters & left.keys(), before.modules & modules.keys())
-    fixed.write(rest, fixed.Fixed(*kept, before.statistics & left.keys()))
+    freezing.record(rest)
+    left = net_leaves(rest)
     dtype = dtype_of(engine)
     held = {
         name: leaf.detach().to(dtype) if leaf.is_floating_point() else leaf.detach()
-        for name, leaf in fixed.values(net).items()
+        for name, leaf in freezing.values(net).items()
         if name not in left
     }
     samples = replace(
@@ -123,7 +123,7 @@ def _first(net: nn.Module) -> list[nn.Module]:
     """
     if type(net).forward not in (Net.forward, OwnNet.forward):
         return []
-    known = fixed.of(net).leaves
+    known = freezing.of(net).leaves
     backbone: nn.Module = net.get_submodule("backbone")
 
     def is_fixed(prefix: str, module: nn.Module) -> bool:
@@ -153,7 +153,7 @@ def _unfit(
         return "data.augment changes the samples in each step"
     if engine.precision not in EXACT:
         return f"engine.precision={engine.precision} rounds them anew in each step"
-    if net.__dict__.get(MIXES, False):
+    if mixes(net):
         return "they mix the samples of a batch"
     inside = {module for whole in part for module in whole.modules()}
     frozen = {id(one) for module in part for one in module.parameters()}
@@ -162,7 +162,7 @@ def _unfit(
         return "a layer behind them has the same weights"
     for place, module in net.named_modules():
         is_random = any(layer.startswith("``") for layer in random_layers(module))  # itself
-        if module in inside and is_random and place not in fixed.of(net).modules:
+        if module in inside and is_random and place not in freezing.of(net).modules:
             return f"`{freezing.in_net_of_user(net, place)}` among them draws random numbers"
     return None
 
@@ -188,7 +188,7 @@ def _outputs(net: nn.Module, federation: Federation, engine: EngineConfig) -> Te
 
     few = torch.arange(min(8, len(samples.x)))
     whole.train()
-    fixed.keep_modes(whole)
+    freezing.keep_modes(whole)
     first, again = called(few, 1), called(few, 2)
     whole.eval()
     in_eval_mode = called(few, 1)

@@ -27,7 +27,7 @@ from flbench.experiment.assembly import Experiment, Restored, build
 from flbench.experiment.loop import Seconds
 from flbench.experiment.predictions import PARTS
 from flbench.experiment.run_folder import RunFolder
-from flbench.models import fixed
+from flbench.models import freezing
 from flbench.results.reading import is_finished
 from flbench.workers.pool import LostError
 
@@ -122,7 +122,7 @@ def _describe(
     for name, content in zip(("partition.npz", "partition.json"), partition, strict=True):
         folder.write(name, content)
     folder.write_json("provenance.json", about)
-    folder.save_frozen(fixed.values(experiment.net))
+    folder.save_frozen(freezing.values(experiment.net))
     # The configuration is written last, because a folder that contains it can be resumed.
     tree = experiment.config.tree()
     folder.write("config.yaml", to_yaml(tree, origins))

@@ -8,7 +8,7 @@ from flbench.algorithms.base import Algorithm
 from flbench.config.schema import SCHEME_KEYS, Config, ModelConfig, OwnModelConfig, PartitionConfig
 from flbench.core.wording import listed
 from flbench.data.federation import Federation
-from flbench.models import fixed
+from flbench.models import freezing
 from flbench.models.base import padding_note
 
 SHOWN: Final = 8  # layers that a note lists
@@ -26,7 +26,7 @@ def configuration_notes(
         algorithm: The method.
     """
     notes = []
-    has_frozen = bool(fixed.of(net).parameters)
+    has_frozen = bool(freezing.of(net).parameters)
     if isinstance(config.model, OwnModelConfig) or config.model.weights is not None or has_frozen:
         from flbench.models import own
 

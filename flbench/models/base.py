@@ -16,8 +16,8 @@ from flbench.core.errors import ConfigError
 from flbench.core.registry import MODELS
 from flbench.core.rng import seeded, torch_seed
 from flbench.core.types import Outputs, Tree
-from flbench.models import fixed
-from flbench.models.module_state import tried
+from flbench.models import freezing
+from flbench.models.trial import tried
 
 if TYPE_CHECKING:
     from flbench.models.lightning_net import LightningNet
@@ -106,7 +106,7 @@ class LayerSpec:
 class NetSpec:
     """Description of a net: its layers and its leaves (parameters and buffers).
 
-    What the user has fixed (see `flbench.models.fixed`) is not described: neither are such tensors
+    What is frozen (see `flbench.models.freezing`) is not described: neither are such tensors
     leaves, nor are modules without other tensors layers.
 
     Attributes:
@@ -181,8 +181,8 @@ class NetSpec:
             if frozen:
                 raise ConfigError(
                     f"the method needs the {role} of the net, and all of its parameters are frozen"
-                    f" (requires_grad=False or model.freeze): {fixed.listed(frozen)}. Unfreeze some"
-                    " of them, or take a method that does not divide the net, such as fedavg."
+                    f" (requires_grad=False or model.freeze): {freezing.listed(frozen)}. Unfreeze"
+                    " some, or take a method that does not divide the net, such as fedavg."
                 )
         return frozenset(leaf for layer in layers for leaf in layer.leaves)
 
@@ -248,19 +248,16 @@ def build(config: ModelConfig, shape: tuple[int, ...], classes: int | None, seed
             what = f"`model.name={config.name}`"
             from flbench.models import pretrained
 
-            pretrained.load(net, config.weights, "head", what, config.weights_sha256)
+            pretrained.load(net, config.weights, "head", what)
         if not any(module.training for module in net.modules()):
             net.train()
         if config.lora.rank is not None:
             from flbench.models import lora
 
-            lora.freeze_base(net, config)
             lora.inject(net, config)
         elif config.freeze != "none":
-            from flbench.models import freezing
-
             freezing.freeze(net, config)
-    fixed.write(net, fixed.find(net))
+    freezing.record(net)
     return net
 
 
@@ -276,9 +273,9 @@ def describe(net: nn.Module, shape: tuple[int, ...]) -> NetSpec:
     """
     first = next(net.parameters())
     x = shapes.examples(shape, 1, first.dtype).to(first.device)
-    with torch.no_grad(), fixed.eval_mode(net), tried(net), _calls(net) as called:
+    with torch.no_grad(), freezing.mode(net, train=False), tried(net), _calls(net) as called:
         features = net(x).features.shape[1]  # [1, D] -> D
-    known = fixed.of(net).leaves
+    known = freezing.of(net).leaves
     leaves = net_leaves(net)
     layers = []
     for name, module in net.named_modules():

@@ -1,28 +1,148 @@
-"""The key `model.freeze`: frozen parameters of a net, and modules that stay in eval mode.
+"""What is frozen in a net: parameters that nobody trains, and modules that stay in eval mode.
 
-Freezing sets what a user could set by hand: `requires_grad=False`, and the eval mode of frozen
-normalization layers. Everything else follows from `flbench.models.fixed`.
+The user freezes parameters by hand (`requires_grad=False`, `eval()`) or by the key `model.freeze`,
+which does the same. A frozen tensor is the same for all clients in all rounds. Methods do not see
+it: it is not among the leaves of a `NetSpec`, so nothing trains, mixes, sends or keeps it, and the
+net is called with its first value.
 """
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
-from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from flbench.config.schema import ModelConfig
+from flbench.core import wording
 from flbench.core.errors import ConfigError, did_you_mean
-from flbench.core.wording import listed
-from flbench.models import fixed
 
 NONE: Final = "none"
 BACKBONE: Final = "backbone"
 SHOWN: Final = 12  # names of modules that an error lists
+ATTRIBUTE: Final = "frozen_part"  # of the net; copies of the net have it too
 
 
-def freeze(net: nn.Module, config: ModelConfig, head: str | None = "head") -> frozenset[str]:
-    """Freeze the parameters of a net that `model.freeze` names; see `flbench.models.fixed`.
+@dataclass(frozen=True)
+class Frozen:
+    """What is frozen in a net.
+
+    Attributes:
+        parameters: Names of the parameters with `requires_grad=False`.
+        modules: Names of the modules that are in eval mode while the net is trained.
+        statistics: Names of the running statistics of normalization layers in eval mode.
+    """
+
+    parameters: frozenset[str] = frozenset()
+    modules: frozenset[str] = frozenset()
+    statistics: frozenset[str] = frozenset()
+
+    @property
+    def leaves(self) -> frozenset[str]:
+        """Names of the tensors that do not change."""
+        return self.parameters | self.statistics
+
+    def __str__(self) -> str:
+        parts = {"frozen parameters": self.parameters, "modules in eval mode": self.modules}
+        return ", ".join(f"{what}: {len(names)}" for what, names in parts.items() if names)
+
+
+def record(net: nn.Module) -> None:
+    """Find what is frozen in a net, and store it in the net.
+
+    Modules that the net's own `train()` puts in eval mode are among it. The modes of the net do
+    not change.
+    """
+    before = [(name, module, module.training) for name, module in net.named_modules()]
+    net.train()
+    modules = {name for name, module, was in before if not (was and module.training)}
+    for _, module, was in before:
+        module.training = was
+    statistics = {
+        f"{name}.{leaf}" if name else leaf
+        for name, module, _ in before
+        if name in modules and isinstance(module, _NormBase)
+        for leaf, _ in module.named_buffers(recurse=False)
+    }
+    parameters = {name for name, one in net.named_parameters() if not one.requires_grad}
+    found = Frozen(frozenset(parameters), frozenset(modules), frozenset(statistics))
+    net.__dict__[ATTRIBUTE] = found
+
+
+def of(net: nn.Module) -> Frozen:
+    """Return what is stored as frozen in a net."""
+    found: Frozen = net.__dict__.get(ATTRIBUTE, Frozen())
+    return found
+
+
+def values(net: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of a net that are stored as frozen in it, by name in the net's order."""
+    known = of(net).leaves
+    every = (*net.named_parameters(), *net.named_buffers())
+    return {name: tensor for name, tensor in every if name in known}
+
+
+def trains_batchnorm(net: nn.Module) -> bool:
+    """Return whether a net has BatchNorm that reads the statistics of the batch in training."""
+    in_eval = of(net).modules
+    return any(
+        isinstance(module, _BatchNorm) and name not in in_eval
+        for name, module in net.named_modules()
+    )
+
+
+def notes(net: nn.Module) -> list[str]:
+    """Return notes on what is frozen in a net; an empty list if nothing is."""
+    found, sentences = of(net), []
+    if found.parameters:
+        total = sum(1 for _ in net.parameters())
+        sentences.append(
+            f"model: {len(found.parameters)} of {total} parameters are frozen"
+            f" (requires_grad=False or model.freeze; {listed(found.parameters)}). They are not"
+            " trained, and neither sent, kept nor counted by any method; layers without other"
+            " tensors are no layers of the net to a method."
+        )
+    if found.modules:
+        sentences.append(
+            f"model: {len(found.modules)} of the net's modules stay in eval mode"
+            f" ({listed(found.modules)}) while the net is trained: BatchNorm uses its running"
+            " statistics unchanged there."
+        )
+    return sentences
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return the first three of some names in alphabetical order."""
+    return wording.listed(sorted(names), 3)
+
+
+def keep_modes(net: nn.Module) -> None:
+    """Put the modules of a net in eval mode that stay so while the net is trained."""
+    for name in of(net).modules:
+        net.get_submodule(name).training = False
+
+
+@contextmanager
+def mode(net: nn.Module, *, train: bool) -> Iterator[None]:
+    """Set the mode of all modules of a net within a `with` block, and restore it afterwards.
+
+    Modules that stay in eval mode do so in training.
+    """
+    before = [(module, module.training) for module in net.modules()]
+    net.train(train)
+    if train:
+        keep_modes(net)
+    try:
+        yield
+    finally:
+        for module, was_training in before:
+            module.training = was_training
+
+
+def freeze(net: nn.Module, config: ModelConfig, head: str | None = "head") -> None:
+    """Freeze the parameters of a net that `model.freeze` names.
 
     A module all of whose parameters are frozen is put in eval mode with all that it contains, so
     that it is the same function in each step: BatchNorm uses its running statistics unchanged, and
@@ -33,91 +153,65 @@ def freeze(net: nn.Module, config: ModelConfig, head: str | None = "head") -> fr
         config: Section `model`.
         head: Name of the submodule that is the head; None if it is not known.
 
-    Returns:
-        Names of the modules that were put in eval mode.
-
     Raises:
         ConfigError: A pattern matches nothing, no parameter is left to train, or the backbone is
             to be frozen and the head is not known.
 
     >>> net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
-    >>> sorted(freeze(net, ModelConfig(freeze=["0", "1.*"])))
-    ['0', '1']
-    >>> [name for name, one in net.named_parameters() if one.requires_grad]
-    ['2.weight', '2.bias']
+    >>> freeze(net, ModelConfig(freeze=["0", "1.*"]))
+    >>> [module.training for module in net], net[0].weight.requires_grad
+    ([False, False, True], False)
     """
     if config.freeze == NONE:
-        return frozenset()
+        return
     names = _chosen(net, config, head)
-    parameters = dict(net.named_parameters())
-    for name, parameter in parameters.items():
+    for name, parameter in net.named_parameters():
         if name in names:
             parameter.requires_grad_(False)
-    if not any(parameter.requires_grad for parameter in parameters.values()):
+    if not any(parameter.requires_grad for parameter in net.parameters()):
         raise ConfigError(
-            f"{_key(config)} leaves no parameter of `model.name={config.name}` to train: all"
-            f" {len(parameters)} are frozen. Freeze fewer of them, for example"
-            " model.freeze=backbone, which trains the head."
+            f"{_key(config)} leaves no parameter of `model.name={config.name}` to train. Freeze"
+            " fewer of them, for example model.freeze=backbone, which trains the head."
         )
-    found = set(stop_statistics(net, names))
-    frozen = {id(parameter) for name, parameter in parameters.items() if name in names}
-    for place, module in net.named_modules():
-        own = [id(parameter) for parameter in module.parameters()]
+    stop_statistics(net, names)
+    frozen = {id(one) for name, one in net.named_parameters() if name in names}
+    for module in net.modules():
+        own = [id(one) for one in module.parameters()]
         if own and frozen.issuperset(own):
-            for name, part in module.named_modules(prefix=place):
+            for part in module.modules():
                 part.training = False
-                found.add(name)
-    return frozenset(found)
 
 
-def stop_statistics(net: nn.Module, names: Set[str] = frozenset()) -> frozenset[str]:
+def stop_statistics(net: nn.Module, names: Set[str] = frozenset()) -> None:
     """Put the normalization layers of a net in eval mode all of whose parameters are frozen.
 
     Args:
         net: The net; it is changed.
-        names: Names of parameters and buffers that count as frozen, besides the parameters with
-            `requires_grad=False`. A layer without parameters is frozen if its buffers are.
-
-    Returns:
-        Names of these layers.
+        names: Names of buffers that count as frozen: a layer without parameters is frozen if its
+            buffers are.
     """
-    frozen = set()
     for place, module in net.named_modules():
         if not isinstance(module, _NormBase):
             continue
-        parameters = [one for _, one in module.named_parameters(recurse=False)]
-        buffers = [f"{place}.{name}" for name, _ in module.named_buffers(recurse=False)]
-        is_named = bool(parameters or buffers) and (bool(parameters) or names >= {*buffers})
-        if is_named and not any(one.requires_grad for one in parameters):
-            module.eval()
-            frozen.add(place)
-    return frozenset(frozen)
+        parameters = [*module.parameters(recurse=False)]
+        buffers = {f"{place}.{name}" for name, _ in module.named_buffers(recurse=False)}
+        if parameters:
+            is_frozen = not any(one.requires_grad for one in parameters)
+        else:
+            is_frozen = bool(buffers) and names >= buffers
+        if is_frozen:
+            module.training = False
 
 
 def _chosen(net: nn.Module, config: ModelConfig, head: str | None) -> set[str]:
-    """Return the names of the parameters and buffers that `model.freeze` names.
-
-    Args:
-        net: The net.
-        config: Section `model`.
-        head: See `freeze`.
-    """
-    leaves = [
-        *(name for name, _ in net.named_parameters()),
-        *(name for name, _ in net.named_buffers()),
-    ]
+    """Return the names of the parameters and buffers that `model.freeze` names."""
+    leaves = [name for name, _ in (*net.named_parameters(), *net.named_buffers())]
     if config.freeze == BACKBONE:
-        if head is None:
-            raise ConfigError(
-                f"{_key(config)} freezes all but the head, and a LightningModule does not tell"
-                " which is its head. Set `model.head` (in Python head=...) to the submodule that"
-                " computes the output, or set `model.freeze` to a list of patterns."
-            )
         found = {name for name in leaves if not f"{name}.".startswith(f"{head}.")}
-        if not found:
+        if head is None or not found:
             raise ConfigError(
-                f"{_key(config)}: `model.name={config.name}` has no parameters besides its head."
-                " Leave `model.freeze` out, or take a net with a backbone, such as mlp."
+                f"{_key(config)} freezes all but the head, and `model.name={config.name}` has no"
+                " parameters besides its head, or a head that is not known (`model.head`)."
             )
         return found
     patterns: Sequence[str] = (config.freeze,) if isinstance(config.freeze, str) else config.freeze
@@ -125,12 +219,13 @@ def _chosen(net: nn.Module, config: ModelConfig, head: str | None) -> set[str]:
     for pattern in patterns:
         found = {name for name in leaves if _matches(net, name, pattern)}
         if not found:
-            known = list(dict.fromkeys([BACKBONE, NONE, *_places(net, leaves)]))
+            places = [in_net_of_user(net, name).removeprefix("backbone.") for name in leaves]
+            known = list(dict.fromkeys(name.rpartition(".")[0] or name for name in places))
             raise ConfigError(
                 f"{_key(config)}: `{pattern}` matches no parameter of `model.name={config.name}`."
-                f"{did_you_mean(pattern.removesuffix('.*'), known)} A pattern is the name of a"
-                " parameter or module, in which * stands for any characters. Modules:"
-                f" {listed(known[2:], SHOWN)}."
+                f"{did_you_mean(pattern.removesuffix('.*'), [BACKBONE, NONE, *known])} A pattern is"
+                " the name of a parameter or module, in which * stands for any characters. Modules:"
+                f" {wording.listed(known, SHOWN)}."
             )
         chosen |= found
     return chosen
@@ -162,14 +257,7 @@ def in_net_of_user(net: nn.Module, name: str) -> str:
     return name
 
 
-def _places(net: nn.Module, leaves: Sequence[str]) -> Iterator[str]:
-    """Yield the names of the modules that have parameters or buffers of their own."""
-    for name in leaves:
-        shown = in_net_of_user(net, name).removeprefix("backbone.")
-        yield shown.rpartition(".")[0] or shown
-
-
 def _key(config: ModelConfig) -> str:
     """Return the key and its value, for messages."""
-    value = config.freeze if isinstance(config.freeze, str) else f"[{fixed.listed(config.freeze)}]"
+    value = config.freeze if isinstance(config.freeze, str) else f"[{listed(config.freeze)}]"
     return f"`model.freeze={value}`"

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flbench.core.errors import ConfigError
-from flbench.core.shapes import examples
-from flbench.models.module_state import tried
+from flbench.models.trial import tried
 
 SAME: Final = 1e-5
 """Largest difference of logarithms of a softmax that are taken as those of the same logits."""
@@ -104,29 +103,19 @@ class Head(NamedTuple):
     no_features: str | None
 
 
-def linear_layers(net: nn.Module) -> list[str]:
-    """Return the names of the linear layers of a net, in the net's order.
-
-    >>> linear_layers(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
-    ['0', '2']
-    """
-    return [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]
-
-
-def find(module: nn.Module, name: str | None, shape: tuple[int, ...], classes: int | None) -> Head:
+def find(module: nn.Module, name: str | None, x: Tensor, classes: int | None) -> Head:
     """Return the head of a module, and whether its inputs are features that methods can read.
 
     If the user names no head, it is the one linear layer whose outputs `forward` returns, or
     returns as logarithms of a softmax.
 
     Args:
-        module: The module, in eval mode; its `forward` accepts such samples.
+        module: The module, in eval mode.
         name: Name of the submodule that the user names as the head; None if there is none.
-        shape: Shape of one sample.
+        x: Samples [B, ...] that `forward` accepts.
         classes: Number of classes C; None for targets that are not classes.
     """
-    x = examples(shape, 2, next(module.parameters()).dtype)
-    linear = linear_layers(module)
+    linear = [one for one, part in module.named_modules() if isinstance(part, nn.Linear)]
     names = linear if name is None else [name]
     with torch.no_grad(), tried(module), ExitStack() as stack:
         calls = {key: stack.enter_context(recorded(module.get_submodule(key))) for key in names}

@@ -65,8 +65,10 @@ def adapters(net: nn.Module) -> tuple[Adapter, ...]:
     return tuple(found)
 
 
-def freeze_base(net: nn.Module, config: ModelConfig, head: str | None = "head") -> frozenset[str]:
-    """Freeze all of a net but its head, which trains beside the adapters that `inject` adds.
+def inject(net: nn.Module, config: ModelConfig, head: str | None = "head") -> None:
+    """Add adapters to the layers that `model.lora.targets` names, and freeze all but the head.
+
+    The first values of the adapters are drawn from PyTorch's global generator.
 
     Args:
         net: The net; it is changed.
@@ -74,11 +76,9 @@ def freeze_base(net: nn.Module, config: ModelConfig, head: str | None = "head") 
         head: Name of the submodule that is the head; None if it is not known. Then the adapters
             alone are trained.
 
-    Returns:
-        Names of the normalization layers that were put in eval mode.
-
     Raises:
-        ConfigError: `model.freeze` is set too.
+        ConfigError: `model.freeze` is set too, PEFT is not installed, or a target matches no layer
+            that can have an adapter.
     """
     if config.freeze != freezing.NONE:
         raise ConfigError(
@@ -88,23 +88,7 @@ def freeze_base(net: nn.Module, config: ModelConfig, head: str | None = "head") 
     for name, parameter in net.named_parameters():
         if head is None or not name.startswith(f"{head}."):
             parameter.requires_grad_(False)
-    return freezing.stop_statistics(net)
-
-
-def inject(net: nn.Module, config: ModelConfig, head: str | None = "head") -> None:
-    """Add adapters to the layers that `model.lora.targets` names.
-
-    Their first values are drawn from PyTorch's global generator. What `freeze_base` has frozen
-    stays so.
-
-    Args:
-        net: The net; it is changed.
-        config: Section `model`, with `lora.rank`.
-        head: See `freeze_base`.
-
-    Raises:
-        ConfigError: PEFT is not installed, or a target matches no layer that can have an adapter.
-    """
+    freezing.stop_statistics(net)
     names = _targets(net, config, head)
     try:
         from peft import LoraConfig, inject_adapter_in_model  # it imports transformers: seconds

@@ -4,9 +4,6 @@ A net may remember what it wants in its parameters and buffers. Other attributes
 between clients; `experiment/smoke.py` refuses a net whose results depend on them.
 """
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
 import torch
@@ -14,19 +11,9 @@ from torch import Tensor, nn
 
 from flbench.core.errors import ConfigError
 from flbench.core.known_code import is_known
-from flbench.core.rng import seeded
 
 POOLS: Final = (nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 """Layers of PyTorch that draw random numbers in eval mode too."""
-
-NEEDS_TWO: Final = "fails_for_one_sample"
-MIXES: Final = "mixes_samples"
-"""Attributes of a net that trials write (`flbench.models.trial`); copies of the net have them."""
-
-
-def needs_two(net: nn.Module) -> bool:
-    """Return whether a net fails in training mode for a batch of one sample, besides BatchNorm."""
-    return bool(net.__dict__.get(NEEDS_TWO, False))
 
 
 def random_layers(net: nn.Module) -> list[str]:
@@ -78,53 +65,6 @@ def may_draw_in_eval(net: nn.Module) -> bool:
     (False, True)
     """
     return not is_known(net) or any(isinstance(module, POOLS) for module in net.modules())
-
-
-@contextmanager
-def isolated(net: nn.Module) -> Iterator[None]:
-    """Return a context manager in which calls of a net change none of its parameters and buffers.
-
-    Random numbers begin at one seed in each such block.
-
-    Args:
-        net: The net.
-
-    Raises:
-        ConfigError: The net has made a parameter, or a layer with parameters.
-    """
-    parameters = dict(net.named_parameters())
-    buffers = [(module, dict(module._buffers)) for module in net.modules()]
-    values = [(buffer, buffer.detach().clone()) for buffer in net.buffers()]
-    try:
-        with seeded(0):
-            yield
-    finally:
-        for module, before in buffers:
-            module._buffers.update(before)
-        with torch.no_grad():
-            for buffer, value in values:
-                if not torch.equal(buffer, value):
-                    buffer.copy_(value)
-    for name, parameter in net.named_parameters():
-        if parameters.get(name) is not parameter:
-            raise ConfigError(
-                f"the net's code makes the parameter `{name}` when it is called, which no optimizer"
-                " trains. Make it in `__init__`, and change its values within torch.no_grad()."
-            )
-
-
-@contextmanager
-def tried(net: nn.Module) -> Iterator[None]:
-    """Return a context manager for calls that try a net: `isolated`, and without warnings.
-
-    The training repeats the warnings, and says at which client they were issued.
-
-    Args:
-        net: The net.
-    """
-    with isolated(net), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def write_back(name: str, leaf: Tensor, value: Tensor | None) -> None:

@@ -1,211 +1,210 @@
-"""Trials of a user's net before the first round: both modes, single samples, composed batches.
+"""Trials of a net before the first round: what it returns, and whether copies of it work."""
 
-They run copies of the net, because a forward pass may change buffers and Python attributes.
-"""
-
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from flbench.core.errors import ConfigError
-from flbench.core.shapes import examples
+from flbench.core.rng import seeded
 from flbench.core.types import Outputs
-from flbench.models import fixed
-from flbench.models.module_state import MIXES, NEEDS_TWO, tried
+from flbench.models import freezing
 
-# Attributes of the net that trials write; copies of the net have them too.
-TOLD: Final = "given_in_eval_mode"
-CURE: Final = (
-    "The net may draw from a random generator of its own, read a clock, or remember earlier calls."
-    " Draw from PyTorch's, NumPy's or Python's global generator, which flbench seeds for each"
-    " client and round."
-)
 TOLERANCE: Final = 1e-3  # of scores in batches of another composition, relative to the largest
+NEEDS_TWO: Final = "fails_for_one_sample"
+MIXES: Final = "mixes_samples"
+"""Attributes of a net that trials write; copies of the net have them too."""
 
 
-def copied(net: nn.Module, what: str) -> nn.Module:
-    """Return a copy of a net.
-
-    Args:
-        net: The net.
-        what: The key and its value, for messages.
-
-    Raises:
-        ConfigError: The net cannot be copied.
-    """
-    try:
-        return deepcopy(net)
-    except Exception as error:
-        raise ConfigError(
-            f"{what} cannot be copied: {type(error).__name__}: {error}. Clients train copies of the"
-            " net: tensors that it stores must be parameters, buffers or made in `forward`"
-            " (torch.nn.utils.weight_norm and spectral_norm have successors in"
-            " torch.nn.utils.parametrizations)."
-        ) from error
+def needs_two(net: nn.Module) -> bool:
+    """Return whether a net fails in training mode for a batch of one sample, besides BatchNorm."""
+    return bool(net.__dict__.get(NEEDS_TWO, False))
 
 
-def check(
-    whole: nn.Module,
-    net: nn.Module,
-    shape: tuple[int, ...],
-    classes: int,
-    what: str,
-    *,
-    given_in_eval_mode: bool = False,
-) -> None:
-    """Try a net in training mode and with one sample, and write what is found into the net.
-
-    Args:
-        whole: A copy of the user's net; it is changed.
-        net: The net that is divided into backbone and head. It has passed a trial of two samples in
-            eval mode, and is not changed.
-        shape: Shape of one sample.
-        classes: Number of classes C.
-        what: The key and its value, for messages.
-        given_in_eval_mode: Whether the user's net as a whole was in eval mode.
-
-    Raises:
-        ConfigError: The net does not return logits [B, C] in training mode, or for one sample, or
-            they do not depend on a parameter that is trained.
-    """
-    x = _samples(net, shape)
-    divided = deepcopy(net)
-    with torch.no_grad():
-        one = deepcopy(net).eval()
-        _logits(one, x[:1], classes, f"{what}, for a batch of one sample in eval mode,")
-    if fixed.of(net) != fixed.NOTHING:
-        fixed.write(whole, fixed.find(whole))
-    found = []
-    for one in (whole, divided):
-        one.train()
-        fixed.keep_modes(one)
-        found.append(_logits(one, x, classes, f"{what}, in training mode,"))
-    if not torch.allclose(found[0], found[1], rtol=0.0, atol=0.0, equal_nan=True):
-        again = _logits(whole, x, classes, f"{what}, in training mode,")
-        if not torch.allclose(found[0], again, rtol=0.0, atol=0.0, equal_nan=True):
-            raise _other(what)
-        raise ConfigError(
-            f"{what}, in training mode, returns something else than its head applied to the"
-            " features, for example a softmax that eval mode does not have. The loss is computed"
-            " from the logits of the head: return them in both modes, or set `model.head`."
-        )
-    if not all(logits.requires_grad for logits in found):
-        raise ConfigError(
-            f"{what}, in training mode, returns logits without a gradient. Compute them from"
-            " parameters with requires_grad=True, without detach() and torch.no_grad()."
-        )
-    if not fixed.trains_batchnorm(net):
-        net.__dict__[NEEDS_TWO] = _fails_for_one(divided, found[1], x)
-    compare_batches(net, shape)
-    has_modes = any(isinstance(module, _NormBase) for module in net.modules())
-    net.__dict__[TOLD] = given_in_eval_mode and has_modes
-
-
-def compare_batches(net: nn.Module, shape: tuple[int, ...]) -> None:
-    """Write into a net whether scores in eval mode depend on the other samples of the batch."""
-    x = _samples(net, shape)
-    found = []
-    for other in x:
-        one = deepcopy(net).eval()
-        with torch.no_grad(), tried(one):  # random numbers are the same for both batches
-            # Batches of the same size, because rounding depends on the size.
-            found.append(one(torch.stack([x[0], other])).logits[0])
-    first, second = found
-    largest = float(first.abs().max()) if first.numel() else 0.0
-    net.__dict__[MIXES] = bool(((first - second).abs() > TOLERANCE * largest).any())
-
-
-def check_repeats(net: nn.Module, shape: tuple[int, ...], what: str) -> None:
-    """Call a net twice in training mode with the same samples and seeds.
-
-    Args:
-        net: The net; it is not changed.
-        shape: Shape of one sample.
-        what: The key and its value, for messages.
-
-    Raises:
-        ConfigError: The outputs differ.
-    """
-    x, one = _samples(net, shape), deepcopy(net).train()
-    fixed.keep_modes(one)
-    found = []
-    for _ in range(2):
-        try:
-            with torch.no_grad(), tried(one):
-                found.append(one(x).logits.nan_to_num())
-        except Exception:  # noqa: BLE001 a trial of the training step says what is wrong
-            return
-    if not torch.equal(*found):
-        raise _other(what)
-
-
-def _other(what: str) -> ConfigError:
-    """Return the error for a net that gives other outputs in a second call."""
-    return ConfigError(
-        f"{what}: two calls in training mode with the same samples and seeds differ. {CURE}"
-    )
+def mixes(net: nn.Module) -> bool:
+    """Return whether scores in eval mode depend on the other samples of the batch."""
+    return bool(net.__dict__.get(MIXES, False))
 
 
 def notes(net: nn.Module) -> list[str]:
     """Return notes on what trials have found; an empty list for a net of flbench."""
-    sentences = {
-        NEEDS_TWO: "model: the net fails in training mode for a batch of one sample, so such"
-        " batches are left out, as for BatchNorm. Use train.last_batch=wrap or drop to avoid them.",
-        MIXES: "model: in eval mode the score of a sample depends on the other samples of its"
-        " batch (BatchNorm with track_running_stats=False does so), so that metrics depend on how"
-        " test samples are put together, and a prediction on what is predicted with it.",
-        TOLD: "model: the net was given in eval mode as a whole and is trained in training mode,"
-        " BatchNorm included. To keep single layers in eval mode, call net.train() first and then"
-        " eval() of these layers.",
-    }
-    return [sentence for name, sentence in sentences.items() if net.__dict__.get(name, False)]
+    found = []
+    if needs_two(net):
+        found.append(
+            "model: the net fails in training mode for a batch of one sample, so such batches are"
+            " left out, as for BatchNorm. Use train.last_batch=wrap or drop to avoid them."
+        )
+    if mixes(net):
+        found.append(
+            "model: in eval mode the score of a sample depends on the other samples of its batch"
+            " (BatchNorm with track_running_stats=False does so), so that metrics depend on how"
+            " test samples are put together, and a prediction on what is predicted with it."
+        )
+    return found
 
 
-def _samples(net: nn.Module, shape: tuple[int, ...]) -> Tensor:
-    """Return two samples [2, ...] in the type of the net."""
-    return examples(shape, 2, next(net.parameters()).dtype)
+@contextmanager
+def tried(net: nn.Module) -> Iterator[None]:
+    """Return a context manager in which calls of a net change none of its parameters and buffers.
 
-
-def _logits(net: nn.Module, x: Tensor, classes: int, what: str) -> Tensor:
-    """Return the logits [B, C] of a net for samples [B, ...].
-
-    Random numbers of the forward pass are the same in each call.
+    Random numbers begin at one seed in each such block, and warnings are left to the training.
 
     Raises:
-        ConfigError: The net fails, or returns something else; the message begins with `what`.
+        ConfigError: The net has made a parameter, or a layer with parameters.
+    """
+    parameters = dict(net.named_parameters())
+    buffers = [(module, dict(module._buffers)) for module in net.modules()]
+    values = [(leaf, leaf.detach().clone()) for leaf in (*net.parameters(), *net.buffers())]
+    try:
+        with seeded(0), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for module, before in buffers:
+            module._buffers.update(before)
+        with torch.no_grad():
+            for leaf, value in values:
+                if not torch.equal(leaf, value):
+                    leaf.copy_(value)
+    for name, parameter in net.named_parameters():
+        if parameters.get(name) is not parameter:
+            raise ConfigError(
+                f"the net's code makes the parameter `{name}` when it is called, which no optimizer"
+                " trains. Make it in `__init__`, and change its values within torch.no_grad()."
+            )
+
+
+def called(net: nn.Module, x: Tensor, what: str, *, train: bool = False) -> Any:
+    """Return what a net returns for samples [B, ...] in training or eval mode.
+
+    Raises:
+        ConfigError: The net fails; the message begins with `what`.
     """
     try:
-        with tried(net):
-            found: Any = net(x)
+        with freezing.mode(net, train=train), tried(net):
+            return net(x)
+    except ConfigError:
+        raise
     except Exception as error:
+        images = (
+            " (images: model.channels repeats a grey channel, data.resize changes the size)"
+            if x.ndim == 4
+            else ""
+        )
         raise ConfigError(
-            f"{what} fails with {type(error).__name__}: {error}. Change the net: it is trained in"
-            " training mode and evaluated in eval mode, and evaluations have batches of any size."
+            f"{what} fails for {len(x)} samples of the shape {list(x.shape[1:])} in"
+            f" {'training' if train else 'eval'} mode: {type(error).__name__}: {error}. Change the"
+            f" net or the data{images}."
         ) from error
-    logits = found.logits if isinstance(found, Outputs) else found
-    if not isinstance(logits, Tensor):
-        raise ConfigError(
-            f"{what} returns {type(logits).__name__}. A net must return logits [B, C], one tensor,"
-            " in training mode and in eval mode (torchvision: model.args.aux_logits=false)."
-        )
-    if logits.shape != (len(x), classes) or not logits.is_floating_point():
-        raise ConfigError(
-            f"{what} returns {list(logits.shape)} of {logits.dtype} for {len(x)} samples, and must"
-            f" return logits [{len(x)}, {classes}] of floating point. Do not use squeeze() without"
-            " an axis, and return logits in both modes."
-        )
-    return logits
 
 
-def _fails_for_one(net: nn.Module, of_two: Tensor, x: Tensor) -> bool:
-    """Return whether a net in training mode fails for one sample, but not for two samples."""
+def logits(
+    net: nn.Module, x: Tensor, classes: int | None, what: str, *, train: bool = False
+) -> Tensor:
+    """Return the logits [B, C] of a net for samples [B, ...], or outputs [B, ...] without classes.
+
+    Raises:
+        ConfigError: The net fails, or returns something else.
+    """
+    found = called(net, x, what, train=train)
+    found = found.logits if isinstance(found, Outputs) else found
+    shape = [len(x), "..."] if classes is None else [len(x), classes]
+    if isinstance(found, Tensor) and found.is_floating_point() and found.ndim:
+        if [len(found), "..."] == shape or list(found.shape) == shape:
+            return found
+        got = f"{list(found.shape)}"
+    else:
+        got = str(found.dtype) if isinstance(found, Tensor) else type(found).__name__
+    raise ConfigError(
+        f"{what} returns {got} for {len(x)} samples in {'training' if train else 'eval'} mode, and"
+        f" must return one tensor {shape} of floating point, in both modes and for any number of"
+        " samples. If the labels are targets of a regression, give fl.Data(x, y, targets=True)."
+    )
+
+
+def check(net: nn.Module, x: Tensor, classes: int | None, what: str, *, train: bool) -> None:
+    """Try a net in both modes, and write what is found into the net.
+
+    Args:
+        net: The net as clients train it.
+        x: Two samples [2, ...].
+        classes: Number of classes C; None for targets that are not classes.
+        what: The key and its value, for messages.
+        train: Whether `forward` is called in training mode too.
+
+    Raises:
+        ConfigError: The net does not return logits [B, C] for a batch of any size, or they do not
+            depend on a parameter that is trained.
+    """
+    logits(net, x[:1], classes, what)
+    # Batches of the same size, because rounding depends on the size.
+    first, second = (logits(net, torch.stack([x[0], one]), classes, what)[0] for one in x)
+    bound = TOLERANCE * first.abs().max() if first.numel() else 0.0
+    net.__dict__[MIXES] = bool(((first - second).abs() > bound).any())
+    if not train:
+        return
+    of_two = logits(net, x, classes, what, train=True)
+    if not of_two.requires_grad:
+        raise ConfigError(
+            f"{what} returns logits without a gradient in training mode. Compute them from"
+            " parameters with requires_grad=True, without detach() and torch.no_grad()."
+        )
+    if not freezing.trains_batchnorm(net):
+        net.__dict__[NEEDS_TWO] = _fails_for_one(net, x, bool(of_two.isfinite().all()))
+
+
+def _fails_for_one(net: nn.Module, x: Tensor, is_finite: bool) -> bool:
+    """Return whether a net in training mode fails for one sample, or has no finite logits."""
     try:
-        with tried(net):
+        with freezing.mode(net, train=True), tried(net):
             of_one = net(x[:1])
     except Exception:  # noqa: BLE001 (it is the code of the user)
         return True
-    logits = of_one.logits if isinstance(of_one, Outputs) else of_one
-    return bool(of_two.isfinite().all()) and not bool(logits.isfinite().all())
+    return is_finite and not bool(of_one.logits.isfinite().all())
+
+
+def check_copies(net: nn.Module, x: Tensor, what: str) -> None:
+    """Try whether a copy of a net computes with its own tensors, as the clients' copies must.
+
+    Python copies no function: a lambda with `self`, for example, goes on to use the tensors of the
+    original. The net and a copy get the same new values, one after the other, and must agree.
+
+    Args:
+        net: The net as the user has made it.
+        x: Samples [B, ...].
+        what: The key and its value, for messages.
+
+    Raises:
+        ConfigError: The net cannot be copied, has hooks of parameters, or its copy differs.
+    """
+    if any(parameter._backward_hooks for parameter in net.parameters()):
+        raise ConfigError(
+            f"{what} has a hook of a parameter (register_hook), which copies of the net lose, so"
+            " the clients would train without it. Register it in `forward` or on_fit_start."
+        )
+    try:
+        copy = deepcopy(net)
+    except Exception as error:
+        raise ConfigError(
+            f"{what} cannot be copied: {type(error).__name__}: {error}. Clients train copies of the"
+            " net: tensors that it stores must be parameters, buffers or made in `forward`"
+            " (torch.nn.utils.weight_norm has a successor in torch.nn.utils.parametrizations)."
+        ) from error
+    found: list[Tensor] = []
+    for one in (net, copy):
+        with torch.no_grad(), freezing.mode(one, train=False), tried(one):
+            for leaf in (*one.parameters(), *one.buffers()):
+                if leaf.is_floating_point():
+                    leaf.add_(0.1 * torch.rand_like(leaf))
+            outputs = one(x.to(next(one.parameters()).device))
+        found.append(outputs.logits if isinstance(outputs, Outputs) else outputs)
+    if not torch.allclose(found[0], found[1], equal_nan=True):
+        raise ConfigError(
+            f"{what} computes with other tensors than its own when it is copied, as for the"
+            " clients: a hook or an attribute may be a function with a reference to the net, such"
+            " as a lambda with `self`. Make it a method and give self.NAME."
+        )

@@ -30,7 +30,7 @@ from flbench.experiment import assembly, checkpoint, communication, lifecycle, r
 from flbench.experiment.communication import apply_mask, apply_masks
 from flbench.experiment.new_clients import NewClients
 from flbench.experiment.rounds import visible_to_server
-from flbench.models import fixed
+from flbench.models import freezing
 from flbench.reports import page
 from flbench.results.metrics_file import Row
 from flbench.testing.setting import (
@@ -436,7 +436,7 @@ class Contract:
             built = build(*keys, *(() if has_adapters else ("model.freeze=[conv1, norm1]",)))
         assert "frozen" in reason, "the refusal must say that the backbone is frozen"
         known = built.algorithm.setting.net.fixed
-        before = {name: leaf.clone() for name, leaf in fixed.values(built.net).items()}
+        before = {name: leaf.clone() for name, leaf in freezing.values(built.net).items()}
         assert before.keys() == known
 
         state = after(built, 2)

@@ -10,7 +10,7 @@ from flbench.client.forward import apply, mode
 from flbench.config.schema import OwnModelConfig
 from flbench.core.errors import ConfigError
 from flbench.core.parts import offered
-from flbench.models import fixed
+from flbench.models import freezing
 from flbench.models.base import build, describe
 
 
@@ -54,8 +54,8 @@ def test_description_leaves_out_what_is_fixed():
     assert set(spec.leaves) == everything - spec.fixed
     assert [layer.name for layer in spec.layers if layer.kind == "conv"] == ["backbone.3"]
     assert spec.names("batchnorm") >= {"backbone.1.weight", "backbone.4.running_mean"}
-    assert str(fixed.of(found)) == "frozen parameters: 3, modules in eval mode: 1"
-    assert len(fixed.notes(found)) == 2
+    assert str(freezing.of(found)) == "frozen parameters: 3, modules in eval mode: 1"
+    assert len(freezing.notes(found)) == 2
 
 
 def test_modes_are_kept_in_training_and_restored():
@@ -64,7 +64,7 @@ def test_modes_are_kept_in_training_and_restored():
     with mode(found, train=True):
         assert [found.backbone[k].training for k in (0, 1, 4)] == [True, False, True]
     assert [found.backbone[k].training for k in (0, 1, 4)] == [True, False, True]
-    with mode(copy.deepcopy(found), train=False), fixed.eval_mode(found):
+    with mode(found, train=False):
         assert not any(module.training for module in found.modules())
     assert not found.backbone[1].training
     assert found.backbone[4].training
@@ -73,7 +73,7 @@ def test_modes_are_kept_in_training_and_restored():
 def test_missing_fixed_leaves_have_the_values_of_the_net():
     found, x = made(net()), torch.randn(3, 1, 8, 8)
     leaves = {**dict(found.named_parameters()), **dict(found.named_buffers())}
-    known = fixed.of(found).leaves
+    known = freezing.of(found).leaves
     some = {name: leaf for name, leaf in leaves.items() if name not in known}
 
     assert torch.equal(apply(found, some, x).logits, apply(found, leaves, x).logits)
@@ -83,9 +83,9 @@ def test_missing_fixed_leaves_have_the_values_of_the_net():
 
 def test_own_train_method_and_whole_eval_mode():
     layers = (nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, 10))
-    assert fixed.of(made(Frozen(*layers))).modules == {"backbone.2"}
+    assert freezing.of(made(Frozen(*layers))).modules == {"backbone.2"}
     whole = made(nn.Sequential(*copy.deepcopy(layers)).eval())
-    assert fixed.of(whole) == fixed.NOTHING
+    assert not freezing.of(whole).modules
     assert whole.backbone[2].training
 
 
@@ -101,14 +101,3 @@ def test_what_cannot_be_trained_is_refused():
     bodiless[1].requires_grad_(False)
     with pytest.raises(ConfigError, match=r"backbone of the net.*frozen"):
         describe(made(bodiless), (1, 8, 8)).names("backbone")
-
-
-def test_old_configurations_are_read_as_they_were_trained():
-    """Earlier versions trained frozen parameters; their config.yaml has no `model.fixed`."""
-    found = made(net(), sha256="0" * 64)
-    assert fixed.of(found) == fixed.NOTHING
-    assert not describe(found, (1, 8, 8)).fixed
-    text = "frozen parameters: 3, modules in eval mode: 1"
-    assert made(net(), sha256="0" * 64, fixed=text) is not None
-    with pytest.raises(ConfigError, match=r"`model\.fixed` is"):
-        made(nn.Sequential(*net()).requires_grad_(True).train(), sha256="0" * 64, fixed=text)

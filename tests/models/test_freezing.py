@@ -11,7 +11,7 @@ import flbench as fl
 from flbench.config.schema import ModelConfig, OwnModelConfig
 from flbench.core.errors import ConfigError, DataError
 from flbench.core.parts import offered
-from flbench.models import fixed
+from flbench.models import freezing
 from flbench.models.base import build, describe, net_leaves
 from flbench.models.freezing import freeze
 from flbench.models.lenet5 import LeNet5Config
@@ -50,25 +50,25 @@ def test_backbone_and_patterns():
     spec = describe(whole, SHAPE)
     assert set(spec.leaves) == {"head.weight", "head.bias"}
     inside = {name for name, _ in whole.named_modules() if name.startswith("backbone")}
-    assert fixed.of(whole).modules == inside
+    assert freezing.of(whole).modules == inside
     assert spec.size == describe(build(lenet(), SHAPE, 10, seed=0), SHAPE).size
 
     some = build(lenet(freeze=["conv?.weight", "backbone.norm1"]), SHAPE, 10, seed=0)
     parameters = {"backbone.conv1.weight", "backbone.conv2.weight"}
-    assert fixed.of(some).parameters == {
+    assert freezing.of(some).parameters == {
         *parameters,
         *("backbone.norm1.weight", "backbone.norm1.bias"),
     }
-    assert fixed.of(some).modules == {"backbone.norm1"}
+    assert freezing.of(some).modules == {"backbone.norm1"}
     # Half of a layer that normalizes is trained, so its statistics move, too.
     half = build(lenet(freeze=["norm1.weight"]), SHAPE, 10, seed=0)
-    assert not fixed.of(half).modules
+    assert not freezing.of(half).modules
     without = nn.Sequential(nn.BatchNorm1d(4, affine=False), nn.Linear(4, 2))
     assert freeze(without, ModelConfig(freeze=["0"])) == {"0"}
 
 
 def test_names_are_those_of_the_users_net():
-    found = fixed.of(made(user_net(), freeze=["0", "1.*", "8.bias"]))
+    found = freezing.of(made(user_net(), freeze=["0", "1.*", "8.bias"]))
 
     assert found.modules == {"backbone.0", "backbone.1"}
     assert found.parameters == {
@@ -121,9 +121,9 @@ def test_hash_counts_the_key_only_if_it_is_set():
 def test_normalization_that_is_frozen_by_halves_is_noted():
     net = user_net()
     net[1].requires_grad_(False)
-    notes = fixed.notes(made(net))
+    notes = freezing.notes(made(net))
     assert any("running statistics change" in note and "model.freeze" in note for note in notes)
-    assert not any("running statistics change" in note for note in fixed.notes(made(user_net())))
+    assert not any("running statistics change" in note for note in freezing.notes(made(user_net())))
 
 
 @pytest.mark.slow
@@ -179,7 +179,7 @@ def test_frozen_part_is_stored_once_and_decides(tmp_path):
     """The values of the file count, even if the net is made with other ones now."""
     model = {"name": "mlp", "freeze": "backbone"}
     whole = short(tmp_path / "whole", model)
-    first = fixed.values(build(MlpConfig(freeze="backbone"), SHAPE, 10, seed=0))
+    first = freezing.values(build(MlpConfig(freeze="backbone"), SHAPE, 10, seed=0))
     folder = whole.path / "checkpoints"
     stored = load_file(folder / "frozen.safetensors")
     assert stored.keys() == first.keys()

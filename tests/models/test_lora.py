@@ -9,7 +9,7 @@ import flbench as fl
 from flbench.config.schema import LoraConfig, OwnModelConfig
 from flbench.core.errors import ConfigError
 from flbench.core.parts import offered
-from flbench.models import fixed
+from flbench.models import freezing
 from flbench.models.base import build, describe
 from flbench.models.lenet5 import LeNet5Config
 from tests.installed import needs
@@ -67,7 +67,7 @@ def test_only_adapters_and_head_are_leaves():
     spec = describe(net, SHAPE)
 
     assert set(spec.leaves) == {*ADAPTERS, "head.weight", "head.bias"}
-    assert fixed.of(net).parameters == {f"backbone.1.base_layer.{k}" for k in ("weight", "bias")}
+    assert freezing.of(net).parameters == {f"backbone.1.base_layer.{k}" for k in ("weight", "bias")}
     x = torch.randn(3, *SHAPE)
     assert torch.equal(net(x).logits, base()(x))  # B is zero at first
     other = dict(made(base(), seed=1, rank=2).named_parameters())
