@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from flbench.core.errors import ConfigError
 from flbench.core.types import Outputs
-from flbench.models import freezing, trial
+from flbench.models import freezing
 from flbench.models.lightning_head import Head, features_error, find, recorded
 
 CALLED: Final = frozenset(
@@ -127,7 +127,6 @@ def make(
             f"{what} has no submodule `{head}`, which `model.head` names. Its linear layers:"
             f" {', '.join(linear) or 'none'}."
         )
-    trial.logits(module, x, classes, f"{what}: {type(module).__name__}.forward")
     with freezing.mode(module, train=False):
         return LightningNet(module, find(module, head, x, classes))
 
@@ -142,10 +141,9 @@ def base_of(kind: type) -> type | None:
 
 def overrides(module: nn.Module, name: str) -> bool:
     """Return whether a LightningModule has a method of its own: of its class, or of the object."""
-    kind = type(module)
-    if name in module.__dict__:
-        return True
-    return getattr(kind, name, None) is not getattr(base_of(kind), name, None)
+    kinds = type(module).__mro__
+    own = kinds[: kinds.index(base_of(type(module)))]
+    return name in vars(module) or any(name in vars(kind) for kind in own)
 
 
 def without_effect(module: nn.Module) -> list[str]:

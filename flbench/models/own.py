@@ -58,7 +58,7 @@ def make(config: OwnModelConfig, shape: tuple[int, ...], classes: int | None) ->
     module, weights = _made(source, config, shape, classes, what)
     pretrained.with_channels(module, config.channels, shape, what)
     x = examples(shape, 2, next(module.parameters()).dtype)
-    trial.called(module, x, what)
+    trial.logits(module, x, classes, what)
     original = source if isinstance(source, nn.Module) else module
     trial.check_copies(
         original, x if config.channels is None else x.expand(-1, config.channels, -1, -1), what
@@ -112,7 +112,9 @@ def _made(
     if not isinstance(net, nn.Module):
         raise ConfigError(f"{what} must return an nn.Module, got {type(net).__name__}.")
     if not list(net.parameters()):
-        raise ConfigError(f"{what} has no parameters when it is made. Make layers in __init__.")
+        raise ConfigError(
+            f"{what} has no parameters when it is made. Make layers in __init__, not in setup."
+        )
     if lazy := [name for name, one in net.named_parameters() if is_lazy(one)]:
         raise ConfigError(
             f"{what}: `{lazy[0]}` is not initialized (a Lazy layer). Call the net once with a"
@@ -170,8 +172,9 @@ def _split(net: nn.Module, place: str | None, what: str) -> OwnNet:
     head = dict(net.named_modules()).get(place or "") if place is not None else None
     if head is None:
         linear = [name for name, one in net.named_modules() if isinstance(one, nn.Linear)]
+        lacks = "no linear layer" if place is None else f"no submodule `{place}`"
         raise ConfigError(
-            f"{what} has no submodule `{place}` as its head. Set `model.head` to the submodule that"
+            f"{what} has {lacks} as its head. Set `model.head` to the submodule that"
             " computes the logits from features [B, D], such as its linear layers:"
             f" {', '.join(linear) or 'none'}."
         )

@@ -49,7 +49,7 @@ def notes(net: nn.Module) -> list[str]:
 
 @contextmanager
 def tried(net: nn.Module) -> Iterator[None]:
-    """Return a context manager in which calls of a net change none of its parameters and buffers.
+    """Return a context manager in which calls of a net change neither its tensors nor attributes.
 
     Random numbers begin at one seed in each such block, and warnings are left to the training.
 
@@ -57,15 +57,18 @@ def tried(net: nn.Module) -> Iterator[None]:
         ConfigError: The net has made a parameter, or a layer with parameters.
     """
     parameters = dict(net.named_parameters())
-    buffers = [(module, dict(module._buffers)) for module in net.modules()]
+    attributes = [
+        (module, vars(module) | {"_buffers": dict(module._buffers)}) for module in net.modules()
+    ]
     values = [(leaf, leaf.detach().clone()) for leaf in (*net.parameters(), *net.buffers())]
     try:
         with seeded(0), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for module, before in buffers:
-            module._buffers.update(before)
+        for module, before in attributes:
+            vars(module).clear()
+            vars(module).update(before)
         with torch.no_grad():
             for leaf, value in values:
                 if not torch.equal(leaf, value):
@@ -137,8 +140,7 @@ def check(net: nn.Module, x: Tensor, classes: int | None, what: str, *, train: b
         train: Whether `forward` is called in training mode too.
 
     Raises:
-        ConfigError: The net does not return logits [B, C] for a batch of any size, or they do not
-            depend on a parameter that is trained.
+        ConfigError: The net does not return logits [B, C] for a batch of any size.
     """
     logits(net, x[:1], classes, what)
     # Batches of the same size, because rounding depends on the size.
@@ -148,11 +150,6 @@ def check(net: nn.Module, x: Tensor, classes: int | None, what: str, *, train: b
     if not train:
         return
     of_two = logits(net, x, classes, what, train=True)
-    if not of_two.requires_grad:
-        raise ConfigError(
-            f"{what} returns logits without a gradient in training mode. Compute them from"
-            " parameters with requires_grad=True, without detach() and torch.no_grad()."
-        )
     if not freezing.trains_batchnorm(net):
         net.__dict__[NEEDS_TWO] = _fails_for_one(net, x, bool(of_two.isfinite().all()))
 
@@ -181,10 +178,10 @@ def check_copies(net: nn.Module, x: Tensor, what: str) -> None:
     Raises:
         ConfigError: The net cannot be copied, has hooks of parameters, or its copy differs.
     """
-    if any(parameter._backward_hooks for parameter in net.parameters()):
+    if hooked := [name for name, one in net.named_parameters() if one._backward_hooks]:
         raise ConfigError(
-            f"{what} has a hook of a parameter (register_hook), which copies of the net lose, so"
-            " the clients would train without it. Register it in `forward` or on_fit_start."
+            f"{what}: the parameter `{hooked[0]}` has a hook (register_hook), which copies of the"
+            " net lose, so the clients would train without it. Register it in on_fit_start."
         )
     try:
         copy = deepcopy(net)
@@ -204,7 +201,8 @@ def check_copies(net: nn.Module, x: Tensor, what: str) -> None:
         found.append(outputs.logits if isinstance(outputs, Outputs) else outputs)
     if not torch.allclose(found[0], found[1], equal_nan=True):
         raise ConfigError(
-            f"{what} computes with other tensors than its own when it is copied, as for the"
-            " clients: a hook or an attribute may be a function with a reference to the net, such"
-            " as a lambda with `self`. Make it a method and give self.NAME."
+            f"{what}: a copy of the net with the same tensors returns something else, and each"
+            " client trains a copy. A hook or an attribute may be a function with a reference to"
+            " the net, such as a lambda with `self`: make it a method and give self.NAME. Or the"
+            " net depends on something else than its tensors and inputs, such as a clock."
         )

@@ -1,9 +1,7 @@
 """Nets of the user's own as objects, and by import path."""
 
-from functools import partial
 from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -68,7 +66,7 @@ def test_import_path_equals_class_and_resumes(tmp_path):
     wide = short(tmp_path, {"name": path, "head": "classifier", "args": {"width": 4}})
     assert wide.config.model.args == {"width": 4}
     assert wide.digest != by_path.digest
-    with pytest.raises(fl.ConfigError, match="SHA-256 of the source"):
+    with pytest.raises(fl.ConfigError, match=r"model\.sha256"):
         short(tmp_path, {"name": path, "sha256": "0" * 64})
 
 
@@ -100,7 +98,7 @@ def test_resume_asks_for_a_net_without_import_path(tmp_path):
 
     with pytest.raises(fl.ConfigError, match=r"must be given again: fl\.resume\(path, model"):
         fl.resume(path, progress=False)
-    with pytest.raises(fl.ConfigError, match="SHA-256 of the net"):
+    with pytest.raises(fl.ConfigError, match=r"model\.sha256"):
         fl.resume(path, model=lambda shape, classes: Two(shape, classes, 8), progress=False)
     assert fl.resume(path, model=factory, progress=False).digest == whole.digest
 
@@ -204,31 +202,18 @@ def held(net):
     net.features.register_forward_hook(lambda layer, x, out: out * scale)
 
 
-def assigned(net):
-    net.tools = {"times": partial(lambda one, out: out * net.scale, 1)}
-
-
 def of_a_gradient(net):
     net.scale.register_hook(lambda gradient: 0 * gradient)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (hooked, ("a hook of `features`", "self.NAME")),
-        (held, ("a hook of `features`", "self.NAME")),
-        (assigned, ("the attribute `tools`", "self.NAME")),
-        (of_a_gradient, ("`scale`", "register_hook", "forward")),
-    ],
-)
-def test_what_copies_of_a_net_would_not_have_is_refused(change, words):
+@pytest.mark.parametrize("change", [hooked, held, of_a_gradient])
+def test_what_copies_of_a_net_would_not_have_is_refused(change):
     for net in (
         lambda shape, classes: Scaled(shape, classes, change),
         Scaled((1, 8, 8), 10, change),
     ):
-        with pytest.raises(fl.ConfigError) as error:
+        with pytest.raises(fl.ConfigError, match=r"cop(y|ies) of the"):
             made(net, shape=(1, 8, 8))
-        assert all(word in str(error.value) for word in words)
 
 
 @pytest.mark.parametrize(
@@ -244,9 +229,9 @@ def test_hooks_that_copies_of_a_net_have_are_accepted(change):
 
 
 def test_wrong_head_is_refused():
-    with pytest.raises(fl.ConfigError, match="has no submodule `top`"):
+    with pytest.raises(fl.ConfigError, match=r"`model\.head`"):
         made(Two, head="top")
-    with pytest.raises(fl.ConfigError, match=r"is not that of the head|cannot be divided"):
+    with pytest.raises(fl.ConfigError, match=r"model\.name=object"):
         made(Two, head="features.1")
 
 
@@ -315,33 +300,25 @@ def test_frozen_parameters_are_not_sent_and_methods_without_work_are_refused(tmp
 
 
 class ScaledByHidden(nn.Module):
-    """A net with a tensor that its state_dict does not have."""
+    """A net with a buffer that its state_dict does not have."""
 
-    def __init__(self, scale, *, is_buffer):
+    def __init__(self, scale):
         super().__init__()
         self.fc = nn.Linear(64, 10)
-        if is_buffer:
-            self.register_buffer("scale", torch.tensor(scale), persistent=False)
-        else:
-            self.scale = np.array(scale) if scale < 0 else torch.tensor(scale)
+        self.register_buffer("scale", torch.tensor(scale), persistent=False)
 
     def forward(self, x):
         return self.fc(x.flatten(1)) * self.scale.item()
 
 
-@pytest.mark.slow
-def test_tensors_outside_of_the_state_dict_are_in_the_hash_of_an_object():
-    def hashed(*scale, recorded=None):
+def test_all_tensors_are_in_the_hash_of_an_object():
+    def hashed(scale):
         torch.manual_seed(0)
-        net = ScaledByHidden(*scale[:1], is_buffer=scale[1])
+        net = ScaledByHidden(scale)
         with offered({"model": net}):
-            return own.sha256(OwnModelConfig(name="object", sha256=recorded), net)
+            return own.sha256(OwnModelConfig(name="object"), net)
 
-    kinds = [(2.0, True), (3.0, True), (2.0, False), (3.0, False), (-2.0, False), (-3.0, False)]
-    hashes = {kind: hashed(*kind) for kind in kinds}
-    assert len(set(hashes.values())) == len(kinds)
-    with pytest.raises(fl.ConfigError, match="SHA-256"):
-        hashed(2.0, True, recorded=hashes[3.0, True])
+    assert hashed(2.0) == hashed(2.0) != hashed(3.0)
 
 
 class Counted(nn.Module):
@@ -393,39 +370,3 @@ def test_batches_of_one_are_left_out_where_the_net_fails_for_them(tmp_path):
     net = nn.Sequential(nn.Flatten(), One(), nn.Linear(64, 10))
     run = short(tmp_path, net, "local", train={"rounds": 1, "batch_size": 7})
     assert any("batch of one sample" in note for note in run.notes)
-
-
-class Sparse(nn.Module):
-    """Words whose embeddings ask for sparse gradients, or not."""
-
-    def __init__(self, sparse):
-        super().__init__()
-        torch.manual_seed(0)
-        self.words = nn.Embedding(20, 6, sparse=sparse)
-        self.fc = nn.Linear(6, 4)
-
-    def forward(self, x):
-        return self.fc(self.words(x.long()).mean(dim=1))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "train"),
-    [("fedavg", {"optimizer": {"name": "adam"}}), ("fedavg", {"clip": 1.0}), ("pfedme", {})],
-)
-def test_sparse_embeddings_train_as_others(tmp_path, method, train):
-    x = np.random.default_rng(0).integers(0, 20, (90, 5))
-    digests = [
-        fl.run(
-            method,
-            model=Sparse(sparse),
-            data=(x, x[:, 0] % 4),
-            partition={"clients": 3},
-            train={"rounds": 1, "local_epochs": 1, **train},
-            engine={"threads": 1, "workers": 1},
-            output={"dir": tmp_path},
-            progress=False,
-        ).summary["weights_digest"]
-        for sparse in (True, False)
-    ]
-    assert digests[0] == digests[1]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from flbench.client.forward import apply, mode
+from flbench.client.forward import apply
 from flbench.client.module import ClientModule
 from flbench.client.program import LocalProgram, Phase, Statistic
 from flbench.config.schema import OptimizerConfig, TrainConfig
@@ -21,6 +21,7 @@ from flbench.engine.base import RoundSettings
 from flbench.engine.training import ClientBatches, Training
 from flbench.losses import CrossEntropy, Proximal
 from flbench.models.base import net_leaves
+from flbench.models.freezing import mode
 from tests.support import build
 
 CLIENT = 2

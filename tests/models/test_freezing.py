@@ -64,7 +64,8 @@ def test_backbone_and_patterns():
     half = build(lenet(freeze=["norm1.weight"]), SHAPE, 10, seed=0)
     assert not freezing.of(half).modules
     without = nn.Sequential(nn.BatchNorm1d(4, affine=False), nn.Linear(4, 2))
-    assert freeze(without, ModelConfig(freeze=["0"])) == {"0"}
+    freeze(without, ModelConfig(freeze=["0"]))
+    assert [module.training for module in without] == [False, True]
 
 
 def test_names_are_those_of_the_users_net():
@@ -90,21 +91,14 @@ def test_key_equals_freezing_by_hand(tmp_path):
     assert up == by_hand.summary["communication"]["up_bytes"]
 
 
-@pytest.mark.parametrize(
-    ("freeze", "sentence"),
-    [
-        (["conv9"], r"`conv9` matches no parameter.*Did you mean `conv2`.*fc2, head"),
-        (["backbon"], "Did you mean `backbone`"),
-        (["*"], r"all 14 are frozen.*model\.freeze=backbone"),
-    ],
-)
-def test_wrong_patterns_are_refused(freeze, sentence):
-    with pytest.raises(ConfigError, match=sentence):
+@pytest.mark.parametrize("freeze", [["conv9"], ["backbon"], ["*"]])
+def test_wrong_patterns_are_refused(freeze):
+    with pytest.raises(ConfigError, match=r"model\.freeze"):
         build(lenet(freeze=freeze), SHAPE, 10, seed=0)
 
 
 def test_nets_without_a_backbone_are_refused():
-    with pytest.raises(ConfigError, match="no parameters besides its head"):
+    with pytest.raises(ConfigError, match=r"model\.freeze=backbone"):
         made(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), freeze="backbone")
     with pytest.raises(ConfigError, match=r"`model\.freeze` must be .*list"):
         config_of("model.freeze=bakbone")
@@ -116,14 +110,6 @@ def test_hash_counts_the_key_only_if_it_is_set():
     hashes = {config_of(f"model.freeze={v}").hash() for v in ("backbone", "[fc1]", "[fc2]")}
     assert len({*hashes, plain.hash()}) == 4
     assert "freeze" not in MlpConfig().model_dump(exclude_defaults=True)
-
-
-def test_normalization_that_is_frozen_by_halves_is_noted():
-    net = user_net()
-    net[1].requires_grad_(False)
-    notes = freezing.notes(made(net))
-    assert any("running statistics change" in note and "model.freeze" in note for note in notes)
-    assert not any("running statistics change" in note for note in freezing.notes(made(user_net())))
 
 
 @pytest.mark.slow

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from flbench.core.errors import ConfigError
-from flbench.models.module_state import isolated, may_draw, random_layers
+from flbench.models.module_state import may_draw, random_layers
+from flbench.models.trial import tried
 
 
 class Net(nn.Module):
@@ -23,7 +24,7 @@ class Net(nn.Module):
 def test_buffers_begin_as_they_were():
     net = Net()
     before = net.count
-    with isolated(net):
+    with tried(net):
         net(torch.ones(1, 2))
 
     assert net.count is before
@@ -35,16 +36,16 @@ def test_buffers_begin_as_they_were():
 def test_a_parameter_that_the_code_makes_is_refused_by_name(name):
     net = Net()
 
-    with pytest.raises(ConfigError, match=f"`body.{name}`"), isolated(net):
+    with pytest.raises(ConfigError, match=f"`body.{name}`"), tried(net):
         setattr(net.body, name, nn.Parameter(torch.ones(2, 2)))
 
 
 def test_a_look_changes_nothing_and_repeats_itself():
     net = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5), nn.BatchNorm1d(2))
     x, before = torch.ones(8, 2), torch.get_rng_state()
-    with isolated(net):
+    with tried(net):
         first = net(x)
-    with isolated(net):
+    with tried(net):
         assert torch.equal(net(x), first)
 
     assert torch.equal(torch.get_rng_state(), before)
