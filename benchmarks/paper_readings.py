@@ -19,7 +19,7 @@ from torch import Tensor
 
 import flbench as fl
 from flbench.algorithms import ALGORITHMS
-from flbench.algorithms.fedcpmd import DISTANCES, elected
+from flbench.algorithms.fedcpmd import elected
 from flbench.algorithms.fedpc import (
     INTRA,
     TABLE,
@@ -29,6 +29,7 @@ from flbench.algorithms.fedpc import (
     mix_groups,
 )
 from flbench.algorithms.shared.prefixes import prefixed, stripped
+from flbench.algorithms.shared.shift import DISTANCES
 from flbench.core.types import Results, State, Update
 from flbench.experiment import checkpoint
 

@@ -1,6 +1,6 @@
 """FedCMD: clients elect one layer, which is personal afterwards (Chen et al., 2024)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -11,12 +11,11 @@ import flbench.algorithms as fl
 from flbench.algorithms.shared.election import (
     BallotConfig,
     LayerElection,
-    WriteVote,
+    layer_outputs,
     rounded,
     smallest,
 )
 from flbench.algorithms.shared.mixing import mix, pairwise_cosines
-from flbench.algorithms.shared.shift import Gaussian, Shift, shift_scores
 from flbench.algorithms.shared.simplex import softmax_among
 
 
@@ -84,14 +83,6 @@ class FedCmd(LayerElection):
     def voting_rounds(self) -> int:
         return rounded(self.config.rho, self.setting.rounds) if self.config.rho else 0
 
-    def notes(self) -> list[str]:
-        if self.voting_rounds < self.setting.rounds:
-            return []
-        return [
-            f"fedcmd: with algorithm.rho={self.config.rho:g} all rounds are rounds of votes and no"
-            " layer becomes personal: this is fedavg. Choose a smaller algorithm.rho."
-        ]
-
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         local, shared = self.split()
         server = fl.only(start, shared) | {
@@ -134,38 +125,37 @@ class FedCmd(LayerElection):
         train = self.phase(*self.terms())
         if not self.voting(state):
             # l* is sent too: its cosines are the weights of the layers behind it.
-            keeps = local | self._own(state) | self._behind(state)
-            return fl.LocalProgram((train,), keeps, shared)
+            return fl.LocalProgram((train,), local | self._own(state) | self._behind(state), shared)
 
-        train = replace(train, record=(self.batch_votes(),))
-        write = fl.Transform(WriteVote(scores=False))
-        return fl.LocalProgram((train, write), local, shared | {"vote"})
-
-    def batch_votes(self) -> fl.Statistic:
-        """Return the Statistic that is recorded on the training batches, for the client's vote."""
         names = tuple(layer.name for layer in self.layers)
-        shift = Shift(names, self.setting.classes, "tensors")
-        return fl.Statistic("shift", BatchVotes(shift), finish=vote_of_client)
+        votes = fl.Statistic("layer", fl.bind(batch_vote, names), finish=vote_of_client)
+        train = replace(train, record=(votes,))
+        return fl.LocalProgram((train, fl.Transform(write_vote)), local, shared | {"vote"})
 
     # Server
 
     def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
-        if self.voting(state) or state.is_initial:
-            return super().dispatch(state, ids)
+        sent = super().dispatch(state, ids)
+        if self.voting(state):
+            return sent
 
         # Phase 2: all layers before l*. A client that is new in phase 2 also receives the others.
         kept = self._own(state) | self._behind(state)
-        shared = fl.only(state.server, self.split()[1] - kept)
-        rows = {n: v.expand(len(ids), *v.shape) for n, v in fl.only(state.server, kept).items()}
+        values = sent.shared.values
+        rows = fl.repeat(fl.only(values, kept), len(ids))
         new = ~state.server["participated"][ids]  # [K]
+        shared = fl.only(values, values.keys() - kept)
         return fl.Dispatch(fl.Message(shared), fl.Message(rows, dict.fromkeys(rows, new)))
 
     def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
-        if self.voting(state):
-            return self._aggregate_votes(state, results)
-
         sent, trained = results.sent.values, results.steps > 0
-        own, behind, mean = self._own(state), self._behind(state), self.mean(results)
+        mean = self.mean(results)
+        if self.voting(state):
+            cast = sent["vote"][trained].long()
+            votes = state.server["votes"] + cast.bincount(minlength=len(self.layers)).int()
+            return fl.Update(mean | {"votes": votes}, metrics=self.by_layer("votes", cast))
+
+        own, behind = self._own(state), self._behind(state)
         server = fl.only(mean, mean.keys() - own - behind)
         server["participated"] = state.server["participated"].index_fill(0, results.ids, True)
         if not behind or not bool(trained.any()):
@@ -174,14 +164,6 @@ class FedCmd(LayerElection):
         cosines = pairwise_cosines(sent, self.personal_layer(state).parameters)  # [K, K]
         a = softmax_among(cosines, trained.expand_as(cosines), dim=1)
         return fl.Update(server, fl.Message(mix(fl.only(sent, behind), a)))
-
-    def _aggregate_votes(self, state: fl.State, results: fl.Results) -> fl.Update:
-        """Phase 1: FedAvg, and the votes of the clients that took an optimizer step."""
-        cast = results.sent.values["vote"][results.steps > 0].long()
-        votes = state.server["votes"] + cast.bincount(minlength=len(self.layers)).int()
-        return fl.Update(
-            self.mean(results) | {"votes": votes}, metrics=self.by_layer("votes", cast)
-        )
 
     def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
         """Return the votes by which the personal layer is chosen."""
@@ -204,30 +186,47 @@ class FedCmd(LayerElection):
         return {"personal": fl.Deployment(self.dispatch(state, ids))}
 
 
-@dataclass(frozen=True)
-class BatchVotes:
-    """Function of a Statistic: one vote per batch, for the layer with the smallest score.
+# Phase 1: the votes of a client's batches
+
+
+def batch_vote(context: fl.Context, layers: tuple[str, ...]) -> fl.Tree:
+    """Return `votes` [L] int32 of a batch: 1 for one layer, or all 0 for a batch of padding.
 
     Scores are often equal: s_l = 0 wherever o_{l-1} and o_l lie on the same side of x and y.
-
-    Attributes:
-        shift: Function that computes the moments of inputs, labels and outputs.
     """
+    batch = context.batch
+    x, y = unit_mean(batch.x, batch.mask), unit_mean(batch.y, batch.mask)
+    outputs = [unit_mean(value, batch.mask) for value in layer_outputs(context, layers)]
+    to_y, to_x = ((torch.stack(outputs) - one).abs() for one in (y, x))  # [L + 1], d(o_l, .)
+    scores = ((to_y[1:] - to_y[:-1]).abs() - (to_x[1:] - to_x[:-1]).abs()).abs()  # s_l
+    layer = torch.arange(len(scores), device=scores.device)
+    vote = (layer == majority(smallest(scores))) & batch.mask.any()
+    return {"votes": vote.to(torch.int32)}
 
-    shift: Shift
 
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return `votes` [L] int32: 1 for one layer, or all 0 for a batch of padding."""
-        x, y, outputs = self.shift.gaussians(self.shift(context))
-        scores = shift_scores(x, y, outputs, mean_distance, by_side=True)
-        layer = torch.arange(len(scores), device=scores.device)
-        vote = (layer == majority(smallest(scores))) & context.batch.mask.any()
-        return {"votes": vote.to(torch.int32)}
+def unit_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean [] of all entries, scaled to [0, 1]; 0.5 if they are all equal.
+
+    Args:
+        values: [B, ...].
+        mask: [B] bool, False for padded samples.
+    """
+    values, real = values.double().reshape(len(values), -1), mask[:, None]
+    low = torch.where(real, values, torch.inf).amin()
+    width = torch.where(real, values, -torch.inf).amax() - low
+    count = (mask.sum() * values.shape[1]).clamp_min(1)
+    mean = torch.where(real, values, 0.0).sum() / count
+    return torch.where(width > 0, (mean - low) / torch.where(width > 0, width, 1.0), 0.5)
 
 
 def vote_of_client(context: fl.Context, sums: fl.Tree) -> fl.Tree:
     """Return `vote` [], the layer that most batches voted for, from their `votes` [L]."""
     return {"vote": majority(sums["votes"])}
+
+
+def write_vote(context: fl.Context) -> fl.Tree:
+    """Return the leaf `vote` [] int32."""
+    return {"vote": context.ctx["layer.vote"].to(torch.int32)}
 
 
 def majority(votes: Tensor) -> Tensor:
@@ -239,8 +238,3 @@ def majority(votes: Tensor) -> Tensor:
     rank = torch.where(layer == 1, -1, layer)
     # Ranks are smaller than len(votes) + 2, so they decide only between equal numbers of votes.
     return (votes * (len(votes) + 2) - rank).argmax()
-
-
-def mean_distance(p: Gaussian, q: Gaussian) -> Tensor:
-    """Return |m_1 - m_2|, which the paper calls the Wasserstein distance."""
-    return (p.mean - q.mean).abs()

@@ -36,7 +36,6 @@ def test_all_rounds_in_phase_1_are_fedavg():
     fedcmd = summary_of_run("algorithm=fedcmd", "algorithm.rho=1", *keys)
 
     assert fedcmd["weights_digest"] == fedavg["weights_digest"]
-    assert any("this is fedavg" in note for note in fedcmd["notes"])
     votes = 3 * 3 * 4  # three rounds of three clients
     assert fedcmd["communication"]["up_bytes"] == fedavg["communication"]["up_bytes"] + votes
 
@@ -236,7 +235,7 @@ def test_bytes_of_both_phases_are_those_of_the_table():
 
 
 def test_net_with_one_linear_layer_is_refused():
-    with pytest.raises(ConfigError, match="only 1 to choose from"):
+    with pytest.raises(ConfigError, match=r"algorithm\.candidates"):
         build("algorithm=fedcmd", "model.name=resnet18")
 
 

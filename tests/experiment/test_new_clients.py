@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from flbench.algorithms.fedcpmd import elected
 from flbench.core.errors import ConfigError
 from flbench.core.tree import copied
 from flbench.core.types import State
@@ -175,41 +174,6 @@ def test_wrong_keys_are_refused():
     ):
         with pytest.raises(ConfigError, match=name.replace(".", r"\.")):
             build(*keys)
-
-
-def joined(built, state):
-    """The state after the new clients of an experiment have joined; nothing is evaluated."""
-    clients = NewClients(built, print)
-    try:
-        return clients._join(clients.grown(state)).state
-    finally:
-        clients.close()
-
-
-def test_new_clients_of_fedcpmd_vote_and_get_the_layers_of_their_cluster():
-    keys = ("train.rounds=4", "algorithm.k_p=2", "train.participation=1")
-    built = build(*NEW, "model.name=lenet5", "algorithm.name=fedcpmd", *keys)
-    state = after(built, 4)
-    before = {name: value.clone() for name, value in state.server.items()}
-
-    grown = joined(built, state)
-
-    votes, layers = grown.server["votes"], built.algorithm.layers
-    assert torch.equal(votes[:5], before["votes"])
-    assert votes[5:].sum(dim=1).tolist() == [1, 1]
-    assert grown.server["participated"].all()
-    chosen = elected(grown.server)
-    start = built.start().clients
-    for client in (5, 6):
-        mine = [i for i in range(5) if chosen[i] == chosen[client]]
-        sizes = built.federation.sizes[mine].double()
-        for number, layer in enumerate(layers):
-            for name in layer.leaves:
-                body = before.get(name, start[name][0])
-                rows = state.clients[name][mine].double()
-                mixed = torch.einsum("m,m...->...", sizes / sizes.sum(), rows) if mine else body
-                wanted = body if number == chosen[client] else mixed.to(body.dtype)
-                assert torch.allclose(grown.clients[name][client], wanted, atol=1e-6), name
 
 
 PERSONAL = ("model.name=mlp", "evaluation.adapt.finetune_epochs=[2]")

@@ -4,28 +4,24 @@ In a first phase, clients vote for a layer of the net; in a second phase, the el
 personal.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from math import floor
 from typing import ClassVar, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from flbench.algorithms.base import Algorithm
 from flbench.config.schema import AlgorithmConfig
-from flbench.core.types import Context, Stage, State, Tree
-from flbench.models.base import LayerSpec, NetSpec
+from flbench.core.types import Context, Stage, State
+from flbench.models.base import LayerSpec
 
-Candidates = Literal["linear", "all"]
 EQUAL_SCORES = 1e-9  # scores this close are equal, so that no rounding error decides a vote
 
 
 class BallotConfig(AlgorithmConfig):
     """Keys of methods in which clients vote for a layer."""
 
-    candidates: Candidates = Field(
+    candidates: Literal["linear", "all"] = Field(
         "linear",
         description="layers that clients vote for: the linear layers behind the last convolution,"
         " or all convolutions and linear layers",
@@ -44,8 +40,18 @@ class LayerElection(Algorithm):
 
     @property
     def layers(self) -> tuple[LayerSpec, ...]:
-        """The L candidate layers in the order of the forward pass; the classifier is the last."""
-        return candidates(self.setting.net, self.config.candidates)
+        """The L candidate layers in the order of the forward pass; the classifier is the last.
+
+        A vote compares a layer's input with its output, so that the net must call the layer.
+        """
+        layers = self.setting.net.layers
+        kinds = {"linear"}
+        if self.config.candidates == "all":
+            kinds = {"conv", "linear"}
+        else:
+            convolutions = [k for k, layer in enumerate(layers) if layer.kind == "conv"]
+            layers = layers[max(convolutions, default=-1) + 1 :]
+        return tuple(layer for layer in layers if layer.kind in kinds and layer.is_called)
 
     @property
     def voting_rounds(self) -> int:
@@ -53,7 +59,15 @@ class LayerElection(Algorithm):
         raise NotImplementedError
 
     def requires(self) -> list[str]:
-        return unmet(self.layers, self.setting.net)
+        layers = self.layers
+        if len(layers) >= 2 and set(layers[-1].leaves) == self.setting.net.names("head"):
+            return super().requires()
+        return [
+            f"{self.name} needs at least two layers to choose from, of which the last one is the"
+            f" head of the net; `model.name` has {len(layers)} linear layers behind the last"
+            " convolution that it calls. Choose a net with more of them, such as"
+            " model.name=lenet5, cnn, vgg11 or mlp, or set algorithm.candidates=all."
+        ]
 
     def stages(self) -> tuple[Stage, ...]:
         first = self.voting_rounds
@@ -65,106 +79,34 @@ class LayerElection(Algorithm):
         return self.stages()[state.stage].name == "vote"
 
     def by_layer(self, name: str, numbers: Tensor) -> dict[str, float]:
-        """Return how often each layer occurs, as metrics `NAME_LAYER`; see `short_names`.
+        """Return how often each layer occurs, as metrics `NAME_LAYER` such as `votes_fc1`.
 
         Args:
-            name: Prefix of the metrics, such as `votes`.
+            name: Prefix of the metrics.
             numbers: [M] int64 numbers of candidate layers, in [0, L).
         """
         counts = numbers.bincount(minlength=len(self.layers)).tolist()
-        layers = zip(short_names(self.layers), counts, strict=True)
-        return {f"{name}_{layer}": float(count) for layer, count in layers}
+        names = [layer.name.removeprefix("backbone.") for layer in self.layers]
+        return {f"{name}_{one}": float(k) for one, k in zip(names, counts, strict=True)}
 
 
-def candidates(net: NetSpec, which: Candidates = "linear") -> tuple[LayerSpec, ...]:
-    """Return the layers that clients can vote for, in the order of the forward pass.
+def layer_outputs(context: Context, layers: tuple[str, ...]) -> list[Tensor]:
+    """Return o_0 to o_L of a batch, [B, ...] each.
 
-    A vote compares a layer's input with its output, so that the forward pass must call the layer.
-
-    Args:
-        net: Description of the net.
-        which: `linear` for the linear layers behind the last convolution, with the classifier last;
-            `all` for all convolutions and linear layers.
-    """
-    if which == "all":
-        kinds = ("conv", "linear")
-        return tuple(layer for layer in net.layers if layer.kind in kinds and layer.is_called)
-    convolutions = [k for k, layer in enumerate(net.layers) if layer.kind == "conv"]
-    first = max(convolutions, default=-1) + 1
-    late = net.layers[first:]
-    return tuple(layer for layer in late if layer.kind == "linear" and layer.is_called)
-
-
-def unmet(layers: tuple[LayerSpec, ...], net: NetSpec) -> list[str]:
-    """Return a sentence if clients have no choice; empty if they have.
+    o_0 is the input of the first candidate layer; o_1 to o_{L-1} are the inputs of the following
+    ones, so that they include the ReLU between them; o_L is the output of the last one, the logits.
 
     Args:
-        layers: Candidate layers.
-        net: Description of the net that they belong to.
+        context: Context of a batch.
+        layers: Names of the L candidate layers, in the order of the forward pass.
     """
-    cure = (
-        "Choose a net with more of them, such as model.name=lenet5, cnn, vgg11 or mlp, or set"
-        " algorithm.candidates=all."
-    )
-    if len(layers) < 2:
-        return [
-            "Clients vote for one of several layers, but the net (`model.name`) has only"
-            f" {len(layers)} to choose from: by default, the linear layers behind the last"
-            f" convolution whose module the net calls. {cure}"
-        ]
-    if set(layers[-1].leaves) != net.names("head"):
-        return [
-            "The last layer that clients can vote for must be the classifier, but the head of the"
-            f" net (`model.name`) is not one linear layer. {cure}"
-        ]
-    return []
-
-
-@dataclass(frozen=True)
-class WriteVote:
-    """A Transform that writes a client's vote and scores into leaves that are sent.
-
-    Attributes:
-        scores: Write the scores as well as the vote.
-    """
-
-    scores: bool = True
-
-    def __call__(self, context: Context) -> Tree:
-        """Return `vote` [] int32 and, if asked for, `scores` [L] in the dtype of the weights.
-
-        Args:
-            context: Its ctx has `shift.vote` [] and `shift.scores` [L] from the Statistic `shift`.
-        """
-        written = {"vote": context.ctx["shift.vote"].to(torch.int32)}
-        if self.scores:
-            written["scores"] = context.ctx["shift.scores"].to(context.info.lr.dtype)
-        return written
+    found = context.apply(context.leaves, context.batch.x, activations=layers).activations
+    return [*(found[name][0] for name in layers), found[layers[-1]][1]]
 
 
 def smallest(scores: Tensor) -> Tensor:
     """Return [L] int32: 1 for the layers with the smallest score, up to 1e-9, and 0 for others."""
     return (scores <= scores.min() + EQUAL_SCORES).int()
-
-
-def short(layer: LayerSpec) -> str:
-    """Return the last part of a layer's name: `fc1` for `backbone.fc1`."""
-    return layer.name.rpartition(".")[2]
-
-
-def short_names(layers: Sequence[LayerSpec]) -> list[str]:
-    """Return the shortest ends of the layers' dotted names that differ from each other.
-
-    In `lenet5` these are `conv1` and `fc1`. The blocks of `resnet18` all have a layer `conv1`, so
-    that its layers are called `stage1_block1.conv1`, `stage1_block2.conv1`, ...
-    """
-    parts = [layer.name.split(".") for layer in layers]
-    names = []
-    for own in parts:
-        ends = (own[-length:] for length in range(1, len(own) + 1))
-        unique = (end for end in ends if sum(name[-len(end) :] == end for name in parts) == 1)
-        names.append(".".join(next(unique, own)))
-    return names
 
 
 def rounded(share: float, count: int) -> int:

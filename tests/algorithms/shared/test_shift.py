@@ -7,14 +7,18 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from flbench.algorithms.fedcmd import mean_distance
-from flbench.algorithms.fedcpmd import DISTANCES
-from flbench.algorithms.shared.shift import REDUCE, Gaussian, Shift, shift_scores
+from flbench.algorithms.shared.shift import (
+    DISTANCES,
+    REDUCE,
+    Gaussian,
+    gaussians,
+    moments,
+    shift_scores,
+)
 from flbench.core.types import Batch, Context, Outputs
 
 PAIRS = [(0.0, 1.0, 0.0, 1.0), (0.2, 0.3, 0.7, 0.1), (0.5, 0.001, 0.4, 0.3), (0.1, 0.02, 0.9, 0.02)]
 PAPER = ["js", "wasserstein", "hellinger", "bhattacharyya"]
-ALL = {**DISTANCES, "means": mean_distance}
 
 
 def normal(mean: float, std: float) -> Gaussian:
@@ -22,10 +26,10 @@ def normal(mean: float, std: float) -> Gaussian:
 
 
 def distance(name: str, m1: float, s1: float, m2: float, s2: float) -> float:
-    return float(ALL[name](normal(m1, s1), normal(m2, s2)))
+    return float(DISTANCES[name](normal(m1, s1), normal(m2, s2)))
 
 
-@pytest.mark.parametrize("name", [*PAPER, "means"])
+@pytest.mark.parametrize("name", PAPER)
 @pytest.mark.parametrize("pair", PAIRS)
 def test_distances_are_symmetric_and_zero_between_equals(name, pair):
     m1, s1, m2, s2 = pair
@@ -40,7 +44,6 @@ def test_distances_have_their_ranges_and_their_known_values():
     """W2 of N(0, 1) and N(3, 1) is 3; of N(0, 1) and N(0, 3) it is 2."""
     assert distance("wasserstein", 0, 1, 3, 1) == pytest.approx(3.0)
     assert distance("wasserstein", 0, 1, 0, 3) == pytest.approx(2.0)
-    assert distance("means", 1, 1, 3, 9) == 2.0
     assert distance("js", 0, 0.001, 1, 0.001) == pytest.approx(log(2))
     assert distance("hellinger", 0, 0.001, 1, 0.001) == pytest.approx(1.0)
     for pair in PAIRS:
@@ -80,23 +83,6 @@ def test_coefficient_and_quantiles_are_those_of_a_quadrature(pair):
     assert distance("wasserstein", *pair) == pytest.approx(squared**0.5, abs=1e-6)
 
 
-def test_scores_are_equation_7_and_fedcmds_variant():
-    def d(a: Gaussian, b: Gaussian) -> torch.Tensor:
-        return (a.mean - b.mean).abs()
-
-    outputs = Gaussian(torch.tensor([0.1, 0.6, 0.7]), torch.ones(3))
-    x, y = (
-        Gaussian(torch.tensor(0.2), torch.tensor(1.0)),
-        Gaussian(torch.tensor(0.9), torch.ones(())),
-    )
-
-    # to y 0.8 0.3 0.2, to x 0.1 0.4 0.5: changes to y -0.5 -0.1, to x 0.3 0.1
-    assert shift_scores(x, y, outputs, d).tolist() == pytest.approx([0.8, 0.2])
-    assert shift_scores(x, y, outputs, d, by_side=True).tolist() == pytest.approx(
-        [0.2, 0.0], abs=1e-6
-    )
-
-
 # What Gaussians are made of
 
 
@@ -129,33 +115,25 @@ def put_together(parts):
     return whole
 
 
-@pytest.mark.parametrize("scale", ["channels", "given", "tensors", "raw"])
-def test_gaussians_are_mean_and_deviation_of_scaled_tensors(scale):
+@pytest.mark.parametrize("raw", [False, True])
+def test_gaussians_are_mean_and_deviation_of_scaled_tensors(raw):
     x, y, hidden = samples()
-    look = Shift(("a", "b"), 4, scale)
     pieces = [slice(0, 5), slice(5, 6), slice(6, 12)]
     parts = []
     for piece in pieces:  # each with a padded row that must not count
         rows = [torch.cat([v[piece], torch.full_like(v[:1], 77)]) for v in (x, y, hidden)]
         real = torch.tensor([True] * len(y[piece]) + [False])
-        parts.append(look(context(rows[0], rows[1], real, rows[2])))
+        parts.append(moments(context(rows[0], rows[1], real, rows[2]), ("a", "b")))
 
-    of_x, of_y, outputs = look.gaussians(put_together(parts))
+    of_x, of_y, outputs = gaussians(put_together(parts), raw, 4, 2)
 
     def unit(v, axes):
         low, high = v.amin(axes, keepdim=True), v.amax(axes, keepdim=True)
         return (v - low) / (high - low)
 
-    everywhere = (0, 1, 2, 3)
-    scaled_x = {
-        "channels": unit(x, (0, 2, 3)),
-        "given": x,
-        "tensors": unit(x, everywhere),
-        "raw": x,
-    }[scale]
-    scaled_y = {"tensors": unit(y.double(), 0), "raw": y.double()}.get(scale, y.double() / 3)
+    scaled_x, scaled_y = (x, y.double()) if raw else (unit(x, (0, 2, 3)), y.double() / 3)
     flat = x.flatten(1), hidden, 2 * hidden
-    if scale != "raw":
+    if not raw:
         flat = tuple(unit(value, (0, 1)) for value in flat)
     for found, wanted in (
         (of_x, [scaled_x]),
@@ -171,10 +149,9 @@ def test_gaussians_are_mean_and_deviation_of_scaled_tensors(scale):
 def test_raw_constant_keeps_its_mean_and_has_the_least_deviation():
     x, y, hidden = samples()
     mask = torch.ones(12, dtype=torch.bool)
-    look = Shift(("a", "b"), 4, "raw")
+    here = context(torch.full_like(x, 7), torch.full_like(y, 3), mask, hidden * 0 + 2)
 
-    moments = look(context(torch.full_like(x, 7), torch.full_like(y, 3), mask, hidden * 0 + 2))
-    of_x, of_y, outputs = look.gaussians(moments)
+    of_x, of_y, outputs = gaussians(moments(here, ("a", "b")), True, 4, 2)
 
     assert (float(of_x.mean), float(of_y.mean), outputs.mean.tolist()) == (7, 3, [7, 2, 4])
     assert [float(of_x.std), float(of_y.std), *outputs.std] == pytest.approx([1e-3] * 5)
@@ -194,10 +171,11 @@ def test_poor_clients_have_finite_scores(name, poor):
         x, hidden = torch.ones_like(x), torch.zeros_like(hidden)
     else:
         mask[:] = False
-    look = Shift(("a", "b"), 4)
+    here, layers = context(x, y, mask, hidden), ("a", "b")
 
-    of_x, of_y, outputs = look.gaussians(look(context(x, y, mask, hidden)))
-    scores = shift_scores(of_x, of_y, outputs, DISTANCES[name])
+    found = moments(here, layers)
+    _, of_y, outputs = gaussians(found, False, 4, 2)
+    scores = shift_scores(here, found, name, False, 4, layers)["scores"]
 
     assert bool(scores.isfinite().all())
     assert float(of_y.std) >= 1e-3
