@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import linear
 
 import flbench.algorithms as fl
+from flbench.algorithms.shared.linear_head import LinearHead
 from flbench.algorithms.shared.prefixes import prefixed_names
 from flbench.algorithms.shared.prototypes import CountClasses
-from flbench.losses.cross_entropy import mean_cross_entropy
+from flbench.losses.cross_entropy import CrossEntropy, mean_cross_entropy
 from flbench.losses.similarity import full_precision, wide
 
 OWN = "own."  # prefix of a personal head that the client keeps
@@ -65,91 +65,62 @@ class FedRoD(fl.Algorithm):
     communication = fl.Communication(down="w", up="w", keeps="a head")
     needs = (fl.LINEAR_HEAD,)
 
-    def head(self) -> tuple[str, ...]:
-        """Return the names of the head's parameters: the weight, and the bias if there is one."""
-        head = self.setting.net.names("head")
-        return tuple(name for name in self.setting.net.parameters if name in head)
+    @property
+    def head(self) -> LinearHead:
+        """The head of the net."""
+        return LinearHead.of(self.setting.net)
 
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
-        own = {OWN + name: torch.zeros_like(start[name]) for name in self.head()}
+        own = {OWN + name: torch.zeros_like(start[name]) for name in self.head.names}
         return server, clients | fl.repeat(own, self.setting.clients)
 
     def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
-        own = prefixed_names(OWN, self.head())
+        own = prefixed_names(OWN, self.head.names)
         train = self.phase(
-            BalancedCrossEntropy(self.config.gamma),
-            PersonalCrossEntropy(self.head()),
+            fl.Term(1.0, fl.bind(balanced_cross_entropy, self.config.gamma)),
+            PersonalCrossEntropy(head=self.head),
             train=frozenset(self.setting.net.parameters) | own,
         )
-        count = fl.Statistic(COUNTS.partition(".")[0], CountClasses(self.setting.classes))
+        count = fl.Statistic("held", CountClasses(self.setting.classes))
         return fl.LocalProgram((count, train), keeps | own, sends)
 
     def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         models = super().deploy(state, ids)
         generic = models.pop("personal")
-        add = fl.LocalProgram((fl.Transform(AddHead(self.head())),))
+        add = fl.LocalProgram((fl.Transform(fl.bind(whole_head, self.head.names)),))
         return {"personal": replace(generic, program=add), "generic": generic} | models
 
 
-@dataclass(frozen=True)
-class AddHead:
-    """Function of a Transform: adds the personal head to that of the net, for an evaluation.
+def whole_head(context: fl.Context, names: tuple[str, ...]) -> fl.Tree:
+    """Return W + W_i and b + b_i under the names of the net's head."""
+    return {name: context.leaves[name] + context.leaves[OWN + name] for name in names}
 
-    Attributes:
-        names: Names of the head's parameters.
+
+def balanced_cross_entropy(context: fl.Context, gamma: float) -> Tensor:
+    """Return L_G, 0-dim: mean of -log(n_y^gamma exp(o_y) / sum_c n_c^gamma exp(o_c)), in nats.
+
+    n_c is the client's number of samples of class c. 0^0 is 1, so that gamma = 0 is cross entropy.
     """
-
-    names: tuple[str, ...]
-
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return W + W_i and b + b_i under the names of the net's head."""
-        return {name: context.leaves[name] + context.leaves[OWN + name] for name in self.names}
-
-
-@dataclass(frozen=True)
-class BalancedCrossEntropy:
-    """L_G: mean of -log(n_y^gamma exp(o_y) / sum_c n_c^gamma exp(o_c)) over the batch, in nats.
-
-    n_c is the client's number of training samples of class c.
-
-    Attributes:
-        gamma: Exponent of the counts, >= 0; 0^0 is 1, so that 0 gives cross entropy.
-        weight: Factor of the term.
-    """
-
-    gamma: float
-    weight: float | str = 1.0
-
-    def __call__(self, context: fl.Context) -> Tensor:
-        """Return the term, 0-dim."""
-        logits, batch = context.out.logits, context.batch
-        with full_precision(logits):
-            counts = context.ctx[COUNTS].to(wide(logits))  # [C]
-            prior = counts.pow(self.gamma).log()  # [C], -inf for a class that leaves the softmax
-            return mean_cross_entropy(logits.to(prior.dtype) + prior, batch.y, batch.mask)
+    logits, batch = context.out.logits, context.batch
+    with full_precision(logits):
+        counts = context.ctx[COUNTS].to(wide(logits))  # [C]
+        prior = counts.pow(gamma).log()  # [C], -inf for a class that leaves the softmax
+        return mean_cross_entropy(logits.to(prior.dtype) + prior, batch.y, batch.mask)
 
 
-@dataclass(frozen=True)
-class PersonalCrossEntropy:
+@dataclass(frozen=True, kw_only=True)
+class PersonalCrossEntropy(CrossEntropy):
     """L_P: mean cross entropy of sg(o) + W_i sg(z) + b_i, in nats; only the head has a gradient.
 
     Attributes:
-        names: Names of the head's parameters.
-        weight: Factor of the term.
+        head: The head of the net.
     """
 
-    names: tuple[str, ...]
-    weight: float | str = 1.0
-
-    def __call__(self, context: fl.Context) -> Tensor:
-        """Return the term, 0-dim."""
-        out = self.outputs(context)
-        return mean_cross_entropy(out.logits, context.batch.y, context.batch.mask)
+    head: LinearHead
 
     def outputs(self, context: fl.Context) -> fl.Outputs:
         """Return the features z [B, D] and the logits o_i [B, C], detached from the net."""
         features, logits = context.out.features.detach(), context.out.logits.detach()
-        own = (context.leaves[OWN + name] for name in self.names)  # W_i [C, D], b_i [C]
-        return fl.Outputs(features, logits + linear(features, *own))
+        return fl.Outputs(features, logits + self.head(context.leaves, features, prefix=OWN))

@@ -1,7 +1,5 @@
 """IFCA: each client trains the cluster model with the lowest loss (Ghosh et al., 2020)."""
 
-from dataclasses import dataclass
-
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -78,6 +76,8 @@ class Ifca(fl.Algorithm):
         server["choices"] = torch.zeros(shape, dtype=torch.int64)
         return server, clients
 
+    # Client
+
     def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
         steps = (*self.choosing(), self.phase(*self.terms()))
@@ -88,9 +88,11 @@ class Ifca(fl.Algorithm):
         names, clusters = self.several(), self.config.clusters
         steps: list[fl.Step] = []
         for j in range(clusters):
-            loss = fl.Statistic(f"model{j}", sum_loss)
-            steps += [fl.Transform(Load(names, j)), *reestimate_batchnorm(self.setting), loss]
-        return (*steps, fl.Transform(Choose(names, clusters)))
+            load, loss = fl.Transform(fl.bind(model, names, j)), fl.Statistic(f"model{j}", sum_loss)
+            steps += [load, *reestimate_batchnorm(self.setting), loss]
+        return (*steps, fl.Transform(fl.bind(best_model, names, clusters)))
+
+    # Server
 
     def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         several = self.several()
@@ -99,36 +101,28 @@ class Ifca(fl.Algorithm):
         return fl.Dispatch(fl.Message(shared | models))
 
     def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
-        weights, choice = self.weights(results), results.sent.values["choice"]
+        weights, choice = self.weights(results), results.sent.values["choice"]  # [K] each
         if not weights.any():
             return fl.Update()
-        sizes = {}
-        models = {name: list(state.server[name]) for name in self.several()}  # [...] per cluster
-        sent = fl.only(results.sent.values, models)
+        server, sizes = self.mean(results), {}  # the mean over all clients, for a shared body
+        server |= {name: state.server[name].clone() for name in self.several()}
+        sent = fl.only(results.sent.values, self.several())
         for j in range(self.config.clusters):
-            members = choice == j  # [K]
+            members = choice == j
             sizes[f"cluster_{j}"] = int(members.sum())
             for name, value in fl.weighted_mean(sent, weights * members).items():
-                models[name][j] = value
-
-        mean = self.mean(results)  # over all clients, for a shared body
-        stacked = {name: torch.stack(values) for name, values in models.items()}
-        if "choices" in state.server:  # a run that an earlier version began goes on without it
-            chosen = (choice.long(), results.ids)
-            once = torch.ones_like(results.ids)
-            stacked["choices"] = state.server["choices"].index_put(chosen, once, accumulate=True)
-        return fl.Update(mean | stacked, metrics=sizes)
+                server[name][j] = value
+        chosen, once = (choice.long(), results.ids), torch.ones_like(results.ids)
+        server["choices"] = state.server["choices"].index_put(chosen, once, accumulate=True)
+        return fl.Update(server, metrics=sizes)
 
     def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
         """Return how often each client chose each model."""
-        choices = state.server.get("choices")  # [clusters, N]
-        if choices is None:  # an earlier version began the run
-            return ()
         table = fl.LearnedTable(
             "clusters",
             "Number of rounds in which each client chose each cluster model. A column with one"
             " bright cell is a client that stayed in its cluster.",
-            choices.double(),
+            state.server["choices"].double(),  # [clusters, N]
             rows="cluster",
             columns="client",
         )
@@ -138,9 +132,6 @@ class Ifca(fl.Algorithm):
         program = fl.LocalProgram((*self.choosing(), *reestimate_batchnorm(self.setting)))
         return {"personal": fl.Deployment(self.dispatch(state, ids), program)}
 
-    def notes(self) -> list[str]:
-        return ["algorithm.clusters=1: IFCA is FedAvg."] if self.config.clusters == 1 else []
-
 
 def sum_loss(context: fl.Context) -> fl.Tree:
     """Return the sum of the cross entropy over one batch, float64."""
@@ -148,40 +139,15 @@ def sum_loss(context: fl.Context) -> fl.Tree:
     return {"loss": sum_cross_entropy(logits, context.batch.y, context.batch.mask)}
 
 
-@dataclass(frozen=True)
-class Load:
-    """Writes one of the models that were sent into the leaves.
-
-    Attributes:
-        names: Names of the leaves that differ between clusters.
-        index: Index of the model.
-    """
-
-    names: tuple[str, ...]
-    index: int
-
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return the leaves of the model."""
-        return {name: context.ctx[f"model.{name}"][self.index] for name in self.names}
+def model(context: fl.Context, names: tuple[str, ...], j: int | Tensor) -> fl.Tree:
+    """Return the leaves of model j that differ between clusters."""
+    return {name: context.ctx[f"model.{name}"][j] for name in names}
 
 
-@dataclass(frozen=True)
-class Choose:
-    """Writes the model with the smallest loss into the leaves, and its index into `choice`.
-
-    Attributes:
-        names: Names of the leaves that differ between clusters.
-        clusters: Number of models.
-    """
-
-    names: tuple[str, ...]
-    clusters: int
-
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return the leaves of the model and `choice` [] int32."""
-        ctx, dtype = context.ctx, context.info.lr.dtype
-        losses = torch.stack([ctx[f"model{j}.loss"] for j in range(self.clusters)])  # [clusters]
-        # A model whose loss overflows is chosen by no client.
-        best = fl.smallest_index(torch.where(losses.isfinite(), losses, torch.inf), dtype)
-        chosen = {name: ctx[f"model.{name}"][best] for name in self.names}
-        return chosen | {"choice": best.to(torch.int32)}
+def best_model(context: fl.Context, names: tuple[str, ...], clusters: int) -> fl.Tree:
+    """Return the leaves of the model with the smallest loss, and its index `choice` [] int32."""
+    losses = torch.stack([context.ctx[f"model{j}.loss"] for j in range(clusters)])
+    # A model whose loss overflows is chosen by no client.
+    finite = torch.where(losses.isfinite(), losses, torch.inf)
+    best = fl.smallest_index(finite, context.info.lr.dtype)
+    return model(context, names, best) | {"choice": best.to(torch.int32)}

@@ -36,11 +36,10 @@ class KNNPer(fl.Algorithm):
     sent, and a client that never took part is served in the same way, without training.
 
     Readings. The squared distance over D sigma is that of the authors' code; the paper writes
-    exp(-distance). Their evaluation prints all values
-    of lambda on test samples, and as shipped mixes probabilities of neighbours with logits; here
-    both are probabilities, and no choice sees a test sample. Of equally near samples the first ones
-    of the data set count. A client with fewer than k samples takes all; one without samples has
-    lambda = 0.
+    exp(-distance). Their evaluation prints all values of lambda on test samples, and as shipped
+    mixes probabilities of neighbours with logits; here both are probabilities, and no choice sees a
+    test sample. Of equally near samples the first ones of the data set count. A client with fewer
+    than k samples takes all; one without samples has lambda = 0.
     """
 
     class Config(fl.AlgorithmConfig):
@@ -71,9 +70,9 @@ class KNNPer(fl.Algorithm):
         scores = Mixture(self.config.neighbours, self.config.sigma)
         store = fl.Statistic(STORE, labelled_features, reduce="rows")
         begin = (*reestimate_batchnorm(self.setting), store)
-        correct = fl.Statistic(
-            CHOICE, CorrectByShare(scores), finish=best_share, samples=fl.Samples("validation")
-        )
+        count = fl.bind(correct_by_share, scores)
+        part = fl.Samples("validation")
+        correct = fl.Statistic(CHOICE, count, finish=best_share, samples=part)
         choose = (*begin, correct, fl.Transform(write_best_share))
         mixed = replace(plain, program=fl.LocalProgram(choose), predict=scores)
         votes = replace(mixed, program=fl.LocalProgram((*begin, fl.Transform(write_votes_alone))))
@@ -82,12 +81,8 @@ class KNNPer(fl.Algorithm):
 
 def labelled_features(context: fl.Context) -> fl.Tree:
     """Return features [B, D], and for each sample its label and 1 (0 for padding), [B] float64."""
-    batch = context.batch
-    return {
-        "z": context.out.features.double(),
-        "y": batch.y.double(),
-        "real": batch.mask.double(),
-    }
+    y, mask = context.batch.y, context.batch.mask
+    return {"z": context.out.features.double(), "y": y.double(), "real": mask.double()}
 
 
 @dataclass(frozen=True)
@@ -110,22 +105,19 @@ class Mixture:
 
         There is none where clients' models are evaluated right after local training.
         """
+        own = context.out.logits.double().softmax(dim=1)
         if f"{STORE}.real" not in context.ctx:
-            return context.out.logits.double().softmax(dim=1)
-        votes, probabilities = self.both(context)
-        share = torch.where(self.stored(context).any(), context.leaves[SHARE].double(), 0.0)
-        return share * votes + (1 - share) * probabilities
+            return own
+        is_empty = ~(context.ctx[f"{STORE}.real"] == 1).any()
+        share = torch.where(is_empty, 0.0, context.leaves[SHARE].double())
+        return share * self.votes(context) + (1 - share) * own
 
-    def stored(self, context: fl.Context) -> Tensor:
-        """Return which rows of the datastore are samples, [R] bool; others are padding."""
-        return context.ctx[f"{STORE}.real"] == 1
-
-    def both(self, context: fl.Context) -> tuple[Tensor, Tensor]:
-        """Return p_k and softmax(logits), [B, C] float64 each; p_k is 0 without samples."""
-        real = self.stored(context)
+    def votes(self, context: fl.Context) -> Tensor:
+        """Return p_k [B, C] float64, 0 without samples."""
+        real = context.ctx[f"{STORE}.real"] == 1  # [R], False for rows of padding
         keys = torch.where(real[:, None], context.ctx[f"{STORE}.z"], 0.0)  # [R, D]
         labels = torch.where(real, context.ctx[f"{STORE}.y"], -1.0)
-        queries, logits = context.out.features.double(), context.out.logits.double()
+        queries, logits = context.out.features.double(), context.out.logits
 
         distance = torch.cdist(queries, keys, compute_mode="donot_use_mm_for_euclid_dist")
         distance = torch.where(real, distance, torch.inf)  # [B, R]
@@ -137,29 +129,18 @@ class Mixture:
         weights = softmax_among(-nearest / self.sigma, nearest.isfinite(), dim=1)
         classes = torch.arange(logits.shape[1], device=logits.device)
         members = labels[index][:, :, None] == classes  # [B, k, C]
-        votes = torch.where(members, weights[:, :, None], 0.0).sum(dim=1)
-        return votes, logits.softmax(dim=1)
+        return torch.where(members, weights[:, :, None], 0.0).sum(dim=1)
 
 
-@dataclass(frozen=True)
-class CorrectByShare:
-    """Function of a Statistic: numbers of correct predictions for each lambda in 0, 0.1, ..., 1.
-
-    Attributes:
-        mixture: The probabilities that are mixed.
-    """
-
-    mixture: Mixture
-
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return `correct` [11] float64 of one batch, and the number of samples, `count`."""
-        votes, probabilities = self.mixture.both(context)
-        batch, correct = context.batch, []
-        for step in range(GRID + 1):
-            share = step / GRID
-            predicted = (share * votes + (1 - share) * probabilities).argmax(dim=1)
-            correct.append(((predicted == batch.y) & batch.mask).sum())
-        return {"correct": torch.stack(correct).double(), "count": batch.mask.sum()}
+def correct_by_share(context: fl.Context, mixture: Mixture) -> fl.Tree:
+    """Return the numbers `correct` [11] of a batch for lambda in 0, 0.1, ..., 1, and `count`."""
+    votes, own = mixture.votes(context), context.out.logits.double().softmax(dim=1)
+    batch, correct = context.batch, []
+    for step in range(GRID + 1):
+        share = step / GRID
+        predicted = (share * votes + (1 - share) * own).argmax(dim=1)
+        correct.append(((predicted == batch.y) & batch.mask).sum())
+    return {"correct": torch.stack(correct).double(), "count": batch.mask.sum()}
 
 
 def best_share(context: fl.Context, sums: fl.Tree) -> fl.Tree:

@@ -187,12 +187,3 @@ def test_bytes_are_all_models_down_and_one_model_and_a_number_up(tmp_path):
     assert lenet5_bytes(tmp_path, "algorithm=ifca") == (w + 4, 2 * 3 * w)
     found = lenet5_bytes(tmp_path, "algorithm=ifca", "algorithm.share_body=true")
     assert found == (w + 4, 2 * 3 * head + w - head)
-
-
-@pytest.mark.slow
-def test_one_model_is_noted():
-    def notes(*keys):
-        return [note for note in build("algorithm=ifca", *keys).notes if "is FedAvg" in note]
-
-    assert notes("algorithm.clusters=1")
-    assert not notes()
