@@ -10,8 +10,14 @@ from numpy.typing import NDArray
 from pydantic.fields import FieldInfo
 from torch import Tensor
 
-from flbench.algorithms.shared.gossip import GossipConfig
-from flbench.algorithms.shared.topology import components, mixing_rows, positions, spectral_gap
+from flbench.algorithms.shared.topology import (
+    GossipConfig,
+    components,
+    graph_of,
+    mixing_rows,
+    positions,
+    spectral_gap,
+)
 from flbench.config.schema import AlgorithmConfig
 from flbench.core.errors import ConfigError
 from flbench.core.registry import ALGORITHMS
@@ -157,7 +163,7 @@ def network(config: AlgorithmConfig, seed: int, clients: int) -> Network:
             f"`algorithm.name={config.name}` has a server, and no network of clients. Name a"
             " decentralized method, such as algorithm=dfedavg."
         )
-    graph = config.wiring().graph(Draw(seed, (0,), clients), torch.arange(clients))
+    graph = graph_of(config, Draw(seed, (0,), clients), torch.arange(clients))
     return Network(config, graph, mixing_rows(graph, config.mixing))
 
 

@@ -6,7 +6,8 @@ import torch
 from pydantic import Field
 
 import flbench.algorithms as fl
-from flbench.algorithms.shared.gossip import Gossip, GossipConfig
+from flbench.algorithms.shared.gossip import Gossip
+from flbench.algorithms.shared.topology import GossipConfig
 
 
 @fl.ALGORITHMS.register("dfedalt")

@@ -7,7 +7,7 @@ from pydantic import Field
 
 import flbench.algorithms as fl
 from flbench.algorithms.dfedavg import DFedAvg
-from flbench.algorithms.shared.gossip import GossipConfig
+from flbench.algorithms.shared.topology import GossipConfig
 
 
 @fl.ALGORITHMS.register("dfedavgm")

@@ -9,9 +9,10 @@ from pydantic import Field
 from torch import Tensor
 
 import flbench.algorithms as fl
-from flbench.algorithms.shared.gossip import Gossip, GossipConfig
+from flbench.algorithms.shared.gossip import Gossip
 from flbench.algorithms.shared.hypernetwork import LEAVES, PHI, Hypernetwork, Write, Z
 from flbench.algorithms.shared.mixing import mix
+from flbench.algorithms.shared.topology import GossipConfig
 
 
 @fl.ALGORITHMS.register("dfedhp")

@@ -7,10 +7,11 @@ from torch import Tensor
 
 import flbench.algorithms as fl
 from flbench.algorithms.shared import sparse
-from flbench.algorithms.shared.gossip import LOCAL, Gossip, GossipConfig
+from flbench.algorithms.shared.gossip import LOCAL, Gossip
 from flbench.algorithms.shared.mixing import mix_overlap
 from flbench.algorithms.shared.second import Second
 from flbench.algorithms.shared.sparse import MASK, TRAINED, Masked
+from flbench.algorithms.shared.topology import GossipConfig
 
 
 @fl.ALGORITHMS.register("dispfl")

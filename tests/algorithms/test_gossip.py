@@ -4,20 +4,13 @@ import pytest
 import torch
 
 from flbench.algorithms.dfedavg import DFedAvg
-from flbench.config.sources import Layer
+from flbench.algorithms.shared.topology import graph_of
 from flbench.core.tree import only, put_
-from flbench.experiment import lifecycle, rounds
+from flbench.experiment import rounds
 from flbench.testing import after, played
 from tests.algorithms.test_dfedhp import SMALL
 from tests.algorithms.test_identities import POLICIES
-from tests.support import (
-    build,
-    interrupted_run,
-    reproducible,
-    run,
-    summary_of,
-    summary_of_run,
-)
+from tests.support import build, summary_of_run
 
 DOUBLE = "engine.precision=64-true"
 NOBODY = ("algorithm.topology=erdos_renyi", "algorithm.edge_probability=0")
@@ -74,9 +67,8 @@ def test_round_is_a_loop_over_neighbours_and_what_they_sent(topology):
 
     now = rounds.exchange(built.algorithm, state, done).state
 
-    graph = built.algorithm.topology.graph(
-        rounds.settings_of(built.algorithm, state).draw, done.results.ids
-    )
+    draw = rounds.settings_of(built.algorithm, state).draw
+    graph = graph_of(built.algorithm.config, draw, done.results.ids)
     for name, sent in done.results.sent.values.items():
         for i, client in enumerate(ids):
             heard = [sent[j] for j in range(len(ids)) if bool(graph[i, j])] + [sent[i]]
@@ -269,16 +261,6 @@ def test_network_in_parts_is_noted():
         "partition.clients=8", "algorithm.topology=k_regular", "algorithm.neighbours=1"
     )
     assert "parts" not in notes(*sparse, "algorithm.edge_probability=1")
-    assert "every client trains alone" in notes("algorithm.active=0")
-
-
-def test_keys_without_effect_are_noted():
-    ring = notes("algorithm.topology=ring", "algorithm.neighbours=3", "algorithm.symmetric=true")
-
-    assert "algorithm.neighbours has no effect with algorithm.topology=ring" in ring
-    assert "algorithm.symmetric has no effect" in ring
-    assert "agg_weights has no effect" in notes("algorithm.agg_weights=uniform")
-    assert notes("algorithm.neighbours=3", "algorithm.symmetric=true") == ""
 
 
 def test_what_is_trained_and_mixed_can_be_swapped_in_one_place():
@@ -317,17 +299,3 @@ class Scaled(DFedAvg):
 
     def called(self):
         return scaled
-
-
-@pytest.mark.slow
-def test_resumed_run_has_the_notes_of_the_straight_one(tmp_path):
-    """The config.yaml of a run gives all values, also those that no user has given."""
-    keys = ("algorithm=dfedsalt", "algorithm.topology=ring", "algorithm.symmetric=true")
-    _, straight = run(tmp_path / "straight", *keys)
-    folder = interrupted_run(tmp_path / "interrupted", *keys)
-
-    lifecycle.resume(folder, Layer({}))
-
-    assert reproducible(summary_of(folder)) == reproducible(straight)
-    told = [note for note in straight["notes"] if "has no effect" in note]
-    assert told == ["algorithm.symmetric has no effect with algorithm.topology=ring."]

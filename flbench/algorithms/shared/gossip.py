@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Deployment
@@ -16,12 +15,11 @@ from flbench.algorithms.setting import MOST_SHOWN, PAIRS_OF_COHORT
 from flbench.algorithms.shared.mixing import mix
 from flbench.algorithms.shared.second import Second
 from flbench.algorithms.shared.topology import (
-    Links,
-    Mixing,
-    Name,
-    Topology,
+    GossipConfig,
     components,
+    graph_of,
     mixing_rows,
+    network,
 )
 from flbench.client.program import LocalProgram, LossTerm, Phase, Step, bind
 from flbench.config.schema import AlgorithmConfig
@@ -30,64 +28,7 @@ from flbench.core.rng import Draw
 from flbench.core.tree import only, repeat
 from flbench.core.types import Context, Dispatch, Message, Results, State, Tree, Update
 
-
-class GossipConfig(AlgorithmConfig):
-    """Keys of all decentralized methods."""
-
-    topology: Name = Field(
-        "random",
-        description="which clients mix models: `random`, each with `neighbours` others drawn in"
-        " each round; all other values are networks that do not change during a run",
-    )
-    neighbours: int = Field(
-        10,
-        ge=1,
-        description="random, k_regular: number of neighbours of a client, at most all others;"
-        " erdos_renyi: mean number",
-    )
-    symmetric: bool = Field(
-        False,
-        description="random, exponential: if a client mixes the model of another, the other mixes"
-        " its model too",
-    )
-    edge_probability: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="erdos_renyi: probability of each link (default: such that `neighbours` is the"
-        " mean number of links of a client)",
-    )
-    mixing: Mixing = Field(
-        "uniform",
-        description="weights of a client and its neighbours: `uniform` for equal ones, or"
-        " `metropolis`, which keep the mean of all models if the network is undirected",
-    )
-    active: float = Field(
-        1.0,
-        ge=0,
-        le=1,
-        description="probability that a client of the cohort exchanges models; others only train",
-    )
-    after_training: bool = Field(
-        False,
-        description="true: models are evaluated as they were after local training, before mixing;"
-        " clients keep a copy of them",
-    )
-
-    def wiring(self) -> Topology:
-        """Return the network of clients that these keys describe."""
-        return Topology(
-            self.topology, self.neighbours, self.symmetric, self.edge_probability, self.active
-        )
-
-
 LOCAL = "local."  # prefix of copies of leaves from before mixing
-
-TOPOLOGIES_WITH_KEY = {
-    "neighbours": ("random", "k_regular", "erdos_renyi"),
-    "symmetric": ("random", "exponential"),
-    "edge_probability": ("erdos_renyi",),
-}
 
 
 class Gossip(Algorithm):
@@ -109,11 +50,6 @@ class Gossip(Algorithm):
     Config: ClassVar[type[AlgorithmConfig]] = GossipConfig
     config: GossipConfig
     needs = (PAIRS_OF_COHORT,)
-
-    @property
-    def topology(self) -> Topology:
-        """The network of clients."""
-        return self.config.wiring()
 
     @property
     def unmixed(self) -> Second:
@@ -172,7 +108,7 @@ class Gossip(Algorithm):
 
     def links(self, state: State, ids: Tensor) -> Tensor:
         draw = Draw(self.setting.seed, (state.round,), self.setting.clients)
-        return mixing_rows(self.topology.graph(draw, ids), self.config.mixing)
+        return mixing_rows(graph_of(self.config, draw, ids), self.config.mixing)
 
     def learned(self, state: State) -> tuple[Learned, ...]:
         """Return the mixing weights of the last round, the topology."""
@@ -238,32 +174,13 @@ class Gossip(Algorithm):
         return self.called()
 
     def notes(self) -> list[str]:
-        c, n = self.config, self.setting.clients
-        # The values decide, not whether the user has given them: the config.yaml of a run, which is
-        # read on resume, gives all values.
-        changed = {
-            key for key, field in type(c).model_fields.items() if getattr(c, key) != field.default
-        }
-        notes = [
-            f"algorithm.{key} has no effect with algorithm.topology={c.topology}."
-            for key, names in TOPOLOGIES_WITH_KEY.items()
-            if c.topology not in names and key in changed
-        ]
-        if "agg_weights" in changed:
-            notes.append("algorithm.agg_weights has no effect: algorithm.mixing sets the weights.")
-        if n == 1 or c.active == 0:
-            notes.append("no client has a neighbour: every client trains alone.")
-        elif c.topology != "random":
-            notes += self._notes_on_network(self.topology.network(self.setting.seed, n))
-        return notes
-
-    def _notes_on_network(self, links: Links) -> list[str]:
-        """Return notes on a network [N, N]: whether it falls into several parts."""
-        parts = components(links)
+        if self.config.topology == "random":
+            return []
+        parts = components(network(self.config, self.setting.seed, self.setting.clients))
         if len(parts) == 1:
             return []
-        alone = [part[0] for part in parts if len(part) == 1]
-        isolated = f", {len(alone)} of them a single client that trains alone" if alone else ""
+        alone = sum(len(part) == 1 for part in parts)
+        isolated = f", {alone} of them a single client that trains alone" if alone else ""
         return [
             f"the network falls into {len(parts)} parts that exchange no models{isolated}"
             f" (algorithm.topology={self.config.topology})."

@@ -1,11 +1,10 @@
 """Networks of clients for decentralized methods, and the weights with which neighbours mix models.
 
 A graph is a bool matrix: `graph[i, j]` is True if client j sends its model to client i, which mixes
-it. The diagonal is False.
+it. The diagonal is False. All graphs are undirected, except `random` and `exponential` without
+`symmetric`.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, pi, sqrt
 from typing import Any, Final, Literal
@@ -13,89 +12,163 @@ from typing import Any, Final, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
+from flbench.config.schema import AlgorithmConfig
 from flbench.core.rng import Draw, generator
 
-Name = Literal[
-    "random", "ring", "grid", "exponential", "complete", "star", "erdos_renyi", "k_regular"
-]
-Mixing = Literal["uniform", "metropolis"]
 Links = NDArray[np.bool_]
 
 LINKS, ACTIVE = 0x11A7, 0xAC71  # keys of random streams, larger than any round
 SWAPS: Final = 10  # attempts to swap ends per link of a random regular graph
 
 
-@dataclass(frozen=True)
-class Topology:
-    """A network of clients.
+class GossipConfig(AlgorithmConfig):
+    """Keys of all decentralized methods."""
 
-    `random` is drawn in each round among the clients of the cohort. All others are networks of the
-    N clients that do not change during a run; a round uses their links between clients of the
-    cohort, so that nothing passes through an absent client. All networks are undirected, except
-    `random` and `exponential` without `symmetric`.
+    topology: Literal[
+        "random", "ring", "grid", "exponential", "complete", "star", "erdos_renyi", "k_regular"
+    ] = Field(
+        "random",
+        description="which clients mix models: `random`, each with `neighbours` others drawn in"
+        " each round; all other values are networks that do not change during a run",
+    )
+    neighbours: int = Field(
+        10,
+        ge=1,
+        description="random, k_regular: number of neighbours of a client, at most all others;"
+        " erdos_renyi: mean number",
+    )
+    symmetric: bool = Field(
+        False,
+        description="random, exponential: if a client mixes the model of another, the other mixes"
+        " its model too",
+    )
+    edge_probability: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="erdos_renyi: probability of each link (default: such that `neighbours` is the"
+        " mean number of links of a client)",
+    )
+    mixing: Literal["uniform", "metropolis"] = Field(
+        "uniform",
+        description="weights of a client and its neighbours: `uniform` for equal ones, or"
+        " `metropolis`, which keep the mean of all models if the network is undirected",
+    )
+    active: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="probability that a client of the cohort exchanges models; others only train",
+    )
+    after_training: bool = Field(
+        False,
+        description="true: models are evaluated as they were after local training, before mixing;"
+        " clients keep a copy of them",
+    )
 
-    Attributes:
-        name: Kind of network: `random`, where each client mixes `neighbours` others, or a key of
-            `NETWORKS`.
-        neighbours: Number of neighbours of a client with `random` and `k_regular`, at most all
-            others; the mean number with `erdos_renyi`.
-        symmetric: With `random`, draw an undirected k-regular graph. With `exponential`, make all
-            links undirected.
-        edge_probability: Probability of each link with `erdos_renyi`; None for the one with which
-            `neighbours` is the mean number of links of a client.
-        active: Probability that a client of the cohort exchanges models at all.
+
+def graph_of(config: GossipConfig, draw: Draw, ids: Tensor) -> Tensor:
+    """Return the graph [K, K] bool of the clients of a round, in the order of `ids`.
+
+    Of a network that does not change, a round uses the links between clients of the cohort, so that
+    nothing passes through an absent client. The links depend on the seed, the round and the set of
+    clients, not on their order.
+
+    Args:
+        config: Keys of the method.
+        draw: Random streams of the round.
+        ids: [K] int64, the clients.
     """
+    among, back = torch.sort(ids)[0].numpy(), torch.argsort(torch.argsort(ids)).numpy()
+    if config.topology == "random":
+        links = _drawn(config, draw.method_generator(LINKS), len(among))
+    else:
+        links = network(config, draw.seed, draw.clients)[np.ix_(among, among)]
+    if config.active < 1.0:
+        awake = draw.method_generator(ACTIVE).random(draw.clients)[among] < config.active
+        links = links & awake[:, None] & awake
+    return torch.from_numpy(links[np.ix_(back, back)])
 
-    name: Name = "random"
-    neighbours: int = 10
-    symmetric: bool = False
-    edge_probability: float | None = None
-    active: float = 1.0
 
-    def graph(self, draw: Draw, ids: Tensor) -> Tensor:
-        """Return the graph [K, K] bool of the clients of a round, in the order of `ids`.
+def _drawn(config: GossipConfig, rng: np.random.Generator, count: int) -> Links:
+    """Return the graph [K, K] of `random` for one round of `count` clients K."""
+    degree = min(config.neighbours, count - 1)
+    if config.symmetric:
+        return _regular(count, degree, rng)
+    scores = rng.random((count, count))
+    np.fill_diagonal(scores, 2.0)  # larger than all others: no client is its own neighbour
+    links = np.zeros((count, count), dtype=bool)
+    np.put_along_axis(links, np.argsort(scores, axis=1)[:, :degree], True, axis=1)
+    return links
 
-        The links depend on the seed, the round and the set of clients, not on their order.
 
-        Args:
-            draw: Random streams of the round.
-            ids: [K] int64, the clients.
-        """
-        among, back = torch.sort(ids)[0].numpy(), torch.argsort(torch.argsort(ids)).numpy()
-        if self.name == "random":
-            links = self._drawn(draw, len(among))
-        else:
-            links = self.network(draw.seed, draw.clients)[np.ix_(among, among)]
-        if self.active < 1.0:
-            awake = draw.method_generator(ACTIVE).random(draw.clients)[among] < self.active
-            links = links & awake[:, None] & awake
-        return torch.from_numpy(links[np.ix_(back, back)])
+@lru_cache(maxsize=8)
+def network(config: GossipConfig, seed: int, clients: int) -> Links:
+    """Return the graph [N, N] of a network that does not change, as a read-only array."""
+    n, ids, rng = clients, np.arange(clients), generator(seed, "method", LINKS)
+    match config.topology:
+        case "ring":
+            links = _circulant(n, {1, n - 1})
+        case "grid":  # rows of ceil(sqrt n) clients
+            row, column = np.divmod(ids, ceil(sqrt(n)))
+            links = np.abs(row[:, None] - row) + np.abs(column[:, None] - column) == 1
+        case "exponential":  # i with i + 1, i + 2, i + 4, ... modulo n
+            steps = {2**k for k in range(n.bit_length()) if 2**k < n}
+            links = _circulant(n, steps | {n - k for k in steps} if config.symmetric else steps)
+        case "complete":
+            links = np.ones((n, n), dtype=bool)
+        case "star":  # client 0 with all others
+            links = (ids == 0)[:, None] | (ids == 0)
+        case "erdos_renyi":
+            given, mean = config.edge_probability, config.neighbours / max(1, n - 1)
+            upper = np.triu(rng.random((n, n)) < (mean if given is None else given), 1)
+            links = upper | upper.T
+        case _:  # k_regular
+            links = _regular(n, min(config.neighbours, n - 1), rng)
+    np.fill_diagonal(links, False)
+    links.flags.writeable = False
+    return links
 
-    def network(self, seed: int, clients: int) -> Links:
-        """Return the graph [N, N] of a network that does not change; `random` has none.
 
-        Raises:
-            KeyError: The network is `random`, which is drawn in each round.
-        """
-        return _network(self, seed, clients)
+def _circulant(n: int, steps: set[int]) -> Links:
+    """Return the links of i with i + step modulo n."""
+    distance = (np.arange(n) - np.arange(n)[:, None]) % n
+    return np.isin(distance, list(steps))
 
-    def _drawn(self, draw: Draw, count: int) -> Links:
-        """Return the graph [K, K] of `random` for one round of `count` clients K."""
-        rng = draw.method_generator(LINKS)
-        degree = min(self.neighbours, count - 1)
-        if self.symmetric:
-            return _regular(count, degree, rng)
-        scores = rng.random((count, count))
-        np.fill_diagonal(scores, 2.0)  # larger than all others: no client is its own neighbour
-        links = np.zeros((count, count), dtype=bool)
-        np.put_along_axis(links, np.argsort(scores, axis=1)[:, :degree], True, axis=1)
+
+def _regular(n: int, degree: int, rng: np.random.Generator) -> Links:
+    """Return a random undirected graph [n, n] in which each client has `degree` < n links.
+
+    If n and degree are both odd, there is no such graph, and one client has one link less. The
+    graph begins as a fixed regular one, then pairs of links swap ends, which keeps all degrees.
+    """
+    links = _circulant(n, {s for k in range(1, degree // 2 + 1) for s in (k, n - k)})
+    if degree % 2:  # one more link for each client, with the opposite one
+        for i in range(n // 2):
+            links[i, i + n // 2] = links[i + n // 2, i] = True
+    name = rng.permutation(n)
+    links = links[np.ix_(name, name)]
+    ends: list[Any] = np.argwhere(np.triu(links)).tolist()
+    count = len(ends)
+    if count < 2:
         return links
+    picks = rng.integers(count, size=(SWAPS * count, 2)).tolist()
+    turns = (rng.random(SWAPS * count) < 0.5).tolist()
+    for (p, q), turn in zip(picks, turns, strict=True):
+        (a, b), (c, d) = ends[p], ends[q][::-1] if turn else ends[q]
+        if len({a, b, c, d}) < 4 or links[a, d] or links[c, b]:
+            continue
+        links[[a, b, c, d], [b, a, d, c]] = False
+        links[[a, d, c, b], [d, a, b, c]] = True
+        ends[p], ends[q] = [a, d], [c, b]
+    return links
 
 
-def mixing_rows(graph: Tensor, mixing: Mixing) -> Tensor:
+def mixing_rows(graph: Tensor, mixing: str) -> Tensor:
     """Return the mixing rows [K, K] float64 of a graph; each row sums to one.
 
     d_i is the number of clients that client i mixes besides itself. `uniform`: w_ij = w_ii =
@@ -131,7 +204,7 @@ def spectral_gap(rows: Tensor) -> float:
     return max(0.0, 1.0 - float(sizes[1])) if len(sizes) > 1 else 1.0
 
 
-def positions(name: Name, clients: int) -> NDArray[np.float64]:
+def positions(name: str, clients: int) -> NDArray[np.float64]:
     """Return positions [N, 2] for a drawing of the clients: rows, a hub, or a circle."""
     if name == "grid":
         row, column = np.divmod(np.arange(clients), ceil(sqrt(clients)))
@@ -140,101 +213,3 @@ def positions(name: Name, clients: int) -> NDArray[np.float64]:
     angle = pi / 2 - 2 * pi * np.arange(around) / max(1, around)
     circle = np.stack([np.cos(angle), np.sin(angle)], axis=1)
     return np.concatenate([np.zeros((1, 2)), circle]) if name == "star" else circle
-
-
-@lru_cache(maxsize=8)
-def _network(topology: Topology, seed: int, clients: int) -> Links:
-    """Return the graph [N, N] of a network, as a read-only array."""
-    links = NETWORKS[topology.name](topology, clients, generator(seed, "method", LINKS))
-    np.fill_diagonal(links, False)
-    links.flags.writeable = False
-    return links
-
-
-def _ring(topology: Topology, n: int, rng: np.random.Generator) -> Links:
-    """Return the links of each client with the next one and the previous one."""
-    return _circulant(n, {1, n - 1})
-
-
-def _grid(topology: Topology, n: int, rng: np.random.Generator) -> Links:
-    """Return the links between direct neighbours in a grid with rows of ceil(sqrt n) clients."""
-    ids, width = np.arange(n), ceil(sqrt(n))
-    row, column = np.divmod(ids, width)
-    distance = np.abs(row[:, None] - row) + np.abs(column[:, None] - column)
-    return np.asarray(distance == 1)
-
-
-def _exponential(topology: Topology, n: int, rng: np.random.Generator) -> Links:
-    """Return the links of i with i + 1, i + 2, i + 4, ... modulo n."""
-    steps = {2**k for k in range(n.bit_length()) if 2**k < n}
-    return _circulant(n, steps | {n - step for step in steps} if topology.symmetric else steps)
-
-
-def _complete(topology: Topology, n: int, rng: np.random.Generator) -> Links:
-    """Return all links."""
-    return np.ones((n, n), dtype=bool)
-
-
-def _star(topology: Topology, n: int, rng: np.random.Generator) -> Links:
-    """Return the links of client 0 with all others."""
-    hub = np.arange(n) == 0
-    return np.asarray(hub[:, None] | hub)
-
-
-def _erdos_renyi(topology: Topology, n: int, rng: np.random.Generator) -> Links:
-    """Return links that are drawn independently with equal probability."""
-    probability = topology.edge_probability
-    if probability is None:
-        probability = topology.neighbours / max(1, n - 1)
-    upper = np.triu(rng.random((n, n)) < probability, 1)
-    return np.asarray(upper | upper.T)
-
-
-def _k_regular(topology: Topology, n: int, rng: np.random.Generator) -> Links:
-    """Return a random graph in which each client has `neighbours` links."""
-    return _regular(n, min(topology.neighbours, n - 1), rng)
-
-
-NETWORKS: Final[Mapping[str, Callable[[Topology, int, np.random.Generator], Links]]] = {
-    "ring": _ring,
-    "grid": _grid,
-    "exponential": _exponential,
-    "complete": _complete,
-    "star": _star,
-    "erdos_renyi": _erdos_renyi,
-    "k_regular": _k_regular,
-}
-
-
-def _circulant(n: int, steps: set[int]) -> Links:
-    """Return the links of i with i + step modulo n."""
-    distance = (np.arange(n) - np.arange(n)[:, None]) % n
-    return np.isin(distance, list(steps))
-
-
-def _regular(n: int, degree: int, rng: np.random.Generator) -> Links:
-    """Return a random undirected graph [n, n] in which each client has `degree` < n links.
-
-    If n and degree are both odd, there is no such graph, and one client has one link less. The
-    graph begins as a fixed regular one, then pairs of links swap ends, which keeps all degrees.
-    """
-    links = _circulant(n, {s for k in range(1, degree // 2 + 1) for s in (k, n - k)})
-    if degree % 2:  # one more link for each client, with the opposite one
-        for i in range(n // 2):
-            links[i, i + n // 2] = links[i + n // 2, i] = True
-    name = rng.permutation(n)
-    links = links[np.ix_(name, name)]
-    ends: list[Any] = np.argwhere(np.triu(links)).tolist()
-    count = len(ends)
-    if count < 2:
-        return links
-    picks = rng.integers(count, size=(SWAPS * count, 2)).tolist()
-    turns = (rng.random(SWAPS * count) < 0.5).tolist()
-    for (p, q), turn in zip(picks, turns, strict=True):
-        (a, b), (c, d) = ends[p], ends[q][::-1] if turn else ends[q]
-        if len({a, b, c, d}) < 4 or links[a, d] or links[c, b]:
-            continue
-        links[[a, b, c, d], [b, a, d, c]] = False
-        links[[a, d, c, b], [d, a, b, c]] = True
-        ends[p], ends[q] = [a, d], [c, b]
-    return links
