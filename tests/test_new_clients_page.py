@@ -1,9 +1,5 @@
 """`benchmarks/new_clients_page.py`: the sentences of the page follow from the figures."""
 
-import io
-import json
-import tarfile
-
 import pandas as pd
 import pytest
 
@@ -53,42 +49,3 @@ def test_sentences_follow_from_the_figures(federation):
     assert "`pfedfda` 90.0, `fedper` 70.0" in second
     assert "Kendall's tau 1.00" in third
     assert "-5.0 points in the median over the methods (-5.0 to -5.0)" in third
-
-
-def test_best_method_is_first_and_unfinished_ones_are_named(federation, script):
-    page = script.page([federation])
-
-    rows = [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| `")]
-    assert rows == [f"| `{name}`" for name in ("pfedfda", "ft", "fedper", "local")]
-    assert "Not finished: `fedprox`." in page
-    assert "All runs have one version." in page
-    assert "| `fedper` | 20.0 | 70.0 | -5.0 | 10.0 | 2.0 kB | 15 |" in page
-
-
-def test_picture_has_a_row_for_each_method(federation, script):
-    [axes] = script.picture([federation]).axes
-
-    assert [label.get_text() for label in axes.get_yticklabels()] == list(federation.means.index)
-
-
-@pytest.mark.parametrize(
-    ("revisions", "expected"),
-    [
-        (["a" * 40, "a" * 40], ""),
-        (["a" * 40, None], "1 runs with revision aaaaaaaa and PyTorch 2.0; 1 runs with a copy"),
-        (["a" * 40 + "-dirty", "a" * 40], "1 runs with revision aaaaaaaa with changes and PyTorch"),
-    ],
-)
-def test_versions_are_named_if_runs_have_several(tmp_path, revisions, expected):
-    archive = tmp_path / "runs.tar.xz"
-    with tarfile.open(archive, "w:xz") as packed:
-        for number, revision in enumerate(revisions):
-            about = json.dumps({"git_revision": revision, "packages": {"torch": "2.0"}}).encode()
-            member = tarfile.TarInfo(f"runs/{number}/provenance.json")
-            member.size = len(about)
-            packed.addfile(member, io.BytesIO(about))
-
-    with benchmark_script("trained_with") as script:
-        sentence = script.trained_with(archive)
-
-    assert expected in sentence if expected else sentence == ""

@@ -2,7 +2,6 @@
 
 import os
 import re
-import runpy
 import sys
 import tomllib
 from dataclasses import replace
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import flbench.testing
 from flbench.algorithms import (
     ALGORITHMS,
     Algorithm,
@@ -23,7 +21,6 @@ from flbench.algorithms import (
 )
 from flbench.cli import app
 from flbench.config.sources import Layer, from_overrides
-from flbench.core.errors import ConfigError
 from flbench.testing import SMALL, Contract, Played, summary_of
 from flbench.tuning import prepare
 from flbench.tuning.request import TuneRequest
@@ -130,26 +127,6 @@ def test_study_takes_the_space_of_the_package(registered, package):
     assert list(space.parameters) == ["train.optimizer.lr", "algorithm.mu", "algorithm.memory"]
     trial = prepared.samplers()["slow"].trial(1)
     assert 0.5 <= trial["algorithm.memory"] <= 0.99
-
-
-def test_entry_point_that_cannot_be_loaded_is_named(tmp_path, monkeypatch):
-    installed(tmp_path, "broken-package", {"flbench.algorithms": {"lost": "broken_package.lost"}})
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(ALGORITHMS, "_complete", False)
-
-    with pytest.raises(
-        ConfigError,
-        match=r"the method `lost` .* cannot be loaded:"
-        r" broken_package.lost raised ModuleNotFoundError: No module named 'broken_package'",
-    ):
-        ALGORITHMS.find("lost")
-
-
-def test_missing_pytest_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pytest", None)
-
-    with pytest.raises(ModuleNotFoundError, match=r'pip install "flbench\[testing\]"'):
-        runpy.run_path(flbench.testing.__file__)
 
 
 def test_contract_names_what_is_wrong_with_its_methods():

@@ -9,7 +9,6 @@ from torchmetrics import MeanSquaredError
 from flbench.callbacks import CallbackList
 from flbench.callbacks.early_stopping import EarlyStopping
 from flbench.cli import app
-from flbench.config.schema import Config
 from flbench.config.sources import Layer
 from flbench.core.errors import ConfigError
 from flbench.experiment import lifecycle
@@ -111,10 +110,6 @@ def test_key_of_the_configuration_does_what_the_callback_does(tmp_path):
         lifecycle.resume(folder, Layer({"train": {"early_stopping": {"patience": 9}}}))
 
 
-def test_early_stopping_counts_for_the_hash():
-    assert Config(train={"early_stopping": {"patience": 5}}).hash() != Config().hash()
-
-
 @pytest.mark.slow
 def test_an_object_can_serve_several_runs(tmp_path):
     """It begins each run with no memory of the run before."""
@@ -124,15 +119,6 @@ def test_an_object_can_serve_several_runs(tmp_path):
 
     assert runs[0]["stopped"]["round"] < 5
     assert reproducible(runs[0]) == reproducible(runs[1])
-
-
-def test_a_run_that_is_resumed_knows_nothing_of_another_run():
-    callback = EarlyStopping()
-    callback.load_state_dict({"best": 0.9, "best_round": 3, "waited": 4})
-
-    callback.requires(Config(), ())  # of a run whose checkpoint has nothing for it
-
-    assert callback.state_dict()["waited"] == 0
 
 
 def kappa(confusion):
@@ -234,7 +220,6 @@ def test_arguments_out_of_range_are_refused(arguments, message):
         EarlyStopping(**arguments)
 
 
-@pytest.mark.full
 @pytest.mark.full
 def test_killed_process_stops_in_the_same_round_after_a_resume(tmp_path):
     """A fork is killed with SIGKILL after its first checkpoint."""

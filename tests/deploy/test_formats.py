@@ -231,14 +231,6 @@ def test_existing_files_and_unknown_formats_are_refused(tmp_path, finished_run):
         formats.write(model, tmp_path / "model.pt", "torch")
 
 
-def test_missing_packages_are_named(tmp_path, finished_run, monkeypatch):
-    model = loading.load(finished_run, 1)
-    monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(UserError, match=r"`onnxscript`.*pip install 'flbench\[export\]'"):
-        formats.write(model, tmp_path / "model.onnx")
-    assert not list(tmp_path.iterdir())
-
-
 def test_weights_alone_do_not_hold_a_prediction_rule(tmp_path):
     path, _ = run(tmp_path, *SMALL, "algorithm=fedproto", "train.rounds=1")
     with pytest.raises(UserError, match=r"weights of the net alone.*torch.export, onnx"):

@@ -3,7 +3,6 @@
 import csv
 import json
 import pickle
-import re
 import shutil
 
 import numpy as np
@@ -249,28 +248,7 @@ def test_global_model_has_the_normalization_of_the_client_that_is_chosen(tmp_pat
     with pytest.raises(UserError, match=r"sample 3 .*infinite"):
         one.predict(infinite)
 
-    # Statistics that are uncertain, columns with one value, and unknown words are said.
-    some, notes = x[rows].copy(), {}
-    some[:, 2] = 3.2
-    some[:4, 1] = -1
-    for name, samples in (("whole", x[rows]), ("some", some), ("one", x[rows][:1])):
-        notes[name] = []
-        given = loading.load(path, warn=notes[name].append, normalize_by=samples)
-    assert notes["whole"] == []
-    assert [re.sub("[^0-9]+", " ", note).split() for note in notes["some"]] == [
-        ["4"],
-        ["1", "5", "0"],
-    ]
-    assert "column `colour`" in notes["some"][0]
-    assert any("5 of 5 columns" in note for note in notes["one"])
-    assert any("of 1 samples" in note for note in notes["one"])
-    assert len(given.predict(x).unique(dim=0)) == 1
     (tmp_path / "few.csv").write_text("size,colour,weight\n1,red,2\n2,pink,1\n,blue,\n")
-    notes["file"] = []
-    loading.load(path, warn=notes["file"].append, normalize_by=tmp_path / "few.csv")
-    assert all(note.startswith(f"{tmp_path / 'few.csv'}: ") for note in notes["file"])
-    assert any("1 values of the column `colour`" in note for note in notes["file"])
-    assert any("deviations of 3 samples" in note for note in notes["file"])
     with pytest.warns(UserWarning, match="of 3 samples"):
         fl.load(path).trained(normalize_by=tmp_path / "few.csv")
 
@@ -389,33 +367,6 @@ def test_the_model_of_a_client_with_a_shift_says_that_it_takes_shifted_samples(t
     assert notes == [model.card["input"]["shift"]]
     assert federation.partition.shifts[1] in notes[0]
     assert "shift" not in loading.load(path, warn=pytest.fail).card["input"]
-
-
-def test_pixels_out_of_range_are_refused(finished_run):
-    with pytest.raises(UserError, match=r"\[0, 200\].*\[0, 16\]"):
-        loading.load(finished_run, 0).predict(np.array([[[0, 200] * 4] * 8], np.uint8))
-    assert loading.load(finished_run, 0).predict(np.zeros((0, 8, 8), np.uint8)).shape == (0, 10)
-
-
-@pytest.mark.parametrize(
-    ("client", "deployment", "moment", "words"),
-    [
-        (5, None, "best", "no client `5`. Its clients are 0 to 4"),
-        (-1, None, "best", "no client `-1`"),
-        (0, "persnal", "best", "no model `persnal`. Did you mean `personal`"),
-        (None, "personal", "best", "differs between clients"),
-        (0, None, "lst", "Did you mean `last`"),
-    ],
-)
-def test_models_that_do_not_exist(finished_run, client, deployment, moment, words):
-    with pytest.raises(UserError, match=words):
-        loading.load(finished_run, client, deployment, moment)
-
-
-def test_a_method_without_a_global_model(tmp_path):
-    path, _ = run(tmp_path, *SMALL, "algorithm=local")
-    with pytest.raises(UserError, match=r"`local` has no global model.*0 to 4"):
-        loading.load(path)
 
 
 def test_a_run_without_a_checkpoint_and_other_data(tmp_path):

@@ -5,7 +5,6 @@ Each family is a function that writes what it needs into an empty folder and ret
 
 import csv
 import io
-import json
 import os
 import shutil
 import socket
@@ -47,12 +46,10 @@ class Originals:
     Attributes:
         finished: Folder of a finished run.
         interrupted: Folder of an interrupted run.
-        partition: Saved partition of the digits (NAME.npz, with NAME.json beside it).
     """
 
     finished: Path
     interrupted: Path
-    partition: Path
 
 
 Family = Callable[[Random, Path, Originals], Call]
@@ -260,40 +257,6 @@ def override(rng: Random, folder: Path, _: Originals) -> Call:
     others = [f"{rng.choice(KEYS)}={yaml_value(rng)[0]}"] if rng.random() < 0.2 else []
     others = [other for other in others if "\x00" not in other]
     return Call(shown(item), [*command, item, *others], folder, is_wrong)
-
-
-# --- files of runs ---
-
-
-def saved_partition(rng: Random, folder: Path, originals: Originals) -> Call:
-    """A saved partition whose NPZ or JSON file is damaged."""
-    file = folder / "p.npz"
-    shutil.copy(originals.partition, file)
-    shutil.copy(originals.partition.with_suffix(".json"), folder / "p.json")
-    if rng.random() < 0.5:
-        what = damaged_file(rng, folder / rng.choice(["p.npz", "p.json"]))
-    else:
-        with np.load(file) as arrays:
-            content = dict(arrays)
-        name = rng.choice(["index", "client", "part"])
-        content[name] = wrong_array(rng, content[name])
-        np.savez(file, **content)
-        what = f"{name} {content[name].dtype} {content[name].shape}"
-    chosen = ("partition.scheme=file", f"partition.path={file}")
-    return Call(f"partition {what}", ["data", "digits", *chosen], folder)
-
-
-def reference(rng: Random, folder: Path, originals: Originals) -> Call:
-    """A reference run whose confusion.csv is damaged."""
-    file = folder / "confusion.csv"
-    shutil.copy(originals.finished / "confusion.csv", file)
-    what = damaged_file(rng, file)
-    quick = ("train.rounds=1", "train.local_epochs=1", "partition.samples=200", "engine.threads=1")
-    return Call(
-        f"confusion {what}",
-        ["run", "--algo", "local", *FEW, *quick, f"evaluation.confusable={file}"],
-        folder,
-    )
 
 
 # --- data ---
@@ -505,110 +468,14 @@ def tables(rng: Random, folder: Path, _: Originals) -> Call:
     )
 
 
-# --- names ---
-
-
-def name(rng: Random, folder: Path, originals: Originals) -> Call:
-    """A string that is not a name or a path."""
-    n = rng.choice([300, 5_000, 100_000])
-    word = rng.choice(
-        [
-            *("", " ", ".", "..", "/", "~", "~nobody/x", "-", "--", "*", "\\", "'", '"', "it's"),
-            *("\ud800", "a\udcff", "\x1b[31mred", "a\nb", "a\rb", "\x07", "[bold]", "[/]", "٣"),
-            *("x" * n, "x," * (n // 2), "/x" * (n // 2), "../" * (n // 3), " " * n, "é" * n),
-            *(
-                "__init__",
-                "base",
-                "registry",
-                "shared",
-                "\uff46edavg",
-                "fedavg.",
-                "hfcd\x00",
-                "None",
-            ),
-            *("=1+1", "x' OR '1'='1", "{}", "%s", "{0}", "$(id)", "nan", "-1", "1e9", "con"),
-            *("file:///etc/passwd", "http://[", "sqlite://", "e\u0301", "\u202e", "\ufeff"),
-        ]
-    )
-    commands: list[list[str]] = [
-        ["run", "--print-config", "--algo", word],
-        ["run", "--print-config", "--config", word],
-        ["run", "--print-config", "--out", word],
-        ["run", "--print-config", f"algorithm={json.dumps(word)}"],
-        ["run", "--print-config", f"model.name={json.dumps(word)}"],
-        ["run", "--print-config", f"tracking.experiment={json.dumps(word)}"],
-        ["run", "--print-config", f"evaluation.confusable={json.dumps(word)}"],
-        ["run", "--resume", word],
-        ["run", "--print-config", word],
-        ["data", word],
-        ["data", f"data.name={json.dumps(word)}"],
-        ["data", f"data.path={json.dumps(word)}"],
-        ["data", f"data.root={json.dumps(word)}", "data.name=x"],
-        ["data", "digits", "partition.scheme=file", f"partition.path={json.dumps(word)}"],
-        ["data", "digits", "--save", word],
-        ["data", "digits", "--save", f"{word}/x/y.npz"],
-        ["data", "digits", "--picture", word],
-        ["data", "digits", "--topology", word],
-        ["algos", word],
-        ["show", word],
-        ["show", str(originals.finished), "--picture", word],
-        ["reproduce", word],
-        ["reproduce", "hfcd", "--dry-run", "--table", word],
-        ["reproduce", "hfcd", "--dry-run", "--algos", word],
-        ["reproduce", "hfcd", "--dry-run", "--dataset", word],
-        ["reproduce", "hfcd", "--dry-run", "--output", word],
-        ["reproduce", "hfcd", "--dry-run", "--scale", word],
-        ["bench", "--engines", word],
-        ["bench", "--engines", "x", "--repeats", word],
-        ["tune", "--algo", word, "--address", "127.0.0.1:1"],
-        ["tune", "--algo", "fedavg", "--space", word, "--address", "127.0.0.1:1"],
-        ["tune", "--algo", "fedavg", "--metric", word, "--address", "127.0.0.1:1"],
-        ["tune", "--resume", word],
-        [word],
-        [word, word],
-        ["run", f"--{word}", word],
-        ["show", *[word] * 50],
-    ]
-    if word.startswith(("/", "../")):  # the whole file system is not a data set
-        commands = [command for command in commands if command[0] != "data"]
-    command = rng.choice(commands)
-    return Call(shown(" ".join(command)), command, folder)
-
-
-def special_path(rng: Random, folder: Path, originals: Originals) -> Call:
-    """A path that is not a regular file."""
-    file = folder / rng.choice(["x", "x.npz", "x.zip", "x.yaml"])
-    kind = special_file(rng, file)
-    path = str(file)
-    commands = [
-        ["run", "--print-config", "--config", path],
-        ["data", *FEW, f"data.path={path}"],
-        ["data", *FEW, f"data.path={path}"],
-        ["data", "digits", "partition.scheme=file", f"partition.path={path}"],
-        ["run", "--algo", "local", *FEW, "train.rounds=1", f"evaluation.confusable={path}"],
-        ["run", "--resume", path],
-        ["show", path],
-        ["tune", "--algo", "fedavg", "--address", "127.0.0.1:1", "--space", path],
-        ["tune", "--resume", path],
-        ["data", "digits", "--save", f"{path}/y.npz"],
-    ]
-    command = rng.choice(commands)
-    is_wrong = not (kind == "folder" and "--save" in command)
-    return Call(f"{kind} as {' '.join(command)}", command, folder, is_wrong)
-
-
 FAMILIES: Final[dict[Family, int]] = {
     configuration: 6,
     override: 6,
-    saved_partition: 2,
-    reference: 1,
     npz: 5,
     images: 5,
     tables: 5,
-    name: 6,
-    special_path: 3,
 }
-"""How many of 39 inputs are of each family. Folders of runs: see `mutations.py`."""
+"""How many of 27 inputs are of each family. Folders of runs: see `mutations.py`."""
 
 
 # --- damage ---
@@ -634,59 +501,6 @@ def damaged(rng: Random, content: bytes) -> bytes:
             ]
         )
     return content
-
-
-def altered_json(rng: Random, content: bytes) -> bytes:
-    """Return JSON in which one value is replaced by a value of another kind, or is missing."""
-    tree = json.loads(content)
-    spots: list[tuple[Any, Any]] = []
-
-    def collect(part: Any) -> None:
-        items = part.items() if isinstance(part, dict) else enumerate(part)
-        for key, value in items:
-            spots.append((part, key))
-            if isinstance(value, dict | list):
-                collect(value)
-
-    if not isinstance(tree, dict | list):
-        return b"null"
-    collect(tree)
-    if not spots:
-        return b"[]"
-    part, key = rng.choice(spots)
-    if rng.random() < 0.25:
-        del part[key]
-        return json.dumps(tree).encode()
-    wrong = ["null", "[]", "{}", '"x"', "-1", "1e400", "NaN", "true", "[[1]]", '{"a": {"b": 1}}']
-    wrong += ["1" * 5_000, "[" * 3_000 + "]" * 3_000, '"\\ud800"', '"\\u0000"', "1" + "0" * 30]
-    part[key] = "@@"
-    return json.dumps(tree).replace('"@@"', rng.choice(wrong)).encode()
-
-
-def damaged_file(rng: Random, file: Path) -> str:
-    """Damage a file, or replace it by something else; return what was done."""
-    content = file.read_bytes()
-    kind = rng.choice(["bytes", "bytes", "gone", "special", "other", "json", "json", "cells"])
-    if kind == "gone":
-        file.unlink()
-    elif kind == "special":
-        kind = special_file(rng, file)
-    elif kind == "other":
-        odd = [b"", b"[]", b"null", b"3", b"\x00", b"{", b"\xff\xfe", b"[" * 50_000, b"{}" * 9]
-        file.write_bytes(rng.choice(odd))
-    elif kind == "json" and file.suffix == ".json":
-        file.write_bytes(altered_json(rng, content))
-    elif kind in ("json", "cells") and file.suffix == ".csv":
-        rows = list(csv.reader(io.StringIO(content.decode())))
-        row = rng.choice(rows)
-        row[rng.randrange(len(row))] = rng.choice(
-            ["", "x", "-1", "nan", "inf", "9" * 5_000, "1e400", "٣", "\x1b[31m", "a,b", "1" * 30]
-        )
-        file.write_bytes(as_csv(rows))
-    else:
-        kind = "bytes"
-        file.write_bytes(damaged(rng, content))
-    return f"{file.name} {kind}"
 
 
 def special_file(rng: Random, file: Path) -> str:

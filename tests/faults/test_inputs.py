@@ -29,7 +29,6 @@ def originals(tmp_path_factory):
     return Originals(
         finished=finished,
         interrupted=interrupted_run(root / "interrupted", "algorithm=fedavg"),
-        partition=finished / "partition.npz",
     )
 
 

@@ -15,8 +15,7 @@ from flbench.core.errors import DataError
 from flbench.data import partition_files, sources
 from flbench.data.federation import build
 from flbench.experiment import lifecycle
-from flbench.reports import data_figures, figures
-from flbench.reports.picture import short
+from flbench.reports import data_figures
 from flbench.results import reading
 from tests.support import SMALL, Silent
 
@@ -92,27 +91,6 @@ def test_report_and_terminal_have_the_names_and_scores(folder, capsys):
     assert line.split()[:5] == ["2", "south", "<b>", row["train_size"], row["test_size"]]
     assert score in line
     assert score in page[page.index("south &lt;b&gt;") :]
-
-
-def test_data_command_has_the_names(keys, capsys):
-    assert app.main(["data", *keys]) == 0
-
-    shown = capsys.readouterr().out
-
-    beginnings = [" ".join(line.split()) for line in shown.splitlines()]
-    for number, name in enumerate(NAMES):
-        assert any(line.startswith(f"{number} {name} ") for line in beginnings)
-
-
-def test_picture_has_the_names_and_reads_no_formulas(tmp_path, keys):
-    made = federation(Path(keys[0].split("=")[1]), scheme="natural")
-
-    picture = data_figures.partition(made)
-    labels = [label.get_text() for label in picture.axes[0].get_yticklabels()]
-
-    assert labels == list(NAMES)
-    figures.save(picture, tmp_path / "x.png")  # matplotlib fails here if it reads a formula
-    assert short("a" * 60) == "a" * 21 + "..."
 
 
 def test_saved_partition_keeps_the_names(tmp_path, keys):

@@ -15,8 +15,6 @@ import pytest
 
 from flbench.api import progress
 from flbench.cli import app
-from flbench.core.errors import DataError
-from flbench.data import sources
 from flbench.data.sources import digits
 from flbench.experiment import assembly
 from flbench.experiment.engines import with_device
@@ -372,16 +370,6 @@ def test_run_of_another_command_is_used(reproduce, tmp_path):
     assert "1 runs: 1 finished" in err
 
 
-def test_dry_run_lists_runs_and_trains_nothing(reproduce, tmp_path):
-    code, out, _ = reproduce(*TABLE, "--dry-run")
-
-    assert code == 0
-    assert not (tmp_path / "reproduce").exists()
-    assert out.count("(digits), seed") == 4
-    assert "convergence round" in out
-    assert "not run yet" not in out
-
-
 def test_best_test_round_of_pfllib_is_printed_beside_the_last_one(reproduce, tmp_path):
     keys = ("--dataset", "FMNIST=digits", "--algos", "FedAvg,FedDBE", "--seeds", "1", *TINY)
 
@@ -419,20 +407,6 @@ def test_missing_data_are_listed_with_the_cure(reproduce, tmp_path):
         assert said in err
     assert "Traceback" not in err
     assert not (tmp_path / "reproduce").exists()
-
-
-def test_download_is_tried_only_with_the_option(reproduce, monkeypatch):
-    def offline(config):
-        raise DataError("could not be downloaded")
-
-    monkeypatch.setattr(sources, "load", offline)
-    keys = ("slapfl", "--dataset", "cifar10", "--algos", "fedavg", "--seeds", "1")
-
-    assert "could not be downloaded" not in reproduce(*keys)[2]
-    code, _, err = reproduce(*keys, "--download")
-
-    assert code == 2
-    assert "FedAvg on CIFAR10: could not be downloaded" in err
 
 
 def test_available_data_are_measured_and_missing_data_listed(reproduce, tmp_path):
@@ -492,45 +466,6 @@ def test_file_may_stand_for_a_data_set_and_is_called_a_substitute(reproduce, tmp
     assert code == 0
     assert "mine.npz instead of CIFAR-100" in out
     assert "1 finished" in again
-
-
-WRONG = {
-    "paper": (["hfdc"], "there is no paper `hfdc`. Did you mean `hfcd`?"),
-    "two papers": (["hfcd", "fedpc"], "give one paper"),
-    "no paper": (["train.rounds=3"], "name a paper"),
-    "table of no paper": (["--table", "2"], "name a paper"),
-    "table": (["fedcpmd", "--table", "71"], "no table `71`"),
-    "table of letters": (["hfcd", "--table", "curves-emnis"], "Did you mean `curves-emnist`?"),
-    "data set": (["hfcd", "--dataset", "digitz"], "was not found"),
-    "printed data set": (["fedcpmd", "--dataset", "CIFAR=digits"], "Did you mean `CIFAR10`?"),
-    "method": (["hfcd", "--algos", "fedavgg"], "Did you mean `fedavg`?"),
-    "scale": (["hfcd", "--scale", "tiny"], "--scale must be small or full"),
-    "seeds": (["hfcd", "--seeds", "0"], "--seeds"),
-    "key": (["hfcd", "--dataset", "digits", "train.round=3"], "Did you mean `rounds`"),
-    "value": (["hfcd", "--dataset", "digits", "train.rounds=0"], "must be >= 1"),
-    "key of a method": (["hfcd", "--dataset", "digits", "algorithm.taw=1"], "Did you mean `tau`?"),
-    "method as key": (["hfcd", "algorithm=fedavg"], "--algos"),
-    "data as key": (["hfcd", "data.name=digits"], "--dataset"),
-    "output as key": (["hfcd", "output.dir=x"], "--output"),
-    "seed": (["hfcd", "--dataset", "digits", "seed=-1"], "`seed` must be"),
-    "file": (["hfcd", "data.path=nowhere.npz"], "nowhere.npz does not exist"),
-    "partition": (
-        ["hfcd", "--dataset", "digits", "--algos", "fedavg", "partition.clients=900"],
-        "Lower one of the two",
-    ),
-    "table without numbers": (["fedcpmd", "--table", "2"], "random partition"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_names_and_keys_exit_with_2_and_the_cure(reproduce, name):
-    arguments, said = WRONG[name]
-
-    code, _, err = reproduce(*arguments)
-
-    assert code == 2
-    assert said in err.replace("│", " ")
-    assert "Traceback" not in err
 
 
 def test_method_whose_trainings_all_fail_has_no_numbers(reproduce, tmp_path):
