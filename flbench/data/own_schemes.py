@@ -40,36 +40,33 @@ def assign(
         ConfigError: There is no such function, its file has changed since the run began, it raises
             an exception, or it returns no partition.
     """
-    scheme = _function(config)
+    what, arguments = f"`partition.scheme={config.scheme}`", config.args or {}
+    asked = "the partition scheme of this run"
+    scheme = parts.part(config.scheme, "partition", asked, "partition=...")
     if config.scheme != parts.OBJECT:
         _unchanged_source(config)
-    what = f"`partition.scheme={config.scheme}`"
-    parts.check_arguments(scheme, TAKES, config.args or {}, what)
-    again = deepcopy(rng)
-
-    def made(rng: np.random.Generator) -> tuple[list[Any], Callable[..., Any] | None]:
-        arguments = deepcopy(config.args or {})  # the function may change a list
-        with seeded((config.seed or 0) % 2**32):
-            returned = scheme(y.copy(), clients, rng, **arguments)
-            if isinstance(returned, tuple) and len(returned) == 2 and callable(returned[1]):
-                return list(returned[0]), returned[1]
-            return list(returned), None
-
+    parts.check_arguments(scheme, TAKES, arguments, what)
     cure = (
         "It must be a function of labels, number of clients and random generator that returns the"
         " positions of each client's samples."
     )
-    with calling(what, cure):
-        (rows, transform), (others, _) = made(rng), made(again)
-    found = _checked(rows, len(y), clients, config, what)
-    same = map(np.array_equal, found, _checked(others, len(y), clients, config, what))
-    if not all(same):
+    found: list[list[Indices]] = []
+    for generator in (deepcopy(rng), rng):
+        transform = None
+        with calling(what, cure), seeded((config.seed or 0) % 2**32):
+            # The function may change what it gets.
+            rows = scheme(y.copy(), clients, generator, **deepcopy(arguments))
+            if isinstance(rows, tuple) and len(rows) == 2 and callable(rows[1]):
+                rows, transform = rows
+            found.append([np.asarray(one) for one in rows])
+        _check(found[-1], len(y), clients, config, what)
+    if not all(map(np.array_equal, *found)):
         raise ConfigError(
             f"{what}: two calls with the same labels and random generator return other samples of"
             " the clients. The function may draw from a random generator of its own, read a clock,"
             " or remember earlier calls. Draw from the generator that it gets."
         )
-    return found, transform
+    return [one.astype(np.int64) for one in found[0]], transform
 
 
 def sha256(config: PartitionConfig, partition_hash: str) -> str | None:
@@ -106,69 +103,25 @@ def _unchanged_source(config: PartitionConfig) -> str | None:
     return source_hash.checked(None, config.scheme, config.sha256, whose, cure)
 
 
-def _function(config: PartitionConfig) -> Callable[..., Any]:
-    """Return the function of a scheme."""
-    what = "the partition scheme of this run"
-    found = parts.part(config.scheme, "partition", what, "partition=...")
-    if not callable(found):
-        raise ConfigError(
-            f"`partition.scheme={config.scheme}` is {type(found).__name__}, not a function of"
-            " labels, number of clients and random generator."
-        )
-    function: Callable[..., Any] = found
-    return function
-
-
-def _checked(
-    rows: list[Any], pool: int, clients: int, config: PartitionConfig, what: str
-) -> list[Indices]:
-    """Return what a scheme returned as arrays; raise a ConfigError if it is not a partition."""
+def _check(
+    rows: list[Indices], pool: int, clients: int, config: PartitionConfig, what: str
+) -> None:
+    """Raise a ConfigError if what a scheme returned is not a partition of n samples to clients."""
     if len(rows) != clients:
         raise ConfigError(
             f"{what} must return the positions of {clients} clients (partition.clients), got"
             f" {len(rows)}. Correct the function, or set `partition.clients`."
         )
-    checked: list[Indices] = []
     owner = np.full(pool, -1)
-    for client, part in enumerate(rows):
-        try:
-            found = np.asarray(part)
-        except Exception as error:
-            raise ConfigError(
-                f"{what}: the positions of client {client} are not an array ({error}). Return"
-                " integers."
-            ) from error
-        if found.ndim != 1 or (found.dtype.kind not in "iu" and found.size):
-            raise ConfigError(
-                f"{what}: client {client} must have a sequence of integers, got the shape"
-                f" {list(found.shape)} and type {found.dtype}. Masks become positions by"
-                " np.flatnonzero."
-            )
-        wrong = found[(found < 0) | (found >= pool)]
-        if len(wrong):
-            raise ConfigError(
-                f"{what}: client {client} has the position {wrong[0]}, but the pool has {pool:,}"
-                f" samples, at positions 0 to {pool - 1}."
-            )
-        if len(found) < config.min_samples:
-            raise ConfigError(
-                f"{what}: client {client} has {len(found)} samples, fewer than"
-                f" `partition.min_samples`={config.min_samples}. Give it more, or lower"
-                " partition.min_samples."
-            )
-        mine = found.astype(np.int64)
-        taken = mine[owner[mine] >= 0]
-        if len(taken):
-            raise ConfigError(
-                f"{what}: the position {taken[0]} is at two clients, {owner[taken[0]]} and"
-                f" {client}. Give each sample to one client."
-            )
-        values, counts = np.unique(mine, return_counts=True)
-        if len(values) < len(mine):
-            raise ConfigError(
-                f"{what}: client {client} has the position {values[counts > 1][0]} more than once."
-                " Give it once."
-            )
-        owner[mine] = client
-        checked.append(mine)
-    return checked
+    for client, mine in enumerate(rows):
+        is_whole = mine.ndim == 1 and (mine.dtype.kind in "iu" or not mine.size)
+        if not is_whole or not ((mine >= 0) & (mine < pool)).all():
+            wrong = f"positions that are not whole numbers in [0, {pool}), those of the pool"
+        elif len(mine) < config.min_samples:
+            wrong = f"{len(mine)} samples, fewer than `partition.min_samples`={config.min_samples}"
+        elif len(np.unique(mine)) < len(mine) or (mine.size and (owner[mine] >= 0).any()):
+            wrong = "a position more than once, or one of another client"
+        else:
+            owner[mine.astype(np.int64)] = client
+            continue
+        raise ConfigError(f"{what}: client {client} has {wrong}. Correct the function.")

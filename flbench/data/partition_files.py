@@ -13,26 +13,21 @@ from flbench.core import files
 from flbench.core.documents import read_json
 from flbench.core.errors import DataError
 from flbench.data.dataset import PARTS, Dataset
-from flbench.data.partition import ClientParts
+from flbench.data.partition import ClientParts, label_hash
 
 
 def encode(
     partition: ClientParts, dataset: Dataset, config: PartitionConfig
 ) -> tuple[bytes, bytes]:
-    """Return the content of the two files of a partition.
+    """Return the bytes of the NPZ file and of the JSON file of a partition.
+
+    The first has the arrays `index`, `client` and `part` (0 train, 1 validation, 2 test) with one
+    entry per sample, and `train_counts` [N, C].
 
     Args:
         partition: The partition.
         dataset: Data set that its rows refer to.
         config: Section `partition`, for the description.
-
-    Returns:
-        The bytes of the NPZ file: arrays `index`, `client` and `part` (0 train, 1 validation, 2
-        test) with one entry per sample, and `train_counts` [N, C]. The bytes of the JSON file:
-        `format`, the `hash` of the partition, the hash of the `labels`, the name of the `dataset`
-        and the hash of its `data`, the names of the `classes`, the number of `clients`, the
-        `samples` of each client by part, the `client_names` of natural clients, the column `group`
-        whose rows stay together, the section `partition` as `config`, and `notes`.
     """
     index = np.concatenate([indices for part in PARTS for indices in partition.parts[part]])
     sizes = {name: [len(indices) for indices in partition.parts[name]] for name in PARTS}
@@ -66,12 +61,7 @@ def encode(
 
 
 def data_hash(dataset: Dataset) -> str:
-    """Return the SHA-256 (hex) over a data set: samples, labels, words, vocabulary, and
-    size of its train part.
-
-    Args:
-        dataset: The data set. Its targets count, if it has any.
-    """
+    """Return the SHA-256 (hex) over samples, labels, and all else that the inputs depend on."""
     sha = hashlib.sha256(f"{dataset.x.dtype}{dataset.x.shape}{dataset.train}".encode())
     for array in (dataset.x, dataset.y):
         sha.update(np.ascontiguousarray(array).data)
@@ -119,17 +109,57 @@ def check_unchanged(
 
 
 def save(partition: ClientParts, dataset: Dataset, config: PartitionConfig, path: Path) -> None:
-    """Save a partition to an NPZ file and a JSON file beside it.
-
-    Args:
-        partition: The partition.
-        dataset: Data set that its rows refer to.
-        config: Section `partition`, for the description.
-        path: The NPZ file; the JSON file has the same name with the suffix `.json`.
-
-    Raises:
-        OSError: A file cannot be written. Its old content is unchanged.
-    """
+    """Save a partition to the NPZ file `path` and a file with the suffix `.json` beside it."""
     packed, description = encode(partition, dataset, config)
     files.write(path, packed)
     files.write(path.with_suffix(".json"), description)
+
+
+def load(path: Path, dataset: Dataset) -> ClientParts:
+    """Read a saved partition.
+
+    Args:
+        path: The NPZ file; the JSON file must be beside it.
+        dataset: Data set that the rows must refer to.
+
+    Raises:
+        DataError: A file is missing or damaged, the two files do not belong together, or the
+            partition was made for other labels.
+    """
+    from flbench.data.npz_files import read_arrays
+
+    beside, n = path.with_suffix(".json"), len(dataset.y)
+    try:
+        about = json.loads(files.read_text(beside))
+        labels, clients, names = about["labels"], about["clients"], about["client_names"]
+        if about.get("transformed") is not None:
+            raise DataError(
+                f"the partition {path} is of a scheme that transforms samples, and a saved"
+                " partition has their rows alone. Name the scheme again (`partition.scheme`)."
+            )
+        if labels != label_hash(dataset):
+            raise DataError(
+                f"the partition {path} was made for other labels (data set `{about['dataset']}`)"
+                f" than those of `{dataset.name}`. Use that data set, or another partition."
+            )
+        arrays = read_arrays(path)
+        index, client, part = (
+            arrays[key].astype(np.int64, casting="safe") for key in ("index", "client", "part")
+        )
+        cells = part * clients + client  # the clients of the train part, of the validation part ...
+        is_known = bool(((index >= 0) & (index < n)).all()) and len(np.unique(index)) == len(index)
+        if not (is_known and 1 <= clients <= n and len(names) in (0, clients)):
+            raise ValueError("its rows are not those of clients of this data set")
+        sizes = np.bincount(cells, minlength=len(PARTS) * clients)
+        rows = np.split(index[np.lexsort((index, cells))], np.cumsum(sizes)[:-1])
+        parts = {key: rows[k * clients :][:clients] for k, key in enumerate(PARTS)}
+        notes = tuple(map(str, about["notes"]))
+        partition = ClientParts(parts, labels, notes, tuple(map(str, names)))
+        if partition.hash() != about["hash"]:
+            raise ValueError("the rows do not have the hash of the description")
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise DataError(
+            f"{path} and {beside.name} beside it are no saved partition ({error}). Save one with"
+            " `flbench data --save FILE.npz`."
+        ) from error
+    return partition

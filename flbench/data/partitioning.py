@@ -20,12 +20,13 @@ from flbench.data.partition import ClientParts, Transform, label_hash, split_cli
 from flbench.data.schemes import Indices, Scheme, dirichlet_by_class, iid
 
 DEFAULT_CLIENTS: Final = 20
-BY_CLASS: Final = (
-    *("dirichlet", "pathological", "grouped", "shards", "extended_dirichlet", "similarity"),
-)
-"""Schemes that need classes."""
+OF_ALL_TARGETS: Final = ("iid", "quantity", "target")
+"""Schemes that need no classes."""
 TRIES: Final = 100  # draws of a scheme before samples are moved to clients with too few
 MOST_SHARES: Final = 10**8  # clients times classes times draws, so that all draws take seconds
+
+Split = tuple[Indices, Indices, Indices]
+"""The rows of a client's train, validation and test part."""
 
 
 def make_partition(dataset: Dataset, config: PartitionConfig, seed: int) -> ClientParts:
@@ -49,75 +50,82 @@ def make_partition(dataset: Dataset, config: PartitionConfig, seed: int) -> Clie
     seed = seed if config.seed is None else config.seed
     config = config.altered(seed=seed)
     if config.scheme == "file":
-        from flbench.data import saved_partitions
-
-        loaded = saved_partitions.load(Path(str(config.path)), dataset)
-        if config.clients not in (None, loaded.clients):
-            raise ConfigError(
-                f"`partition.clients`={config.clients}, but the saved partition {config.path} has"
-                f" {loaded.clients} clients. Leave partition.clients out."
-            )
-        if dataset.blocks is not None:
-            from flbench.data.kept_together import check_blocks
-
-            check_blocks(loaded, dataset, dataset.blocks, config)
-        return loaded
-    pool, notes = _pool(dataset, config, seed)
-    transform: Transform | None = None
+        return _saved(dataset, config)
+    pool, transform = _pool(dataset, config, seed), None
     if config.is_own:
-        assigned, transform = _by_user(dataset, pool, config, seed)
-    else:
-        assigned, more = _distribute(dataset, pool, config, seed)
-        notes += more
-    if dataset.starts is None or config.scheme != "natural":
-        # Every client has a random stream of its own, so its split does not depend on others.
-        split = [
-            split_rows(rows, dataset, config.split, generator(seed, "split", client))
-            for client, rows in enumerate(assigned)
-        ]
-        notes += _about_validation(dataset, split)
-        if dataset.blocks is not None:
-            from flbench.data.kept_together import about_blocks
+        notes, (assigned, transform) = list[str](), _by_user(dataset, pool, config, seed)
+    elif config.scheme == "natural":
+        from flbench.data.paper_schemes import natural
 
-            notes += about_blocks(dataset, dataset.blocks, split)
+        assigned, notes = natural(dataset, pool, config, seed)
     else:
-        from flbench.data.kept_together import split_by_position
+        assigned, notes = _distribute(dataset, pool, config, seed)
+    split: list[Split]
+    if dataset.starts is not None and config.scheme == "natural":
+        from flbench.data.group_splits import split_by_position
 
         split = [
             split_by_position(rows, dataset.starts[rows], dataset.span, config.split)
             for rows in assigned
         ]
+    else:
+        # Every client has a random stream of its own, so its split does not depend on others.
+        split = [
+            split_rows(rows, dataset, config.split, generator(seed, "split", client))
+            for client, rows in enumerate(assigned)
+        ]
+    if dataset.blocks is not None:
+        from flbench.data.group_splits import notes_on_groups
+
+        notes += notes_on_groups(dataset.blocks, split)
+    if dataset.validation and (lacking := sum(not len(validation) for _, validation, _ in split)):
         notes.append(
-            "partition: the samples of a client are split by their position in its text; samples"
-            " that reach from one part into the next are left out."
+            f"partition: {lacking} of {len(split)} clients have no sample of val_dataloader, and so"
+            " no validation part."
         )
     parts = {part: [client[k] for client in split] for k, part in enumerate(PARTS)}
-    names = _natural_names(dataset, assigned) if config.scheme == "natural" else ()
+    names: tuple[str, ...] = ()
+    if config.scheme == "natural" and dataset.groups is not None and dataset.group_names:
+        names = tuple(dataset.group_names[dataset.groups[rows[0]]] for rows in assigned)
     return ClientParts(parts, label_hash(dataset), tuple(notes), names, transform=transform)
+
+
+def _saved(dataset: Dataset, config: PartitionConfig) -> ClientParts:
+    """Return the partition of a file."""
+    from flbench.data.partition_files import load
+
+    loaded = load(Path(str(config.path)), dataset)
+    if config.clients not in (None, loaded.clients):
+        raise ConfigError(
+            f"`partition.clients`={config.clients}, but the saved partition {config.path} has"
+            f" {loaded.clients} clients. Leave partition.clients out."
+        )
+    if dataset.blocks is not None:
+        from flbench.data.group_splits import check_groups
+
+        check_groups(loaded, dataset, dataset.blocks, config)
+    return loaded
 
 
 def split_rows(
     rows: Indices, dataset: Dataset, ratios: tuple[float, float, float], rng: np.random.Generator
-) -> tuple[Indices, Indices, Indices]:
+) -> Split:
     """Split a client's samples; those that the user has chosen are its validation part.
 
     The others are then split into training and test part in the ratio of the first and the third
     share. A client of which all samples are chosen is split like one that has none of them. Samples
-    of one group (`Dataset.blocks`) stay in one part; see `kept_together`.
+    of one group (`Dataset.blocks`) stay in one part; see `group_splits`.
 
     Args:
         rows: Ascending rows [n] of the client's samples.
         dataset: The data set.
         ratios: Shares of train, validation and test, which sum to 1.
         rng: Random generator.
-
-    Returns:
-        The ascending rows of the three parts.
     """
     if dataset.blocks is not None:
-        from flbench.data.kept_together import split_blocks
+        from flbench.data.group_splits import split_groups
 
-        return split_blocks(rows, dataset.y[rows], dataset.blocks[rows], ratios, rng)
+        return split_groups(rows, dataset.y[rows], dataset.blocks[rows], ratios, rng)
     is_chosen = (rows >= dataset.train - dataset.validation) & (rows < dataset.train)
     others = rows[~is_chosen]
     if not dataset.validation or not len(others):
@@ -127,51 +135,20 @@ def split_rows(
     return first, rows[is_chosen], last
 
 
-def _about_validation(dataset: Dataset, split: list[tuple[Indices, Indices, Indices]]) -> list[str]:
-    """Return a note about validation parts that the user has chosen."""
-    if not dataset.validation:
-        return []
-    without = sum(not len(validation) for _, validation, _ in split)
-    lack = f" {without} of {len(split)} clients have none of them." if without else ""
-    return [
-        f"partition: the validation parts of the clients are the {dataset.validation:,} samples of"
-        " val_dataloader; the other samples are split into training and test parts in the ratio of"
-        f" the first and the third share of partition.split.{lack}"
-    ]
-
-
-def _natural_names(dataset: Dataset, assigned: list[Indices]) -> tuple[str, ...]:
-    """Return the names of natural clients, each of which has at least one sample."""
-    if dataset.groups is None or not dataset.group_names:
-        return ()
-    return tuple(dataset.group_names[dataset.groups[rows[0]]] for rows in assigned)
-
-
-def _pool(dataset: Dataset, config: PartitionConfig, seed: int) -> tuple[Indices, list[str]]:
-    """Return the ascending rows of the samples to distribute, and notes."""
+def _pool(dataset: Dataset, config: PartitionConfig, seed: int) -> Indices:
+    """Return the ascending rows of the samples to distribute."""
     pool = np.arange(len(dataset.y) if config.pool == "merged" else dataset.train)
-    if config.samples is None:
-        return pool, []
-    if config.samples >= len(pool):
-        note = (
-            f"partition: partition.samples={config.samples:,} exceeds the {len(pool):,} samples of"
-            " the pool, so all of them are used."
-        )
-        return pool, [note] if config.samples > len(pool) else []
+    if config.samples is None or config.samples >= len(pool):
+        return pool
     share = config.samples / len(pool)
     rng = generator(seed, "partition", TRIES + 1)
-    drawn, _, _ = split_client(pool, dataset.y[pool], (share, 0.0, 1.0 - share), rng)
-    return drawn, []
+    return split_client(pool, dataset.y[pool], (share, 0.0, 1.0 - share), rng)[0]
 
 
 def _distribute(
     dataset: Dataset, pool: Indices, config: PartitionConfig, seed: int
 ) -> tuple[list[Indices], list[str]]:
     """Return the ascending rows of every client, and notes."""
-    if config.scheme == "natural":
-        from flbench.data.further_schemes import natural
-
-        return natural(dataset, pool, config, seed)
     if _overlap(dataset):
         raise ConfigError(
             f"`partition.scheme={config.scheme}` would distribute windows of one text of"
@@ -179,33 +156,33 @@ def _distribute(
             " characters of training samples. Set partition.scheme=natural, with one text for each"
             f" client; or data.text.stride={dataset.span}, so that windows do not overlap."
         )
-    if dataset.targets is not None and config.scheme in BY_CLASS:
+    if dataset.targets is not None and config.scheme not in OF_ALL_TARGETS:
         raise ConfigError(
             f"`partition.scheme={config.scheme}` distributes samples by their classes, and"
-            f" `{dataset.name}` has targets that are not classes. Take iid, quantity or"
-            " target (fl.IID, fl.Quantity, fl.ByTarget), natural clients (fl.Data(x, y,"
-            " clients=...) with fl.Natural), or a function of your own, which gets the targets. If"
-            " they are classes, give one whole number for each sample (one-hot labels:"
-            " y.argmax(1))."
+            f" `{dataset.name}` has targets that are not classes. Take {', '.join(OF_ALL_TARGETS)},"
+            " natural clients, or a function of your own, which gets the targets. If they are"
+            " one-hot classes, give y.argmax(1)."
         )
     y, classes = dataset.y[pool], len(dataset.classes)
     if config.scheme == "target":
-        y, classes = _intervals(dataset, config)[pool], config.bins
+        if dataset.targets is None or dataset.targets.size != len(dataset.targets):
+            raise ConfigError(
+                "`partition.scheme=target` distributes samples by a target that is one number, and"
+                f" `{dataset.name}` has others. Take dirichlet for classes, or iid."
+            )
+        from flbench.data.paper_schemes import intervals
+
+        y, classes = intervals(dataset.targets.reshape(-1), config.bins)[pool], config.bins
     clients = _clients(dataset, pool, config)
     best: list[Indices] = []
-    shares = clients * len(np.unique(y))
-    tries = max(1, min(TRIES, MOST_SHARES // shares))
+    tries = max(1, min(TRIES, MOST_SHARES // (clients * len(np.unique(y)))))
     for attempt in range(tries):
         rng = generator(seed, "partition", attempt)
         assigned = _scheme(config.scheme)(y, classes, clients, config, rng)
         if not best or min(map(len, assigned)) > min(map(len, best)):
             best = assigned
         if min(map(len, best)) >= config.min_samples:
-            times = "once" if attempt == 1 else f"{attempt} times"
-            note = (
-                f"partition: resampled {times} to reach partition.min_samples={config.min_samples}."
-            )
-            return [pool[np.sort(indices)] for indices in best], [note] if attempt else []
+            return [pool[np.sort(indices)] for indices in best], []
     repaired, moved, small = repair(
         best, len(pool), config.min_samples, generator(seed, "partition", TRIES)
     )
@@ -220,7 +197,7 @@ def _scheme(name: str) -> Scheme:
     """Return the function of a scheme; `target` gets intervals in the place of classes."""
     if name in ("dirichlet", "target"):
         return dirichlet_by_class
-    from flbench.data.further_schemes import SCHEMES
+    from flbench.data.paper_schemes import SCHEMES
 
     return iid if name == "iid" else SCHEMES[name]
 
@@ -254,28 +231,6 @@ def _by_user(
             f" `{dataset.name}` has targets that are not. Return positions alone."
         )
     return [pool[np.sort(indices)] for indices in chosen], transform
-
-
-def _intervals(dataset: Dataset, config: PartitionConfig) -> Indices:
-    """Return the interval [n] of each sample's target.
-
-    Raises:
-        ConfigError: The data set has classes, or several numbers for each sample.
-    """
-    from flbench.data.further_schemes import intervals
-
-    targets = dataset.targets
-    if targets is None:
-        raise ConfigError(
-            f"`partition.scheme=target` distributes samples by a target that is a number, and"
-            f" `{dataset.name}` has classes. Take dirichlet."
-        )
-    if targets.size != len(targets):
-        raise ConfigError(
-            f"`partition.scheme=target` needs one number for each sample, and the targets of"
-            f" `{dataset.name}` have the shape {list(targets.shape[1:])}. Take iid or quantity."
-        )
-    return intervals(targets.reshape(-1), config.bins)
 
 
 def _overlap(dataset: Dataset) -> bool:

@@ -175,7 +175,6 @@ def test_validation_parts_are_the_samples_of_val_dataloader(tmp_path):
 
     run = trained(tmp_path, module, "triple")
     assert run.partition.hash == natural.hash()
-    assert any("val_dataloader" in note for note in run.notes)
 
 
 def test_loaders_of_validation_parts_must_fit_the_train_part():

@@ -466,10 +466,10 @@ def test_partition_before_a_run_is_the_one_of_the_run(finished, tmp_path):
 
 @pytest.mark.slow
 def test_models_predict_what_the_run_has_evaluated(finished):
-    from flbench.data import saved_partitions, sources
+    from flbench.data import partition_files, sources
 
     dataset = sources.load(finished.config.data)
-    parts = saved_partitions.load(finished.path / "partition.npz", dataset).parts["test"]
+    parts = partition_files.load(finished.path / "partition.npz", dataset).parts["test"]
     state = torch.get_rng_state()
     threads = torch.get_num_threads()
     correct = total = 0

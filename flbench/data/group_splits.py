@@ -1,5 +1,7 @@
 """Splits of samples that belong together: those of a group, and windows of a text."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from flbench.config.schema import PartitionConfig
@@ -9,10 +11,10 @@ from flbench.data.partition import ClientParts, split_client
 from flbench.data.schemes import Indices
 
 
-def split_blocks(
+def split_groups(
     indices: Indices,
     y: Indices,
-    blocks: Indices,
+    groups: Indices,
     ratios: tuple[float, float, float],
     rng: np.random.Generator,
 ) -> tuple[Indices, Indices, Indices]:
@@ -24,19 +26,19 @@ def split_blocks(
     Args:
         indices: Rows [n] of the client's samples.
         y: Labels [n] of these samples.
-        blocks: Groups [n] of these samples.
+        groups: Groups [n] of these samples.
         ratios: Shares of the groups for train, validation and test, which sum to 1.
         rng: Random generator.
 
     Returns:
         The ascending rows of the three parts.
 
-    >>> blocks, y = np.array([7, 7, 7, 8, 8, 9]), np.zeros(6, dtype=int)
-    >>> parts = split_blocks(np.arange(6), y, blocks, (0.6, 0.2, 0.2), np.random.default_rng(0))
-    >>> sorted(len(set(blocks[part])) for part in parts)
+    >>> groups, y = np.array([7, 7, 7, 8, 8, 9]), np.zeros(6, dtype=int)
+    >>> parts = split_groups(np.arange(6), y, groups, (0.6, 0.2, 0.2), np.random.default_rng(0))
+    >>> sorted(len(set(groups[part])) for part in parts)
     [1, 1, 1]
     """
-    names, owner = np.unique(blocks, return_inverse=True)
+    names, owner = np.unique(groups, return_inverse=True)
     counts = np.zeros((len(names), int(y.max(initial=0)) + 1), dtype=np.int64)
     np.add.at(counts, (owner, y), 1)
     parts = list(split_client(np.arange(len(names)), counts.argmax(axis=1), ratios, rng))
@@ -48,38 +50,33 @@ def split_blocks(
     return train, validation, test
 
 
-def about_blocks(
-    dataset: Dataset, blocks: Indices, split: list[tuple[Indices, Indices, Indices]]
+def notes_on_groups(
+    groups: Indices, split: Sequence[tuple[Indices, Indices, Indices]]
 ) -> list[str]:
-    """Return a note about groups of samples that stay in one part of a client."""
-    sizes = np.array([[len(part) for part in client] for client in split])  # [N, 3]
-    shares = ", ".join(f"{share:.2f}" for share in sizes.sum(axis=0) / max(1, sizes.sum()))
-    owned = [np.unique(blocks[np.concatenate(client)]) for client in split]
+    """Return notes on clients with too few groups for a part, and on groups of several clients."""
+    notes = []
+    for k, part in enumerate(PARTS):
+        if lacking := sum(not len(client[k]) for client in split):
+            notes.append(
+                f"partition: {lacking} of {len(split)} clients have too few groups (data.group) for"
+                f" a {part} part."
+            )
+    owned = [np.unique(groups[np.concatenate(client)]) for client in split]
     _, owners = np.unique(np.concatenate(owned), return_counts=True)
-    without = [
-        f"{int((sizes[:, k] == 0).sum())} of {len(split)} clients have too few groups for a {part}"
-        " part"
-        for k, part in enumerate(PARTS)
-        if (sizes[:, k] == 0).any()
-    ]
-    if (owners > 1).any():
-        without.append(
-            f"{int((owners > 1).sum()):,} groups are at more than one client, since"
-            " partition.scheme does not keep them together"
+    if several := int((owners > 1).sum()):
+        notes.append(
+            f"partition: {several:,} groups (data.group) are at more than one client, since"
+            " partition.scheme does not keep them together."
         )
-    return [
-        f"partition: samples with the same `{dataset.blocks_of}` are in one part of a client"
-        f" (data.group): {len(owners):,} groups; the parts have {shares} of the samples."
-        + "".join(f" {one[0].upper()}{one[1:]}." for one in without)
-    ]
+    return notes
 
 
-def check_blocks(
-    partition: ClientParts, dataset: Dataset, blocks: Indices, config: PartitionConfig
+def check_groups(
+    partition: ClientParts, dataset: Dataset, groups: Indices, config: PartitionConfig
 ) -> None:
     """Raise a DataError if a client of a saved partition has a group in several parts."""
     for client in range(partition.clients):
-        found = [np.unique(blocks[partition.parts[part][client]]) for part in PARTS]
+        found = [np.unique(groups[partition.parts[part][client]]) for part in PARTS]
         if len(np.unique(np.concatenate(found))) < sum(map(len, found)):
             raise DataError(
                 f"the partition {config.path} has samples with the same `{dataset.blocks_of}`"

@@ -1,4 +1,4 @@
-"""The schemes of papers, and natural clients; see `flbench.data.schemes`."""
+"""The schemes of papers beyond those of `flbench.data.schemes`, and natural clients."""
 
 from typing import Any, Final
 
@@ -171,45 +171,31 @@ def grouped(
     classes.
 
     Raises:
-        ConfigError: The main classes do not fit the data set or the number of clients, or clients
-            would have more samples than there are, or fewer than `min_samples`.
+        ConfigError: The main classes, or the number of samples of a client, do not fit the data.
     """
-    if min(config.main_classes, default=0) < 1 or sum(config.main_classes) > classes:
+    main = config.main_classes
+    if min(main, default=0) < 1 or sum(main) > classes or len(main) > clients:
         raise ConfigError(
-            f"`partition.main_classes` must be numbers >= 1 that sum to at most {classes} classes,"
-            f" got {list(config.main_classes)}."
+            f"`partition.main_classes`={list(main)} must be numbers >= 1, one for each group of"
+            f" clients (there are {clients} clients), that sum to at most {classes} classes."
         )
-    if len(config.main_classes) > clients:
-        raise ConfigError(
-            f"`partition.main_classes` defines {len(config.main_classes)} groups, but there are"
-            f" only {clients} clients. Name fewer groups, or raise partition.clients."
-        )
-    ends = np.cumsum(config.main_classes)
-    group_of = np.concatenate(
-        [
-            np.full(len(piece), g)
-            for g, piece in enumerate(np.array_split(np.arange(clients), len(ends)))
-        ]
-    )
+    ends = np.cumsum(main)
+    sizes = [len(piece) for piece in np.array_split(np.arange(clients), len(main))]
     wants = np.empty((clients, classes))
-    for client, g in enumerate(group_of):
-        main = np.zeros(classes, dtype=bool)
-        main[ends[g] - config.main_classes[g] : ends[g]] = True
-        rest = 1.0 - config.main_share if (~main).any() else 0.0
-        wants[client] = np.where(main, (1.0 - rest) / main.sum(), rest / max(1, (~main).sum()))
+    for client, g in enumerate(np.repeat(np.arange(len(main)), sizes)):
+        is_main = np.zeros(classes, dtype=bool)
+        is_main[ends[g] - main[g] : ends[g]] = True
+        rest = 1.0 - config.main_share if (~is_main).any() else 0.0
+        shares = ((1.0 - rest) / is_main.sum(), rest / max(1, (~is_main).sum()))
+        wants[client] = np.where(is_main, *shares)
     stock = np.bincount(y, minlength=classes)
     demand = wants.sum(axis=0)
     feasible = int(np.floor((stock[demand > 0] / demand[demand > 0]).min() + 1e-9))
     size = feasible if config.samples_per_client is None else config.samples_per_client
-    if size > feasible:
+    if not config.min_samples <= size <= feasible:
         raise ConfigError(
-            f"`partition.samples_per_client`={size} is more than the {feasible} that the rarest"
-            " class allows. Lower it, or leave it out."
-        )
-    if size < config.min_samples:
-        raise ConfigError(
-            f"`partition.scheme=grouped` gives each client {size} samples here, fewer than"
-            f" `partition.min_samples`={config.min_samples}. Lower it, or use fewer clients."
+            f"`partition.samples_per_client`={size} must be at least partition.min_samples="
+            f"{config.min_samples} and at most the {feasible} that the rarest class allows."
         )
     queues = {
         label: rng.permutation(np.flatnonzero(y == label)).tolist() for label in range(classes)
@@ -234,31 +220,16 @@ def quantity(
     return list(np.split(rng.permutation(len(y)), np.cumsum(counts)[:-1]))
 
 
-SCHEMES: Final[dict[str, Scheme]] = {
-    "pathological": pathological,
-    "grouped": grouped,
-    "quantity": quantity,
-    "shards": shards,
-    "extended_dirichlet": extended_dirichlet,
-    "similarity": similarity,
-}
-
-
 def natural(
     dataset: Dataset, pool: Indices, config: PartitionConfig, seed: int
 ) -> tuple[list[Indices], list[str]]:
-    """Use the natural clients of the data set as clients.
-
-    If `partition.clients` is smaller than their number, a random subset of them is used.
+    """Return the rows of natural clients, and notes; a random subset of `partition.clients`.
 
     Args:
         dataset: The data set.
         pool: Rows of the samples to distribute.
         config: Section `partition`.
         seed: Seed of the partition.
-
-    Returns:
-        The rows of every client, and notes.
 
     Raises:
         ConfigError: The data set has no natural clients, or fewer than `partition.clients`.
@@ -271,7 +242,6 @@ def natural(
             " NPZ file gives them in `train_groups`, a table by one CSV file per client, images by"
             " CLIENT/CLASS/* with data.client=folder."
         )
-    notes = []
     if config.clients is not None and config.clients > len(numbers):
         raise ConfigError(
             f"`partition.clients`={config.clients} is more than the {len(numbers)} natural"
@@ -279,16 +249,24 @@ def natural(
         )
     if config.clients is not None and config.clients < len(numbers):
         chosen = generator(seed, "partition", 0).choice(len(numbers), config.clients, replace=False)
-        notes.append(f"partition: {config.clients} of {len(numbers)} natural clients were drawn.")
         numbers = numbers[np.sort(chosen)]
     position = np.searchsorted(numbers, groups)  # [n], of each sample's client in `numbers`
     position[position == len(numbers)] = 0
     mine = np.flatnonzero(numbers[position] == groups)
     assigned = by_client(pool[mine], position[mine], len(numbers))
     small = sum(len(indices) < config.min_samples for indices in assigned)
-    if small:
-        notes.append(
-            f"partition: {small} natural clients have fewer than {config.min_samples} samples;"
-            " they are kept."
-        )
-    return assigned, notes
+    note = (
+        f"partition: {small} natural clients have fewer than {config.min_samples} samples; they are"
+        " kept."
+    )
+    return assigned, [note] * (small > 0)
+
+
+SCHEMES: Final[dict[str, Scheme]] = {
+    "pathological": pathological,
+    "grouped": grouped,
+    "quantity": quantity,
+    "shards": shards,
+    "extended_dirichlet": extended_dirichlet,
+    "similarity": similarity,
+}
