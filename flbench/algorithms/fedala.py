@@ -1,7 +1,6 @@
 """FedALA: each client learns, entry by entry, how much of the global head to take (Zhang, 2023)."""
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 import torch
 from pydantic import Field
@@ -96,15 +95,6 @@ class FedAla(fl.Algorithm):
     def mixing(self) -> tuple[fl.Step, ...]:
         """Return the steps that learn W_i and write the mixed model into the leaves."""
         c, names = self.config, self.mixed_names()
-
-        # Whether there is anything to learn, and for how long, depends on the leaves alone: the
-        # Statistic reads one sample, because its `finish` sees the leaves.
-        plan = fl.Statistic(
-            "ala",
-            CountSamples(),
-            finish=PlanLearning(names),
-            samples=fl.Samples(limit=1),
-        )
         learn = fl.Phase(
             self.mixing_weights.leaves,
             (CrossEntropy(),),
@@ -112,17 +102,12 @@ class FedAla(fl.Algorithm):
             epochs=MOST_EPOCHS,
             weights=fl.bind(mixture, names),
             project=unit_interval,
-            until=has_settled,
+            until=fl.bind(is_learnt, names),
             batchnorm="eval",
             samples=fl.Samples(high=c.rand_percent / 100, redraw="round"),
         )
-        return (
-            *reestimate_batchnorm(self.setting),
-            self.own.recall(),
-            plan,
-            learn,
-            fl.Transform(WriteMixed(names)),
-        )
+        write = fl.Transform(fl.bind(write_mixture, names))
+        return (*reestimate_batchnorm(self.setting), self.own.recall(), learn, write)
 
     def weights(self, results: fl.Results) -> Tensor:
         """Return the weight of each client of the cohort, 0 if its model took no step."""
@@ -134,10 +119,13 @@ class FedAla(fl.Algorithm):
         return deployments | {"personal": replace(deployments["personal"], program=program)}
 
 
-def mixed(leaves: fl.Tree, name: str) -> Tensor:
+def mixture(context: fl.Context, names: tuple[str, ...]) -> fl.Tree:
     """Return own + (received - own) * weight, written so that weight 1 is exactly the received."""
-    own, received = leaves[OWN + name], leaves[name]
-    return received + (own - received) * (1 - leaves[WEIGHT + name])
+    leaves, mixed = context.leaves, {}
+    for name in names:
+        own, received = leaves[OWN + name], leaves[name]
+        mixed[name] = received + (own - received) * (1 - leaves[WEIGHT + name])
+    return mixed
 
 
 def differ(leaves: fl.Tree, names: tuple[str, ...]) -> Tensor:
@@ -145,68 +133,24 @@ def differ(leaves: fl.Tree, names: tuple[str, ...]) -> Tensor:
     return torch.stack([(leaves[OWN + n] != leaves[n]).any() for n in names]).any()
 
 
-def mixture(context: fl.Context, names: tuple[str, ...]) -> fl.Tree:
-    """Return the mixed tensors."""
-    return {name: mixed(context.leaves, name) for name in names}
+def write_mixture(context: fl.Context, names: tuple[str, ...]) -> fl.Tree:
+    """Write the mixed tensors into the leaves, and whether weights have been learnt once."""
+    learnt = context.leaves[LEARNT] | differ(context.leaves, names)
+    return mixture(context, names) | {LEARNT: learnt}
 
 
-@dataclass(frozen=True)
-class WriteMixed:
-    """Writes the mixed tensors into the leaves, and whether weights have been learnt once.
+def is_learnt(context: fl.Context, losses: Tensor, done: Tensor, names: tuple[str, ...]) -> Tensor:
+    """Return [] bool: whether the learning of W_i ends, for the mean `losses` [50] of its epochs.
 
-    Attributes:
-        mixed: Names of the leaves that are mixed.
+    It has no epoch if both models are equal, one after the first learning, and in that as many as
+    it takes until the last losses agree. Those of the first `done` epochs are known.
     """
-
-    mixed: tuple[str, ...]
-
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return the leaves that change."""
-        leaves = context.leaves
-        learnt = leaves[LEARNT] | differ(leaves, self.mixed)
-        return {name: mixed(leaves, name) for name in self.mixed} | {LEARNT: learnt}
-
-
-@dataclass(frozen=True)
-class CountSamples:
-    """Counts the samples of a batch, without the net; `PlanLearning` replaces the number."""
-
-    of_labels: ClassVar[bool] = True
-
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return the number, 0-dim."""
-        return {"epochs": context.batch.mask.sum()}
-
-
-@dataclass(frozen=True)
-class PlanLearning:
-    """Largest number of epochs of learning: none if both models are equal, one after the first.
-
-    Attributes:
-        mixed: Names of the leaves that are mixed.
-    """
-
-    mixed: tuple[str, ...]
-
-    def __call__(self, context: fl.Context, reduced: fl.Tree) -> fl.Tree:
-        """Return `epochs` [], and `first` [] bool: whether the learning ends by its losses."""
-        first = ~context.leaves[LEARNT]
-        epochs = torch.where(first, MOST_EPOCHS, 1) * differ(context.leaves, self.mixed)
-        return {"epochs": epochs, "first": first}
-
-
-def has_settled(context: fl.Context, losses: Tensor, done: Tensor) -> Tensor:
-    """Return [] bool: whether the planned epochs are done, or the last losses agree.
-
-    Args:
-        context: Its ctx has the plan of `PlanLearning`.
-        losses: Mean losses of the epochs, [50].
-        done: Number [] of epochs whose losses are known.
-    """
+    is_first = ~context.leaves[LEARNT]
     places = done - 1 - torch.arange(WINDOW, device=losses.device)  # [WINDOW]
     last = losses[places.clamp(0, len(losses) - 1)]  # [WINDOW]
     agree = (done > WINDOW) & (last.std(correction=0) < SPREAD)
-    return (done >= context.ctx["ala.epochs"]) | (context.ctx["ala.first"] & agree)
+    is_over = torch.where(is_first, agree, done >= 1)
+    return is_over | ~differ(context.leaves, names)
 
 
 def unit_interval(context: fl.Context) -> fl.Tree:

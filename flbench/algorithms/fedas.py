@@ -1,7 +1,5 @@
 """FedAS: bodies aligned to the client's own features, averaged by Fisher traces (Yang et al.)."""
 
-from dataclasses import dataclass
-
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -101,15 +99,16 @@ class FedAS(fl.Algorithm):
         if not self.config.align_lr:
             return ()
         body = frozenset(self.setting.net.parameters) - self.personal()
-        sums = OldSums(self.setting.classes, self.setting.net.leaves)
-        align, sgd = Alignment(self.setting.classes), plain_sgd(self.config.align_lr)
-        train = self.phase(align, train=body, epochs=1, optimizer=sgd, clip=None)
-        return (fl.Statistic("old", sums, finish=means), train)
+        classes, sgd = self.setting.classes, plain_sgd(self.config.align_lr)
+        old = Second(OWN, self.setting.net.leaves)
+        anchors = fl.Statistic("old", fl.bind(old_sums, classes, old), finish=means)
+        align = fl.Term(1.0, fl.bind(alignment, classes))
+        return (anchors, self.phase(align, train=body, epochs=1, optimizer=sgd, clip=None))
 
     def fisher_phase(self) -> fl.Phase:
         """Return a phase that changes nothing and records F_i over batches of the usual size."""
-        names = self.setting.net.parameters
-        trace, sgd = fl.Statistic("trace", SquaredGradient(names)), plain_sgd(0.0)
+        squared = fl.bind(squared_gradient, self.setting.net.parameters)
+        trace, sgd = fl.Statistic("trace", squared), plain_sgd(0.0)
         return self.phase(
             CrossEntropy(), epochs=1, optimizer=sgd, clip=None, batchnorm="eval", record=(trace,)
         )
@@ -132,25 +131,12 @@ def plain_sgd(lr: float) -> fl.OptimizerConfig:
     return fl.OptimizerConfig(name="sgd", lr=lr, momentum=0.0, nesterov=False, weight_decay=0.0)
 
 
-@dataclass(frozen=True)
-class OldSums:
-    """Function of a Statistic: sums of the old body's features by class, in float64.
-
-    Attributes:
-        classes: Number of classes C.
-        names: Names of the net's leaves.
-    """
-
-    classes: int
-    names: tuple[str, ...]
-
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return `sums` [C, D] and `counts` [C] of one batch."""
-        batch = context.batch
-        old = Second(OWN, self.names)(context)
-        features = context.apply(old, batch.x).features.double()
-        sums, counts = class_sums(features, batch.y, self.classes, batch.mask)
-        return {"sums": sums, "counts": counts}
+def old_sums(context: fl.Context, classes: int, old: Second) -> fl.Tree:
+    """Return sums of the old body's features by class: `sums` [C, D] float64 and `counts` [C]."""
+    batch = context.batch
+    features = context.apply(old(context), batch.x).features.double()
+    sums, counts = class_sums(features, batch.y, classes, batch.mask)
+    return {"sums": sums, "counts": counts}
 
 
 def means(context: fl.Context, sums: fl.Tree) -> fl.Tree:
@@ -158,46 +144,25 @@ def means(context: fl.Context, sums: fl.Tree) -> fl.Tree:
     return {"means": sums["sums"] / sums["counts"].clamp_min(1.0)[:, None]}
 
 
-@dataclass(frozen=True)
-class Alignment:
-    """Sum over the classes of a batch of the mean squared distance to the class's old mean.
+def alignment(context: fl.Context, classes: int) -> Tensor:
+    """Return the sum over the classes of a batch of the distance to the class's old mean, 0-dim.
 
-    The distance is a mean over the D numbers of the features and over the batch's samples of the
-    class.
-
-    Attributes:
-        classes: Number of classes C.
-        weight: Factor of the term.
+    The squared distance is a mean over the D numbers of the features and over the batch's samples
+    of the class.
     """
-
-    classes: int
-    weight: float | str = 1.0
-
-    def __call__(self, context: fl.Context) -> Tensor:
-        """Return the term, 0-dim."""
-        features, batch = context.out.features, context.batch
-        anchors = context.ctx["old.means"].to(features.dtype)[batch.y]  # [B, D]
-        distance = (features - anchors).square().mean(dim=1)  # [B]
-        sums, counts = class_sums(distance[:, None], batch.y, self.classes, batch.mask)
-        return (sums[:, 0] / counts.clamp_min(1.0)).sum()
+    features, batch = context.out.features, context.batch
+    anchors = context.ctx["old.means"].to(features.dtype)[batch.y]  # [B, D]
+    distance = (features - anchors).square().mean(dim=1)  # [B]
+    sums, counts = class_sums(distance[:, None], batch.y, classes, batch.mask)
+    return (sums[:, 0] / counts.clamp_min(1.0)).sum()
 
 
-@dataclass(frozen=True)
-class SquaredGradient:
-    """Function of a Statistic: ||gradient of the batch's mean cross entropy||^2, in float64.
-
-    Attributes:
-        names: Names of the parameters.
-    """
-
-    names: tuple[str, ...]
-
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return `sum` [] of one batch."""
-        leaves = {name: value.detach() for name, value in context.leaves.items()}
-        gradient = summed_gradient(context, fl.only(leaves, self.names), lambda some: leaves | some)
-        squares = torch.stack([part.double().square().sum() for part in gradient.values()]).sum()
-        return {"sum": squares / context.batch.mask.sum().clamp_min(1).double().square()}
+def squared_gradient(context: fl.Context, names: tuple[str, ...]) -> fl.Tree:
+    """Return `sum` [] float64: ||gradient of the batch's mean cross entropy||^2."""
+    leaves = {name: value.detach() for name, value in context.leaves.items()}
+    gradient = summed_gradient(context, fl.only(leaves, names), lambda some: leaves | some)
+    squares = torch.stack([part.double().square().sum() for part in gradient.values()]).sum()
+    return {"sum": squares / context.batch.mask.sum().clamp_min(1).double().square()}
 
 
 def write_fisher(context: fl.Context) -> fl.Tree:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from flbench.algorithms.fedala import has_settled
+from flbench.algorithms.fedala import is_learnt
 from flbench.core.tree import digest
 from flbench.core.types import Context, Samples
 from flbench.experiment.rounds import settings_of
@@ -209,14 +209,14 @@ def test_losses_settle_when_the_last_ten_agree():
     """Of equal ones, only more than ten are enough; the last ten of 13 have a deviation of 0.07."""
     losses = torch.tensor([5.0, 3.0, 2.0, *([1.0, 1.14] * 5), *[torch.nan] * 37])
 
-    def settled(losses, done, epochs, *, first):
-        ctx = {"ala.epochs": torch.tensor(epochs), "ala.first": torch.tensor(first)}
-        context = Context(leaves={}, start={}, ctx=ctx)
-        return bool(has_settled(context, losses, torch.tensor(done)))
+    def settled(losses, done, *, first):
+        leaves = {"w": torch.zeros(1), "own.w": torch.ones(1), "settled": torch.tensor(not first)}
+        context = Context(leaves=leaves, start={}, ctx={})
+        return bool(is_learnt(context, losses, torch.tensor(done), ("w",)))
 
-    ends = [done for done in range(14) if settled(losses, done, 50, first=True)]
+    ends = [done for done in range(14) if settled(losses, done, first=True)]
 
     assert ends == [13]
     flat = torch.ones(50)
-    assert [settled(flat, done, 50, first=True) for done in (10, 11)] == [False, True]
-    assert [settled(flat, done, 1, first=False) for done in (0, 1)] == [False, True]
+    assert [settled(flat, done, first=True) for done in (10, 11)] == [False, True]
+    assert [settled(flat, done, first=False) for done in (0, 1)] == [False, True]

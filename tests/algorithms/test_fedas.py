@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flbench.algorithms.fedas import Alignment
+from flbench.algorithms.fedas import alignment
 from flbench.core.tree import only
 from flbench.experiment.rounds import settings_of
 from flbench.testing import after
@@ -135,7 +135,7 @@ def test_alignment_is_the_bias_of_class_means_and_the_variance():
         rows = c.features[c.mask & (c.y == k)]
         spread = rows.var(dim=0, unbiased=False) + (rows.mean(dim=0) - anchors[k]).square()
         expected += float(spread.mean())
-    found = Alignment(len(anchors))(context)
+    found = alignment(context, len(anchors))
     assert float(found) == pytest.approx(expected, rel=1e-6)
 
 
