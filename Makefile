@@ -63,7 +63,7 @@ test-servers: $(VENV)/installed
 # the variable silences an advertisement of the theme.
 docs: $(VENV)/installed
 	$(BIN)/pytest -n0 -m "docs and not full" tests/uses tests/api/test_notebook.py tests/test_csv_page.py \
-		tests/test_docs.py tests/test_tutorials.py
+		tests/test_docs.py tests/test_guide.py tests/test_tutorials.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html, or: $(BIN)/python -m http.server --directory site"
 

@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 
+from flbench.algorithms import ALGORITHMS
 from tests.support import benchmark_script
 
 
@@ -54,6 +55,25 @@ def test_best_broadly_measured_method_and_best_recent_one_are_chosen(script):
     assert [name for name, _ in found] == ["fedper", "fedcp"]
     assert board.recent == {"gpfl", "fedcp"}
     assert len(board.rows("ft")) == len(BROAD)
+
+
+def test_family_without_recent_methods_has_the_next_ones(script):
+    board = script.Board(
+        table(dfedavg=dict.fromkeys(BROAD, -9), dfedalt=dict.fromkeys(BROAD, -8), dispfl={"s0": 0})
+    )
+
+    assert [name for name, _ in board.chosen(("dfedavg", "dfedalt", "dispfl"))] == [
+        *("dfedalt", "dfedavg"),
+    ]
+    assert [name for name, _ in board.chosen(("dispfl", "dfedalt"))] == ["dfedalt", "dispfl"]
+    assert board.chosen(("fedamp",)) == []
+
+
+def test_families_have_each_method_once(script):
+    names = [name for family in script.FAMILIES.values() for name in family]
+
+    assert len(names) == len(set(names))
+    assert set(names) <= set(ALGORITHMS.names()) - set(script.ALWAYS)
 
 
 def test_page_has_the_figures_of_the_table(script):

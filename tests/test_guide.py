@@ -87,6 +87,7 @@ def test_first_layer_costs_as_much_as_the_other_layers(guide):
     assert summary["communication"]["down_bytes"] == 5 * upper
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize(
     "test",
     [

@@ -1,6 +1,7 @@
 """The pages of the papers, which `benchmarks/paper_pages.py` makes from archives of runs."""
 
 import re
+import shutil
 from pathlib import Path
 from statistics import stdev
 
@@ -45,6 +46,20 @@ def test_every_archive_has_a_page_and_commands(pages, tmp_path):
     assert archives == {
         file.stem.removeprefix("measured-") for file in PAPERS.glob("measured-*.md")
     }
+
+
+@pytest.mark.slow
+def test_missing_run_is_an_error_and_is_not_trained(pages, tmp_path):
+    unpacked = tmp_path / "unpacked"
+    shutil.unpack_archive(PAPERS / "slapfl.tar.xz", unpacked, filter="data")
+    shutil.rmtree(next(unpacked.glob("slapfl-seed1-*")))
+    archive = tmp_path / "slapfl.tar.xz"
+    pages.fl.pack(sorted(unpacked.iterdir()), archive)
+
+    with pytest.raises(
+        SystemExit, match="does not have the run `table 2: SLAPFL on FMNIST, seed 1"
+    ):
+        pages.page(archive)
 
 
 @pytest.mark.slow

@@ -7,10 +7,12 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from statistics import geometric_mean
 
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from typer.testing import CliRunner
 
 from flbench.cli import app
@@ -98,6 +100,13 @@ def test_net_of_the_scripts_is_that_of_flbench(peers, shape):
     torch.testing.assert_close(net(x), ours(x).logits)
 
 
+def test_samples_are_normalized_per_channel(peers, job):
+    task = peers["task"].load(job.task)
+    assert [len(rows) for rows in task.clients] == [13] * 6
+    torch.testing.assert_close(task.x.mean(), torch.tensor(0.0), atol=1e-6, rtol=0)
+    torch.testing.assert_close(task.x.std(), torch.tensor(1.0))
+
+
 def test_clients_share_no_sample(peers):
     setting = replace(peers["settings"].SETTINGS["a"], clients=20, samples=50)
     clients = peers["run"].partition(1000, setting)
@@ -105,6 +114,17 @@ def test_clients_share_no_sample(peers):
     assert all(len(rows) == 50 for rows in clients)
     with pytest.raises(DataError, match="needs 1000 training samples, but fashionmnist has 999"):
         peers["run"].partition(999, setting)
+
+
+def test_interval_is_that_of_the_logarithms(peers):
+    values = [0.5, 0.7, 0.6, 0.9]
+    found = peers["table"].estimate(values)
+    expected = stats.ttest_1samp(np.log(values), 0).confidence_interval(0.95)
+    assert found.value == pytest.approx(geometric_mean(values))
+    assert np.log([found.low, found.high]) == pytest.approx(list(expected))
+    # two values have no useful interval: its half width would be 9 standard deviations
+    assert str(peers["table"].estimate([2.0, 8.0])) == "4"
+    assert str(peers["table"].spread([2.0, 8.0])) == "4 (2 to 8)"
 
 
 def measurement(label, repeat, seconds, setting, **other):

@@ -118,7 +118,7 @@ def test_beside_other_runs_methods_are_named_by_their_keys(small: Path, tmp_path
     assert len(set(found.runs["method"])) == 4
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_resumed_ablation_keeps_its_variants(
     small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):

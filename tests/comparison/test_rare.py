@@ -12,7 +12,7 @@ from flbench.cli import app
 from tests.support import run
 from tests.tuning import studies
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full  # tests/uses has the same figures in `make test`
 
 METHODS = ("local", "fedavg")
 SEEDS = (0, 1)

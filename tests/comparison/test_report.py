@@ -152,6 +152,7 @@ def test_comparison_folder_gets_the_report(tmp_path):
     assert (json.loads(own)["metric"], other["metric"]) == ("accuracy", "macro_f1")
 
 
+@pytest.mark.full
 def test_study_compares_its_final_trainings(tmp_path):
     source, _ = run(tmp_path / "run")
     study = studies.begin(tmp_path / "study", "hfcd", "fedavg")

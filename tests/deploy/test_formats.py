@@ -171,6 +171,7 @@ def test_tables(tmp_path):
         torch.testing.assert_close(scores, model.predict(samples), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 def test_colour_images(tmp_path):
     rng = np.random.default_rng(0)
     y = np.arange(120) % 3
@@ -320,6 +321,7 @@ class Drawing(nn.Module):
         return self.head(h)
 
 
+@pytest.mark.full
 def test_nets_with_random_layers_and_what_onnx_lacks(tmp_path):
     model = model_of(Drawing(), tmp_path / "runs")
     samples = torch.randint(0, 17, (9, 8, 8), dtype=torch.uint8)

@@ -96,6 +96,7 @@ def test_optimisers_count_the_steps_of_each_client(engines, config):
     assert_same(engines, [phase(optimizer=config, epochs=3)], tiny=ADAM)
 
 
+@pytest.mark.one_of("size")
 @pytest.mark.parametrize("last", ["keep", "wrap", "drop"])
 @pytest.mark.parametrize("size", [1, 7, 32, 500])
 @pytest.mark.slow

@@ -27,6 +27,7 @@ def seen(*keys):
     return built, [state.server, state.clients, *evaluator.deployed(state, settings)], confusion
 
 
+@pytest.mark.one_of("method", "frozen")
 @pytest.mark.parametrize(
     ("method", "frozen"),
     [("fedper", BACKBONE), ("moon", BACKBONE), ("ft", BACKBONE), ("fedbn", FIRST), ("hfcd", FIRST)],

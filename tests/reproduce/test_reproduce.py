@@ -15,6 +15,8 @@ import pytest
 
 from flbench.api import progress
 from flbench.cli import app
+from flbench.core.errors import DataError
+from flbench.data import sources
 from flbench.data.sources import digits
 from flbench.experiment import assembly
 from flbench.experiment.engines import with_device
@@ -370,6 +372,16 @@ def test_run_of_another_command_is_used(reproduce, tmp_path):
     assert "1 runs: 1 finished" in err
 
 
+def test_dry_run_lists_runs_and_trains_nothing(reproduce, tmp_path):
+    code, out, _ = reproduce(*TABLE, "--dry-run")
+
+    assert code == 0
+    assert not (tmp_path / "reproduce").exists()
+    assert out.count("(digits), seed") == 4
+    assert "convergence round" in out
+    assert "not run yet" not in out
+
+
 def test_best_test_round_of_pfllib_is_printed_beside_the_last_one(reproduce, tmp_path):
     keys = ("--dataset", "FMNIST=digits", "--algos", "FedAvg,FedDBE", "--seeds", "1", *TINY)
 
@@ -407,6 +419,20 @@ def test_missing_data_are_listed_with_the_cure(reproduce, tmp_path):
         assert said in err
     assert "Traceback" not in err
     assert not (tmp_path / "reproduce").exists()
+
+
+def test_download_is_tried_only_with_the_option(reproduce, monkeypatch):
+    def offline(config):
+        raise DataError("could not be downloaded")
+
+    monkeypatch.setattr(sources, "load", offline)
+    keys = ("slapfl", "--dataset", "cifar10", "--algos", "fedavg", "--seeds", "1")
+
+    assert "could not be downloaded" not in reproduce(*keys)[2]
+    code, _, err = reproduce(*keys, "--download")
+
+    assert code == 2
+    assert "FedAvg on CIFAR10: could not be downloaded" in err
 
 
 def test_available_data_are_measured_and_missing_data_listed(reproduce, tmp_path):

@@ -129,6 +129,7 @@ class Dropping(nn.Module):
         return self.head(functional.dropout(h, self.rate, self.training))
 
 
+@pytest.mark.one_of("method", "kind", "items", "params")
 @pytest.mark.parametrize(
     ("method", "kind", "items", "params"),
     [

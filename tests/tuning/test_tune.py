@@ -268,6 +268,7 @@ def test_study_on_two_nodes_goes_on_when_workers_die_and_trials_diverge(tmp_path
     assert "diverged" in ended[wrong]["reason"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("trials", "workers"),
     [(1, "1"), pytest.param(2, "auto", marks=pytest.mark.full)],  # auto: as many as cores

@@ -215,6 +215,7 @@ def test_a_study_goes_on_with_what_is_left_of_a_cluster(nodes, tmp_path, monkeyp
     assert [record["attempts"] for record in study.records()] == [1]
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*")  # notes about the data
 def test_cells_of_a_comparison_are_trained_on_a_cluster(nodes, tmp_path):
     """Two cells at once are asked of one CPU."""

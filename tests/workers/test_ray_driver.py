@@ -73,6 +73,7 @@ def test_nothing_is_left_after_the_owner_is_killed():
     assert ends(int(leader), folder)
 
 
+@pytest.mark.one_of("server")
 @pytest.mark.parametrize("server", ["gcs_server", "raylet/raylet", None])
 def test_loss_of_a_server_or_of_the_process_is_an_error_at_once(server):
     driver = RayDriver(None, cpus=1)
@@ -107,6 +108,7 @@ def test_interrupt_ends_it():
     assert ends(leader, folder)
 
 
+@pytest.mark.full
 def test_a_session_that_the_user_has_opened_is_joined_and_stays():
     ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     try:
