@@ -13,7 +13,6 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from decimal import Decimal, InvalidOperation
 from math import isfinite
 from pathlib import Path
 from typing import Any, Final
@@ -32,11 +31,9 @@ NO_CLASSES = (
     "If they are not classes, give them in Python:"
     " fl.federate(module, fl.Data(x, y, targets=True))."
 )
-FEW_CLASSES = 1_000  # more classes than these are not accepted without a sample for each of them
 NUMBER: Final = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 CODE: Final = re.compile(r"[-+]?0\d", re.ASCII)  # begins like a code with leading zeros
-EXACT: Final = 10**15  # whole numbers below it have an exact name of 15 digits
-MISSING_OBJECTS: Final = ("NAType", "NaTType", "MaskedConstant")  # types of pandas and NumPy
+MISSING_OBJECTS: Final = ("NoneType", "NAType", "NaTType", "MaskedConstant")
 NOT_GIVEN: Final = re.compile(r"([-+]?(nan|NaN|NAN)|<NA>|NaT)?")
 """Texts as which NumPy and pandas write a missing value. `none` and `Nan` can be names."""
 
@@ -44,28 +41,27 @@ NOT_GIVEN: Final = re.compile(r"([-+]?(nan|NaN|NAN)|<NA>|NaT)?")
 def in_order(names: Iterable[str]) -> list[str]:
     """Return the names of classes in their order: numbers first, then other texts.
 
-    Args:
-        names: Different names.
-
     >>> in_order(["10", "9", "b", "1.5", "a", "-1"])
     ['-1', '1.5', '9', '10', 'a', 'b']
     """
     numbers = {name: _number(name) for name in names}
-    return sorted(
-        numbers, key=lambda name: (numbers[name] is None, numbers[name] or Decimal(0), name)
-    )
+    return sorted(numbers, key=lambda name: (numbers[name] is None, numbers[name] or 0, name))
+
+
+def _number(text: str) -> int | float | None:
+    """Return a text as a number, exact if it is whole; None if it is not a finite one."""
+    if not NUMBER.fullmatch(text) or not isfinite(number := float(text)):
+        return None
+    return int(text) if text.lstrip("+-").isdigit() else number
 
 
 def class_names(labels: Iterable[str], where: str, what: str = "labels") -> dict[str, str]:
-    """Return the name of the class of each label.
+    """Return the name of the class of each label; labels that are one number have one name.
 
     Args:
         labels: Labels as text; repetitions are allowed.
         where: What the data are, as the beginning of an error message.
         what: What the labels are, in the plural.
-
-    Returns:
-        The name of the class by label. Labels that are one number have one name.
 
     Raises:
         DataError: Two labels are one number, and one of them has leading zeros.
@@ -77,7 +73,8 @@ def class_names(labels: Iterable[str], where: str, what: str = "labels") -> dict
     first: dict[str, str] = {}  # the first label of each number
     for label in dict.fromkeys(labels):
         number = _number(label)
-        name = label if number is None else _name(number)
+        name = str(number or 0) if isinstance(number, int) else f"{number or 0:.15g}"
+        name = label if number is None else name
         other = first.setdefault(name, label)
         if other != label and (CODE.match(label) or CODE.match(other)):
             raise DataError(
@@ -112,16 +109,15 @@ def number_texts(
         name_of = {name.strip(): name for name in names}
     position = {name: k for k, name in enumerate(names)}
     number = {label: position[name] for label, name in name_of.items()}
-    numbered = []
     for key, part in parts.items():
-        wrong = next((k for k, label in enumerate(part) if label not in number), None)
-        if wrong is not None:
-            raise DataError(
-                f"{where}: the label {shortened(part[wrong], 60)!r} is not one of `classes` (sample"
-                f" {wrong}, counted from 0, of `{key}`). Add it to these names."
-            )
-        numbered.append(np.array([number[label] for label in part], dtype=np.int64))
-    return tuple(names), numbered
+        for k, label in enumerate(part):
+            if label not in number:
+                raise DataError(
+                    f"{where}: the label {shortened(label, 60)!r} is not one of `classes` (sample"
+                    f" {k}, counted from 0, of `{key}`). Add it to these names."
+                )
+    found = [np.array([number[label] for label in part], dtype=np.int64) for part in parts.values()]
+    return tuple(names), found
 
 
 def number_classes(
@@ -145,33 +141,62 @@ def number_classes(
     """
     if names is not None:
         check_names(names, where)
-    parts = {key: _whole(part) for key, part in parts.items()}
+    parts = {key: _one_each(_whole(part), f"{where}: `{key}`") for key, part in parts.items()}
     if any(part.dtype.kind in "USO" for part in parts.values()):
-        texts = {}
-        for key, part in parts.items():
-            check_one_each(part, f"{where}: `{key}`")
-            texts[key] = [text.strip() for text in as_texts(part, f"{where}: `{key}`", "label")]
-        found, numbered = number_texts(texts, where, names)
-        return found, numbered, ()
-    labels = [check_labels(part, f"{where}: `{key}`") for key, part in parts.items()]
+        texts = {
+            key: [text.strip() for text in as_texts(part, f"{where}: `{key}`", "label")]
+            for key, part in parts.items()
+        }
+        return *number_texts(texts, where, names), ()
+    labels = [_checked(part, f"{where}: `{key}`") for key, part in parts.items()]
     values = np.unique(np.concatenate(labels))
     if names is not None:
         if len(values) and values[-1] >= len(names):
-            cure = f"There are {len(names)} names of classes: name all of them" + (
-                "." if values[0] == 0 else ", or subtract 1 from labels that begin at 1."
+            raise DataError(
+                f"{where}: there are {len(names)} names of classes, so labels must lie in [0,"
+                f" {len(names)}), got {values[-1]}. Name all classes, from that of the"
+                " label 0 on, or subtract 1 from labels that begin at 1."
             )
-            check_labels(np.concatenate(labels), f"{where}: labels", len(names), cure)
         return tuple(names), labels, ()
     found = tuple(str(value) for value in values)
     if np.array_equal(values, np.arange(len(values))):
         return found, labels, ()
-    shown = listed(found, 4)
     note = (
         f"data: the labels are not 0 to {len(found) - 1}, so the {len(found)} classes are numbered"
-        f" in the order of the labels that occur: {shown}. Give the names of all classes if others"
-        " exist."
+        f" in the order of the labels that occur: {listed(found, 4)}. Give the names of all classes"
+        " if others exist."
     )
     return found, [np.searchsorted(values, part) for part in labels], (note,)
+
+
+def _whole(y: NDArray[Any]) -> NDArray[Any]:
+    """Return an array of Python's integers as an array of integers, and others as they are."""
+    is_whole = y.dtype.kind == "O" and y.size and {*map(type, y.reshape(-1).tolist())} == {int}
+    return y.astype(np.int64) if is_whole else y
+
+
+def _one_each(y: NDArray[Any], what: str) -> NDArray[Any]:
+    """Return labels [n] or [n, 1] as [n]; raise a DataError if they have another shape."""
+    if y.ndim > 1 and y.size != len(y):
+        raise DataError(
+            f"{what} have the shape {list(y.shape)}, and flbench has one class for each sample."
+            " Save one column of them; for one-hot labels, y.argmax(1)."
+        )
+    return y.reshape(-1)
+
+
+def _checked(y: NDArray[Any], what: str) -> NDArray[np.int64]:
+    """Return labels [n] as int64; raise a DataError if one is no whole number >= 0."""
+    if y.dtype.kind not in "iubf":
+        raise DataError(f"{what} must be whole numbers or texts, got {y.dtype}. {NO_CLASSES}")
+    wrong = np.flatnonzero(~((y >= 0) & (y < MAX_CLASSES) & (y == np.round(y))))
+    if len(wrong):
+        raise DataError(
+            f"{what} must be whole numbers and must lie in [0, {MAX_CLASSES}), got"
+            f" {y[wrong[0]]} for sample {wrong[0]} (counted from 0). Leave out samples without a"
+            f" label, and number the classes from 0 (for labels -1 and 1: y > 0). {NO_CLASSES}"
+        )
+    return y.astype(np.int64)
 
 
 def as_texts(array: NDArray[Any], what: str, item: str) -> list[str]:
@@ -188,13 +213,16 @@ def as_texts(array: NDArray[Any], what: str, item: str) -> list[str]:
     >>> as_texts(np.array([b"a", b"b"]), "`clients`", "client")
     ['a', 'b']
     """
-    texts = []
     flat = array.reshape(-1)
     if flat.dtype.kind not in "USObiufmM":
         raise DataError(f"{what} must be texts or numbers, one for each sample, got {flat.dtype}.")
+    texts = []
     for k, value in enumerate((flat if flat.dtype.kind in "USO" else flat.astype(str)).tolist()):
-        text = None if _is_missing(value) else _text(value)
-        if text is None or NOT_GIVEN.fullmatch(text.strip()):
+        try:
+            text = value.decode("utf-8") if isinstance(value, bytes) else str(value)
+        except UnicodeDecodeError:
+            text = ""
+        if type(value).__name__ in MISSING_OBJECTS or NOT_GIVEN.fullmatch(text.strip()):
             raise DataError(
                 f"{what}: the {item} of sample {k} (counted from 0) is missing, got {value!r}. Fill"
                 " it in, or leave the sample out."
@@ -217,180 +245,47 @@ def with_blocks(dataset: Dataset, groups: NDArray[Any], name: str, what: str) ->
         DataError: A group is missing, there is another number of groups than samples, or all
             samples have the same group or each has one of its own.
     """
-    texts = as_texts(groups, what, "group")
-    n = len(dataset.y)
-    if len(texts) not in (n, dataset.train):
-        raise DataError(
-            f"{what} has {len(texts):,} groups for {n:,} samples. Give one group for each sample."
-        )
+    texts, n = as_texts(groups, what, "group"), len(dataset.y)
     found, blocks = np.unique(texts, return_inverse=True)
-    if len(found) in (1, len(texts)):
-        have = "one value" if len(found) == 1 else "another value"
+    if len(texts) not in (n, dataset.train) or len(found) in (1, len(texts)):
         raise DataError(
-            f"{what} has {have} in each of {len(texts):,} samples, so it has no groups to keep"
-            " together. Leave data.group out, or name what several samples come from."
+            f"{what} has {len(texts):,} groups for {n:,} samples, and {len(found):,} different"
+            " ones. Name what several samples come from, one for each sample, or leave data.group"
+            " out."
         )
     alone = np.arange(len(found), len(found) + n - len(texts))
     blocks = np.concatenate([blocks.astype(np.int64), alone])
     return replace(dataset, blocks=blocks, blocks_of=name)
 
 
-def _whole(y: NDArray[Any]) -> NDArray[Any]:
-    """Return an array of Python's integers as an array of integers, and others as they are."""
-    if y.dtype.kind != "O" or not y.size:
-        return y
-    is_whole = all(type(value) is int and abs(value) < 2**63 for value in y.reshape(-1).tolist())
-    return y.astype(np.int64) if is_whole else y
-
-
-def _is_missing(value: Any) -> bool:
-    """Return whether an entry of an array stands for a missing value."""
-    if value is None or type(value).__name__ in MISSING_OBJECTS:
-        return True
-    return isinstance(value, float | np.floating) and bool(value != value)
-
-
-def _text(value: Any) -> str | None:
-    """Return an entry as text; None for bytes that are not UTF-8."""
-    if isinstance(value, bytes):
-        try:
-            return value.decode("utf-8")
-        except UnicodeDecodeError:
-            return None
-    return str(value)
-
-
-def _number(text: str) -> Decimal | None:
-    """Return a text as a number; None if it is not a finite one."""
-    try:
-        return Decimal(text) if NUMBER.fullmatch(text) and isfinite(float(text)) else None
-    except InvalidOperation:  # an exponent of many digits
-        return None
-
-
-def _name(number: Decimal) -> str:
-    """Return the name of the class of a number: exact if it is whole, else with 15 digits."""
-    if number == number.to_integral_value() and EXACT <= abs(number) < 10**40:
-        return str(int(number))
-    return f"{float(number):.15g}" if number else "0"
-
-
-def check_one_each(y: NDArray[Any], what: str) -> None:
-    """Raise a DataError if labels are not one value for each sample, [n] or [n, 1].
-
-    Args:
-        y: The labels.
-        what: Name of the labels, as the beginning of the error message.
-    """
-    if y.ndim > 1 and y.size != len(y):
-        is_one_hot = y.ndim == 2 and y.dtype.kind in "iubf" and bool(((y != 0).sum(1) == 1).all())
-        cure = (
-            "They are one-hot labels: save y.argmax(1)."
-            if is_one_hot
-            else "flbench has one class for each sample; several labels for a sample (multi-label)"
-            " are not supported. Save one column of them."
-        )
-        raise DataError(
-            f"{what} have the shape {list(y.shape)}, {y.size // max(1, len(y))} values for each"
-            f" sample. {cure}"
-        )
-
-
-def check_labels(
-    y: NDArray[Any], what: str, classes: int | None = None, cure: str = NO_CLASSES
-) -> NDArray[np.int64]:
-    """Check labels and return them as int64 [n].
-
-    Args:
-        y: Labels [n] or [n, 1] of any numeric type.
-        what: Name of the labels, as the beginning of the error message.
-        classes: Number of classes; None for the largest number that flbench accepts.
-        cure: What to do about a label outside of that range.
-
-    Raises:
-        DataError: A label is not an integer in [0, classes).
-
-    >>> check_labels(np.array([[0.0], [2.0]]), "labels")
-    array([0, 2])
-    """
-    check_one_each(y, what)
-    y = np.asarray(y).reshape(-1)
-    missing = np.flatnonzero(np.isnan(y)) if y.dtype.kind == "f" else y[:0]
-    if len(missing):
-        raise DataError(
-            f"{what}: the label of sample {missing[0]} (counted from 0) is missing, got"
-            f" {y[missing[0]]}. Fill it in, or leave the sample out."
-        )
-    is_whole = y.dtype.kind in "iub" or (
-        y.dtype.kind == "f" and bool(np.isfinite(y).all()) and np.array_equal(y, np.round(y))
-    )
-    if not is_whole:
-        got = str(y.dtype)
-        if y.dtype.kind == "f":
-            bad = int(np.flatnonzero(y != np.round(np.nan_to_num(y, posinf=0)))[0])
-            got = f"{y[bad]} at position {bad}"
-        raise DataError(
-            f"{what} must be whole numbers, the class of each sample, got {got}. {NO_CLASSES}"
-        )
-    limit = MAX_CLASSES if classes is None else classes
-    if len(y) and (y.min() < 0 or y.max() >= limit):
-        bad = int(np.flatnonzero((y < 0) | (y >= limit))[0])
-        if y[bad] < 0:
-            cure = (
-                "Leave out samples without a label, and number the classes from 0 (for labels -1"
-                f" and 1: y > 0). {NO_CLASSES}"
-            )
-        raise DataError(f"{what} must lie in [0, {limit}), got {y[bad]} at position {bad}. {cure}")
-    return y.astype(np.int64)
-
-
 def check_classes(dataset: Dataset, path: Path | str) -> None:
-    """Check the classes of a data set that was read from a file, if it has classes.
-
-    Args:
-        dataset: The data set.
-        path: The file or folder, for the message.
+    """Check the classes of a data set that was read from a file or an object, if it has classes.
 
     Raises:
-        DataError: The samples have a single class, there are too many classes, or more classes
-            than samples, or the name of a class is empty, is that of another class, is not UTF-8
-            text, or is too long.
+        DataError: The samples have a single class, there are too many classes, or the name of a
+            class is empty, is that of another class, is not UTF-8 text, or is too long.
     """
     names = dataset.classes
     if dataset.targets is not None:
         return
     if len(names) > MAX_CLASSES:
         raise DataError(
-            f"{path} has {len(names):,} classes; the limit is {MAX_CLASSES:,}. Merge or leave out"
-            " classes."
-        )
-    if len(names) > max(FEW_CLASSES, len(dataset.y)):
-        raise DataError(
-            f"{path} has {len(names):,} classes, but only {len(dataset.y):,} samples. Leave out the"
-            f" names of classes without samples. {NO_CLASSES}"
+            f"{path} has {len(names):,} classes; the limit is {MAX_CLASSES:,}. {NO_CLASSES}"
         )
     if dataset.y.min() == dataset.y.max():
         raise DataError(
             f"{path}: all samples have the class `{names[dataset.y[0]]}`; classification needs at"
             " least two classes. Check the labels, or add samples of other classes."
         )
-    if wrong := [name for name in names if not is_text(name)]:
-        raise DataError(
-            f"{path}: the class name {wrong[0]!r} contains NUL or is not UTF-8 text. Rename it."
-        )
     check_lengths(names, "class", path)
     check_names(names, path)
 
 
 def check_lengths(names: Sequence[str], what: str, path: Path | str) -> None:
-    """Raise a DataError if the name of a class or client is too long for the files of results.
-
-    Args:
-        names: The names.
-        what: What they name, `class` or `client`.
-        path: The file or folder, or what the data are, for the message.
-    """
+    """Raise a DataError if the name of a class or client cannot be in the files of results."""
     for k, name in enumerate(names):
+        if not is_text(name):
+            raise DataError(f"{path}: the {what} name {name!r} is not UTF-8 text. Rename it.")
         try:
             as_written(name, f"the name of {what} {k}, {shortened(name, 60)!r},")
         except ValueError as error:
@@ -398,20 +293,13 @@ def check_lengths(names: Sequence[str], what: str, path: Path | str) -> None:
 
 
 def check_names(names: Sequence[str], path: Path | str) -> None:
-    """Raise a DataError if a class has an empty name, or two classes have the same name.
-
-    Args:
-        names: Names of the C classes.
-        path: The file or folder, or what the data are, for the message.
-    """
+    """Raise a DataError if a class has an empty name, or two classes have the same name."""
     seen: dict[str, int] = {}
     for k, name in enumerate(names):
-        if not name.strip():
-            raise DataError(f"{path}: class {k} has an empty name, {name!r}. Name it.")
-        if (other := seen.setdefault(name.strip(), k)) != k:
+        if not name.strip() or seen.setdefault(name.strip(), k) != k:
             raise DataError(
-                f"{path}: the classes {other} and {k} have the same name, {name.strip()!r}. Give"
-                " each class a name of its own."
+                f"{path}: class {k} has the name {name!r}, which is empty or that of another class."
+                " Give each class a name of its own."
             )
 
 

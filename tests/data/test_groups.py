@@ -135,7 +135,7 @@ def test_column_that_looks_like_patients_is_noted_unless_it_is_given(hospitals):
         ({"group": "patiennt"}, "Did you mean `patient`"),
         ({"group": "ill", "label": "ill"}, "which has the label"),
         ({"group": "ill", "label": "ill > 0"}, "which has the label"),
-        ({"group": "one"}, "one value"),
+        ({"group": "one"}, "column `one`"),
     ],
 )
 def test_groups_that_cannot_be_used_are_refused(hospitals, keys, said):
