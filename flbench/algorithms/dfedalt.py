@@ -1,7 +1,5 @@
 """DFedAlt: clients keep the head and mix the body with neighbours (Shi et al., 2023)."""
 
-from dataclasses import dataclass, replace
-
 import torch
 from pydantic import Field
 
@@ -53,21 +51,22 @@ class DFedAlt(Gossip):
         return self.setting.net.names("head")
 
     def steps(self) -> tuple[fl.Step, ...]:
-        c, head_names = self.config, self.personal()
-
-        head = self.phase(*self.terms(), train=self.trainable() & head_names, epochs=1)
-        head = replace(head, batchnorm="eval")
-        if c.head_lr is not None:
-            optimizer = head.optimizer.model_copy(update={"lr": c.head_lr})
-            head = replace(head, optimizer=optimizer)
-
-        body_names = self.trainable() - head_names
-        rest = max(1, self.setting.train.local_epochs - 1)
-        body = self.phase(*self.terms(), train=body_names, epochs=rest)
-        if c.rho:
-            body = replace(body, gradient=Sharpness(c.rho))
-
-        return (head, body)
+        c, train, head = self.config, self.setting.train, self.personal()
+        changed = {} if c.head_lr is None else {"lr": c.head_lr}
+        train_head = self.phase(
+            *self.terms(),
+            train=head,
+            epochs=1,
+            optimizer=train.optimizer.model_copy(update=changed),
+            batchnorm="eval",
+        )
+        train_body = self.phase(
+            *self.terms(),
+            train=frozenset(self.setting.net.parameters) - head,
+            epochs=max(1, train.local_epochs - 1),
+            gradient=fl.bind(sharpness, c.rho) if c.rho else None,
+        )
+        return train_head, train_body
 
     def notes(self) -> list[str]:
         if self.setting.train.local_epochs > 1:
@@ -79,23 +78,14 @@ class DFedAlt(Gossip):
         ]
 
 
-@dataclass(frozen=True)
-class Sharpness:
-    """Gradient hook: the gradient at u + rho g / ||g||, g the gradient at u; g itself if it is 0.
+def sharpness(context: fl.Context, grad: fl.GradFn, rho: float) -> fl.Tree:
+    """Return the gradient at u + rho g / ||g||, where g is the gradient at u; g itself if it is 0.
 
     Source: Foret et al., ICLR 2021, eq. 2; the norm is over the trained leaves. A step runs the net
     twice, so BatchNorm in training mode counts its batch twice.
-
-    Attributes:
-        rho: Radius, >= 0.
     """
-
-    rho: float
-
-    def __call__(self, context: fl.Context, grad: fl.GradFn) -> fl.Tree:
-        """Return the gradient that the optimizer sees."""
-        trained = context.trained
-        g = grad(trained, context.batch)
-        norm = torch.stack([value.square().sum() for value in g.values()]).sum().sqrt()
-        scale = torch.where(norm > 0, self.rho / norm, 0.0)
-        return grad({name: trained[name] + scale * g[name] for name in trained}, context.batch)
+    trained = context.trained
+    g = grad(trained, context.batch)
+    norm = torch.stack([value.square().sum() for value in g.values()]).sum().sqrt()
+    scale = torch.where(norm > 0, rho / norm, 0.0)
+    return grad({name: trained[name] + scale * g[name] for name in trained}, context.batch)

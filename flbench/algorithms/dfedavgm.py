@@ -1,8 +1,5 @@
 """DFedAvgM: DFedAvg with heavy-ball momentum in local training (Sun, Li, Wang, TPAMI 2023)."""
 
-from dataclasses import replace
-from typing import Any
-
 from pydantic import Field
 
 import flbench.algorithms as fl
@@ -30,35 +27,18 @@ class DFedAvgM(DFedAvg):
 
     config: Config
 
-    def phase(
-        self,
-        *terms: fl.LossTerm,
-        train: str | frozenset[str] | None = None,
-        epochs: int | None = None,
-        **others: Any,
-    ) -> fl.Phase:
-        phase = super().phase(*terms, train=train, epochs=epochs, **others)
+    def steps(self) -> tuple[fl.Step, ...]:
         # SGD with momentum, v <- theta v + g and y <- y - eta v, equals the formula above as long
         # as eta is constant, which it is within a round.
-        heavy = phase.optimizer.model_copy(update={"momentum": self.config.theta})
-        return replace(phase, optimizer=heavy)
+        optimizer = self.setting.train.optimizer
+        heavy = optimizer.model_copy(update={"momentum": self.config.theta})
+        return (self.phase(*self.terms(), optimizer=heavy),)
 
     def requires(self) -> list[str]:
         unmet, optimizer = super().requires(), self.setting.train.optimizer
-        if optimizer.name != "sgd":
+        if optimizer.name != "sgd" or optimizer.nesterov:
             unmet.append(
-                f"`algorithm.theta` is the momentum of SGD, but"
-                f" train.optimizer.name={optimizer.name}. Set train.optimizer.name=sgd."
-            )
-        if optimizer.nesterov:
-            unmet.append(
-                "`algorithm.theta` is the momentum of SGD, not of Nesterov's method. Set"
+                "`algorithm.theta` is the momentum of SGD. Set train.optimizer.name=sgd and"
                 " train.optimizer.nesterov=false."
             )
         return unmet
-
-    def notes(self) -> list[str]:
-        notes = super().notes()
-        if self.setting.train.optimizer.momentum:
-            notes.append(f"algorithm.theta={self.config.theta} replaces train.optimizer.momentum.")
-        return notes

@@ -1,6 +1,6 @@
 """DisPFL: sparse personal models, averaged where their masks overlap (Dai et al., ICML 2022)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pydantic import Field
 from torch import Tensor
@@ -83,9 +83,6 @@ class DisPFL(Gossip):
     def requires(self) -> list[str]:
         return super().requires() or sparse.unmet(self.masked())
 
-    def called(self) -> Masked:
-        return Masked(self.masked())
-
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         _, clients = super().init(start)
         weights, c = fl.only(start, self.masked()), self.config
@@ -103,12 +100,12 @@ class DisPFL(Gossip):
 
     def steps(self) -> tuple[fl.Step, ...]:
         # The masks that travel are those of the training; `search` replaces them.
-        masks = tuple(MASK + name for name in self.masked())
+        masks, weights = tuple(MASK + name for name in self.masked()), Masked(self.masked())
         return (
-            *super().steps(),
+            self.phase(*self.terms(), weights=weights),
             Second(TRAINED, masks).copy(),
-            fl.Transform(Pack(masks)),
-            *sparse.search(self.called(), self.config.drop_rate, self.setting),
+            fl.Transform(fl.bind(pack, masks)),
+            *sparse.search(weights, self.config.drop_rate, self.setting),
         )
 
     def program(self, state: fl.State) -> fl.LocalProgram:
@@ -129,22 +126,7 @@ class DisPFL(Gossip):
         masked = fl.only(sent.values, sent.mask)
         return super().mixed(fl.Message(dense), links) | mix_overlap(masked, sent.mask, links)
 
-    def evaluated(self) -> None:
-        # Leaves are zero outside their mask, both before mixing, when the stored mask is already
-        # the next one, and after it.
-        return None
 
-
-@dataclass(frozen=True)
-class Pack:
-    """Writes all masks as packed bits into the leaf `bits`.
-
-    Attributes:
-        names: Names of the masks.
-    """
-
-    names: tuple[str, ...]
-
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return `bits` [ceil(n / 8)] uint8, for n entries of all masks."""
-        return {"bits": sparse.packed([context.leaves[name] for name in self.names])}
+def pack(context: fl.Context, masks: tuple[str, ...]) -> fl.Tree:
+    """Write all masks as packed bits into the leaf `bits` [ceil(n / 8)] uint8, for n entries."""
+    return {"bits": sparse.packed([context.leaves[name] for name in masks])}

@@ -42,10 +42,10 @@ class DisPFLHP(DFedHP):
 
     def masked(self) -> tuple[str, ...]:
         """Return the names of the generated weights that have masks."""
-        return tuple(n for n in sparse.maskable(self.setting.net) if n in self.generated)
+        return tuple(n for n in sparse.maskable(self.setting.net) if n in self.h.theta)
 
     def called(self) -> Masked:
-        return Masked(self.masked(), self.hypernetwork)
+        return Masked(self.masked(), self.h)
 
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
@@ -58,10 +58,8 @@ class DisPFLHP(DFedHP):
         return keeps | Second(MASK, self.masked()).leaves, sends
 
     def steps(self) -> tuple[fl.Step, ...]:
-        return (
-            *super().steps(),
-            *sparse.search(self.called(), self.config.drop_rate, self.setting),
-        )
+        search = sparse.search(self.called(), self.config.drop_rate, self.setting)
+        return (*super().steps(), *search)
 
     def requires(self) -> list[str]:
         return super().requires() or sparse.unmet(self.masked())

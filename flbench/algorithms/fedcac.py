@@ -9,7 +9,6 @@ from pydantic import Field
 from torch import Tensor
 
 import flbench.algorithms as fl
-from flbench.algorithms.shared.hypernetwork import Write
 from flbench.algorithms.shared.mixing import mix
 from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
 from flbench.algorithms.shared.sparse import packed
@@ -101,7 +100,7 @@ class FedCAC(fl.Algorithm):
         keeps, sends = self.split()
         names = self.parameters
         steps = (
-            fl.Transform(Write(Composed(names), names)),
+            fl.Transform(Composed(names)),
             self.phase(*self.terms()),
             fl.Transform(FindCritical(self.config.tau, names)),
         )
@@ -184,12 +183,9 @@ class Composed:
     names: tuple[str, ...]
 
     def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return the leaves with other parameters, without masks and their values."""
+        """Return the parameters of the composed model."""
         leaves = context.leaves
-        others = {
-            name: value for name, value in leaves.items() if not name.startswith((CRITICAL, CUSTOM))
-        }
-        return others | {
+        return {
             name: torch.where(leaves[CRITICAL + name], leaves[CUSTOM + name], leaves[name])
             for name in self.names
         }

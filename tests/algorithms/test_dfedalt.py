@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from flbench.algorithms.dfedalt import Sharpness
+from flbench.algorithms.dfedalt import sharpness
 from flbench.client.program import LocalProgram
 from flbench.core.tree import digest
 from flbench.core.types import Batch, Context
@@ -94,7 +94,7 @@ def test_sharpness_without_a_gradient_stays_where_it_is():
 
     trained = {"w": torch.ones(3)}
     context = Context(leaves=trained, start={}, ctx={}, batch=batch, trained=trained)
-    found = Sharpness(0.7)(context, grad)
+    found = sharpness(context, grad, 0.7)
 
     assert torch.equal(found["w"], torch.zeros(3))
     assert torch.equal(seen[1], torch.ones(3))

@@ -65,9 +65,3 @@ def test_momentum_of_another_optimiser_is_refused(override, cure):
     with pytest.raises(ConfigError, match=cure):
         build("algorithm=dfedavgm", *keys)
     assert build("algorithm=dfedavg", *keys)
-
-
-def test_note_says_which_momentum_is_used():
-    notes = build("algorithm=dfedavgm", "train.optimizer.momentum=0.5").notes
-
-    assert any("algorithm.theta" in note for note in notes)

@@ -5,13 +5,12 @@ import torch
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from flbench.algorithms.shared.hypernetwork import LEAVES
-from flbench.algorithms.shared.hypernetwork import PHI as PHI_LEAVES
+from flbench.algorithms.dfedhp import PHI
 from flbench.algorithms.shared.sparse import MASK
 from flbench.experiment import rounds
 from flbench.testing import after, played
 from tests.algorithms.plain import generated, pruned_and_regrown
-from tests.algorithms.test_dfedhp import HEAD, ROUGH, SMALL
+from tests.algorithms.test_dfedhp import HEAD, LEAVES, ROUGH, SMALL
 from tests.support import build
 
 METHOD, LENET, RING = "algorithm=dispfl-hp", "model.name=lenet5", "algorithm.topology=ring"
@@ -105,7 +104,7 @@ def test_rounds_are_the_loop_of_dfedhp_with_masks():
     for t in range(3):
         share, new = 0.5 / 2 * (1 + cos(pi * t / 3)), []
         for own, mask, (x, y) in zip(clients, masks, data, strict=True):
-            for part, names, k in (("v", HEAD, 1), ("phi", PHI_LEAVES, 2), ("z", {"z"}, 1)):
+            for part, names, k in (("v", HEAD, 1), ("phi", PHI, 2), ("z", {"z"}, 1)):
                 momentum = {name: torch.zeros_like(own[name]) for name in names}
                 for _ in range(k):
                     here = {name: own[name].requires_grad_() for name in sorted(names)}

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from flbench.algorithms.dfedavg import DFedAvg
 from flbench.algorithms.shared.topology import graph_of
 from flbench.core.tree import only, put_
 from flbench.experiment import rounds
@@ -261,41 +260,3 @@ def test_network_in_parts_is_noted():
         "partition.clients=8", "algorithm.topology=k_regular", "algorithm.neighbours=1"
     )
     assert "parts" not in notes(*sparse, "algorithm.edge_probability=1")
-
-
-def test_what_is_trained_and_mixed_can_be_swapped_in_one_place():
-    """A stub whose clients mix and train one factor, and call the net with its product."""
-    built = build(METHOD)
-    stub = Scaled(built.config.algorithm, built.algorithm.setting)
-    start = only(built.start().server, built.algorithm.setting.net.names("all"))
-
-    server, clients = stub.init(start)
-    program = stub.program(built.start())
-
-    assert set(server) == set(clients) == {"factor"}
-    assert program.keeps == program.sends == {"factor"}
-    assert [step.train for step in program.steps] == [frozenset({"factor"})]
-    assert [step.weights for step in program.steps] == [scaled]
-    assert stub.deploy(built.start(), torch.arange(2))["personal"].weights is scaled
-
-
-def scaled(context):
-    return {
-        name: context.leaves["factor"] * value
-        for name, value in context.leaves.items()
-        if name != "factor"
-    }
-
-
-class Scaled(DFedAvg):
-    def leaves(self, start):
-        return {"factor": torch.ones(())}
-
-    def split(self):
-        return frozenset(), frozenset({"factor"})
-
-    def trainable(self):
-        return frozenset({"factor"})
-
-    def called(self):
-        return scaled

@@ -5,7 +5,7 @@ This module registers no method. `dfedavg.py` is the simplest method that is mad
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from flbench.algorithms.shared.topology import (
     mixing_rows,
     network,
 )
-from flbench.client.program import LocalProgram, LossTerm, Phase, Step, bind
+from flbench.client.program import LocalProgram, Step, bind
 from flbench.config.schema import AlgorithmConfig
 from flbench.core.learned import Learned, LearnedTable
 from flbench.core.rng import Draw
@@ -41,10 +41,8 @@ class Gossip(Algorithm):
     has: leaving it out of the mean, as methods with a server do, would make rows of weights that do
     not sum to one.
 
-    A subclass can replace what is trained and mixed in one place: `leaves` makes what a client has,
-    `split` says which of it stays with the client and which is mixed, `trainable` which leaves
-    phases train, and `called` turns the leaves into what the net is called with, in training and in
-    an evaluation.
+    In a subclass, `split` says which leaves stay with a client and which are mixed, `steps` how it
+    trains, and `called` what the net is called with in an evaluation.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = GossipConfig
@@ -56,52 +54,28 @@ class Gossip(Algorithm):
         """Copies of the leaves from before mixing."""
         return Second(LOCAL, tuple(sorted(self.split()[1])))
 
-    def leaves(self, start: Tree) -> Tree:
-        """Return the leaves that a client may keep or mix before the first round.
-
-        Args:
-            start: Parameters and buffers of the seeded net, without a client axis.
-        """
-        return start
-
-    def trainable(self) -> frozenset[str]:
-        """Return the names of the leaves that a phase trains unless it names others."""
-        return frozenset(self.setting.net.parameters)
-
-    def called(self) -> Callable[[Context], Tree] | None:
-        """Return context -> what the net is called with; None for the leaves themselves."""
-        return None
-
     def steps(self) -> tuple[Step, ...]:
         """Return the steps of a client before it sends."""
         return (self.phase(*self.terms()),)
 
-    def phase(
-        self,
-        *terms: LossTerm,
-        train: str | frozenset[str] | None = None,
-        epochs: int | None = None,
-        **others: Any,
-    ) -> Phase:
-        train = self.trainable() if train is None else train
-        others = {"weights": self.called()} | others
-        return super().phase(*terms, train=train, epochs=epochs, **others)
+    def called(self) -> Callable[[Context], Tree] | None:
+        """Return `Deployment.weights` of a client's model; None for the client's leaves."""
+        return None
 
     def init(self, start: Tree) -> tuple[Tree, Tree]:
         keeps, mixed = self.split()
-        leaves = self.leaves(start)
-        mean = {} if keeps else only(leaves, mixed)
-        clients = repeat(only(leaves, keeps | mixed), self.setting.clients)
-        if not self.config.after_training:
-            return mean, clients
-        return mean, clients | self.unmixed.start(clients)
+        mean = {} if keeps else only(start, mixed)
+        clients = repeat(only(start, keeps | mixed), self.setting.clients)
+        if self.config.after_training:
+            clients |= self.unmixed.start(clients)
+        return mean, clients
 
     def program(self, state: State) -> LocalProgram:
         keeps, mixed = self.split()
-        steps, copies = self.steps(), frozenset[str]()
-        if self.config.after_training:
-            steps, copies = (*steps, self.unmixed.copy()), self.unmixed.leaves
-        return LocalProgram(steps, keeps | mixed | copies, mixed)
+        if not self.config.after_training:
+            return LocalProgram(self.steps(), keeps | mixed, mixed)
+        steps = (*self.steps(), self.unmixed.copy())
+        return LocalProgram(steps, keeps | mixed | self.unmixed.leaves, mixed)
 
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
         return Dispatch()
@@ -109,6 +83,38 @@ class Gossip(Algorithm):
     def links(self, state: State, ids: Tensor) -> Tensor:
         draw = Draw(self.setting.seed, (state.round,), self.setting.clients)
         return mixing_rows(graph_of(self.config, draw, ids), self.config.mixing)
+
+    def aggregate(self, state: State, results: Results) -> Update:
+        keeps, mixed = self.split()
+        links, mean = self.links(state, results.ids), {}
+        if not keeps:  # the mean of all clients' models after mixing
+            shares = torch.ones(self.setting.clients, dtype=torch.float64)
+            shares[results.ids] = links.sum(dim=0)  # total weight of each client's model
+            rows = mix(only(state.clients, mixed), shares[None] / self.setting.clients)
+            mean = {name: value[0] for name, value in rows.items()}
+        # `peers` is the mean number of other clients whose models a client mixes.
+        degree = ((links != 0) & ~torch.eye(len(links), dtype=torch.bool)).sum(dim=1)
+        metrics = {"peers": float(degree.double().mean()), "isolated": float((degree == 0).sum())}
+        return Update(mean, Message(self.mixed(results.sent, links)), metrics)
+
+    def mixed(self, sent: Message, links: Tensor) -> Tree:
+        """Return the mixed leaves of each client of the cohort, [K, ...] each.
+
+        Args:
+            sent: What the clients sent, [K, ...] per leaf.
+            links: [K, K] mixing rows.
+        """
+        return mix(sent.values, links)
+
+    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+        called, personal = self.called(), self.called()
+        if self.config.after_training:
+            personal = bind(before_mixing, self.unmixed, called) if called else self.unmixed
+        deployments = {"personal": Deployment(Dispatch(), weights=personal)}
+        if state.server:
+            mean = Dispatch(Message(only(state.server, self.split()[1])))
+            deployments["gm"] = Deployment(mean, weights=called)
+        return deployments
 
     def learned(self, state: State) -> tuple[Learned, ...]:
         """Return the mixing weights of the last round, the topology."""
@@ -131,48 +137,6 @@ class Gossip(Algorithm):
         )
         return (table,)
 
-    def aggregate(self, state: State, results: Results) -> Update:
-        links = self.links(state, results.ids)
-        return Update(
-            self.mean_after(state, results.ids, links),
-            Message(self.mixed(results.sent, links)),
-            peers(links),
-        )
-
-    def mixed(self, sent: Message, links: Tensor) -> Tree:
-        """Return the mixed leaves of each client of the cohort, [K, ...] each.
-
-        Args:
-            sent: What the clients sent, [K, ...] per leaf.
-            links: [K, K] mixing rows.
-        """
-        return mix(sent.values, links)
-
-    def mean_after(self, state: State, ids: Tensor, links: Tensor) -> Tree:
-        """Return the mean of all clients' models after mixing; empty if clients keep a part."""
-        keeps, mixed = self.split()
-        if keeps:
-            return {}
-        shares = torch.ones(self.setting.clients, dtype=torch.float64)
-        shares[ids] = links.sum(dim=0)  # total weight of each client's model in the mixed ones
-        mean = mix(only(state.clients, mixed), shares[None] / self.setting.clients)
-        return {name: value[0] for name, value in mean.items()}
-
-    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
-        weights, mixed = self.evaluated(), self.split()[1]
-        deployments = {"personal": Deployment(Dispatch(), weights=weights)}
-        if self.config.after_training:
-            before = bind(before_mixing, self.unmixed, weights) if weights else self.unmixed
-            deployments = {"personal": Deployment(Dispatch(), weights=before)}
-        if state.server:
-            mean = Dispatch(Message(only(state.server, mixed)))
-            deployments["gm"] = Deployment(mean, weights=weights)
-        return deployments
-
-    def evaluated(self) -> Callable[[Context], Tree] | None:
-        """Return context -> what the net is called with in an evaluation."""
-        return self.called()
-
     def notes(self) -> list[str]:
         if self.config.topology == "random":
             return []
@@ -187,16 +151,6 @@ class Gossip(Algorithm):
         ]
 
 
-def before_mixing(context: Context, unmixed: Second, weights: Callable[[Context], Tree]) -> Tree:
+def before_mixing(context: Context, unmixed: Second, called: Callable[[Context], Tree]) -> Tree:
     """Return what the net is called with if models are evaluated as they were before mixing."""
-    return weights(context.with_leaves(context.leaves | unmixed(context)))
-
-
-def peers(links: Tensor) -> dict[str, float]:
-    """Return metrics of a round's mixing rows [K, K].
-
-    `peers` is the mean number of other clients whose models a client mixes, `isolated` the number
-    of clients that mix no other.
-    """
-    degree = ((links != 0) & ~torch.eye(len(links), dtype=torch.bool)).sum(dim=1)
-    return {"peers": float(degree.double().mean()), "isolated": float((degree == 0).sum())}
+    return called(context.with_leaves(context.leaves | unmixed(context)))
