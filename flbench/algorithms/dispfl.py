@@ -10,7 +10,7 @@ from flbench.algorithms.shared import sparse
 from flbench.algorithms.shared.gossip import LOCAL, Gossip
 from flbench.algorithms.shared.mixing import mix_overlap
 from flbench.algorithms.shared.second import Second
-from flbench.algorithms.shared.sparse import MASK, TRAINED, Masked
+from flbench.algorithms.shared.sparse import MASK, TRAINED
 from flbench.algorithms.shared.topology import GossipConfig
 
 
@@ -70,6 +70,7 @@ class DisPFL(Gossip):
         up="the entries inside its mask, and the mask, to each neighbour",
         keeps="w and masks",
     )
+    needs = (*Gossip.needs, sparse.MASKABLE)
 
     def masked(self) -> tuple[str, ...]:
         """Return the names of the leaves that have masks."""
@@ -79,9 +80,6 @@ class DisPFL(Gossip):
     def masks(self) -> Second:
         """The mask of each leaf that has one."""
         return Second(MASK, self.masked())
-
-    def requires(self) -> list[str]:
-        return super().requires() or sparse.unmet(self.masked())
 
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         _, clients = super().init(start)
@@ -100,12 +98,13 @@ class DisPFL(Gossip):
 
     def steps(self) -> tuple[fl.Step, ...]:
         # The masks that travel are those of the training; `search` replaces them.
-        masks, weights = tuple(MASK + name for name in self.masked()), Masked(self.masked())
+        names = self.masked()
+        masks, weights = tuple(MASK + name for name in names), fl.bind(sparse.inside, names)
         return (
             self.phase(*self.terms(), weights=weights),
             Second(TRAINED, masks).copy(),
             fl.Transform(fl.bind(pack, masks)),
-            *sparse.search(weights, self.config.drop_rate, self.setting),
+            *sparse.search(names, weights, self.config.drop_rate, self.setting),
         )
 
     def program(self, state: fl.State) -> fl.LocalProgram:

@@ -1,11 +1,13 @@
 """DisPFL+HP: DisPFL on weights that a hypernetwork generates (Li et al., IJCAI 2025)."""
 
+from collections.abc import Callable
+
 import flbench.algorithms as fl
 from flbench.algorithms.dfedhp import DFedHP
 from flbench.algorithms.dispfl import DisPFL
 from flbench.algorithms.shared import sparse
 from flbench.algorithms.shared.second import Second
-from flbench.algorithms.shared.sparse import MASK, Masked
+from flbench.algorithms.shared.sparse import MASK
 
 
 @fl.ALGORITHMS.register("dispfl-hp")
@@ -39,13 +41,14 @@ class DisPFLHP(DFedHP):
         up="phi and z of its hypernetwork to each neighbour",
         keeps="phi, z, head and masks",
     )
+    needs = DisPFL.needs
 
     def masked(self) -> tuple[str, ...]:
         """Return the names of the generated weights that have masks."""
         return tuple(n for n in sparse.maskable(self.setting.net) if n in self.h.theta)
 
-    def called(self) -> Masked:
-        return Masked(self.masked(), self.h)
+    def called(self) -> Callable[[fl.Context], fl.Tree]:
+        return fl.bind(sparse.inside, self.masked(), self.h)
 
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
@@ -58,8 +61,5 @@ class DisPFLHP(DFedHP):
         return keeps | Second(MASK, self.masked()).leaves, sends
 
     def steps(self) -> tuple[fl.Step, ...]:
-        search = sparse.search(self.called(), self.config.drop_rate, self.setting)
+        search = sparse.search(self.masked(), self.called(), self.config.drop_rate, self.setting)
         return (*super().steps(), *search)
-
-    def requires(self) -> list[str]:
-        return super().requires() or sparse.unmet(self.masked())

@@ -5,16 +5,15 @@ mask is False ("outside the mask").
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import pi, prod
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from flbench.algorithms.setting import Setting
+from flbench.algorithms.setting import Need, Setting
 from flbench.algorithms.shared.gradients import summed_gradient
-from flbench.client.program import Statistic, Step, Transform
+from flbench.client.program import Statistic, Step, Transform, bind
 from flbench.core.rng import generator
 from flbench.core.types import Context, Samples, Tree
 from flbench.models.base import NetSpec
@@ -31,6 +30,13 @@ def maskable(net: NetSpec) -> tuple[str, ...]:
     """
     layers = [layer for layer in net.layers if layer.kind in ("conv", "linear")]
     return tuple(n for layer in layers for n in layer.parameters if n.endswith("weight"))
+
+
+MASKABLE = Need(
+    "a net with convolutions or linear layers, whose weights have masks (`model.name`)",
+    lambda setting: bool(maskable(setting.net)),
+    "Take another net, or dfedavg.",
+)
 
 
 def erk(shapes: Mapping[str, tuple[int, ...]], density: float) -> dict[str, float]:
@@ -84,103 +90,83 @@ def start_masks(start: Tree, density: float, seed: int, clients: int) -> Tree:
     return {name: mask.reshape(clients, *shapes[name]) for name, mask in masks.items()}
 
 
-@dataclass(frozen=True)
-class Masked:
-    """Masked weights, as context -> what the net is called with.
+def inside(
+    context: Context, names: tuple[str, ...], made: Callable[[Context], Tree] | None = None
+) -> Tree:
+    """Return masked weights, for `Phase.weights`.
 
     The mask multiplies the weights, so the gradient of an entry outside the mask is zero, and
     momentum and weight decay leave the entry zero too.
 
-    Attributes:
+    Args:
+        context: Its leaves have the masks, and the weights unless `made` makes them.
         names: Names of the tensors that have masks.
-        inner: context -> the weights without masks; None for the leaves themselves.
+        made: context -> the weights without masks, and others; None for the leaves themselves.
     """
-
-    names: tuple[str, ...]
-    inner: Callable[[Context], Tree] | None = None
-
-    def __call__(self, context: Context) -> Tree:
-        """Return the weights with masks, and the others that `inner` makes."""
-        leaves = context.leaves
-        made = {} if self.inner is None else self.inner(context)
-        return made | {name: (leaves | made)[name] * leaves[MASK + name] for name in self.names}
+    others = made(context) if made else {}
+    leaves = context.leaves | others
+    return others | {name: leaves[name] * leaves[MASK + name] for name in names}
 
 
-@dataclass(frozen=True)
-class DenseGradient:
-    """Gradient of the cross entropy with respect to all entries, inside and outside the masks.
+def search(
+    names: tuple[str, ...], called: Callable[[Context], Tree], rate: float, setting: Setting
+) -> tuple[Step, ...]:
+    """Return the steps that change masks, with the gradient of one batch, redrawn in each round.
+
+    Args:
+        names: Names of the tensors that have masks.
+        called: context -> the masked weights.
+        rate: Share of a mask that is replaced in round 0, in [0, 1].
+        setting: Setting of the method.
+    """
+    batch = Samples(limit=setting.train.batch_size, redraw="round")
+    gradient = Statistic("dense", bind(dense_gradient, names, called), samples=batch)
+    return gradient, Transform(bind(searched, names, called, rate, setting.rounds))
+
+
+def dense_gradient(
+    context: Context, names: tuple[str, ...], called: Callable[[Context], Tree]
+) -> Tree:
+    """Return the gradient of the cross entropy with respect to all entries of masked leaves.
 
     It is taken at the masked weights and summed over the samples of a batch. The net is in eval
     mode, so BatchNorm uses its running statistics.
-
-    Attributes:
-        called: The masked weights.
     """
-
-    called: Masked
-
-    def __call__(self, context: Context) -> Tree:
-        """Return the gradient of each leaf that has a mask."""
-        made = self.called(context)
-        masked = {name: made[name] for name in self.called.names}
-        return summed_gradient(context, masked, lambda values: context.leaves | made | values)
+    made = called(context)
+    masked = {name: made[name] for name in names}
+    return summed_gradient(context, masked, lambda values: context.leaves | made | values)
 
 
-@dataclass(frozen=True)
-class Search:
-    """Changes masks: the smallest weights leave a mask, and as many entries enter it.
+def searched(
+    context: Context,
+    names: tuple[str, ...],
+    called: Callable[[Context], Tree],
+    rate: float,
+    rounds: int,
+) -> Tree:
+    """Return new masks: the smallest weights leave a mask, and as many entries enter it.
 
     For each leaf, k = ceil(a_t ones) entries leave, with a_t = rate / 2 (1 + cos(pi t / T)) in
-    round t. Then the k entries of largest |gradient| enter, the ctx entry "dense.NAME", among all
-    entries outside the pruned mask: an entry that has just left can return, and all entries of a
-    full mask do. A leaf with fewer than
-    two ones does not change. The weights do not change here. Among equal values the lower index
-    wins; values that differ by less than a millionth of the largest count as equal.
-
-    Attributes:
-        called: The masked weights.
-        rate: Share of a mask that is replaced in round 0, a_0, in [0, 1].
-        rounds: Number of rounds T.
+    round t of T. Then the k entries of largest |gradient| enter, the ctx entry "dense.NAME", among
+    all entries outside the pruned mask: an entry that has just left can return, and all entries of
+    a full mask do. A leaf with fewer than two ones does not change. The weights do not change here.
+    Among equal values the lower index wins; values that differ by less than a millionth of the
+    largest count as equal.
     """
-
-    called: Masked
-    rate: float
-    rounds: int
-
-    def __call__(self, context: Context) -> Tree:
-        """Return the new masks."""
-        made = self.called(context)
-        share = self.rate / 2 * (1 + torch.cos(pi * context.info.round.double() / self.rounds))
-        changed: Tree = {}
-        for name in self.called.names:
-            mask = context.leaves[MASK + name].flatten()
-            ones = mask.sum()
-            # Without the subtraction, rounding could lift a whole number to the next one.
-            k = torch.where(ones < 2, 0, torch.ceil(share * ones - 1e-9))
-            worth = _coarse(context.ctx[f"dense.{name}"])
-            size = _coarse(made[name])
-            leaving = _rank(torch.where(mask, size, torch.inf)) < k
-            pruned = mask & ~leaving
-            entering = _rank(torch.where(pruned, torch.inf, -worth)) < k
-            changed[MASK + name] = (pruned | entering).reshape(made[name].shape)
-        return changed
-
-
-def search(called: Masked, rate: float, setting: Setting) -> tuple[Step, ...]:
-    """Return the steps that change masks, with the gradient of one batch, redrawn in each round."""
-    batch = Samples(limit=setting.train.batch_size, redraw="round")
-    gradient = Statistic("dense", DenseGradient(called), samples=batch)
-    return gradient, Transform(Search(called, rate, setting.rounds))
-
-
-def unmet(masked: tuple[str, ...]) -> list[str]:
-    """Return a sentence if there is nothing to mask; empty otherwise."""
-    if masked:
-        return []
-    return [
-        "masks are for weights of convolutions and linear layers, and of those that clients mix"
-        " the net (`model.name`) has none. Take a net with more of them, or dfedavg."
-    ]
+    made = called(context)
+    share = rate / 2 * (1 + torch.cos(pi * context.info.round.double() / rounds))
+    changed: Tree = {}
+    for name in names:
+        mask = context.leaves[MASK + name].flatten()
+        ones = mask.sum()
+        # Without the subtraction, rounding could lift a whole number to the next one.
+        k = torch.where(ones < 2, 0, torch.ceil(share * ones - 1e-9))
+        worth, size = _coarse(context.ctx[f"dense.{name}"]), _coarse(made[name])
+        leaving = _rank(torch.where(mask, size, torch.inf)) < k
+        pruned = mask & ~leaving
+        entering = _rank(torch.where(pruned, torch.inf, -worth)) < k
+        changed[MASK + name] = (pruned | entering).reshape(made[name].shape)
+    return changed
 
 
 def _coarse(value: Tensor) -> Tensor:

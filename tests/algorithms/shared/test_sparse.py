@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import torch
 
+from flbench.algorithms import bind
 from flbench.algorithms.shared import sparse
-from flbench.algorithms.shared.sparse import MASK, DenseGradient, Masked, Search
+from flbench.algorithms.shared.sparse import MASK, dense_gradient, inside
 from flbench.client.forward import apply
 from flbench.core.types import Batch, Context, Info
 from flbench.models.base import net_leaves
@@ -80,14 +81,16 @@ def test_net_is_called_with_zeros_outside_the_mask_and_learns_nothing_there():
     leaves = {"w": torch.ones(4).requires_grad_(), "b": torch.ones(2)}
     leaves[f"{MASK}w"] = torch.tensor([True, False, True, False])
 
-    called = Masked(("w",))(Context(leaves=leaves, start=leaves, ctx={}))
+    called = inside(Context(leaves=leaves, start=leaves, ctx={}), ("w",))
     (3 * called["w"]).sum().backward()
 
     assert called.keys() == {"w"}
     assert called["w"].tolist() == [1, 0, 1, 0]
     assert leaves["w"].grad.tolist() == [3, 0, 3, 0]
-    doubled = Masked(("w",), lambda context: {"w": 2 * context.leaves["b"].repeat(2)})(
-        Context(leaves=leaves, start=leaves, ctx={})
+    doubled = inside(
+        Context(leaves=leaves, start=leaves, ctx={}),
+        ("w",),
+        lambda context: {"w": 2 * context.leaves["b"].repeat(2)},
     )
     assert doubled["w"].tolist() == [2, 0, 2, 0]
 
@@ -111,7 +114,7 @@ def test_dense_gradient_is_that_of_the_real_rows_also_outside_the_mask():
     )
 
     with torch.no_grad():
-        found = DenseGradient(Masked((name,)))(context)
+        found = dense_gradient(context, (name,), bind(inside, (name,)))
 
     weights = {name: value.clone() for name, value in leaves.items()}
     weights[name] = (weights[name] * leaves[MASK + name]).requires_grad_()
@@ -123,10 +126,10 @@ def test_dense_gradient_is_that_of_the_real_rows_also_outside_the_mask():
 
 def searched(mask, weights, gradient, *, round=0, rate=0.5, rounds=10):
     leaves = {"w": weights * mask, f"{MASK}w": mask}
-    zero, step = torch.tensor(0), Search(Masked(("w",)), rate, rounds)
+    zero = torch.tensor(0)
     info = Info(zero, zero, zero, torch.tensor(round))
     context = Context(leaves=leaves, start=leaves, ctx={"dense.w": gradient}, info=info)
-    return step(context)[f"{MASK}w"]
+    return sparse.searched(context, ("w",), bind(inside, ("w",)), rate, rounds)[f"{MASK}w"]
 
 
 @pytest.mark.parametrize("round", [0, 4, 9])
