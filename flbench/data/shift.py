@@ -25,8 +25,6 @@ from flbench.data.partition import ClientParts
 
 STREAMS: Final = ("draw", "channels", "labels", "noise", "scheme")
 """Uses of the random stream `shift`; the position is a part of the stream's key. Only append."""
-KINDS: Final = {"table": "rows of tables", "series": "series", "tokens": "tokens"}
-"""What samples that are no images are, for messages."""
 SHOWN_CLASSES: Final = 10  # classes whose permutation is written out
 PIECE: Final = 4096  # images that are shifted at once
 
@@ -55,26 +53,6 @@ class Shift:
         return " ".join(found)
 
 
-def groups_of(config: ShiftConfig, clients: int) -> int:
-    """Return the number of groups G.
-
-    Args:
-        config: Section `shift`.
-        clients: Number of clients N.
-
-    Raises:
-        ConfigError: There are more groups than clients.
-    """
-    lengths = [len(values) for _, values in config.degrees()]
-    found = config.groups or (max(lengths) if lengths and not config.draw else clients)
-    if found > clients:
-        raise ConfigError(
-            f"`shift` has {found} groups, but there are only {clients} clients. Lower"
-            " `shift.groups` or give fewer degrees, or raise partition.clients."
-        )
-    return found
-
-
 def make(config: ShiftConfig, clients: int, channels: int, classes: int, seed: int) -> list[Shift]:
     """Return the shift of each group.
 
@@ -90,27 +68,28 @@ def make(config: ShiftConfig, clients: int, channels: int, classes: int, seed: i
     Raises:
         ConfigError: The section does not fit the number of clients, or itself.
     """
-    count = groups_of(config, clients)
+    lengths = [1 if config.draw else len(values) for _, values in config.degrees()]
+    count = config.groups or (clients if config.draw else max(lengths, default=clients))
+    if count > clients:
+        raise ConfigError(
+            f"`shift` has {count} groups, but there are only {clients} clients. Lower"
+            " `shift.groups` or give fewer degrees, or raise partition.clients."
+        )
     for name, values in config.degrees():
-        if config.draw and (len(values) != 2 or values[0] > values[1]):
+        is_range = len(values) == 2 and values[0] <= values[1]
+        if not (is_range if config.draw else len(values) in (1, count)):
             raise ConfigError(
-                f"`shift.{name}` must be [lowest, highest] with shift.draw=true, got"
-                f" {list(values)}."
-            )
-        if not config.draw and len(values) not in (1, count):
-            raise ConfigError(
-                f"`shift.{name}` has {len(values)} values for {count} groups. Give one value for"
-                " each group, one for all, or [lowest, highest] with shift.draw=true."
+                f"`shift.{name}`={list(values)} must be [lowest, highest] with shift.draw=true, and"
+                f" otherwise one value, or one for each of {count} groups."
             )
     found = []
     for group in range(count):
         strengths: dict[str, float] = {}
         for number, (name, given) in enumerate(config.degrees()):
+            strengths[name] = given[group % len(given)]
             if config.draw:
                 rng = generator(seed, "shift", STREAMS.index("draw"), group, number)
                 strengths[name] = float(rng.uniform(given[0], given[1]))
-            else:
-                strengths[name] = given[group % len(given)]
         found.append(
             Shift(
                 strengths,
@@ -188,44 +167,35 @@ def transformed(
         ConfigError: The function raises an exception, returns something else than samples and
             classes of the same shapes, or returns others in a second call.
     """
-    function = partition.transform
+    function, classes_of_all = partition.transform, len(dataset.classes)
     assert function is not None
-    x, classes = dataset.x.copy(), dataset.y.copy()
-    sha = hashlib.sha256()
+    x, classes, sha = dataset.x.copy(), dataset.y.copy(), hashlib.sha256()
+    cure = "It must be a function transform(x, y, client, rng) that returns x and y."
     for client in range(partition.clients):
-        rows = partition.rows(client)
+        rows, whose = partition.rows(client), f"{what}: its transformation for client {client}"
         found = []
         for _ in range(2):
             rng = generator(seed, "shift", STREAMS.index("scheme"), client)
-            cure = "It must be a function transform(x, y, client, rng) that returns x and y."
-            with calling(f"{what}: its transformation for client {client}", cure):
-                with seeded(seed % 2**32):
-                    new, labels = function(dataset.x[rows], dataset.y[rows], client, rng)
+            with calling(whose, cure), seeded(seed % 2**32):
+                new, labels = function(dataset.x[rows], dataset.y[rows], client, rng)
                 found.append((np.asarray(new), np.asarray(labels)))
         (new, labels), (other, others) = found
-        if new.shape != (len(rows), *x.shape[1:]) or labels.shape != (len(rows),):
+        is_like = new.shape == (len(rows), *x.shape[1:]) and labels.shape == (len(rows),)
+        if not is_like or (x.dtype == np.uint8 and new.dtype != np.uint8):
             raise ConfigError(
-                f"{what}: its transformation returns samples {list(new.shape)} and classes"
-                f" {list(labels.shape)} for client {client}, and must keep the shapes"
-                f" {[len(rows), *x.shape[1:]]} and {[len(rows)]}."
+                f"{whose} must keep the shapes {[len(rows), *x.shape[1:]]} and {[len(rows)]}, and"
+                f" the type uint8 of pixels; it returns {list(new.shape)} {new.dtype} and"
+                f" {list(labels.shape)}."
             )
-        if labels.dtype.kind not in "iu" or not bool(
-            ((labels >= 0) & (labels < len(dataset.classes))).all()
-        ):
+        if labels.dtype.kind not in "iu" or not ((labels >= 0) & (labels < classes_of_all)).all():
             raise ConfigError(
-                f"{what}: the classes of client {client} must be whole numbers in [0,"
-                f" {len(dataset.classes)}) after the transformation."
-            )
-        if x.dtype == np.uint8 and new.dtype != np.uint8:
-            raise ConfigError(
-                f"{what}: its transformation returns samples of {new.dtype} for client {client},"
-                " and must return uint8, as it gets them. Round and clip them."
+                f"{whose} must return classes, whole numbers in [0, {classes_of_all})."
             )
         is_same = np.array_equal(new, other, equal_nan=new.dtype.kind == "f")
         if not (is_same and np.array_equal(labels, others)):
             raise ConfigError(
-                f"{what}: two calls of its transformation with the same samples and random"
-                f" generator differ for client {client}. Draw from the generator that it gets."
+                f"{whose}: two calls with the same samples and random generator differ. Draw from"
+                " the generator that it gets."
             )
         x[rows], classes[rows] = new, labels
         sha.update(np.ascontiguousarray(x[rows]).data)
@@ -235,29 +205,19 @@ def transformed(
 
 def _check(dataset: Dataset, config: ShiftConfig) -> None:
     """Raise a ConfigError if the samples of a data set cannot be shifted so."""
-    names = [name for name, _ in config.degrees()] + ["channels"] * config.channels
-    if names and dataset.kind != "images":
-        raise ConfigError(
-            f"`shift.{names[0]}` is for images, and the samples of `{dataset.name}` are"
-            f" {KINDS[dataset.kind]}. Leave it out; `shift.labels=true` permutes the labels of any"
-            " data with classes."
-        )
-    if config.labels and dataset.targets is not None:
-        raise ConfigError(
-            f"`shift.labels` permutes classes, and `{dataset.name}` has targets that are not"
-            " classes. Leave it out."
-        )
-    colours = dataset.x.shape[1] if dataset.x.ndim == 4 else 0
-    if config.colour is not None and colours != 3:
-        raise ConfigError(
-            f"`shift.colour` turns colours, and the images of `{dataset.name}` have"
-            f" {colours} instead of 3 channels. Leave it out."
-        )
-    if config.channels and colours < 2:
-        raise ConfigError(
-            f"`shift.channels` permutes channels, and the images of `{dataset.name}` have one."
-            " Leave it out."
-        )
+    colours = dataset.x.shape[1] if dataset.kind == "images" else 0
+    needs = [
+        *((name, "images", dataset.kind == "images") for name, _ in config.degrees()),
+        ("labels", "classes", not config.labels or dataset.targets is None),
+        ("colour", "images of three channels", config.colour is None or colours == 3),
+        ("channels", "images of several channels", not config.channels or colours > 1),
+    ]
+    for name, what, is_there in needs:
+        if not is_there:
+            raise ConfigError(
+                f"`shift.{name}` is for {what}, and `{dataset.name}` has none. Leave it out;"
+                " `shift.labels=true` permutes the labels of any data with classes."
+            )
 
 
 def _range(dataset: Dataset) -> tuple[float, float]:
@@ -270,15 +230,7 @@ def _range(dataset: Dataset) -> tuple[float, float]:
 def _shifted(
     images: NDArray[Any], shift: Shift, low: float, high: float, rng: np.random.Generator
 ) -> NDArray[Any]:
-    """Return shifted images [n, channels, height, width] in the type of the images.
-
-    Args:
-        images: The images.
-        shift: The shift.
-        low: Smallest value of a pixel.
-        high: Largest value of a pixel.
-        rng: Random generator of the noise.
-    """
+    """Return shifted images [n, channels, height, width], of pixels in [low, high]."""
     if shift.channels is not None:
         images = images[:, list(shift.channels)]
     width = max(high - low, 1e-12)
@@ -348,16 +300,3 @@ FEATURES: Final[dict[str, Callable[[Tensor, float], Tensor]]] = {
 }
 NEUTRAL: Final = {"rotation": 0.0, "blur": 0.0, "contrast": 1.0, "brightness": 1.0, "colour": 0.0}
 """Values of feature shifts that leave images as they are."""
-
-
-def notes_on(partition: ClientParts, common: NDArray[np.int64]) -> list[str]:
-    """Return notes on shifted samples."""
-    different = list(dict.fromkeys(partition.shifts))
-    shown = "; ".join(different[:4]) + ("; ..." if len(different) > 4 else "")
-    notes = [f"shift: client k is in group k mod {len(different)}: {shown}."]
-    if len(common):
-        notes.append(
-            "shift: the common test set belongs to no client, so its samples and labels are those"
-            " of the data set, without any shift."
-        )
-    return notes

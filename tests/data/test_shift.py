@@ -98,22 +98,34 @@ def test_schemes_of_the_user_transform_samples(tmp_path):
         fl.partition((data.x, data.y), fl.FromFile(path=path))
 
 
-@pytest.mark.parametrize(
-    ("transform", "words"),
-    [
-        (lambda x, y, client, rng: x, "must be a function transform"),
-        (lambda x, y, client, rng: (x[1:], y), "must keep the shapes"),
-        (lambda x, y, client, rng: (x, y + 1), r"must be whole numbers in \[0, 3\)"),
-        (lambda x, y, client, rng: (x / 2, y), "must return uint8"),
-        (lambda x, y, client, rng, seen=[]: (x + len(seen) + (seen.append(1) or 0), y), "differ"),
-    ],
-)
-def test_wrong_transformations_are_refused(transform, words):
+TRANSFORMS = [
+    lambda x, y, client, rng: x,
+    lambda x, y, client, rng: (x[1:], y),
+    lambda x, y, client, rng: (x, y + 1),
+    lambda x, y, client, rng: (x / 2, y),
+    lambda x, y, client, rng, seen=[]: (x + len(seen) + (seen.append(1) or 0), y),
+]
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_wrong_transformations_are_refused(transform):
     def scheme(y, clients, rng):
         return np.array_split(np.arange(len(y)), clients), transform
 
-    with offered({"partition": scheme}), pytest.raises(ConfigError, match=words):
+    with offered({"partition": scheme}), pytest.raises(ConfigError, match="for client 0"):
         made(colour(), PartitionConfig(scheme="object", clients=4))
+
+
+def test_schemes_transform_rows_of_tables():
+    def scheme(y, clients, rng):
+        return np.array_split(np.arange(len(y)), clients), lambda x, y, client, rng: (x + client, y)
+
+    table, x = rows_of_a_table(), rows_of_a_table().x
+    with offered({"partition": scheme}):
+        found = made(table, PartitionConfig(scheme="object", clients=4))
+    for client in range(4):
+        rows = found.partition.rows(client)
+        assert np.array_equal(found.x[rows], x[rows] + client)
 
 
 def test_labels_are_permuted_alike_in_all_parts():
@@ -195,29 +207,31 @@ def test_a_run_records_the_shift_of_each_client(tmp_path):
     assert np.array_equal(counts[1][order], plain.counts.to_numpy()[1])
 
 
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [
-        ({"rotation": [0, 1, 2], "groups": 2}, "has 3 values for 2 groups"),
-        ({"rotation": list(range(7))}, "7 groups, but there are only 6 clients"),
-        ({"draw": True, "blur": [1.0, 0.0]}, r"must be \[lowest, highest\]"),
-        ({"colour": [0, 90]}, "instead of 3"),
-        ({"channels": True}, "have one"),
-    ],
-)
-def test_shifts_that_do_not_fit_are_refused(keys, words):
-    with pytest.raises(ConfigError, match=words):
-        made(**keys)
-
-
-def test_images_of_tables_cannot_be_turned():
+def rows_of_a_table():
     x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
-    names = {"columns": tuple("abcd"), "words": ((),) * 4}
-    table = Dataset("rows", x, np.arange(60) % 3, ("a", "b", "c"), 60, **names)
-    part = IID.altered(samples=None)
-    with pytest.raises(ConfigError, match=r"`shift\.rotation` is for images.*are rows of tables"):
-        made(table, part, rotation=[0, 90])
-    assert made(table, part, labels=True).partition.classes is not None
+    return Dataset("rows", x, np.arange(60) % 3, ("a", "b", "c"), 60, columns=tuple("abcd"))
+
+
+REFUSED = [
+    ("shift.rotation", {"rotation": [0, 1, 2], "groups": 2}),
+    ("shift", {"rotation": list(range(7))}),
+    ("shift.blur", {"draw": True, "blur": [1.0, 0.0]}),
+    ("shift.colour", {"colour": [0, 90]}),
+    ("shift.channels", {"channels": True}),
+    ("shift.rotation", {"data": rows_of_a_table(), "rotation": [0, 90]}),
+]
+
+
+@pytest.mark.parametrize(("key", "keys"), REFUSED)
+def test_shifts_that_do_not_fit_are_refused_by_key(key, keys):
+    with pytest.raises(ConfigError) as caught:
+        made(partition=IID.altered(samples=60), **keys)
+    assert caught.value.key == key
+
+
+def test_labels_of_tables_are_permuted():
+    found = made(rows_of_a_table(), IID.altered(samples=None), labels=True)
+    assert found.partition.classes is not None
 
 
 def test_new_clients_are_shifted_as_clients_that_train():
